@@ -1,0 +1,69 @@
+# Everything below works from a bare clone: the first target to run sets up .venv, later ones reuse it.
+# .venv serves on the CPU. It is this folder's own; to serve on a GPU see README.md.
+#
+#   PYTHON=...        the Python 3.11+ to build .venv with
+#   TORCH_INDEX=...   a package index with torch's CPU build; without one, pip may choose the CUDA
+#                     build, which works but is several GB larger
+#   PYTEST_ARGS=...   what `make test` runs instead of everything
+#   ARGS=...          appended to `sglang-hvd demo` and `sglang-hvd serve`
+
+VENV := .venv
+BIN := $(VENV)/bin
+SGLANG := $(shell sed -n 's/^cuda = \["\(.*\)"\]$$/\1/p' pyproject.toml)
+PATCHES := $(patsubst %/pyproject.toml,%,$(wildcard patches/*/pyproject.toml))
+NATIVE := CMakeLists.txt $(wildcard sglang_hvd/suffix_cache/native/*)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+# SGLang chooses its device by these. Dynamo would compile for 10 s and more inside the first request.
+export SGLANG_USE_CPU_ENGINE := 1
+export TORCHDYNAMO_DISABLE := 1
+export CUDA_VISIBLE_DEVICES :=
+
+.PHONY: demo test serve bench lint venv clean
+.DELETE_ON_ERROR:
+
+demo: venv
+	$(BIN)/sglang-hvd demo $(ARGS)
+
+test: venv
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+serve: venv
+	$(BIN)/sglang-hvd serve $(ARGS)
+
+bench: venv
+	set -e; for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark; done
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# Stamps: each names what it installed, so a changed pin, patch or native source is installed again
+# and nothing else is. The installs are editable: Python changes need no install at all, and the
+# native module is rebuilt here, once, rather than by every importing process.
+PROJECT_STAMP := $(VENV)/.project
+SGLANG_STAMP := $(VENV)/.$(SGLANG)
+PATCHES_STAMP := $(VENV)/.patches
+
+venv: $(PATCHES_STAMP)
+
+$(PROJECT_STAMP): pyproject.toml $(NATIVE)
+	@python=$$(scripts/preflight.sh) && { [ -x $(BIN)/python ] || "$$python" -m venv $(VENV); }
+	@echo "Installing sglang_hvd, torch and what SGLang needs on the CPU (minutes the first time)"
+	@$(PIP) install --no-warn-conflicts $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[cpu,dev]'
+	@touch $@
+
+# --no-deps: SGLang's metadata demands the CUDA kernels. What it imports on the CPU is the cpu extra.
+$(SGLANG_STAMP): $(PROJECT_STAMP)
+	@echo "Installing $(SGLANG)"
+	@$(PIP) install --no-warn-conflicts --no-deps $(SGLANG)
+	@touch $@
+
+$(PATCHES_STAMP): $(SGLANG_STAMP) $(PATCHES:=/pyproject.toml)
+	@echo "Installing $(PATCHES)"
+	@$(PIP) install --no-warn-conflicts --no-deps $(addprefix --editable ./,$(PATCHES))
+	@touch $@
