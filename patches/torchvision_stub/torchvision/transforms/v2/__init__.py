@@ -1,0 +1,1 @@
+"""Imported by transformers/image_processing_utils.py, for its functional module."""
