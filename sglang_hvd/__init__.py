@@ -1,0 +1,1 @@
+"""Hybrid Verified Decoding for SGLang: see README.md and docs/."""

@@ -1,0 +1,1 @@
+"""Which draft each request verifies."""

@@ -1,0 +1,33 @@
+"""The policies: which draft each request verifies in its next cycle.
+
+Each function takes one entry per request of the batch and returns one DraftSource per request.
+None stands for a request without a cache draft.
+"""
+
+from collections.abc import Sequence
+
+from sglang_hvd.types import CacheDraft, DraftSource
+
+
+def by_payoff(payoffs: Sequence[float | None], threshold: float) -> list[DraftSource]:
+    """The paper's gate (section 3.4): the cache draft when its predicted accepted length, in
+    tokens without the bonus token, reaches the threshold, else the model drafter's draft."""
+    return [_cache_from(threshold, payoff) for payoff in payoffs]
+
+
+def by_frequency(drafts: Sequence[CacheDraft | None], threshold: float) -> list[DraftSource]:
+    """The rule-based hybrid: the cache draft when its score reaches the threshold, else the
+    model drafter's draft. ArcticInference's rule, which sets the threshold to the number of
+    tokens the model drafter drafts (arctic_inference/vllm/model_runner.py, min_score)."""
+    scores = [None if draft is None else draft.score for draft in drafts]
+    return [_cache_from(threshold, score) for score in scores]
+
+
+def cache_only(drafts: Sequence[CacheDraft | None]) -> list[DraftSource]:
+    """SuffixDecoding: every cache draft; without one the target model decodes one token."""
+    return [DraftSource.PLAIN if draft is None else DraftSource.CACHE for draft in drafts]
+
+
+def _cache_from(threshold: float, estimate: float | None) -> DraftSource:
+    worth_verifying = estimate is not None and estimate >= threshold
+    return DraftSource.CACHE if worth_verifying else DraftSource.MODEL

@@ -1,0 +1,150 @@
+"""The settings: flags, YAML file, environment and defaults meet here and nowhere else."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Policy = Literal["payoff", "frequency", "cache", "model"]
+
+# Names the YAML file where there are no flags (sgl.Engine).
+CONFIG_ENV = "HVD_CONFIG"
+
+
+class HvdConfig(BaseModel):
+    """All settings. Defaults are the paper's where it states one (appendices A and B)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    policy: Policy = Field(
+        default="payoff",
+        description="How a request chooses its draft. payoff: the cache draft if its predicted "
+        "accepted length reaches the threshold, else the model drafter. frequency: the same with "
+        "the suffix cache's score. cache: the cache draft, a plain step without one. model: "
+        "always the model drafter.",
+    )
+    threshold: float = Field(
+        default=6.0,
+        ge=0,
+        description="payoff policy: predicted accepted length, in tokens without the bonus "
+        "token, from which a cache draft is verified.",
+    )
+    frequency_threshold: float | None = Field(
+        default=None,
+        ge=0,
+        description="frequency policy: suffix-cache score from which a cache draft is verified. "
+        "Default: the number of steps the model drafter runs.",
+    )
+    predictor: Path | None = Field(
+        default=None,
+        strict=False,
+        description="Payoff predictor (safetensors). Default: the one that ships in the package.",
+    )
+    max_depth: int = Field(
+        default=64,
+        ge=2,
+        le=1024,
+        description="Suffix cache: longest run of tokens, match and draft together.",
+    )
+    max_draft_tokens: int = Field(
+        default=64, ge=1, le=1024, description="Suffix cache: longest draft, in tokens."
+    )
+    max_spec_factor: float = Field(
+        default=1.0,
+        ge=0,
+        description="Suffix cache: a draft has at most factor x match length + offset tokens.",
+    )
+    max_spec_offset: float = Field(
+        default=0.0,
+        description="Suffix cache: a draft has at most factor x match length + offset tokens.",
+    )
+    min_token_prob: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="Suffix cache: a draft ends before the first token whose estimated "
+        "probability is lower.",
+    )
+    shared_cache_tokens: int = Field(
+        default=100_000,
+        ge=0,
+        description="Budget, in tokens, of the shared cache of finished requests' outputs. The "
+        "oldest request leaves first. 0 switches it off.",
+    )
+    history_window: int = Field(
+        default=8,
+        ge=1,
+        description="How many of a request's latest cycles the predictor's recent-history "
+        "features cover.",
+    )
+    verify_width: int | None = Field(
+        default=None,
+        ge=2,
+        description="Nodes per request that one verification takes, root included. Default: "
+        "chosen from the model drafter's settings.",
+    )
+    report_cycles: bool = Field(
+        default=False,
+        description="Add every cycle's draft source and accepted draft tokens to a response's "
+        "meta_info.",
+    )
+
+
+def flag_name(field: str) -> str:
+    """The command line flag of a field: max_depth -> --hvd-max-depth."""
+    return "--hvd-" + field.replace("_", "-")
+
+
+def load_config(
+    yaml_path: Path | None, overrides: Mapping[str, object], environ: Mapping[str, str]
+) -> HvdConfig:
+    """Merges flags, YAML file and defaults: a flag wins over YAML, YAML over the default.
+
+    yaml_path: the file of --hvd-config; None: the file that HVD_CONFIG in environ names, if any.
+    overrides: field name -> value of the flags; None means that the flag was not given.
+
+    A relative predictor path in a YAML file starts from that file's folder.
+
+    Raises ValueError with one line that names the file or flag, the key and what is wrong.
+    """
+    if yaml_path is None and environ.get(CONFIG_ENV):
+        yaml_path = Path(environ[CONFIG_ENV])
+    from_yaml = {} if yaml_path is None else _read_yaml(yaml_path)
+    from_flags = {field: value for field, value in overrides.items() if value is not None}
+    try:
+        return HvdConfig.model_validate({**from_yaml, **from_flags})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        where = flag_name(key) if key in from_flags else f"{yaml_path}: {key}"
+        reason = _reason(first["type"], first["msg"], first["input"])
+        raise ValueError(f"{where}: {reason}") from None
+
+
+def _read_yaml(path: Path) -> dict[str, object]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise ValueError(f"{path}: cannot read the HVD config: {reason}") from None
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: not valid YAML: {reason}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{path}: an HVD config is a mapping of field to value, got {type(content).__name__}"
+        )
+    predictor = content.get("predictor")
+    if isinstance(predictor, str):
+        content["predictor"] = path.parent / predictor
+    return {str(key): value for key, value in content.items()}
+
+
+def _reason(kind: str, message: str, value: object) -> str:
+    if kind == "extra_forbidden":
+        return f"unknown key; the keys are {', '.join(HvdConfig.model_fields)}"
+    return f"{message[0].lower()}{message[1:]}, got {value!r}"

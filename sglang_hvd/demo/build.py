@@ -1,0 +1,183 @@
+"""Builds tokenizer, target, drafter and predictor of the demo, one after the other."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from types import MappingProxyType
+from typing import Never
+
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from sglang_hvd.demo.checkpoint import save_drafter, save_target
+from sglang_hvd.demo.corpus.session import FAMILIES, Family, Session
+from sglang_hvd.demo.corpus.sessions import train_sessions
+from sglang_hvd.demo.dataset import Batch, encode, make_batches
+from sglang_hvd.demo.distillation import distil_drafter, frequent_reply_tokens
+from sglang_hvd.demo.gradients import NUM_WORKERS
+from sglang_hvd.demo.predictor import train_predictor
+from sglang_hvd.demo.rollout import roll_out
+from sglang_hvd.demo.target import train_target
+from sglang_hvd.demo.tokenizer import END_ID, PAD_ID, save_tokenizer, train_tokenizer
+from sglang_hvd.demo.transformer import Architecture
+from sglang_hvd.payoff.training import TrainingSettings
+
+_TOKENIZER_SEED, _TARGET_SEED, _DRAFTER_SEED, _PREDICTOR_SEED = range(4)
+
+# Share of all tokens, and mean tokens of a session.
+_FAMILIES: Mapping[Family, tuple[float, int]] = MappingProxyType(
+    {
+        "editing": (0.38, 760),
+        "tool_calls": (0.2, 412),
+        "sql": (0.1, 210),
+        "code": (0.14, 294),
+        "qa": (0.1, 252),
+        "chat": (0.08, 160),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What to build and how long to train.
+
+    Counts of tokens include prompts. `predictor_tokens` counts the tokens of the sessions that the
+    trained target answers, of which the predictor learns.
+    """
+
+    architecture: Architecture
+    target_tokens: int
+    drafter_tokens: int
+    predictor_tokens: int
+    draft_vocab_size: int
+    drafting_steps: int
+    target_learning_rate: float = 1.5e-3
+    drafter_learning_rate: float = 2e-3
+    tokens_per_batch: int = 1024
+
+
+_LLAMA = Architecture(
+    vocab_size=2048,
+    hidden_size=128,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    intermediate_size=256,
+    max_positions=4096,
+    rope_theta=1e6,
+    has_qk_norm=False,
+    is_tied=True,
+)
+_QWEN3 = Architecture(
+    vocab_size=2048,
+    hidden_size=96,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    intermediate_size=192,
+    max_positions=4096,
+    rope_theta=1e6,
+    has_qk_norm=True,
+    is_tied=False,
+)
+RECIPES = MappingProxyType(
+    {
+        "llama": Recipe(_LLAMA, 600_000, 200_000, 60_000, 1024, 3),
+        "qwen3": Recipe(_QWEN3, 200_000, 80_000, 20_000, 1024, 3),
+    }
+)
+
+
+def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
+    """Writes `target`, `drafter` and `predictor.safetensors` into `directory`."""
+    target_directory, drafter_directory = directory / "target", directory / "drafter"
+    target_directory.mkdir()
+    drafter_directory.mkdir()
+    with tqdm(total=100, disable=not progress, bar_format=_BAR) as bar:
+        stage = partial(_stage, bar)
+
+        advance = stage("tokenizer", 1, 1)
+        tokenizer = train_tokenizer(
+            [s for f in FAMILIES for s in train_sessions(f, count=200, seed=_TOKENIZER_SEED)],
+            vocab_size=recipe.architecture.vocab_size,
+        )
+        advance()
+        save_tokenizer(tokenizer, target_directory, max_length=recipe.architecture.max_positions)
+
+        batches = _batches(recipe, recipe.target_tokens, tokenizer, _TARGET_SEED)
+        target = train_target(
+            recipe.architecture,
+            batches,
+            learning_rate=recipe.target_learning_rate,
+            seed=_TARGET_SEED,
+            on_step=stage("target model", 60, _num_steps(batches)),
+        )
+        save_target(target, target_directory, eos_token_id=END_ID, pad_token_id=PAD_ID)
+
+        batches = _batches(recipe, recipe.drafter_tokens, tokenizer, _DRAFTER_SEED)
+        draft_token_ids = frequent_reply_tokens(
+            batches, vocab_size=recipe.architecture.vocab_size, count=recipe.draft_vocab_size
+        )
+        aux_layer_ids = list(range(recipe.architecture.num_layers - 1))
+        drafter = distil_drafter(
+            target,
+            batches,
+            aux_layer_ids=aux_layer_ids,
+            draft_token_ids=draft_token_ids,
+            num_steps=recipe.drafting_steps,
+            learning_rate=recipe.drafter_learning_rate,
+            seed=_DRAFTER_SEED,
+            on_step=stage("EAGLE3 drafter", 25, _num_steps(batches)),
+        )
+        save_drafter(
+            drafter,
+            drafter_directory,
+            draft_token_ids=draft_token_ids,
+            aux_layer_ids=aux_layer_ids,
+        )
+
+        sessions = _sessions(recipe.predictor_tokens, _PREDICTOR_SEED)
+        Random(_PREDICTOR_SEED).shuffle(sessions)
+        advance = stage("payoff predictor", 14, len(sessions))
+        traces = roll_out(target, sessions, tokenizer, on_session=advance)
+        settings = TrainingSettings(hidden_sizes=(64, 64), num_epochs=10)
+        train_predictor(traces, tokenizer, settings).save(directory / "predictor.safetensors")
+
+
+_BAR = "{desc:<18} {percentage:3.0f}% |{bar:30}| {elapsed}, about {remaining} left"
+
+
+def _stage(bar: "tqdm[Never]", name: str, percent: float, num_steps: int) -> Callable[[], None]:
+    """Advances the bar by `percent` in `num_steps` calls."""
+    bar.set_description(name)
+
+    def advance() -> None:
+        bar.update(percent / num_steps)
+
+    return advance
+
+
+def _sessions(num_tokens: int, seed: int) -> list[Session]:
+    return [
+        session
+        for family, (share, session_tokens) in _FAMILIES.items()
+        for session in train_sessions(
+            family, count=max(1, round(num_tokens * share / session_tokens)), seed=seed
+        )
+    ]
+
+
+def _batches(recipe: Recipe, num_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Batch]:
+    return make_batches(
+        encode(_sessions(num_tokens, seed), tokenizer),
+        num_tokens=recipe.tokens_per_batch,
+        seed=seed,
+    )
+
+
+def _num_steps(batches: Sequence[Batch]) -> int:
+    return -(-len(batches) // NUM_WORKERS)

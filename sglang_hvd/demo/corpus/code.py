@@ -1,0 +1,81 @@
+"""Code: a class and functions around it, full of repeated idioms."""
+
+from random import Random
+
+from sglang_hvd.demo.corpus.session import Session, Turn
+from sglang_hvd.demo.corpus.words import ASPECTS, NOUNS, QUALITIES
+
+
+def make_session(rng: Random) -> Session:
+    """A class first, then two or three functions that go through its fields."""
+    thing = rng.choice(NOUNS)
+    count = rng.randint(3, 6)
+    fields = [
+        f"{quality}_{aspect}"
+        for quality, aspect in zip(
+            rng.sample(QUALITIES, count), rng.sample(ASPECTS, count), strict=True
+        )
+    ]
+    cls = thing.capitalize()
+    listing = ", ".join(fields)
+    turns = [
+        Turn(
+            user=f"Write a Python class {cls} with the fields {listing}.",
+            assistant=_fenced(
+                f"class {cls}:",
+                f"    def __init__(self, {listing}):",
+                *(f"        self.{field} = {field}" for field in fields),
+            ),
+        )
+    ]
+    follow_ups = (
+        Turn(
+            user=f"Write a function that turns a {cls} into a dict.",
+            assistant=_fenced(
+                f"def {thing}_to_dict({thing}):",
+                "    return {",
+                *(f'        "{field}": {thing}.{field},' for field in fields),
+                "    }",
+            ),
+        ),
+        Turn(
+            user=f"Write a function that reads a {cls} from a dict.",
+            assistant=_fenced(
+                f"def {thing}_from_dict(data):",
+                f"    return {cls}(",
+                *(f'        {field}=data["{field}"],' for field in fields),
+                "    )",
+            ),
+        ),
+        Turn(
+            user=f"Write getters for {cls}.",
+            assistant=_fenced(
+                *(f"def get_{field}(self):\n    return self.{field}\n" for field in fields[:-1]),
+                f"def get_{fields[-1]}(self):\n    return self.{fields[-1]}",
+            ),
+        ),
+        Turn(
+            user=f"Write a function that checks a {cls}.",
+            assistant=_fenced(
+                f"def check_{thing}({thing}):",
+                *(
+                    f'    if {thing}.{field} is None:\n        raise ValueError("no {field}")'
+                    for field in fields
+                ),
+                f"    return {thing}",
+            ),
+        ),
+        Turn(
+            user=f"Write a test for {cls}.",
+            assistant=_fenced(
+                f"def test_{thing}():",
+                f"    {thing} = make_{thing}()",
+                *(f"    assert {thing}.{field} is not None" for field in fields),
+            ),
+        ),
+    )
+    return Session(family="code", turns=(*turns, *rng.sample(follow_ups, rng.randint(2, 3))))
+
+
+def _fenced(*lines: str) -> str:
+    return "\n".join(("```python", *lines, "```"))

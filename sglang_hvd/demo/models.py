@@ -1,0 +1,114 @@
+"""The embedded demo models: built on first use, cached afterwards.
+
+python -m sglang_hvd.demo.models --cache-dir DIR [--shape llama|qwen3]
+"""
+
+import argparse
+import fcntl
+import hashlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import sglang_hvd
+from sglang_hvd.demo.build import RECIPES, Recipe, build
+
+Shape = Literal["llama", "qwen3"]
+
+# What the built files depend on, relative to the package.
+_SOURCES = (
+    "types.py", "config.py", "drafter.py", "payoff/*.py", "suffix_cache/*.py", "replay/*.py",
+    "demo/corpus/*.py", "demo/build.py", "demo/checkpoint.py", "demo/dataset.py",
+    "demo/distillation.py", "demo/eagle3.py", "demo/gradients.py", "demo/induction.py",
+    "demo/predictor.py", "demo/rollout.py", "demo/target.py", "demo/tokenizer.py",
+    "demo/transformer.py",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DemoModels:
+    """Two checkpoint directories and a predictor file."""
+
+    target: Path
+    drafter: Path
+    predictor: Path
+
+
+def ensure_demo_models(
+    cache_dir: Path, *, shape: Shape = "llama", progress: bool = True
+) -> DemoModels:
+    """The demo models below `cache_dir`, built there if this version has not built them yet.
+
+    A build takes some minutes on two cores and is deterministic. Of two processes one builds and
+    the other waits; an interrupted build leaves nothing behind.
+
+    Raises ValueError if `cache_dir` cannot be written.
+    """
+    recipe = RECIPES[shape]
+    directory = cache_dir / f"demo-{shape}-{_fingerprint(recipe)}"
+    if not directory.is_dir():
+        try:
+            _build_once(recipe, directory, progress)
+        except OSError as error:
+            raise ValueError(
+                f"cannot build the demo models in {cache_dir}: {error}: choose another --cache-dir"
+            ) from error
+    return DemoModels(
+        target=directory / "target",
+        drafter=directory / "drafter",
+        predictor=directory / "predictor.safetensors",
+    )
+
+
+def _build_once(recipe: Recipe, directory: Path, progress: bool) -> None:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(directory.with_suffix(".lock")):
+        if directory.is_dir():
+            return
+        partial = Path(tempfile.mkdtemp(prefix="partial-", dir=directory.parent))
+        try:
+            build(recipe, partial, progress=progress)
+            partial.rename(directory)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one process at a time; the system releases it when the process dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fingerprint(recipe: Recipe) -> str:
+    """Changes with the recipe and with the code that follows it."""
+    digest = hashlib.sha256(repr(recipe).encode())
+    package = Path(sglang_hvd.__file__).parent
+    for pattern in _SOURCES:
+        for file in sorted(package.glob(pattern)):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Build the embedded demo models.")
+    parser.add_argument("--cache-dir", type=Path, required=True, help="where to build them")
+    parser.add_argument("--shape", choices=get_args(Shape), default="llama")
+    options = parser.parse_args(arguments)
+    try:
+        models = ensure_demo_models(options.cache_dir, shape=options.shape)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"target    {models.target}\ndrafter   {models.drafter}\npredictor {models.predictor}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

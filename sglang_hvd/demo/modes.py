@@ -1,0 +1,42 @@
+"""The ways of decoding that the demo compares, each as the flags of one SGLang server."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from sglang_hvd.config import Policy
+from sglang_hvd.demo.models import DemoModels
+
+# plain: target only. eagle3, ngram: SGLang's own. The rest: HVD under that policy.
+Mode = Literal["plain", "eagle3", "ngram", "model", "cache", "frequency", "payoff"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+# The tree that SGLang's EAGLE3 and HVD's model drafter both use here: small models accept about
+# three tokens, so the paper's 8 steps would mostly draft what is thrown away.
+MODEL_TREE_FLAGS = (
+    *("--speculative-num-steps", "3"),
+    *("--speculative-eagle-topk", "4"),
+    *("--speculative-num-draft-tokens", "16"),
+)
+
+
+def server_flags(mode: Mode, models: DemoModels) -> list[str]:
+    """Flags of `python -m sglang.launch_server` for one mode; the same model in all."""
+    flags = ["--model-path", str(models.target), "--served-model-name", "demo"]
+    drafter = ["--speculative-draft-model-path", str(models.drafter), *MODEL_TREE_FLAGS]
+    if mode == "plain":
+        return flags
+    if mode == "eagle3":
+        return [*flags, "--speculative-algorithm", "EAGLE3", *drafter]
+    if mode == "ngram":
+        return [
+            *(*flags, "--speculative-algorithm", "NGRAM"),
+            *("--speculative-num-draft-tokens", "16"),
+        ]
+    policies: tuple[Policy, ...] = get_args(Policy)
+    assert mode in policies, f"mode {mode} is no HVD policy"
+    return [
+        *(*flags, "--speculative-algorithm", "HVD", *drafter),
+        *("--hvd-policy", mode, "--hvd-predictor", str(models.predictor)),
+        *("--hvd-report-cycles", "true"),
+    ]

@@ -1,0 +1,51 @@
+"""Trains the payoff predictor of the demo target by replay of its own replies."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from sglang_hvd.config import HvdConfig, Policy
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.payoff import PayoffPredictor, TokenClasses
+from sglang_hvd.payoff.predictor import feature_settings
+from sglang_hvd.payoff.training import TrainingSettings, train
+from sglang_hvd.replay.simulator import replay, training_rows
+from sglang_hvd.replay.traces import Trace, token_strings
+from sglang_hvd.suffix_cache import SuffixCache
+
+# Steps of the model drafter in the demo, and accepted tokens in each of its cycles.
+_NUM_MODEL_STEPS = 3
+_NUM_MODEL_ACCEPTED = 2
+
+
+def train_predictor(
+    traces: Sequence[Trace], tokenizer: Tokenizer, settings: TrainingSettings
+) -> PayoffPredictor:
+    """Learns from the cycles of decoding with the model drafter alone and the cache alone."""
+    token_classes = TokenClasses.from_strings(token_strings(tokenizer))
+    policies: tuple[Policy, ...] = ("model", "cache")
+    rows = []
+    for policy in policies:
+        config = HvdConfig(policy=policy)
+        drafter = HybridDrafter(
+            config,
+            cache=SuffixCache(shared_cache_tokens=config.shared_cache_tokens),
+            predictor=None,
+            token_classes=token_classes,
+            num_model_steps=_NUM_MODEL_STEPS,
+            max_cache_draft_tokens=config.max_draft_tokens,
+        )
+        cycles = [
+            cycle
+            for trace in traces
+            for cycle in replay(trace, drafter, num_model_accepted=_NUM_MODEL_ACCEPTED)
+        ]
+        rows.append(training_rows(cycles))
+    return train(
+        np.concatenate([features for features, _ in rows]),
+        np.concatenate([accepted_lens for _, accepted_lens in rows]),
+        feature_settings=feature_settings(HvdConfig()),
+        provenance={"source": "greedy replies of the demo target", "num_replies": len(traces)},
+        settings=settings,
+    )

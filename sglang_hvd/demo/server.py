@@ -1,0 +1,160 @@
+"""A SGLang server as a child process: started with a log, waited for, ended by its own pid."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+CPU_ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    # Else torch compiles for 10 s and more inside the first request.
+    "TORCHDYNAMO_DISABLE": "1",
+    # The demo models are too small to share among threads: two cost more than they bring.
+    "OMP_NUM_THREADS": "1",
+}
+CPU_FLAGS = (
+    *("--device", "cpu", "--sleep-on-idle"),
+    *("--dtype", "float32"),  # bfloat16 logits tie, and a tie may fall either way
+    *("--max-total-tokens", "20000"),  # else the KV pool takes most of the memory
+    *("--max-running-requests", "16"),
+)
+
+
+class SglangServer:
+    """Context manager around `python -m sglang.launch_server`.
+
+    Raises RuntimeError on entry, with the end of the log, when the server dies or does not answer
+    within `timeout_s`.
+    """
+
+    def __init__(
+        self,
+        flags: Sequence[str],
+        *,
+        log_file: Path,
+        port: int | None = None,
+        environment: dict[str, str] | None = None,
+        module: str = "sglang.launch_server",
+        timeout_s: float = 180,
+    ) -> None:
+        self._port = port if port is not None else free_port()
+        self._command = [
+            *(sys.executable, "-m", module, *flags, "--host", "127.0.0.1"),
+            *("--port", str(self._port)),
+        ]
+        self._log_file = log_file
+        self._environment = {**os.environ, **(environment or {})}
+        self._timeout_s = timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Base URL, without a slash at the end."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def log(self) -> str:
+        """Everything the server wrote so far."""
+        return self._log_file.read_text(errors="replace")
+
+    def __enter__(self) -> SglangServer:
+        with self._log_file.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def post(self, path: str, body: dict[str, Any], *, timeout_s: float = 300) -> Any:
+        """POST JSON, return the JSON answer (text where it is none)."""
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        return _answer(request, timeout_s)
+
+    def get(self, path: str, *, timeout_s: float = 60) -> Any:
+        """GET, return the JSON answer (text where it is none)."""
+        return _answer(urllib.request.Request(self.url + path), timeout_s)
+
+    def stop(self) -> None:
+        """End the server and the processes it started; they share its process group."""
+        if self._process is None:
+            return
+        try:
+            os.killpg(self._process.pid, 15)
+            self._process.wait(timeout=3)
+        except subprocess.TimeoutExpired:
+            pass
+        except ProcessLookupError:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, 9)  # a child may outlive its parent
+        self._process.wait()
+
+    def wait(self) -> int:
+        """Wait until the server ends by itself; its exit code."""
+        assert self._process is not None, "the server was not started"
+        return self._process.wait()
+
+    def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise RuntimeError(
+                    f"the server ended with code {self._process.returncode}:\n{self._log_tail()}"
+                )
+            try:
+                self.get("/health_generate", timeout_s=30)
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
+                time.sleep(0.25)
+            else:
+                return
+        raise RuntimeError(f"no answer after {self._timeout_s:.0f} s:\n{self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        return "\n".join(self.log.splitlines()[-15:])
+
+
+def free_port() -> int:
+    """A TCP port on the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answer(request: urllib.request.Request, timeout_s: float) -> Any:
+    with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        text = response.read().decode()
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

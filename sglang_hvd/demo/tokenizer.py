@@ -1,0 +1,64 @@
+"""The demo tokenizer: byte-level BPE trained on the corpus, ChatML messages."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from sglang_hvd.demo.corpus.session import Session
+
+PAD, START, END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+PAD_ID, START_ID, END_ID = range(3)  # the trainer numbers special tokens first
+
+# A newline takes the indentation after it, so that lines begin with the same word token at every
+# depth. A word takes one leading space, underscore or dot. A number takes none and is cut the same
+# way everywhere, so that copying it never changes its tokens.
+_PIECES = r"\n *|[ _.]?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s"
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def train_tokenizer(sessions: Iterable[Session], *, vocab_size: int) -> Tokenizer:
+    """Byte-level BPE with at most `vocab_size` tokens; every text survives encode and decode."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (
+        text
+        for session in sessions
+        for turn in session.turns
+        for text in (f"user\n{turn.user}", f"assistant\n{turn.assistant}")
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, max_length: int) -> None:
+    """Writes what `AutoTokenizer.from_pretrained(directory)` reads."""
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": PAD,
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

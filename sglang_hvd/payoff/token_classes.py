@@ -1,0 +1,79 @@
+"""Token classes: what kind of text a token is, so that features do not depend on the tokenizer."""
+
+import enum
+import hashlib
+import unicodedata
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_hvd.types import TokenIds
+
+_BRACKETS = frozenset("()[]{}<>")
+_DELIMITERS = frozenset(",;:|=/\\\"'`")
+
+
+class TokenClass(enum.IntFlag):
+    """The draft-structure classes of the paper (table 9). A token may be in several or in none."""
+
+    WHITESPACE = 1  # whitespace only
+    PUNCTUATION = 2  # punctuation and symbols only, whitespace aside
+    LINE_BREAK = 4  # contains a line break
+    BRACKET = 8  # contains one of ( ) [ ] { } < >
+    DELIMITER = 16  # contains one of , ; : | = / \ " ' `
+
+
+class TokenClasses:
+    """The classes of every token of a vocabulary, as bit flags of TokenClass.
+
+    flags: uint8[vocab_size], read-only. Ids beyond it (padding of the model's vocabulary) are in
+        no class.
+    """
+
+    def __init__(self, flags: npt.NDArray[np.uint8]) -> None:
+        if flags.dtype != np.uint8 or flags.ndim != 1 or not len(flags):
+            raise ValueError(
+                f"token classes are uint8[vocab_size], got {flags.dtype}{list(flags.shape)}"
+            )
+        self.flags = flags.copy()
+        self.flags.flags.writeable = False
+
+    @classmethod
+    def from_strings(cls, token_strings: Iterable[str]) -> "TokenClasses":
+        """Classes of a vocabulary given as the decoded text of each token id, in order."""
+        flags = [int(_classify(text)) for text in token_strings]
+        if not flags:
+            raise ValueError("token classes need the decoded text of every token, got none")
+        return cls(np.array(flags, dtype=np.uint8))
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the table: equal for equal tables."""
+        return hashlib.sha256(self.flags.tobytes()).hexdigest()[:16]
+
+    def shares(self, token_ids: TokenIds) -> npt.NDArray[np.float32]:
+        """Share of the tokens in each class, float32[5] in the order of TokenClass."""
+        known = token_ids[token_ids < len(self.flags)]
+        in_class = (self.flags[known][:, None] & _ALL_CLASSES) != 0
+        shares: npt.NDArray[np.float64] = in_class.sum(axis=0) / len(token_ids)
+        return shares.astype(np.float32)
+
+
+_ALL_CLASSES = np.array([int(c) for c in TokenClass], dtype=np.uint8)
+
+
+def _classify(text: str) -> TokenClass:
+    classes = TokenClass(0)
+    visible = text.strip()
+    if text and not visible:
+        classes |= TokenClass.WHITESPACE
+    if visible and all(unicodedata.category(c)[0] in "PS" for c in visible):
+        classes |= TokenClass.PUNCTUATION
+    if "\n" in text or "\r" in text:
+        classes |= TokenClass.LINE_BREAK
+    if not _BRACKETS.isdisjoint(text):
+        classes |= TokenClass.BRACKET
+    if not _DELIMITERS.isdisjoint(text):
+        classes |= TokenClass.DELIMITER
+    return classes

@@ -1,0 +1,237 @@
+"""`--speculative-algorithm HVD`: an alias that resolves to EAGLE3 with our worker.
+
+Every check in SGLang that compares the algorithm's name keeps working, as NEXTN does for EAGLE.
+What makes it HVD is the `HvdLaunch` on the arguments record, which travels to every process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.arg_groups.overrides import (
+    attention_backends_of,
+    declare_resolution,
+    resolved_view,
+    resolving_view,
+)
+
+from sglang_hvd.config import HvdConfig, flag_name, load_config
+from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.plugin.draft_model import check_draft_model
+from sglang_hvd.plugin.flags import config_file_and_overrides, is_from_command_line
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+logger = logging.getLogger(__name__)
+
+ALGORITHM_NAME = "HVD"
+
+# Verification of 32 tokens costs little more than of one while a GPU is bound by memory, and the
+# suffix cache at its paper settings drafts at most 32 tokens. Wider only when asked for.
+DEFAULT_VERIFY_WIDTH = 32
+
+# Backends that verify a tree by its mask; the CPU host registers its own under torch_native.
+_TREE_BACKENDS = {"flashinfer", "fa3", "triton", "torch_native", "intel_amx"}
+_CHAIN_BACKENDS = _TREE_BACKENDS | {"trtllm_mha"}
+
+
+@dataclass(frozen=True, slots=True)
+class HvdLaunch:
+    """What a scheduler process needs to know to run HVD.
+
+    Attributes:
+        config: the settings in force.
+        num_model_nodes: nodes of the model drafter's tree, root included.
+        verify_width: nodes per request in one verification, root included.
+    """
+
+    config: HvdConfig
+    num_model_nodes: int
+    verify_width: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, (self.config, self.num_model_nodes, self.verify_width)
+
+
+def launch_of(server_args: ServerArgs) -> HvdLaunch | None:
+    """The launch that was resolved for these arguments, None when HVD was not asked for."""
+    return server_args.__dict__.get("_hvd_launch")
+
+
+def resolve_hvd_config(
+    handle_speculative_decoding: Callable[[ServerArgs], None], server_args: ServerArgs
+) -> None:
+    """AROUND hook: reads and checks the HVD settings before SGLang resolves the algorithm.
+
+    A user's mistake ends a command line with one line, and raises ValueError for other callers.
+    """
+    if not _is_requested(server_args):
+        _refuse_stray_flags(server_args)
+        handle_speculative_decoding(server_args)
+        return
+    from sglang_hvd.plugin.entry import require_hooks
+
+    try:
+        require_hooks()
+        server_args._hvd_config = _checked_config(server_args)
+        handle_speculative_decoding(server_args)
+    except (ValueError, RuntimeError) as error:
+        if is_from_command_line(server_args):
+            raise SystemExit(f"error: {error}") from error
+        raise
+
+
+def resolve_hvd_alias(
+    resolve_alias: Callable[..., str | None], algorithm: str | None, *args: Any, **kwargs: Any
+) -> str | None:
+    """AROUND hook: HVD is EAGLE3 wherever SGLang compares names."""
+    if algorithm == ALGORITHM_NAME:
+        from sglang_hvd.plugin.entry import require_hooks
+
+        require_hooks()  # or a server without our worker would serve under this name
+    return resolve_alias("EAGLE3" if algorithm == ALGORITHM_NAME else algorithm, *args, **kwargs)
+
+
+def resolve_verify_width(
+    handle_eagle_family: Callable[[ServerArgs], None], server_args: ServerArgs
+) -> None:
+    """AROUND hook: `speculative_num_draft_tokens` becomes the verify width.
+
+    SGLang sizes KV slots, masks and graphs by that field; the model drafter's own node count,
+    which the user gave under the same name, is kept in the launch.
+    """
+    handle_eagle_family(server_args)
+    config = server_args.__dict__.get("_hvd_config")
+    if config is None:
+        return
+    cfg = resolved_view(server_args)
+    _refuse_untested(cfg)  # again: SGLang may have switched features on by itself
+    num_model_nodes = cfg.speculative_num_draft_tokens
+    _check_model_tree(num_model_nodes, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
+    _check_backends(server_args)
+    width = _verify_width(config, num_model_nodes)
+    declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=width)
+    server_args._hvd_launch = HvdLaunch(config, num_model_nodes, width)
+    logger.info(
+        "HVD: policy %s, verify width %d (model drafter's tree %d). The width takes %d tokens "
+        "from the usable context; each running request reserves at least %d KV slots.",
+        config.policy,
+        width,
+        num_model_nodes,
+        width,
+        2 * max(width, cfg.speculative_num_steps * cfg.speculative_eagle_topk),
+    )
+
+
+def create_hvd_worker(
+    create_worker: Callable[..., type | None],
+    algorithm: SpeculativeAlgorithm,
+    server_args: ServerArgs,
+) -> type | None:
+    """AROUND hook: our worker class where an HVD launch was resolved."""
+    if launch_of(server_args) is None:
+        raw_name = server_args.speculative_algorithm or ""
+        assert raw_name.upper() != ALGORITHM_NAME, "HVD was asked for but its launch is missing"
+        return create_worker(algorithm, server_args)
+    from sglang_hvd.plugin.worker import HvdWorker
+
+    return HvdWorker
+
+
+def _arrive(config: HvdConfig, num_model_nodes: int, verify_width: int) -> HvdLaunch:
+    # Runs when a scheduler process unpickles its arguments. Without this check a process in
+    # which the plugin failed to load would serve plain EAGLE3 under the name of HVD.
+    from sglang_hvd.plugin.entry import require_hooks
+
+    require_hooks()
+    return HvdLaunch(config, num_model_nodes, verify_width)
+
+
+def _is_requested(server_args: ServerArgs) -> bool:
+    name = resolving_view(server_args).speculative_algorithm
+    return name is not None and name.upper() == ALGORITHM_NAME
+
+
+def _checked_config(server_args: ServerArgs) -> HvdConfig:
+    config_file, overrides = config_file_and_overrides(server_args)
+    config = load_config(config_file, overrides, os.environ)
+    if config.policy == "payoff":
+        # A file that cannot be used is refused before any model loads.
+        PayoffPredictor.of_config(config)
+    cfg = resolving_view(server_args)
+    _refuse_untested(cfg)
+    check_draft_model(cfg)
+    return config
+
+
+def _refuse_stray_flags(server_args: ServerArgs) -> None:
+    config_file, overrides = config_file_and_overrides(server_args)
+    if config_file is not None or overrides:
+        given = [flag_name(name) for name in overrides]
+        given += ["--hvd-config"] if config_file is not None else []
+        raise SystemExit(
+            f"error: {', '.join(sorted(given))} given without --speculative-algorithm HVD: "
+            "add it or drop the flags"
+        )
+
+
+def _refuse_untested(cfg: Any) -> None:
+    """Raise for SGLang features whose combination with HVD is known wrong or not tested."""
+    refusals = {
+        "--speculative-adaptive": cfg.speculative_adaptive,
+        "--speculative-use-rejection-sampling": cfg.speculative_use_rejection_sampling,
+        "--speculative-use-block-verification": cfg.speculative_use_block_verification,
+        "--speculative-num-steps 0": cfg.speculative_num_steps == 0,
+        "--enable-two-batch-overlap": cfg.enable_two_batch_overlap,
+        "--enable-hisparse": cfg.enable_hisparse,
+        "--enable-multi-layer-eagle": cfg.enable_multi_layer_eagle,
+        "--enable-mixed-chunk": cfg.enable_mixed_chunk,
+        "--enable-dp-attention": cfg.enable_dp_attention or (cfg.attn_dp_size or 1) > 1,
+        "--pp-size above 1": cfg.pp_size > 1,
+        f"--disaggregation-mode {cfg.disaggregation_mode}": cfg.disaggregation_mode != "null",
+    }
+    for flag, is_given in refusals.items():
+        if is_given:
+            raise ValueError(f"HVD does not support {flag}: drop it or use EAGLE3")
+
+
+def _check_model_tree(num_nodes: int, topk: int, num_steps: int) -> None:
+    num_candidates = 1 + topk + (num_steps - 1) * topk**2
+    if num_nodes > num_candidates:
+        raise ValueError(
+            f"--speculative-num-draft-tokens {num_nodes} is more than the model drafter can "
+            f"propose: {num_candidates} with {num_steps} steps and topk {topk}. "
+            "For a wider verification use --hvd-verify-width"
+        )
+
+
+def _check_backends(server_args: ServerArgs) -> None:
+    cfg = resolved_view(server_args)
+    is_tree = cfg.speculative_eagle_topk > 1
+    supported = _TREE_BACKENDS if is_tree else _CHAIN_BACKENDS
+    for backend in attention_backends_of(cfg):
+        if backend is not None and backend not in supported:
+            shape = f"trees (topk {cfg.speculative_eagle_topk})" if is_tree else "chains"
+            raise ValueError(
+                f"HVD cannot verify {shape} on attention backend {backend}: "
+                f"use one of {', '.join(sorted(supported))}"
+            )
+
+
+def _verify_width(config: HvdConfig, num_model_nodes: int) -> int:
+    if config.policy == "model" and config.verify_width is None:
+        return num_model_nodes
+    if config.verify_width is None:
+        return max(num_model_nodes, min(DEFAULT_VERIFY_WIDTH, 1 + config.max_draft_tokens))
+    if config.verify_width < num_model_nodes:
+        raise ValueError(
+            f"--hvd-verify-width {config.verify_width} is narrower than the model drafter's tree "
+            f"of {num_model_nodes} nodes: widen it or lower --speculative-num-draft-tokens"
+        )
+    return config.verify_width

@@ -1,0 +1,43 @@
+"""Checks of the draft model that need only its config file, before any weights load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.utils.hf_transformers_utils import get_config
+
+
+def check_draft_model(cfg: Any) -> None:
+    """Raise ValueError unless the arguments name an EAGLE3 drafter made for this target model.
+
+    Args:
+        cfg: SGLang's view of the arguments under resolution.
+    """
+    path = cfg.speculative_draft_model_path
+    if path is None:
+        raise ValueError(
+            "HVD needs an EAGLE3 drafter for this model: give --speculative-draft-model-path"
+        )
+    draft = _config(path, cfg)
+    architectures = ", ".join(draft.architectures or ["of no named architecture"])
+    # Some published drafters carry the target's architecture name; the draft vocabulary tells.
+    if "eagle3" not in architectures.lower() and "draft_vocab_size" not in draft.to_dict():
+        raise ValueError(
+            f"draft model {path} is {architectures}, not an EAGLE3 drafter: give one that was "
+            "trained for the target model"
+        )
+    target = _config(cfg.model_path, cfg)
+    target_vocab_size = target.get_text_config().vocab_size
+    if draft.vocab_size != target_vocab_size:
+        raise ValueError(
+            f"draft model {path} has a vocabulary of {draft.vocab_size} tokens, the target model "
+            f"{target_vocab_size}: use a drafter that was trained for {cfg.model_path}"
+        )
+
+
+def _config(path: str, cfg: Any) -> Any:
+    try:
+        return get_config(path, trust_remote_code=cfg.trust_remote_code)
+    except OSError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"cannot read the model config of {path}: {reason}") from error

@@ -1,0 +1,186 @@
+"""The draft side: the model drafter where a request needs it, one verify tree for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+
+from sglang_hvd.plugin.algorithm import launch_of
+from sglang_hvd.plugin.host_transfer import to_device
+from sglang_hvd.plugin.verify_tree import (
+    DraftNodes,
+    HvdVerifyInput,
+    link_nodes,
+    pack_mask,
+    parents_of_eagle_tree,
+)
+from sglang_hvd.types import DraftPlan, DraftSource
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+
+class HvdDraftWorker(EagleDraftWorker):
+    """EAGLE's draft worker with two widths.
+
+    `speculative_num_draft_tokens` is the verify width, as everywhere in SGLang: draft-extend and
+    KV windows follow it. The model drafter's own tree has `_num_model_nodes` nodes.
+    """
+
+    speculative_num_draft_tokens: int
+
+    # Set by HvdWorker once its drafter exists: (requests, cached lengths) -> plans.
+    plan_drafts: Callable[[Sequence[Req], Sequence[int] | None], list[DraftPlan]]
+
+    def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
+        launch = launch_of(server_args)
+        assert launch is not None, "HvdDraftWorker was built without a launch"
+        self._num_model_nodes = launch.num_model_nodes
+        self.num_model_draft_rounds = 0
+        super().__init__(server_args, *args, **kwargs)
+
+    def draft(self, batch: ScheduleBatch, *, with_topology: bool = False) -> HvdVerifyInput:
+        """Choose a draft for every request and lay all of them out for one verification."""
+        assert not with_topology, "pipeline parallelism is refused at start"
+        assert not batch.forward_mode.is_idle(), "data-parallel attention is refused at start"
+        seq_lens = batch.seq_lens_cpu.tolist() if batch.seq_lens_cpu is not None else None
+        plans = self.plan_drafts(batch.reqs, seq_lens)
+        bonus_tokens = batch.spec_info.bonus_tokens
+        nodes = self._host_nodes(plans, bonus_tokens)
+        kv_loc_plan = None
+        if any(plan.source is DraftSource.MODEL for plan in plans):
+            nodes, kv_loc_plan = self._with_model_trees(batch, plans, nodes)
+        return self._verify_input(batch, nodes, kv_loc_plan)
+
+    def draft_forward(self, forward_batch: ForwardBatch) -> Any:
+        """EAGLE's draft loop, which selects the nodes of the model drafter's tree at its end."""
+        with self._model_tree_width():
+            return super().draft_forward(forward_batch)
+
+    def _rebuild_topk1_chain_buffers(self) -> None:
+        with self._model_tree_width():
+            super()._rebuild_topk1_chain_buffers()
+
+    def _host_nodes(self, plans: list[DraftPlan], bonus_tokens: torch.Tensor) -> DraftNodes:
+        """The drafts the host knows: cache chains; a bare root for every other request."""
+        n, w = len(plans), self.speculative_num_draft_tokens
+        # One array, one transfer: w token columns and the number of used nodes.
+        rows = np.zeros((n, w + 1), dtype=np.int64)
+        rows[:, w] = 1
+        for row, plan in zip(rows, plans, strict=True):
+            if plan.cache_draft is not None:
+                num_drafts = len(plan.cache_draft.token_ids)
+                row[1 : 1 + num_drafts] = plan.cache_draft.token_ids
+                row[w] += num_drafts
+        on_device = to_device(rows, self.device)
+        token_ids = on_device[:, :w]
+        token_ids[:, 0] = bonus_tokens
+        chain = torch.arange(-1, w - 1, device=on_device.device).expand(n, w)
+        return DraftNodes(token_ids=token_ids, parents=chain, num_nodes=on_device[:, w])
+
+    def _with_model_trees(
+        self, batch: ScheduleBatch, plans: list[DraftPlan], nodes: DraftNodes
+    ) -> tuple[DraftNodes, KVLocPlan | None]:
+        """Run the model drafter and give its trees to the requests that chose it."""
+        parent_list, top_scores_index, draft_tokens, kv_loc_plan = self._run_model_drafter(batch)
+        num_drafts = draft_tokens.shape[1]
+        chosen = to_device(
+            np.array([plan.source is DraftSource.MODEL for plan in plans]), self.device
+        )
+        parents = parents_of_eagle_tree(parent_list, top_scores_index, self.topk)
+        model = slice(1, 1 + num_drafts)
+        token_ids, all_parents = nodes.token_ids.clone(), nodes.parents.clone()
+        token_ids[:, model] = torch.where(chosen[:, None], draft_tokens, token_ids[:, model])
+        all_parents[:, model] = torch.where(chosen[:, None], parents, all_parents[:, model])
+        num_nodes = torch.where(chosen, 1 + num_drafts, nodes.num_nodes)
+        return DraftNodes(token_ids, all_parents, num_nodes), kv_loc_plan
+
+    def _run_model_drafter(
+        self, batch: ScheduleBatch
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, KVLocPlan | None]:
+        # EagleDraftWorker.draft up to the tree it selects. Its own ending would lay out and mask
+        # a verification of the model drafter's tree alone, at the model drafter's width.
+        self.num_model_draft_rounds += 1
+        forward_batch, can_run_graph, kv_loc_plan = prepare_for_draft(
+            batch.spec_info,
+            self.req_to_token_pool,
+            batch,
+            self.cuda_graph_runner,
+            self.draft_runner,
+            self.topk,
+            self.speculative_num_steps,
+            target_translator=self.target_worker.model_runner.kv_index_translator,
+            num_draft_tokens=self.speculative_num_draft_tokens,
+        )
+        if can_run_graph:
+            tree = self.cuda_graph_runner.execute(forward_batch)
+        else:
+            if self.speculative_num_steps > 1:  # one step only selects, without a forward
+                self.draft_attn_backend.init_forward_metadata(forward_batch)
+                forward_batch.mark_forward_metadata_ready()
+            tree = self.draft_forward(forward_batch)
+        parent_list, top_scores_index, draft_tokens, _ = tree
+        return parent_list, top_scores_index, draft_tokens, kv_loc_plan
+
+    def _verify_input(
+        self, batch: ScheduleBatch, nodes: DraftNodes, kv_loc_plan: KVLocPlan | None
+    ) -> HvdVerifyInput:
+        n, w = nodes.token_ids.shape
+        tree = link_nodes(nodes)
+        seq_lens = batch.seq_lens.to(torch.int64)
+        verify_mask = self.target_worker.model_runner.attn_backend.verify_mask
+        mask = pack_mask(
+            tree.visible,
+            seq_lens,
+            mode=self.tree_mask_mode if verify_mask is None else verify_mask.mode,
+            num_cells=self._num_mask_cells(batch, n, w),
+            buffer=verify_mask.buffer if verify_mask is not None and verify_mask.fits(n) else None,
+        )
+        return HvdVerifyInput(
+            draft_token=nodes.token_ids.reshape(-1),
+            custom_mask=mask,
+            positions=(seq_lens[:, None] + tree.depth).reshape(-1),
+            retrieve_index=torch.arange(n * w, device=seq_lens.device).view(n, w),
+            retrieve_next_token=tree.next_token,
+            retrieve_next_sibling=tree.next_sibling,
+            retrieve_cum_len=None,
+            spec_steps=w - 1,
+            topk=self.topk,
+            draft_token_num=w,
+            capture_hidden_mode=None,
+            seq_lens_sum=None,
+            seq_lens_cpu=None,
+            kv_loc_plan=kv_loc_plan,
+            prepared_out_cache_loc=None if kv_loc_plan is None else kv_loc_plan.write_virtual,
+        )
+
+    def _num_mask_cells(self, batch: ScheduleBatch, n: int, w: int) -> int:
+        """Cells of a full mask to set: this batch's, and those of the graph's padding requests."""
+        runner = self.target_worker.model_runner
+        verify_mask = runner.attn_backend.verify_mask
+        if batch.seq_lens_sum is not None:
+            num_cells = w * (batch.seq_lens_sum + n * w)
+        else:  # no host copy: an upper bound, or the mask would be written past its end
+            num_cells = n * w * (runner.model_config.context_len + w)
+        if verify_mask is None or not verify_mask.fits(n):
+            return num_cells
+        # A captured batch is padded with requests of length 1; an empty row would become NaN.
+        num_cells += (verify_mask.max_bs - n) * w * (1 + w)
+        return min(num_cells, verify_mask.buffer.numel())
+
+    @contextmanager
+    def _model_tree_width(self) -> Iterator[None]:
+        verify_width = self.speculative_num_draft_tokens
+        self.speculative_num_draft_tokens = self._num_model_nodes
+        try:
+            yield
+        finally:
+            self.speculative_num_draft_tokens = verify_width

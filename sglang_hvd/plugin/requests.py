@@ -1,0 +1,286 @@
+"""Which tokens the drafter knows of each SGLang request, and when it lets go of them.
+
+Tokens reach the drafter from the worker's own results, because under overlap scheduling
+`req.output_ids` lacks the tokens of the last launched step. State hangs on the Req object, which
+is held weakly: SGLang ends requests in ways that no hook announces (finished at prefill, aborted
+in chunked prefill, the prefix-warming request of n > 1), and a rid may be used again.
+
+Thread rule: all methods run on the scheduler's thread. The callback of the weak reference may run
+anywhere the garbage collector does, even inside a metrics lock: it only appends to a deque.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sglang_hvd.drafter import HybridDrafter, RequestStats
+from sglang_hvd.plugin.host_transfer import HostCopy
+from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
+
+if TYPE_CHECKING:
+    import torch
+    from sglang.srt.managers.schedule_batch import Req
+
+    from sglang_hvd.plugin.server_info import HvdMetrics
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """One request the drafter knows. num_tokens counts prompt and committed output tokens."""
+
+    key: int
+    rid: str
+    req: weakref.ref[Req]
+    num_tokens: int
+    source: DraftSource = DraftSource.PLAIN
+    cycles: list[tuple[str, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step whose tokens are still on their way to the host.
+
+    Each request's row of token_ids is `stride` wide. A prefill commits one token per request.
+    """
+
+    held: list[_Held | None]
+    copy: HostCopy
+    stride: int
+    is_verify: bool
+
+
+class HeldRequests:
+    """The requests of one scheduler process, as the drafter sees them."""
+
+    def __init__(
+        self,
+        drafter: HybridDrafter,
+        *,
+        stream: torch.cuda.Stream | None,
+        metrics: HvdMetrics | None,
+        report_cycles: bool,
+    ) -> None:
+        self._drafter = drafter
+        self._stream = stream
+        self._metrics = metrics
+        self._report_cycles = report_cycles
+        self._held: dict[int, _Held] = {}  # by key
+        self._dead: deque[int] = deque()  # keys whose request is gone
+        self._launched: _Launched | None = None
+        self._next_key = 0
+        self._num_resyncs = 0
+        self._num_cycles = dict.fromkeys(DraftSource, 0)
+        self._num_accepted_drafts = dict.fromkeys(DraftSource, 0)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def record_prefill(
+        self, reqs: Sequence[Req], chunked_req: Req | None, next_token_ids: torch.Tensor
+    ) -> None:
+        """Take note of a prefill: its requests start, and each commits one token.
+
+        Args:
+            next_token_ids: int[num_requests] on the device; the entry of `chunked_req`, whose
+                prompt goes on in the next prefill, is no token of the output.
+        """
+        self._settle()
+        held = [self._start(req) for req in reqs]
+        self._launched = _Launched(
+            held=[None if req is chunked_req else h for req, h in zip(reqs, held, strict=True)],
+            copy=HostCopy([next_token_ids], self._stream),
+            stride=1,
+            is_verify=False,
+        )
+
+    def record_verify(
+        self, reqs: Sequence[Req], next_token_ids: torch.Tensor, accept_lens: torch.Tensor
+    ) -> None:
+        """Take note of a verification.
+
+        Args:
+            next_token_ids: int[num_requests * width] on the device, each request's committed
+                tokens at the front of its row.
+            accept_lens: int[num_requests]; committed tokens, bonus included.
+        """
+        self._launched = _Launched(
+            held=[self._find(req) for req in reqs],
+            copy=HostCopy([next_token_ids, accept_lens], self._stream),
+            stride=next_token_ids.shape[0] // len(reqs),
+            is_verify=True,
+        )
+
+    def plan(self, reqs: Sequence[Req], seq_lens: Sequence[int] | None) -> list[DraftPlan]:
+        """Plan the next cycle of these requests from every token committed so far.
+
+        Args:
+            seq_lens: tokens in the KV cache per request where the host knows them; the newest
+                committed token, the root of the verify tree, is not among them.
+        """
+        self._settle()
+        self._drop_ended(reqs)
+        held = [self._find(req) or self._start(req) for req in reqs]
+        if seq_lens is not None:
+            for i, (req, num_cached) in enumerate(zip(reqs, seq_lens, strict=True)):
+                if held[i].num_tokens != num_cached + 1:
+                    # Drafts from other tokens would be verified all the same, only in vain.
+                    self._num_resyncs += 1
+                    held[i] = self._start(req)
+        plans = self._drafter.plan([h.key for h in held])
+        for h, plan in zip(held, plans, strict=True):
+            h.source = plan.source
+        return plans
+
+    def note_finished(self, rid: str) -> None:
+        """A request ended while running: its output goes to the shared cache."""
+        for h in [h for h in self._held.values() if h.rid == rid]:
+            req = h.req()
+            if req is None or not req.finished():
+                continue
+            if h.num_tokens < len(req.origin_input_ids) + len(req.output_ids):
+                self._settle()  # without overlap the last step is still unread
+            self._finish(req, h)
+
+    def flush(self) -> None:
+        """Forget the shared cache and every request that has ended."""
+        self._drop_ended(())
+        self._drafter.flush()
+
+    def drop_ended(self) -> None:
+        """Let go of requests that ended unannounced; every step does it too."""
+        self._drop_ended(())
+
+    def describe(self) -> dict[str, Any]:
+        """Counters and what is held, for /server_info; requests that ended are let go first."""
+        self._drop_ended(())
+        cache = self._drafter.cache_stats()
+        return {
+            "num_requests": len(self),
+            "num_resyncs": self._num_resyncs,
+            "num_cycles": {s.value: n for s, n in self._num_cycles.items()},
+            "num_accepted_drafts": {s.value: n for s, n in self._num_accepted_drafts.items()},
+            "num_shared_requests": cache.num_shared_requests,
+            "num_shared_tokens": cache.num_shared_tokens,
+        }
+
+    def _start(self, req: Req) -> _Held:
+        """Hold a request as SGLang has it now; keeps the state of one whose prefill goes on."""
+        num_tokens = len(req.origin_input_ids) + len(req.output_ids)
+        held = self._find(req)
+        if held is not None:
+            if held.num_tokens == num_tokens:
+                return held
+            self._release(held)
+        key = self._next_key
+        self._next_key += 1
+        held = _Held(
+            key=key,
+            rid=req.rid,
+            req=weakref.ref(req, lambda _: self._dead.append(key)),
+            num_tokens=num_tokens,
+        )
+        # Placeholders of images are no vocabulary tokens: they must never be drafted.
+        self._drafter.start(
+            held.key,
+            np.asarray(req.origin_input_ids_unpadded, dtype=np.int32),
+            model_only=_has_penalties(req),
+        )
+        if req.output_ids:  # retracted before: comes back as a prefill with its output
+            self._drafter.extend(held.key, np.asarray(req.output_ids, dtype=np.int32))
+        self._held[key] = held
+        req._hvd_held = held
+        self._publish_num_requests()
+        return held
+
+    def _find(self, req: Req) -> _Held | None:
+        held = req.__dict__.get("_hvd_held")
+        # A copy of a request carries the attribute along, but is another request.
+        return held if held is not None and held.req() is req and held.key in self._held else None
+
+    def _release(self, held: _Held) -> None:
+        self._drafter.finish(held.key, output_ids=None, keep=False)
+        del self._held[held.key]
+
+    def _settle(self) -> None:
+        """Commit the tokens of the last launched step."""
+        launched, self._launched = self._launched, None
+        if launched is None:
+            return
+        token_ids, *accept_lens = launched.copy.wait()
+        num_committed = accept_lens[0] if launched.is_verify else np.ones(len(launched.held), int)
+        keys, outcomes = [], []
+        for row, held in enumerate(launched.held):
+            if held is None or held.key not in self._held:
+                continue
+            first = row * launched.stride
+            committed = token_ids[first : first + num_committed[row]].astype(np.int32)
+            held.num_tokens += len(committed)
+            if not launched.is_verify:
+                self._drafter.extend(held.key, committed)
+                continue
+            outcome = VerifyOutcome(token_ids=committed, num_accepted_drafts=len(committed) - 1)
+            keys.append(held.key)
+            outcomes.append(outcome)
+            self._count(held, outcome)
+        if keys:
+            self._drafter.commit(keys, outcomes)
+
+    def _count(self, held: _Held, outcome: VerifyOutcome) -> None:
+        self._num_cycles[held.source] += 1
+        self._num_accepted_drafts[held.source] += outcome.num_accepted_drafts
+        if self._report_cycles:
+            held.cycles.append((held.source.value, outcome.num_accepted_drafts))
+        if self._metrics is not None:
+            self._metrics.count_cycle(held.source, outcome.num_accepted_drafts)
+
+    def _finish(self, req: Req, held: _Held) -> None:
+        # Past a stop token or stop string output_ids goes on; the shared cache must not learn it.
+        output_ids = np.asarray(req.output_ids_through_stop, dtype=np.int32)
+        stats = self._drafter.finish(held.key, output_ids=output_ids, keep=len(output_ids) > 0)
+        req._hvd_figures = _figures(stats, held.cycles if self._report_cycles else None)
+        del self._held[held.key]
+        self._publish_num_requests()
+
+    def _drop_ended(self, running: Sequence[Req]) -> None:
+        while self._dead:
+            held = self._held.get(self._dead.popleft())
+            if held is not None:
+                self._release(held)
+        if len(self._held) > len(running):
+            for held in list(self._held.values()):
+                req = held.req()
+                # Not kept for the shared cache: when a request is found ended here depends on
+                # the process, and every tensor-parallel rank must hold the same cache.
+                if req is not None and req.finished():
+                    self._release(held)
+        self._publish_num_requests()
+
+    def _publish_num_requests(self) -> None:
+        if self._metrics is not None:
+            self._metrics.set_num_requests(len(self))
+
+
+def _has_penalties(req: Req) -> bool:
+    # Under speculation SGLang accumulates penalties once per cycle, so they depend on where
+    # cycles end. Only the model drafter's own cycles give what EAGLE3 gives.
+    params = req.sampling_params
+    return (
+        params.frequency_penalty != 0
+        or params.presence_penalty != 0
+        or params.repetition_penalty != 1
+        or params.min_new_tokens > 0
+    )
+
+
+def _figures(stats: RequestStats, cycles: list[tuple[str, int]] | None) -> dict[str, Any]:
+    """What `meta_info["hvd"]` shows; plain numbers and strings."""
+    figures: dict[str, Any] = asdict(stats)
+    if cycles is not None:
+        figures["cycles"] = cycles
+    return figures

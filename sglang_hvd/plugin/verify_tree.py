@@ -1,0 +1,167 @@
+"""The verify tree: nodes of any shape, and the tensors by which SGLang verifies them.
+
+All functions work on whole batches on the target's device and never wait for it. Shapes:
+`n` requests, `w` the verify width (nodes per request, root included).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
+from sglang.srt.speculative.eagle_info import EagleVerifyInput
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNodes:
+    """Draft trees of a batch in topological order: a node stands after its parent.
+
+    Attributes:
+        token_ids: int64[n, w]; column 0 is the root, the last committed token.
+        parents: int64[n, w]; index of the parent node, ignored for the root and unused slots.
+        num_nodes: int64[n]; the used slots of a row, root included, at least 1.
+    """
+
+    token_ids: torch.Tensor
+    parents: torch.Tensor
+    num_nodes: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyTree:
+    """What SGLang's tree verification reads.
+
+    Attributes:
+        depth: int64[n, w]; distance to the root, 1 in unused slots.
+        next_token: int64[n, w]; first child of a node, -1 where it has none.
+        next_sibling: int64[n, w]; next child of the same parent, -1 where there is none.
+        visible: bool[n, w, w]; node i attends to node j: itself and its ancestors.
+    """
+
+    depth: torch.Tensor
+    next_token: torch.Tensor
+    next_sibling: torch.Tensor
+    visible: torch.Tensor
+
+
+@dataclass
+class HvdVerifyInput(EagleVerifyInput):
+    """SGLang's verify input for trees of any shape, as deep as the verify width."""
+
+    @property
+    def max_tree_depth(self) -> int:
+        """Nodes on the longest possible path, root included: a chain fills the width."""
+        return self.draft_token_num
+
+    @property
+    def tree_topk(self) -> int:
+        """-1: no fixed number of children per node."""
+        return -1
+
+
+def link_nodes(nodes: DraftNodes) -> VerifyTree:
+    """Derive links, depths and visibility from the parents.
+
+    An unused slot has no links, sees the root and itself (FA3 sums mask rows, so no row may be
+    empty), and lies at depth 1; nothing links to it, so it is never accepted.
+    """
+    w = nodes.parents.shape[1]
+    slot = torch.arange(w, device=nodes.parents.device)
+    is_used = slot < nodes.num_nodes[:, None]
+    is_child = is_used & (slot > 0)
+    # child_of[b, i, j]: node i is a child of node j
+    child_of = (nodes.parents[:, :, None] == slot) & is_child[:, :, None]
+    links = child_of | (slot[:, None] == slot)
+    visible = _reach(links)
+    visible[:, :, 0] = True
+
+    none = torch.full((), w, device=slot.device)
+    # The first child is the smallest index among a node's children.
+    first_child = torch.where(child_of, slot[:, None], none).amin(dim=1)
+    # The next sibling is the smallest larger index with the same parent.
+    same_parent = (
+        (nodes.parents[:, :, None] == nodes.parents[:, None, :])
+        & is_child[:, :, None]
+        & is_child[:, None, :]
+        & (slot > slot[:, None])
+    )
+    next_sibling = torch.where(same_parent, slot, none).amin(dim=2)
+    return VerifyTree(
+        depth=visible.sum(dim=2) - 1,
+        next_token=torch.where(first_child == w, -1, first_child),
+        next_sibling=torch.where(next_sibling == w, -1, next_sibling),
+        visible=visible,
+    )
+
+
+def parents_of_eagle_tree(
+    parent_list: torch.Tensor, top_scores_index: torch.Tensor, topk: int
+) -> torch.Tensor:
+    """Parents of the nodes that EAGLE's draft loop selected.
+
+    Args:
+        parent_list: int64[n, 1 + (num_steps - 1) * topk], or of width 0 for one step; the
+            candidate index of the parent of each group of topk candidates.
+        top_scores_index: int64[n, m]; candidate index of each selected node, ascending.
+        topk: candidates per expanded node.
+
+    Returns:
+        int64[n, m]; index of the parent among the nodes, where 0 is the root and selected node
+        k is node k + 1. The layout is that of SGLang's build_tree_efficient kernel.
+    """
+    group = top_scores_index // topk
+    if parent_list.shape[1] == 0:
+        return torch.zeros_like(top_scores_index)
+    parent_candidate = parent_list.gather(1, group)
+    position = (top_scores_index[:, None, :] == parent_candidate[:, :, None]).int().argmax(dim=2)
+    return torch.where(group == 0, 0, position + 1)
+
+
+def pack_mask(
+    visible: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    mode: TreeMaskMode,
+    num_cells: int,
+    buffer: torch.Tensor | None,
+) -> torch.Tensor:
+    """Lay the visibility out as the attention backend reads it.
+
+    Args:
+        visible: bool[n, w, w].
+        seq_lens: int64[n]; committed tokens in the KV cache.
+        mode: QLEN_ONLY takes the w x w cells of each request; FULL_MASK takes, packed request
+            after request, w rows of seq_len + w cells, all true over the committed prefix.
+        num_cells: cells of a FULL_MASK to set before the trees are written; at least those that
+            this batch needs.
+        buffer: bool or uint8, written in place where the backend owns one.
+    """
+    if mode == TreeMaskMode.QLEN_ONLY:
+        if buffer is None:
+            return visible.reshape(-1)
+        mask = buffer[: visible.numel()]
+        mask.copy_(visible.reshape(-1))
+        return buffer
+    if mode != TreeMaskMode.FULL_MASK:
+        raise NotImplementedError(f"tree mask {mode.name}: HVD writes QLEN_ONLY and FULL_MASK")
+    if buffer is None:
+        buffer = torch.empty(num_cells, dtype=torch.bool, device=visible.device)
+    # Only what this batch uses: the buffer itself spans the longest context of every request.
+    buffer[:num_cells].fill_(1)
+    w = visible.shape[1]
+    row_len = seq_lens + w
+    start = torch.cumsum(w * row_len, dim=0) - w * row_len
+    slot = torch.arange(w, device=visible.device)
+    cells = start[:, None, None] + slot[:, None] * row_len[:, None, None] + slot
+    cells += seq_lens[:, None, None]
+    buffer.scatter_(0, cells.reshape(-1), visible.reshape(-1).to(buffer.dtype))
+    return buffer
+
+
+def _reach(links: torch.Tensor) -> torch.Tensor:
+    """Transitive closure of bool[n, w, w] by squaring: log2(w) products for any depth."""
+    reach = links.float()
+    for _ in range((links.shape[1] - 1).bit_length()):
+        reach = (reach @ reach).clamp_(max=1.0)
+    return reach > 0.5

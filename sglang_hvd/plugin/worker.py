@@ -1,0 +1,117 @@
+"""SGLang's EAGLE worker with a choice of draft per request and per step.
+
+Each decode step: plan (suffix cache, features, predictor, gate), run the model drafter if a
+request needs it, verify every request's chosen draft in one forward, hand the committed tokens
+back. Draft-extend runs on every step, so the model drafter's KV cache stays right through steps
+that verified cache drafts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.runtime_context import get_observability, get_parallel
+from sglang.srt.speculative import eagle_worker_v2
+
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.plugin.algorithm import HvdLaunch, launch_of
+from sglang_hvd.plugin.draft_worker import HvdDraftWorker
+from sglang_hvd.plugin.entry import require_hooks
+from sglang_hvd.plugin.host_transfer import copy_stream
+from sglang_hvd.plugin.requests import HeldRequests
+from sglang_hvd.plugin.server_info import HvdMetrics
+from sglang_hvd.plugin.vocabulary import token_strings
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.utils import GenerationBatchResult
+
+logger = logging.getLogger(__name__)
+
+
+class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
+    """EAGLE worker whose drafts come from the suffix cache or the model drafter, whichever pays."""
+
+    def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
+        require_hooks()
+        launch = launch_of(server_args)
+        assert launch is not None, "create_worker chose HvdWorker without a launch"
+        with _draft_worker_class(HvdDraftWorker):
+            super().__init__(server_args, *args, **kwargs)
+        self._launch: HvdLaunch = launch
+        self._held = HeldRequests(
+            HybridDrafter.from_config(
+                launch.config,
+                token_strings=token_strings(server_args),
+                num_model_steps=self.speculative_num_steps,
+                verify_width=launch.verify_width,
+            ),
+            stream=copy_stream(self.device),
+            metrics=HvdMetrics() if _is_metrics_rank() else None,
+            report_cycles=launch.config.report_cycles,
+        )
+        self._draft_worker.plan_drafts = self._held.plan
+
+    def forward_batch_generation(
+        self, batch: ScheduleBatch, *args: Any, **kwargs: Any
+    ) -> GenerationBatchResult:
+        """One step of SGLang's scheduler: a prefill, or one decoding cycle of every request."""
+        is_prefill = batch.forward_mode.is_extend()
+        reqs, chunked_req = list(batch.reqs), batch.chunked_req
+        result = super().forward_batch_generation(batch, *args, **kwargs)
+        if is_prefill:
+            self._held.record_prefill(reqs, chunked_req, result.next_token_ids)
+        return result
+
+    def verify(
+        self, batch: ScheduleBatch, pp_proxy_tensors: Any = None, grammar_barrier: Any = None
+    ) -> GenerationBatchResult:
+        """Verify the chosen drafts; the committed tokens start their way to the host at once."""
+        # With topk above 1 SGLang moves the accepted path to the front of each row, as any tree
+        # needs; with topk 1 both drafts are chains, which stand there already.
+        result = super().verify(batch, pp_proxy_tensors, grammar_barrier)
+        if not batch.forward_mode.is_idle():
+            self._held.record_verify(batch.reqs, result.next_token_ids, result.accept_lens)
+        return result
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        """SGLang's hook for a request that ended while running, by itself or aborted."""
+        self._held.note_finished(rid)
+
+    def clear_cache_pool(self) -> None:
+        """flush_cache and weight updates: drafts from before would only be rejected."""
+        self._held.flush()
+
+    def on_idle(self) -> None:
+        """Nothing runs: requests that ended unannounced are let go and the gauge shows it."""
+        self._held.drop_ended()
+
+    def describe(self) -> dict[str, Any]:
+        """Settings and counters for /server_info; plain values."""
+        return {
+            **self._held.describe(),
+            "config": self._launch.config.model_dump(mode="json"),
+            "verify_width": self._launch.verify_width,
+            "num_model_nodes": self._launch.num_model_nodes,
+            "num_model_draft_rounds": self._draft_worker.num_model_draft_rounds,
+        }
+
+
+def _is_metrics_rank() -> bool:
+    # Every tensor-parallel rank plans the same cycles; one of them counts.
+    return get_observability().enable_metrics and get_parallel().tp_rank == 0
+
+
+@contextmanager
+def _draft_worker_class(cls: type) -> Iterator[None]:
+    # EAGLEWorkerV2.__init__ builds its draft worker by the module's name for it, and offers no
+    # other way to choose the class.
+    original = eagle_worker_v2.EagleDraftWorker
+    eagle_worker_v2.EagleDraftWorker = cls
+    try:
+        yield
+    finally:
+        eagle_worker_v2.EagleDraftWorker = original

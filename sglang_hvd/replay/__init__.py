@@ -1,0 +1,1 @@
+"""Replay: the drafter on recorded generations, without a model."""

@@ -1,0 +1,88 @@
+// Fixed-size blocks of memory that go back to the operating system when they are no longer needed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include <sys/mman.h>
+
+namespace sglang_hvd {
+
+// Hands out blocks of kBlockBytes. A few freed blocks are kept for the next request, the memory of
+// all others is given back at once (MADV_DONTNEED); their addresses are used again later.
+//
+// Thread-safe. With HVD_CHECKED every block is its own allocation, so that AddressSanitizer sees
+// each use of a freed block.
+class BlockPool {
+public:
+    static constexpr std::size_t kBlockBytes = 16 * 1024;  // a multiple of every common page size
+
+    BlockPool() = default;
+    BlockPool(const BlockPool&) = delete;
+    BlockPool& operator=(const BlockPool&) = delete;
+    ~BlockPool() {
+        for (void* slab : slabs_) munmap(slab, kSlabBlocks * kBlockBytes);
+    }
+
+    // Its contents are undefined.
+    void* allocate() {
+        const std::lock_guard lock(mutex_);
+        ++num_used_;
+#ifdef HVD_CHECKED
+        return ::operator new(kBlockBytes);
+#else
+        if (warm_.empty() && cold_.empty()) add_slab();
+        auto& from = warm_.empty() ? cold_ : warm_;
+        void* block = from.back();
+        from.pop_back();
+        return block;
+#endif
+    }
+
+    void release(void* block) {
+        const std::lock_guard lock(mutex_);
+        --num_used_;
+#ifdef HVD_CHECKED
+        ::operator delete(block);
+#else
+        if (warm_.size() < kMaxWarm) {
+            warm_.push_back(block);
+        } else {
+            madvise(block, kBlockBytes, MADV_DONTNEED);
+            cold_.push_back(block);
+        }
+#endif
+    }
+
+    // Memory of the blocks in use and of those kept for the next request, in bytes.
+    std::size_t num_bytes() const {
+        const std::lock_guard lock(mutex_);
+        return (num_used_ + warm_.size()) * kBlockBytes;
+    }
+
+private:
+    static constexpr std::size_t kSlabBlocks = 256;
+    static constexpr std::size_t kMaxWarm = 64;
+
+    void add_slab() {
+        void* slab = mmap(nullptr, kSlabBlocks * kBlockBytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (slab == MAP_FAILED) throw std::bad_alloc();
+        slabs_.push_back(slab);
+        cold_.reserve(slabs_.size() * kSlabBlocks);  // release() must not throw
+        warm_.reserve(kMaxWarm);
+        for (std::size_t i = kSlabBlocks; i-- > 0;) {
+            cold_.push_back(static_cast<std::byte*>(slab) + i * kBlockBytes);
+        }
+    }
+
+    mutable std::mutex mutex_;
+    std::vector<void*> slabs_, warm_, cold_;
+    std::size_t num_used_ = 0;
+};
+
+}  // namespace sglang_hvd

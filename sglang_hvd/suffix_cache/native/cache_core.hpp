@@ -1,0 +1,354 @@
+// The suffix cache: active requests, what finished ones left, and the thread that indexes.
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "block_pool.hpp"
+#include "paper_draft.hpp"
+#include "proposer.hpp"
+#include "shared_texts.hpp"
+#include "token_text.hpp"
+
+namespace sglang_hvd {
+
+struct CacheSettings {
+    std::size_t shared_tokens = 100'000;     // budget of all namespaces together
+    std::size_t namespace_tokens = 100'000;  // budget of one
+    bool indexes_in_background = true;
+    float min_token_prob = 0.f;
+    std::optional<PaperSettings> paper;  // drafts as in the paper instead of the best ones
+};
+
+// Thread rule: every method may be called from any thread. propose and commit run beside each
+// other; two calls that name the same request take turns. start, finish and flush wait for the
+// propose and commit calls under way. Long work (indexing what is longer than kInlineTokens, giving
+// memory back) is left to one thread of the cache's own; it holds each lock for the time of
+// kPieceTokens.
+//
+// Which tokens are indexed when a draft is proposed then depends on timing. Where equal calls must
+// give equal drafts (the ranks of one tensor-parallel group), set indexes_in_background to false
+// or call drain().
+class CacheCore {
+public:
+    using Slot = std::int32_t;  // of an active request
+
+    explicit CacheCore(const CacheSettings& settings)
+        : settings_(settings), shared_(pool_, settings.shared_tokens, settings.namespace_tokens) {
+        if (settings.paper) settings_.indexes_in_background = false;
+    }
+    CacheCore(const CacheCore&) = delete;
+    CacheCore& operator=(const CacheCore&) = delete;
+    ~CacheCore() {
+        {
+            const std::lock_guard lock(tasks_mutex_);
+            is_stopping_ = true;
+        }
+        tasks_changed_.notify_all();
+        if (worker_.joinable()) worker_.join();
+    }
+
+    Slot start(const std::string& space, std::span<const Token> prompt) {
+        require_tokens(prompt);
+        auto request = std::make_shared<Request>(pool_, shared_.open(space),
+                                                 static_cast<Position>(prompt.size()));
+        request->text.append(prompt);
+        if (!settings_.indexes_in_background || prompt.size() <= kInlineTokens) {
+            request->text.reserve(prompt.size());
+            request->text.index(prompt.size());
+        } else {
+            add_task(request);
+        }
+        const std::lock_guard lock(requests_mutex_);
+        if (free_slots_.empty()) {
+            requests_.emplace_back();
+            free_slots_.push_back(static_cast<Slot>(requests_.size() - 1));
+            free_slots_.reserve(requests_.size());
+        }
+        const Slot slot = free_slots_.back();
+        free_slots_.pop_back();
+        requests_[static_cast<std::size_t>(slot)] = std::move(request);
+        return slot;
+    }
+
+    // Appends the first lengths[i] tokens of row i to request slots[i]. Changes nothing if it
+    // throws.
+    void commit(std::span<const Slot> slots, const Token* rows, std::size_t width,
+                std::span<const std::int32_t> lengths) {
+        const std::shared_lock lock(requests_mutex_);
+        for (std::size_t i = 0; i < slots.size(); ++i) {
+            at(slots[i]);
+            if (lengths[i] < 0 || static_cast<std::size_t>(lengths[i]) > width) {
+                throw std::invalid_argument("lengths[" + std::to_string(i) + "] is " +
+                                            std::to_string(lengths[i]) + ": must lie in 0.." +
+                                            std::to_string(width));
+            }
+            require_tokens({rows + i * width, static_cast<std::size_t>(lengths[i])});
+        }
+        for (std::size_t i = 0; i < slots.size(); ++i) {
+            Request& request = at(slots[i]);
+            const std::span tokens(rows + i * width, static_cast<std::size_t>(lengths[i]));
+            const std::lock_guard turn(request.mutex);
+            const bool has_backlog = request.text.has_backlog();
+            request.text.append(tokens);
+            if (!has_backlog) request.text.index(tokens.size());
+        }
+    }
+
+    // Fills one draft for each slot, at most max_nodes[i] nodes of it.
+    void propose(std::span<const Slot> slots, DraftShape shape,
+                 std::span<const std::int32_t> max_nodes, std::span<Draft> drafts) {
+        thread_local Proposer reused;
+        Proposer& proposer = reused;
+        const std::shared_lock lock(requests_mutex_);
+        for (const Slot slot : slots) at(slot);
+        const Namespace* space = nullptr;
+        std::shared_lock<std::shared_mutex> read;  // held from one request to the next
+        for (std::size_t i = 0; i < slots.size(); ++i) {
+            Request& request = at(slots[i]);
+            if (request.space.get() != space) {
+                space = request.space.get();
+                read = {};
+                read = std::shared_lock(request.space->mutex);
+            }
+            const std::lock_guard turn(request.mutex);
+            const int most = std::min(max_nodes[i], static_cast<std::int32_t>(drafts[i].token_ids.size()));
+            if (settings_.paper) {
+                propose_as_paper(request, most, drafts[i]);
+                continue;
+            }
+            const TokenText* shared = request.space->text.get();
+            if (shared->size() == 0) shared = nullptr;
+            proposer.propose({&request.text, request.prompt_end, shared}, shape, most,
+                             settings_.min_token_prob, drafts[i]);
+        }
+    }
+
+    // Forgets a request. keeps: its output (the given one, else what was committed) is shared.
+    void finish(Slot slot, bool keeps, std::optional<std::span<const Token>> output) {
+        if (output) require_tokens(*output);
+        std::shared_ptr<Request> request;
+        {
+            const std::lock_guard lock(requests_mutex_);
+            at(slot);
+            request = std::move(requests_[static_cast<std::size_t>(slot)]);
+            free_slots_.push_back(slot);
+        }
+        std::vector<Token> kept;
+        std::size_t num_tokens = 0;
+        {
+            const std::lock_guard turn(request->mutex);
+            request->is_finished = true;
+            num_tokens = request->text.size();
+            if (keeps) kept = output_of(*request, output);
+        }
+        if (!settings_.indexes_in_background) {
+            shared_.keep(request->space, kept, shared_.num_flushes(*request->space));
+            return;
+        }
+        if (keeps) {
+            const auto num_flushes_seen = shared_.num_flushes(*request->space);
+            add_task(Share{request->space, std::move(kept), num_flushes_seen});
+        }
+        // The worker gives the memory of a long one back.
+        if (num_tokens > kInlineTokens) add_task(std::move(request));
+    }
+
+    void flush(const std::string& space) { shared_.flush(space); }
+    void resize(std::size_t shared_tokens, std::size_t namespace_tokens) {
+        shared_.resize(shared_tokens, namespace_tokens);
+    }
+    void flush_all() { shared_.flush_all(); }
+
+    // Waits until all that was handed in is indexed.
+    void drain() {
+        std::unique_lock lock(tasks_mutex_);
+        tasks_changed_.wait(lock, [this] { return tasks_.empty() && !is_working_; });
+    }
+
+    struct Stats {
+        std::size_t num_requests, num_request_tokens, num_shared_requests, num_shared_tokens,
+            num_namespaces, num_pending_tokens, num_bytes;
+    };
+    Stats stats() const {
+        const auto shared = shared_.sizes();
+        Stats stats{0, 0, shared.num_requests, shared.num_tokens, shared.num_namespaces, 0,
+                    pool_.num_bytes() + shared.num_table_bytes};
+        const std::shared_lock lock(requests_mutex_);
+        for (const auto& request : requests_) {
+            if (!request) continue;
+            const std::lock_guard turn(request->mutex);
+            ++stats.num_requests;
+            stats.num_request_tokens += request->text.size();
+            stats.num_pending_tokens += request->text.end() - request->text.indexed();
+            stats.num_bytes += request->text.num_table_bytes();
+        }
+        return stats;
+    }
+
+    // What is broken in the structures, or null.
+    const char* check() const {
+        if (const char* broken = shared_.check()) return broken;
+        const std::shared_lock lock(requests_mutex_);
+        std::size_t num_active = 0;
+        for (const auto& request : requests_) {
+            if (!request) continue;
+            ++num_active;
+            const std::lock_guard turn(request->mutex);
+            if (const char* broken = request->text.check()) return broken;
+            if (request->prompt_end > request->text.end()) return "a prompt is longer than its text";
+        }
+        if (num_active + free_slots_.size() != requests_.size()) return "a slot is lost";
+        return nullptr;
+    }
+
+private:
+    static constexpr std::size_t kInlineTokens = 512;
+
+    struct Request {
+        Request(BlockPool& pool, std::shared_ptr<Namespace> space, Position prompt_end)
+            : text(pool), space(std::move(space)), prompt_end(prompt_end) {}
+
+        std::mutex mutex;  // guards text and is_finished; taken after the namespace's
+        TokenText text;
+        std::shared_ptr<Namespace> space;
+        Position prompt_end;
+        bool is_finished = false;
+    };
+    struct Share {
+        std::shared_ptr<Namespace> space;
+        std::vector<Token> output;
+        std::uint64_t num_flushes_seen;
+    };
+    using Task = std::variant<std::shared_ptr<Request>, Share>;
+
+    static void require_tokens(std::span<const Token> tokens) {
+        Token least = 0;
+        for (const Token token : tokens) least = std::min(least, token);
+        if (least < 0) {
+            throw std::invalid_argument("token ids must not be negative, got " +
+                                        std::to_string(least));
+        }
+        if (tokens.size() > std::size_t{1} << 30) {
+            throw std::invalid_argument("at most 2**30 tokens at once");
+        }
+    }
+
+    Request& at(Slot slot) const {
+        if (slot < 0 || static_cast<std::size_t>(slot) >= requests_.size() ||
+            !requests_[static_cast<std::size_t>(slot)]) {
+            throw std::invalid_argument("slot " + std::to_string(slot) + " holds no active request");
+        }
+        return *requests_[static_cast<std::size_t>(slot)];
+    }
+
+    void propose_as_paper(const Request& request, int most, Draft& draft) const {
+        draft.num_nodes = 0;
+        draft.features = {};
+        const PaperProposer proposer(*settings_.paper);
+        const auto context = proposer.context_of(request.text);
+        const auto own = proposer.propose(request.text, context, most);
+        const auto shared = proposer.propose(*request.space->text, context, most);
+        const bool is_own = own && (!shared || own->score >= shared->score);
+        if (!own && !shared) return;
+        const PaperDraft& best = is_own ? *own : *shared;
+        for (std::size_t i = 0; i < best.token_ids.size(); ++i) {
+            draft.token_ids[i] = best.token_ids[i];
+            draft.probs[i] = best.probs[i];
+            draft.parents[i] = static_cast<std::int32_t>(i) - 1;
+            draft.depths[i] = static_cast<std::int32_t>(i) + 1;
+        }
+        draft.num_nodes = static_cast<int>(best.token_ids.size());
+        draft.features.match_len = static_cast<float>(best.match_len);
+        draft.features.score = best.score;
+        draft.features.num_tokens = static_cast<float>(draft.num_nodes);
+        draft.features.origin = static_cast<float>(is_own ? Origin::kOutput : Origin::kShared);
+        draft.features.num_occurrences = static_cast<float>(best.num_occurrences);
+        draft.features.num_agreeing = static_cast<float>(best.num_agreeing);
+    }
+
+    static std::vector<Token> output_of(const Request& request,
+                                        std::optional<std::span<const Token>> given) {
+        if (given) return {given->begin(), given->end()};
+        std::vector<Token> output(request.text.end() - request.prompt_end);
+        request.text.copy(request.prompt_end, output);
+        return output;
+    }
+
+    // ---- the thread that indexes ----
+
+    void add_task(Task task) {
+        {
+            const std::lock_guard lock(tasks_mutex_);
+            if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
+            tasks_.push_back(std::move(task));
+        }
+        tasks_changed_.notify_all();
+    }
+
+    void work() {
+        std::unique_lock lock(tasks_mutex_);
+        while (true) {
+            tasks_changed_.wait(lock, [this] { return is_stopping_ || !tasks_.empty(); });
+            if (is_stopping_) return;
+            Task task = std::move(tasks_.front());
+            tasks_.pop_front();
+            is_working_ = true;
+            lock.unlock();
+            bool is_done = true;
+            if (auto* request = std::get_if<std::shared_ptr<Request>>(&task)) {
+                is_done = index_some(**request);
+            } else {
+                auto& work = std::get<Share>(task);
+                shared_.keep(work.space, work.output, work.num_flushes_seen);
+            }
+            // The last hold on a finished request: its memory goes back here.
+            if (is_done) task = Share{};
+            lock.lock();
+            if (!is_done) tasks_.push_back(std::move(task));  // others have their turn
+            is_working_ = false;
+            if (tasks_.empty()) tasks_changed_.notify_all();
+        }
+    }
+
+    // Returns whether nothing is left to do.
+    bool index_some(Request& request) {
+        constexpr int kPiecesPerTurn = 64;
+        for (int piece = 0; piece < kPiecesPerTurn; ++piece) {
+            const std::lock_guard turn(request.mutex);
+            if (request.is_finished) return true;
+            if (request.text.indexed() == 0) request.text.reserve(request.text.size());
+            request.text.index(kPieceTokens);
+            if (!request.text.has_backlog()) return true;
+        }
+        return false;
+    }
+
+    CacheSettings settings_;
+    BlockPool pool_;
+    SharedTexts shared_;
+
+    mutable std::shared_mutex requests_mutex_;  // taken first
+    std::vector<std::shared_ptr<Request>> requests_;
+    std::vector<Slot> free_slots_;
+
+    std::mutex tasks_mutex_;
+    std::condition_variable tasks_changed_;
+    std::deque<Task> tasks_;
+    bool is_working_ = false, is_stopping_ = false;
+    std::thread worker_;
+};
+
+}  // namespace sglang_hvd

@@ -1,0 +1,212 @@
+// The outputs of finished requests, one text for each namespace, within budgets of tokens.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "token_text.hpp"
+
+namespace sglang_hvd {
+
+// Tokens indexed between two moments at which others may read: about 20 us.
+constexpr std::size_t kPieceTokens = 256;
+
+// What the requests of one namespace may read of each other.
+struct Namespace {
+    explicit Namespace(BlockPool& pool) : text(std::make_unique<TokenText>(pool)) {}
+
+    std::shared_mutex mutex;  // guards text: readers propose, the writer adds and evicts
+    std::unique_ptr<TokenText> text;
+
+    // Guarded by SharedTexts.
+    struct Kept {
+        std::uint64_t serial;
+        std::size_t num_tokens;
+    };
+    std::deque<Kept> kept;  // oldest first
+    std::size_t num_tokens = 0;
+    std::uint64_t num_flushes = 0;
+};
+
+// Decides what is kept. Least valuable is what was kept first: of a namespace over its own budget,
+// else of all. An output longer than a budget is not kept. Evicting is amortised O(1) per token.
+// Thread-safe.
+class SharedTexts {
+public:
+    SharedTexts(BlockPool& pool, std::size_t budget, std::size_t namespace_budget)
+        : pool_(pool), budget_(budget), namespace_budget_(namespace_budget) {}
+
+    std::shared_ptr<Namespace> open(const std::string& name) {
+        std::shared_ptr<Namespace> found;
+        {
+            const std::lock_guard lock(names_mutex_);
+            auto& space = by_name_[name];
+            if (!space) space = std::make_shared<Namespace>(pool_);
+            found = space;
+            if (by_name_.size() <= most_names_) return found;
+        }
+        const std::lock_guard lock(writer_mutex_);
+        const std::lock_guard names(names_mutex_);
+        drop_unused_names();
+        most_names_ = std::max<std::size_t>(1024, 2 * by_name_.size());
+        return found;
+    }
+
+    // How often the namespace was flushed: what finished before a flush must not enter after it.
+    std::uint64_t num_flushes(const Namespace& space) const {
+        const std::lock_guard lock(names_mutex_);
+        return space.num_flushes;
+    }
+
+    void keep(const std::shared_ptr<Namespace>& space, std::span<const Token> output,
+              std::uint64_t num_flushes_seen) {
+        const std::lock_guard lock(writer_mutex_);
+        if (output.empty() || output.size() > std::min(budget_, namespace_budget_)) return;
+        if (num_flushes(*space) != num_flushes_seen) return;
+        while (space->num_tokens + output.size() > namespace_budget_) evict_oldest(*space);
+        while (num_tokens_ + output.size() > budget_) evict_oldest_of_all();
+        // Entries of evicted outputs go once they are the majority.
+        if (by_age_.size() > 64 && by_age_.size() > 2 * num_kept_) {
+            std::erase_if(by_age_, [](const Aged& aged) {
+                return aged.space->kept.empty() || aged.space->kept.front().serial > aged.serial;
+            });
+        }
+        space->kept.push_back({next_serial_, output.size()});
+        by_age_.push_back({next_serial_++, space});
+        space->num_tokens += output.size();
+        num_tokens_ += output.size();
+        ++num_kept_;
+        {
+            const std::lock_guard write(space->mutex);
+            if (space->text->needs_renumbering()) space->text->renumber();
+            space->text->append(output);
+            space->text->close();
+        }
+        for (bool is_done = false; !is_done;) {
+            const std::lock_guard write(space->mutex);
+            space->text->index(kPieceTokens);
+            is_done = !space->text->has_backlog();
+        }
+    }
+
+    // Changes the budgets, and evicts what is over them.
+    void resize(std::size_t budget, std::size_t namespace_budget) {
+        const std::lock_guard lock(writer_mutex_);
+        budget_ = budget;
+        namespace_budget_ = namespace_budget;
+        {
+            const std::lock_guard names(names_mutex_);
+            for (auto& [name, space] : by_name_) {
+                while (space->num_tokens > namespace_budget_) evict_oldest(*space);
+            }
+        }
+        while (num_tokens_ > budget_) evict_oldest_of_all();
+    }
+
+    void flush(const std::string& name) {
+        const std::lock_guard lock(writer_mutex_);
+        const std::lock_guard names(names_mutex_);
+        if (const auto at = by_name_.find(name); at != by_name_.end()) empty(*at->second);
+        drop_unused_names();
+    }
+
+    void flush_all() {
+        const std::lock_guard lock(writer_mutex_);
+        const std::lock_guard names(names_mutex_);
+        for (auto& [name, space] : by_name_) empty(*space);
+        drop_unused_names();
+    }
+
+    struct Sizes {
+        std::size_t num_requests, num_tokens, num_namespaces, num_table_bytes;
+    };
+    Sizes sizes() const {
+        const std::lock_guard lock(writer_mutex_);
+        const std::lock_guard names(names_mutex_);
+        std::size_t num_table_bytes = 0;
+        for (const auto& [name, space] : by_name_) num_table_bytes += space->text->num_table_bytes();
+        return {num_kept_, num_tokens_, by_name_.size(), num_table_bytes};
+    }
+
+    const char* check() const {
+        const std::lock_guard lock(writer_mutex_);
+        const std::lock_guard names(names_mutex_);
+        std::size_t num_tokens = 0, num_kept = 0;
+        for (const auto& [name, space] : by_name_) {
+            const std::lock_guard read(space->mutex);
+            if (const char* broken = space->text->check()) return broken;
+            std::size_t in_space = 0;
+            for (const auto& kept : space->kept) in_space += kept.num_tokens;
+            if (in_space != space->num_tokens) return "a namespace's tokens are miscounted";
+            if (in_space + space->kept.size() != space->text->size()) return "a text holds more than is kept";
+            if (in_space > namespace_budget_) return "a namespace is over its budget";
+            num_tokens += in_space;
+            num_kept += space->kept.size();
+        }
+        if (num_tokens != num_tokens_ || num_kept != num_kept_) return "shared tokens are miscounted";
+        return num_tokens > budget_ ? "the shared cache is over its budget" : nullptr;
+    }
+
+private:
+    struct Aged {
+        std::uint64_t serial;
+        std::shared_ptr<Namespace> space;
+    };
+
+    void evict_oldest_of_all() {
+        const auto [serial, space] = by_age_.front();
+        by_age_.pop_front();
+        // What its own namespace evicted before is still listed here.
+        if (!space->kept.empty() && space->kept.front().serial == serial) evict_oldest(*space);
+    }
+
+    void evict_oldest(Namespace& space) {
+        const std::size_t num_tokens = space.kept.front().num_tokens;
+        space.kept.pop_front();
+        space.num_tokens -= num_tokens;
+        num_tokens_ -= num_tokens;
+        --num_kept_;
+        const std::lock_guard write(space.mutex);
+        space.text->drop_before(space.text->begin() + static_cast<Position>(num_tokens) + 1);
+    }
+
+    void empty(Namespace& space) {
+        ++space.num_flushes;
+        num_tokens_ -= space.num_tokens;
+        num_kept_ -= space.kept.size();
+        space.num_tokens = 0;
+        space.kept.clear();
+        const std::lock_guard write(space.mutex);
+        space.text = std::make_unique<TokenText>(pool_);
+    }
+
+    // Nobody holds these, so nobody can miss them.
+    void drop_unused_names() {
+        std::erase_if(by_age_, [](const Aged& aged) {
+            return aged.space->kept.empty() || aged.space->kept.front().serial > aged.serial;
+        });
+        std::erase_if(by_name_, [](const auto& entry) {
+            return entry.second.use_count() == 1 && entry.second->kept.empty();
+        });
+    }
+
+    BlockPool& pool_;
+    std::size_t budget_, namespace_budget_;  // guarded by writer_mutex_
+    mutable std::mutex writer_mutex_;  // taken before names_mutex_, and that before a Namespace's
+    mutable std::mutex names_mutex_;
+    std::map<std::string, std::shared_ptr<Namespace>> by_name_;
+    std::deque<Aged> by_age_;  // oldest first
+    std::size_t most_names_ = 1024;  // names in use before unused ones are looked for
+    std::size_t num_tokens_ = 0, num_kept_ = 0;
+    std::uint64_t next_serial_ = 0;
+};
+
+}  // namespace sglang_hvd

@@ -1,0 +1,374 @@
+// Tokens laid one after the other, and for each place the earlier places with the same history.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cassert>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "block_pool.hpp"
+
+namespace sglang_hvd {
+
+using Token = std::int32_t;
+using Position = std::uint32_t;
+
+constexpr Token kEnd = -1;  // follows every finished sequence; no token is negative
+
+// How many last tokens a place is found by. The highest finds long matches among many occurrences
+// of common pairs; 2 and 1 find what there is where no longer match exists.
+constexpr std::array<int, 3> kOrders = {4, 2, 1};
+constexpr int kNumOrders = static_cast<int>(kOrders.size());
+constexpr int kUnigram = kNumOrders - 1;
+
+constexpr int kLookBack = 32;   // tokens compared to tell how long a match is
+constexpr int kLookAhead = 64;  // tokens readable after a place: the longest draft
+
+// Mixes the last kOrders[order] tokens before end.
+inline std::uint32_t context_hash(const Token* end, int order) {
+    auto pair = [end](int distance) {
+        std::uint64_t tokens;
+        std::memcpy(&tokens, end - distance, sizeof tokens);
+        return tokens;
+    };
+    std::uint64_t h;
+    switch (order) {
+        case 0:
+            h = (pair(2) * 0x9E3779B97F4A7C15u) ^ std::rotl(pair(4) * 0xC2B2AE3D27D4EB4Fu, 17);
+            break;
+        case 1: h = pair(2); break;
+        default: h = static_cast<std::uint32_t>(end[-1]); break;
+    }
+    h = (h ^ (h >> 32)) * 0xFF51AFD7ED558CCDu;
+    return static_cast<std::uint32_t>(h >> 32);
+}
+
+// Number of tokens that agree before the two ends, at most `most` (<= kLookBack).
+inline int common_suffix(const Token* a, const Token* b, int most) {
+    int length = 0;
+    while (length + 2 <= most) {
+        std::uint64_t x, y;
+        std::memcpy(&x, a - length - 2, sizeof x);
+        std::memcpy(&y, b - length - 2, sizeof y);
+        if (x != y) return length + ((x ^ y) >> 32 == 0 ? 1 : 0);
+        length += 2;
+    }
+    return length < most && a[-1 - length] == b[-1 - length] ? length + 1 : length;
+}
+
+// A growing text that can also lose its oldest tokens.
+//
+// Tokens stand in blocks with some tokens of their neighbours copied to both sides, so that the
+// kLookBack tokens before and the kLookAhead tokens from a place can be read in one piece. For each
+// order, `previous` links a place to the latest earlier place whose last tokens have the same
+// hash bucket, and `heads` holds the latest place of each bucket (the structure of LZ77
+// compressors). A table doubles by being copied behind itself: each half inherits the chains of
+// both, and whoever follows a chain compares tokens anyhow. Following a link waits for memory, so
+// of single tokens, whose chains are long, the latest places also stand together.
+//
+// Appending is O(1) per token and touches no old token; dropping the oldest tokens frees their
+// blocks and leaves dangling links, which are recognised by lying before begin().
+class TokenText {
+public:
+    explicit TokenText(BlockPool& pool) : pool_(&pool) {
+        for (auto& table : heads_) table.assign(kMinHeads, 0);
+        recent_.assign(kMinRecents, {});
+    }
+    TokenText(const TokenText&) = delete;
+    TokenText& operator=(const TokenText&) = delete;
+    ~TokenText() { release_blocks(first_block_ + blocks_.size()); }
+
+    Position begin() const { return begin_; }
+    Position end() const { return end_; }
+    std::size_t size() const { return end_ - begin_; }
+    // Places before it can be found.
+    Position indexed() const { return indexed_; }
+    bool has_backlog() const { return indexed_ != end_; }
+
+    // Appends tokens; they are found after they are indexed.
+    void append(std::span<const Token> tokens) {
+        assert(tokens.size() < kMaxPosition - end_);
+        while (!tokens.empty()) {
+            const std::size_t offset = end_ % kBlockTokens;
+            if (end_ / kBlockTokens == first_block_ + blocks_.size()) add_block();
+            const auto piece = tokens.first(std::min(tokens.size(), kBlockTokens - offset));
+            std::copy(piece.begin(), piece.end(), block_at(end_).at(offset));
+            if (offset < kLookAhead && blocks_.size() > 1) {
+                const auto ahead = piece.first(std::min(piece.size(), kLookAhead - offset));
+                std::copy(ahead.begin(), ahead.end(),
+                          blocks_[blocks_.size() - 2]->at(kBlockTokens + offset));
+            }
+            end_ += static_cast<Position>(piece.size());
+            tokens = tokens.subspan(piece.size());
+        }
+    }
+
+    // Ends the last sequence: nothing is found or read across this place.
+    void close() {
+        const Token end = kEnd;
+        append({&end, 1});
+    }
+
+    // Indexes the next places, at most num_tokens of them.
+    void index(std::size_t num_tokens) {
+        const Position stop =
+            static_cast<Position>(std::min<std::size_t>(end_, indexed_ + num_tokens));
+        while (indexed_ < stop) {
+            const std::size_t offset = indexed_ % kBlockTokens;
+            Block& block = block_at(indexed_);
+            const Position block_stop = static_cast<Position>(
+                std::min<std::size_t>(stop, indexed_ + (kBlockTokens - offset)));
+            grow_heads(block_stop - begin_);
+            for (std::size_t i = offset; indexed_ < block_stop; ++i) index_place(block, i);
+        }
+    }
+
+    // Makes room in the tables for a text of this size, so that they need not grow.
+    void reserve(std::size_t num_tokens) { grow_heads(num_tokens); }
+
+    // Forgets all tokens before this place, which must be the start of a sequence.
+    void drop_before(Position place) {
+        assert(begin_ <= place && place <= indexed_);
+        begin_ = place;
+        release_blocks(place / kBlockTokens);
+        shrink_heads();
+    }
+
+    // From here the kLookBack tokens before a place and up to kLookAhead tokens from it (but not
+    // beyond end()) can be read. begin() < place <= end(), or place == begin().
+    const Token* at(Position place) const {
+        // The last token's block always exists.
+        if (place == end_) return place == 0 ? nullptr : at(place - 1) + 1;
+        return block_at(place).at(place % kBlockTokens);
+    }
+
+    Token token(Position place) const { return place < end_ ? *at(place) : kEnd; }
+
+    // Copies the tokens from a place on.
+    void copy(Position place, std::span<Token> to) const {
+        while (!to.empty()) {
+            const std::size_t num = std::min(to.size(), kBlockTokens - place % kBlockTokens);
+            std::copy_n(at(place), num, to.begin());
+            place += static_cast<Position>(num);
+            to = to.subspan(num);
+        }
+    }
+
+    // The latest indexed token whose last kOrders[order] tokens fall into this bucket.
+    struct Found {
+        bool is_found;
+        Position place;
+    };
+    Found latest(std::uint32_t hash, int order) const {
+        Position head;
+        if (order == kUnigram) {
+            const Recent& recent = recent_[hash & (recent_.size() - 1)];
+            head = recent.heads[recent.newest];
+        } else {
+            head = heads_[order][hash & (heads_[order].size() - 1)];
+        }
+        return {head > begin_, head - 1};
+    }
+    // The latest places of a single token, the newest first, at most kNumRecent; returns how many.
+    static constexpr int kNumRecent = 15;
+    int recent(std::uint32_t hash, std::span<Position> places) const {
+        const Recent& recent = recent_[hash & (recent_.size() - 1)];
+        int num = 0;
+        for (Position i = 0, at = recent.newest; i < kNumRecent; ++i) {
+            const Position head = recent.heads[at];
+            if (head <= begin_ || num == static_cast<int>(places.size())) break;
+            places[num++] = head - 1;
+            at = at == 0 ? kNumRecent - 1 : at - 1;
+        }
+        return num;
+    }
+    Found previous(Position place, int order) const {
+        const Position distance = block_at(place).previous[order][place % kBlockTokens];
+        return {distance != 0 && distance <= place - begin_, place - distance};
+    }
+    void prefetch_head(std::uint32_t hash, int order) const {
+        if (order == kUnigram) {
+            __builtin_prefetch(&recent_[hash & (recent_.size() - 1)]);
+        } else {
+            __builtin_prefetch(&heads_[order][hash & (heads_[order].size() - 1)]);
+        }
+    }
+
+    // Positions are 32 bits wide: before they run out, all move down by the same amount.
+    bool needs_renumbering() const { return end_ > kRenumberAt && begin_ > kRenumberAt / 2; }
+    void renumber() {
+        const auto shift = static_cast<Position>(begin_ / kBlockTokens * kBlockTokens);
+        for (auto& table : heads_) {
+            for (Position& head : table) head = head > shift ? head - shift : 0;
+        }
+        for (Recent& recent : recent_) {
+            for (Position& head : recent.heads) head = head > shift ? head - shift : 0;
+        }
+        first_block_ -= shift / kBlockTokens;
+        begin_ -= shift;
+        end_ -= shift;
+        indexed_ -= shift;
+    }
+
+    std::size_t num_table_bytes() const {
+        std::size_t num_heads = 0;
+        for (const auto& table : heads_) num_heads += table.capacity();
+        return num_heads * sizeof(Position) + recent_.capacity() * sizeof(Recent) +
+               blocks_.capacity() * sizeof(Block*);
+    }
+
+    // Checks every link and copy; throws nothing, returns what is broken or null. O(size).
+    const char* check() const {
+        if (begin_ > indexed_ || indexed_ > end_) return "begin, indexed and end out of order";
+        if (first_block_ != begin_ / kBlockTokens && size() != 0) return "a dropped block is held";
+        for (Position place = begin_; place < indexed_; ++place) {
+            const Token* here = at(place);
+            for (Position back = 1; back <= kLookBack && back <= place - begin_; ++back)
+                if (*(here - back) != *at(place - back)) return "a copied token differs";
+            for (Position ahead = 1; ahead < kLookAhead && ahead < end_ - place; ++ahead)
+                if (here[ahead] != *at(place + ahead)) return "a copied token differs";
+            for (int order = 0; order < kNumOrders; ++order) {
+                const Found link = previous(place, order);
+                if (link.is_found && (link.place >= place || link.place < begin_))
+                    return "a link does not point back into the text";
+            }
+        }
+        for (const auto& table : heads_) {
+            if (!std::has_single_bit(table.size())) return "a table's size is no power of 2";
+            for (const Position head : table)
+                if (head > indexed_) return "a table points past the text";
+        }
+        if (!std::has_single_bit(recent_.size())) return "a table's size is no power of 2";
+        for (const Recent& recent : recent_) {
+            if (recent.newest >= kNumRecent) return "the newest place is none";
+            for (const Position head : recent.heads)
+                if (head > indexed_) return "a table points past the text";
+        }
+        return nullptr;
+    }
+
+private:
+    static constexpr std::size_t kBlockTokens = 928;  // so that a block's tokens fill one page
+    static constexpr std::size_t kMinHeads = 64;
+    static constexpr std::size_t kMinRecents = 16;
+    // The number of different tokens is bounded, so is the table that finds single tokens.
+    static constexpr std::size_t kMaxRecents = std::size_t{1} << 16;
+    static constexpr Position kMaxPosition = std::numeric_limits<Position>::max() - 1;
+#ifdef HVD_CHECKED
+    static constexpr Position kRenumberAt = Position{1} << 13;  // so that tests get there
+#else
+    static constexpr Position kRenumberAt = Position{1} << 31;
+#endif
+
+    struct Block {
+        Token tokens[kLookBack + kBlockTokens + kLookAhead];
+        Position previous[kNumOrders][kBlockTokens];  // distance back; 0: none
+
+        const Token* at(std::size_t offset) const { return tokens + kLookBack + offset; }
+        Token* at(std::size_t offset) { return tokens + kLookBack + offset; }
+    };
+    static_assert(sizeof(Block) <= BlockPool::kBlockBytes);
+    static_assert(sizeof(Block::tokens) <= 4096);
+
+    // Place + 1 of the latest places of the tokens in one bucket, in a ring; 0: none.
+    struct alignas(64) Recent {
+        Position newest = 0;
+        Position heads[kNumRecent] = {};
+    };
+
+    Block& block_at(Position place) const {
+        return *blocks_[place / kBlockTokens - first_block_];
+    }
+
+    void add_block() {
+        blocks_.reserve(blocks_.size() + 1);
+        Block* block = static_cast<Block*>(pool_->allocate());
+        if (blocks_.empty()) {
+            std::fill_n(block->tokens, kLookBack, kEnd);
+        } else {
+            std::copy_n(blocks_.back()->at(kBlockTokens - kLookBack), kLookBack, block->tokens);
+        }
+        blocks_.push_back(block);
+    }
+
+    void release_blocks(std::size_t stop) {
+        const std::size_t num_dropped = std::min(stop - first_block_, blocks_.size());
+        for (std::size_t i = 0; i < num_dropped; ++i) pool_->release(blocks_[i]);
+        blocks_.erase(blocks_.begin(), blocks_.begin() + static_cast<std::ptrdiff_t>(num_dropped));
+        first_block_ += num_dropped;
+    }
+
+    void index_place(Block& block, std::size_t offset) {
+        const Token* end = block.at(offset) + 1;
+        run_ = end[-1] == kEnd ? 0 : run_ + 1;
+        for (int order = 0; order < kNumOrders; ++order) {
+            Position distance = 0;
+            if (run_ >= static_cast<std::size_t>(kOrders[order])) {
+                const std::uint32_t hash = context_hash(end, order);
+                const Found latest = this->latest(hash, order);
+                if (latest.is_found) distance = indexed_ - latest.place;
+                remember(hash, order);
+            }
+            block.previous[order][offset] = distance;
+        }
+        ++indexed_;
+    }
+
+    void remember(std::uint32_t hash, int order) {
+        if (order == kUnigram) {
+            Recent& recent = recent_[hash & (recent_.size() - 1)];
+            recent.newest = recent.newest == kNumRecent - 1 ? 0 : recent.newest + 1;
+            recent.heads[recent.newest] = indexed_ + 1;
+        } else {
+            heads_[order][hash & (heads_[order].size() - 1)] = indexed_ + 1;
+        }
+    }
+
+    static std::size_t wanted_heads(std::size_t num_tokens) {
+        return std::bit_ceil(std::max(num_tokens, kMinHeads));
+    }
+
+    void grow_heads(std::size_t num_tokens) {
+        const std::size_t wanted = wanted_heads(num_tokens);
+        for (auto& table : heads_) grow(table, wanted);
+        grow(recent_, std::clamp(wanted / 8, kMinRecents, kMaxRecents));
+    }
+
+    template <typename Table>
+    static void grow(Table& table, std::size_t wanted) {
+        if (table.size() >= wanted) return;
+        table.reserve(wanted);
+        while (table.size() < wanted) {
+            const std::size_t half = table.size();
+            table.resize(2 * half);
+            std::copy_n(table.begin(), half, table.begin() + static_cast<std::ptrdiff_t>(half));
+        }
+    }
+
+    // After 7/8 of what the tables were made for has gone, they are built anew: amortised O(1) per
+    // dropped token.
+    void shrink_heads() {
+        if (wanted_heads(size()) * 8 > heads_[0].size()) return;
+        for (auto& table : heads_) std::vector<Position>(kMinHeads, 0).swap(table);
+        std::vector<Recent>(kMinRecents).swap(recent_);
+        grow_heads(size());
+        indexed_ = begin_;
+        run_ = 0;
+        index(size());
+    }
+
+    BlockPool* pool_;
+    std::vector<Block*> blocks_;
+    std::size_t first_block_ = 0;  // number of blocks dropped before blocks_[0]
+    Position begin_ = 0, indexed_ = 0, end_ = 0;
+    std::size_t run_ = 0;  // tokens of the last sequence that are indexed
+    std::array<std::vector<Position>, kUnigram> heads_;  // place + 1; 0: none
+    std::vector<Recent> recent_;
+};
+
+}  // namespace sglang_hvd
