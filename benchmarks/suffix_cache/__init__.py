@@ -1,0 +1,1 @@
+"""The native suffix cache beside ArcticInference: time, memory and drafts."""

@@ -1,0 +1,158 @@
+"""python -m benchmarks.suffix_cache [--json FILE]"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+
+from benchmarks.suffix_cache import peer, replay, timings
+from benchmarks.suffix_cache.contestants import Arctic, Contestant, Ours
+from benchmarks.suffix_cache.rows import Row, higher_is_better, lower_is_better, table
+from sglang_hvd.replay.traces import load_tokenizer
+
+SHAPES = {"chain": 0, "tree32": 32, "tree64": 64}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.suffix_cache", description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        default=os.environ.get("HVD_TRACES"),
+        help="folder of recorded generations (default: HVD_TRACES; without: no tokens per step)",
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, default=os.environ.get("HVD_TOKENIZER"), help="their tokenizer"
+    )
+    parser.add_argument(
+        "--peer-folder",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / f"arctic-inference-{peer.VERSION}",
+        help="where ArcticInference is built (default: %(default)s)",
+    )
+    parser.add_argument("--no-peer", action="store_true", help="measure only ours")
+    parser.add_argument("--no-timings", action="store_true", help="measure only the drafts")
+    options = parser.parse_args()
+
+    arctic = None if options.no_peer else _load_peer(options.peer_folder)
+    rows: list[Row] = []
+    if not options.no_timings:
+        rows += _timing_rows(arctic, options.peer_folder)
+    if options.traces is None or options.tokenizer is None:
+        print("no traces: set HVD_TRACES and HVD_TOKENIZER to measure tokens per step")
+    else:
+        rows += _draft_rows(arctic, Path(options.traces), Path(options.tokenizer))
+    print(table(rows))
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+def _load_peer(folder: Path) -> ModuleType | None:
+    try:
+        return peer.load(folder)
+    except peer.PeerUnavailableError as reason:
+        print(f"without ArcticInference {peer.VERSION}: {reason}")
+        return None
+
+
+def _timing_rows(arctic: ModuleType | None, peer_folder: Path) -> list[Row]:
+    def of_peer(measure: Callable[[Contestant], float]) -> float | None:
+        return None if arctic is None else measure(Arctic(arctic))
+
+    rows = [
+        lower_is_better(
+            "append_us_per_token",
+            "one request, 100k tokens",
+            "us",
+            timings.append_us_per_token(Ours()),
+            of_peer(timings.append_us_per_token),
+            "<= 0.2",
+        )
+    ]
+    for num_warm in (104_000, 1_000_000):
+        theirs = timings.Batch(Arctic(arctic), num_warm).measure(30) if arctic else (None, None)
+        for shape, num_nodes in SHAPES.items():
+            ours = timings.Batch(Ours(num_nodes), num_warm).measure(400)
+            stream = f"{shape}, {num_warm // 1000}k warm tokens"
+            limits = {"chain": ("<= 2", "<= 0.25"), "tree32": ("<= 6", "<= 0.5")}
+            per_request, per_step = limits.get(shape, (None, None))
+            rows += [
+                lower_is_better(
+                    "propose_us_per_request", stream, "us", ours[0], theirs[0], per_request
+                ),
+                lower_is_better("step64_ms", stream, "ms", ours[1], theirs[1], per_step),
+            ]
+    ours = timings.start_128k_ms(Ours)
+    theirs = timings.start_128k_ms(lambda: Arctic(arctic)) if arctic else (None, None)
+    stream = "prompt of 128k tokens"
+    rows += [
+        lower_is_better("start128k_ms", stream, "ms", ours[1], theirs[1], "<= 30"),
+        lower_is_better("start128k_serving_thread_ms", stream, "ms", ours[0], theirs[0], "< 0.5"),
+    ]
+    ours = timings.memory(None)
+    theirs = timings.memory(peer_folder) if arctic else (None, None)
+    stream = "responses, 1M tokens"
+    rows += [
+        lower_is_better("bytes_per_token", stream, "B", ours[0], theirs[0], "<= 48"),
+        lower_is_better(
+            "bytes_per_token_after_evicting_half", stream, "B", ours[1], theirs[1], "<= 48"
+        ),
+        lower_is_better(
+            "evict_8k_ms",
+            "one of 64 responses",
+            "ms",
+            timings.evict_8k_ms(Ours()),
+            of_peer(timings.evict_8k_ms),
+            None,
+        ),
+        higher_is_better(
+            "two_thread_speedup",
+            "propose, 32 requests each",
+            "x",
+            timings.two_thread_speedup(Ours()),
+            of_peer(timings.two_thread_speedup),
+            None,
+        ),
+    ]
+    return rows
+
+
+def _draft_rows(arctic: ModuleType | None, traces_dir: Path, tokenizer_file: Path) -> list[Row]:
+    tokenizer = load_tokenizer(tokenizer_file)
+    targets = {"chain": "ratio >= 1.15", "tree32": "ratio >= 1.32", "tree64": "ratio >= 1.40"}
+    rows: list[Row] = []
+    by_family: dict[str, dict[str, list[float]]] = {}
+    for path in sorted(traces_dir.glob("*.jsonl")):
+        traces = replay.load(path, tokenizer)
+        figures = {
+            shape: replay.tokens_per_step(Ours(num_nodes), traces)
+            for shape, num_nodes in SHAPES.items()
+        }
+        theirs = replay.tokens_per_step(Arctic(arctic), traces) if arctic else None
+        family = by_family.setdefault(traces[0].family, {})
+        for shape, ours in figures.items():
+            name = f"tokens_per_step_{shape}"
+            rows.append(higher_is_better(name, path.stem, "tokens", ours, theirs, "ratio >= 1"))
+            family.setdefault(shape, []).append(ours)
+        if theirs is not None:
+            family.setdefault("peer", []).append(theirs)
+        print(path.stem, {shape: round(ours, 3) for shape, ours in figures.items()}, theirs)
+
+    def mean(shape: str) -> float:
+        return statistics.mean(statistics.mean(family[shape]) for family in by_family.values())
+
+    for shape, target in targets.items():
+        theirs = mean("peer") if arctic else None
+        name = f"tokens_per_step_{shape}"
+        rows.append(higher_is_better(name, "mean", "tokens", mean(shape), theirs, target))
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The caches under one interface, each used as its own documentation says."""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_hvd.suffix_cache.draft_batch import DraftBatch
+from sglang_hvd.suffix_cache.native_cache import NativeSuffixCache
+from sglang_hvd.types import TokenIds
+
+MAX_DRAFT_TOKENS = 64
+MAX_REQUESTS = 64
+
+
+class Contestant(Protocol):
+    def start(self, rid: int, prompt_ids: TokenIds) -> None: ...
+    def commit(
+        self, rids: Sequence[int], token_ids: TokenIds, lengths: npt.NDArray[np.int32]
+    ) -> None: ...
+    def propose(self, rids: Sequence[int]) -> None: ...
+    def accepted(self, row: int, continuation: TokenIds) -> int: ...
+    def finish(self, rid: int) -> None: ...
+    def drain(self) -> None: ...
+    def evict_to(self, num_tokens: int) -> None: ...
+
+
+class Ours:
+    """num_nodes 0: chains of up to 64 tokens, else trees of that many nodes."""
+
+    def __init__(self, num_nodes: int = 0, *, background: bool = True) -> None:
+        self._cache = NativeSuffixCache(shared_cache_tokens=2**24, background=background)
+        self._is_tree = num_nodes > 0
+        width = num_nodes or MAX_DRAFT_TOKENS
+        self._batch = DraftBatch.of_size(MAX_REQUESTS, width)
+        self._max_nodes = np.full(MAX_REQUESTS, width, np.int32)
+
+    def start(self, rid: int, prompt_ids: TokenIds) -> None:
+        self._cache.start(rid, prompt_ids)
+
+    def commit(
+        self, rids: Sequence[int], token_ids: TokenIds, lengths: npt.NDArray[np.int32]
+    ) -> None:
+        self._cache.commit(rids, token_ids, lengths)
+
+    def propose(self, rids: Sequence[int]) -> None:
+        limits = self._max_nodes[: len(rids)]
+        self._cache.propose_into(self._batch, rids, limits, is_tree=self._is_tree)
+
+    def accepted(self, row: int, continuation: TokenIds) -> int:
+        num_nodes = int(self._batch.num_nodes[row])
+        token_ids = self._batch.token_ids[row, :num_nodes].tolist()
+        parents = self._batch.parents[row, :num_nodes].tolist()
+        return _accepted(token_ids, parents, continuation)
+
+    def finish(self, rid: int) -> None:
+        self._cache.finish(rid, keep=True)
+
+    def drain(self) -> None:
+        self._cache.drain()
+
+    def evict_to(self, num_tokens: int) -> None:
+        self._cache.resize(num_tokens)
+
+
+class Arctic:
+    """ArcticInference at the paper's settings."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._cache = module.SuffixDecodingCache(max_tree_depth=64, max_cached_requests=-1)
+        self._tokens: dict[int, npt.NDArray[np.int32]] = {}
+        self._num_tokens: dict[int, int] = {}
+        self._drafts: list[tuple[list[int], list[int]]] = []
+        self._cached: dict[int, int] = {}  # rid -> output tokens
+
+    def start(self, rid: int, prompt_ids: TokenIds) -> None:
+        self._cache.start_request(rid, prompt_ids)
+        # The caller has to hand over the context: kept as a growing array, as vLLM does.
+        tokens = np.empty(2 * len(prompt_ids) + 4096, np.int32)
+        tokens[: len(prompt_ids)] = prompt_ids
+        self._tokens[rid], self._num_tokens[rid] = tokens, len(prompt_ids)
+        self._cached[rid] = 0
+
+    def commit(
+        self, rids: Sequence[int], token_ids: TokenIds, lengths: npt.NDArray[np.int32]
+    ) -> None:
+        for rid, row, length in zip(rids, token_ids, lengths, strict=True):
+            new_ids = row[:length]
+            self._cache.add_active_response(rid, new_ids)
+            begin = self._num_tokens[rid]
+            end = begin + len(new_ids)
+            if end > len(self._tokens[rid]):
+                self._tokens[rid] = np.concatenate([self._tokens[rid], np.empty(end, np.int32)])
+            self._tokens[rid][begin:end] = new_ids
+            self._num_tokens[rid] = end
+            self._cached[rid] += len(new_ids)
+
+    def propose(self, rids: Sequence[int]) -> None:
+        self._drafts = []
+        for rid in rids:
+            end = self._num_tokens[rid]
+            context = self._tokens[rid][max(end - 64, 0) : end]
+            draft = self._cache.speculate(rid, context, max_spec_tokens=MAX_DRAFT_TOKENS)
+            self._drafts.append((draft.token_ids, draft.parents))
+
+    def accepted(self, row: int, continuation: TokenIds) -> int:
+        return _accepted(*self._drafts[row], continuation)
+
+    def finish(self, rid: int) -> None:
+        self._cache.stop_request(rid)
+        del self._tokens[rid], self._num_tokens[rid]
+
+    def drain(self) -> None:
+        pass
+
+    def evict_to(self, num_tokens: int) -> None:
+        while sum(self._cached.values()) > num_tokens:
+            oldest = next(iter(self._cached))
+            self._cache.evict_cached_response(oldest)
+            del self._cached[oldest]
+
+
+def _accepted(token_ids: list[int], parents: list[int], continuation: TokenIds) -> int:
+    """Length of the longest path from the root that the continuation confirms."""
+    wanted = continuation.tolist()
+    node, depth = -1, 0
+    for index, (token, parent) in enumerate(zip(token_ids, parents, strict=True)):
+        if parent == node and depth < len(wanted) and token == wanted[depth]:
+            node, depth = index, depth + 1
+    return depth

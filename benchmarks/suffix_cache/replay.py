@@ -1,0 +1,35 @@
+"""Tokens per step on recorded text: every step verifies a draft, greedy, one bonus token."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from benchmarks.suffix_cache.contestants import Contestant
+from sglang_hvd.replay.traces import Trace, read_text_traces, tokenize
+
+
+def load(path: Path, tokenizer: Tokenizer) -> list[Trace]:
+    return list(tokenize(read_text_traces(path), tokenizer, eos_token_id=None))
+
+
+def tokens_per_step(cache: Contestant, traces: Iterable[Trace]) -> float:
+    """Generated tokens per verification step over all traces, which run one after the other."""
+    num_tokens = num_steps = 0
+    for rid, trace in enumerate(traces):
+        output = trace.output_ids
+        cache.start(rid, trace.prompt_ids)
+        cache.drain()
+        position = 0
+        while position < len(output):
+            cache.propose([rid])
+            accepted = cache.accepted(0, output[position : position + 64])
+            step = output[position : position + accepted + 1]
+            cache.commit([rid], step[None], np.array([len(step)], np.int32))
+            position += len(step)
+            num_steps += 1
+        num_tokens += len(output)
+        cache.finish(rid)
+        cache.drain()
+    return num_tokens / num_steps

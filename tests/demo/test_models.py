@@ -1,0 +1,73 @@
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from sglang_hvd.demo import models
+from sglang_hvd.demo.build import RECIPES, Recipe
+from sglang_hvd.demo.models import ensure_demo_models
+
+
+@pytest.fixture(autouse=True)
+def quick_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands in for minutes of training: what is tested here is where the result goes."""
+
+    def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
+        with (tmp_path / "builds").open("a") as log:
+            log.write("built\n")
+        (directory / "predictor.safetensors").touch()
+
+    monkeypatch.setattr(models, "build", build)
+
+
+def num_builds(tmp_path: Path) -> int:
+    return (tmp_path / "builds").read_text().count("built")
+
+
+def test_a_second_call_builds_nothing(tmp_path: Path) -> None:
+    built = ensure_demo_models(tmp_path / "cache", progress=False)
+    assert built.predictor.is_file()
+    assert ensure_demo_models(tmp_path / "cache", progress=False) == built
+    assert num_builds(tmp_path) == 1
+
+
+def test_an_interrupted_build_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(recipe: Recipe, directory: Path, *, progress: bool) -> None:
+        (directory / "target").mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(models, "build", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ensure_demo_models(tmp_path, progress=False)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_of_two_processes_at_once_one_builds(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=ensure_demo_models, args=(tmp_path,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert num_builds(tmp_path) == 1
+
+
+def test_another_recipe_has_a_place_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = ensure_demo_models(tmp_path, progress=False)
+    other = replace(RECIPES["llama"], target_tokens=1)
+    monkeypatch.setattr(models, "RECIPES", MappingProxyType({"llama": other}))
+    assert ensure_demo_models(tmp_path, progress=False) != built
+
+
+def test_a_cache_that_cannot_be_written_is_a_user_error(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ValueError, match="choose another --cache-dir"):
+        ensure_demo_models(file, progress=False)

@@ -1,0 +1,184 @@
+"""Real SGLang servers on the demo models, and what the tests ask of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from sglang_hvd.demo.corpus.session import FAMILIES
+from sglang_hvd.demo.corpus.sessions import demo_sessions
+from sglang_hvd.demo.models import DemoModels, ensure_demo_models
+from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer
+
+Shape = Literal["llama", "qwen3"]
+
+TREE = (
+    *("--speculative-num-steps", "3", "--speculative-eagle-topk", "4"),
+    *("--speculative-num-draft-tokens", "16"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder starts servers."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server and short names for what tests do with it."""
+
+    process: SglangServer
+
+    def generate(self, prompt: str | list[int], **params: Any) -> dict[str, Any]:
+        """POST /generate, greedy unless told otherwise."""
+        return self.process.post("/generate", request_body(prompt, **params))
+
+    def generate_all(
+        self, prompts: Sequence[str | list[int]], *, concurrency: int, **params: Any
+    ) -> list[dict[str, Any]]:
+        """Answers in the order of the prompts, `concurrency` of them in flight."""
+        with ThreadPoolExecutor(concurrency) as pool:
+            return list(pool.map(lambda prompt: self.generate(prompt, **params), prompts))
+
+    def hvd_state(self) -> dict[str, Any]:
+        """The HVD part of /server_info."""
+        return self.process.get("/server_info")["internal_states"][0]["hvd"]
+
+
+def request_body(prompt: str | list[int], **params: Any) -> dict[str, Any]:
+    """Body of /generate; keys that are no sampling parameters stand beside them."""
+    top_level = {"return_logprob", "logprob_start_len", "top_logprobs_num", "stream", "rid"}
+    body: dict[str, Any] = {key: params.pop(key) for key in top_level & set(params)}
+    body["text" if isinstance(prompt, str) else "input_ids"] = prompt
+    body["sampling_params"] = {"temperature": 0, "max_new_tokens": 96, **params}
+    return body
+
+
+@pytest.fixture(scope="session")
+def demo_cache() -> Path:
+    """Where the demo models are built once and kept, as `sglang-hvd demo` keeps them."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sglang_hvd"
+    return Path(os.environ.get("HVD_DEMO_CACHE", default))
+
+
+@pytest.fixture(scope="session")
+def models_of(demo_cache: Path) -> Callable[[Shape], DemoModels]:
+    """Demo models by shape; built on first use."""
+    return lambda shape: ensure_demo_models(demo_cache, shape=shape, progress=False)
+
+
+@pytest.fixture(scope="session")
+def models(models_of: Callable[[Shape], DemoModels]) -> DemoModels:
+    """The Llama-shaped demo models."""
+    return models_of("llama")
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[str]:
+    """First and later turns of every family, as the chat template renders them."""
+    rendered = []
+    for family in FAMILIES:
+        for session in demo_sessions(family, count=2, seed=11):
+            text = ""
+            for turn in session.turns[:2]:
+                text += f"<|im_start|>user\n{turn.user}<|im_end|>\n<|im_start|>assistant\n"
+                rendered.append(text)
+                text += f"{turn.assistant}<|im_end|>\n"
+    return rendered
+
+
+@pytest.fixture(scope="session")
+def long_prompt(prompts: list[str]) -> str:
+    """The longest of the prompts: a file to edit."""
+    return max(prompts, key=len)
+
+
+StartServer = Callable[..., Server]
+
+
+@pytest.fixture(scope="session")
+def start_server(
+    models_of: Callable[[Shape], DemoModels], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StartServer]:
+    """Start a server by its flags; one that runs with the same flags already is used again.
+
+    Only the latest used few stay up, so a fixture asks for its server anew in every test.
+    """
+    running: dict[tuple[Any, ...], SglangServer] = {}
+    logs = tmp_path_factory.mktemp("servers")
+
+    def start(
+        *flags: str, shape: Shape = "llama", environment: dict[str, str] | None = None
+    ) -> Server:
+        key = (shape, flags, tuple(sorted((environment or {}).items())))
+        if key in running:
+            running[key] = running.pop(key)  # the latest used stays longest
+            return Server(running[key])
+        while len(running) >= 4:
+            running.pop(next(iter(running))).stop()
+        models = models_of(shape)
+        server = SglangServer(
+            ["--model-path", str(models.target), *CPU_FLAGS, *flags],
+            log_file=logs / f"{len(list(logs.iterdir()))}.log",
+            environment={**CPU_ENVIRONMENT, **(environment or {})},
+        )
+        server.__enter__()
+        running[key] = server
+        return Server(server)
+
+    yield start
+    for server in running.values():
+        server.stop()
+    shutil.rmtree(logs, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def start_hvd(start_server: StartServer, models_of: Callable[[Shape], DemoModels]) -> StartServer:
+    """Start an HVD server: a policy, the model drafter's tree, and more flags."""
+
+    def start(
+        policy: str,
+        *flags: str,
+        drafting: Sequence[str] = TREE,
+        shape: Shape = "llama",
+        environment: dict[str, str] | None = None,
+    ) -> Server:
+        models = models_of(shape)
+        return start_server(
+            *("--speculative-algorithm", "HVD"),
+            *("--speculative-draft-model-path", str(models.drafter), *drafting),
+            *("--hvd-policy", policy, "--hvd-predictor", str(models.predictor)),
+            *flags,
+            shape=shape,
+            environment=environment,
+        )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def plain_ids(
+    start_server: StartServer,
+) -> Callable[..., list[list[int]]]:
+    """Output token ids of plain serving, one request at a time; computed once per question."""
+    known: dict[str, list[list[int]]] = {}
+
+    def ids(
+        prompts: Sequence[str | list[int]], *, shape: Shape = "llama", **params: Any
+    ) -> list[list[int]]:
+        question = repr((prompts, shape, sorted(params.items())))
+        if question not in known:
+            answers = start_server(shape=shape).generate_all(prompts, concurrency=1, **params)
+            known[question] = [answer["output_ids"] for answer in answers]
+        return known[question]
+
+    return ids

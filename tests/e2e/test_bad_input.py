@@ -1,0 +1,172 @@
+"""A user's mistake ends the start with one clear line and a non-zero exit, before serving."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS
+
+TREE = (
+    *("--speculative-num-steps", "3", "--speculative-eagle-topk", "4"),
+    *("--speculative-num-draft-tokens", "16"),
+)
+
+
+@pytest.fixture
+def fails_with(models: Any) -> Callable[..., str]:
+    """Run the launcher to its end; returns the one line it ends with."""
+
+    def run(
+        *flags: str, drafter: Path | None = None, target: Path | None = None, **environment: str
+    ) -> str:
+        draft = drafter if drafter is not None else models.drafter
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "sglang.launch_server", *CPU_FLAGS),
+                *("--model-path", str(target or models.target)),
+                *("--speculative-algorithm", "HVD"),
+                *(("--speculative-draft-model-path", str(draft)) if str(draft) != "." else ()),
+                *(*TREE, *flags),
+            ],
+            env={**os.environ, **CPU_ENVIRONMENT, **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode != 0
+        assert "Uvicorn running" not in done.stderr
+        lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, done.stderr[-3000:]
+        assert done.stderr.splitlines()[-1] == lines[0]
+        return lines[0]
+
+    return run
+
+
+def test_an_unknown_policy(fails_with: Callable[..., str]) -> None:
+    line = fails_with("--hvd-policy", "greedy")
+    assert "--hvd-policy" in line
+    assert "'payoff', 'frequency', 'cache' or 'model'" in line
+
+
+def test_a_threshold_that_is_no_number(fails_with: Callable[..., str]) -> None:
+    line = fails_with("--hvd-threshold", "high")
+    assert "--hvd-threshold" in line
+    assert "number" in line
+
+
+def test_a_missing_predictor_file(fails_with: Callable[..., str]) -> None:
+    assert "nowhere.safetensors" in fails_with("--hvd-predictor", "nowhere.safetensors")
+
+
+def test_a_corrupt_predictor_file(
+    fails_with: Callable[..., str], models: Any, tmp_path: Path
+) -> None:
+    corrupt = tmp_path / "predictor.safetensors"
+    corrupt.write_bytes(models.predictor.read_bytes()[:-100])
+    assert str(corrupt) in fails_with("--hvd-predictor", str(corrupt))
+
+
+def test_a_predictor_for_other_features(
+    fails_with: Callable[..., str], models: Any, tmp_path: Path
+) -> None:
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    with safe_open(models.predictor, "numpy") as original:
+        metadata = dict(original.metadata())
+        tensors = {name: original.get_tensor(name) for name in original.keys()}  # noqa: SIM118
+    metadata["features"] = metadata["features"].replace("score", "luck", 1)
+    other = tmp_path / "predictor.safetensors"
+    save_file(tensors, other, metadata)
+    line = fails_with("--hvd-predictor", str(other))
+    assert str(other) in line
+    assert "luck" in line
+
+
+def test_yaml_with_an_unknown_key(fails_with: Callable[..., str], tmp_path: Path) -> None:
+    config = tmp_path / "hvd.yaml"
+    config.write_text("policy: cache\ncolour: red\n")
+    line = fails_with("--hvd-config", str(config))
+    assert str(config) in line
+    assert "colour" in line
+
+
+def test_a_draft_model_of_another_vocabulary(
+    fails_with: Callable[..., str], models: Any, tmp_path: Path
+) -> None:
+    other = tmp_path / "drafter"
+    shutil.copytree(models.drafter, other)
+    config = json.loads((other / "config.json").read_text())
+    config["vocab_size"] += 64
+    (other / "config.json").write_text(json.dumps(config))
+    line = fails_with(drafter=other)
+    assert "vocabulary" in line
+    assert str(config["vocab_size"]) in line
+
+
+def test_no_drafter_for_the_model(fails_with: Callable[..., str]) -> None:
+    assert "--speculative-draft-model-path" in fails_with(drafter=Path("."))
+
+
+def test_a_draft_model_that_is_no_eagle3_drafter(
+    fails_with: Callable[..., str], models: Any
+) -> None:
+    assert "not an EAGLE3 drafter" in fails_with(drafter=models.target)
+
+
+def test_more_draft_nodes_than_candidates(fails_with: Callable[..., str]) -> None:
+    line = fails_with("--speculative-num-draft-tokens", "60")
+    assert "37 with 3 steps and topk 4" in line
+
+
+def test_a_verify_width_below_the_model_tree(fails_with: Callable[..., str]) -> None:
+    assert "narrower" in fails_with("--hvd-verify-width", "8")
+
+
+def test_features_that_hvd_does_not_support(fails_with: Callable[..., str]) -> None:
+    assert "--enable-mixed-chunk" in fails_with("--enable-mixed-chunk")
+
+
+def test_hvd_flags_without_hvd(models: Any) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "sglang.launch_server", *CPU_FLAGS),
+            *("--model-path", str(models.target), "--hvd-policy", "cache"),
+        ],
+        env={**os.environ, **CPU_ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "--hvd-policy given without --speculative-algorithm HVD" in done.stderr
+
+
+def test_a_plugin_that_is_kept_out(models: Any) -> None:
+    # SGLang itself then knows neither the flags nor the name; nothing serves under it.
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "sglang.launch_server", *CPU_FLAGS),
+            *("--model-path", str(models.target), "--speculative-algorithm", "HVD"),
+            *("--speculative-draft-model-path", str(models.drafter), *TREE),
+        ],
+        env={**os.environ, **CPU_ENVIRONMENT, "SGLANG_PLUGINS": "sgl_kernel_cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "Unknown speculative algorithm name: HVD" in done.stderr

@@ -1,0 +1,122 @@
+"""Greedy output is token for token that of plain serving, whatever drafted it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+# What SGLang logs when it takes a running request out for want of KV slots.
+RETRACTED = "Retract requests."
+# Low enough that cache and model drafts mix within one batch.
+MIXING = ("--hvd-threshold", "1.5")
+CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
+# Cache drafts of up to 64 tokens, verified beside a model drafter's tree of 16 nodes.
+WIDE = ("--hvd-verify-width", "65", "--hvd-max-depth", "128")
+
+
+def _assert_same_as_plain(
+    server: Any, expected: list[list[int]], prompts: list[str], **params: Any
+) -> None:
+    for concurrency in (1, 16):
+        server.process.post("/flush_cache", {})  # else the second round is one long cache draft
+        answers = server.generate_all(prompts, concurrency=concurrency, **params)
+        assert [answer["output_ids"] for answer in answers] == expected
+    state = server.hvd_state()
+    assert state["num_requests"] == 0
+    assert state["num_resyncs"] == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "flags", "sources"),
+    [
+        ("payoff", (), {"cache", "model"}),
+        ("payoff", MIXING, {"cache", "model"}),
+        ("frequency", (), {"cache", "model"}),
+        ("cache", (), {"cache", "plain"}),
+        ("cache", WIDE, {"cache", "plain"}),
+        ("payoff", ("--hvd-verify-width", "48", *MIXING), {"cache", "model"}),
+        ("model", (), {"model"}),
+    ],
+)
+def test_every_policy_with_a_model_tree(
+    policy: str,
+    flags: tuple[str, ...],
+    sources: set[str],
+    start_hvd: Callable[..., Any],
+    plain_ids: Callable[..., list[list[int]]],
+    prompts: list[str],
+) -> None:
+    expected = plain_ids(prompts)
+    server = start_hvd(policy, *flags)
+    _assert_same_as_plain(server, expected, prompts)
+    used = {source for source, count in server.hvd_state()["num_cycles"].items() if count}
+    assert used == sources
+
+
+@pytest.mark.parametrize("page_size", ["1", "16"])
+def test_a_model_chain_with_pages(
+    page_size: str,
+    start_hvd: Callable[..., Any],
+    plain_ids: Callable[..., list[list[int]]],
+    prompts: list[str],
+) -> None:
+    expected = plain_ids(prompts)
+    server = start_hvd("payoff", *MIXING, "--page-size", page_size, drafting=CHAIN)
+    _assert_same_as_plain(server, expected, prompts)
+    cycles = server.hvd_state()["num_cycles"]
+    assert cycles["cache"] > 0
+    assert cycles["model"] > 0
+
+
+@pytest.mark.parametrize("policy", ["payoff", "cache"])
+def test_a_qwen3_target(
+    policy: str,
+    start_hvd: Callable[..., Any],
+    plain_ids: Callable[..., list[list[int]]],
+    prompts: list[str],
+) -> None:
+    expected = plain_ids(prompts, shape="qwen3")
+    server = start_hvd(policy, *MIXING, shape="qwen3")
+    _assert_same_as_plain(server, expected, prompts)
+
+
+def test_chunked_prefill(
+    start_hvd: Callable[..., Any], plain_ids: Callable[..., list[list[int]]], prompts: list[str]
+) -> None:
+    expected = plain_ids(prompts)
+    server = start_hvd("payoff", *MIXING, "--chunked-prefill-size", "64")
+    _assert_same_as_plain(server, expected, prompts)
+
+
+def test_prefix_cache_hits_and_a_flush_between_requests(
+    start_hvd: Callable[..., Any], plain_ids: Callable[..., list[list[int]]], prompts: list[str]
+) -> None:
+    expected = plain_ids(prompts)
+    server = start_hvd("payoff")
+    for _ in range(2):
+        answers = [server.generate(prompt) for prompt in prompts]
+        assert [answer["output_ids"] for answer in answers] == expected
+    assert answers[-1]["meta_info"]["cached_tokens"] > 0
+    server.process.post("/flush_cache", {})
+    answer = server.generate(prompts[-1])
+    assert answer["output_ids"] == expected[-1]
+    assert answer["meta_info"]["cached_tokens"] == 0
+
+
+def test_retraction_under_a_small_kv_pool(
+    start_hvd: Callable[..., Any], plain_ids: Callable[..., list[list[int]]], prompts: list[str]
+) -> None:
+    # Each request may grow by 512 tokens, of which the scheduler reserves next to nothing.
+    params = {"max_new_tokens": 512, "ignore_eos": True}
+    short = sorted(prompts, key=len)[:8]
+    expected = plain_ids(short, **params)
+    server = start_hvd(
+        *("payoff", *MIXING, "--max-total-tokens", "3000"),
+        *("--schedule-conservativeness", "0.05", "--disable-radix-cache"),
+    )
+    answers = server.generate_all(short, concurrency=8, **params)
+    assert [answer["output_ids"] for answer in answers] == expected
+    assert RETRACTED in server.process.log
+    assert server.hvd_state()["num_requests"] == 0

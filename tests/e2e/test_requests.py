@@ -1,0 +1,210 @@
+"""What clients do with requests: every feature answers as plain serving does."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def server(start_hvd: Callable[..., Any]) -> Any:
+    """Payoff policy with a threshold at which cache drafts are verified often."""
+    return start_hvd("payoff", "--hvd-threshold", "1.5", "--hvd-report-cycles", "true")
+
+
+@pytest.fixture
+def plain(start_server: Callable[..., Any]) -> Any:
+    return start_server()
+
+
+def test_max_new_tokens_inside_a_draft(plain: Any, server: Any, long_prompt: str) -> None:
+    for limit in range(1, 40):
+        expected = plain.generate(long_prompt, max_new_tokens=limit)
+        answer = server.generate(long_prompt, max_new_tokens=limit)
+        assert answer["output_ids"] == expected["output_ids"]
+        assert answer["meta_info"]["completion_tokens"] == limit
+
+
+def test_stop_strings_inside_a_draft(plain: Any, server: Any, long_prompt: str) -> None:
+    text = plain.generate(long_prompt)["text"]
+    for start in range(10, len(text) - 3, 15):
+        stop = text[start : start + 3]
+        expected = plain.generate(long_prompt, stop=[stop])
+        answer = server.generate(long_prompt, stop=[stop])
+        assert answer["text"] == expected["text"]
+        assert answer["meta_info"]["finish_reason"] == expected["meta_info"]["finish_reason"]
+
+
+def test_stop_token_inside_a_draft(plain: Any, server: Any, long_prompt: str) -> None:
+    output_ids = plain.generate(long_prompt)["output_ids"]
+    for token_id in output_ids[5:60:5]:
+        params = {"stop_token_ids": [token_id]}
+        expected = plain.generate(long_prompt, **params)
+        answer = server.generate(long_prompt, **params)
+        assert answer["output_ids"] == expected["output_ids"]
+
+
+def test_what_follows_a_stop_never_enters_the_shared_cache(server: Any, long_prompt: str) -> None:
+    server.process.post("/flush_cache", {})
+    first = server.generate(long_prompt)
+    stopped = first["output_ids"][20]
+    server.process.post("/flush_cache", {})
+    answer = server.generate(long_prompt, stop_token_ids=[stopped])
+    kept = server.hvd_state()["num_shared_tokens"]
+    assert kept == answer["meta_info"]["completion_tokens"]
+
+
+def test_streaming_pieces_join_to_the_plain_text(plain: Any, server: Any, long_prompt: str) -> None:
+    expected = plain.generate(long_prompt)["text"]
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{server.process.url}/v1", api_key="none")
+    pieces = client.completions.create(
+        model="default", prompt=long_prompt, max_tokens=96, temperature=0, stream=True
+    )
+    assert "".join(piece.choices[0].text for piece in pieces) == expected
+
+
+def test_logprobs_equal_plain_serving_to_four_decimals(
+    plain: Any, server: Any, prompts: list[str]
+) -> None:
+    params = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 3}
+    for prompt in prompts[::5]:
+        expected = plain.generate(prompt, **params)["meta_info"]
+        meta = server.generate(prompt, **params)["meta_info"]
+        for key in ("input_token_logprobs", "output_token_logprobs"):
+            assert _rounded(meta[key]) == _rounded(expected[key])
+        for position, expected_position in zip(
+            meta["output_top_logprobs"], expected["output_top_logprobs"], strict=True
+        ):
+            assert _rounded(position) == _rounded(expected_position)
+
+
+def _rounded(entries: list[tuple[float | None, int, str | None]]) -> list[Any]:
+    return [
+        (None if logprob is None else pytest.approx(logprob, abs=5e-5), token)
+        for logprob, token, _ in entries
+    ]
+
+
+def test_json_schema_output(plain: Any, server: Any, prompts: list[str]) -> None:
+    schema = json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "verdict": {"enum": ["accepted", "rejected", "undecided"]},
+                "comment": {"type": "string", "maxLength": 24},
+            },
+            "required": ["verdict", "comment"],
+            "additionalProperties": False,
+        }
+    )
+    _assert_same(plain, server, prompts[:8], json_schema=schema)
+
+
+def test_a_grammar_that_ends_inside_a_draft(plain: Any, server: Any, prompts: list[str]) -> None:
+    pattern = r'\{"verdict": "(accepted|rejected)", "marks": \[(1|2|3)(, (1|2|3)){0,9}\]\}'
+    for answer in _assert_same(plain, server, prompts[:8], regex=pattern):
+        assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+        assert set(json.loads(answer["text"])) == {"verdict", "marks"}
+
+
+def _assert_same(plain: Any, server: Any, prompts: list[str], **params: Any) -> list[Any]:
+    """Answers to prompts one at a time and all at once, after checking them against plain."""
+    expected = [a["output_ids"] for a in plain.generate_all(prompts, concurrency=1, **params)]
+    for concurrency in (1, len(prompts)):
+        answers = server.generate_all(prompts, concurrency=concurrency, **params)
+        assert [a["output_ids"] for a in answers] == expected
+    return answers
+
+
+def test_several_samples_of_one_prompt(plain: Any, server: Any, long_prompt: str) -> None:
+    expected = [a["output_ids"] for a in plain.generate(long_prompt, n=3)]
+    assert [a["output_ids"] for a in server.generate(long_prompt, n=3)] == expected
+
+
+def test_a_one_token_prompt_and_an_empty_one(plain: Any, server: Any) -> None:
+    assert server.generate([5])["output_ids"] == plain.generate([5])["output_ids"]
+    assert _is_accepted(server, []) == _is_accepted(plain, [])
+    assert server.generate([5])["output_ids"] == plain.generate([5])["output_ids"]
+
+
+def test_a_prompt_up_to_the_last_token_of_the_usable_context(
+    start_server: Callable[..., Any], start_hvd: Callable[..., Any]
+) -> None:
+    context = ("--context-length", "512")
+    plain, server = start_server(*context), start_hvd("cache", *context)
+    width = server.hvd_state()["verify_width"]
+    pattern = [20 + i % 7 for i in range(512)]
+    accepted = [n for n in range(512 - width - 12, 512) if _is_accepted(server, pattern[:n])]
+    longest = max(accepted)
+    assert longest >= 512 - width - 8
+    for length in (longest, longest - 1, longest - 20):
+        params = {"max_new_tokens": longest - length + 1, "ignore_eos": True}
+        output_ids = server.generate(pattern[:length], **params)["output_ids"]
+        assert output_ids == plain.generate(pattern[:length], **params)["output_ids"]
+    assert server.hvd_state()["num_accepted_drafts"]["cache"] > 0
+
+
+def _is_accepted(server: Any, prompt_ids: list[int]) -> bool:
+    try:
+        server.generate(prompt_ids, max_new_tokens=1)
+    except urllib.error.HTTPError as error:
+        if error.code != 400:
+            raise
+        return False
+    return True
+
+
+def test_penalties_equal_those_of_eagle3(
+    start_server: Callable[..., Any],
+    models: Any,
+    server: Any,
+    prompts: list[str],
+) -> None:
+    # Penalties under speculation are SGLang's relaxed ones, so EAGLE3 is the reference.
+    params = {"frequency_penalty": 0.4, "presence_penalty": 0.2}
+    drafting = (
+        *("--speculative-num-steps", "3", "--speculative-eagle-topk", "4"),
+        *("--speculative-num-draft-tokens", "16"),
+    )
+    eagle3 = start_server(
+        *("--speculative-algorithm", "EAGLE3"),
+        *("--speculative-draft-model-path", str(models.drafter), *drafting),
+    )
+    expected = eagle3.generate_all(prompts[:6], concurrency=1, **params)
+    for concurrency in (1, 6):
+        answers = server.generate_all(prompts[:6], concurrency=concurrency, **params)
+        assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
+    for answer in answers:
+        [hvd] = answer["meta_info"]["hvd"]
+        assert hvd["num_cache_cycles"] == 0
+
+
+def test_a_failing_request_takes_no_other_down(server: Any, prompts: list[str]) -> None:
+    expected = [a["output_ids"] for a in server.generate_all(prompts[:4], concurrency=1)]
+    with ThreadPoolExecutor(4) as pool:
+        others = [pool.submit(server.generate, prompt) for prompt in prompts[:4]]
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            server.generate(prompts[0], max_new_tokens=-3)
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            server.generate([1] * 100_000)
+        assert [other.result()["output_ids"] for other in others] == expected
+
+
+def test_meta_info_accounts_for_every_token(server: Any, prompts: list[str]) -> None:
+    for prompt in prompts[::4]:
+        meta = server.generate(prompt)["meta_info"]
+        [hvd] = meta["hvd"]
+        accepted = hvd["num_cache_accepted_drafts"] + hvd["num_model_accepted_drafts"]
+        assert accepted == meta["spec_num_correct_drafts"]
+        cycles = hvd["num_cache_cycles"] + hvd["num_model_cycles"] + hvd["num_plain_cycles"]
+        assert cycles == meta["spec_verify_ct"] == len(hvd["cycles"])
+        # A draft may run past the end of the output, never short of it.
+        assert 1 + accepted + cycles >= meta["completion_tokens"]
+        assert sum(count for _, count in hvd["cycles"]) == accepted

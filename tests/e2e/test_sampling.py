@@ -1,0 +1,137 @@
+"""Sampled output has the target model's own distribution, whatever drafted it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+NUM_SAMPLES = 2000
+NUM_TOKENS = 4
+# The chance that a correct server fails one of these tests.
+FALSE_ALARM = 1e-5
+# Outcomes expected fewer times than this are counted as one, as the chi-square test needs.
+MIN_EXPECTED = 8
+
+SAMPLING = [
+    {"temperature": 1.0},
+    {"temperature": 1.3, "top_k": 3},
+]
+
+
+class Target:
+    """The target model in plain transformers, as the source of exact probabilities."""
+
+    def __init__(self, path: Any) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        self._tokenizer = AutoTokenizer.from_pretrained(path)
+
+    def token_ids(self, prompt: str) -> list[int]:
+        return self._tokenizer(prompt, add_special_tokens=False)["input_ids"]
+
+    def likely_outcomes(
+        self, prompt_ids: list[int], num_tokens: int, *, at_least: float, **sampling: float
+    ) -> dict[tuple[int, ...], float]:
+        """Every output of so many tokens that sampling yields with at least this probability."""
+        outcomes = {(): 1.0}
+        for _ in range(num_tokens):
+            longer: dict[tuple[int, ...], float] = {}
+            for output_ids, probability in outcomes.items():
+                probs = self._next_token([*prompt_ids, *output_ids], **sampling) * probability
+                for token_id in torch.nonzero(probs >= at_least).flatten().tolist():
+                    longer[(*output_ids, token_id)] = float(probs[token_id])
+            outcomes = longer
+        return outcomes
+
+    def _next_token(
+        self, token_ids: list[int], *, temperature: float, top_p: float = 1.0, top_k: int = 0
+    ) -> torch.Tensor:
+        with torch.no_grad():
+            logits = self._model(torch.tensor([token_ids])).logits[0, -1]
+        probs = torch.softmax(logits / temperature, dim=-1)
+        order = torch.argsort(probs, descending=True)
+        keep = torch.ones_like(probs, dtype=torch.bool)
+        if top_k:
+            keep[order[top_k:]] = False
+        if top_p < 1:
+            keep[order[(probs[order].cumsum(0) - probs[order]) > top_p]] = False
+        kept = probs * keep
+        return kept / kept.sum()
+
+
+def chi_square_p_value(
+    observed: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]
+) -> float:
+    """P(chi-square statistic at least this large); outcomes not expected count as one."""
+    total = sum(observed.values())
+    rest = total * (1 - sum(expected.values()))
+    statistic = sum((observed[o] - total * p) ** 2 / (total * p) for o, p in expected.items())
+    degrees = len(expected) - 1
+    if rest >= MIN_EXPECTED:
+        statistic += (total - sum(observed[o] for o in expected) - rest) ** 2 / rest
+        degrees += 1
+    assert degrees >= 3, f"too few outcomes to tell distributions apart: {expected}"
+    half = torch.tensor(degrees / 2)
+    return float(torch.special.gammaincc(half, torch.tensor(statistic / 2)))
+
+
+def _prompt(target: Target, prompts: Sequence[str]) -> list[int]:
+    """Cut inside a repeated passage, where the cache drafts and the model is not quite sure."""
+    long = target.token_ids(max(prompts, key=len))
+    return long[: 3 * len(long) // 4]
+
+
+def _sample(server: Any, prompt_ids: list[int], **sampling: float) -> Counter[tuple[int, ...]]:
+    observed: Counter[tuple[int, ...]] = Counter()
+    for _ in range(NUM_SAMPLES // 100):
+        answers = server.generate(
+            prompt_ids, n=100, max_new_tokens=NUM_TOKENS, ignore_eos=True, **sampling
+        )
+        observed.update(tuple(answer["output_ids"]) for answer in answers)
+    return observed
+
+
+def _expected(
+    target: Target, prompt_ids: list[int], **sampling: float
+) -> dict[tuple[int, ...], float]:
+    return target.likely_outcomes(
+        prompt_ids, NUM_TOKENS, at_least=MIN_EXPECTED / NUM_SAMPLES, **sampling
+    )
+
+
+@pytest.fixture(scope="module")
+def target(models: Any) -> Target:
+    return Target(models.target)
+
+
+@pytest.mark.parametrize("sampling", SAMPLING, ids=str)
+@pytest.mark.parametrize("policy", ["cache", "payoff"])
+def test_samples_follow_the_target_model(
+    policy: str,
+    sampling: dict[str, float],
+    start_hvd: Callable[..., Any],
+    target: Target,
+    prompts: list[str],
+) -> None:
+    server = start_hvd(policy, "--hvd-threshold", "1.0")
+    prompt_ids = _prompt(target, prompts)
+    observed = _sample(server, prompt_ids, **sampling)
+    assert chi_square_p_value(observed, _expected(target, prompt_ids, **sampling)) > FALSE_ALARM
+    accepted = server.hvd_state()["num_accepted_drafts"]
+    assert accepted["cache"] > 0
+    if policy == "payoff":
+        assert accepted["model"] > 0
+
+
+def test_the_test_tells_a_slightly_wrong_temperature_apart(
+    start_hvd: Callable[..., Any], target: Target, prompts: list[str]
+) -> None:
+    prompt_ids = _prompt(target, prompts)
+    observed = _sample(start_hvd("cache", "--hvd-threshold", "1.0"), prompt_ids, temperature=1.0)
+    for temperature, is_right in ((1.0, True), (0.85, False)):
+        expected = _expected(target, prompt_ids, temperature=temperature)
+        assert (chi_square_p_value(observed, expected) > FALSE_ALARM) == is_right

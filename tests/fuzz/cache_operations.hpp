@@ -1,0 +1,137 @@
+// Turns any bytes into operations on a suffix cache, and checks the cache after each of them.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cache_core.hpp"
+
+namespace sglang_hvd::fuzz {
+
+class Bytes {
+public:
+    explicit Bytes(std::span<const std::uint8_t> data) : data_(data) {}
+    bool is_empty() const { return data_.empty(); }
+    int next() {
+        if (data_.empty()) return 0;
+        const int value = data_.front();
+        data_ = data_.subspan(1);
+        return value;
+    }
+    // Runs and few different tokens, extremes among them; sometimes one that is not allowed.
+    std::vector<Token> tokens() {
+        std::vector<Token> tokens;
+        const int num_runs = next() % 8;
+        for (int run = 0; run < num_runs; ++run) {
+            const int what = next(), length = next();
+            const Token token = what < 4     ? Token{0x7FFFFFFF}
+                                : what == 4 ? Token{-1 - length}
+                                            : what % 5;
+            const int times = what % 7 == 0 ? 6 * length : length % 16;
+            for (int i = 0; i < times; ++i) tokens.push_back(what % 3 ? token : i % 7);
+        }
+        return tokens;
+    }
+
+private:
+    std::span<const std::uint8_t> data_;
+};
+
+inline void require(bool is_true, const char* what) {
+    if (is_true) return;
+    std::fprintf(stderr, "broken: %s\n", what);
+    std::abort();
+}
+
+inline void propose(CacheCore& core, const std::vector<CacheCore::Slot>& slots, Bytes& bytes) {
+    constexpr std::size_t kWidth = 80;
+    const std::size_t n = slots.size();
+    std::vector<Token> token_ids(n * kWidth);
+    std::vector<std::int32_t> parents(n * kWidth), depths(n * kWidth), most(n);
+    std::vector<float> probs(n * kWidth);
+    std::vector<Draft> drafts(n);
+    for (std::size_t i = 0; i < n; ++i) {
+        most[i] = bytes.next() - 20;
+        drafts[i] = {{&token_ids[i * kWidth], kWidth}, {&parents[i * kWidth], kWidth},
+                     {&depths[i * kWidth], kWidth},    {&probs[i * kWidth], kWidth}, 0, {}};
+    }
+    const bool is_tree = bytes.next() % 2 != 0;
+    core.propose(slots, is_tree ? DraftShape::kTree : DraftShape::kChain, most, drafts);
+    for (std::size_t i = 0; i < n; ++i) {
+        const Draft& draft = drafts[i];
+        require(draft.num_nodes <= std::max(most[i], 0), "a draft is longer than asked");
+        for (int node = 0; node < draft.num_nodes; ++node) {
+            const auto at = static_cast<std::size_t>(node);
+            const int parent = draft.parents[at];
+            require(parent < node && parent >= -1, "a parent stands behind its child");
+            const int above = parent < 0 ? 0 : draft.depths[static_cast<std::size_t>(parent)];
+            require(draft.depths[at] == above + 1 && above < kLookAhead, "a depth is wrong");
+            require(draft.token_ids[at] >= 0, "a draft reaches over the end of a sequence");
+            require(draft.probs[at] >= 0 && draft.probs[at] <= 1, "a probability is none");
+        }
+    }
+}
+
+inline void run(std::span<const std::uint8_t> data) {
+    Bytes bytes(data);
+    CacheSettings settings;
+    const int flags = bytes.next();
+    settings.shared_tokens = static_cast<std::size_t>(bytes.next()) * 32;
+    settings.namespace_tokens = static_cast<std::size_t>(bytes.next()) * 32;
+    settings.indexes_in_background = flags % 2 != 0;
+    if (flags % 8 == 2) settings.paper = PaperSettings{};
+    CacheCore core(settings);
+    std::vector<CacheCore::Slot> active;
+    const char* names[] = {"", "a", "b"};
+    while (!bytes.is_empty()) {
+        try {
+            switch (bytes.next() % 8) {
+                case 0:
+                    active.push_back(core.start(names[bytes.next() % 3], bytes.tokens()));
+                    break;
+                case 1:
+                case 2: {
+                    const auto tokens = bytes.tokens();
+                    const auto num = static_cast<std::int32_t>(tokens.size()) + bytes.next() % 16 / 15;
+                    std::vector<Token> rows;
+                    for (std::size_t i = 0; i < active.size(); ++i)
+                        rows.insert(rows.end(), tokens.begin(), tokens.end());
+                    const std::vector<std::int32_t> lengths(active.size(), num);
+                    core.commit(active, rows.data(), tokens.size(), lengths);
+                    break;
+                }
+                case 3:
+                case 4: propose(core, active, bytes); break;
+                case 5: {
+                    const int slot = bytes.next() % 8;  // perhaps none that is active
+                    std::optional<std::vector<Token>> output;
+                    if (bytes.next() % 2) output = bytes.tokens();
+                    core.finish(slot, bytes.next() % 4 != 0, output);
+                    std::erase(active, slot);
+                    break;
+                }
+                case 6: {
+                    const int which = bytes.next() % 4;
+                    if (which < 3) core.flush(names[which]); else core.flush_all();
+                    break;
+                }
+                default:
+                    core.resize(static_cast<std::size_t>(bytes.next()) * 32,
+                                static_cast<std::size_t>(bytes.next()) * 32);
+            }
+        } catch (const std::invalid_argument&) {
+            // Said no: then nothing may have changed, which check() sees.
+        }
+        if (const char* broken = core.check()) require(false, broken);
+        require(core.stats().num_requests == active.size(), "a request is lost");
+    }
+    core.drain();
+    if (const char* broken = core.check()) require(false, broken);
+}
+
+}  // namespace sglang_hvd::fuzz

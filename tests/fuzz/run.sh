@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Fuzzes the native suffix cache under AddressSanitizer and UndefinedBehaviorSanitizer, then its
+# threads under ThreadSanitizer. With clang++ libFuzzer chooses the inputs, else a random generator.
+#   tests/fuzz/run.sh [SECONDS, default 60] [FOLDER for builds and the corpus]
+set -euo pipefail
+seconds=${1:-60}
+folder=${2:-$(mktemp -d)}
+here=$(cd "$(dirname "$0")" && pwd)
+native=$here/../../sglang_hvd/suffix_cache/native
+flags=(-std=c++20 -g -O1 -Wall -Wextra -pthread -DHVD_CHECKED -fno-omit-frame-pointer -I "$native")
+checks=(-fsanitize=address,undefined -fno-sanitize-recover=all)
+mkdir -p "$folder/corpus"
+cd "$folder"
+if command -v clang++ > /dev/null; then
+    clang++ "${flags[@]}" "${checks[@]}" -fsanitize=fuzzer "$here/libfuzzer_target.cpp" -o fuzzer
+    ./fuzzer -max_total_time="$seconds" -max_len=1024 corpus
+else
+    g++ "${flags[@]}" "${checks[@]}" "$here/random_inputs.cpp" -o random_inputs
+    ./random_inputs "$seconds"
+fi
+${CXX:-g++} "${flags[@]}" -fsanitize=thread "$here/threads.cpp" -o threads
+./threads

@@ -1,0 +1,89 @@
+"""Which text belongs to which class, and what a vocabulary's table says about a draft."""
+
+import numpy as np
+import pytest
+
+from sglang_hvd.payoff.token_classes import TokenClass, TokenClasses
+from sglang_hvd.types import TokenIds
+
+W, P, L, B, D = TokenClass
+
+
+def ids(*token_ids: int) -> TokenIds:
+    return np.array(token_ids, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    ("text", "classes"),
+    [
+        ("", 0),
+        ("word", 0),
+        (" word", 0),
+        ("42", 0),
+        ("变量", 0),
+        ("é", 0),
+        (" ", W),
+        ("\t\t", W),
+        ("\n", W | L),
+        ("\r\n  ", W | L),
+        ("end\n", L),
+        (".", P),
+        ("...", P),
+        (" +", P),
+        ("。", P),
+        ("$", P),
+        (",", P | D),
+        (";\n", P | L | D),
+        ("(", P | B),
+        (" []", P | B),
+        ("foo(", B),
+        ("</", P | B | D),
+        ('":"', P | D),
+        ("it's", D),
+        ("a/b", D),
+        ("\\n", D),
+        ("<|im_end|>", B | D),
+        ("\ufffd", P),
+    ],
+)
+def test_classes_of_a_token(text: str, classes: int) -> None:
+    assert TokenClasses.from_strings([text]).flags[0] == int(classes)
+
+
+def test_shares_count_each_class_over_the_draft() -> None:
+    table = TokenClasses.from_strings(["word", "\n", "(", ","])
+    assert table.shares(ids(0, 1, 2, 3)).tolist() == [0.25, 0.5, 0.25, 0.25, 0.25]
+    assert table.shares(ids(1, 1)).tolist() == [1, 0, 1, 0, 0]
+    assert table.shares(ids(0)).dtype == np.float32
+
+
+def test_ids_beyond_the_vocabulary_are_in_no_class() -> None:
+    table = TokenClasses.from_strings(["\n"])
+    assert table.shares(ids(0, 1, 2**31 - 1, 9)).tolist() == [0.25, 0, 0.25, 0, 0]
+
+
+def test_the_fingerprint_names_the_table() -> None:
+    one, same, other = (
+        TokenClasses.from_strings(strings) for strings in (["a", ","], ["b", ","], ["a", "b"])
+    )
+    assert one.fingerprint == same.fingerprint != other.fingerprint
+
+
+def test_the_table_cannot_be_written_to_and_keeps_no_reference() -> None:
+    mine = np.array([1], dtype=np.uint8)
+    table = TokenClasses(mine)
+    mine[0] = 2
+    assert table.flags[0] == 1
+    with pytest.raises(ValueError, match="read-only"):
+        table.flags[0] = 3
+
+
+def test_a_vocabulary_without_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="got none"):
+        TokenClasses.from_strings([])
+
+
+@pytest.mark.parametrize("flags", [np.zeros(3), np.zeros((1, 1), dtype=np.uint8)])
+def test_a_table_of_another_shape_or_type_is_refused(flags: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"uint8\[vocab_size\]"):
+        TokenClasses(flags)

@@ -1,0 +1,107 @@
+"""Every place in SGLang that the plugin relies on, by name: what to read first after an upgrade."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pkgutil
+from importlib.metadata import entry_points, version
+from typing import Any
+
+import pytest
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.plugins import GENERAL_PLUGINS_GROUP
+from sglang.srt.speculative import eagle_worker_common, eagle_worker_v2
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
+
+from sglang_hvd.plugin.draft_worker import HvdDraftWorker
+from sglang_hvd.plugin.entry import HOOKS, SUPPORTED_SGLANG
+from sglang_hvd.plugin.verify_tree import HvdVerifyInput
+from sglang_hvd.plugin.worker import HvdWorker
+
+
+def _parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def test_this_is_the_supported_sglang() -> None:
+    assert version("sglang") == SUPPORTED_SGLANG
+
+
+def test_sglang_finds_the_plugin() -> None:
+    assert "hvd" in {entry.name for entry in entry_points(group=GENERAL_PLUGINS_GROUP)}
+
+
+@pytest.mark.parametrize("target", HOOKS)
+def test_every_hook_has_its_target(target: str) -> None:
+    assert callable(pkgutil.resolve_name(target))
+
+
+def test_hooked_functions_take_what_the_hooks_expect() -> None:
+    expected = {
+        "add_cli_args": ["parser"],
+        "handle_speculative_decoding": ["server_args"],
+        "_handle_eagle_family": ["server_args"],
+        "create_worker": ["self", "server_args"],
+        "get_output_streamer_class": ["self"],
+        "get_internal_state": ["self", "recv_req"],
+    }
+    for target in HOOKS:
+        name = target.rsplit(".", 1)[1]
+        if name in expected:
+            function = inspect.unwrap(pkgutil.resolve_name(target))
+            assert _parameters(function) == expected[name], target
+
+
+def test_the_eagle_worker_has_the_methods_that_are_extended() -> None:
+    for cls, ours in (
+        (eagle_worker_v2.EAGLEWorkerV2, HvdWorker),
+        (eagle_worker_v2.EagleDraftWorker, HvdDraftWorker),
+    ):
+        for name, member in vars(ours).items():
+            if not inspect.isfunction(member) or name in ("describe", "on_idle"):
+                continue
+            if name.startswith("_") and not hasattr(cls, name):
+                continue
+            assert hasattr(cls, name), f"{cls.__name__}.{name}"
+    assert "EagleDraftWorker(" in inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.__init__)
+
+
+def test_run_eagle_verify_takes_topk_apart_from_the_tree() -> None:
+    parameters = _parameters(eagle_worker_common.run_eagle_verify)
+    assert {"topk", "num_draft_tokens", "finalize_tree_path", "grammar_barrier"} <= set(parameters)
+    assert "topk > 1" in inspect.getsource(eagle_worker_common.run_eagle_verify)
+
+
+def test_the_verify_input_is_shaped_by_two_properties() -> None:
+    for name in ("max_tree_depth", "tree_topk"):
+        assert isinstance(inspect.getattr_static(EagleVerifyInput, name), property)
+        assert isinstance(inspect.getattr_static(HvdVerifyInput, name), property)
+    fields = {field.name for field in dataclasses.fields(EagleVerifyInput)}
+    assert {"kv_loc_plan", "prepared_out_cache_loc", "retrieve_next_sibling"} <= fields
+
+
+def test_results_and_requests_carry_what_is_read() -> None:
+    results = {field.name for field in dataclasses.fields(GenerationBatchResult)}
+    assert {"next_token_ids", "accept_lens"} <= results
+    assert "bonus_tokens" in {field.name for field in dataclasses.fields(EagleDraftInput)}
+    batches = {field.name for field in dataclasses.fields(ScheduleBatch)}
+    assert {"reqs", "chunked_req", "seq_lens", "seq_lens_cpu", "seq_lens_sum"} <= batches
+    source = inspect.getsource(Req)
+    for name in ("origin_input_ids", "origin_input_ids_unpadded", "output_ids", "finished_len"):
+        assert f"self.{name}" in source
+    assert isinstance(inspect.getattr_static(Req, "output_ids_through_stop"), property)
+    assert "__slots__" not in vars(Req)  # our state hangs on the request
+
+
+def test_the_output_streamer_can_be_extended() -> None:
+    for name in ("build_additional_customized_info", "is_request_level_customized_info_key"):
+        assert callable(getattr(SchedulerOutputStreamer, name))
+
+
+def test_the_scheduler_tells_the_worker_of_ends_and_flushes() -> None:
+    assert _parameters(BaseSpecWorker.note_request_finished) == ["self", "rid", "natural_stop"]
+    assert _parameters(BaseSpecWorker.clear_cache_pool) == ["self"]

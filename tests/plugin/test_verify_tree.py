@@ -1,0 +1,148 @@
+"""The verify tree against a plain walk over the nodes and against SGLang's own tree builder."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
+from sglang.srt.speculative.eagle_utils import (
+    build_tree_kernel_efficient,
+    organize_draft_results,
+)
+from sglang.srt.speculative.spec_utils import select_top_k_tokens
+
+from sglang_hvd.plugin.verify_tree import (
+    DraftNodes,
+    link_nodes,
+    pack_mask,
+    parents_of_eagle_tree,
+)
+
+
+def _nodes(rows: list[list[int]], width: int) -> DraftNodes:
+    """Rows list the parent of nodes 1, 2, ...; node 0 is the root."""
+    parents = torch.full((len(rows), width), -1)
+    for row, given_parents in zip(parents, rows, strict=True):
+        row[1 : 1 + len(given_parents)] = torch.tensor(given_parents, dtype=torch.int64)
+    num_nodes = torch.tensor([1 + len(row) for row in rows])
+    return DraftNodes(torch.zeros_like(parents), parents, num_nodes)
+
+
+@st.composite
+def _trees(draw: st.DrawFn) -> list[list[int]]:
+    num_nodes = draw(st.lists(st.integers(0, 11), min_size=1, max_size=4))
+    return [[draw(st.integers(0, node)) for node in range(count)] for count in num_nodes]
+
+
+@settings(max_examples=200, deadline=None)
+@given(_trees())
+def test_links_depth_and_visibility_equal_a_walk_over_the_nodes(rows: list[list[int]]) -> None:
+    width = 12
+    tree = link_nodes(_nodes(rows, width))
+    for b, given_parents in enumerate(rows):
+        parent = [-1, *given_parents]
+        for node in range(width):
+            is_used = node < len(parent)
+            path = [node]
+            while is_used and parent[path[-1]] >= 0:
+                path.append(parent[path[-1]])
+            expected = set(path) if is_used else {0, node}
+            assert set(torch.nonzero(tree.visible[b, node]).flatten().tolist()) == expected
+            assert tree.depth[b, node] == len(expected) - 1
+            children = [c for c in range(len(parent)) if is_used and parent[c] == node]
+            assert tree.next_token[b, node] == (children[0] if children else -1)
+            later = [
+                c
+                for c in range(node + 1, len(parent))
+                if is_used and node > 0 and parent[c] == parent[node]
+            ]
+            assert tree.next_sibling[b, node] == (later[0] if later else -1)
+
+
+def _eagle_candidates(
+    num_requests: int, topk: int, num_steps: int, num_nodes: int, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """SGLang's own draft loop over random scores instead of a model."""
+    torch.manual_seed(seed)
+    hidden = torch.zeros(num_requests, 1)
+    scores, score_list, token_list, parents_list = None, [], [], []
+    num_rows = num_requests
+    for step in range(num_steps):
+        probs = torch.rand(num_rows, topk).sort(dim=1, descending=True).values
+        tokens = torch.randint(0, 1000, (num_rows, topk))
+        _, hidden, scores, info = select_top_k_tokens(step, probs, tokens, hidden, scores, topk)
+        score_list.append(info[0])
+        token_list.append(info[1])
+        parents_list.append(info[2])
+        num_rows = num_requests * topk
+    return organize_draft_results(score_list, token_list, parents_list, num_nodes)
+
+
+@pytest.mark.parametrize(
+    ("topk", "num_steps", "num_nodes"), [(4, 3, 16), (4, 8, 32), (2, 2, 5), (3, 1, 4), (1, 4, 5)]
+)
+def test_an_eagle_tree_is_laid_out_as_sglang_lays_it_out(
+    topk: int, num_steps: int, num_nodes: int
+) -> None:
+    num_requests = 5
+    parent_list, top_scores_index, draft_tokens = _eagle_candidates(
+        num_requests, topk, num_steps, num_nodes, seed=num_nodes
+    )
+    seq_lens = torch.tensor([3, 1, 7, 20, 4])
+    bonus = torch.arange(num_requests)
+    mask, positions, _, next_token, next_sibling, tokens = build_tree_kernel_efficient(
+        bonus,
+        parent_list,
+        top_scores_index,
+        draft_tokens,
+        seq_lens,
+        int(seq_lens.sum()),
+        topk,
+        num_steps,
+        num_nodes,
+        TreeMaskMode.QLEN_ONLY,
+    )
+    root = torch.full((num_requests, 1), -1)
+    parents = torch.cat([root, parents_of_eagle_tree(parent_list, top_scores_index, topk)], dim=1)
+    nodes = DraftNodes(
+        tokens.view(num_requests, num_nodes), parents, torch.full((num_requests,), num_nodes)
+    )
+    tree = link_nodes(nodes)
+    assert torch.equal(tree.next_token, next_token)
+    assert torch.equal(tree.next_sibling, next_sibling)
+    assert torch.equal((seq_lens[:, None] + tree.depth).reshape(-1), positions)
+    assert torch.equal(tree.visible.reshape(-1), mask)
+
+
+def test_a_full_mask_is_true_over_the_prefix_and_leaves_the_rest_of_the_buffer_alone() -> None:
+    width = 3
+    visible = link_nodes(_nodes([[0, 0], [0], []], width)).visible
+    seq_lens = torch.tensor([2, 0, 4])
+    num_cells = width * int(seq_lens.sum() + 3 * width)
+    buffer = torch.zeros(num_cells + 5, dtype=torch.bool)
+    mask = pack_mask(
+        visible, seq_lens, mode=TreeMaskMode.FULL_MASK, num_cells=num_cells, buffer=buffer
+    )
+    assert mask is buffer
+    assert not buffer[num_cells:].any()
+    first = 0
+    for request, seq_len in enumerate(seq_lens.tolist()):
+        rows = buffer[first : first + width * (seq_len + width)].view(width, seq_len + width)
+        assert rows[:, :seq_len].all()
+        assert torch.equal(rows[:, seq_len:], visible[request])
+        first += rows.numel()
+    assert first == num_cells
+
+
+def test_a_mask_layout_that_is_not_written_here_is_refused() -> None:
+    visible = link_nodes(_nodes([[0]], 2)).visible
+    with pytest.raises(NotImplementedError, match="QLEN_ONLY_BITPACKING"):
+        pack_mask(
+            visible,
+            torch.tensor([1]),
+            mode=TreeMaskMode.QLEN_ONLY_BITPACKING,
+            num_cells=0,
+            buffer=None,
+        )

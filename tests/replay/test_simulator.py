@@ -1,0 +1,213 @@
+"""Replay generates the recording again, with the drafter's own plans, labels and features."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_hvd.config import HvdConfig, Policy
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor, TokenClasses
+from sglang_hvd.payoff.predictor import feature_settings
+from sglang_hvd.replay.simulator import ReplayedCycle, replay, summarize, training_rows
+from sglang_hvd.replay.traces import Trace, load_tokenizer, read_text_traces, tokenize
+from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.types import DraftSource, VerifyOutcome
+
+CLASSES = TokenClasses.from_strings(["a", ",", "("])
+DRAFT_LEN_AS_PAYOFF = PayoffPredictor(
+    mean=np.zeros(len(FEATURE_NAMES), dtype=np.float32),
+    std=np.ones(len(FEATURE_NAMES), dtype=np.float32),
+    weights=(np.array([[name == "draft_len" for name in FEATURE_NAMES]], dtype=np.float32),),
+    biases=(np.zeros(1, dtype=np.float32),),
+    settings=feature_settings(HvdConfig()),
+    provenance={},
+)
+
+
+def drafter(policy: Policy, shared_cache_tokens: int = 1000) -> HybridDrafter:
+    return HybridDrafter(
+        HvdConfig(policy=policy, threshold=2.0),
+        cache=SuffixCache(shared_cache_tokens=shared_cache_tokens),
+        predictor=DRAFT_LEN_AS_PAYOFF,
+        token_classes=CLASSES,
+        num_model_steps=2,
+        max_cache_draft_tokens=32,
+    )
+
+
+def trace(prompt: list[int], output: list[int]) -> Trace:
+    return Trace(
+        prompt_ids=np.array(prompt, dtype=np.int32),
+        output_ids=np.array(output, dtype=np.int32),
+        session="s",
+        turn=0,
+        family="f",
+    )
+
+
+# prompt 0 1 2 3 4 5 6 7, output 1 2 3 4 9: the output copies the prompt and then departs.
+COPY = trace([0, 1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 9])
+TOKENS = st.lists(st.integers(0, 2), max_size=40)
+POLICIES = st.sampled_from(["payoff", "frequency", "cache", "model"])
+
+
+def sources(cycles: list[ReplayedCycle]) -> list[str]:
+    return [cycle.plan.source.value for cycle in cycles]
+
+
+@given(POLICIES, st.integers(0, 4), TOKENS, TOKENS)
+@settings(max_examples=150, deadline=None)
+def test_the_cycles_generate_the_recording(
+    policy: Policy, num_model_accepted: int, prompt: list[int], output: list[int]
+) -> None:
+    made, recording = drafter(policy), trace(prompt, output)
+    cycles = replay(recording, made, num_model_accepted=num_model_accepted)
+    generated = [token for cycle in cycles for token in cycle.outcome.token_ids]
+    assert output[:1] + generated == output
+    assert made.num_requests == 0
+
+    position = 1
+    for cycle in cycles:
+        rest = output[position:]
+        accepted = cycle.outcome.num_accepted_drafts
+        if cycle.plan.cache_draft is not None:
+            drafted = cycle.plan.cache_draft.token_ids.tolist()
+            agreeing = [a == b for a, b in zip(drafted, rest, strict=False)]
+            label = agreeing.index(False) if False in agreeing else len(agreeing)
+            assert cycle.accepted_len == accepted == label
+        elif cycle.plan.source is DraftSource.MODEL:
+            assert accepted == min(num_model_accepted, len(rest))
+        else:
+            assert accepted == 0
+        assert (cycle.features is None) == (cycle.accepted_len is None)
+        position += len(cycle.outcome.token_ids)
+
+
+def test_a_copied_passage_is_accepted_up_to_where_it_departs() -> None:
+    cycles = replay(COPY, drafter("cache"), num_model_accepted=0)
+    drafts = [cycle.plan.cache_draft for cycle in cycles]
+    assert [draft and draft.token_ids.tolist() for draft in drafts] == [[2], [4, 5, 6]]
+    assert [cycle.accepted_len for cycle in cycles] == [1, 1]
+    assert [cycle.outcome.token_ids.tolist() for cycle in cycles] == [[2, 3], [4, 9]]
+
+
+def test_labels_are_known_for_drafts_that_are_not_verified() -> None:
+    cycles = replay(COPY, drafter("model"), num_model_accepted=0)
+    assert sources(cycles) == ["model"] * 4
+    assert [cycle.accepted_len for cycle in cycles] == [1, 2, 1, 0]
+
+
+def test_a_model_drafter_that_accepts_nothing_visits_every_position() -> None:
+    cycles = replay(COPY, drafter("model"), num_model_accepted=0)
+    assert [cycle.outcome.token_ids.tolist() for cycle in cycles] == [[2], [3], [4], [9]]
+
+
+def test_a_kept_output_helps_the_next_request() -> None:
+    made = drafter("cache")
+    first = trace([7], [1, 2, 3, 4, 5, 6])
+    second = trace([8], [1, 2, 3, 4, 5, 6])
+    alone = replay(first, made, num_model_accepted=0, keep=False)
+    still_alone = replay(second, made, num_model_accepted=0)
+    helped = replay(second, made, num_model_accepted=0)
+    assert set(sources(alone)) == set(sources(still_alone)) == {"plain"}
+    assert len(helped) < len(alone)
+
+
+@pytest.mark.parametrize("output", [[], [1]])
+def test_an_output_that_prefill_generates_needs_no_cycle(output: list[int]) -> None:
+    made = drafter("cache")
+    assert replay(trace([1, 2], output), made, num_model_accepted=1) == []
+    assert made.num_requests == 0
+
+
+def test_replay_plans_what_a_batch_in_serving_plans() -> None:
+    random = np.random.default_rng(3)
+    recordings = [
+        trace(random.integers(0, 3, 30).tolist(), random.integers(0, 3, 25).tolist())
+        for _ in range(6)
+    ]
+    replayed = [
+        replay(each, drafter("payoff", shared_cache_tokens=0), num_model_accepted=1)
+        for each in recordings
+    ]
+
+    serving = drafter("payoff", shared_cache_tokens=0)
+    positions = dict.fromkeys(range(len(recordings)), 1)
+    for index, each in enumerate(recordings):
+        serving.start(index, each.prompt_ids)
+        serving.extend(index, each.output_ids[:1])
+    served: list[list[tuple[DraftSource, float | None]]] = [[] for _ in recordings]
+    while running := [i for i, p in positions.items() if p < len(recordings[i].output_ids)]:
+        plans = serving.plan(running)
+        outcomes = []
+        for index, plan in zip(running, plans, strict=True):
+            served[index].append((plan.source, plan.payoff))
+            cycle = replayed[index][len(served[index]) - 1]
+            outcomes.append(
+                VerifyOutcome(cycle.outcome.token_ids, cycle.outcome.num_accepted_drafts)
+            )
+            positions[index] += len(cycle.outcome.token_ids)
+        serving.commit(running, outcomes)
+    assert served == [
+        [(cycle.plan.source, cycle.plan.payoff) for cycle in cycles] for cycles in replayed
+    ]
+    assert {source for cycles in served for source, _ in cycles} == {
+        DraftSource.CACHE,
+        DraftSource.MODEL,
+    }
+
+
+def test_training_rows_are_the_cycles_with_a_draft() -> None:
+    cycles = replay(trace([5, 1, 2], [7, 1, 2, 9]), drafter("model"), num_model_accepted=0)
+    features, accepted_lens = training_rows(cycles)
+    assert [cycle.accepted_len for cycle in cycles] == [None, 1, 0]
+    assert accepted_lens.tolist() == [1, 0]
+    assert features.shape == (2, len(FEATURE_NAMES))
+    assert (features[0] == cycles[1].features).all()
+
+
+def test_without_a_draft_there_are_no_rows() -> None:
+    cycles = replay(trace([1], [2, 3]), drafter("model"), num_model_accepted=0)
+    with pytest.raises(ValueError, match="no cycle had a cache draft"):
+        training_rows(cycles)
+
+
+def test_a_summary_counts_cycles_tokens_and_sources() -> None:
+    made = drafter("payoff")
+    # At [1, 2] the draft has 2 tokens, of which 1 is accepted; elsewhere it is shorter.
+    cycles = replay(trace([0, 1, 2, 3, 4, 5], [1, 2, 3, 8, 8]), made, num_model_accepted=0)
+    summary = summarize(cycles)
+    assert sources(cycles) == ["model", "cache", "model"]
+    assert (summary.num_cycles, summary.num_tokens) == (3, 4)
+    assert summary.mean_accepted_len == 1 / 3
+    assert summary.cache_share == 1 / 3
+    assert summary.cycles_per_1k_tokens == 750
+
+
+def test_plain_steps_do_not_count_for_the_accepted_length() -> None:
+    cycles = replay(trace([1, 2, 7], [9, 1, 2]), drafter("cache"), num_model_accepted=0)
+    assert sources(cycles) == ["plain", "cache"]
+    assert summarize(cycles).mean_accepted_len == 1
+
+
+def test_no_cycles_cannot_be_summarized() -> None:
+    with pytest.raises(ValueError, match="no cycles"):
+        summarize([])
+
+
+def test_recorded_generations_need_fewer_cycles_with_the_hybrid_than_with_either_drafter(
+    traces_dir: Path, tokenizer_file: Path
+) -> None:
+    path = traces_dir / "structured_tool__spider_intercode_gpt4.jsonl"
+    lines = list(read_text_traces(path))[:150]
+    tokenizer = load_tokenizer(tokenizer_file)
+
+    def num_cycles(policy: Policy) -> int:
+        made = drafter(policy, shared_cache_tokens=100_000)
+        recordings = tokenize(iter(lines), tokenizer, eos_token_id=None)
+        return sum(len(replay(each, made, num_model_accepted=1)) for each in recordings)
+
+    assert num_cycles("payoff") < min(num_cycles("cache"), num_cycles("model"))

@@ -1,0 +1,132 @@
+"""Reading text traces: whole prompts from deltas, and one line about whatever is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from sglang_hvd.replay.traces import (
+    Trace,
+    load_tokenizer,
+    read_text_traces,
+    token_strings,
+    tokenize,
+)
+
+WORDS = ["<eos>", "a", "b", "c", "d", ",", "\n"]
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="d"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return made
+
+
+def line(session: str, turn: int, prompt: str, output: str, kind: str = "delta") -> str:
+    return json.dumps(
+        {
+            "family": "chat",
+            "dataset": "made up",
+            "licence": "MIT",
+            "source_repo": "nobody/nothing",
+            "session": session,
+            "turn": turn,
+            "prompt_kind": kind,
+            "prompt": prompt,
+            "output": output,
+        }
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "traces.jsonl"
+
+
+def traces(path: Path, tokenizer: Tokenizer, eos_token_id: int | None = None) -> list[Trace]:
+    return list(tokenize(read_text_traces(path), tokenizer, eos_token_id=eos_token_id))
+
+
+def test_a_delta_prompt_follows_everything_before_it_in_its_session(
+    path: Path, tokenizer: Tokenizer
+) -> None:
+    path.write_text(
+        "\n".join([line("x", 0, "a b", "c"), line("x", 1, "d", "a a"), line("y", 0, "b", "b")])
+    )
+    first, second, other = traces(path, tokenizer)
+    assert (first.prompt_ids.tolist(), first.output_ids.tolist()) == ([1, 2], [3])
+    assert (second.prompt_ids.tolist(), second.output_ids.tolist()) == ([1, 2, 3, 4], [1, 1])
+    assert other.prompt_ids.tolist() == [2]
+    assert (second.session, second.turn, second.family) == ("x", 1, "chat")
+
+
+def test_a_full_prompt_stands_alone(path: Path, tokenizer: Tokenizer) -> None:
+    path.write_text(line("x", 0, "a", "b", "full") + "\n" + line("x", 1, "c", "d", "full"))
+    assert [trace.prompt_ids.tolist() for trace in traces(path, tokenizer)] == [[1], [3]]
+
+
+def test_the_end_token_ends_the_output_but_is_no_part_of_the_next_prompt(
+    path: Path, tokenizer: Tokenizer
+) -> None:
+    path.write_text(line("x", 0, "a", "b") + "\n" + line("x", 1, "c", ""))
+    first, second = traces(path, tokenizer, eos_token_id=0)
+    assert first.output_ids.tolist() == [2, 0]
+    assert (second.prompt_ids.tolist(), second.output_ids.tolist()) == ([1, 2, 3], [0])
+
+
+def test_a_turn_that_does_not_follow_its_session_is_refused(
+    path: Path, tokenizer: Tokenizer
+) -> None:
+    path.write_text(line("x", 0, "a", "b") + "\n" + line("y", 1, "c", "d"))
+    with pytest.raises(ValueError, match="turn 1 of session y does not follow"):
+        traces(path, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "not JSON"),
+        ("", "not JSON"),
+        ("[]", "not a trace: wanted an object with dataset, family"),
+        ('{"prompt": "a", "output": "b"}', "not a trace"),
+        (line("x", 0, "a", "b", "half"), "prompt_kind is delta or full, got 'half'"),
+    ],
+)
+def test_a_wrong_line_is_named_by_its_number(path: Path, content: str, says: str) -> None:
+    path.write_text(f"{line('x', 0, 'a', 'b')}\n{content}\n")
+    with pytest.raises(ValueError, match=says) as error:
+        list(read_text_traces(path))
+    assert str(error.value).startswith(f"{path}:2: ")
+
+
+def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot read the traces: No such file"):
+        list(read_text_traces(path))
+    path.write_bytes(b"\xff\xff")
+    with pytest.raises(ValueError, match="not a text file"):
+        list(read_text_traces(path))
+
+
+def test_every_token_id_has_its_text(tokenizer: Tokenizer) -> None:
+    assert token_strings(tokenizer) == WORDS
+
+
+def test_a_tokenizer_file_is_read_back(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(str(path))
+    assert load_tokenizer(path).encode("b a").ids == [2, 1]
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"{}", b"3"])
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"tokenizer.json: not a tokenizer.json"):
+        load_tokenizer(path)
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot read the tokenizer: No such file"):
+        load_tokenizer(tmp_path / "tokenizer.json")

@@ -1,0 +1,387 @@
+"""The native suffix cache: life cycle, limits, and what it says to wrong input."""
+
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from sglang_hvd.suffix_cache.draft_batch import MATCH_FEATURES, DraftBatch
+from sglang_hvd.suffix_cache.native_cache import NativeSuffixCache
+
+PHRASE = [11, 12, 13, 14, 15, 16]
+
+
+@pytest.fixture
+def cache() -> NativeSuffixCache:
+    return NativeSuffixCache(background=False)
+
+
+def proposed(cache: NativeSuffixCache, rid: object, max_tokens: int = 64) -> list[int]:
+    [draft] = cache.propose([rid], max_tokens)
+    return [] if draft is None else draft.token_ids.tolist()
+
+
+def tree(cache: NativeSuffixCache, rid: object, max_nodes: int) -> DraftBatch:
+    batch = DraftBatch.of_size(1, max_nodes)
+    cache.propose_into(batch, [rid], np.array([max_nodes], np.int32), is_tree=True)
+    return batch
+
+
+def test_a_draft_follows_the_prompt(cache: NativeSuffixCache) -> None:
+    cache.start("a", [*PHRASE, 1, 11, 12])
+    [draft] = cache.propose(["a"], 4)
+    assert draft.token_ids.tolist() == [13, 14, 15, 16]
+    assert draft.match_len == 2
+    assert draft.source == "request"
+    assert not draft.token_ids.flags.writeable
+
+
+def test_a_draft_may_be_longer_than_its_match(cache: NativeSuffixCache) -> None:
+    text = list(range(100, 200))
+    cache.start("a", [*text, 1, 100])
+    assert proposed(cache, "a") == text[1:65]
+
+
+def test_a_draft_repeats_what_ends_with_the_text(cache: NativeSuffixCache) -> None:
+    cache.start("a", [7, 8, 7, 8, 7])
+    assert proposed(cache, "a", 6) == [8, 7, 8, 7, 8, 7]
+
+
+def test_finished_request_stays_in_shared_cache(cache: NativeSuffixCache) -> None:
+    cache.start("a", [1])
+    cache.commit(["a"], [PHRASE])
+    cache.finish("a", keep=True)
+    cache.start("b", [2, 11])
+    [draft] = cache.propose(["b"], 3)
+    assert draft.token_ids.tolist() == [12, 13, 14]
+    assert draft.source == "shared"
+
+
+def test_prompts_are_not_shared(cache: NativeSuffixCache) -> None:
+    cache.start("a", PHRASE)
+    cache.finish("a", keep=True)
+    cache.start("b", [11])
+    assert proposed(cache, "b") == []
+
+
+def test_a_request_that_is_not_kept_leaves_nothing(cache: NativeSuffixCache) -> None:
+    cache.start("a", [1])
+    cache.commit(["a"], [PHRASE])
+    cache.finish("a", keep=False)
+    assert cache.stats().num_shared_tokens == 0
+
+
+def test_the_output_to_keep_can_be_given(cache: NativeSuffixCache) -> None:
+    cache.start("a", [1])
+    cache.commit(["a"], [[5, 6, 7]])
+    cache.finish("a", keep=True, output_ids=PHRASE)
+    assert cache.stats().num_shared_tokens == len(PHRASE)
+    cache.start("b", [5])
+    assert proposed(cache, "b") == []
+
+
+def test_namespaces_do_not_see_each_other(cache: NativeSuffixCache) -> None:
+    cache.start("a", [1], "left")
+    cache.commit(["a"], [PHRASE])
+    cache.finish("a", keep=True)
+    cache.start("b", [11], "right")
+    cache.start("c", [11], "left")
+    assert proposed(cache, "b") == []
+    assert proposed(cache, "c") == PHRASE[1:]
+    cache.flush("right")
+    assert proposed(cache, "c") == PHRASE[1:]
+    cache.flush("left")
+    assert proposed(cache, "c") == []
+
+
+def test_the_oldest_output_leaves_first() -> None:
+    cache = NativeSuffixCache(shared_cache_tokens=12, background=False)
+    for rid, first in enumerate((100, 200, 300)):
+        cache.start(rid, [1])
+        cache.commit([rid], [range(first, first + 5)])
+        cache.finish(rid, keep=True)
+    assert cache.stats().num_shared_tokens == 10
+    cache.start("a", [100])
+    cache.start("b", [200])
+    assert proposed(cache, "a") == []
+    assert proposed(cache, "b") == [201, 202, 203, 204]
+
+
+def test_a_namespace_keeps_to_its_own_budget() -> None:
+    cache = NativeSuffixCache(shared_cache_tokens=100, namespace_tokens=6, background=False)
+    for rid, namespace in enumerate(("left", "right", "left")):
+        cache.start(rid, [1], namespace)
+        cache.commit([rid], [PHRASE])
+        cache.finish(rid, keep=True)
+    assert cache.stats().num_shared_requests == 2
+
+
+def test_a_request_larger_than_the_budget_works_from_its_own_text() -> None:
+    cache = NativeSuffixCache(shared_cache_tokens=10, background=False)
+    cache.start("a", [*range(5_000), 17])
+    assert proposed(cache, "a", 3) == [18, 19, 20]
+    cache.commit(["a"], [list(range(50))])
+    cache.finish("a", keep=True)
+    assert cache.stats().num_shared_tokens == 0
+
+
+def test_memory_goes_back_when_requests_and_shared_outputs_leave() -> None:
+    cache = NativeSuffixCache(shared_cache_tokens=2_000_000)
+    text = np.arange(200_000, dtype=np.int32)
+    for rid in range(5):
+        cache.start(rid, text)
+        cache.commit([rid], text[None], np.array([len(text)], np.int32))
+        cache.finish(rid, keep=True)
+    cache.drain()
+    full = cache.stats()
+    assert full.num_shared_tokens == 1_000_000
+    assert full.num_bytes < 48 * full.num_shared_tokens
+    cache.resize(400_000)
+    assert cache.stats().num_bytes < 0.8 * full.num_bytes
+    cache.flush()
+    assert cache.stats().num_bytes < 0.05 * full.num_bytes
+
+
+def test_trees_keep_to_the_node_budget_and_merge_equal_prefixes(cache: NativeSuffixCache) -> None:
+    cache.start("a", [5, 1, 2, 0, 5, 1, 3, 0, 5, 4, 4, 0, 5])
+    batch = tree(cache, "a", 6)
+    num_nodes = int(batch.num_nodes[0])
+    assert num_nodes == 6
+    first = [batch.token_ids[0, node] for node in range(num_nodes) if batch.parents[0, node] == -1]
+    assert sorted(first) == [1, 4]
+
+
+def test_features_describe_the_match(cache: NativeSuffixCache) -> None:
+    cache.start("a", [*PHRASE, 9, *PHRASE, 9, 11])
+    batch = tree(cache, "a", 4)
+    features = dict(zip(MATCH_FEATURES, batch.features[0].tolist(), strict=True))
+    assert features["match_len"] == len(PHRASE) + 2
+    assert features["origin"] == 0
+    assert features["age"] == 7
+    assert features["num_occurrences"] == features["num_agreeing"] == 2
+    assert features["agreement"] == pytest.approx(1)
+    assert features["num_tokens"] == 4
+    assert features["score"] == pytest.approx(float(batch.probs[0].sum()))
+
+
+def test_nothing_is_kept_of_the_callers_arrays(cache: NativeSuffixCache) -> None:
+    prompt = np.array([*PHRASE, 11], np.int32)
+    cache.start("a", prompt)
+    prompt[:] = 0
+    step = np.array([[12]], np.int32)
+    cache.commit(["a"], step, np.array([1], np.int32))
+    step[:] = 0
+    assert proposed(cache, "a", 2) == [13, 14]
+
+
+def test_a_long_prompt_is_taken_in_beside_the_caller() -> None:
+    cache = NativeSuffixCache()
+    prompt = np.arange(1_000_000, dtype=np.int32) % 40_000
+    cache.start("a", prompt)
+    assert cache.stats().num_pending_tokens > 0
+    cache.commit(["a"], [[500]])
+    cache.propose(["a"], 4)  # uses what is there
+    cache.drain()
+    assert cache.stats().num_pending_tokens == 0
+    assert proposed(cache, "a", 3) == [501, 502, 503]
+
+
+def test_a_long_request_may_end_before_its_prompt_is_taken_in() -> None:
+    cache = NativeSuffixCache()
+    for rid in range(20):
+        cache.start(rid, np.arange(100_000, dtype=np.int32))
+        cache.finish(rid, keep=True)
+    cache.drain()
+    assert cache.stats().num_requests == 0
+    cache.check()
+
+
+def test_an_output_that_waits_to_be_shared_does_not_survive_a_flush() -> None:
+    cache = NativeSuffixCache(shared_cache_tokens=2_000_000)
+    for rid in range(20):
+        cache.start(rid, [1])
+        cache.commit([rid], [np.arange(50_000, dtype=np.int32)])
+        cache.finish(rid, keep=True)
+    cache.flush()
+    cache.drain()
+    assert cache.stats().num_shared_tokens == 0
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_million_equal_tokens_are_not_quadratic(background: bool) -> None:
+    cache = NativeSuffixCache(background=background)
+    cache.start("a", np.full(1_000_000, 3, np.int32))
+    cache.drain()
+    for _ in range(1_000):
+        cache.commit(["a"], [[3] * 65])
+        assert proposed(cache, "a") == [3] * 64
+    cache.check()
+
+
+def test_extreme_token_ids_are_kept_whole(cache: NativeSuffixCache) -> None:
+    largest = 2**31 - 1
+    cache.start("a", [largest, 0, largest - 1, 5, largest])
+    assert proposed(cache, "a", 3) == [0, largest - 1, 5]
+
+
+def test_an_empty_prompt_proposes_nothing(cache: NativeSuffixCache) -> None:
+    cache.start("a", [])
+    assert cache.propose(["a"], 8) == [None]
+    cache.commit(["a"], [[1, 2, 1]])
+    assert proposed(cache, "a", 2) == [2, 1]
+
+
+def test_empty_batches_are_fine(cache: NativeSuffixCache) -> None:
+    cache.commit([], [])
+    assert cache.propose([], 8) == []
+
+
+def test_a_rid_can_be_used_again_after_finish(cache: NativeSuffixCache) -> None:
+    cache.start("a", PHRASE)
+    cache.finish("a", keep=False)
+    cache.start("a", [11])
+    assert proposed(cache, "a") == []
+
+
+def test_unknown_and_repeated_rids_are_refused(cache: NativeSuffixCache) -> None:
+    cache.start("a", PHRASE)
+    with pytest.raises(ValueError, match="'a' is already active"):
+        cache.start("a", PHRASE)
+    for action in (
+        lambda: cache.propose(["a", "b"], 8),
+        lambda: cache.commit(["a", "b"], [[1], [1]]),
+        lambda: cache.finish("b", keep=True),
+    ):
+        with pytest.raises(KeyError, match="'b' is not active: start it first"):
+            action()
+    with pytest.raises(ValueError, match="only once"):
+        cache.commit(["a", "a"], [[1], [1]])
+    assert cache.stats().num_request_tokens == len(PHRASE)
+
+
+def test_a_commit_that_is_refused_changes_nothing(cache: NativeSuffixCache) -> None:
+    for rid in "ab":
+        cache.start(rid, PHRASE)
+    with pytest.raises(ValueError, match="must not be negative, got -7"):
+        cache.commit(["a", "b"], np.array([[1, 2], [3, -7]], np.int32), np.array([2, 2], np.int32))
+    with pytest.raises(ValueError, match=r"lengths\[1\] is 3: must lie in 0\.\.2"):
+        cache.commit(["a", "b"], np.array([[1, 2], [3, 4]], np.int32), np.array([2, 3], np.int32))
+    assert cache.stats().num_request_tokens == 2 * len(PHRASE)
+
+
+def test_what_is_not_committed_may_hold_anything(cache: NativeSuffixCache) -> None:
+    cache.start("a", [1])
+    cache.commit(["a"], np.array([[2, -1, -1]], np.int32), np.array([1], np.int32))
+    assert cache.stats().num_request_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "lengths", "error"),
+    [
+        (np.array([[1, 2]], np.int64), np.array([2], np.int32), TypeError),
+        (np.array([1, 2], np.int32), np.array([2], np.int32), TypeError),
+        (np.array([[1, 2]], np.int32), np.array([2], np.int64), TypeError),
+        (np.array([[1, 2, 3, 4]], np.int32)[:, ::2], np.array([2], np.int32), TypeError),
+        ([[1, 2]], np.array([2], np.int32), TypeError),
+        (np.array([[1], [2]], np.int32), np.array([1], np.int32), ValueError),
+        (np.array([[1]], np.int32), np.array([1, 1], np.int32), ValueError),
+    ],
+)
+def test_arrays_of_another_kind_are_refused_not_converted(
+    cache: NativeSuffixCache, token_ids: object, lengths: object, error: type[Exception]
+) -> None:
+    cache.start("a", PHRASE)
+    with pytest.raises(error):
+        cache.commit(["a"], token_ids, lengths)
+    assert cache.stats().num_request_tokens == len(PHRASE)
+
+
+@pytest.mark.parametrize(
+    "prompt", [np.array([1], np.int64), np.array([[1]], np.int32), [-1], [2**31]]
+)
+def test_a_prompt_that_is_no_token_ids_is_refused(cache: NativeSuffixCache, prompt: object) -> None:
+    with pytest.raises(ValueError, match="token ids"):
+        cache.start("a", prompt)
+    assert cache.num_requests == 0
+
+
+def test_a_batch_with_too_few_rows_is_refused(cache: NativeSuffixCache) -> None:
+    for rid in "ab":
+        cache.start(rid, PHRASE)
+    with pytest.raises(ValueError, match="fewer rows than there are requests"):
+        cache.propose_into(DraftBatch.of_size(1, 8), "ab", np.array([8, 8], np.int32))
+    with pytest.raises(ValueError, match="one entry per request"):
+        cache.propose_into(DraftBatch.of_size(2, 8), "ab", np.array([8], np.int32))
+
+
+def test_budgets_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="shared_cache_tokens must lie in"):
+        NativeSuffixCache(shared_cache_tokens=-1)
+    with pytest.raises(ValueError, match="namespace_tokens must lie in"):
+        NativeSuffixCache(namespace_tokens=2**40)
+
+
+def test_proposing_releases_the_gil() -> None:
+    cache = NativeSuffixCache(background=False)
+    rng = np.random.default_rng(0)
+    rids = list(range(512))
+    for rid in rids:
+        cache.start(rid, rng.integers(0, 20, 1_000).astype(np.int32))
+    batch = DraftBatch.of_size(len(rids), 64)
+    limits = np.full(len(rids), 64, np.int32)
+    is_done = threading.Event()
+    num_turns = 0
+
+    def count() -> None:
+        nonlocal num_turns
+        while not is_done.is_set():
+            num_turns += 1
+            time.sleep(0)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1_000)  # only who gives the GIL away lets the other run
+    thread = threading.Thread(target=count)
+    try:
+        thread.start()
+        before = num_turns
+        for _ in range(50):
+            cache.propose_into(batch, rids, limits, is_tree=True)
+        during = num_turns - before
+    finally:
+        sys.setswitchinterval(interval)
+        is_done.set()
+        thread.join()
+    assert during > 0
+
+
+def test_requests_of_different_threads_do_not_disturb_each_other() -> None:
+    cache = NativeSuffixCache(shared_cache_tokens=5_000)
+    failures: list[BaseException] = []
+
+    def serve(worker: int) -> None:
+        try:
+            for turn in range(30):
+                rid = (worker, turn)
+                start = 1_000 * worker
+                text = np.arange(start, start + 900, dtype=np.int32)
+                cache.start(rid, text, f"space {worker}")
+                cache.commit([rid], [[start + 5]])
+                draft = proposed(cache, rid, 8)
+                wanted = list(range(start + 6, start + 14))
+                assert draft in ([], wanted) or draft == wanted[: len(draft)]
+                cache.finish(rid, keep=True, output_ids=text[:300])
+        except BaseException as failure:
+            failures.append(failure)
+            raise
+
+    threads = [threading.Thread(target=serve, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    cache.drain()
+    cache.check()
+    assert cache.stats().num_shared_tokens <= 5_000

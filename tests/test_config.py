@@ -1,0 +1,128 @@
+"""Where settings come from, which one wins, and what is said about a wrong one."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sglang_hvd.config import CONFIG_ENV, HvdConfig, flag_name, load_config
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "hvd.yaml"
+    path.write_text("threshold: 4.5\nmax_depth: 32\n")
+    return path
+
+
+def one_line(error: pytest.ExceptionInfo[ValueError]) -> str:
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def test_without_flags_file_and_environment_the_defaults_hold() -> None:
+    assert load_config(None, {}, {}) == HvdConfig()
+
+
+def test_a_flag_wins_over_the_file_and_the_file_over_the_default(config_file: Path) -> None:
+    config = load_config(config_file, {"max_depth": 16}, {})
+    assert (config.max_depth, config.threshold, config.policy) == (16, 4.5, "payoff")
+
+
+def test_a_flag_that_was_not_given_does_not_count(config_file: Path) -> None:
+    assert load_config(config_file, {"max_depth": None}, {}).max_depth == 32
+
+
+def test_the_environment_names_the_file_where_no_flag_does(config_file: Path) -> None:
+    assert load_config(None, {}, {CONFIG_ENV: str(config_file)}).max_depth == 32
+
+
+def test_the_flag_for_the_file_wins_over_the_environment(config_file: Path) -> None:
+    assert load_config(config_file, {}, {CONFIG_ENV: "/missing.yaml"}).max_depth == 32
+
+
+def test_an_empty_environment_variable_names_no_file() -> None:
+    assert load_config(None, {}, {CONFIG_ENV: ""}) == HvdConfig()
+
+
+def test_a_predictor_in_a_file_starts_from_the_folder_of_the_file(config_file: Path) -> None:
+    config_file.write_text("predictor: models/mine.safetensors")
+    want = config_file.parent / "models" / "mine.safetensors"
+    assert load_config(config_file, {}, {}).predictor == want
+
+
+def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
+    assert load_config(None, {"predictor": "mine.safetensors"}, {}).predictor == Path(
+        "mine.safetensors"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("treshold: 4", r"treshold: unknown key; the keys are policy, threshold"),
+        ("threshold: high", r"threshold: input should be a valid number, got 'high'"),
+        ("threshold: .nan", r"threshold: input should be a finite number, got nan"),
+        ("threshold: true", r"threshold: input should be a valid number, got True"),
+        ("threshold: -1", r"threshold: input should be greater than or equal to 0, got -1"),
+        ("policy: best", r"policy: input should be 'payoff', 'frequency', 'cache' or 'model'"),
+        ("max_depth: 1", r"max_depth: input should be greater than or equal to 2, got 1"),
+        ("max_depth: 8.5", r"max_depth: input should be a valid integer, got 8.5"),
+        ("min_token_prob: 2", r"min_token_prob: input should be less than or equal to 1"),
+        ("verify_width: 1", r"verify_width: input should be greater than or equal to 2"),
+        ("1: 2", r"1: unknown key"),
+        ("- threshold", r"is a mapping of field to value, got list"),
+        ("threshold: [", r"not valid YAML"),
+        ("\x00", r"not valid YAML"),
+    ],
+)
+def test_a_wrong_file_is_named_with_key_and_value_in_one_line(
+    config_file: Path, content: str, says: str
+) -> None:
+    config_file.write_text(content)
+    with pytest.raises(ValueError, match=says) as error:
+        load_config(config_file, {}, {})
+    assert one_line(error).startswith(f"{config_file}: ")
+
+
+def test_a_file_that_is_not_text_is_named(config_file: Path) -> None:
+    config_file.write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(ValueError, match="not a text file"):
+        load_config(config_file, {}, {})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.yaml"
+    with pytest.raises(ValueError, match="cannot read the HVD config: No such file") as error:
+        load_config(missing, {}, {})
+    assert one_line(error).startswith(str(missing))
+
+
+def test_a_wrong_flag_is_named_as_the_user_typed_it(config_file: Path) -> None:
+    with pytest.raises(ValueError, match=r"^--hvd-max-depth: input should be .* got 1$") as error:
+        load_config(config_file, {"max_depth": 1}, {})
+    one_line(error)
+
+
+def test_a_flag_heals_a_wrong_value_in_the_file(config_file: Path) -> None:
+    config_file.write_text("threshold: high")
+    assert load_config(config_file, {"threshold": 2.0}, {}).threshold == 2.0
+
+
+def test_every_field_has_a_description_for_its_flag() -> None:
+    assert all(field.description for field in HvdConfig.model_fields.values())
+    assert flag_name("max_draft_tokens") == "--hvd-max-draft-tokens"
+
+
+def test_default_yaml_states_every_default() -> None:
+    stated = yaml.safe_load((CONFIGS / "default.yaml").read_text())
+    assert stated == HvdConfig().model_dump()
+    assert load_config(CONFIGS / "default.yaml", {}, {}) == HvdConfig()
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_shipped_file_is_a_valid_configuration(path: Path) -> None:
+    load_config(path, {}, {})

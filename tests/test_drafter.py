@@ -1,0 +1,361 @@
+"""The drafter's bookkeeping: plans, counts, histories, and nothing left behind."""
+
+import inspect
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_hvd.config import HvdConfig, Policy
+from sglang_hvd.drafter import HybridDrafter, RequestStats
+from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor, TokenClasses
+from sglang_hvd.payoff.predictor import feature_settings
+from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
+
+CLASSES = TokenClasses.from_strings([chr(33 + token) for token in range(60)])
+COLUMN = {name: index for index, name in enumerate(FEATURE_NAMES)}
+
+
+def predict_feature(name: str) -> PayoffPredictor:
+    """A linear predictor whose payoff is one of the features."""
+    weight = np.zeros((1, len(FEATURE_NAMES)), dtype=np.float32)
+    weight[0, COLUMN[name]] = 1
+    return PayoffPredictor(
+        mean=np.zeros(len(FEATURE_NAMES), dtype=np.float32),
+        std=np.ones(len(FEATURE_NAMES), dtype=np.float32),
+        weights=(weight,),
+        biases=(np.zeros(1, dtype=np.float32),),
+        settings=feature_settings(HvdConfig()),
+        provenance={},
+    )
+
+
+def drafter(
+    policy: Policy = "payoff",
+    *,
+    predicted: str = "draft_len",
+    num_model_steps: int = 3,
+    max_cache_draft_tokens: int = 64,
+    **config: float,
+) -> HybridDrafter:
+    return HybridDrafter(
+        HvdConfig(policy=policy, **config),  # type: ignore[arg-type]
+        cache=SuffixCache(),
+        predictor=predict_feature(predicted),
+        token_classes=CLASSES,
+        num_model_steps=num_model_steps,
+        max_cache_draft_tokens=max_cache_draft_tokens,
+    )
+
+
+def drafted(plan: DraftPlan) -> list[int] | None:
+    return None if plan.cache_draft is None else plan.cache_draft.token_ids.tolist()
+
+
+# 3 tokens match, so the cache draft is [4, 5, 6]. Each is half probable, since nothing follows the
+# second of the two occurrences yet: score 1.5.
+REPEATS = [0, 1, 2, 3, 4, 5, 6, 7, 1, 2]
+
+
+def started(made: HybridDrafter, rid: object = "r") -> HybridDrafter:
+    made.start(rid, REPEATS)
+    made.extend(rid, [3])
+    return made
+
+
+@pytest.mark.parametrize(("threshold", "source"), [(3.0, "cache"), (3.1, "model")])
+def test_payoff_policy_verifies_the_cache_draft_from_the_threshold_on(
+    threshold: float, source: str
+) -> None:
+    [plan] = started(drafter(threshold=threshold)).plan(["r"])
+    assert plan.source is DraftSource(source)
+    assert plan.payoff == 3.0
+    assert drafted(plan) == ([4, 5, 6] if source == "cache" else None)
+
+
+def test_payoff_policy_without_a_cache_draft_predicts_nothing() -> None:
+    made = drafter()
+    made.start("r", [1, 2, 3])
+    [plan] = made.plan(["r"])
+    assert (plan.source, plan.cache_draft, plan.payoff) == (DraftSource.MODEL, None, None)
+
+
+@pytest.mark.parametrize(
+    ("num_model_steps", "frequency_threshold", "source"),
+    [(1, None, "cache"), (2, None, "model"), (4, 1.5, "cache"), (1, 1.6, "model")],
+)
+def test_frequency_policy_compares_the_score_with_the_model_steps_or_its_own_threshold(
+    num_model_steps: int, frequency_threshold: float | None, source: str
+) -> None:
+    config = {} if frequency_threshold is None else {"frequency_threshold": frequency_threshold}
+    made = started(drafter("frequency", num_model_steps=num_model_steps, **config))
+    assert made.plan(["r"])[0].source is DraftSource(source)
+
+
+def test_cache_policy_takes_a_plain_step_without_a_draft() -> None:
+    made = started(drafter("cache"))
+    made.start("s", [1, 2, 3])
+    with_draft, without = made.plan(["r", "s"])
+    assert (with_draft.source, drafted(with_draft)) == (DraftSource.CACHE, [4, 5, 6])
+    assert (without.source, without.cache_draft) == (DraftSource.PLAIN, None)
+
+
+def test_model_policy_proposes_nothing() -> None:
+    [plan] = started(drafter("model")).plan(["r"])
+    assert (plan.source, plan.cache_draft, plan.payoff) == (DraftSource.MODEL, None, None)
+
+
+def test_no_cache_draft_is_longer_than_one_verification_takes() -> None:
+    [plan] = started(drafter("cache", max_cache_draft_tokens=2)).plan(["r"])
+    assert drafted(plan) == [4, 5]
+
+
+def test_requests_of_one_batch_choose_on_their_own() -> None:
+    made = started(drafter(threshold=3.0))
+    made.start("short", [1, 2, 3, 9, 1])
+    made.start("none", [1])
+    sources = [plan.source.value for plan in made.plan(["none", "r", "short"])]
+    assert sources == ["model", "cache", "model"]
+
+
+def test_a_plan_does_not_depend_on_the_batch() -> None:
+    made = drafter(threshold=2.0)
+    for rid in range(12):
+        made.start(rid, [*REPEATS[rid % 4 :], *REPEATS[: rid % 7]])
+    together = made.plan(range(12))
+    for rid, plan in enumerate(together):
+        [alone] = made.plan([rid])
+        assert (alone.source, alone.payoff) == (plan.source, plan.payoff)
+        assert drafted(alone) == drafted(plan)
+
+
+def test_generated_tokens_and_history_reach_the_features() -> None:
+    made = started(drafter("cache"))
+    made.plan(["r"])
+    made.commit(["r"], [VerifyOutcome([4, 5, 9], 2)])
+    made.extend("r", [1, 2])
+    [row] = made.propose(["r"]).features  # type: ignore[misc]
+    assert row[COLUMN["log_prompt_len"]] == np.float32(np.log1p(len(REPEATS)))
+    assert row[COLUMN["log_generated_len"]] == np.float32(np.log1p(6))
+    assert row[COLUMN["recent_cache_rate"]] == 1
+    assert row[COLUMN["recent_last_accepted"]] == 2
+
+
+def test_a_cycle_counts_for_the_source_planned_last() -> None:
+    made = drafter(threshold=3.0)
+    made.start("r", REPEATS)
+    [first] = made.plan(["r"])  # 2 tokens match: not worth it
+    made.extend("r", [3])
+    [second] = made.plan(["r"])
+    assert (first.source, second.source) == (DraftSource.MODEL, DraftSource.CACHE)
+    made.commit(["r"], [VerifyOutcome([4, 5, 6, 8], 3)])
+    assert made.stats("r") == RequestStats(
+        num_cache_cycles=1, num_cache_accepted_drafts=3, num_target_tokens=2
+    )
+
+
+def test_every_source_has_its_own_counts() -> None:
+    made = drafter("cache")
+    made.start("r", [1, 2, 3])
+    made.plan(["r"])
+    made.commit(["r"], [VerifyOutcome([1], 0)])
+    made.plan(["r"])
+    made.commit(["r"], [VerifyOutcome([2, 3], 2)])
+    assert made.finish("r", output_ids=None, keep=False) == RequestStats(
+        num_cache_cycles=1, num_plain_cycles=1, num_cache_accepted_drafts=2, num_target_tokens=1
+    )
+
+
+def test_a_cycle_must_be_planned_before_it_is_committed() -> None:
+    made = started(drafter())
+    made.plan(["r"])
+    made.commit(["r"], [VerifyOutcome([9], 0)])
+    with pytest.raises(AssertionError, match="planned before"):
+        made.commit(["r"], [VerifyOutcome([9], 0)])
+
+
+def test_a_bad_commit_changes_nothing() -> None:
+    made = started(drafter("cache"))
+    made.start("s", [1])
+    made.plan(["r", "s"])
+    before = made.stats("r")
+    with pytest.raises(ValueError, match="from 0 to"):
+        made.commit(["r", "s"], [VerifyOutcome([4], 0), VerifyOutcome([-1], 0)])
+    with pytest.raises(KeyError):
+        made.commit(["r", "t"], [VerifyOutcome([4], 0), VerifyOutcome([1], 0)])
+    assert made.stats("r") == before
+    made.commit(["r", "s"], [VerifyOutcome([4], 0), VerifyOutcome([1], 0)])
+
+
+def test_a_finished_request_serves_the_next_one_until_flush() -> None:
+    made = drafter("cache")
+    made.start("first", [9])
+    made.extend("first", [1, 2, 3, 4])
+    made.finish("first", output_ids=None, keep=True)
+    made.start("second", [8, 1, 2])
+    [before] = made.plan(["second"])
+    made.flush()
+    [after] = made.plan(["second"])
+    assert before.cache_draft is not None
+    assert before.cache_draft.source == "shared"
+    assert (drafted(before), drafted(after)) == ([3, 4], None)
+
+
+def test_only_the_given_output_is_kept() -> None:
+    made = drafter("cache")
+    made.start("first", [9])
+    made.extend("first", [1, 2, 3, 4])
+    made.finish("first", output_ids=[1, 2, 3], keep=True)
+    made.start("second", [8, 1, 2])
+    assert drafted(made.plan(["second"])[0]) == [3]
+
+
+@pytest.mark.parametrize("call", ["plan", "commit", "extend", "finish", "stats"])
+def test_a_request_that_is_not_active_is_named(call: str) -> None:
+    made = started(drafter("model"))
+    made.finish("r", output_ids=None, keep=True)
+    calls = {
+        "plan": lambda: made.plan(["r"]),
+        "commit": lambda: made.commit(["r"], [VerifyOutcome([1], 0)]),
+        "extend": lambda: made.extend("r", [1]),
+        "finish": lambda: made.finish("r", output_ids=None, keep=False),
+        "stats": lambda: made.stats("r"),
+    }
+    with pytest.raises(KeyError, match="request 'r' is not active"):
+        calls[call]()
+
+
+def test_an_active_request_cannot_be_started_again() -> None:
+    made = started(drafter())
+    with pytest.raises(ValueError, match="already active"):
+        made.start("r", [1])
+    assert made.num_requests == 1
+
+
+def test_a_bad_prompt_starts_nothing() -> None:
+    made = drafter()
+    with pytest.raises(ValueError, match="must be int32"):
+        made.start("r", np.array([1, 2]))  # type: ignore[arg-type]
+    assert made.num_requests == 0
+    made.start("r", [1, 2])
+
+
+def test_any_object_can_name_a_request() -> None:
+    made, key = drafter(), object()
+    started(made, key)
+    assert made.plan([key])[0].source is DraftSource.MODEL
+
+
+@pytest.mark.parametrize("policy", ["payoff", "cache"])
+def test_a_model_only_request_never_verifies_its_cache_draft(policy: Policy) -> None:
+    made = started(drafter(policy, threshold=0))
+    made.start("s", REPEATS, model_only=True)
+    free, bound = made.plan(["r", "s"])
+    assert (free.source, bound.source) == (DraftSource.CACHE, DraftSource.MODEL)
+    assert bound.cache_draft is None
+
+
+def test_the_drafter_tells_what_its_cache_holds() -> None:
+    made = started(drafter())
+    made.finish("r", output_ids=[1, 2], keep=True)
+    started(made)
+    held = made.cache_stats()
+    assert (held.num_requests, held.num_request_tokens) == (1, len(REPEATS) + 1)
+    assert (held.num_shared_requests, held.num_shared_tokens) == (1, 2)
+
+
+def test_the_caches_defaults_are_the_configurations() -> None:
+    parameters = inspect.signature(SuffixCache).parameters.values()
+    assert {p.name: p.default for p in parameters} == {
+        p.name: getattr(HvdConfig(), p.name) for p in parameters
+    }
+
+
+def test_payoff_policy_needs_predictor_and_token_classes() -> None:
+    for predictor, classes in ((None, CLASSES), (predict_feature("score"), None)):
+        with pytest.raises(ValueError, match="needs a predictor and token classes"):
+            HybridDrafter(
+                HvdConfig(),
+                cache=SuffixCache(),
+                predictor=predictor,
+                token_classes=classes,
+                num_model_steps=3,
+                max_cache_draft_tokens=8,
+            )
+
+
+def test_a_configuration_decides_how_the_cache_drafts() -> None:
+    config = HvdConfig(policy="cache", max_depth=3, shared_cache_tokens=0)
+    made = HybridDrafter.from_config(config, token_strings=[], num_model_steps=3, verify_width=32)
+    started(made)
+    assert drafted(made.plan(["r"])[0]) == [4]
+    made.finish("r", output_ids=None, keep=True)
+    made.start("s", [9, 1, 2])
+    assert drafted(made.plan(["s"])[0]) is None
+
+
+def test_the_verify_width_leaves_room_for_the_root() -> None:
+    made = HybridDrafter.from_config(
+        HvdConfig(policy="cache"), token_strings=[], num_model_steps=3, verify_width=3
+    )
+    assert drafted(started(made).plan(["r"])[0]) == [4, 5]
+
+
+def test_the_shipped_predictor_makes_a_drafter() -> None:
+    made = HybridDrafter.from_config(
+        HvdConfig(threshold=0), token_strings=["a", "b"], num_model_steps=3, verify_width=32
+    )
+    [plan] = started(made).plan(["r"])
+    assert plan.payoff is not None
+
+
+@given(
+    st.sampled_from(["payoff", "frequency", "cache", "model"]),
+    st.lists(
+        st.tuples(st.integers(0, 3), st.lists(st.integers(0, 4), max_size=6), st.booleans()),
+        max_size=40,
+    ),
+)
+@settings(max_examples=60, deadline=None)
+def test_counts_add_up_and_nothing_is_left(
+    policy: Policy, events: list[tuple[int, list[int], bool]]
+) -> None:
+    made = drafter(policy, threshold=2.0)
+    num_committed: dict[int, int] = {}
+    num_cycles: dict[int, int] = {}
+    for rid, token_ids, ends in events:
+        if rid not in num_committed:
+            made.start(rid, token_ids)
+            num_committed[rid] = num_cycles[rid] = 0
+        elif ends:
+            stats = made.finish(rid, output_ids=None, keep=True)
+            assert num_committed.pop(rid) == (
+                stats.num_cache_accepted_drafts
+                + stats.num_model_accepted_drafts
+                + stats.num_target_tokens
+            )
+            assert num_cycles.pop(rid) == (
+                stats.num_cache_cycles + stats.num_model_cycles + stats.num_plain_cycles
+            )
+        elif token_ids:
+            running = sorted(num_committed)
+            plans = made.plan(running)
+            outcomes = [
+                VerifyOutcome(token_ids[:1], 0)
+                if plan.source is DraftSource.PLAIN
+                else VerifyOutcome(token_ids, len(token_ids) - 1)
+                for plan in plans
+            ]
+            made.commit(running, outcomes)
+            for each, outcome in zip(running, outcomes, strict=True):
+                num_committed[each] += len(outcome.token_ids)
+                num_cycles[each] += 1
+        else:
+            made.extend(rid, [1, 2])
+            num_committed[rid] += 2
+        assert made.num_requests == len(num_committed)
+    for rid in list(num_committed):
+        made.finish(rid, output_ids=None, keep=False)
+    assert made.num_requests == 0
