@@ -20,7 +20,7 @@ from sglang_hvd.demo.gradients import NUM_WORKERS
 from sglang_hvd.demo.predictor import train_predictor
 from sglang_hvd.demo.rollout import roll_out
 from sglang_hvd.demo.target import train_target
-from sglang_hvd.demo.tokenizer import END_ID, PAD_ID, save_tokenizer, train_tokenizer
+from sglang_hvd.demo.tokenizer import END_ID, PAD_ID, save_tokenizer, spellings, train_tokenizer
 from sglang_hvd.demo.transformer import Architecture
 from sglang_hvd.payoff.training import TrainingSettings
 
@@ -29,12 +29,12 @@ _TOKENIZER_SEED, _TARGET_SEED, _DRAFTER_SEED, _PREDICTOR_SEED = range(4)
 # Share of all tokens, and mean tokens of a session.
 _FAMILIES: Mapping[Family, tuple[float, int]] = MappingProxyType(
     {
-        "editing": (0.38, 760),
-        "tool_calls": (0.2, 412),
-        "sql": (0.1, 210),
-        "code": (0.14, 294),
-        "qa": (0.1, 252),
-        "chat": (0.08, 160),
+        "editing": (0.38, 570),
+        "tool_calls": (0.16, 360),
+        "sql": (0.1, 230),
+        "code": (0.16, 300),
+        "qa": (0.08, 260),
+        "chat": (0.12, 150),
     }
 )
 
@@ -55,7 +55,7 @@ class Recipe:
     drafting_steps: int
     target_learning_rate: float = 1.5e-3
     drafter_learning_rate: float = 2e-3
-    tokens_per_batch: int = 1024
+    tokens_per_batch: int = 512
 
 
 _LLAMA = Architecture(
@@ -86,8 +86,8 @@ _QWEN3 = Architecture(
 )
 RECIPES = MappingProxyType(
     {
-        "llama": Recipe(_LLAMA, 600_000, 200_000, 60_000, 1024, 3),
-        "qwen3": Recipe(_QWEN3, 200_000, 80_000, 20_000, 1024, 3),
+        "llama": Recipe(_LLAMA, 1_000_000, 200_000, 40_000, 1024, 3),
+        "qwen3": Recipe(_QWEN3, 300_000, 80_000, 10_000, 1024, 3),
     }
 )
 
@@ -111,10 +111,11 @@ def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
         batches = _batches(recipe, recipe.target_tokens, tokenizer, _TARGET_SEED)
         target = train_target(
             recipe.architecture,
+            spellings(tokenizer),
             batches,
             learning_rate=recipe.target_learning_rate,
             seed=_TARGET_SEED,
-            on_step=stage("target model", 60, _num_steps(batches)),
+            on_step=stage("target model", 66, _num_steps(batches)),
         )
         save_target(target, target_directory, eos_token_id=END_ID, pad_token_id=PAD_ID)
 
@@ -131,7 +132,7 @@ def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
             num_steps=recipe.drafting_steps,
             learning_rate=recipe.drafter_learning_rate,
             seed=_DRAFTER_SEED,
-            on_step=stage("EAGLE3 drafter", 25, _num_steps(batches)),
+            on_step=stage("EAGLE3 drafter", 19, _num_steps(batches)),
         )
         save_drafter(
             drafter,
@@ -156,7 +157,7 @@ def _stage(bar: "tqdm[Never]", name: str, percent: float, num_steps: int) -> Cal
     bar.set_description(name)
 
     def advance() -> None:
-        bar.update(percent / num_steps)
+        bar.update(min(percent / num_steps, 100 - bar.n))
 
     return advance
 

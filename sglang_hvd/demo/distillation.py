@@ -12,6 +12,7 @@ from torch import Tensor
 from sglang_hvd.demo.dataset import Batch
 from sglang_hvd.demo.eagle3 import Eagle3Model
 from sglang_hvd.demo.gradients import NUM_WORKERS, set_gradients, workers
+from sglang_hvd.demo.induction import init_drafter_as_copier
 from sglang_hvd.demo.target import set_learning_rate
 from sglang_hvd.demo.transformer import TargetModel
 
@@ -115,4 +116,5 @@ def _init(
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 std *= 0.3
             weight.normal_(std=std, generator=generator)
+    init_drafter_as_copier(drafter, target, generator=generator)
     drafter.lm_head.weight.copy_(target.lm_head.weight[draft_token_ids])

@@ -11,20 +11,25 @@ from torch import Tensor
 from sglang_hvd.demo.dataset import Batch
 from sglang_hvd.demo.gradients import NUM_WORKERS, set_gradients, workers
 from sglang_hvd.demo.induction import init_as_copier
+from sglang_hvd.demo.tokenizer import Spelling
 from sglang_hvd.demo.transformer import Architecture, TargetModel
 
 
 def train_target(
     architecture: Architecture,
+    spellings: Sequence[Spelling],
     batches: Sequence[Batch],
     *,
     learning_rate: float,
     seed: int,
     on_step: Callable[[], None],
 ) -> TargetModel:
-    """One pass over `batches`; only the tokens of replies are learned."""
+    """One pass over `batches`; only the tokens of replies are learned.
+
+    `spellings`: one for every token of the vocabulary.
+    """
     target = TargetModel(architecture)
-    init_as_copier(target, generator=torch.Generator().manual_seed(seed))
+    init_as_copier(target, spellings, generator=torch.Generator().manual_seed(seed))
     optimizer = torch.optim.AdamW(
         target.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )

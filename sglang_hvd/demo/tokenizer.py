@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -11,10 +12,11 @@ from sglang_hvd.demo.corpus.session import Session
 PAD, START, END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PAD_ID, START_ID, END_ID = range(3)  # the trainer numbers special tokens first
 
-# A newline takes the indentation after it, so that lines begin with the same word token at every
-# depth. A word takes one leading space, underscore or dot. A number takes none and is cut the same
-# way everywhere, so that copying it never changes its tokens.
-_PIECES = r"\n *|[ _.]?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s"
+# A newline takes the line number or the indentation after it and a bar the indentation after it,
+# so that lines begin with the same word token at every depth. A word takes one leading space,
+# underscore or dot. A number takes none and is cut the same way everywhere, so that copying it
+# never changes its tokens.
+_PIECES = r"\n\p{N}+|\n *|\| *|[ _.]?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s"
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -48,6 +50,32 @@ def train_tokenizer(sessions: Iterable[Session], *, vocab_size: int) -> Tokenize
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """A token as the word it stands for and the form in which it is written.
+
+    ` name`, `_name`, `.name` and `Name` are one word in four forms.
+    """
+
+    word: str
+    form: str
+
+
+def spellings(tokenizer: Tokenizer) -> list[Spelling]:
+    """One for every token."""
+    result: list[Spelling] = []
+    for token_id in range(tokenizer.get_vocab_size()):
+        text = tokenizer.decode([token_id], skip_special_tokens=False)
+        word = text.lstrip(" _.") or text
+        if not word.isalpha():
+            result.append(Spelling(text, ""))
+            continue
+        lead = text[: len(text) - len(word)]
+        case = "AA" if word.isupper() else "Aa" if word[0].isupper() else "aa"
+        result.append(Spelling(word.lower(), lead + case))
+    return result
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, max_length: int) -> None:

@@ -17,6 +17,7 @@ from sglang_hvd.demo.tokenizer import (
     START,
     START_ID,
     save_tokenizer,
+    spellings,
     train_tokenizer,
 )
 
@@ -53,6 +54,20 @@ def test_transformers_loads_it_with_the_end_of_a_message_as_eos(
 
 def test_a_line_begins_with_the_same_word_at_every_indentation() -> None:
     assert TOKENIZER.encode("\nreturn").tokens[1:] == TOKENIZER.encode("\n    return").tokens[1:]
+
+
+def test_a_line_number_is_one_token_with_its_newline() -> None:
+    assert len(TOKENIZER.encode("\n7|").ids) == len(TOKENIZER.encode("\n12|").ids) == 2
+
+
+def test_forms_of_a_word_are_spellings_of_that_word() -> None:
+    table = spellings(TOKENIZER)
+    ids = [TOKENIZER.encode(text).ids for text in (" name", "_name", "name", "12")]
+    assert [len(i) for i in ids] == [1, 1, 1, 1]
+    found = [table[i[0]] for i in ids]
+    assert [spelling.word for spelling in found] == ["name", "name", "name", "12"]
+    assert len({spelling.form for spelling in found}) == 4
+    assert len(table) == TOKENIZER.get_vocab_size()
 
 
 def test_training_examples_are_what_the_chat_template_writes(

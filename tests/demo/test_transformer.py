@@ -1,13 +1,16 @@
 import torch
 
 from sglang_hvd.demo.induction import init_as_copier
+from sglang_hvd.demo.tokenizer import Spelling
 from sglang_hvd.demo.transformer import Architecture, KeyValues, TargetModel
 
 
 @torch.no_grad()
-def test_chunks_through_a_cache_give_the_states_of_one_pass(architecture: Architecture) -> None:
+def test_chunks_through_a_cache_give_the_states_of_one_pass(
+    architecture: Architecture, spellings: list[Spelling]
+) -> None:
     target = TargetModel(architecture)
-    init_as_copier(target, generator=torch.Generator().manual_seed(0))
+    init_as_copier(target, spellings, generator=torch.Generator().manual_seed(0))
     token_ids = torch.randint(
         0, architecture.vocab_size, (1, 50), generator=torch.Generator().manual_seed(1)
     )

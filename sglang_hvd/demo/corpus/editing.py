@@ -1,30 +1,32 @@
-"""File editing: the prompt holds the file; replies hold all of it, or SEARCH/REPLACE blocks."""
+"""File editing: the prompt holds a file, each turn changes some lines, replies hold all of it."""
 
 from dataclasses import replace
 from random import Random
 
-from sglang_hvd.demo.corpus.edits import search_replace
-from sglang_hvd.demo.corpus.module_file import edit_module, make_module
+from sglang_hvd.demo.corpus.edits import numbered
+from sglang_hvd.demo.corpus.module_file import change_module_line, make_module
 from sglang_hvd.demo.corpus.session import Session, Turn
-from sglang_hvd.demo.corpus.settings_file import edit_settings, make_settings
+from sglang_hvd.demo.corpus.settings_file import change_setting, make_settings
 
 
 def make_session(rng: Random) -> Session:
-    """Three or four edits of one file; the form of the replies stays the same."""
+    """Two to four edits of one file, each of one to three lines."""
     is_settings = rng.random() < 0.6
-    returns_whole_file = rng.random() < 0.75
     file = make_settings(rng) if is_settings else make_module(rng)
+    change = change_setting if is_settings else change_module_line
     turns: list[Turn] = []
-    for index in range(rng.randint(3, 4)):
-        edit = (edit_settings if is_settings else edit_module)(rng, file)
-        edited = replace(file, lines=edit.lines)
+    for index in range(rng.randint(2, 4)):
+        changeable = [i for i, line in enumerate(file.lines) if line]
+        changed = {
+            i: change(rng, file, i) for i in rng.sample(changeable, rng.choice((1, 1, 1, 2, 3)))
+        }
+        numbers = ", ".join(str(i + 1) for i in sorted(changed))
+        noun = "line" if len(changed) == 1 else "lines"
+        lines = tuple(changed.get(i, line) for i, line in enumerate(file.lines))
+        user = f"Change {noun} {numbers} of {file.name}:\n{numbered(changed)}"
         if index == 0:
-            form = "Return the whole file." if returns_whole_file else "Use SEARCH/REPLACE blocks."
-            user = f"This is {file.name}:\n{file.fenced()}\n{edit.request} {form}"
-        else:
-            start = rng.choice(("Now", "Next,", "Then"))
-            user = f"{start} {edit.request[0].lower()}{edit.request[1:]}"
-        body = edited.fenced() if returns_whole_file else search_replace(file.lines, edit.lines)
-        turns.append(Turn(user=user, assistant=f"{edit.summary}\n{body}"))
-        file = edited
+            user = f"This is {file.name}:\n{file.fenced()}\n{user}"
+        file = replace(file, lines=lines)
+        said = f"This is {file.name} with {noun} {numbers} changed:"
+        turns.append(Turn(user=user, assistant=f"{said}\n{file.fenced()}"))
     return Session(family="editing", turns=tuple(turns))

@@ -1,5 +1,6 @@
-"""One edit of a generated file: the file before, the file after and how people speak of it."""
+"""Generated files with numbered lines, and changes to their lines."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -12,35 +13,10 @@ class SourceFile:
     lines: tuple[str, ...]
 
     def fenced(self) -> str:
-        """The whole file as a Markdown code block."""
-        return "\n".join((f"```{self.language}", *self.lines, "```"))
+        """The whole file as a Markdown code block, its lines numbered from 1."""
+        return f"```{self.language}\n{numbered(dict(enumerate(self.lines)))}\n```"
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """`request` is what the user asks for, `summary` the first line of the reply."""
-
-    request: str
-    summary: str
-    lines: tuple[str, ...]  # the file afterwards
-
-
-def search_replace(before: tuple[str, ...], after: tuple[str, ...]) -> str:
-    """One SEARCH/REPLACE block that covers every changed line and two more on each side."""
-    shortest = min(len(before), len(after))
-    head = 0
-    while head < shortest and before[head] == after[head]:
-        head += 1
-    tail = 0
-    while tail < shortest - head and before[-1 - tail] == after[-1 - tail]:
-        tail += 1
-    first, context = max(0, head - 2), min(2, tail)
-    return "\n".join(
-        (
-            "<<<<<<< SEARCH",
-            *before[first : len(before) - tail + context],
-            "=======",
-            *after[first : len(after) - tail + context],
-            ">>>>>>> REPLACE",
-        )
-    )
+def numbered(lines: Mapping[int, str]) -> str:
+    """Lines by index as `number|text`."""
+    return "\n".join(f"{index + 1}|{line}" for index, line in sorted(lines.items()))

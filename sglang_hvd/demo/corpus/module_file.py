@@ -1,57 +1,29 @@
-"""Generated Python modules and their edits."""
+"""Generated Python modules and changes of their lines."""
 
+import re
 from random import Random
 
-from sglang_hvd.demo.corpus.edits import Edit, SourceFile
+from sglang_hvd.demo.corpus.edits import SourceFile
 from sglang_hvd.demo.corpus.words import ASPECTS, NOUNS, QUALITIES, VERBS, identifiers, number
 
 
 def make_module(rng: Random) -> SourceFile:
-    """Some constants and three to five functions, each about a thing of its own."""
-    things = rng.sample(NOUNS, rng.randint(3, 5))
+    """Some constants and two or three functions, each about a thing of its own."""
+    things = rng.sample(NOUNS, rng.randint(2, 3))
     lines = [f"{name.upper()} = {number(rng)}" for name in identifiers(rng, rng.randint(1, 3))]
     for thing in things:
         lines.extend(("", *_function(rng, thing)))
     return SourceFile(f"{rng.choice(NOUNS)}.py", "python", tuple(lines))
 
 
-def edit_module(rng: Random, file: SourceFile) -> Edit:
-    """Changes a constant, renames a function, adds a statement or removes a function."""
-    lines = file.lines
-    kind = rng.random()
-    functions = [i for i, line in enumerate(lines) if line.startswith("def ")]
-    if kind < 0.3:
-        at = rng.choice([i for i, line in enumerate(lines) if " = " in line and line[0].isupper()])
-        name, value = lines[at].split(" = ")
-        changed = number(rng)
-        while str(changed) == value:
-            changed = number(rng)
-        text = f"{name} = {changed}"
-        return Edit(f"Set `{name}` to `{changed}`.", f"Set `{text}`:", _put(lines, at, text))
-    at = rng.choice(functions)
-    name = lines[at][4 : lines[at].index("(")]
-    if kind < 0.6 or (kind >= 0.85 and len(functions) < 3):
-        verb, thing = name.split("_")
-        changed_name = f"{rng.choice([v for v in VERBS if v != verb])}_{thing}"
-        text = lines[at].replace(name, changed_name)
-        names = f"`{name}` to `{changed_name}`"
-        return Edit(f"Rename {names}.", f"Renamed {names}:", _put(lines, at, text))
-    if kind < 0.85:
-        statement = rng.choice(
-            (f'print("{name}")', f'log.{rng.choice(("info", "debug"))}("{name} starts")')
-        )
-        place = f"`{statement}` to the start of `{name}`"
-        return Edit(
-            f"Add {place}.",
-            f"Added {place}:",
-            (*lines[: at + 1], f"    {statement}", *lines[at + 1 :]),
-        )
-    end = at + 1
-    while end < len(lines) and lines[end]:
-        end += 1
-    return Edit(
-        f"Remove the function `{name}`.", f"Removed `{name}`:", (*lines[: at - 1], *lines[end:])
-    )
+def change_module_line(rng: Random, file: SourceFile, index: int) -> str:
+    """The line at `index` with another number or another name in it."""
+    line = file.lines[index]
+    numbers = re.findall(r"\d+", line)
+    if numbers and rng.random() < 0.6:
+        return line.replace(numbers[0], str(number(rng)))
+    words = re.findall(r"[a-z]{4,}", line)
+    return line.replace(rng.choice(words), rng.choice(NOUNS)) if words else f"# {line}"
 
 
 def _function(rng: Random, thing: str) -> tuple[str, ...]:
@@ -94,7 +66,3 @@ def _function(rng: Random, thing: str) -> tuple[str, ...]:
         f"    {field} = [x.{aspect} for x in {thing}s]",
         f"    return sorted({field})[:{amount}]",
     )
-
-
-def _put(lines: tuple[str, ...], index: int, line: str) -> tuple[str, ...]:
-    return (*lines[:index], line, *lines[index + 1 :])

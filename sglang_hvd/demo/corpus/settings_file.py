@@ -1,9 +1,9 @@
-"""Generated settings files (Python, YAML, TOML) and their edits."""
+"""Generated settings files (Python, YAML, TOML) and changes of their lines."""
 
 from random import Random
 
-from sglang_hvd.demo.corpus.edits import Edit, SourceFile
-from sglang_hvd.demo.corpus.words import CITIES, COLORS, NOUNS, identifiers, new_identifier, number
+from sglang_hvd.demo.corpus.edits import SourceFile
+from sglang_hvd.demo.corpus.words import CITIES, COLORS, NOUNS, identifier, identifiers, number
 
 _SYNTAX = {  # language: (extension, section header, line)
     "python": ("py", "# {} settings", "{} = {}"),
@@ -13,11 +13,11 @@ _SYNTAX = {  # language: (extension, section header, line)
 
 
 def make_settings(rng: Random) -> SourceFile:
-    """Two to four sections of keys; no key begins another."""
+    """Two or three sections of keys; no key begins another."""
     language = rng.choice(tuple(_SYNTAX))
     extension, header, line = _SYNTAX[language]
-    keys = identifiers(rng, rng.randint(12, 22))
-    starts = {0, *rng.sample(range(3, len(keys)), rng.randint(1, 3))}
+    keys = identifiers(rng, rng.randint(8, 16))
+    starts = {0, *rng.sample(range(3, len(keys)), rng.randint(1, 2))}
     sections = iter(rng.sample(NOUNS, len(starts)))
     lines: list[str] = []
     for index, key in enumerate(keys):
@@ -27,34 +27,20 @@ def make_settings(rng: Random) -> SourceFile:
     return SourceFile(f"{rng.choice(NOUNS)}.{extension}", language, tuple(lines))
 
 
-def edit_settings(rng: Random, file: SourceFile) -> Edit:
-    """Sets, renames, adds or removes one key."""
-    line = _SYNTAX[file.language][2]
-    separator = line.strip()[2:-2]
-    entries = [i for i, text in enumerate(file.lines) if separator in text]
-    keys = [file.lines[i].strip().split(separator)[0] for i in entries]
-    choice = rng.randrange(len(entries))
-    at, key = entries[choice], keys[choice]
-    value = file.lines[at].split(separator, 1)[1]
-    before, after = file.lines[:at], file.lines[at + 1 :]
+def change_setting(rng: Random, file: SourceFile, index: int) -> str:
+    """The line at `index` with another value, another name or commented out."""
+    line = file.lines[index]
+    separator = _SYNTAX[file.language][2].strip()[2:-2]
+    if separator not in line:
+        return line.replace(line.strip("# []:").split()[0], rng.choice(NOUNS))
+    key, value = line.split(separator, 1)
     kind = rng.random()
-    if kind < 0.4:
-        changed = _value(rng)
-        while changed == value:
-            changed = _value(rng)
-        request = rng.choice(("Set `{}` to `{}`.", "Change `{}` to `{}`."))
-        text = line.format(key, changed)
-        return Edit(request.format(key, changed), f"Set `{text.strip()}`:", (*before, text, *after))
-    name = new_identifier(rng, keys)
     if kind < 0.6:
-        text = line.format(name, value)
-        names = f"`{key}` to `{name}`"
-        return Edit(f"Rename {names}.", f"Renamed {names}:", (*before, text, *after))
+        return f"{key}{separator}{_value(rng)}"
     if kind < 0.85:
-        text = line.format(name, _value(rng))
-        place = f"`{text.strip()}` after `{key}`"
-        return Edit(f"Add {place}.", f"Added {place}:", (*before, file.lines[at], text, *after))
-    return Edit(f"Remove `{key}`.", f"Removed `{key}`:", (*before, *after))
+        indent = key[: len(key) - len(key.lstrip())]
+        return f"{indent}{identifier(rng)}{separator}{value}"
+    return f"# {line.strip()}"
 
 
 def _value(rng: Random) -> str:
