@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,6 +53,26 @@ class Server:
     def hvd_state(self) -> dict[str, Any]:
         """The HVD part of /server_info."""
         return self.process.get("/server_info")["internal_states"][0]["hvd"]
+
+    def wait_until_idle(self) -> None:
+        """Until nothing is held for any request, by /server_info and by the gauge, if it is on."""
+        deadline = time.monotonic() + 20
+        while held := self._num_held():
+            assert time.monotonic() < deadline, f"requests held (by source): {held}"
+            time.sleep(0.2)
+
+    def _num_held(self) -> dict[str, float]:
+        held = {"/server_info": float(self.hvd_state()["num_requests"])}
+        info = self.process.get("/server_info")
+        if info["enable_metrics"]:
+            lines = [
+                line
+                for line in self.process.get("/metrics").splitlines()
+                if line.startswith("sglang:hvd_num_requests")
+            ]
+            assert lines, "the gauge is missing from /metrics"
+            held["/metrics"] = sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+        return {source: count for source, count in held.items() if count}
 
 
 def request_body(prompt: str | list[int], **params: Any) -> dict[str, Any]:

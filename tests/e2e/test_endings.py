@@ -23,25 +23,6 @@ def server(start_hvd: Callable[..., Any]) -> Any:
     )
 
 
-def _num_requests_gauge(server: Any) -> float:
-    lines = [
-        line
-        for line in server.process.get("/metrics").splitlines()
-        if line.startswith("sglang:hvd_num_requests")
-    ]
-    assert lines, "the gauge is missing from /metrics"
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
-
-
-def _assert_nothing_is_held(server: Any) -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if _num_requests_gauge(server) == 0 and server.hvd_state()["num_requests"] == 0:
-            return
-        time.sleep(0.2)
-    pytest.fail(f"still held: {server.hvd_state()['num_requests']}")
-
-
 def _num_queued(server: Any) -> float:
     lines = server.process.get("/metrics").splitlines()
     [line] = [line for line in lines if line.startswith("sglang:num_queue_reqs{")]
@@ -74,17 +55,17 @@ def _wait_for(condition: Callable[[], bool]) -> None:
 
 def test_normal_ends(server: Any, prompts: list[str]) -> None:
     server.generate_all(prompts, concurrency=8, max_new_tokens=40)
-    _assert_nothing_is_held(server)
+    server.wait_until_idle()
 
 
 def test_finished_at_prefill(server: Any, prompts: list[str]) -> None:
     server.generate_all(prompts, concurrency=8, max_new_tokens=1)
-    _assert_nothing_is_held(server)
+    server.wait_until_idle()
 
 
 def test_several_samples_with_their_prefix_warming_request(server: Any, long_prompt: str) -> None:
     server.generate(long_prompt, n=4, max_new_tokens=20)
-    _assert_nothing_is_held(server)
+    server.wait_until_idle()
 
 
 def test_aborted_while_running_and_while_queued(server: Any, prompts: list[str]) -> None:
@@ -96,7 +77,7 @@ def test_aborted_while_running_and_while_queued(server: Any, prompts: list[str])
         server.process.post("/abort_request", {"rid": body["rid"]})
     for thread in threads:
         thread.join()
-    _assert_nothing_is_held(server)
+    server.wait_until_idle()
 
 
 def test_aborted_in_chunked_prefill(server: Any, long_prompt: str) -> None:
@@ -106,7 +87,7 @@ def test_aborted_in_chunked_prefill(server: Any, long_prompt: str) -> None:
     server.process.post("/abort_request", {"rid": "chunked"})
     for thread in threads:
         thread.join()
-    _assert_nothing_is_held(server)
+    server.wait_until_idle()
 
 
 def test_disconnected_in_the_middle_of_a_stream(server: Any, long_prompt: str) -> None:
@@ -119,11 +100,11 @@ def test_disconnected_in_the_middle_of_a_stream(server: Any, long_prompt: str) -
     with urllib.request.urlopen(request, timeout=60) as response:
         response.readline()
         assert server.hvd_state()["num_requests"] == 1
-    _assert_nothing_is_held(server)
+    server.wait_until_idle()
 
 
 def test_a_rid_used_again_starts_afresh(server: Any, prompts: list[str]) -> None:
     first = server.process.post("/generate", _body(prompts[0], "again", max_new_tokens=30))
     second = server.process.post("/generate", _body(prompts[0], "again", max_new_tokens=30))
     assert first["output_ids"] == second["output_ids"]
-    _assert_nothing_is_held(server)
+    server.wait_until_idle()

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-# What SGLang logs when it takes a running request out for want of KV slots.
-RETRACTED = "Retract requests."
 # Low enough that cache and model drafts mix within one batch.
 MIXING = ("--hvd-threshold", "1.5")
 CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
@@ -103,20 +101,3 @@ def test_prefix_cache_hits_and_a_flush_between_requests(
     answer = server.generate(prompts[-1])
     assert answer["output_ids"] == expected[-1]
     assert answer["meta_info"]["cached_tokens"] == 0
-
-
-def test_retraction_under_a_small_kv_pool(
-    start_hvd: Callable[..., Any], plain_ids: Callable[..., list[list[int]]], prompts: list[str]
-) -> None:
-    # Each request may grow by 512 tokens, of which the scheduler reserves next to nothing.
-    params = {"max_new_tokens": 512, "ignore_eos": True}
-    short = sorted(prompts, key=len)[:8]
-    expected = plain_ids(short, **params)
-    server = start_hvd(
-        *("payoff", *MIXING, "--max-total-tokens", "3000"),
-        *("--schedule-conservativeness", "0.05", "--disable-radix-cache"),
-    )
-    answers = server.generate_all(short, concurrency=8, **params)
-    assert [answer["output_ids"] for answer in answers] == expected
-    assert RETRACTED in server.process.log
-    assert server.hvd_state()["num_requests"] == 0

@@ -1,0 +1,63 @@
+"""Requests that SGLang takes out of the running batch for want of KV slots, and puts back later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from sglang_hvd.demo.corpus.sessions import demo_sessions
+
+# What SGLang logs then.
+RETRACTED = "Retract requests."
+# Most prompts fit, their replies do not. The scheduler admits too many only where it expects short
+# replies (the conservativeness; `ignore_eos` would reserve whole ones) and admits one at a time
+# (those of one pass are counted in full).
+SMALL_POOL = (
+    *("--max-total-tokens", "2600", "--disable-radix-cache"),
+    *("--schedule-conservativeness", "0.05", "--prefill-max-requests", "1"),
+    *("--hvd-threshold", "1.5"),
+)
+MAX_NEW_TOKENS = 180
+
+
+@pytest.fixture
+def prompts() -> list[str]:
+    """Sixteen files to edit, each with a reply about as long as the prompt."""
+    sessions = demo_sessions("editing", count=40, seed=12)
+    turns = sorted((s.turns[0] for s in sessions), key=lambda turn: len(turn.assistant))[-16:]
+    return [f"<|im_start|>user\n{t.user}<|im_end|>\n<|im_start|>assistant\n" for t in turns]
+
+
+@pytest.mark.parametrize("environment", [{}, {"TRITON_INTERPRET": "1"}], ids=["", "overlap"])
+def test_output_is_that_of_plain_serving(
+    environment: dict[str, str],
+    start_hvd: Callable[..., Any],
+    plain_ids: Callable[..., list[list[int]]],
+    prompts: list[str],
+) -> None:
+    expected = plain_ids(prompts, max_new_tokens=MAX_NEW_TOKENS)
+    server = start_hvd("payoff", *SMALL_POOL, environment=environment)
+    answers = server.generate_all(prompts, concurrency=len(prompts), max_new_tokens=MAX_NEW_TOKENS)
+    assert [answer["output_ids"] for answer in answers] == expected
+    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
+    assert server.hvd_state()["num_requests"] == 0
+    assert server.hvd_state()["num_resyncs"] == 0
+
+
+def test_aborted_after_a_retraction(start_hvd: Callable[..., Any], prompts: list[str]) -> None:
+    server = start_hvd("payoff", *SMALL_POOL)
+    server.process.post("/flush_cache", {})
+    before = server.process.log.count(RETRACTED)
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        asked = [pool.submit(server.generate, p, max_new_tokens=MAX_NEW_TOKENS) for p in prompts]
+        while server.process.log.count(RETRACTED) == before:
+            assert not all(future.done() for future in asked), "no request was retracted"
+            time.sleep(0.005)
+        server.process.post("/abort_request", {"abort_all": True})
+        reasons = [future.result()["meta_info"]["finish_reason"]["type"] for future in asked]
+    assert "abort" in reasons
+    server.wait_until_idle()
