@@ -91,6 +91,11 @@ class HvdConfig(BaseModel):
         "meta_info.",
     )
 
+    @property
+    def drafts_with_model(self) -> bool:
+        """Whether the policy ever verifies the model drafter's draft."""
+        return self.policy != "cache"
+
 
 def flag_name(field: str) -> str:
     """The command line flag of a field: max_depth -> --hvd-max-depth."""

@@ -53,7 +53,7 @@ class Proposals:
 class _Request:
     prompt_len: int
     history: RequestHistory
-    model_only: bool
+    without_cache: bool
     generated_len: int = 0
     planned: DraftSource | None = None
     stats: RequestStats = RequestStats()
@@ -83,6 +83,7 @@ class HybridDrafter:
         if config.policy == "payoff" and (predictor is None or token_classes is None):
             raise ValueError("the payoff policy needs a predictor and token classes")
         self._config = config
+        self._without_cache = DraftSource.MODEL if config.drafts_with_model else DraftSource.PLAIN
         self._cache = cache
         self._predictor = predictor
         self._token_classes = token_classes
@@ -134,15 +135,15 @@ class HybridDrafter:
         return len(self._requests)
 
     def start(
-        self, rid: Hashable, prompt_ids: TokenIds | Sequence[int], *, model_only: bool = False
+        self, rid: Hashable, prompt_ids: TokenIds | Sequence[int], *, without_cache: bool = False
     ) -> None:
         """Takes in a request. Raises ValueError if rid is active or prompt_ids are no token ids.
 
-        model_only: verify the model drafter's draft in every cycle, whatever the policy.
+        without_cache: never verify its cache drafts, whatever the policy.
         """
         self._cache.start(rid, prompt_ids)
         history = RequestHistory(self._config.history_window)
-        self._requests[rid] = _Request(len(prompt_ids), history, model_only)
+        self._requests[rid] = _Request(len(prompt_ids), history, without_cache)
 
     def plan(self, rids: Sequence[Hashable]) -> list[DraftPlan]:
         """Decides what each request of the batch verifies in its next cycle.
@@ -175,8 +176,8 @@ class HybridDrafter:
             rids, sources, proposals.drafts, payoffs, strict=True
         ):
             request = self._request(rid)
-            if request.model_only:
-                source = DraftSource.MODEL
+            if request.without_cache:
+                source = self._without_cache
             request.planned = source
             plans.append(DraftPlan(source, draft if source is DraftSource.CACHE else None, payoff))
         return plans

@@ -248,12 +248,16 @@ def test_any_object_can_name_a_request() -> None:
     assert made.plan([key])[0].source is DraftSource.MODEL
 
 
-@pytest.mark.parametrize("policy", ["payoff", "cache"])
-def test_a_model_only_request_never_verifies_its_cache_draft(policy: Policy) -> None:
+@pytest.mark.parametrize(
+    ("policy", "instead"), [("payoff", DraftSource.MODEL), ("cache", DraftSource.PLAIN)]
+)
+def test_a_request_without_cache_never_verifies_its_cache_draft(
+    policy: Policy, instead: DraftSource
+) -> None:
     made = started(drafter(policy, threshold=0))
-    made.start("s", REPEATS, model_only=True)
+    made.start("s", REPEATS, without_cache=True)
     free, bound = made.plan(["r", "s"])
-    assert (free.source, bound.source) == (DraftSource.CACHE, DraftSource.MODEL)
+    assert (free.source, bound.source) == (DraftSource.CACHE, instead)
     assert bound.cache_draft is None
 
 

@@ -24,6 +24,7 @@ from sglang_hvd.types import DraftPlan, DraftSource
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
@@ -39,6 +40,9 @@ class HvdDraftWorker(EagleDraftWorker):
 
     # Set by HvdWorker once its drafter exists: (requests, cached lengths) -> plans.
     plan_drafts: Callable[[Sequence[Req], Sequence[int] | None], list[DraftPlan]]
+    # Set by HvdWorker under a policy that never runs the model drafter, so that its KV cache need
+    # not follow: (batch, result) -> None, stands in for draft-extend.
+    stub_draft_extend: Callable[[ScheduleBatch, GenerationBatchResult], None] | None = None
 
     def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
         launch = launch_of(server_args)
@@ -64,6 +68,14 @@ class HvdDraftWorker(EagleDraftWorker):
         """EAGLE's draft loop, which selects the nodes of the model drafter's tree at its end."""
         with self._model_tree_width():
             return super().draft_forward(forward_batch)
+
+    def _draft_extend_for_decode(
+        self, batch: ScheduleBatch, batch_result: GenerationBatchResult, **kwargs: Any
+    ) -> None:
+        if self.stub_draft_extend is None:
+            super()._draft_extend_for_decode(batch, batch_result, **kwargs)
+        else:
+            self.stub_draft_extend(batch, batch_result)
 
     def _rebuild_topk1_chain_buffers(self) -> None:
         with self._model_tree_width():

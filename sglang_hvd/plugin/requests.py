@@ -189,7 +189,7 @@ class HeldRequests:
         self._drafter.start(
             held.key,
             np.asarray(req.origin_input_ids_unpadded, dtype=np.int32),
-            model_only=_has_penalties(req),
+            without_cache=_has_penalties(req),
         )
         if req.output_ids:  # retracted before: comes back as a prefill with its output
             self._drafter.extend(held.key, np.asarray(req.output_ids, dtype=np.int32))

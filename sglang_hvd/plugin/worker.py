@@ -3,7 +3,8 @@
 Each decode step: plan (suffix cache, features, predictor, gate), run the model drafter if a
 request needs it, verify every request's chosen draft in one forward, hand the committed tokens
 back. Draft-extend runs on every step, so the model drafter's KV cache stays right through steps
-that verified cache drafts.
+that verified cache drafts; only the cache policy, which never runs the model drafter, leaves it
+out.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             report_cycles=launch.config.report_cycles,
         )
         self._draft_worker.plan_drafts = self._held.plan
+        if not launch.config.drafts_with_model:
+            self._draft_worker.stub_draft_extend = self._stub_skipped_draft_extend
 
     def forward_batch_generation(
         self, batch: ScheduleBatch, *args: Any, **kwargs: Any

@@ -16,14 +16,10 @@ import pytest
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import DemoModels, ensure_demo_models
+from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer
 
 Shape = Literal["llama", "qwen3"]
-
-TREE = (
-    *("--speculative-num-steps", "3", "--speculative-eagle-topk", "4"),
-    *("--speculative-num-draft-tokens", "16"),
-)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -169,7 +165,7 @@ def start_hvd(start_server: StartServer, models_of: Callable[[Shape], DemoModels
     def start(
         policy: str,
         *flags: str,
-        drafting: Sequence[str] = TREE,
+        drafting: Sequence[str] = MODEL_TREE_FLAGS,
         shape: Shape = "llama",
         environment: dict[str, str] | None = None,
     ) -> Server:

@@ -13,12 +13,8 @@ from typing import Any
 
 import pytest
 
+from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS
-
-TREE = (
-    *("--speculative-num-steps", "3", "--speculative-eagle-topk", "4"),
-    *("--speculative-num-draft-tokens", "16"),
-)
 
 
 @pytest.fixture
@@ -35,7 +31,7 @@ def fails_with(models: Any) -> Callable[..., str]:
                 *("--model-path", str(target or models.target)),
                 *("--speculative-algorithm", "HVD"),
                 *(("--speculative-draft-model-path", str(draft)) if str(draft) != "." else ()),
-                *(*TREE, *flags),
+                *(*MODEL_TREE_FLAGS, *flags),
             ],
             env={**os.environ, **CPU_ENVIRONMENT, **environment},
             capture_output=True,
@@ -160,7 +156,7 @@ def test_a_plugin_that_is_kept_out(models: Any) -> None:
         [
             *(sys.executable, "-m", "sglang.launch_server", *CPU_FLAGS),
             *("--model-path", str(models.target), "--speculative-algorithm", "HVD"),
-            *("--speculative-draft-model-path", str(models.drafter), *TREE),
+            *("--speculative-draft-model-path", str(models.drafter), *MODEL_TREE_FLAGS),
         ],
         env={**os.environ, **CPU_ENVIRONMENT, "SGLANG_PLUGINS": "sgl_kernel_cpu"},
         capture_output=True,

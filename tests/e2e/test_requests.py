@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
+
+PENALTIES = {"frequency_penalty": 0.4, "presence_penalty": 0.2}
+
 
 @pytest.fixture
 def server(start_hvd: Callable[..., Any]) -> Any:
@@ -168,22 +172,25 @@ def test_penalties_equal_those_of_eagle3(
     prompts: list[str],
 ) -> None:
     # Penalties under speculation are SGLang's relaxed ones, so EAGLE3 is the reference.
-    params = {"frequency_penalty": 0.4, "presence_penalty": 0.2}
-    drafting = (
-        *("--speculative-num-steps", "3", "--speculative-eagle-topk", "4"),
-        *("--speculative-num-draft-tokens", "16"),
-    )
     eagle3 = start_server(
         *("--speculative-algorithm", "EAGLE3"),
-        *("--speculative-draft-model-path", str(models.drafter), *drafting),
+        *("--speculative-draft-model-path", str(models.drafter), *MODEL_TREE_FLAGS),
     )
-    expected = eagle3.generate_all(prompts[:6], concurrency=1, **params)
+    expected = eagle3.generate_all(prompts[:6], concurrency=1, **PENALTIES)
     for concurrency in (1, 6):
-        answers = server.generate_all(prompts[:6], concurrency=concurrency, **params)
+        answers = server.generate_all(prompts[:6], concurrency=concurrency, **PENALTIES)
         assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
     for answer in answers:
         [hvd] = answer["meta_info"]["hvd"]
         assert hvd["num_cache_cycles"] == 0
+
+
+def test_penalties_under_the_cache_policy_equal_those_of_plain_serving(
+    plain: Any, start_hvd: Callable[..., Any], prompts: list[str]
+) -> None:
+    expected = plain.generate_all(prompts[:6], concurrency=1, **PENALTIES)
+    answers = start_hvd("cache").generate_all(prompts[:6], concurrency=6, **PENALTIES)
+    assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
 
 
 def test_a_failing_request_takes_no_other_down(server: Any, prompts: list[str]) -> None:

@@ -70,6 +70,13 @@ def test_the_eagle_worker_has_the_methods_that_are_extended() -> None:
     assert "EagleDraftWorker(" in inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.__init__)
 
 
+def test_draft_extend_can_be_left_out() -> None:
+    stub = eagle_worker_v2.EAGLEWorkerV2._stub_skipped_draft_extend
+    assert _parameters(stub) == ["self", "batch", "batch_output"]
+    extend = eagle_worker_v2.EagleDraftWorker._draft_extend_for_decode
+    assert _parameters(extend) == ["self", "batch", "batch_result", "kv_loc_plan"]
+
+
 def test_run_eagle_verify_takes_topk_apart_from_the_tree() -> None:
     parameters = _parameters(eagle_worker_common.run_eagle_verify)
     assert {"topk", "num_draft_tokens", "finalize_tree_path", "grammar_barrier"} <= set(parameters)
