@@ -5,7 +5,7 @@
 #   TORCH_INDEX=...   a package index with torch's CPU build; without one, pip may choose the CUDA
 #                     build, which works but is several GB larger
 #   PYTEST_ARGS=...   what `make test` runs instead of everything
-#   ARGS=...          appended to `sglang-hvd demo` and `sglang-hvd serve`
+#   ARGS=...          appended to `sglang-hvd demo`, `sglang-hvd serve` and the benchmark
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,14 +25,15 @@ export CUDA_VISIBLE_DEVICES :=
 demo: venv
 	$(BIN)/sglang-hvd demo $(ARGS)
 
+# Two at a time, each file in one process: most of the time is servers starting, on one core each.
 test: venv
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
 serve: venv
 	$(BIN)/sglang-hvd serve $(ARGS)
 
 bench: venv
-	set -e; for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark; done
+	$(BIN)/python -m benchmarks.suffix_cache $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check .

@@ -20,14 +20,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command != "serve":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    return _run_demo(options) if options.command == "demo" else _run_serve(options, rest)
+    try:
+        return _run_demo(options) if options.command == "demo" else _run_serve(options, rest)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     _add_cache_dir(parser)
     parser.add_argument("--modes", help="comma-separated; default: all. plain always runs")
     parser.add_argument(
-        "--sessions", type=int, default=2, help="sessions per workload (default: 2)"
+        "--sessions", type=_count, default=2, help="sessions per workload (default: 2)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table's rows as JSON")
 
@@ -49,6 +53,12 @@ def _add_cache_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"at least 1, got {text}")
+    return int(text)
+
+
 def _run_demo(options: argparse.Namespace) -> int:
     # Imported here: the demo needs torch and an OpenAI client, other commands do not.
     from sglang_hvd.demo.modes import MODES
@@ -57,11 +67,9 @@ def _run_demo(options: argparse.Namespace) -> int:
     asked = options.modes.split(",") if options.modes else list(MODES)
     unknown = sorted(set(asked) - set(MODES))
     if unknown:
-        print(
-            f"error: unknown modes {', '.join(unknown)}: choose from {', '.join(MODES)}",
-            file=sys.stderr,
-        )
-        return 2
+        raise ValueError(f"unknown modes {', '.join(unknown)}: choose from {', '.join(MODES)}")
+    if options.json is not None and not options.json.parent.is_dir():
+        raise ValueError(f"--json {options.json}: there is no folder {options.json.parent}")
     return run_demo(
         cache_dir=options.cache_dir,
         modes=[mode for mode in MODES if mode in asked or mode == "plain"],

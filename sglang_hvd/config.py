@@ -108,7 +108,7 @@ def load_config(
     """Merges flags, YAML file and defaults: a flag wins over YAML, YAML over the default.
 
     yaml_path: the file of --hvd-config; None: the file that HVD_CONFIG in environ names, if any.
-    overrides: field name -> value of the flags; None means that the flag was not given.
+    overrides: field name -> value of each flag that was given.
 
     A relative predictor path in a YAML file starts from that file's folder.
 
@@ -117,13 +117,12 @@ def load_config(
     if yaml_path is None and environ.get(CONFIG_ENV):
         yaml_path = Path(environ[CONFIG_ENV])
     from_yaml = {} if yaml_path is None else _read_yaml(yaml_path)
-    from_flags = {field: value for field, value in overrides.items() if value is not None}
     try:
-        return HvdConfig.model_validate({**from_yaml, **from_flags})
+        return HvdConfig.model_validate({**from_yaml, **overrides})
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
-        where = flag_name(key) if key in from_flags else f"{yaml_path}: {key}"
+        where = flag_name(key) if key in overrides else f"{yaml_path}: {key}"
         reason = _reason(first["type"], first["msg"], first["input"])
         raise ValueError(f"{where}: {reason}") from None
 

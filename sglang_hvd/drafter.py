@@ -23,9 +23,10 @@ from sglang_hvd.types import CacheDraft, DraftPlan, DraftSource, TokenIds, Verif
 class RequestStats:
     """What a request's cycles verified and what that brought.
 
-    Every generated token is counted once: as an accepted cache draft token, an accepted model
+    Every committed token is counted once: as an accepted cache draft token, an accepted model
     draft token, or a token of the target itself (the bonus token of a cycle, and tokens
-    committed outside the cycles).
+    committed outside the cycles). Where a stop or a limit cuts the last cycle off, committed
+    tokens are more than generated ones.
     """
 
     num_cache_cycles: int = 0

@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Nothing asserts on time: an example may be slow because the machine is busy.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 def _path_from(variable: str, what: str) -> Path:

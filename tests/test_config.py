@@ -32,8 +32,10 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(config_file: Pa
     assert (config.max_depth, config.threshold, config.policy) == (16, 4.5, "payoff")
 
 
-def test_a_flag_that_was_not_given_does_not_count(config_file: Path) -> None:
-    assert load_config(config_file, {"max_depth": None}, {}).max_depth == 32
+def test_a_flag_can_bring_back_a_default_of_null(tmp_path: Path) -> None:
+    (tmp_path / "wide.yaml").write_text("verify_width: 48\n")
+    assert load_config(tmp_path / "wide.yaml", {}, {}).verify_width == 48
+    assert load_config(tmp_path / "wide.yaml", {"verify_width": None}, {}).verify_width is None
 
 
 def test_the_environment_names_the_file_where_no_flag_does(config_file: Path) -> None:

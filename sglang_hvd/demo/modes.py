@@ -11,15 +11,15 @@ from sglang_hvd.demo.models import DemoModels
 Mode = Literal["plain", "eagle3", "ngram", "model", "cache", "frequency", "payoff"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-# The tree that SGLang's EAGLE3 and HVD's model drafter both use here: small models accept about
-# three tokens, so the paper's 8 steps would mostly draft what is thrown away.
+# The tree that SGLang's EAGLE3 and HVD's model drafter both use here: on a CPU the paper's 8 steps
+# would cost more than the tokens they bring.
 MODEL_TREE_FLAGS = (
     *("--speculative-num-steps", "3"),
     *("--speculative-eagle-topk", "4"),
     *("--speculative-num-draft-tokens", "16"),
 )
 
-# A cache draft has to promise more than the model drafter's three steps can give.
+# A cache draft has to promise at least what the model drafter's three steps can give.
 _THRESHOLD = "3"
 
 

@@ -88,6 +88,7 @@ def _print_coloured(models: DemoModels, replies: Sequence[Reply]) -> None:
             and len(token_ids := tokenizer.encode(reply.text)) in _lengths(reply)
         ]
         if not shown:
+            print(f"--- {family}: no reply that its text alone gives back in tokens\n")
             continue
         reply, token_ids = shown[-1]
         print(f"--- {family}: {reply.question.splitlines()[-1]}")

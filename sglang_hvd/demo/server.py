@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -33,7 +35,7 @@ CPU_FLAGS = (
 
 
 class SglangServer:
-    """Context manager around `python -m sglang.launch_server`.
+    """Context manager around `python -m sglang.launch_server`; enter it on a thread that stays.
 
     Raises RuntimeError on entry, with the end of the log, when the server dies or does not answer
     within `timeout_s`.
@@ -77,6 +79,7 @@ class SglangServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         try:
             self._wait_until_ready()
@@ -109,14 +112,14 @@ class SglangServer:
         if self._process is None:
             return
         try:
-            os.killpg(self._process.pid, 15)
+            os.killpg(self._process.pid, signal.SIGTERM)
             self._process.wait(timeout=3)
         except subprocess.TimeoutExpired:
             pass
         except ProcessLookupError:
             return
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, 9)  # a child may outlive its parent
+            os.killpg(self._process.pid, signal.SIGKILL)  # a child may outlive its parent
         self._process.wait()
 
     def wait(self) -> int:
@@ -142,6 +145,16 @@ class SglangServer:
 
     def _log_tail(self) -> str:
         return "\n".join(self.log.splitlines()[-15:])
+
+
+# Loaded here, because between fork and exec a child of a threaded process must not load anything.
+_prctl = ctypes.CDLL(None).prctl
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGTERM when the thread that started it ends, however it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def free_port() -> int:

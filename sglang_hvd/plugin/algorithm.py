@@ -21,7 +21,7 @@ from sglang.srt.arg_groups.overrides import (
 
 from sglang_hvd.config import HvdConfig, flag_name, load_config
 from sglang_hvd.payoff import PayoffPredictor
-from sglang_hvd.plugin.draft_model import check_draft_model
+from sglang_hvd.plugin.draft_model import check_draft_model, target_context_length
 from sglang_hvd.plugin.flags import config_file_and_overrides, is_from_command_line
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 ALGORITHM_NAME = "HVD"
 
-# Verification of 32 tokens costs little more than of one while a GPU is bound by memory, and the
-# suffix cache at its paper settings drafts at most 32 tokens. Wider only when asked for.
+# Verification of 32 tokens costs little more than of one while a GPU is bound by memory. The suffix
+# cache at its paper settings drafts at most 32 tokens, of which this takes 31 beside the root.
 DEFAULT_VERIFY_WIDTH = 32
 
 # Backends that verify a tree by its mask; the CPU host registers its own under torch_native.
@@ -94,7 +94,10 @@ def resolve_hvd_alias(
     if algorithm == ALGORITHM_NAME:
         from sglang_hvd.plugin.entry import require_hooks
 
-        require_hooks()  # or a server without our worker would serve under this name
+        try:
+            require_hooks()  # or a server without our worker would serve under this name
+        except RuntimeError as error:
+            raise SystemExit(f"error: {error}") from error
     return resolve_alias("EAGLE3" if algorithm == ALGORITHM_NAME else algorithm, *args, **kwargs)
 
 
@@ -116,6 +119,12 @@ def resolve_verify_width(
     _check_model_tree(num_model_nodes, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
     _check_backends(server_args)
     width = _verify_width(config, num_model_nodes)
+    context_len = cfg.context_length or target_context_length(cfg)
+    if width >= context_len:
+        raise ValueError(
+            f"--hvd-verify-width {width} leaves nothing of the context of {context_len} tokens: "
+            "lower it"
+        )
     declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=width)
     server_args._hvd_launch = HvdLaunch(config, num_model_nodes, width)
     logger.info(

@@ -1,10 +1,10 @@
-"""Checks of the draft model that need only its config file, before any weights load."""
+"""Checks that need only the models' config files, before any weights load."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.utils.hf_transformers_utils import get_config
+from sglang.srt.utils.hf_transformers_utils import get_config, get_context_length
 
 
 def check_draft_model(cfg: Any) -> None:
@@ -33,6 +33,18 @@ def check_draft_model(cfg: Any) -> None:
             f"draft model {path} has a vocabulary of {draft.vocab_size} tokens, the target model "
             f"{target_vocab_size}: use a drafter that was trained for {cfg.model_path}"
         )
+    target_hidden_size = target.get_text_config().hidden_size
+    made_for = draft.to_dict().get("target_hidden_size") or draft.hidden_size
+    if made_for != target_hidden_size:
+        raise ValueError(
+            f"draft model {path} was made for a hidden size of {made_for}, the target model has "
+            f"{target_hidden_size}: use a drafter that was trained for {cfg.model_path}"
+        )
+
+
+def target_context_length(cfg: Any) -> int:
+    """Tokens of context that the target model's config file states."""
+    return get_context_length(_config(cfg.model_path, cfg))
 
 
 def _config(path: str, cfg: Any) -> Any:

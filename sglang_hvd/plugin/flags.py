@@ -33,8 +33,13 @@ def add_hvd_flags(_result: None, parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             flag_name(name),
             metavar="VALUE",
-            help=f"{field.description} (default: {field.default})",
+            help=f"{field.description} (default: {_as_yaml(field.default)})",
         )
+
+
+def _as_yaml(default: object) -> str:
+    """As the flag would have to be given."""
+    return yaml.safe_dump(default).partition("\n")[0]
 
 
 def keep_hvd_flags(

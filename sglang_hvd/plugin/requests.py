@@ -186,10 +186,13 @@ class HeldRequests:
             num_tokens=num_tokens,
         )
         # Placeholders of images are no vocabulary tokens: they must never be drafted.
+        prompt_ids = np.asarray(req.origin_input_ids_unpadded, dtype=np.int64)
+        # SGLang takes any number for a token id; what no vocabulary holds must not end the process.
+        is_valid = bool(((prompt_ids >= 0) & (prompt_ids < 2**31)).all())
         self._drafter.start(
             held.key,
-            np.asarray(req.origin_input_ids_unpadded, dtype=np.int32),
-            without_cache=_has_penalties(req),
+            prompt_ids.astype(np.int32) if is_valid else [],
+            without_cache=not is_valid or _has_penalties(req),
         )
         if req.output_ids:  # retracted before: comes back as a prefill with its output
             self._drafter.extend(held.key, np.asarray(req.output_ids, dtype=np.int32))

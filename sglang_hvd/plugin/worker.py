@@ -3,8 +3,8 @@
 Each decode step: plan (suffix cache, features, predictor, gate), run the model drafter if a
 request needs it, verify every request's chosen draft in one forward, hand the committed tokens
 back. Draft-extend runs on every step, so the model drafter's KV cache stays right through steps
-that verified cache drafts; only the cache policy, which never runs the model drafter, leaves it
-out.
+that verified cache drafts. Only the cache policy, which never drafts with the model drafter, leaves
+it out of decode steps.
 """
 
 from __future__ import annotations

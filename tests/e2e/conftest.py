@@ -51,24 +51,24 @@ class Server:
         return self.process.get("/server_info")["internal_states"][0]["hvd"]
 
     def wait_until_idle(self) -> None:
-        """Until nothing is held for any request, by /server_info and by the gauge, if it is on."""
-        deadline = time.monotonic() + 20
-        while held := self._num_held():
-            assert time.monotonic() < deadline, f"requests held (by source): {held}"
-            time.sleep(0.2)
+        """Until the gauge in /metrics says that nothing is held for any request.
 
-    def _num_held(self) -> dict[str, float]:
-        held = {"/server_info": float(self.hvd_state()["num_requests"])}
-        info = self.process.get("/server_info")
-        if info["enable_metrics"]:
-            lines = [
-                line
-                for line in self.process.get("/metrics").splitlines()
-                if line.startswith("sglang:hvd_num_requests")
-            ]
-            assert lines, "the gauge is missing from /metrics"
-            held["/metrics"] = sum(float(line.rsplit(" ", 1)[1]) for line in lines)
-        return {source: count for source, count in held.items() if count}
+        /server_info is asked last: describing the worker lets go of ended requests.
+        """
+        deadline = time.monotonic() + 20
+        while (held := self._num_requests_gauge()) != 0:
+            assert time.monotonic() < deadline, f"requests held: {held}"
+            time.sleep(0.2)
+        assert self.hvd_state()["num_requests"] == 0
+
+    def _num_requests_gauge(self) -> float:
+        lines = [
+            line
+            for line in self.process.get("/metrics").splitlines()
+            if line.startswith("sglang:hvd_num_requests")
+        ]
+        assert lines, "the gauge is missing from /metrics"
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 def request_body(prompt: str | list[int], **params: Any) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def start_server(
         if key in running:
             running[key] = running.pop(key)  # the latest used stays longest
             return Server(running[key])
-        while len(running) >= 4:
+        while len(running) >= 3:
             running.pop(next(iter(running))).stop()
         models = models_of(shape)
         server = SglangServer(

@@ -111,6 +111,23 @@ def test_a_draft_model_of_another_vocabulary(
     assert str(config["vocab_size"]) in line
 
 
+def test_a_draft_model_for_another_hidden_size(
+    fails_with: Callable[..., str], models_of: Callable[..., Any]
+) -> None:
+    line = fails_with(drafter=models_of("qwen3").drafter)
+    assert "made for a hidden size of 96, the target model has 128" in line
+
+
+def test_an_attention_backend_that_cannot_verify_trees(fails_with: Callable[..., str]) -> None:
+    line = fails_with("--attention-backend", "flex_attention")
+    assert "HVD cannot verify trees (topk 4) on attention backend flex_attention" in line
+
+
+def test_a_verify_width_as_wide_as_the_context(fails_with: Callable[..., str]) -> None:
+    line = fails_with("--hvd-verify-width", "4096", "--hvd-policy", "cache")
+    assert "leaves nothing of the context of 4096 tokens" in line
+
+
 def test_no_drafter_for_the_model(fails_with: Callable[..., str]) -> None:
     assert "--speculative-draft-model-path" in fails_with(drafter=Path("."))
 

@@ -9,6 +9,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -29,11 +31,15 @@ def _num_queued(server: Any) -> float:
     return float(line.rsplit(" ", 1)[1])
 
 
-def _ask_in_background(server: Any, bodies: Sequence[dict[str, Any]]) -> list[threading.Thread]:
+def _ask_in_background(
+    server: Any, bodies: Sequence[dict[str, Any]], answers: list[dict[str, Any]] | None = None
+) -> list[threading.Thread]:
     def ask(body: dict[str, Any]) -> None:
-        # Aborted ones are answered with an error.
+        # Aborted ones may be answered with an error.
         with contextlib.suppress(urllib.error.URLError, ConnectionError):
-            server.process.post("/generate", body)
+            answer = server.process.post("/generate", body)
+            if answers is not None:
+                answers.append(answer)
 
     threads = [threading.Thread(target=ask, args=(body,)) for body in bodies]
     for thread in threads:
@@ -44,6 +50,15 @@ def _ask_in_background(server: Any, bodies: Sequence[dict[str, Any]]) -> list[th
 def _body(prompt: str, rid: str, **params: Any) -> dict[str, Any]:
     sampling = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True, **params}
     return {"text": prompt, "rid": rid, "sampling_params": sampling}
+
+
+def _stream(server: Any, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(
+        server.process.url + "/generate",
+        json.dumps({**body, "stream": True}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    return urllib.request.urlopen(request, timeout=60)
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
@@ -80,24 +95,45 @@ def test_aborted_while_running_and_while_queued(server: Any, prompts: list[str])
     server.wait_until_idle()
 
 
+def test_the_others_of_a_batch_go_on_as_in_plain_serving(
+    start_hvd: Callable[..., Any], plain_ids: Callable[..., list[list[int]]], prompts: list[str]
+) -> None:
+    params = {"max_new_tokens": 200, "ignore_eos": True}
+    survivors, ended = prompts[:8:2], prompts[1:8:2]
+    expected = plain_ids(survivors, **params)
+    server = start_hvd("payoff", "--hvd-threshold", "1.5", "--enable-metrics")
+    aborted = _ask_in_background(
+        server, [_body(prompt, f"ended-{i}") for i, prompt in enumerate(ended[:2])]
+    )
+    with ExitStack() as streams, ThreadPoolExecutor(len(survivors)) as pool:
+        asked = [pool.submit(server.generate, prompt, **params) for prompt in survivors]
+        for number, prompt in enumerate(ended[2:]):
+            stream = streams.enter_context(_stream(server, _body(prompt, f"gone-{number}")))
+            stream.readline()  # running by now; closing the stream disconnects
+        server.process.post("/abort_request", {"rid": "ended-0"})
+        streams.close()
+        server.process.post("/abort_request", {"rid": "ended-1"})
+        answers = [future.result() for future in asked]
+    for thread in aborted:
+        thread.join()
+    assert [answer["output_ids"] for answer in answers] == expected
+    server.wait_until_idle()
+
+
 def test_aborted_in_chunked_prefill(server: Any, long_prompt: str) -> None:
-    long_text = long_prompt * 3
-    threads = _ask_in_background(server, [_body(long_text, "chunked")])
+    answers: list[dict[str, Any]] = []
+    threads = _ask_in_background(server, [_body(long_prompt * 8, "chunked")], answers)
     _wait_for(lambda: server.hvd_state()["num_requests"] >= 1)
     server.process.post("/abort_request", {"rid": "chunked"})
     for thread in threads:
         thread.join()
+    # It had more prompt left than one chunk: no token was generated.
+    assert [answer["meta_info"]["completion_tokens"] for answer in answers] in ([], [0])
     server.wait_until_idle()
 
 
 def test_disconnected_in_the_middle_of_a_stream(server: Any, long_prompt: str) -> None:
-    body = {**_body(long_prompt, "gone"), "stream": True}
-    request = urllib.request.Request(
-        server.process.url + "/generate",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with _stream(server, _body(long_prompt, "gone")) as response:
         response.readline()
         assert server.hvd_state()["num_requests"] == 1
     server.wait_until_idle()

@@ -12,6 +12,17 @@ MIXING = ("--hvd-threshold", "1.5")
 CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
 # Cache drafts of up to 64 tokens, verified beside a model drafter's tree of 16 nodes.
 WIDE = ("--hvd-verify-width", "65", "--hvd-max-depth", "128")
+# What the requests of the tests must have verified under each policy.
+SOURCES = {
+    "payoff": {"cache", "model"},
+    "frequency": {"cache", "model"},
+    "cache": {"cache", "plain"},
+    "model": {"model"},
+}
+
+
+def _used_sources(server: Any) -> set[str]:
+    return {source for source, count in server.hvd_state()["num_cycles"].items() if count}
 
 
 def _assert_same_as_plain(
@@ -27,21 +38,20 @@ def _assert_same_as_plain(
 
 
 @pytest.mark.parametrize(
-    ("policy", "flags", "sources"),
+    ("policy", "flags"),
     [
-        ("payoff", (), {"cache", "model"}),
-        ("payoff", MIXING, {"cache", "model"}),
-        ("frequency", (), {"cache", "model"}),
-        ("cache", (), {"cache", "plain"}),
-        ("cache", WIDE, {"cache", "plain"}),
-        ("payoff", ("--hvd-verify-width", "48", *MIXING), {"cache", "model"}),
-        ("model", (), {"model"}),
+        ("payoff", ()),
+        ("payoff", MIXING),
+        ("frequency", ()),
+        ("cache", ()),
+        ("cache", WIDE),
+        ("payoff", ("--hvd-verify-width", "48", *MIXING)),
+        ("model", ()),
     ],
 )
 def test_every_policy_with_a_model_tree(
     policy: str,
     flags: tuple[str, ...],
-    sources: set[str],
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
@@ -49,26 +59,25 @@ def test_every_policy_with_a_model_tree(
     expected = plain_ids(prompts)
     server = start_hvd(policy, *flags)
     _assert_same_as_plain(server, expected, prompts)
-    used = {source for source, count in server.hvd_state()["num_cycles"].items() if count}
-    assert used == sources
+    assert _used_sources(server) == SOURCES[policy]
 
 
 @pytest.mark.parametrize("page_size", ["1", "16"])
-def test_a_model_chain_with_pages(
+@pytest.mark.parametrize("policy", ["payoff", "frequency", "cache", "model"])
+def test_every_policy_with_a_model_chain_and_pages(
+    policy: str,
     page_size: str,
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
 ) -> None:
     expected = plain_ids(prompts)
-    server = start_hvd("payoff", *MIXING, "--page-size", page_size, drafting=CHAIN)
+    server = start_hvd(policy, *MIXING, "--page-size", page_size, drafting=CHAIN)
     _assert_same_as_plain(server, expected, prompts)
-    cycles = server.hvd_state()["num_cycles"]
-    assert cycles["cache"] > 0
-    assert cycles["model"] > 0
+    assert _used_sources(server) == SOURCES[policy]
 
 
-@pytest.mark.parametrize("policy", ["payoff", "cache"])
+@pytest.mark.parametrize("policy", ["payoff", "frequency", "cache", "model"])
 def test_a_qwen3_target(
     policy: str,
     start_hvd: Callable[..., Any],
@@ -78,13 +87,18 @@ def test_a_qwen3_target(
     expected = plain_ids(prompts, shape="qwen3")
     server = start_hvd(policy, *MIXING, shape="qwen3")
     _assert_same_as_plain(server, expected, prompts)
+    assert _used_sources(server) == SOURCES[policy]
 
 
+@pytest.mark.parametrize("policy", ["payoff", "cache"])
 def test_chunked_prefill(
-    start_hvd: Callable[..., Any], plain_ids: Callable[..., list[list[int]]], prompts: list[str]
+    policy: str,
+    start_hvd: Callable[..., Any],
+    plain_ids: Callable[..., list[list[int]]],
+    prompts: list[str],
 ) -> None:
     expected = plain_ids(prompts)
-    server = start_hvd("payoff", *MIXING, "--chunked-prefill-size", "64")
+    server = start_hvd(policy, *MIXING, "--chunked-prefill-size", "64")
     _assert_same_as_plain(server, expected, prompts)
 
 

@@ -57,12 +57,15 @@ def test_full_masks_with_triton_attention(
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
 ) -> None:
-    short = sorted(prompts, key=len)[:2]
-    params = {"max_new_tokens": 10}
-    expected = plain_ids(short, **params)
+    copying = sorted(prompts, key=len)[8:10]
+    params = {"max_new_tokens": 24}
+    expected = plain_ids(copying, **params)
     server = start_hvd(
-        *("cache", "--attention-backend", "triton", "--hvd-verify-width", "16"),
+        *("payoff", *MIXING, "--attention-backend", "triton", "--hvd-verify-width", "16"),
         environment=INTERPRETED,
     )
-    answers = server.generate_all(short, concurrency=2, **params)
+    answers = server.generate_all(copying, concurrency=2, **params)
     assert [answer["output_ids"] for answer in answers] == expected
+    accepted = server.hvd_state()["num_accepted_drafts"]
+    assert accepted["cache"] > 0
+    assert accepted["model"] > 0

@@ -19,7 +19,7 @@ RETRACTED = "Retract requests."
 SMALL_POOL = (
     *("--max-total-tokens", "2600", "--disable-radix-cache"),
     *("--schedule-conservativeness", "0.05", "--prefill-max-requests", "1"),
-    *("--hvd-threshold", "1.5"),
+    *("--hvd-threshold", "1.5", "--enable-metrics"),
 )
 MAX_NEW_TOKENS = 180
 
@@ -32,19 +32,24 @@ def prompts() -> list[str]:
     return [f"<|im_start|>user\n{t.user}<|im_end|>\n<|im_start|>assistant\n" for t in turns]
 
 
-@pytest.mark.parametrize("environment", [{}, {"TRITON_INTERPRET": "1"}], ids=["", "overlap"])
+@pytest.mark.parametrize(
+    ("policy", "environment"),
+    [("payoff", {}), ("cache", {}), ("payoff", {"TRITON_INTERPRET": "1"})],
+    ids=["payoff", "cache", "payoff overlap"],
+)
 def test_output_is_that_of_plain_serving(
+    policy: str,
     environment: dict[str, str],
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
 ) -> None:
     expected = plain_ids(prompts, max_new_tokens=MAX_NEW_TOKENS)
-    server = start_hvd("payoff", *SMALL_POOL, environment=environment)
+    server = start_hvd(policy, *SMALL_POOL, environment=environment)
     answers = server.generate_all(prompts, concurrency=len(prompts), max_new_tokens=MAX_NEW_TOKENS)
     assert [answer["output_ids"] for answer in answers] == expected
     assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
-    assert server.hvd_state()["num_requests"] == 0
+    server.wait_until_idle()
     assert server.hvd_state()["num_resyncs"] == 0
 
 

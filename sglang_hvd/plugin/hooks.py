@@ -1,0 +1,45 @@
+"""The places in SGLang where the plugin hooks in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookType
+
+from sglang_hvd.plugin import algorithm, flags, responses, server_info
+
+# target in SGLang -> (kind, hook). tests/plugin/test_seams.py checks that each target exists.
+HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
+    "sglang.srt.server_args.ServerArgs.add_cli_args": (HookType.AFTER, flags.add_hvd_flags),
+    "sglang.srt.server_args.ServerArgs.from_cli_args": (HookType.AROUND, flags.keep_hvd_flags),
+    "sglang.srt.arg_groups.speculative_hook.handle_speculative_decoding": (
+        HookType.AROUND,
+        algorithm.resolve_hvd_config,
+    ),
+    "sglang.srt.arg_groups.speculative_hook._resolve_speculative_algorithm_alias": (
+        HookType.AROUND,
+        algorithm.resolve_hvd_alias,
+    ),
+    "sglang.srt.arg_groups.speculative_hook._handle_eagle_family": (
+        HookType.AROUND,
+        algorithm.resolve_verify_width,
+    ),
+    "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker": (
+        HookType.AROUND,
+        algorithm.create_hvd_worker,
+    ),
+    "sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class": (
+        HookType.AROUND,
+        responses.stream_hvd_figures,
+    ),
+    "sglang.srt.managers.scheduler.Scheduler.on_idle": (
+        HookType.AFTER,
+        server_info.let_go_when_idle,
+    ),
+    "sglang.srt.managers.scheduler_components.internal_state."
+    "SchedulerInternalStateController.get_internal_state": (
+        HookType.AFTER,
+        server_info.add_hvd_state,
+    ),
+}
