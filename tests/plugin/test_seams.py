@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import pickle
 import pkgutil
 from importlib.metadata import entry_points, version
 from typing import Any
 
 import pytest
+from sglang.srt.arg_groups import overrides
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.attention.verify_mask import VerifyMask
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.plugins import GENERAL_PLUGINS_GROUP
+from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative import eagle_worker_common, eagle_worker_v2
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
@@ -119,3 +124,33 @@ def test_the_output_streamer_can_be_extended() -> None:
 def test_the_scheduler_tells_the_worker_of_ends_and_flushes() -> None:
     assert _parameters(BaseSpecWorker.note_request_finished) == ["self", "rid", "natural_stop"]
     assert _parameters(BaseSpecWorker.clear_cache_pool) == ["self"]
+
+
+def test_drafting_can_be_called_up_to_its_tree() -> None:
+    assert _parameters(eagle_worker_common.prepare_for_draft) == [
+        *("draft_input", "req_to_token_pool", "batch", "cuda_graph_runner", "draft_model_runner"),
+        *("topk", "num_steps", "target_translator", "num_draft_tokens"),
+    ]
+    source = inspect.getsource(eagle_worker_v2.EagleDraftWorker.draft)
+    for name in ("cuda_graph_runner.execute(", "draft_forward(", "init_forward_metadata("):
+        assert name in source
+
+
+def test_backends_say_which_mask_they_read() -> None:
+    assert isinstance(inspect.getattr_static(AttentionBackend, "verify_mask"), property)
+    assert {"buffer", "mode", "max_bs"} <= set(VerifyMask.__struct_fields__)
+    assert _parameters(VerifyMask.fits) == ["self", "bs"]
+
+
+def test_arguments_are_read_and_resolved_through_views() -> None:
+    assert _parameters(overrides.resolved_view) == ["server_args"]
+    assert _parameters(overrides.resolving_view) == ["server_args"]
+    assert _parameters(overrides.declare_resolution)[:2] == ["server_args", "source"]
+    assert callable(overrides.attention_backends_of)
+
+
+def test_our_launch_reaches_the_scheduler_process_with_the_arguments() -> None:
+    # Private attributes of the record are pickled with it.
+    server_args = ServerArgs(model_path="none")
+    server_args._hvd_flags = {"policy": "cache"}
+    assert pickle.loads(pickle.dumps(server_args))._hvd_flags == {"policy": "cache"}
