@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+import urllib.error
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -49,6 +50,19 @@ class Server:
     def hvd_state(self) -> dict[str, Any]:
         """The HVD part of /server_info."""
         return self.process.get("/server_info")["internal_states"][0]["hvd"]
+
+    def flush_cache(self) -> None:
+        """POST /flush_cache; SGLang refuses it until its last answered request is put away."""
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                self.process.post("/flush_cache", {})
+            except urllib.error.HTTPError as error:
+                if error.code != 400 or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
 
     def wait_until_idle(self) -> None:
         """Until the gauge in /metrics says that nothing is held for any request.

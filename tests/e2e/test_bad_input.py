@@ -119,8 +119,8 @@ def test_a_draft_model_for_another_hidden_size(
 
 
 def test_an_attention_backend_that_cannot_verify_trees(fails_with: Callable[..., str]) -> None:
-    line = fails_with("--attention-backend", "flex_attention")
-    assert "HVD cannot verify trees (topk 4) on attention backend flex_attention" in line
+    line = fails_with("--attention-backend", "fa4")
+    assert "HVD cannot verify trees (topk 4) on attention backend fa4" in line
 
 
 def test_a_verify_width_as_wide_as_the_context(fails_with: Callable[..., str]) -> None:

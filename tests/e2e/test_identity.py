@@ -29,7 +29,7 @@ def _assert_same_as_plain(
     server: Any, expected: list[list[int]], prompts: list[str], **params: Any
 ) -> None:
     for concurrency in (1, 16):
-        server.process.post("/flush_cache", {})  # else the second round is one long cache draft
+        server.flush_cache()  # else the second round is one long cache draft
         answers = server.generate_all(prompts, concurrency=concurrency, **params)
         assert [answer["output_ids"] for answer in answers] == expected
     state = server.hvd_state()
@@ -111,7 +111,7 @@ def test_prefix_cache_hits_and_a_flush_between_requests(
         answers = [server.generate(prompt) for prompt in prompts]
         assert [answer["output_ids"] for answer in answers] == expected
     assert answers[-1]["meta_info"]["cached_tokens"] > 0
-    server.process.post("/flush_cache", {})
+    server.flush_cache()
     answer = server.generate(prompts[-1])
     assert answer["output_ids"] == expected[-1]
     assert answer["meta_info"]["cached_tokens"] == 0

@@ -25,7 +25,7 @@ def test_output_is_that_of_plain_serving_under_overlap_scheduling(
     server = start_hvd(policy, *MIXING, environment=INTERPRETED)
     assert server.process.get("/server_info")["disable_overlap_schedule"] is False
     for concurrency in (1, 16):
-        server.process.post("/flush_cache", {})
+        server.flush_cache()
         answers = server.generate_all(prompts, concurrency=concurrency)
         assert [answer["output_ids"] for answer in answers] == expected
     state = server.hvd_state()
@@ -43,7 +43,7 @@ def test_stops_inside_a_draft_under_overlap_scheduling(
     server = start_hvd("payoff", *MIXING, environment=INTERPRETED)
     [output_ids] = plain_ids([long_prompt])
     for stop in output_ids[6:40:9]:
-        server.process.post("/flush_cache", {})
+        server.flush_cache()
         answer = server.generate(long_prompt, stop_token_ids=[stop])
         end = output_ids.index(stop) + 1
         assert answer["output_ids"] == output_ids[:end]
@@ -57,8 +57,8 @@ def test_full_masks_with_triton_attention(
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
 ) -> None:
-    copying = sorted(prompts, key=len)[8:10]
-    params = {"max_new_tokens": 24}
+    copying = [prompts[0], prompts[4]]  # a file and a tool call
+    params = {"max_new_tokens": 32}
     expected = plain_ids(copying, **params)
     server = start_hvd(
         *("payoff", *MIXING, "--attention-backend", "triton", "--hvd-verify-width", "16"),

@@ -54,10 +54,10 @@ def test_stop_token_inside_a_draft(plain: Any, server: Any, long_prompt: str) ->
 
 
 def test_what_follows_a_stop_never_enters_the_shared_cache(server: Any, long_prompt: str) -> None:
-    server.process.post("/flush_cache", {})
+    server.flush_cache()
     first = server.generate(long_prompt)
     stopped = first["output_ids"][20]
-    server.process.post("/flush_cache", {})
+    server.flush_cache()
     answer = server.generate(long_prompt, stop_token_ids=[stopped])
     kept = server.hvd_state()["num_shared_tokens"]
     assert kept == answer["meta_info"]["completion_tokens"]

@@ -55,7 +55,7 @@ def test_output_is_that_of_plain_serving(
 
 def test_aborted_after_a_retraction(start_hvd: Callable[..., Any], prompts: list[str]) -> None:
     server = start_hvd("payoff", *SMALL_POOL)
-    server.process.post("/flush_cache", {})
+    server.flush_cache()
     before = server.process.log.count(RETRACTED)
     with ThreadPoolExecutor(len(prompts)) as pool:
         asked = [pool.submit(server.generate, p, max_new_tokens=MAX_NEW_TOKENS) for p in prompts]
