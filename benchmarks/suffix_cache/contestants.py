@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.suffix_cache.draft_batch import DraftBatch
-from sglang_hvd.suffix_cache.native_cache import NativeSuffixCache
 from sglang_hvd.types import TokenIds
 
 MAX_DRAFT_TOKENS = 64
@@ -31,7 +31,7 @@ class Ours:
     """num_nodes 0: chains of up to 64 tokens, else trees of that many nodes."""
 
     def __init__(self, num_nodes: int = 0, *, background: bool = True) -> None:
-        self._cache = NativeSuffixCache(shared_cache_tokens=2**24, background=background)
+        self._cache = SuffixCache(shared_cache_tokens=2**24, background=background)
         self._is_tree = num_nodes > 0
         width = num_nodes or MAX_DRAFT_TOKENS
         self._batch = DraftBatch.of_size(MAX_REQUESTS, width)

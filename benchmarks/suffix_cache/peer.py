@@ -1,6 +1,7 @@
 """ArcticInference's suffix cache, built on demand: nothing of it is kept in this repository."""
 
 import importlib
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 VERSION = "0.3.0"
+# Its own pin of nanobind; setuptools and wheel only to read its metadata.
+_BUILD_TOOLS = ("cmake>=3.18,<4", "nanobind==2.9.2", "setuptools", "wheel")
 
 
 class PeerUnavailableError(Exception):
@@ -18,7 +21,7 @@ class PeerUnavailableError(Exception):
 def load(folder: Path) -> ModuleType:
     """The module arctic_inference.suffix_decoding, built in the folder unless it is there.
 
-    Needs pip with a package index, CMake, a C++ compiler and nanobind, but neither torch nor vLLM.
+    Needs pip with a package index and a C++ compiler, but neither torch nor vLLM.
     Raises PeerUnavailableError with the reason.
     """
     package = folder / "arctic_inference" / "suffix_decoding"
@@ -29,29 +32,31 @@ def load(folder: Path) -> ModuleType:
 
 
 def _build(folder: Path, package: Path) -> None:
-    if shutil.which("cmake") is None:
-        raise PeerUnavailableError("there is no cmake")
     folder.mkdir(parents=True, exist_ok=True)
-    requirement = f"arctic-inference=={VERSION}"
+    tools = folder / "tools"
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    _run(*pip, "install", "--upgrade", "--target", str(tools), *_BUILD_TOOLS)
     # Without isolation pip does not fetch its build requirements, torch among them.
     _run(
-        *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
-        *("--no-deps", "--no-binary", ":all:", "--no-build-isolation", requirement),
-        *("--dest", str(folder)),
+        *(*pip, "download", "--dest", str(folder), "--no-deps", "--no-binary", ":all:"),
+        *("--no-build-isolation", f"arctic-inference=={VERSION}"),
+        tools=tools,
     )
     [sdist] = folder.glob("arctic_inference-*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     source = folder / sdist.name.removesuffix(".tar.gz")
     build = folder / "build"
+    cmake = (sys.executable, "-m", "cmake")
     _run(
-        *("cmake", "-S", str(source / "csrc" / "suffix_decoding"), "-B", str(build)),
+        *(*cmake, "-S", str(source / "csrc" / "suffix_decoding"), "-B", str(build)),
         f"-DPython_EXECUTABLE={sys.executable}",
         "-DCMAKE_BUILD_TYPE=Release",
+        tools=tools,
     )
-    _run("cmake", "--build", str(build))
+    _run(*cmake, "--build", str(build), tools=tools)
     # Its own __init__.py would import vLLM.
-    package.mkdir(parents=True)
+    package.mkdir(parents=True, exist_ok=True)
     (package.parent / "__init__.py").touch()
     for file in (source / "arctic_inference" / "suffix_decoding").glob("*.py"):
         if file.name != "simulator.py":
@@ -60,9 +65,11 @@ def _build(folder: Path, package: Path) -> None:
     shutil.copy(library, package)
 
 
-def _run(*command: str) -> None:
+def _run(*command: str, tools: Path | None = None) -> None:
+    """tools: folder of Python packages that the command may import before all others."""
+    environ = os.environ if tools is None else {**os.environ, "PYTHONPATH": str(tools)}
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        subprocess.run(command, check=True, capture_output=True, text=True, env=environ)
     except subprocess.CalledProcessError as error:
         last_line = (error.stderr.strip() or error.stdout.strip()).splitlines()[-1:]
         raise PeerUnavailableError(f"{' '.join(command[:4])} failed: {last_line}") from None

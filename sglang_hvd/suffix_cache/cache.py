@@ -1,47 +1,80 @@
-"""The suffix cache: what requests have generated, and cache drafts from it."""
+"""The native suffix cache: the same life cycle as SuffixCache, in batches and off the GIL."""
 
-from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sglang_hvd.suffix_cache.matching import Continuation, DraftLimits, best_continuation
-from sglang_hvd.suffix_cache.token_text import TokenText, as_token_ids
+import numpy as np
+import numpy.typing as npt
+
+from sglang_hvd.suffix_cache._native import CacheCore
+from sglang_hvd.suffix_cache.draft_batch import DraftBatch
+from sglang_hvd.suffix_cache.token_ids import as_token_ids
 from sglang_hvd.types import CacheDraft, TokenIds
+
+_SHARED = 2  # in the feature column "origin"
+_MAX_NODES = 64  # of the drafts that propose() returns
+_MAX_BUDGET = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class SuffixCacheStats:
-    """Sizes: active requests and their tokens, finished requests in the shared cache and theirs."""
+    """Sizes: active requests, finished requests in the shared cache, and memory.
+
+    num_pending_tokens: tokens of active requests that are not indexed yet.
+    num_bytes: memory of texts and tables, freed blocks that are kept for reuse included.
+    """
 
     num_requests: int
     num_request_tokens: int
     num_shared_requests: int
     num_shared_tokens: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Request:
-    text: TokenText
-    prompt_len: int
+    num_namespaces: int
+    num_pending_tokens: int
+    num_bytes: int
 
 
 class SuffixCache:
-    """Proposes continuations of earlier occurrences of a request's latest tokens.
+    """Proposes what followed earlier occurrences of a request's latest tokens.
 
-    It looks in the request's own prompt and output and in a shared cache: the outputs of finished
-    requests, within a budget of tokens, the oldest request leaving first. An output longer than
-    the whole budget is not kept. Drafts and scores are SuffixDecoding's at the given settings
-    (see matching.py); the one difference is that a request enters the shared cache when it
-    finishes, while ArcticInference shares its output from the first token on. After an eviction,
-    equally frequent tokens are ranked as if the evicted output had never been there.
+    It looks in the request's own prompt and output and in the shared cache: the outputs of
+    finished requests of its namespace, within a budget of tokens over all namespaces and one for
+    each. The output that finished first leaves first; one longer than a budget is not kept.
+    Namespaces never see each other's tokens. How drafts are made: docs/suffix-cache.md.
 
-    Every method takes the requests of a whole batch or one request; none keeps a reference to
-    an array of the caller. Not thread-safe.
+    Threads: every method may be called from any thread. `propose` and `commit` of different
+    threads run at the same time (the GIL is released); two calls that name the same request take
+    turns; `start`, `finish` and `flush` wait for the proposals and commits under way. No array of
+    the caller is kept. One DraftBatch must not be given to two calls at a time.
+
+    background: prompts of more than 512 tokens, and the outputs of finished requests, are indexed
+    by a thread of the cache's own, and a proposal uses what is indexed so far. With False every
+    call returns when its work is done, so equal calls give equal drafts: needed where several
+    ranks must decide alike. `drain` waits for the thread.
+    min_token_prob: a draft leaves out tokens whose estimated probability is lower.
     """
 
     def __init__(
         self,
+        *,
+        shared_cache_tokens: int = 100_000,
+        namespace_tokens: int | None = None,
+        background: bool = True,
+        min_token_prob: float = 0.0,
+    ) -> None:
+        shared, each = _budgets(shared_cache_tokens, namespace_tokens)
+        self._take_core(
+            CacheCore(
+                shared_tokens=shared,
+                namespace_tokens=each,
+                indexes_in_background=background,
+                min_token_prob=min_token_prob,
+            )
+        )
+
+    @classmethod
+    def as_in_paper(
+        cls,
         *,
         max_depth: int = 64,
         max_draft_tokens: int = 64,
@@ -49,74 +82,113 @@ class SuffixCache:
         max_spec_offset: float = 0.0,
         min_token_prob: float = 0.1,
         shared_cache_tokens: int = 100_000,
-    ) -> None:
-        self._max_depth = max_depth
-        self._limits = DraftLimits.of(
-            max_depth=max_depth,
-            max_draft_tokens=max_draft_tokens,
-            max_spec_factor=max_spec_factor,
-            max_spec_offset=max_spec_offset,
-            min_token_prob=min_token_prob,
+        namespace_tokens: int | None = None,
+    ) -> "SuffixCache":
+        """A cache with SuffixCache's drafts and scores: those of SuffixDecoding. It does
+        everything in the calling thread, and proposes chains only."""
+        shared, each = _budgets(shared_cache_tokens, namespace_tokens)
+        if max_depth < 2:
+            raise ValueError(f"max_depth must be at least 2, got {max_depth}")
+        cache = cls.__new__(cls)
+        cache._take_core(
+            CacheCore.as_in_paper(
+                shared_tokens=shared,
+                namespace_tokens=each,
+                max_depth=max_depth,
+                max_draft_tokens=max_draft_tokens,
+                max_spec_factor=max_spec_factor,
+                max_spec_offset=max_spec_offset,
+                min_token_prob=min_token_prob,
+            )
         )
-        self._budget = shared_cache_tokens
-        self._requests: dict[Hashable, _Request] = {}
-        self._forget_shared()
+        return cache
+
+    def _take_core(self, core: CacheCore) -> None:
+        self._core = core
+        self._slots: dict[Hashable, int] = {}
 
     @property
     def num_requests(self) -> int:
         """Active requests: started and not finished."""
-        return len(self._requests)
+        return len(self._slots)
 
     def stats(self) -> SuffixCacheStats:
-        return SuffixCacheStats(
-            num_requests=len(self._requests),
-            num_request_tokens=sum(len(r.text) for r in self._requests.values()),
-            num_shared_requests=len(self._shared_lens),
-            num_shared_tokens=sum(self._shared_lens),
-        )
+        return SuffixCacheStats(**self._core.stats())
 
-    def start(self, rid: Hashable, prompt_ids: TokenIds | Sequence[int]) -> None:
+    def start(
+        self, rid: Hashable, prompt_ids: TokenIds | Sequence[int], namespace: str = ""
+    ) -> None:
         """Takes in a request. Raises ValueError if rid is active or prompt_ids are no token ids."""
-        if rid in self._requests:
-            raise ValueError(f"request {rid!r} is already active: finish it first")
-        prompt_ids = as_token_ids(prompt_ids)
-        text = TokenText(guard=self._max_depth)
-        text.extend(prompt_ids)
-        self._requests[rid] = _Request(text, len(prompt_ids))
+        if rid in self._slots:
+            raise ValueError(f"request {rid!r} is already active: finish it before it starts anew")
+        self._slots[rid] = self._core.start(namespace, _contiguous(prompt_ids))
 
     def commit(
-        self, rids: Sequence[Hashable], token_ids: Sequence[TokenIds | Sequence[int]]
+        self,
+        rids: Sequence[Hashable],
+        token_ids: TokenIds | Sequence[TokenIds | Sequence[int]],
+        lengths: npt.NDArray[np.int32] | None = None,
     ) -> None:
         """Appends the tokens that each request generated; changes nothing if one is invalid.
 
+        token_ids: one entry per request; with lengths, int32[num_requests, width], of which the
+            first lengths[i] entries of row i count, and nothing is copied on the way.
+
         Raises KeyError for a request that is not active, ValueError for a repeated one or
-        invalid token ids.
+        invalid token ids, TypeError for arrays of another dtype, shape or layout.
         """
         if len(set(rids)) != len(rids):
             raise ValueError("a request may appear only once in a commit")
-        commits = [
-            (self._request(rid).text, as_token_ids(ids))
-            for rid, ids in zip(rids, token_ids, strict=True)
-        ]
-        for text, ids in commits:
-            text.extend(ids)
+        slots = self._slots_of(rids)
+        if lengths is None:
+            self._core.commit(slots, *_padded([as_token_ids(ids) for ids in token_ids]))
+        elif isinstance(token_ids, np.ndarray):
+            self._core.commit(slots, token_ids, lengths)
+        else:
+            raise TypeError("with lengths, token_ids must be int32[num_requests, width]")
 
     def propose(
         self, rids: Sequence[Hashable], max_tokens: int | Sequence[int]
     ) -> list[CacheDraft | None]:
-        """The cache draft of each request, None where nothing matches.
+        """The cache draft of each request as a chain, None where nothing matches.
 
-        max_tokens: longest draft wanted, for all requests or one entry per request.
+        max_tokens: longest draft wanted, for all requests or one entry per request; 64 at most.
 
         Raises KeyError for a request that is not active.
         """
-        if isinstance(max_tokens, int):
-            max_tokens = [max_tokens] * len(rids)
-        requests = [self._request(rid) for rid in rids]
-        return [
-            self._propose(request.text, limit)
-            for request, limit in zip(requests, max_tokens, strict=True)
-        ]
+        batch = DraftBatch.of_size(len(rids), _MAX_NODES)
+        limits = np.empty(len(rids), np.int32)
+        limits[:] = np.minimum(max_tokens, _MAX_NODES)
+        self.propose_into(batch, rids, limits)
+        return [_draft(batch, row) for row in range(len(rids))]
+
+    def propose_into(
+        self,
+        batch: DraftBatch,
+        rids: Sequence[Hashable],
+        max_nodes: npt.NDArray[np.int32],
+        *,
+        is_tree: bool = False,
+    ) -> None:
+        """Writes each request's draft into its row of the batch: a chain, or a tree.
+
+        max_nodes: int32[num_requests], most nodes of each draft; the batch's width also limits it.
+            No node is deeper than 64.
+
+        Raises KeyError for a request that is not active, ValueError if the batch has too few rows,
+        TypeError for arrays of another dtype or shape.
+        """
+        self._core.propose(
+            self._slots_of(rids),
+            max_nodes,
+            is_tree,
+            batch.token_ids,
+            batch.parents,
+            batch.depths,
+            batch.probs,
+            batch.num_nodes,
+            batch.features,
+        )
 
     def finish(
         self,
@@ -125,60 +197,78 @@ class SuffixCache:
         keep: bool,
         output_ids: TokenIds | Sequence[int] | None = None,
     ) -> None:
-        """Forgets a request; keep: its output goes into the shared cache.
+        """Forgets a request; keep: its output goes into the shared cache of its namespace.
 
         output_ids: the output to keep; None: all tokens committed since the prompt.
 
         Raises KeyError if rid is not active, ValueError for invalid token ids.
         """
-        request = self._request(rid)
-        if output_ids is None:
-            kept_ids = request.text.tokens[request.prompt_len :]
+        output = None if output_ids is None else _contiguous(output_ids)
+        self._core.finish(self._slot_of(rid), keep, output)
+        del self._slots[rid]
+
+    def flush(self, namespace: str | None = None) -> None:
+        """Empties the shared cache of one namespace, or of all. Active requests keep their own
+        prompt and output."""
+        if namespace is None:
+            self._core.flush_all()
         else:
-            kept_ids = as_token_ids(output_ids)
-        del self._requests[rid]
-        if keep:
-            self._share(kept_ids)
+            self._core.flush(namespace)
 
-    def flush(self) -> None:
-        """Empties the shared cache. Active requests keep their own prompt and output."""
-        self._forget_shared()
+    def resize(self, shared_cache_tokens: int, namespace_tokens: int | None = None) -> None:
+        """Changes the budgets, and evicts what is over them: the oldest outputs.
 
-    def _request(self, rid: Hashable) -> _Request:
-        if rid not in self._requests:
+        Raises ValueError for a budget out of range.
+        """
+        self._core.resize(*_budgets(shared_cache_tokens, namespace_tokens))
+
+    def drain(self) -> None:
+        """Waits until everything handed in so far is indexed."""
+        self._core.drain()
+
+    def check(self) -> None:
+        """Walks through all structures, O(tokens), and asserts that they are sound."""
+        broken = self._core.check()
+        assert broken is None, broken
+
+    def _slot_of(self, rid: Hashable) -> int:
+        if rid not in self._slots:
             raise KeyError(f"request {rid!r} is not active: start it first")
-        return self._requests[rid]
+        return self._slots[rid]
 
-    def _propose(self, text: TokenText, max_tokens: int) -> CacheDraft | None:
-        limits = self._limits.at_most(max_tokens)
-        # The longest match leaves out the first token, and room for one draft token.
-        context = text.tokens[1:][-(self._max_depth - 1) :]
-        if not len(context):
-            return None
-        own = best_continuation(text.with_guard, self._max_depth, context, limits)
-        shared = best_continuation(self._shared.with_guard, self._max_depth, context, limits)
-        if own is not None and (shared is None or own.score >= shared.score):
-            return _draft(own, "request")
-        return None if shared is None else _draft(shared, "shared")
-
-    def _share(self, output_ids: TokenIds) -> None:
-        if not 0 < len(output_ids) <= self._budget:
-            return
-        num_tokens = sum(self._shared_lens) + len(output_ids)
-        while num_tokens > self._budget:
-            evicted = self._shared_lens.popleft()
-            self._shared.drop_front(evicted + 1)
-            num_tokens -= evicted
-        self._shared.extend(output_ids)
-        self._shared.close()
-        self._shared_lens.append(len(output_ids))
-
-    def _forget_shared(self) -> None:
-        self._shared = TokenText(guard=self._max_depth)
-        self._shared_lens: deque[int] = deque()
+    def _slots_of(self, rids: Sequence[Hashable]) -> npt.NDArray[np.int32]:
+        slots = list(map(self._slots.get, rids))
+        if None in slots:
+            self._slot_of(rids[slots.index(None)])
+        return np.array(slots, np.int32)
 
 
-def _draft(found: Continuation, source: Literal["request", "shared"]) -> CacheDraft:
-    token_ids = found.token_ids
+def _budgets(shared_cache_tokens: int, namespace_tokens: int | None) -> tuple[int, int]:
+    each = shared_cache_tokens if namespace_tokens is None else namespace_tokens
+    for name, budget in (("shared_cache_tokens", shared_cache_tokens), ("namespace_tokens", each)):
+        if not 0 <= budget <= _MAX_BUDGET:
+            raise ValueError(f"{name} must lie in 0..{_MAX_BUDGET}, got {budget}")
+    return shared_cache_tokens, each
+
+
+def _padded(rows: Sequence[TokenIds]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
+    lengths = np.fromiter(map(len, rows), np.int32, len(rows))
+    token_ids = np.zeros((len(rows), lengths.max(initial=0)), np.int32)
+    for padded, row in zip(token_ids, rows, strict=True):
+        padded[: len(row)] = row
+    return token_ids, lengths
+
+
+def _contiguous(token_ids: TokenIds | Sequence[int]) -> TokenIds:
+    return np.ascontiguousarray(as_token_ids(token_ids))
+
+
+def _draft(batch: DraftBatch, row: int) -> CacheDraft | None:
+    num_tokens = int(batch.num_nodes[row])
+    if num_tokens == 0:
+        return None
+    token_ids = batch.token_ids[row, :num_tokens].copy()
     token_ids.flags.writeable = False
-    return CacheDraft(token_ids, found.match_len, found.score, source)
+    match_len, score, _, origin = batch.features[row, :4].tolist()
+    source: Literal["request", "shared"] = "shared" if origin == _SHARED else "request"
+    return CacheDraft(token_ids, int(match_len), score, source)

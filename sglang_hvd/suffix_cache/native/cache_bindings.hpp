@@ -87,7 +87,7 @@ inline CacheSettings settings_of(std::size_t shared_tokens, std::size_t namespac
 inline void bind_cache(nb::module_& m) {
     using namespace nb::literals;
     using NoGil = nb::call_guard<nb::gil_scoped_release>;
-    nb::class_<CacheCore>(m, "CacheCore", "See native_cache.py, which checks and names things.")
+    nb::class_<CacheCore>(m, "CacheCore", "See cache.py, which checks and names things.")
         .def(
             "__init__",
             [](CacheCore* self, std::size_t shared_tokens, std::size_t namespace_tokens,

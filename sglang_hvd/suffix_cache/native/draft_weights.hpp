@@ -27,6 +27,10 @@ public:
 
     float of_match(int match_len) const { return match_[std::min(match_len, kLookBack)]; }
     float of_none(int longest_match) const { return none_[std::min(longest_match, kLookBack)]; }
+    // Probability of what an occurrence says when there is no other.
+    float share_of(int match_len, float place_weight) const {
+        return place_weight / (place_weight + none_by_match_[std::min(match_len, kLookBack)]);
+    }
     // age: tokens between the occurrence and the end of its text.
     float of_place(Position age, Origin origin) const {
         return place_[static_cast<int>(origin)][age_bucket(age)];
@@ -56,6 +60,7 @@ private:
         for (int length = 0; length <= kLookBack; ++length) {
             match_[length] = std::exp(kOfLength[length_bucket(length)]);
             none_[length] = std::exp(kOfNone[length_bucket(length)]);
+            none_by_match_[length] = none_[length] / match_[length];
         }
         for (int origin = 0; origin < 3; ++origin) {
             for (int age = 0; age < kNumAges; ++age) {
@@ -64,7 +69,7 @@ private:
         }
     }
 
-    std::array<float, kLookBack + 1> match_, none_;
+    std::array<float, kLookBack + 1> match_, none_, none_by_match_;
     std::array<std::array<float, kNumAges>, 3> place_;
 };
 

@@ -3,13 +3,16 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
+#include <limits>
+#include <numeric>
 #include <span>
-#include <vector>
 
 #include "draft_weights.hpp"
 #include "token_text.hpp"
+#include "waiting_groups.hpp"
 
 namespace sglang_hvd {
 
@@ -56,24 +59,23 @@ public:
                  Draft& draft) {
         draft.num_nodes = 0;
         draft.features = {};
-        max_nodes = std::min(max_nodes, kMaxNodes);
         if (max_nodes <= 0 || sources.own->size() == 0) return;
         sources_ = sources;
-        num_occurrences_ = 0;
-        num_members_ = 0;
-        heap_.clear();
+        draft_ = &draft;
+        max_nodes_ = std::min(max_nodes, kMaxNodes);
+        min_prob_ = min_prob;
+        num_occurrences_ = num_members_ = num_groups_ = 0;
         look_up_context(shape == DraftShape::kChain ? kChainPlaces : kTreePlaces);
         if (num_occurrences_ == 0) return;
-        Group root{kEnd, -1, 0, 1.f, 0, static_cast<std::uint16_t>(num_occurrences_)};
-        for (int i = 0; i < num_occurrences_; ++i) members_[num_members_++] = static_cast<std::uint16_t>(i);
-        num_first_votes_ = num_occurrences_;
-        num_rematches_left_ = shape == DraftShape::kChain
-                                  ? kLookAhead
-                                  : std::min(max_nodes / kNodesPerRematch, kMaxRematches);
+        node_ = {kEnd, -1, 0, 1.f, 0, static_cast<std::uint16_t>(num_occurrences_), 1.f};
+        index_ = -1;
+        std::iota(members_.begin(), members_.begin() + num_occurrences_, std::uint16_t{0});
+        num_members_ = num_first_votes_ = num_occurrences_;
         if (shape == DraftShape::kChain) {
-            grow_chain(root, max_nodes, min_prob, draft);
+            grow_chain();
         } else {
-            grow_tree(root, max_nodes, min_prob, draft);
+            num_rematches_left_ = std::min(max_nodes_ / kNodesPerRematch, kMaxRematches);
+            grow_tree();
         }
         draft.features.num_tokens = static_cast<float>(draft.num_nodes);
         if (draft.num_nodes > 0) draft.features.mean_agreement /= draft.features.num_tokens;
@@ -82,13 +84,14 @@ public:
 private:
     static constexpr int kMaxOccurrences = 192;
     static constexpr int kMaxMembers = 1 << 13;
+    static constexpr int kMaxGroups = 1 << 12;
     // Latest places looked at for each order, in each text: when the context is looked up for a
     // chain or for a tree, and when a drafted context is. A tree has room for the less likely.
     using MostPlaces = std::array<int, kNumOrders>;
-    static constexpr MostPlaces kChainPlaces = {4, 8, 12};
-    static constexpr MostPlaces kTreePlaces = {4, 12, TokenText::kNumRecent};
+    static constexpr MostPlaces kChainPlaces = {2, 5, 8};
+    static constexpr MostPlaces kTreePlaces = {2, 12, TokenText::kNumRecent};
     static constexpr MostPlaces kRematchPlaces = {0, 4, 4};
-    static constexpr int kNodesPerRematch = 8;
+    static constexpr int kNodesPerRematch = 11;
     static constexpr int kMaxRematches = 8;
 
     struct Occurrence {
@@ -108,8 +111,7 @@ private:
         std::int32_t depth;
         float prob;
         std::uint16_t first, count;
-        float share = 0;  // of its siblings' votes
-        bool operator<(const Group& other) const { return prob < other.prob; }
+        float share;  // of its siblings' votes
     };
 
     // ---- looking up ----
@@ -123,17 +125,27 @@ private:
 
     // Adds the occurrences of the tokens before end. Different chains are followed in turn, since
     // each step waits for memory.
-    void look_up(const Token* end, int length, int depth,
-                 const MostPlaces& most, bool is_own_indexed) {
+    void look_up(const Token* end, int length, int depth, const MostPlaces& most,
+                 bool is_own_indexed) {
+        struct Place {
+            Position position;
+            const Token* next;  // what follows it
+        };
         struct Chain {
             const TokenText* text;
             int order;
             int num_left;
             TokenText::Found at;
             int num_places;
+            std::array<Place, kMaxChain> places;
+
+            void add(Position position) {
+                const Token* next = text->before_end(position) + 1;
+                __builtin_prefetch(next);
+                places[num_places++] = {position, next};
+            }
         };
         std::array<Chain, 2 * kNumOrders> chains;
-        std::array<std::array<Position, kMaxChain>, 2 * kNumOrders> places;
         int num_chains = 0;
         const int first_order = most[0] > 0 ? 0 : 1;
         std::array<std::uint32_t, kNumOrders> hashes{};
@@ -148,32 +160,34 @@ private:
             for (const TokenText* text : {sources_.own, sources_.shared}) {
                 if (!text) continue;
                 Chain& chain = chains[num_chains++];
-                chain = {text, order, most[order], {}, 0};
-                if (order != kUnigram) {
-                    // The latest place with this context is the context itself.
-                    chain.at = text == sources_.own && is_own_indexed
-                                   ? text->previous(text->end() - 1, order)
-                                   : text->latest(hashes[order], order);
+                chain.text = text;
+                chain.order = order;
+                chain.num_places = 0;
+                if (order == kUnigram) {
+                    std::array<Position, TokenText::kNumRecent> recent;
+                    const int num_recent =
+                        text->recent(hashes[order], std::span(recent).first(most[order]));
+                    for (int i = 0; i < num_recent; ++i) chain.add(recent[i]);
+                    chain.num_left = 0;
                     continue;
                 }
-                std::span<Position> to = places[num_chains - 1];
-                chain.num_places = text->recent(hashes[order], to.first(most[order]));
-                chain.num_left = 0;
-                for (const Position place : to.first(chain.num_places))
-                    __builtin_prefetch(text->at(place));
+                chain.num_left = most[order];
+                // The latest place with this context is the context itself.
+                chain.at = text == sources_.own && is_own_indexed
+                               ? text->previous(text->end() - 1, order)
+                               : text->latest(hashes[order], order);
             }
         }
         for (bool is_any_left = true; is_any_left;) {
             is_any_left = false;
             for (int i = 0; i < num_chains; ++i) {
                 Chain& chain = chains[i];
-                if (!chain.at.is_found || chain.num_left == 0) continue;
+                if (chain.num_left == 0 || !chain.at.is_found) continue;
                 const Position place = chain.at.place;
-                places[i][chain.num_places++] = place;
-                __builtin_prefetch(chain.text->at(place));
-                --chain.num_left;
+                chain.add(place);
+                if (--chain.num_left == 0) continue;
                 chain.at = chain.text->previous(place, chain.order);
-                is_any_left = true;
+                is_any_left |= chain.at.is_found;
             }
         }
         // A place that the chain of a higher order went through is known already.
@@ -181,43 +195,165 @@ private:
         int higher_order = kLookBack + 1;
         for (int i = 0; i < num_chains; ++i) {
             const Chain& chain = chains[i];
-            const bool is_shared = chain.text == sources_.shared;
-            if (i > 0 && chain.order != chains[i - 1].order) higher_order = kOrders[chains[i - 1].order];
+            if (i > 0 && chain.order != chains[i - 1].order) {
+                higher_order = kOrders[chains[i - 1].order];
+            }
+            if (chain.num_places == 0) continue;
+            const TokenText& text = *chain.text;
+            const bool is_shared = &text == sources_.shared;
+            const int order = kOrders[chain.order];
             for (int j = 0; j < chain.num_places; ++j) {
-                consider(*chain.text, is_shared, places[i][j], end, length, kOrders[chain.order],
-                         depth, higher_order, oldest_seen[is_shared]);
+                const auto [place, next] = chain.places[j];
+                const auto num_next = std::min<Position>(text.end() - place - 1, kLookAhead);
+                if (num_next == 0 || *next == kEnd) continue;
+                const auto num_before = std::min<Position>(place + 1 - text.begin(), kLookBack);
+                const int match_len =
+                    common_suffix(next, end, std::min(length, static_cast<int>(num_before)));
+                if (match_len < order) continue;  // another context in the same bucket
+                if (match_len >= higher_order && place >= oldest_seen[is_shared]) continue;
+                if (num_occurrences_ == kMaxOccurrences) return;
+                const Position age = text.end() - 1 - place;
+                const Origin origin = origin_of(place, is_shared);
+                occurrences_[num_occurrences_++] = {next,
+                                                    static_cast<std::uint16_t>(num_next),
+                                                    static_cast<std::uint8_t>(match_len),
+                                                    static_cast<std::uint8_t>(depth),
+                                                    origin,
+                                                    age,
+                                                    weights_.of_place(age, origin)};
             }
-            if (chain.num_places > 0) {
-                oldest_seen[is_shared] = places[i][chain.num_places - 1];
-            }
+            oldest_seen[is_shared] = chain.places[chain.num_places - 1].position;
         }
     }
 
-    void consider(const TokenText& text, bool is_shared, Position place, const Token* end,
-                  int length, int order, int depth, int higher_order, Position oldest_seen) {
-        const Token* next = text.at(place) + 1;
-        const auto num_next = std::min<Position>(text.end() - place - 1, kLookAhead);
-        if (num_next == 0 || *next == kEnd || num_occurrences_ == kMaxOccurrences) return;
-        const int most = std::min<int>(length, static_cast<int>(std::min<Position>(
-                                                   place + 1 - text.begin(), kLookBack)));
-        const int match_len = common_suffix(next, end, most);
-        if (match_len < order) return;  // another context in the same bucket
-        if (match_len >= higher_order && place >= oldest_seen) return;
-        const Position age = text.end() - 1 - place;
-        const Origin origin = is_shared                       ? Origin::kShared
-                              : place < sources_.prompt_end ? Origin::kPrompt
-                                                              : Origin::kOutput;
-        occurrences_[num_occurrences_++] = {
-            next,  static_cast<std::uint16_t>(num_next), static_cast<std::uint8_t>(match_len),
-            static_cast<std::uint8_t>(depth), origin, age, weights_.of_place(age, origin)};
+    // Without a branch, since it goes either way.
+    Origin origin_of(Position place, bool is_shared) const {
+        static_assert(static_cast<int>(Origin::kPrompt) == 0 && static_cast<int>(Origin::kOutput) == 1 &&
+                      static_cast<int>(Origin::kShared) == 2);
+        return static_cast<Origin>(std::max(2 * static_cast<int>(is_shared),
+                                            static_cast<int>(place >= sources_.prompt_end)));
     }
 
     // ---- growing ----
 
-    // Splits a node's occurrences by their next token, into groups_.
-    void split(const Group& node, int node_index) {
-        num_groups_ = 0;
-        const int depth = node.depth;
+    void grow_chain() {
+        int repeating = -1;
+        while (draft_->num_nodes < max_nodes_ && node_.depth < kLookAhead) {
+            Group next;
+            if (!only_child(next)) {
+                num_members_ = node_.first + node_.count;
+                num_groups_ = 0;
+                split();
+                if (num_groups_ == 0) {
+                    // No occurrence goes on: the text ends there. Its latest tokens repeat.
+                    if (index_ == repeating) return;
+                    repeating = index_;
+                    num_occurrences_ = num_members_ = 0;
+                    node_.first = node_.count = 0;
+                    rematch();
+                    continue;
+                }
+                next = *std::max_element(
+                    groups_.begin(), groups_.begin() + num_groups_,
+                    [](const Group& a, const Group& b) { return a.prob < b.prob; });
+            }
+            if (next.prob < min_prob_) return;
+            add_node(next);
+            if (node_.count == 1) follow_one();
+        }
+    }
+
+    // Adds nodes while the one occurrence that is left goes on: the same as only_child again and
+    // again, for most nodes of a chain.
+    void follow_one() {
+        Draft& draft = *draft_;
+        const Occurrence& o = occurrences_[members_[node_.first]];
+        const int ahead = node_.depth - o.depth;
+        const int most = std::min({max_nodes_ - draft.num_nodes, kLookAhead - node_.depth,
+                                   static_cast<int>(o.num_next) - ahead});
+        float prob = node_.prob, score = 0;
+        int num = 0;
+        for (; num < most; ++num) {
+            const Token token = o.next[ahead + num];
+            const float next_prob = prob * weights_.share_of(o.match_len + ahead + num, o.place_weight);
+            if (token == kEnd || next_prob < min_prob_) break;
+            prob = next_prob;
+            score += prob;
+            const int index = draft.num_nodes + num;
+            draft.token_ids[index] = token;
+            draft.parents[index] = index - 1;
+            draft.depths[index] = node_.depth + num + 1;
+            draft.probs[index] = prob;
+        }
+        if (num == 0) return;
+        draft.num_nodes += num;
+        draft.features.score += score;
+        draft.features.mean_agreement += static_cast<float>(num);
+        index_ = draft.num_nodes - 1;
+        node_ = {o.next[ahead + num - 1], index_ - 1, node_.depth + num, prob, node_.first, 1, 1.f};
+    }
+
+    // Grows by the most probable node again and again.
+    void grow_tree() {
+        waiting_.clear();
+        while (take_next() && draft_->num_nodes < max_nodes_) {
+            if (num_rematches_left_ > 0 && node_.depth < kLookAhead) {
+                --num_rematches_left_;
+                rematch();
+            }
+        }
+    }
+
+    // Adds the most probable node among node_'s children and those that wait, if there is one.
+    bool take_next() {
+        if (node_.depth < kLookAhead) {
+            const int known = num_groups_;
+            Group child;
+            if (only_child(child)) {
+                if (child.prob >= min_prob_ && waiting_.would_be_first(child.prob)) {
+                    add_node(child);
+                    return true;
+                }
+                if (num_groups_ < kMaxGroups) groups_[num_groups_++] = child;
+            } else {
+                split();
+            }
+            for (int g = known; g < num_groups_; ++g) {
+                if (groups_[g].prob >= min_prob_) waiting_.push(g, groups_[g].prob);
+            }
+        }
+        if (waiting_.is_empty()) return false;
+        add_node(groups_[waiting_.pop()]);
+        return true;
+    }
+
+    // The usual case, for which split() is not needed: whether all of node_'s occurrences go on,
+    // with the same token. They are the child's, then.
+    bool only_child(Group& child) const {
+        float sum = 0;
+        int longest = 0;
+        Token token = kEnd;
+        bool is_one = node_.count > 0;
+        for (int i = 0; i < node_.count; ++i) {
+            const Occurrence& o = occurrences_[members_[node_.first + i]];
+            const int ahead = node_.depth - o.depth;
+            if (ahead >= o.num_next) return false;
+            const Token next = o.next[ahead];
+            is_one &= (next != kEnd) & ((i == 0) | (next == token));
+            if (!is_one) return false;
+            token = next;
+            const int match_len = o.match_len + ahead;
+            sum += weights_.of_match(match_len) * o.place_weight;
+            longest = std::max(longest, match_len);
+        }
+        const float prob = node_.prob * (sum / (sum + weights_.of_none(longest)));
+        child = {token, index_, node_.depth + 1, prob, node_.first, node_.count, 1.f};
+        return is_one;
+    }
+
+    // Appends to groups_ what may follow node_: its occurrences by their next token.
+    void split() {
+        const int known = num_groups_;
         float sum = 0;
         int longest = 0;
         struct Vote {
@@ -226,10 +362,12 @@ private:
         };
         std::array<Vote, kMaxOccurrences> votes;
         int num_votes = 0;
-        for (int i = 0; i < node.count; ++i) {
-            const std::uint16_t member = members_[node.first + i];
+        std::uint64_t seen = 0;
+        if (num_members_ + node_.count > kMaxMembers || known + node_.count >= kMaxGroups) return;
+        for (int i = 0; i < node_.count; ++i) {
+            const std::uint16_t member = members_[node_.first + i];
             const Occurrence& o = occurrences_[member];
-            const int ahead = depth - o.depth;
+            const int ahead = node_.depth - o.depth;
             if (ahead >= o.num_next) continue;
             const Token token = o.next[ahead];
             if (token == kEnd) continue;
@@ -237,29 +375,22 @@ private:
             const float weight = weights_.of_match(match_len) * o.place_weight;
             longest = std::max(longest, match_len);
             sum += weight;
-            int g = 0;
-            while (g < num_groups_ && groups_[g].token != token) ++g;
-            if (g == num_groups_) {
-                groups_[num_groups_++] = {token, node_index, depth + 1, 0, 0, 0};
-            }
+            groups_[num_groups_] = {token, index_, node_.depth + 1, 0, 0, 0, 0};  // if it is new
+            const int g = find_group(token, known, seen);
+            num_groups_ += g == num_groups_;
             groups_[g].share += weight;
             ++groups_[g].count;
             votes[num_votes++] = {member, static_cast<std::uint16_t>(g)};
         }
-        if (num_groups_ == 0) return;
         // Members of one group stand together.
-        if (num_members_ + num_votes > kMaxMembers) {
-            num_groups_ = 0;
-            return;
-        }
         int first = num_members_;
         const float none = weights_.of_none(longest);
-        for (int g = 0; g < num_groups_; ++g) {
+        for (int g = known; g < num_groups_; ++g) {
             Group& group = groups_[g];
             group.first = static_cast<std::uint16_t>(first);
             first += group.count;
             group.count = 0;
-            group.prob = node.prob * group.share / (sum + none);
+            group.prob = node_.prob * group.share / (sum + none);
             group.share /= sum;
         }
         for (int v = 0; v < num_votes; ++v) {
@@ -269,116 +400,74 @@ private:
         num_members_ = first;
     }
 
-    // Looks up the context that ends with this draft node, and adds what is new to its members.
-    void rematch(Group& node, const Draft& draft, int node_index) {
-        --num_rematches_left_;
-        std::array<Token, kLookBack + kLookAhead> context;
-        const int num_drafted = std::min(node.depth, kLookBack);
+    // The group of this token among those from `known` on, or num_groups_, whose token it is too.
+    // seen: the hashes of their tokens, as bits. Whether it is new is anybody's guess, so that is
+    // no branch.
+    int find_group(Token token, int known, std::uint64_t& seen) {
+        const auto hash = static_cast<std::uint32_t>(token) * 0x9E3779B1u >> 26;
+        const auto is_seen = static_cast<int>(seen >> hash & 1);
+        int g = num_groups_ + is_seen * (group_by_hash_[hash] - num_groups_);
+        if (groups_[g].token != token) {  // another token with its hash
+            g = known;
+            while (groups_[g].token != token) ++g;
+        }
+        group_by_hash_[hash] = static_cast<std::uint16_t>(g);
+        seen |= std::uint64_t{1} << hash;
+        return g;
+    }
+
+    // Looks up the context that ends with node_ of the draft, and adds what is new to its members.
+    void rematch() {
+        std::array<Token, kLookBack> context;
+        const int num_drafted = std::min(node_.depth, kLookBack);
         const int num_kept = std::min(context_len_, kLookBack - num_drafted);
+        const int length = num_kept + num_drafted;
         const TokenText& own = *sources_.own;
         std::copy_n(own.at(own.end()) - num_kept, num_kept, context.data());
-        for (int i = node_index, at = num_kept + num_drafted; at > num_kept; i = draft.parents[i]) {
-            context[--at] = draft.token_ids[i];
+        for (int i = index_, at = length; at > num_kept; i = draft_->parents[i]) {
+            context[--at] = draft_->token_ids[i];
         }
         const int known = num_occurrences_;
-        const int length = num_kept + num_drafted;
-        look_up(context.data() + length, length, node.depth, kRematchPlaces, false);
-        if (num_members_ + node.count + num_occurrences_ - known > kMaxMembers) {
+        look_up(context.data() + length, length, node_.depth, kRematchPlaces, false);
+        if (num_members_ + node_.count + num_occurrences_ - known > kMaxMembers) {
             num_occurrences_ = known;
             return;
         }
         const int first = num_members_;
-        for (int i = 0; i < node.count; ++i) {
-            members_[num_members_++] = members_[node.first + i];
+        std::array<const Token*, kMaxOccurrences> nexts;
+        int shortest = kLookBack;  // match of a member
+        for (int i = 0; i < node_.count; ++i) {
+            const std::uint16_t member = members_[node_.first + i];
+            const Occurrence& o = occurrences_[member];
+            members_[first + i] = member;
+            nexts[i] = o.next + (node_.depth - o.depth);
+            shortest = std::min(shortest, o.match_len + (node_.depth - o.depth));
         }
+        num_members_ += node_.count;
         for (int i = known; i < num_occurrences_; ++i) {
-            bool is_new = true;
-            for (int j = 0; j < node.count && is_new; ++j) {
-                const Occurrence& o = occurrences_[members_[first + j]];
-                is_new = o.next + (node.depth - o.depth) != occurrences_[i].next;
+            bool is_member = false;
+            if (occurrences_[i].match_len >= shortest) {
+                for (int j = 0; j < node_.count; ++j) is_member |= nexts[j] == occurrences_[i].next;
             }
-            if (is_new) members_[num_members_++] = static_cast<std::uint16_t>(i);
+            members_[num_members_] = static_cast<std::uint16_t>(i);
+            num_members_ += !is_member;
         }
-        node.first = static_cast<std::uint16_t>(first);
-        node.count = static_cast<std::uint16_t>(num_members_ - first);
+        node_.first = static_cast<std::uint16_t>(first);
+        node_.count = static_cast<std::uint16_t>(num_members_ - first);
     }
 
-    int add_node(const Group& group, Draft& draft) {
-        const int index = draft.num_nodes++;
-        draft.token_ids[index] = group.token;
-        draft.parents[index] = group.parent;
-        draft.depths[index] = group.depth;
-        draft.probs[index] = group.prob;
+    // Adds a node to the draft; it is node_ from now on.
+    void add_node(const Group& group) {
+        node_ = group;
+        Draft& draft = *draft_;
+        index_ = draft.num_nodes++;
+        draft.token_ids[index_] = group.token;
+        draft.parents[index_] = group.parent;
+        draft.depths[index_] = group.depth;
+        draft.probs[index_] = group.prob;
         draft.features.score += group.prob;
         draft.features.mean_agreement += group.share;
-        if (index == 0) describe_first(group, draft.features);
-        return index;
-    }
-
-    void grow_chain(Group node, int max_nodes, float min_prob, Draft& draft) {
-        int index = -1;
-        while (draft.num_nodes < max_nodes && node.depth < kLookAhead) {
-            num_members_ = node.first + node.count;
-            split(node, index);
-            if (num_groups_ == 0) {
-                // No occurrence goes on: the text ends there. Its latest tokens repeat.
-                if (index < 0 || num_rematches_left_ == 0) break;
-                num_occurrences_ = num_members_ = 0;
-                node.first = node.count = 0;
-                rematch(node, draft, index);
-                split(node, index);
-                if (num_groups_ == 0) break;
-            }
-            const Group& best = *std::max_element(groups_.begin(), groups_.begin() + num_groups_);
-            if (best.prob < min_prob) break;
-            node = best;
-            index = add_node(node, draft);
-            if (node.count == 1) index = follow_one(node, index, max_nodes, min_prob, draft);
-        }
-    }
-
-    // The same as splitting again and again, for the usual case that one occurrence is left.
-    int follow_one(Group& node, int index, int max_nodes, float min_prob, Draft& draft) {
-        const Occurrence& o = occurrences_[members_[node.first]];
-        const int most = std::min(max_nodes, draft.num_nodes + kLookAhead - node.depth);
-        node.share = 1;
-        while (draft.num_nodes < most) {
-            const int ahead = node.depth - o.depth;
-            if (ahead >= o.num_next || o.next[ahead] == kEnd) break;
-            const float weight = weights_.of_match(o.match_len + ahead) * o.place_weight;
-            const float prob = node.prob * weight / (weight + weights_.of_none(o.match_len + ahead));
-            if (prob < min_prob) break;
-            node.token = o.next[ahead];
-            node.parent = index;
-            node.prob = prob;
-            ++node.depth;
-            index = add_node(node, draft);
-        }
-        return index;
-    }
-
-    void grow_tree(const Group& root, int max_nodes, float min_prob, Draft& draft) {
-        split(root, -1);
-        push_groups(min_prob);
-        while (!heap_.empty()) {
-            std::pop_heap(heap_.begin(), heap_.end());
-            Group node = heap_.back();
-            heap_.pop_back();
-            const int index = add_node(node, draft);
-            if (draft.num_nodes == max_nodes) break;
-            if (node.depth == kLookAhead) continue;
-            if (num_rematches_left_ > 0) rematch(node, draft, index);
-            split(node, index);
-            push_groups(min_prob);
-        }
-    }
-
-    void push_groups(float min_prob) {
-        for (int g = 0; g < num_groups_; ++g) {
-            if (groups_[g].prob < min_prob) continue;
-            heap_.push_back(groups_[g]);
-            std::push_heap(heap_.begin(), heap_.end());
-        }
+        if (index_ == 0) describe_first(group, draft.features);
     }
 
     void describe_first(const Group& group, MatchFeatures& features) {
@@ -403,16 +492,23 @@ private:
 
     const DraftWeights& weights_ = DraftWeights::get();
     Sources sources_{};
+    Draft* draft_ = nullptr;
+    int max_nodes_ = 0;
+    float min_prob_ = 0;
     int context_len_ = 0;
-    std::array<Occurrence, kMaxOccurrences> occurrences_;
-    int num_occurrences_ = 0;
-    std::array<std::uint16_t, kMaxMembers> members_;
-    int num_members_ = 0;
-    std::array<Group, kMaxOccurrences> groups_;
-    int num_groups_ = 0;
-    std::vector<Group> heap_;
+
+    Group node_{};    // the latest node of the draft
+    int index_ = -1;  // its place there; -1: it is the context
     int num_rematches_left_ = 0;
     int num_first_votes_ = 0;
+    int num_occurrences_ = 0;
+    int num_members_ = 0;
+    int num_groups_ = 0;
+    std::array<Occurrence, kMaxOccurrences> occurrences_;
+    std::array<std::uint16_t, kMaxMembers> members_;
+    std::array<Group, kMaxGroups> groups_;
+    std::array<std::uint16_t, 64> group_by_hash_{};
+    WaitingGroups<kMaxGroups> waiting_;  // of a tree: those that may become nodes
 };
 
 }  // namespace sglang_hvd

@@ -143,7 +143,11 @@ public:
     // beyond end()) can be read. begin() < place <= end(), or place == begin().
     const Token* at(Position place) const {
         // The last token's block always exists.
-        if (place == end_) return place == 0 ? nullptr : at(place - 1) + 1;
+        if (place == end_) return place == 0 ? nullptr : before_end(place - 1) + 1;
+        return before_end(place);
+    }
+    // The same for place < end().
+    const Token* before_end(Position place) const {
         return block_at(place).at(place % kBlockTokens);
     }
 

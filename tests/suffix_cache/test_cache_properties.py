@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.suffix_cache.draft_batch import DraftBatch
-from sglang_hvd.suffix_cache.native_cache import NativeSuffixCache
+from tests.suffix_cache.oracle.cache import OracleCache
 
 # Few tokens make long matches and ties likely; the extreme shows that int32 is kept whole.
 TOKEN_IDS = st.sampled_from([0, 1, 2, 2**31 - 1])
@@ -27,8 +27,8 @@ class PaperModeEqualsTheOracle(RuleBasedStateMachine):
         shared_cache_tokens=st.integers(0, 120),
     )
     def build(self, **limits: float) -> None:
-        self.oracle = SuffixCache(**limits)
-        self.native = NativeSuffixCache.as_in_paper(**limits)
+        self.oracle = OracleCache(**limits)
+        self.native = SuffixCache.as_in_paper(**limits)
         self.active: set[object] = set()
 
     @rule(rid=RIDS, prompt=TEXTS, repeats=st.integers(1, 40))
@@ -92,7 +92,7 @@ class DefaultDraftsAreSound(RuleBasedStateMachine):
         namespace_tokens=st.integers(0, 150),
     )
     def build(self, **options: int) -> None:
-        self.cache = NativeSuffixCache(**options)
+        self.cache = SuffixCache(**options)
         self.own: dict[object, list[int]] = {}
         self.prompt_len: dict[object, int] = {}
         self.namespace: dict[object, str] = {}

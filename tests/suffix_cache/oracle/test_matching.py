@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sglang_hvd.suffix_cache.matching import Continuation, DraftLimits, best_continuation
-from sglang_hvd.suffix_cache.token_text import END
+from tests.suffix_cache.oracle.matching import Continuation, DraftLimits, best_continuation
+from tests.suffix_cache.oracle.token_text import END
 
 GUARD = 64
 PAPER = {

@@ -1,12 +1,11 @@
-"""Sequences in one growing array, and the check of token ids."""
+"""Sequences in one growing array."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_hvd.suffix_cache.token_text import END, TokenText, as_token_ids
 from sglang_hvd.types import TokenIds
+from tests.suffix_cache.oracle.token_text import END, TokenText
 
 LARGEST = 2**31 - 1
 
@@ -68,28 +67,3 @@ def test_memory_does_not_grow_with_the_number_of_dropped_sequences() -> None:
         text.drop_front(51)
     assert text.with_guard.base is not None
     assert text.with_guard.base.size < 1000
-
-
-def test_integers_and_int32_arrays_are_token_ids() -> None:
-    assert as_token_ids([0, LARGEST]).tolist() == [0, LARGEST]
-    assert as_token_ids(ids(3, 4)).tolist() == [3, 4]
-    assert as_token_ids([]).dtype == np.int32
-    assert as_token_ids((np.int64(3),)).tolist() == [3]
-
-
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        (np.array([1, 2]), r"must be int32\[num_tokens\], got int64\[2\]"),
-        (np.array([[1]], dtype=np.int32), r"got int32\[1, 1\]"),
-        (ids(3, -1), "must not be negative, got -1"),
-        ([3, -1], "from 0 to 2147483647"),
-        ([LARGEST + 1], "from 0 to 2147483647"),
-        ([1.0], "must be integers"),
-        (["1"], "must be integers"),
-        ("12", "must be integers"),
-    ],
-)
-def test_anything_else_is_refused(value: object, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        as_token_ids(value)  # type: ignore[arg-type]

@@ -1,15 +1,11 @@
 """Token sequences laid one after the other in one growing array."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from sglang_hvd.types import TokenIds
 
 # Follows every sequence. No token is negative, so nothing matches or continues across it.
 END = -1
-
-_MAX_TOKEN = np.iinfo(np.int32).max
 
 
 class TokenText:
@@ -68,26 +64,3 @@ class TokenText:
         grown[: len(kept)] = kept
         self._start, self._end = self._guard, self._guard + len(self)
         self._array = grown
-
-
-def as_token_ids(token_ids: TokenIds | Sequence[int]) -> TokenIds:
-    """Checks token ids: a one-dimensional int32 array, or a sequence of integers.
-
-    Returns int32[num_tokens], which may share memory with the argument.
-    Raises ValueError for another dtype or shape and for ids outside 0 ... 2**31 - 1.
-    """
-    if isinstance(token_ids, np.ndarray):
-        if token_ids.dtype != np.int32 or token_ids.ndim != 1:
-            raise ValueError(
-                f"token ids must be int32[num_tokens], got {token_ids.dtype}{list(token_ids.shape)}"
-            )
-        wide = token_ids
-    else:
-        if not all(isinstance(token, (int, np.integer)) for token in token_ids):
-            raise ValueError("token ids must be integers")
-        if any(not 0 <= token <= _MAX_TOKEN for token in token_ids):
-            raise ValueError(f"token ids must be from 0 to {_MAX_TOKEN}")
-        return np.array(token_ids, dtype=np.int32)
-    if len(wide) and wide.min() < 0:
-        raise ValueError(f"token ids must not be negative, got {wide.min()}")
-    return wide

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.suffix_cache.token_text import END
 from sglang_hvd.types import TokenIds
+from tests.suffix_cache.oracle.token_text import END
 
 # Positions in a text, just after an occurrence.
 _Ends = npt.NDArray[np.intp]

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from sglang_hvd.replay.traces import load_tokenizer, read_text_traces, tokenize
-from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import CacheDraft, TokenIds
+from tests.suffix_cache.oracle.cache import OracleCache
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_drafts_on_random_streams_are_arctics(arctic: ModuleType, seed: int) -> 
         float(random.choice([0, -1, 1.5])),
         float(random.choice([0, 0.1, 0.4])),
     )
-    cache = SuffixCache(
+    cache = OracleCache(
         max_depth=max_depth,
         max_draft_tokens=max_tokens,
         max_spec_factor=factor,
@@ -122,7 +122,7 @@ def test_drafts_on_recorded_generations_are_arctics(
     arctic: ModuleType, traces_dir: Path, tokenizer_file: Path, name: str
 ) -> None:
     lines = list(read_text_traces(traces_dir / f"{name}.jsonl"))[:60]
-    cache, shared = SuffixCache(), arctic.SuffixTree(64)
+    cache, shared = OracleCache(), arctic.SuffixTree(64)
     tokenizer = load_tokenizer(tokenizer_file)
     num_drafts = 0
     for index, trace in enumerate(tokenize(iter(lines), tokenizer, eos_token_id=None)):
