@@ -5,12 +5,24 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 Policy = Literal["payoff", "frequency", "cache", "model"]
+CacheMode = Literal["votes", "paper"]
 
 # Names the YAML file where there are no flags (sgl.Engine).
 CONFIG_ENV = "HVD_CONFIG"
+
+# Verification of 32 tokens costs little more than of one while a GPU is bound by memory. 31 of
+# them are drafted, beside the root.
+DEFAULT_VERIFY_WIDTH = 32
 
 
 class HvdConfig(BaseModel):
@@ -42,36 +54,52 @@ class HvdConfig(BaseModel):
         strict=False,
         description="Payoff predictor (safetensors). Default: the one that ships in the package.",
     )
-    max_depth: int = Field(
-        default=64,
-        ge=2,
-        le=1024,
-        description="Suffix cache: longest run of tokens, match and draft together.",
+    cache_mode: CacheMode = Field(
+        default="votes",
+        description="Suffix cache: how it drafts. votes: every occurrence votes, with weights "
+        "fitted to recorded text. paper: SuffixDecoding, as the paper uses it.",
     )
     max_draft_tokens: int = Field(
         default=64, ge=1, le=1024, description="Suffix cache: longest draft, in tokens."
     )
-    max_spec_factor: float = Field(
-        default=1.0,
-        ge=0,
-        description="Suffix cache: a draft has at most factor x match length + offset tokens.",
-    )
-    max_spec_offset: float = Field(
-        default=0.0,
-        description="Suffix cache: a draft has at most factor x match length + offset tokens.",
-    )
-    min_token_prob: float = Field(
-        default=0.1,
+    min_token_prob: float | None = Field(
+        default=None,
         ge=0,
         le=1,
         description="Suffix cache: a draft ends before the first token whose estimated "
-        "probability is lower.",
+        "probability is lower. Default: 0 for votes, 0.1 for paper.",
+    )
+    max_depth: int = Field(
+        default=64,
+        ge=2,
+        le=1024,
+        description="Suffix cache, paper only: longest run of tokens, match and draft together.",
+    )
+    max_spec_factor: float = Field(
+        default=1.0,
+        ge=0,
+        description="Suffix cache, paper only: a draft has at most factor x match length + "
+        "offset tokens.",
+    )
+    max_spec_offset: float = Field(
+        default=0.0,
+        description="Suffix cache, paper only: a draft has at most factor x match length + "
+        "offset tokens.",
     )
     shared_cache_tokens: int = Field(
-        default=100_000,
+        default=1_000_000,
         ge=0,
+        le=2**30,
         description="Budget, in tokens, of the shared cache of finished requests' outputs. The "
-        "oldest request leaves first. 0 switches it off.",
+        "oldest output leaves first. 0 switches it off.",
+    )
+    namespace_cache_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        le=2**30,
+        description="Budget, in tokens, of each namespace in the shared cache. A namespace is "
+        "what requests with one cache salt (extra_key) and adapter share. Default: no other than "
+        "that of all together.",
     )
     history_window: int = Field(
         default=8,
@@ -90,6 +118,22 @@ class HvdConfig(BaseModel):
         description="Add every cycle's draft source and accepted draft tokens to a response's "
         "meta_info.",
     )
+
+    @field_validator("max_depth", "max_spec_factor", "max_spec_offset")
+    @classmethod
+    def _needs_paper_mode(cls, value: float, field: ValidationInfo) -> float:
+        assert field.field_name is not None
+        default = cls.model_fields[field.field_name].default
+        if field.data.get("cache_mode") == "votes" and value != default:
+            raise ValueError("only the paper cache mode reads it: set cache_mode to paper too")
+        return value
+
+    @property
+    def lowest_token_prob(self) -> float:
+        """min_token_prob, or its default in this cache mode."""
+        if self.min_token_prob is not None:
+            return self.min_token_prob
+        return 0.1 if self.cache_mode == "paper" else 0.0
 
     @property
     def drafts_with_model(self) -> bool:
@@ -151,4 +195,5 @@ def _read_yaml(path: Path) -> dict[str, object]:
 def _reason(kind: str, message: str, value: object) -> str:
     if kind == "extra_forbidden":
         return f"unknown key; the keys are {', '.join(HvdConfig.model_fields)}"
+    message = message.removeprefix("Value error, ")
     return f"{message[0].lower()}{message[1:]}, got {value!r}"

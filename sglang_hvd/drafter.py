@@ -15,6 +15,7 @@ from sglang_hvd.payoff import (
     TokenClasses,
     build_features,
 )
+from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.suffix_cache import SuffixCache, SuffixCacheStats
 from sglang_hvd.types import CacheDraft, DraftPlan, DraftSource, TokenIds, VerifyOutcome
 
@@ -75,11 +76,13 @@ class HybridDrafter:
         token_classes: TokenClasses | None,
         num_model_steps: int,
         max_cache_draft_tokens: int,
+        clock: StepClock | None = None,
     ) -> None:
         """
         predictor, token_classes: needed by the payoff policy.
         num_model_steps: steps the model drafter runs in a cycle.
         max_cache_draft_tokens: longest cache draft that one verification takes.
+        clock: measures what plan does.
         """
         if config.policy == "payoff" and (predictor is None or token_classes is None):
             raise ValueError("the payoff policy needs a predictor and token classes")
@@ -92,6 +95,7 @@ class HybridDrafter:
             num_model_steps if config.frequency_threshold is None else config.frequency_threshold
         )
         self._max_cache_draft_tokens = max_cache_draft_tokens
+        self._clock = clock or StepClock()
         self._requests: dict[Hashable, _Request] = {}
 
     @classmethod
@@ -102,11 +106,15 @@ class HybridDrafter:
         token_strings: Iterable[str],
         num_model_steps: int,
         verify_width: int,
+        background: bool,
+        clock: StepClock | None = None,
     ) -> "HybridDrafter":
         """The drafter that a configuration describes, with its own suffix cache.
 
         token_strings: decoded text of every token id, in order; only read by the payoff policy.
         verify_width: nodes per request that one verification takes, root included.
+        background: the cache indexes in a thread of its own; False where several ranks must
+            plan the same.
 
         Raises ValueError for a predictor file that cannot be used with this configuration.
         """
@@ -116,18 +124,12 @@ class HybridDrafter:
             token_classes = TokenClasses.from_strings(token_strings)
         return cls(
             config,
-            cache=SuffixCache(
-                max_depth=config.max_depth,
-                max_draft_tokens=config.max_draft_tokens,
-                max_spec_factor=config.max_spec_factor,
-                max_spec_offset=config.max_spec_offset,
-                min_token_prob=config.min_token_prob,
-                shared_cache_tokens=config.shared_cache_tokens,
-            ),
+            cache=SuffixCache.of_config(config, background=background),
             predictor=predictor,
             token_classes=token_classes,
             num_model_steps=num_model_steps,
-            max_cache_draft_tokens=verify_width - 1,
+            max_cache_draft_tokens=min(config.max_draft_tokens, verify_width - 1),
+            clock=clock,
         )
 
     @property
@@ -136,13 +138,19 @@ class HybridDrafter:
         return len(self._requests)
 
     def start(
-        self, rid: Hashable, prompt_ids: TokenIds | Sequence[int], *, without_cache: bool = False
+        self,
+        rid: Hashable,
+        prompt_ids: TokenIds | Sequence[int],
+        *,
+        namespace: str = "",
+        without_cache: bool = False,
     ) -> None:
         """Takes in a request. Raises ValueError if rid is active or prompt_ids are no token ids.
 
+        namespace: it sees outputs of finished requests with the same one only.
         without_cache: never verify its cache drafts, whatever the policy.
         """
-        self._cache.start(rid, prompt_ids)
+        self._cache.start(rid, prompt_ids, namespace)
         history = RequestHistory(self._config.history_window)
         self._requests[rid] = _Request(len(prompt_ids), history, without_cache)
 
@@ -157,31 +165,36 @@ class HybridDrafter:
 
     def propose(self, rids: Sequence[Hashable]) -> Proposals:
         """The first half of plan: cache drafts and their features."""
-        drafts = self._cache.propose(rids, self._max_cache_draft_tokens)
+        with self._clock.measure(Phase.PROPOSE):
+            drafts = self._cache.propose(rids, self._max_cache_draft_tokens)
         if self._token_classes is None:
             return Proposals(drafts, None)
-        states = [
-            DecodeState(request.prompt_len, request.generated_len, request.history)
-            for request, draft in zip(map(self._request, rids), drafts, strict=True)
-            if draft is not None
-        ]
-        found = [draft for draft in drafts if draft is not None]
-        return Proposals(drafts, build_features(found, states, self._token_classes))
+        with self._clock.measure(Phase.FEATURES):
+            states = [
+                DecodeState(request.prompt_len, request.generated_len, request.history)
+                for request, draft in zip(map(self._request, rids), drafts, strict=True)
+                if draft is not None
+            ]
+            found = [draft for draft in drafts if draft is not None]
+            return Proposals(drafts, build_features(found, states, self._token_classes))
 
     def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> list[DraftPlan]:
         """The second half of plan: predicted payoffs and the policy's decision."""
-        payoffs = self._payoffs(proposals)
-        sources = self._decide(proposals.drafts, payoffs)
-        plans = []
-        for rid, source, draft, payoff in zip(
-            rids, sources, proposals.drafts, payoffs, strict=True
-        ):
-            request = self._request(rid)
-            if request.without_cache:
-                source = self._without_cache
-            request.planned = source
-            plans.append(DraftPlan(source, draft if source is DraftSource.CACHE else None, payoff))
-        return plans
+        with self._clock.measure(Phase.PREDICT):
+            payoffs = self._payoffs(proposals)
+        with self._clock.measure(Phase.ALLOCATE):
+            sources = self._decide(proposals.drafts, payoffs)
+            plans = []
+            for rid, source, draft, payoff in zip(
+                rids, sources, proposals.drafts, payoffs, strict=True
+            ):
+                request = self._request(rid)
+                if request.without_cache:
+                    source = self._without_cache
+                request.planned = source
+                chosen = draft if source is DraftSource.CACHE else None
+                plans.append(DraftPlan(source, chosen, payoff))
+            return plans
 
     def commit(self, rids: Sequence[Hashable], outcomes: Sequence[VerifyOutcome]) -> None:
         """Takes in what the target model made of the cycles planned last.

@@ -13,7 +13,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 @pytest.fixture
 def config_file(tmp_path: Path) -> Path:
     path = tmp_path / "hvd.yaml"
-    path.write_text("threshold: 4.5\nmax_depth: 32\n")
+    path.write_text("threshold: 4.5\nmax_draft_tokens: 32\n")
     return path
 
 
@@ -28,8 +28,8 @@ def test_without_flags_file_and_environment_the_defaults_hold() -> None:
 
 
 def test_a_flag_wins_over_the_file_and_the_file_over_the_default(config_file: Path) -> None:
-    config = load_config(config_file, {"max_depth": 16}, {})
-    assert (config.max_depth, config.threshold, config.policy) == (16, 4.5, "payoff")
+    config = load_config(config_file, {"max_draft_tokens": 16}, {})
+    assert (config.max_draft_tokens, config.threshold, config.policy) == (16, 4.5, "payoff")
 
 
 def test_a_flag_can_bring_back_a_default_of_null(tmp_path: Path) -> None:
@@ -39,11 +39,11 @@ def test_a_flag_can_bring_back_a_default_of_null(tmp_path: Path) -> None:
 
 
 def test_the_environment_names_the_file_where_no_flag_does(config_file: Path) -> None:
-    assert load_config(None, {}, {CONFIG_ENV: str(config_file)}).max_depth == 32
+    assert load_config(None, {}, {CONFIG_ENV: str(config_file)}).max_draft_tokens == 32
 
 
 def test_the_flag_for_the_file_wins_over_the_environment(config_file: Path) -> None:
-    assert load_config(config_file, {}, {CONFIG_ENV: "/missing.yaml"}).max_depth == 32
+    assert load_config(config_file, {}, {CONFIG_ENV: "/missing.yaml"}).max_draft_tokens == 32
 
 
 def test_an_empty_environment_variable_names_no_file() -> None:
@@ -72,6 +72,7 @@ def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
         ("threshold: -1", r"threshold: input should be greater than or equal to 0, got -1"),
         ("policy: best", r"policy: input should be 'payoff', 'frequency', 'cache' or 'model'"),
         ("max_depth: 1", r"max_depth: input should be greater than or equal to 2, got 1"),
+        ("max_depth: 32", r"max_depth: only the paper cache mode reads it: set cache_mode"),
         ("max_depth: 8.5", r"max_depth: input should be a valid integer, got 8.5"),
         ("min_token_prob: 2", r"min_token_prob: input should be less than or equal to 1"),
         ("verify_width: 1", r"verify_width: input should be greater than or equal to 2"),

@@ -1,13 +1,14 @@
 """The drafter's bookkeeping: plans, counts, histories, and nothing left behind."""
 
 import inspect
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_hvd.config import HvdConfig, Policy
+from sglang_hvd.config import CacheMode, HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter, RequestStats
 from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.predictor import feature_settings
@@ -42,7 +43,7 @@ def drafter(
 ) -> HybridDrafter:
     return HybridDrafter(
         HvdConfig(policy=policy, **config),  # type: ignore[arg-type]
-        cache=SuffixCache(),
+        cache=SuffixCache.as_in_paper(),
         predictor=predict_feature(predicted),
         token_classes=CLASSES,
         num_model_steps=num_model_steps,
@@ -270,11 +271,12 @@ def test_the_drafter_tells_what_its_cache_holds() -> None:
     assert (held.num_shared_requests, held.num_shared_tokens) == (1, 2)
 
 
-def test_the_caches_defaults_are_the_configurations() -> None:
-    parameters = inspect.signature(SuffixCache).parameters.values()
-    assert {p.name: p.default for p in parameters} == {
-        p.name: getattr(HvdConfig(), p.name) for p in parameters
-    }
+def test_the_paper_modes_defaults_are_the_configurations() -> None:
+    parameters = inspect.signature(SuffixCache.as_in_paper).parameters
+    config = HvdConfig(cache_mode="paper")
+    for name in ("max_depth", "max_draft_tokens", "max_spec_factor", "max_spec_offset"):
+        assert parameters[name].default == getattr(config, name)
+    assert parameters["min_token_prob"].default == config.lowest_token_prob
 
 
 def test_payoff_policy_needs_predictor_and_token_classes() -> None:
@@ -282,7 +284,7 @@ def test_payoff_policy_needs_predictor_and_token_classes() -> None:
         with pytest.raises(ValueError, match="needs a predictor and token classes"):
             HybridDrafter(
                 HvdConfig(),
-                cache=SuffixCache(),
+                cache=SuffixCache.as_in_paper(),
                 predictor=predictor,
                 token_classes=classes,
                 num_model_steps=3,
@@ -291,8 +293,10 @@ def test_payoff_policy_needs_predictor_and_token_classes() -> None:
 
 
 def test_a_configuration_decides_how_the_cache_drafts() -> None:
-    config = HvdConfig(policy="cache", max_depth=3, shared_cache_tokens=0)
-    made = HybridDrafter.from_config(config, token_strings=[], num_model_steps=3, verify_width=32)
+    config = HvdConfig(policy="cache", cache_mode="paper", max_depth=3, shared_cache_tokens=0)
+    made = HybridDrafter.from_config(
+        config, token_strings=[], num_model_steps=3, verify_width=32, background=False
+    )
     started(made)
     assert drafted(made.plan(["r"])[0]) == [4]
     made.finish("r", output_ids=None, keep=True)
@@ -302,17 +306,50 @@ def test_a_configuration_decides_how_the_cache_drafts() -> None:
 
 def test_the_verify_width_leaves_room_for_the_root() -> None:
     made = HybridDrafter.from_config(
-        HvdConfig(policy="cache"), token_strings=[], num_model_steps=3, verify_width=3
+        HvdConfig(policy="cache"),
+        token_strings=[],
+        num_model_steps=3,
+        verify_width=3,
+        background=True,
     )
     assert drafted(started(made).plan(["r"])[0]) == [4, 5]
 
 
+def test_by_votes_a_draft_may_be_longer_than_its_match() -> None:
+    drafts = {}
+    for mode in get_args(CacheMode):
+        config = HvdConfig(policy="cache", cache_mode=mode)
+        made = HybridDrafter.from_config(
+            config, token_strings=[], num_model_steps=3, verify_width=32, background=False
+        )
+        made.start("r", [1, 2, 3, 4, 5, 6, 7, 1, 2])
+        drafts[mode] = drafted(made.plan(["r"])[0])
+    assert drafts["votes"][:5] == [3, 4, 5, 6, 7]
+    assert drafts["paper"] == [3, 4]
+
+
+def test_namespaces_do_not_see_each_others_outputs() -> None:
+    made = drafter("cache")
+    made.start("first", [1, 2], namespace="left")
+    made.finish("first", output_ids=[5, 6, 7, 8, 9], keep=True)
+    for rid, namespace in (("same", "left"), ("other", "right")):
+        made.start(rid, [4, 5, 6, 7], namespace=namespace)
+    same, other = made.plan(["same", "other"])
+    assert drafted(same) == [8, 9]
+    assert drafted(other) is None
+
+
 def test_the_shipped_predictor_makes_a_drafter() -> None:
-    made = HybridDrafter.from_config(
-        HvdConfig(threshold=0), token_strings=["a", "b"], num_model_steps=3, verify_width=32
-    )
-    [plan] = started(made).plan(["r"])
-    assert plan.payoff is not None
+    for mode in get_args(CacheMode):
+        made = HybridDrafter.from_config(
+            HvdConfig(threshold=0, cache_mode=mode),
+            token_strings=["a", "b"],
+            num_model_steps=3,
+            verify_width=32,
+            background=False,
+        )
+        [plan] = started(made).plan(["r"])
+        assert plan.payoff is not None
 
 
 @given(

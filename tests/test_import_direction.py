@@ -10,10 +10,11 @@ PACKAGE = Path(__file__).parents[1] / "sglang_hvd"
 
 # What each part of the package may import from the others. suffix_cache, payoff and allocation
 # never see each other: values of types.py are all that passes between them.
-CORE = {"types", "config", "suffix_cache", "payoff", "allocation", "drafter"}
+CORE = {"types", "config", "step_clock", "suffix_cache", "payoff", "allocation", "drafter"}
 MAY_IMPORT = {
     "types": set(),
     "config": {"types"},
+    "step_clock": set(),
     "suffix_cache": {"types", "config"},
     "payoff": {"types", "config"},
     "allocation": {"types", "config"},

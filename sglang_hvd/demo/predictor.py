@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from tokenizers import Tokenizer
 
-from sglang_hvd.config import HvdConfig, Policy
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.predictor import feature_settings
@@ -30,11 +30,11 @@ def train_predictor(
         config = HvdConfig(policy=policy)
         drafter = HybridDrafter(
             config,
-            cache=SuffixCache(shared_cache_tokens=config.shared_cache_tokens),
+            cache=SuffixCache.of_config(config, background=False),
             predictor=None,
             token_classes=token_classes,
             num_model_steps=_NUM_MODEL_STEPS,
-            max_cache_draft_tokens=config.max_draft_tokens,
+            max_cache_draft_tokens=DEFAULT_VERIFY_WIDTH - 1,
         )
         cycles = [
             cycle

@@ -6,21 +6,24 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
-from sglang_hvd.config import HvdConfig, flag_name
+from sglang_hvd.config import CacheMode, HvdConfig, flag_name
 from sglang_hvd.payoff.features import FEATURE_NAMES
 
 Array = npt.NDArray[np.float32]
 _Json = TypeVar("_Json")
 
-# Ships in the package; its provenance says what it was trained on and how good it is.
-DEFAULT_PREDICTOR = Path(__file__).with_name("default_predictor.safetensors")
+# Those that ship in the package, by cache mode. Their provenance says what they were trained on and
+# how good they are.
+DEFAULT_PREDICTORS: Mapping[CacheMode, Path] = {
+    mode: Path(__file__).with_name(f"{mode}_predictor.safetensors") for mode in get_args(CacheMode)
+}
 
 _FORMAT = "sglang_hvd.payoff.mlp"
 # To be raised when a feature changes its meaning under the same name, too.
@@ -28,6 +31,7 @@ _FORMAT_VERSION = "1"
 
 # The settings that the features depend on. Limits that only cut drafts short are not among them.
 _FEATURE_SETTINGS = (
+    "cache_mode",
     "max_depth",
     "max_spec_factor",
     "max_spec_offset",
@@ -36,9 +40,10 @@ _FEATURE_SETTINGS = (
 )
 
 
-def feature_settings(config: HvdConfig) -> dict[str, float]:
+def feature_settings(config: HvdConfig) -> dict[str, float | str]:
     """The settings of a configuration that decide what the features mean."""
-    return {name: getattr(config, name) for name in _FEATURE_SETTINGS}
+    settings = {name: getattr(config, name) for name in _FEATURE_SETTINGS}
+    return {**settings, "min_token_prob": config.lowest_token_prob}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +61,7 @@ class PayoffPredictor:
     std: Array
     weights: tuple[Array, ...]
     biases: tuple[Array, ...]
-    settings: Mapping[str, float]
+    settings: Mapping[str, float | str]
     provenance: Mapping[str, object]
 
     def predict(self, features: Array) -> Array:
@@ -76,11 +81,11 @@ class PayoffPredictor:
 
     @classmethod
     def of_config(cls, config: HvdConfig) -> "PayoffPredictor":
-        """The predictor that a configuration names, or else the shipped one.
+        """The predictor that a configuration names, or else the shipped one for its cache mode.
 
         Raises ValueError, in one line, if it cannot be read or was trained for other settings.
         """
-        path = config.predictor or DEFAULT_PREDICTOR
+        path = config.predictor or DEFAULT_PREDICTORS[config.cache_mode]
         predictor = cls.load(path)
         for name, got in feature_settings(config).items():
             if got != predictor.settings[name]:

@@ -41,7 +41,7 @@ def train(
     features: npt.NDArray[np.float32],
     accepted_lens: npt.NDArray[np.int32],
     *,
-    feature_settings: Mapping[str, float],
+    feature_settings: Mapping[str, float | str],
     provenance: Mapping[str, object],
     settings: TrainingSettings | None = None,
 ) -> PayoffPredictor:
@@ -67,7 +67,7 @@ def _fit(
     features: npt.NDArray[np.float32],
     accepted_lens: npt.NDArray[np.int32],
     settings: TrainingSettings,
-    feature_settings: Mapping[str, float],
+    feature_settings: Mapping[str, float | str],
     provenance: Mapping[str, object],
 ) -> PayoffPredictor:
     mean = features.mean(axis=0, dtype=np.float64).astype(np.float32)

@@ -19,7 +19,7 @@ from sglang.srt.arg_groups.overrides import (
     resolving_view,
 )
 
-from sglang_hvd.config import HvdConfig, flag_name, load_config
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, flag_name, load_config
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.plugin.draft_model import check_draft_model, target_context_length
 from sglang_hvd.plugin.flags import config_file_and_overrides, is_from_command_line
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ALGORITHM_NAME = "HVD"
-
-# Verification of 32 tokens costs little more than of one while a GPU is bound by memory. The suffix
-# cache at its paper settings drafts at most 32 tokens, of which this takes 31 beside the root.
-DEFAULT_VERIFY_WIDTH = 32
 
 # Backends that verify a tree by its mask; the CPU host registers its own under torch_native.
 _TREE_BACKENDS = {"flashinfer", "fa3", "triton", "torch_native", "intel_amx"}

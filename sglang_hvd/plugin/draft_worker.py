@@ -20,6 +20,7 @@ from sglang_hvd.plugin.verify_tree import (
     pack_mask,
     parents_of_eagle_tree,
 )
+from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.types import DraftPlan, DraftSource
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class HvdDraftWorker(EagleDraftWorker):
         assert launch is not None, "HvdDraftWorker was built without a launch"
         self._num_model_nodes = launch.num_model_nodes
         self.num_model_draft_rounds = 0
+        self.clock = StepClock()
         super().__init__(server_args, *args, **kwargs)
 
     def draft(self, batch: ScheduleBatch, *, with_topology: bool = False) -> HvdVerifyInput:
@@ -62,7 +64,8 @@ class HvdDraftWorker(EagleDraftWorker):
         kv_loc_plan = None
         if any(plan.source is DraftSource.MODEL for plan in plans):
             nodes, kv_loc_plan = self._with_model_trees(batch, plans, nodes)
-        return self._verify_input(batch, nodes, kv_loc_plan)
+        with self.clock.measure(Phase.BUILD):
+            return self._verify_input(batch, nodes, kv_loc_plan)
 
     def draft_forward(self, forward_batch: ForwardBatch) -> Any:
         """EAGLE's draft loop, which selects the nodes of the model drafter's tree at its end."""
@@ -85,14 +88,16 @@ class HvdDraftWorker(EagleDraftWorker):
         """The drafts the host knows: cache chains; a bare root for every other request."""
         n, w = len(plans), self.speculative_num_draft_tokens
         # One array, one transfer: w token columns and the number of used nodes.
-        rows = np.zeros((n, w + 1), dtype=np.int64)
-        rows[:, w] = 1
-        for row, plan in zip(rows, plans, strict=True):
-            if plan.cache_draft is not None:
-                num_drafts = len(plan.cache_draft.token_ids)
-                row[1 : 1 + num_drafts] = plan.cache_draft.token_ids
-                row[w] += num_drafts
-        on_device = to_device(rows, self.device)
+        with self.clock.measure(Phase.BUILD):
+            rows = np.zeros((n, w + 1), dtype=np.int64)
+            rows[:, w] = 1
+            for row, plan in zip(rows, plans, strict=True):
+                if plan.cache_draft is not None:
+                    num_drafts = len(plan.cache_draft.token_ids)
+                    row[1 : 1 + num_drafts] = plan.cache_draft.token_ids
+                    row[w] += num_drafts
+        with self.clock.measure(Phase.TRANSFER):
+            on_device = to_device(rows, self.device)
         token_ids = on_device[:, :w]
         token_ids[:, 0] = bonus_tokens
         chain = torch.arange(-1, w - 1, device=on_device.device).expand(n, w)
@@ -104,15 +109,16 @@ class HvdDraftWorker(EagleDraftWorker):
         """Run the model drafter and give its trees to the requests that chose it."""
         parent_list, top_scores_index, draft_tokens, kv_loc_plan = self._run_model_drafter(batch)
         num_drafts = draft_tokens.shape[1]
-        chosen = to_device(
-            np.array([plan.source is DraftSource.MODEL for plan in plans]), self.device
-        )
-        parents = parents_of_eagle_tree(parent_list, top_scores_index, self.topk)
-        model = slice(1, 1 + num_drafts)
-        token_ids, all_parents = nodes.token_ids.clone(), nodes.parents.clone()
-        token_ids[:, model] = torch.where(chosen[:, None], draft_tokens, token_ids[:, model])
-        all_parents[:, model] = torch.where(chosen[:, None], parents, all_parents[:, model])
-        num_nodes = torch.where(chosen, 1 + num_drafts, nodes.num_nodes)
+        is_chosen = np.array([plan.source is DraftSource.MODEL for plan in plans])
+        with self.clock.measure(Phase.TRANSFER):
+            chosen = to_device(is_chosen, self.device)
+        with self.clock.measure(Phase.BUILD):
+            parents = parents_of_eagle_tree(parent_list, top_scores_index, self.topk)
+            model = slice(1, 1 + num_drafts)
+            token_ids, all_parents = nodes.token_ids.clone(), nodes.parents.clone()
+            token_ids[:, model] = torch.where(chosen[:, None], draft_tokens, token_ids[:, model])
+            all_parents[:, model] = torch.where(chosen[:, None], parents, all_parents[:, model])
+            num_nodes = torch.where(chosen, 1 + num_drafts, nodes.num_nodes)
         return DraftNodes(token_ids, all_parents, num_nodes), kv_loc_plan
 
     def _run_model_drafter(

@@ -21,6 +21,7 @@ import numpy as np
 
 from sglang_hvd.drafter import HybridDrafter, RequestStats
 from sglang_hvd.plugin.host_transfer import HostCopy
+from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
 
 if TYPE_CHECKING:
@@ -64,9 +65,11 @@ class HeldRequests:
         *,
         stream: torch.cuda.Stream | None,
         metrics: HvdMetrics | None,
+        clock: StepClock,
         report_cycles: bool,
     ) -> None:
         self._drafter = drafter
+        self._clock = clock
         self._stream = stream
         self._metrics = metrics
         self._report_cycles = report_cycles
@@ -109,9 +112,11 @@ class HeldRequests:
                 tokens at the front of its row.
             accept_lens: int[num_requests]; committed tokens, bonus included.
         """
+        with self._clock.measure(Phase.TRANSFER):
+            copy = HostCopy([next_token_ids, accept_lens], self._stream)
         self._launched = _Launched(
             held=[self._find(req) for req in reqs],
-            copy=HostCopy([next_token_ids, accept_lens], self._stream),
+            copy=copy,
             stride=next_token_ids.shape[0] // len(reqs),
             is_verify=True,
         )
@@ -124,14 +129,15 @@ class HeldRequests:
                 committed token, the root of the verify tree, is not among them.
         """
         self._settle()
-        self._drop_ended(reqs)
-        held = [self._find(req) or self._start(req) for req in reqs]
-        if seq_lens is not None:
-            for i, (req, num_cached) in enumerate(zip(reqs, seq_lens, strict=True)):
-                if held[i].num_tokens != num_cached + 1:
-                    # Drafts from other tokens would be verified all the same, only in vain.
-                    self._num_resyncs += 1
-                    held[i] = self._start(req)
+        with self._clock.measure(Phase.COMMIT):
+            self._drop_ended(reqs)
+            held = [self._find(req) or self._start(req) for req in reqs]
+            if seq_lens is not None:
+                for i, (req, num_cached) in enumerate(zip(reqs, seq_lens, strict=True)):
+                    if held[i].num_tokens != num_cached + 1:
+                        # Drafts from other tokens would be verified all the same, only in vain.
+                        self._num_resyncs += 1
+                        held[i] = self._start(req)
         plans = self._drafter.plan([h.key for h in held])
         for h, plan in zip(held, plans, strict=True):
             h.source = plan.source
@@ -156,6 +162,16 @@ class HeldRequests:
         """Let go of requests that ended unannounced; every step does it too."""
         self._drop_ended(())
 
+    def publish(self) -> None:
+        """Bring the Prometheus metrics up to date."""
+        if self._metrics is not None:
+            self._metrics.publish(
+                num_requests=len(self),
+                num_cycles=self._num_cycles,
+                num_accepted_drafts=self._num_accepted_drafts,
+                times=self._clock.totals(),
+            )
+
     def describe(self) -> dict[str, Any]:
         """Counters and what is held, for /server_info; requests that ended are let go first."""
         self._drop_ended(())
@@ -167,6 +183,10 @@ class HeldRequests:
             "num_accepted_drafts": {s.value: n for s, n in self._num_accepted_drafts.items()},
             "num_shared_requests": cache.num_shared_requests,
             "num_shared_tokens": cache.num_shared_tokens,
+            "num_namespaces": cache.num_namespaces,
+            "num_pending_tokens": cache.num_pending_tokens,
+            "num_cache_bytes": cache.num_bytes,
+            "steps": self._clock.describe(),
         }
 
     def _start(self, req: Req) -> _Held:
@@ -192,13 +212,13 @@ class HeldRequests:
         self._drafter.start(
             held.key,
             prompt_ids.astype(np.int32) if is_valid else [],
+            namespace=req.extra_key or "",
             without_cache=not is_valid or _has_penalties(req),
         )
         if req.output_ids:  # retracted before: comes back as a prefill with its output
             self._drafter.extend(held.key, np.asarray(req.output_ids, dtype=np.int32))
         self._held[key] = held
         req._hvd_held = held
-        self._publish_num_requests()
         return held
 
     def _find(self, req: Req) -> _Held | None:
@@ -215,8 +235,14 @@ class HeldRequests:
         launched, self._launched = self._launched, None
         if launched is None:
             return
-        token_ids, *accept_lens = launched.copy.wait()
-        num_committed = accept_lens[0] if launched.is_verify else np.ones(len(launched.held), int)
+        arrays = launched.copy.wait()
+        with self._clock.measure(Phase.COMMIT):
+            self._commit(launched, *arrays)
+
+    def _commit(
+        self, launched: _Launched, token_ids: np.ndarray, accept_lens: np.ndarray | None = None
+    ) -> None:
+        num_committed = np.ones(len(launched.held), int) if accept_lens is None else accept_lens
         keys, outcomes = [], []
         for row, held in enumerate(launched.held):
             if held is None or held.key not in self._held:
@@ -239,8 +265,6 @@ class HeldRequests:
         self._num_accepted_drafts[held.source] += outcome.num_accepted_drafts
         if self._report_cycles:
             held.cycles.append((held.source.value, outcome.num_accepted_drafts))
-        if self._metrics is not None:
-            self._metrics.count_cycle(held.source, outcome.num_accepted_drafts)
 
     def _finish(self, req: Req, held: _Held) -> None:
         # Past a stop token or stop string output_ids goes on; the shared cache must not learn it.
@@ -248,7 +272,6 @@ class HeldRequests:
         stats = self._drafter.finish(held.key, output_ids=output_ids, keep=len(output_ids) > 0)
         req._hvd_figures = _figures(stats, held.cycles if self._report_cycles else None)
         del self._held[held.key]
-        self._publish_num_requests()
 
     def _drop_ended(self, running: Sequence[Req]) -> None:
         while self._dead:
@@ -262,11 +285,6 @@ class HeldRequests:
                 # the process, and every tensor-parallel rank must hold the same cache.
                 if req is not None and req.finished():
                     self._release(held)
-        self._publish_num_requests()
-
-    def _publish_num_requests(self) -> None:
-        if self._metrics is not None:
-            self._metrics.set_num_requests(len(self))
 
 
 def _has_penalties(req: Req) -> bool:

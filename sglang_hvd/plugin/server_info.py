@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sglang_hvd.step_clock import StepClock, StepTimes
 from sglang_hvd.types import DraftSource
 
 if TYPE_CHECKING:
+    from prometheus_client import Counter
     from sglang.srt.managers.io_struct import GetInternalStateReqOutput
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.scheduler_components.internal_state import (
@@ -55,16 +58,45 @@ class HvdMetrics:
             "Accepted draft tokens (bonus token not counted) by draft source.",
             labelnames=["source"],
         )
-        for source in DraftSource:
-            self._num_cycles.labels(source.value)
-            self._num_accepted_drafts.labels(source.value)
-        self.set_num_requests(0)
+        self._num_steps = Counter("sglang:hvd_steps", "Decode steps of the batch.")
+        self._step_seconds = Counter(
+            "sglang:hvd_step_seconds", "Duration of the decode steps, all together."
+        )
+        self._host_seconds = Counter(
+            "sglang:hvd_host_seconds",
+            "What the host spent in HVD's own code during the decode steps, by phase.",
+            labelnames=["phase"],
+        )
+        self._published: dict[Counter, float] = {}
+        no_cycles = dict.fromkeys(DraftSource, 0)
+        self.publish(
+            num_requests=0,
+            num_cycles=no_cycles,
+            num_accepted_drafts=no_cycles,
+            times=StepClock().totals(),
+        )
 
-    def set_num_requests(self, num_requests: int) -> None:
-        """Requests held now."""
+    def publish(
+        self,
+        *,
+        num_requests: int,
+        num_cycles: Mapping[DraftSource, int],
+        num_accepted_drafts: Mapping[DraftSource, int],
+        times: StepTimes,
+    ) -> None:
+        """Set the metrics to these totals; takes some 50 microseconds."""
         self._num_requests.set(num_requests)
+        for source in DraftSource:
+            self._advance(self._num_cycles.labels(source.value), num_cycles[source])
+            accepted = self._num_accepted_drafts.labels(source.value)
+            self._advance(accepted, num_accepted_drafts[source])
+        self._advance(self._num_steps, times.num_steps)
+        self._advance(self._step_seconds, times.step)
+        for phase, seconds in times.phases.items():
+            self._advance(self._host_seconds.labels(phase.value), seconds)
 
-    def count_cycle(self, source: DraftSource, num_accepted_drafts: int) -> None:
-        """One request's cycle."""
-        self._num_cycles.labels(source.value).inc()
-        self._num_accepted_drafts.labels(source.value).inc(num_accepted_drafts)
+    def _advance(self, counter: Counter, total: float) -> None:
+        gained = total - self._published.get(counter, 0)
+        if gained > 0:
+            counter.inc(gained)
+            self._published[counter] = total

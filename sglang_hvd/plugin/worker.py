@@ -10,6 +10,7 @@ it out of decode steps.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# The metrics are as old as this while steps run: bringing them up to date takes some 50 us.
+_PUBLISH_SECONDS = 0.2
+
 
 class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
     """EAGLE worker whose drafts come from the suffix cache or the model drafter, whichever pays."""
@@ -43,15 +47,21 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         with _draft_worker_class(HvdDraftWorker):
             super().__init__(server_args, *args, **kwargs)
         self._launch: HvdLaunch = launch
+        self._clock = self._draft_worker.clock
+        self._published_at = 0.0
         self._held = HeldRequests(
             HybridDrafter.from_config(
                 launch.config,
                 token_strings=token_strings(server_args),
                 num_model_steps=self.speculative_num_steps,
                 verify_width=launch.verify_width,
+                # What a thread has indexed depends on the rank, what is planned must not.
+                background=get_parallel().tp_size == 1,
+                clock=self._clock,
             ),
             stream=copy_stream(self.device),
             metrics=HvdMetrics() if _is_metrics_rank() else None,
+            clock=self._clock,
             report_cycles=launch.config.report_cycles,
         )
         self._draft_worker.plan_drafts = self._held.plan
@@ -63,6 +73,12 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
     ) -> GenerationBatchResult:
         """One step of SGLang's scheduler: a prefill, or one decoding cycle of every request."""
         is_prefill = batch.forward_mode.is_extend()
+        if is_prefill:
+            self._clock.end_step()
+        else:
+            self._clock.begin_step()
+        if time.monotonic() > self._published_at + _PUBLISH_SECONDS:
+            self._publish()
         reqs, chunked_req = list(batch.reqs), batch.chunked_req
         result = super().forward_batch_generation(batch, *args, **kwargs)
         if is_prefill:
@@ -89,8 +105,14 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._held.flush()
 
     def on_idle(self) -> None:
-        """Nothing runs: requests that ended unannounced are let go and the gauge shows it."""
+        """Nothing runs: requests that ended unannounced are let go and the metrics show it."""
+        self._clock.end_step()
         self._held.drop_ended()
+        self._publish()
+
+    def _publish(self) -> None:
+        self._held.publish()
+        self._published_at = time.monotonic()
 
     def describe(self) -> dict[str, Any]:
         """Settings and counters for /server_info; plain values."""

@@ -1,6 +1,7 @@
-"""Trains the predictor that ships in the package, and says how good it is.
+"""Trains a predictor that ships in the package, and says how good it is.
 
     python -m sglang_hvd.replay.train_default --traces DIR --tokenizer tokenizer.json
+        [--cache-mode votes|paper]
 
 DIR holds text traces (*.jsonl, see traces.py); files without a permissive licence are left out.
 The last quarter of each file's sessions is held out. Training has two rounds: first on the cycles
@@ -20,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from sglang_hvd.config import HvdConfig, Policy
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, CacheMode, HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import DEFAULT_PREDICTOR, PayoffPredictor, TokenClasses
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.predictor import feature_settings
 from sglang_hvd.payoff.training import TrainingSettings, train
 from sglang_hvd.replay.metrics import PayoffQuality, payoff_quality
@@ -104,20 +105,19 @@ class Replayed:
 def replay_recording(
     recording: Recording,
     vocabulary: Vocabulary,
-    policy: Policy,
+    config: HvdConfig,
     predictor: PayoffPredictor | None = None,
 ) -> Replayed:
     """Replays a recording in order, its earlier requests in the shared cache of the later ones."""
-    config = HvdConfig(policy=policy)
     drafter = HybridDrafter(
         config,
-        cache=SuffixCache(shared_cache_tokens=config.shared_cache_tokens),
+        cache=SuffixCache.of_config(config, background=False),
         predictor=predictor,
         token_classes=vocabulary.token_classes,
         num_model_steps=_NUM_MODEL_STEPS,
-        max_cache_draft_tokens=config.max_draft_tokens,
+        max_cache_draft_tokens=DEFAULT_VERIFY_WIDTH - 1,
     )
-    print(f"{recording.path.name}: replay, policy {policy}", file=sys.stderr)
+    print(f"{recording.path.name}: replay, policy {config.policy}", file=sys.stderr)
     replayed = Replayed([], [])
     lines = read_text_traces(recording.path)
     for trace in tokenize(lines, vocabulary.tokenizer, eos_token_id=vocabulary.eos_token_id):
@@ -128,20 +128,26 @@ def replay_recording(
 
 
 def train_default(
-    recordings: Sequence[Recording], vocabulary: Vocabulary, settings: TrainingSettings
+    recordings: Sequence[Recording],
+    vocabulary: Vocabulary,
+    cache_mode: CacheMode,
+    settings: TrainingSettings,
 ) -> PayoffPredictor:
     """The predictor after both rounds, with its provenance but without its quality."""
+    policies: tuple[Policy, ...] = ("model", "cache")
+    configs = [HvdConfig(policy=policy, cache_mode=cache_mode) for policy in policies]
     off_policy = [
-        _sample(replay_recording(recording, vocabulary, policy).training)
-        for policy in ("model", "cache")
+        _sample(replay_recording(recording, vocabulary, config).training)
+        for config in configs
         for recording in recordings
     ]
-    first = _train(off_policy, recordings, vocabulary, settings)
+    first = _train(off_policy, recordings, vocabulary, cache_mode, settings)
+    config = HvdConfig(cache_mode=cache_mode)
     on_policy = [
-        _sample(replay_recording(recording, vocabulary, "payoff", first).training)
+        _sample(replay_recording(recording, vocabulary, config, first).training)
         for recording in recordings
     ]
-    return _train([*off_policy, *on_policy], recordings, vocabulary, settings)
+    return _train([*off_policy, *on_policy], recordings, vocabulary, cache_mode, settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +164,16 @@ class Evaluation:
 
 
 def evaluate(
-    recording: Recording, vocabulary: Vocabulary, predictor: PayoffPredictor
+    recording: Recording,
+    vocabulary: Vocabulary,
+    cache_mode: CacheMode,
+    predictor: PayoffPredictor,
 ) -> Evaluation:
     """Replays the recording under every policy."""
+    configs = [HvdConfig(policy=policy, cache_mode=cache_mode) for policy in get_args(Policy)]
     heldout = {
-        policy: replay_recording(recording, vocabulary, policy, predictor).heldout
-        for policy in get_args(Policy)
+        config.policy: replay_recording(recording, vocabulary, config, predictor).heldout
+        for config in configs
     }
     features, accepted_lens = training_rows(heldout["payoff"])
     return Evaluation(
@@ -180,27 +190,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json for them")
     parser.add_argument("--eos-token", default="<|im_end|>", help="token that ends every output")
-    parser.add_argument("--output", type=Path, default=DEFAULT_PREDICTOR, help="file to write")
+    parser.add_argument("--cache-mode", choices=get_args(CacheMode), default=HvdConfig().cache_mode)
+    parser.add_argument(
+        "--output", type=Path, help="file to write (default: the one that ships for this mode)"
+    )
     parser.add_argument("--epochs", type=int, default=TrainingSettings().num_epochs)
     given = parser.parse_args(arguments)
+    output = given.output or DEFAULT_PREDICTORS[given.cache_mode]
+    settings = TrainingSettings(num_epochs=given.epochs)
     try:
-        print(_run(given.traces, given.tokenizer, given.eos_token, given.output, given.epochs))
+        vocabulary = Vocabulary.load(given.tokenizer, given.eos_token)
+        print(_run(given.traces, vocabulary, given.cache_mode, output, settings))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def _run(traces: Path, tokenizer_file: Path, eos_token: str, output: Path, num_epochs: int) -> str:
+def _run(
+    traces: Path,
+    vocabulary: Vocabulary,
+    cache_mode: CacheMode,
+    output: Path,
+    settings: TrainingSettings,
+) -> str:
     if not output.parent.is_dir():
         raise ValueError(f"{output}: no folder to write it to")
-    vocabulary = Vocabulary.load(tokenizer_file, eos_token)
     recordings = [Recording.open(path) for path in sorted(traces.glob("*.jsonl"))]
     recordings = [recording for recording in recordings if recording.is_permissive]
     if not recordings:
         raise ValueError(f"{traces}: no traces (*.jsonl) with a permissive licence")
-    predictor = train_default(recordings, vocabulary, TrainingSettings(num_epochs=num_epochs))
-    evaluations = [evaluate(recording, vocabulary, predictor) for recording in recordings]
+    predictor = train_default(recordings, vocabulary, cache_mode, settings)
+    evaluations = [
+        evaluate(recording, vocabulary, cache_mode, predictor) for recording in recordings
+    ]
     quality = [
         {"dataset": e.recording.source.dataset, "family": e.recording.source.family}
         | asdict(e.quality)
@@ -223,6 +246,7 @@ def _train(
     samples: Sequence[_Rows],
     recordings: Sequence[Recording],
     vocabulary: Vocabulary,
+    cache_mode: CacheMode,
     settings: TrainingSettings,
 ) -> PayoffPredictor:
     features = np.concatenate([rows for rows, _ in samples])
@@ -230,7 +254,7 @@ def _train(
     return train(
         features,
         accepted_lens,
-        feature_settings=feature_settings(HvdConfig()),
+        feature_settings=feature_settings(HvdConfig(cache_mode=cache_mode)),
         provenance={
             "datasets": [
                 {

@@ -1,4 +1,4 @@
-"""The native suffix cache: the same life cycle as SuffixCache, in batches and off the GIL."""
+"""The suffix cache: what requests have generated, and drafts from it. Its core is native."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from sglang_hvd.config import HvdConfig
 from sglang_hvd.suffix_cache._native import CacheCore
 from sglang_hvd.suffix_cache.draft_batch import DraftBatch
 from sglang_hvd.suffix_cache.token_ids import as_token_ids
 from sglang_hvd.types import CacheDraft, TokenIds
 
 _SHARED = 2  # in the feature column "origin"
-_MAX_NODES = 64  # of the drafts that propose() returns
 _MAX_BUDGET = 2**30
 
 
@@ -84,8 +84,9 @@ class SuffixCache:
         shared_cache_tokens: int = 100_000,
         namespace_tokens: int | None = None,
     ) -> "SuffixCache":
-        """A cache with SuffixCache's drafts and scores: those of SuffixDecoding. It does
-        everything in the calling thread, and proposes chains only."""
+        """A cache with the drafts and scores of SuffixDecoding (ArcticInference 0.3.0). It does
+        everything in the calling thread, proposes chains only, and needs time linear in the
+        occurrences of a request's last token."""
         shared, each = _budgets(shared_cache_tokens, namespace_tokens)
         if max_depth < 2:
             raise ValueError(f"max_depth must be at least 2, got {max_depth}")
@@ -102,6 +103,26 @@ class SuffixCache:
             )
         )
         return cache
+
+    @classmethod
+    def of_config(cls, config: HvdConfig, *, background: bool) -> "SuffixCache":
+        """The cache that a configuration describes; background: as in the constructor."""
+        if config.cache_mode == "votes":
+            return cls(
+                shared_cache_tokens=config.shared_cache_tokens,
+                namespace_tokens=config.namespace_cache_tokens,
+                background=background,
+                min_token_prob=config.lowest_token_prob,
+            )
+        return cls.as_in_paper(
+            max_depth=config.max_depth,
+            max_draft_tokens=config.max_draft_tokens,
+            max_spec_factor=config.max_spec_factor,
+            max_spec_offset=config.max_spec_offset,
+            min_token_prob=config.lowest_token_prob,
+            shared_cache_tokens=config.shared_cache_tokens,
+            namespace_tokens=config.namespace_cache_tokens,
+        )
 
     def _take_core(self, core: CacheCore) -> None:
         self._core = core
@@ -152,13 +173,14 @@ class SuffixCache:
     ) -> list[CacheDraft | None]:
         """The cache draft of each request as a chain, None where nothing matches.
 
-        max_tokens: longest draft wanted, for all requests or one entry per request; 64 at most.
+        max_tokens: longest draft wanted, for all requests or one entry per request. By votes no
+            draft is longer than 64.
 
         Raises KeyError for a request that is not active.
         """
-        batch = DraftBatch.of_size(len(rids), _MAX_NODES)
         limits = np.empty(len(rids), np.int32)
-        limits[:] = np.minimum(max_tokens, _MAX_NODES)
+        limits[:] = max_tokens
+        batch = DraftBatch.of_size(len(rids), int(limits.max(initial=0)))
         self.propose_into(batch, rids, limits)
         return [_draft(batch, row) for row in range(len(rids))]
 

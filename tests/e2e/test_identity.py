@@ -11,7 +11,8 @@ import pytest
 MIXING = ("--hvd-threshold", "1.5")
 CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
 # Cache drafts of up to 64 tokens, verified beside a model drafter's tree of 16 nodes.
-WIDE = ("--hvd-verify-width", "65", "--hvd-max-depth", "128")
+WIDE = ("--hvd-verify-width", "65")
+PAPER = ("--hvd-cache-mode", "paper")
 # What the requests of the tests must have verified under each policy.
 SOURCES = {
     "payoff": {"cache", "model"},
@@ -35,6 +36,7 @@ def _assert_same_as_plain(
     state = server.hvd_state()
     assert state["num_requests"] == 0
     assert state["num_resyncs"] == 0
+    assert 0 < state["steps"]["host_share"] < 1
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,8 @@ def _assert_same_as_plain(
         ("frequency", ()),
         ("cache", ()),
         ("cache", WIDE),
+        ("cache", PAPER),
+        ("frequency", PAPER),
         ("payoff", ("--hvd-verify-width", "48", *MIXING)),
         ("model", ()),
     ],

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from sglang_hvd.config import HvdConfig
-from sglang_hvd.payoff import DEFAULT_PREDICTOR, FEATURE_NAMES, PayoffPredictor
+from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.predictor import feature_settings
 
 WIDTH = len(FEATURE_NAMES)
@@ -213,11 +214,11 @@ def test_the_configured_predictor_is_loaded(saved: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"max_depth": 32}, {"min_token_prob": 0.2}, {"history_window": 4}]
+    "change", [{"cache_mode": "paper"}, {"min_token_prob": 0.2}, {"history_window": 4}]
 )
-def test_a_predictor_for_other_drafts_is_refused(saved: Path, change: dict[str, float]) -> None:
+def test_a_predictor_for_other_drafts_is_refused(saved: Path, change: dict[str, object]) -> None:
     [(name, value)] = change.items()
-    trained = getattr(HvdConfig(), name)
+    trained = feature_settings(HvdConfig())[name]
     with pytest.raises(
         ValueError,
         match=f"{saved} was trained for {name} {trained}, the configuration has {value}: retrain",
@@ -229,13 +230,15 @@ def test_shorter_drafts_than_it_was_trained_on_are_fine(saved: Path) -> None:
     PayoffPredictor.of_config(HvdConfig(predictor=saved, max_draft_tokens=8, verify_width=8))
 
 
-def test_the_shipped_predictor_fits_the_default_configuration() -> None:
-    predictor = PayoffPredictor.of_config(HvdConfig())
+@pytest.mark.parametrize("mode", get_args(CacheMode))
+def test_the_shipped_predictors_fit_the_cache_modes(mode: CacheMode) -> None:
+    predictor = PayoffPredictor.of_config(HvdConfig(cache_mode=mode))
     assert predictor.predict(random_features(3)).shape == (3,)
 
 
-def test_the_shipped_predictor_says_what_it_was_trained_on() -> None:
-    provenance = PayoffPredictor.load(DEFAULT_PREDICTOR).provenance
+@pytest.mark.parametrize("mode", get_args(CacheMode))
+def test_the_shipped_predictors_say_what_they_were_trained_on(mode: CacheMode) -> None:
+    provenance = PayoffPredictor.load(DEFAULT_PREDICTORS[mode]).provenance
     datasets = provenance["datasets"]
     assert isinstance(datasets, list)
     assert datasets

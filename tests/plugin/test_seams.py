@@ -31,7 +31,7 @@ from sglang_hvd.plugin.worker import HvdWorker
 # Private methods of ours that extend nothing.
 OWN_HELPERS = {
     *("_host_nodes", "_with_model_trees", "_run_model_drafter", "_verify_input"),
-    *("_num_mask_cells", "_model_tree_width"),
+    *("_num_mask_cells", "_model_tree_width", "_publish"),
 }
 
 
