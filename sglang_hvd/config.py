@@ -101,6 +101,13 @@ class HvdConfig(BaseModel):
         "what requests with one cache salt (extra_key) and adapter share. Default: no other than "
         "that of all together.",
     )
+    session_cache_tokens: int = Field(
+        default=1_000_000,
+        ge=0,
+        le=2**30,
+        description="Budget, in tokens, of finished requests' prompts that stay indexed for the "
+        "next turn of their session. The oldest leaves first. 0 switches it off.",
+    )
     history_window: int = Field(
         default=8,
         ge=1,

@@ -11,10 +11,11 @@ from pathlib import Path
 from types import ModuleType
 
 from benchmarks.suffix_cache import peer, replay, timings
-from benchmarks.suffix_cache.contestants import Arctic, Contestant, Ours
+from benchmarks.suffix_cache.contestants import Arctic, Contestant, Ngram, Ours
 from benchmarks.suffix_cache.rows import Row, higher_is_better, lower_is_better, table
 from sglang_hvd.replay.traces import load_tokenizer
 
+_BESIDE_NGRAM = ", beside SGLang's NGRAM"
 SHAPES = {"chain": 0, "tree32": 32, "tree64": 64}
 
 
@@ -40,24 +41,30 @@ def main() -> None:
     parser.add_argument("--no-timings", action="store_true", help="measure only the drafts")
     options = parser.parse_args()
 
-    arctic = None if options.no_peer else _load_peer(options.peer_folder)
+    arctic = ngram = None
+    if not options.no_peer:
+        arctic = _available(
+            f"ArcticInference {peer.VERSION}", lambda: peer.load(options.peer_folder)
+        )
+        ngram = _available("SGLang's NGRAM corpus", peer.load_ngram)
     rows: list[Row] = []
     if not options.no_timings:
         rows += _timing_rows(arctic, options.peer_folder)
+        rows += _ngram_timing_rows(ngram) if ngram else []
     if options.traces is None or options.tokenizer is None:
         print("no traces: set HVD_TRACES and HVD_TOKENIZER to measure tokens per step")
     else:
-        rows += _draft_rows(arctic, Path(options.traces), Path(options.tokenizer))
+        rows += _draft_rows(arctic, ngram, Path(options.traces), Path(options.tokenizer))
     print(table(rows))
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
-def _load_peer(folder: Path) -> ModuleType | None:
+def _available(name: str, load: Callable[[], ModuleType]) -> ModuleType | None:
     try:
-        return peer.load(folder)
+        return load()
     except peer.PeerUnavailableError as reason:
-        print(f"without ArcticInference {peer.VERSION}: {reason}")
+        print(f"without {name}: {reason}")
         return None
 
 
@@ -88,13 +95,17 @@ def _timing_rows(arctic: ModuleType | None, peer_folder: Path) -> list[Row]:
                 ),
                 lower_is_better("step64_ms", stream, "ms", ours[1], theirs[1], per_step),
             ]
-    ours = timings.start_128k_ms(Ours)
-    theirs = timings.start_128k_ms(lambda: Arctic(arctic)) if arctic else (None, None)
-    stream = "prompt of 128k tokens"
-    rows += [
-        lower_is_better("start128k_ms", stream, "ms", ours[1], theirs[1], "<= 30"),
-        lower_is_better("start128k_serving_thread_ms", stream, "ms", ours[0], theirs[0], "< 0.5"),
-    ]
+    for stream, measure in (
+        ("prompt of 128k tokens", timings.start_128k_ms),
+        ("next turn of a session of 128k tokens", timings.next_turn_128k_ms),
+    ):
+        ours = measure(Ours)
+        theirs = measure(lambda: Arctic(arctic)) if arctic else (None, None)
+        on_thread = "start128k_serving_thread_ms"
+        rows += [
+            lower_is_better("start128k_ms", stream, "ms", ours[1], theirs[1], "<= 30"),
+            lower_is_better(on_thread, stream, "ms", ours[0], theirs[0], "< 0.5"),
+        ]
     ours = timings.memory(None)
     theirs = timings.memory(peer_folder) if arctic else (None, None)
     stream = "responses, 1M tokens"
@@ -123,7 +134,29 @@ def _timing_rows(arctic: ModuleType | None, peer_folder: Path) -> list[Row]:
     return rows
 
 
-def _draft_rows(arctic: ModuleType | None, traces_dir: Path, tokenizer_file: Path) -> list[Row]:
+def _ngram_timing_rows(ngram: ModuleType) -> list[Row]:
+    """Beside SGLang's own corpus, at the size of its trees."""
+    num_warm = 1_000_000
+    theirs = timings.Batch(Ngram(ngram), num_warm).measure(100)
+    ours = timings.Batch(Ours(Ngram.NUM_NODES), num_warm).measure(400)
+    append = timings.append_us_per_token
+    text = "one request, 100k tokens" + _BESIDE_NGRAM
+    trees = f"tree{Ngram.NUM_NODES}, {num_warm // 1000}k warm tokens{_BESIDE_NGRAM}"
+    return [
+        lower_is_better(
+            "append_us_per_token", text, "us", append(Ours()), append(Ngram(ngram)), None
+        ),
+        lower_is_better("propose_us_per_request", trees, "us", ours[0], theirs[0], None),
+        lower_is_better("step64_ms", trees, "ms", ours[1], theirs[1], None),
+    ]
+
+
+def _draft_rows(
+    arctic: ModuleType | None,
+    ngram: ModuleType | None,
+    traces_dir: Path,
+    tokenizer_file: Path,
+) -> list[Row]:
     tokenizer = load_tokenizer(tokenizer_file)
     targets = {"chain": "ratio >= 1.15", "tree32": "ratio >= 1.32", "tree64": "ratio >= 1.40"}
     rows: list[Row] = []
@@ -142,6 +175,10 @@ def _draft_rows(arctic: ModuleType | None, traces_dir: Path, tokenizer_file: Pat
             family.setdefault(shape, []).append(ours)
         if theirs is not None:
             family.setdefault("peer", []).append(theirs)
+        if ngram is not None:
+            small = replay.tokens_per_step(Ours(Ngram.NUM_NODES), traces)
+            family.setdefault("small", []).append(small)
+            family.setdefault("ngram", []).append(replay.tokens_per_step(Ngram(ngram), traces))
         print(path.stem, {shape: round(ours, 3) for shape, ours in figures.items()}, theirs)
 
     def mean(shape: str) -> float:
@@ -151,6 +188,9 @@ def _draft_rows(arctic: ModuleType | None, traces_dir: Path, tokenizer_file: Pat
         theirs = mean("peer") if arctic else None
         name = f"tokens_per_step_{shape}"
         rows.append(higher_is_better(name, "mean", "tokens", mean(shape), theirs, target))
+    if ngram is not None:
+        name, stream = f"tokens_per_step_tree{Ngram.NUM_NODES}", "mean" + _BESIDE_NGRAM
+        rows.append(higher_is_better(name, stream, "tokens", mean("small"), mean("ngram"), None))
     return rows
 
 

@@ -122,6 +122,73 @@ class Arctic:
             del self._cached[oldest]
 
 
+class Ngram:
+    """SGLang's NGRAM corpus with its server's defaults, used as its worker does.
+
+    It takes in no prompts, and proposes a tree of 11 tokens below the last one.
+    """
+
+    NUM_NODES = 11
+    _DEPTH = 18
+
+    def __init__(self, module: ModuleType) -> None:
+        self._corpus = module.NgramCorpus(
+            max_trie_depth=self._DEPTH,
+            min_bfs_breadth=1,
+            max_bfs_breadth=10,
+            draft_token_num=1 + self.NUM_NODES,
+            match_type="BFS",
+            capacity=10_000_000,
+        )
+        self._tails: dict[int, list[int]] = {}
+        self._num_tokens: dict[int, int] = {}
+        self._drafts: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
+
+    def start(self, rid: int, prompt_ids: TokenIds) -> None:
+        self._tails[rid] = prompt_ids[-self._DEPTH :].tolist()
+        self._num_tokens[rid] = len(prompt_ids)
+
+    def commit(
+        self, rids: Sequence[int], token_ids: TokenIds, lengths: npt.NDArray[np.int32]
+    ) -> None:
+        windows = []
+        for rid, row, length in zip(rids, token_ids.tolist(), lengths.tolist(), strict=True):
+            text = self._tails[rid] + row[:length]
+            windows.append(text[-max(self._DEPTH, length) :])
+            self._tails[rid] = text[-self._DEPTH :]
+            self._num_tokens[rid] += length
+        self._corpus.batch_put(windows)
+
+    def propose(self, rids: Sequence[int]) -> None:
+        self._corpus.synchronize()
+        tails = [self._tails[rid] for rid in rids]
+        totals = [self._num_tokens[rid] for rid in rids]
+        self._drafts = self._corpus.batch_get([str(rid) for rid in rids], tails, totals)
+
+    def accepted(self, row: int, continuation: TokenIds) -> int:
+        assert self._drafts is not None
+        width = 1 + self.NUM_NODES
+        tokens = self._drafts[0].reshape(-1, width)[row]
+        sees = self._drafts[1].reshape(-1, width, width)[row].astype(bool)
+        # A node sees its ancestors and itself, the last of the others is its parent; a slot that
+        # is not used sees nothing.
+        parents = [
+            int(np.flatnonzero(sees[node, :node])[-1]) - 1 if sees[node, :node].any() else width
+            for node in range(1, width)
+        ]
+        return _accepted(tokens[1:].tolist(), parents, continuation)
+
+    def finish(self, rid: int) -> None:
+        self._corpus.erase_match_state([str(rid)])
+        del self._tails[rid], self._num_tokens[rid]
+
+    def drain(self) -> None:
+        self._corpus.synchronize()
+
+    def evict_to(self, num_tokens: int) -> None:
+        raise NotImplementedError("its memory is taken at the start and kept")
+
+
 def _accepted(token_ids: list[int], parents: list[int], continuation: TokenIds) -> int:
     """Length of the longest path from the root that the continuation confirms."""
     wanted = continuation.tolist()

@@ -31,6 +31,20 @@ def load(folder: Path) -> ModuleType:
     return importlib.import_module("arctic_inference.suffix_decoding")
 
 
+def load_ngram() -> ModuleType:
+    """SGLang's module with its NGRAM corpus, which it compiles at first use.
+
+    Raises PeerUnavailableError with the reason.
+    """
+    try:
+        module = importlib.import_module("sglang.srt.speculative.cpp_ngram.ngram_corpus")
+        module.NgramCorpus(capacity=1_000)
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[-1:]
+        raise PeerUnavailableError(f"{type(error).__name__}: {reason}") from None
+    return module
+
+
 def _build(folder: Path, package: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tools = folder / "tools"

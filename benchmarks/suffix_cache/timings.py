@@ -98,6 +98,24 @@ def start_128k_ms(new_cache: Callable[[], Contestant]) -> tuple[float, float]:
     return statistics.median(calls) * 1e3, statistics.median(ready) * 1e3
 
 
+def next_turn_128k_ms(new_cache: Callable[[], Contestant]) -> tuple[float, float]:
+    """The same for the next turn of a session: a prompt that begins with the last one."""
+    prompt = text(128_000, seed=4)
+    longer = np.concatenate([prompt, text(400, seed=5)])
+    cache = new_cache()
+    calls, ready = [], []
+    for rid in range(0, 14, 2):
+        cache.start(rid, prompt)
+        cache.finish(rid)
+        cache.drain()
+        begin = time.perf_counter()
+        cache.start(rid + 1, longer)
+        calls.append(time.perf_counter() - begin)
+        cache.drain()
+        ready.append(time.perf_counter() - begin)
+    return statistics.median(calls) * 1e3, statistics.median(ready) * 1e3
+
+
 def evict_8k_ms(cache: Contestant) -> float:
     """Median time to evict one response of 8,000 tokens from 512,000."""
     num_responses = 64

@@ -184,6 +184,7 @@ class HeldRequests:
             "num_shared_requests": cache.num_shared_requests,
             "num_shared_tokens": cache.num_shared_tokens,
             "num_namespaces": cache.num_namespaces,
+            "num_session_tokens": cache.num_session_tokens,
             "num_pending_tokens": cache.num_pending_tokens,
             "num_cache_bytes": cache.num_bytes,
             "steps": self._clock.describe(),

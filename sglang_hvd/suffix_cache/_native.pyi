@@ -16,6 +16,7 @@ class CacheCore:
         *,
         shared_tokens: int,
         namespace_tokens: int,
+        session_tokens: int,
         indexes_in_background: bool,
         min_token_prob: float,
     ) -> None: ...

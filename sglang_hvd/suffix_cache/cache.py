@@ -21,6 +21,7 @@ _MAX_BUDGET = 2**30
 class SuffixCacheStats:
     """Sizes: active requests, finished requests in the shared cache, and memory.
 
+    num_sessions, num_session_tokens: prompts of finished requests, kept for their next turn.
     num_pending_tokens: tokens of active requests that are not indexed yet.
     num_bytes: memory of texts and tables, freed blocks that are kept for reuse included.
     """
@@ -30,6 +31,8 @@ class SuffixCacheStats:
     num_shared_requests: int
     num_shared_tokens: int
     num_namespaces: int
+    num_sessions: int
+    num_session_tokens: int
     num_pending_tokens: int
     num_bytes: int
 
@@ -51,6 +54,9 @@ class SuffixCache:
     by a thread of the cache's own, and a proposal uses what is indexed so far. With False every
     call returns when its work is done, so equal calls give equal drafts: needed where several
     ranks must decide alike. `drain` waits for the thread.
+    session_tokens: budget of finished requests' prompts, which stay indexed so that the next turn
+        of a session, which begins with the same tokens, need not index them again. Nobody else
+        reads them; the one kept first leaves first. Prompts of less than 1,088 tokens are not kept.
     min_token_prob: a draft leaves out tokens whose estimated probability is lower.
     """
 
@@ -59,6 +65,7 @@ class SuffixCache:
         *,
         shared_cache_tokens: int = 100_000,
         namespace_tokens: int | None = None,
+        session_tokens: int = 1_000_000,
         background: bool = True,
         min_token_prob: float = 0.0,
     ) -> None:
@@ -67,6 +74,7 @@ class SuffixCache:
             CacheCore(
                 shared_tokens=shared,
                 namespace_tokens=each,
+                session_tokens=_budget("session_tokens", session_tokens),
                 indexes_in_background=background,
                 min_token_prob=min_token_prob,
             )
@@ -111,6 +119,7 @@ class SuffixCache:
             return cls(
                 shared_cache_tokens=config.shared_cache_tokens,
                 namespace_tokens=config.namespace_cache_tokens,
+                session_tokens=config.session_cache_tokens,
                 background=background,
                 min_token_prob=config.lowest_token_prob,
             )
@@ -267,10 +276,13 @@ class SuffixCache:
 
 def _budgets(shared_cache_tokens: int, namespace_tokens: int | None) -> tuple[int, int]:
     each = shared_cache_tokens if namespace_tokens is None else namespace_tokens
-    for name, budget in (("shared_cache_tokens", shared_cache_tokens), ("namespace_tokens", each)):
-        if not 0 <= budget <= _MAX_BUDGET:
-            raise ValueError(f"{name} must lie in 0..{_MAX_BUDGET}, got {budget}")
-    return shared_cache_tokens, each
+    return _budget("shared_cache_tokens", shared_cache_tokens), _budget("namespace_tokens", each)
+
+
+def _budget(name: str, num_tokens: int) -> int:
+    if not 0 <= num_tokens <= _MAX_BUDGET:
+        raise ValueError(f"{name} must lie in 0..{_MAX_BUDGET}, got {num_tokens}")
+    return num_tokens
 
 
 def _padded(rows: Sequence[TokenIds]) -> tuple[TokenIds, npt.NDArray[np.int32]]:

@@ -83,17 +83,26 @@ inline void run(std::span<const std::uint8_t> data) {
     const int flags = bytes.next();
     settings.shared_tokens = static_cast<std::size_t>(bytes.next()) * 32;
     settings.namespace_tokens = static_cast<std::size_t>(bytes.next()) * 32;
+    settings.session_tokens = static_cast<std::size_t>(flags / 8 % 4) * 2048;
     settings.indexes_in_background = flags % 2 != 0;
     if (flags % 8 == 2) settings.paper = PaperSettings{};
     CacheCore core(settings);
     std::vector<CacheCore::Slot> active;
+    std::vector<Token> prompt;
     const char* names[] = {"", "a", "b"};
     while (!bytes.is_empty()) {
         try {
             switch (bytes.next() % 8) {
-                case 0:
-                    active.push_back(core.start(names[bytes.next() % 3], bytes.tokens()));
+                case 0: {
+                    const int how = bytes.next();
+                    // The next turn of a session: the last prompt, perhaps not all of it, and more.
+                    if (how % 2) prompt.resize(prompt.size() > 2000 ? 0 : prompt.size() * 15 / 16);
+                    else prompt.clear();
+                    const auto more = bytes.tokens();
+                    prompt.insert(prompt.end(), more.begin(), more.end());
+                    active.push_back(core.start(names[how / 2 % 3], prompt));
                     break;
+                }
                 case 1:
                 case 2: {
                     const auto tokens = bytes.tokens();

@@ -75,11 +75,10 @@ inline void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
 }
 
 inline CacheSettings settings_of(std::size_t shared_tokens, std::size_t namespace_tokens,
-                                 bool indexes_in_background, float min_token_prob) {
+                                 float min_token_prob) {
     CacheSettings settings;
     settings.shared_tokens = shared_tokens;
     settings.namespace_tokens = namespace_tokens;
-    settings.indexes_in_background = indexes_in_background;
     settings.min_token_prob = min_token_prob;
     return settings;
 }
@@ -91,18 +90,20 @@ inline void bind_cache(nb::module_& m) {
         .def(
             "__init__",
             [](CacheCore* self, std::size_t shared_tokens, std::size_t namespace_tokens,
-               bool indexes_in_background, float min_token_prob) {
-                new (self) CacheCore(settings_of(shared_tokens, namespace_tokens,
-                                                 indexes_in_background, min_token_prob));
+               std::size_t session_tokens, bool indexes_in_background, float min_token_prob) {
+                auto settings = settings_of(shared_tokens, namespace_tokens, min_token_prob);
+                settings.session_tokens = session_tokens;
+                settings.indexes_in_background = indexes_in_background;
+                new (self) CacheCore(settings);
             },
-            nb::kw_only(), "shared_tokens"_a, "namespace_tokens"_a, "indexes_in_background"_a,
-            "min_token_prob"_a)
+            nb::kw_only(), "shared_tokens"_a, "namespace_tokens"_a, "session_tokens"_a,
+            "indexes_in_background"_a, "min_token_prob"_a)
         .def_static(
             "as_in_paper",
             [](std::size_t shared_tokens, std::size_t namespace_tokens, int max_depth,
                int max_draft_tokens, float max_spec_factor, float max_spec_offset,
                float min_token_prob) {
-                auto settings = settings_of(shared_tokens, namespace_tokens, false, 0);
+                auto settings = settings_of(shared_tokens, namespace_tokens, 0);
                 settings.paper = {max_depth, max_draft_tokens, max_spec_factor, max_spec_offset,
                                   min_token_prob};
                 return new CacheCore(settings);
@@ -153,6 +154,8 @@ inline void bind_cache(nb::module_& m) {
             result["num_shared_requests"] = stats.num_shared_requests;
             result["num_shared_tokens"] = stats.num_shared_tokens;
             result["num_namespaces"] = stats.num_namespaces;
+            result["num_sessions"] = stats.num_sessions;
+            result["num_session_tokens"] = stats.num_session_tokens;
             result["num_pending_tokens"] = stats.num_pending_tokens;
             result["num_bytes"] = stats.num_bytes;
             return result;

@@ -19,6 +19,7 @@
 #include "block_pool.hpp"
 #include "paper_draft.hpp"
 #include "proposer.hpp"
+#include "session_texts.hpp"
 #include "shared_texts.hpp"
 #include "token_text.hpp"
 
@@ -27,6 +28,7 @@ namespace sglang_hvd {
 struct CacheSettings {
     std::size_t shared_tokens = 100'000;     // budget of all namespaces together
     std::size_t namespace_tokens = 100'000;  // budget of one
+    std::size_t session_tokens = 0;          // budget of the texts kept for the next turn
     bool indexes_in_background = true;
     float min_token_prob = 0.f;
     std::optional<PaperSettings> paper;  // drafts as in the paper instead of the best ones
@@ -46,7 +48,9 @@ public:
     using Slot = std::int32_t;  // of an active request
 
     explicit CacheCore(const CacheSettings& settings)
-        : settings_(settings), shared_(pool_, settings.shared_tokens, settings.namespace_tokens) {
+        : settings_(settings),
+          shared_(pool_, settings.shared_tokens, settings.namespace_tokens),
+          sessions_(settings.session_tokens) {
         if (settings.paper) settings_.indexes_in_background = false;
     }
     CacheCore(const CacheCore&) = delete;
@@ -62,12 +66,14 @@ public:
 
     Slot start(const std::string& space, std::span<const Token> prompt) {
         require_tokens(prompt);
-        auto request = std::make_shared<Request>(pool_, shared_.open(space),
-                                                 static_cast<Position>(prompt.size()));
-        request->text.append(prompt);
-        if (!settings_.indexes_in_background || prompt.size() <= kInlineTokens) {
-            request->text.reserve(prompt.size());
-            request->text.index(prompt.size());
+        auto request = std::make_shared<Request>(shared_.open(space));
+        request->text = text_with(*request->space, prompt);
+        TokenText& text = *request->text;
+        request->prompt_end = text.end();
+        const std::size_t backlog = text.end() - text.indexed();
+        if (!settings_.indexes_in_background || backlog <= kInlineTokens) {
+            text.reserve(text.size());
+            text.index(backlog);
         } else {
             add_task(request);
         }
@@ -101,9 +107,9 @@ public:
             Request& request = at(slots[i]);
             const std::span tokens(rows + i * width, static_cast<std::size_t>(lengths[i]));
             const std::lock_guard turn(request.mutex);
-            const bool has_backlog = request.text.has_backlog();
-            request.text.append(tokens);
-            if (!has_backlog) request.text.index(tokens.size());
+            const bool has_backlog = request.text->has_backlog();
+            request.text->append(tokens);
+            if (!has_backlog) request.text->index(tokens.size());
         }
     }
 
@@ -131,7 +137,7 @@ public:
             }
             const TokenText* shared = request.space->text.get();
             if (shared->size() == 0) shared = nullptr;
-            proposer.propose({&request.text, request.prompt_end, shared}, shape, most,
+            proposer.propose({request.text.get(), request.prompt_end, shared}, shape, most,
                              settings_.min_token_prob, drafts[i]);
         }
     }
@@ -147,30 +153,35 @@ public:
             free_slots_.push_back(slot);
         }
         std::vector<Token> kept;
-        std::size_t num_tokens = 0;
+        std::unique_ptr<TokenText> text;
         {
             const std::lock_guard turn(request->mutex);
             request->is_finished = true;
-            num_tokens = request->text.size();
             if (keeps) kept = output_of(*request, output);
+            text = std::move(request->text);
         }
-        if (!settings_.indexes_in_background) {
-            shared_.keep(request->space, kept, shared_.num_flushes(*request->space));
-            return;
+        const bool is_short = text->size() <= kInlineTokens;
+        if (!keeps && is_short) return;
+        Finished finished{request->space, keeps ? shared_.num_flushes(*request->space) : kDrops,
+                          std::move(kept), std::move(text), request->prompt_end};
+        if (settings_.indexes_in_background) {
+            add_task(std::move(finished));
+        } else {
+            take_in(std::move(finished));
         }
-        if (keeps) {
-            const auto num_flushes_seen = shared_.num_flushes(*request->space);
-            add_task(Share{request->space, std::move(kept), num_flushes_seen});
-        }
-        // The worker gives the memory of a long one back.
-        if (num_tokens > kInlineTokens) add_task(std::move(request));
     }
 
-    void flush(const std::string& space) { shared_.flush(space); }
+    void flush(const std::string& space) {
+        shared_.flush(space);
+        drop_flushed_sessions();
+    }
     void resize(std::size_t shared_tokens, std::size_t namespace_tokens) {
         shared_.resize(shared_tokens, namespace_tokens);
     }
-    void flush_all() { shared_.flush_all(); }
+    void flush_all() {
+        shared_.flush_all();
+        drop_flushed_sessions();
+    }
 
     // Waits until all that was handed in is indexed.
     void drain() {
@@ -180,20 +191,22 @@ public:
 
     struct Stats {
         std::size_t num_requests, num_request_tokens, num_shared_requests, num_shared_tokens,
-            num_namespaces, num_pending_tokens, num_bytes;
+            num_namespaces, num_sessions, num_session_tokens, num_pending_tokens, num_bytes;
     };
     Stats stats() const {
         const auto shared = shared_.sizes();
-        Stats stats{0, 0, shared.num_requests, shared.num_tokens, shared.num_namespaces, 0,
-                    pool_.num_bytes() + shared.num_table_bytes};
+        const auto sessions = sessions_.sizes();
+        Stats stats{0, 0, shared.num_requests, shared.num_tokens, shared.num_namespaces,
+                    sessions.num_texts, sessions.num_tokens, 0,
+                    pool_.num_bytes() + shared.num_table_bytes + sessions.num_table_bytes};
         const std::shared_lock lock(requests_mutex_);
         for (const auto& request : requests_) {
             if (!request) continue;
             const std::lock_guard turn(request->mutex);
             ++stats.num_requests;
-            stats.num_request_tokens += request->text.size();
-            stats.num_pending_tokens += request->text.end() - request->text.indexed();
-            stats.num_bytes += request->text.num_table_bytes();
+            stats.num_request_tokens += request->text->size();
+            stats.num_pending_tokens += request->text->end() - request->text->indexed();
+            stats.num_bytes += request->text->num_table_bytes();
         }
         return stats;
     }
@@ -201,14 +214,15 @@ public:
     // What is broken in the structures, or null.
     const char* check() const {
         if (const char* broken = shared_.check()) return broken;
+        if (const char* broken = sessions_.check()) return broken;
         const std::shared_lock lock(requests_mutex_);
         std::size_t num_active = 0;
         for (const auto& request : requests_) {
             if (!request) continue;
             ++num_active;
             const std::lock_guard turn(request->mutex);
-            if (const char* broken = request->text.check()) return broken;
-            if (request->prompt_end > request->text.end()) return "a prompt is longer than its text";
+            if (const char* broken = request->text->check()) return broken;
+            if (request->prompt_end > request->text->end()) return "a prompt is longer than its text";
         }
         if (num_active + free_slots_.size() != requests_.size()) return "a slot is lost";
         return nullptr;
@@ -218,21 +232,47 @@ private:
     static constexpr std::size_t kInlineTokens = 512;
 
     struct Request {
-        Request(BlockPool& pool, std::shared_ptr<Namespace> space, Position prompt_end)
-            : text(pool), space(std::move(space)), prompt_end(prompt_end) {}
+        explicit Request(std::shared_ptr<Namespace> space) : space(std::move(space)) {}
 
         std::mutex mutex;  // guards text and is_finished; taken after the namespace's
-        TokenText text;
+        std::unique_ptr<TokenText> text;  // null when it is finished
         std::shared_ptr<Namespace> space;
-        Position prompt_end;
+        Position prompt_end = 0;
         bool is_finished = false;
     };
-    struct Share {
+    static constexpr std::uint64_t kDrops = ~std::uint64_t{0};
+    struct Finished {
         std::shared_ptr<Namespace> space;
+        std::uint64_t num_flushes_seen = kDrops;  // kDrops: nothing of it is kept
         std::vector<Token> output;
-        std::uint64_t num_flushes_seen;
+        std::unique_ptr<TokenText> text;  // freed where the memory of many blocks goes back
+        Position prompt_end = 0;
     };
-    using Task = std::variant<std::shared_ptr<Request>, Share>;
+    using Task = std::variant<std::shared_ptr<Request>, Finished>;
+
+    // A text of this prompt: that of the turn before, if it is kept, and what is new.
+    std::unique_ptr<TokenText> text_with(Namespace& space, std::span<const Token> prompt) {
+        auto text = sessions_.take(space, shared_.num_flushes(space), prompt);
+        if (!text) text = std::make_unique<TokenText>(pool_);
+        text->append(prompt.subspan(text->size()));
+        return text;
+    }
+
+    void drop_flushed_sessions() {
+        sessions_.drop_if([this](const Namespace& space, std::uint64_t num_flushes) {
+            return shared_.num_flushes(space) != num_flushes;
+        });
+    }
+
+    // Keeps what a finished request leaves to others.
+    void take_in(Finished finished) {
+        if (finished.num_flushes_seen == kDrops) return;
+        shared_.keep(finished.space, finished.output, finished.num_flushes_seen);
+        // A flush in the meantime must not be outlived.
+        if (shared_.num_flushes(*finished.space) != finished.num_flushes_seen) return;
+        sessions_.keep(finished.space, finished.num_flushes_seen, std::move(finished.text),
+                       finished.prompt_end);
+    }
 
     static void require_tokens(std::span<const Token> tokens) {
         Token least = 0;
@@ -258,8 +298,8 @@ private:
         draft.num_nodes = 0;
         draft.features = {};
         const PaperProposer proposer(*settings_.paper);
-        const auto context = proposer.context_of(request.text);
-        const auto own = proposer.propose(request.text, context, most);
+        const auto context = proposer.context_of(*request.text);
+        const auto own = proposer.propose(*request.text, context, most);
         const auto shared = proposer.propose(*request.space->text, context, most);
         const bool is_own = own && (!shared || own->score >= shared->score);
         if (!own && !shared) return;
@@ -282,8 +322,8 @@ private:
     static std::vector<Token> output_of(const Request& request,
                                         std::optional<std::span<const Token>> given) {
         if (given) return {given->begin(), given->end()};
-        std::vector<Token> output(request.text.end() - request.prompt_end);
-        request.text.copy(request.prompt_end, output);
+        std::vector<Token> output(request.text->end() - request.prompt_end);
+        request.text->copy(request.prompt_end, output);
         return output;
     }
 
@@ -311,11 +351,9 @@ private:
             if (auto* request = std::get_if<std::shared_ptr<Request>>(&task)) {
                 is_done = index_some(**request);
             } else {
-                auto& work = std::get<Share>(task);
-                shared_.keep(work.space, work.output, work.num_flushes_seen);
+                take_in(std::get<Finished>(std::move(task)));
             }
-            // The last hold on a finished request: its memory goes back here.
-            if (is_done) task = Share{};
+            if (is_done) task = Finished{};
             lock.lock();
             if (!is_done) tasks_.push_back(std::move(task));  // others have their turn
             is_working_ = false;
@@ -329,9 +367,10 @@ private:
         for (int piece = 0; piece < kPiecesPerTurn; ++piece) {
             const std::lock_guard turn(request.mutex);
             if (request.is_finished) return true;
-            if (request.text.indexed() == 0) request.text.reserve(request.text.size());
-            request.text.index(kPieceTokens);
-            if (!request.text.has_backlog()) return true;
+            TokenText& text = *request.text;
+            if (text.indexed() == 0) text.reserve(text.size());
+            text.index(kPieceTokens);
+            if (!text.has_backlog()) return true;
         }
         return false;
     }
@@ -339,6 +378,7 @@ private:
     CacheSettings settings_;
     BlockPool pool_;
     SharedTexts shared_;
+    SessionTexts sessions_;
 
     mutable std::shared_mutex requests_mutex_;  // taken first
     std::vector<std::shared_ptr<Request>> requests_;

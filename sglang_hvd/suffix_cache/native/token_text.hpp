@@ -139,6 +139,18 @@ public:
         shrink_heads();
     }
 
+    // Forgets all tokens from this place on, and finds what it did when it ended there. Only while
+    // it is one sequence of which nothing was dropped. O(1) per token.
+    void truncate(Position end) {
+        assert(begin_ == 0 && end <= end_);
+        while (indexed_ > end) forget_last_place();
+        run_ = indexed_;
+        end_ = end;
+        for (; blocks_.size() * kBlockTokens >= end + kBlockTokens; blocks_.pop_back()) {
+            pool_->release(blocks_.back());
+        }
+    }
+
     // From here the kLookBack tokens before a place and up to kLookAhead tokens from it (but not
     // beyond end()) can be read. begin() < place <= end(), or place == begin().
     const Token* at(Position place) const {
@@ -152,6 +164,21 @@ public:
     }
 
     Token token(Position place) const { return place < end_ ? *at(place) : kEnd; }
+
+    // How many tokens are the same as these, from place 0 on, of which none may be dropped.
+    std::size_t num_common(std::span<const Token> tokens) const {
+        assert(begin_ == 0);
+        tokens = tokens.first(std::min<std::size_t>(tokens.size(), end_));
+        std::size_t num = 0;
+        while (num < tokens.size()) {
+            const auto piece = tokens.subspan(num, std::min(kBlockTokens, tokens.size() - num));
+            const Token* here = before_end(static_cast<Position>(num));
+            const auto differs = std::mismatch(piece.begin(), piece.end(), here).first;
+            num += static_cast<std::size_t>(differs - piece.begin());
+            if (differs != piece.end()) break;
+        }
+        return num;
+    }
 
     // Copies the tokens from a place on.
     void copy(Position place, std::span<Token> to) const {
@@ -250,8 +277,13 @@ public:
         if (!std::has_single_bit(recent_.size())) return "a table's size is no power of 2";
         for (const Recent& recent : recent_) {
             if (recent.newest >= kNumRecent) return "the newest place is none";
-            for (const Position head : recent.heads)
-                if (head > indexed_) return "a table points past the text";
+            Position later = indexed_ + 1;  // the ring goes back in time, and ends with nothing
+            for (int i = 0; i < kNumRecent; ++i) {
+                const Position head =
+                    recent.heads[(recent.newest + kNumRecent - static_cast<Position>(i)) % kNumRecent];
+                if (head != 0 && head >= later) return "recent places are out of order";
+                later = head;
+            }
         }
         return nullptr;
     }
@@ -333,6 +365,38 @@ private:
         }
     }
 
+    // Undoes the latest index_place.
+    void forget_last_place() {
+        const Position place = --indexed_, head = place + 1;
+        const Token* end = before_end(place) + 1;
+        // The tables had at least this size then; what they held was copied as they grew.
+        const std::size_t num_heads = wanted_heads(place + 1);
+        for (int order = 0; order < kUnigram; ++order) {
+            if (head < static_cast<Position>(kOrders[order])) continue;
+            const Found before = previous(place, order);
+            auto& table = heads_[order];
+            for (std::size_t at = context_hash(end, order) & (num_heads - 1); at < table.size();
+                 at += num_heads) {
+                if (table[at] == head) table[at] = before.is_found ? before.place + 1 : 0;
+            }
+        }
+        const std::size_t num_recents = wanted_recents(num_heads);
+        for (std::size_t at = context_hash(end, kUnigram) & (num_recents - 1); at < recent_.size();
+             at += num_recents) {
+            Recent& recent = recent_[at];
+            if (recent.heads[recent.newest] != head) continue;
+            // Its slot is for what was there before the oldest that is left.
+            const Position oldest = recent.heads[(recent.newest + 1) % kNumRecent];
+            const Found before = oldest == 0 ? Found{} : previous(oldest - 1, kUnigram);
+            recent.heads[recent.newest] = before.is_found ? before.place + 1 : 0;
+            recent.newest = recent.newest == 0 ? kNumRecent - 1 : recent.newest - 1;
+        }
+    }
+
+    static std::size_t wanted_recents(std::size_t num_heads) {
+        return std::clamp(num_heads / 8, kMinRecents, kMaxRecents);
+    }
+
     static std::size_t wanted_heads(std::size_t num_tokens) {
         return std::bit_ceil(std::max(num_tokens, kMinHeads));
     }
@@ -340,7 +404,7 @@ private:
     void grow_heads(std::size_t num_tokens) {
         const std::size_t wanted = wanted_heads(num_tokens);
         for (auto& table : heads_) grow(table, wanted);
-        grow(recent_, std::clamp(wanted / 8, kMinRecents, kMaxRecents));
+        grow(recent_, wanted_recents(wanted));
     }
 
     template <typename Table>

@@ -1,15 +1,6 @@
-"""Drafts and scores are those of ArcticInference 0.3.0, bit for bit.
+"""Drafts and scores are those of ArcticInference 0.3.0, bit for bit: the oracle's and the native
+cache's. Its suffix tree is built for the test, as for the benchmark."""
 
-HVD_ARCTIC_SDIST names its sdist (`pip download --no-deps --no-binary :all:
-arctic-inference==0.3.0`); only the suffix tree is built, into a temporary folder.
-"""
-
-import importlib.util
-import os
-import shutil
-import subprocess
-import sys
-import tarfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,35 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.suffix_cache import peer
 from sglang_hvd.replay.traces import load_tokenizer, read_text_traces, tokenize
+from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import CacheDraft, TokenIds
 from tests.suffix_cache.oracle.cache import OracleCache
 
 
 @pytest.fixture(scope="module")
 def arctic(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    sdist = os.environ.get("HVD_ARCTIC_SDIST")
-    if not sdist:
-        pytest.skip("HVD_ARCTIC_SDIST is not set: it names the sdist of arctic-inference 0.3.0")
-    if shutil.which("cmake") is None:
-        pytest.skip("cmake is not there to build arctic-inference's suffix tree")
-    folder = tmp_path_factory.mktemp("arctic")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
-    [source] = folder.glob("*/csrc/suffix_decoding")
-    build = folder / "build"
-    for command in (
-        ["cmake", "-S", source, "-B", build, f"-DPython_EXECUTABLE={sys.executable}"],
-        ["cmake", "--build", build, "--parallel"],
-    ):
-        subprocess.run(command, check=True, capture_output=True)
-    [library] = build.glob("_C.*.so")
-    spec = importlib.util.spec_from_file_location("_C", library)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    try:
+        return peer.load(tmp_path_factory.mktemp("arctic"))._C
+    except peer.PeerUnavailableError as reason:
+        pytest.skip(f"ArcticInference {peer.VERSION} cannot be built: {reason}")
 
 
 class Peer:
@@ -86,13 +61,14 @@ def test_drafts_on_random_streams_are_arctics(arctic: ModuleType, seed: int) -> 
         float(random.choice([0, -1, 1.5])),
         float(random.choice([0, 0.1, 0.4])),
     )
-    cache = OracleCache(
-        max_depth=max_depth,
-        max_draft_tokens=max_tokens,
-        max_spec_factor=factor,
-        max_spec_offset=offset,
-        min_token_prob=min_prob,
-    )
+    limits = {
+        "max_depth": max_depth,
+        "max_draft_tokens": max_tokens,
+        "max_spec_factor": factor,
+        "max_spec_offset": offset,
+        "min_token_prob": min_prob,
+    }
+    caches = [OracleCache(**limits), SuffixCache.as_in_paper(**limits)]
     shared = arctic.SuffixTree(max_depth)
 
     def stream(max_len: int) -> TokenIds:
@@ -100,19 +76,21 @@ def test_drafts_on_random_streams_are_arctics(arctic: ModuleType, seed: int) -> 
 
     for finished in range(int(random.integers(0, 4))):
         output = stream(60)
-        cache.start(finished, [])
-        cache.finish(finished, keep=True, output_ids=output)
+        for cache in caches:
+            cache.start(finished, [])
+            cache.finish(finished, keep=True, output_ids=output)
         shared.extend_ndarray(finished, output)
     prompt = stream(150)
-    cache.start("r", prompt)
-    peer = Peer(arctic, shared, max_depth, prompt)
+    for cache in caches:
+        cache.start("r", prompt)
+    arctics = Peer(arctic, shared, max_depth, prompt)
     for _ in range(15):
-        assert as_tuple(cache.propose(["r"], 64)[0]) == peer.propose(
-            max_tokens, factor, offset, min_prob
-        )
+        expected = arctics.propose(max_tokens, factor, offset, min_prob)
         committed = stream(4)
-        cache.commit(["r"], [committed])
-        peer.commit(committed)
+        for cache in caches:
+            assert as_tuple(cache.propose(["r"], 64)[0]) == expected
+            cache.commit(["r"], [committed])
+        arctics.commit(committed)
 
 
 @pytest.mark.parametrize(
@@ -122,19 +100,22 @@ def test_drafts_on_recorded_generations_are_arctics(
     arctic: ModuleType, traces_dir: Path, tokenizer_file: Path, name: str
 ) -> None:
     lines = list(read_text_traces(traces_dir / f"{name}.jsonl"))[:60]
-    cache, shared = OracleCache(), arctic.SuffixTree(64)
+    caches, shared = [OracleCache(), SuffixCache.as_in_paper()], arctic.SuffixTree(64)
     tokenizer = load_tokenizer(tokenizer_file)
     num_drafts = 0
     for index, trace in enumerate(tokenize(iter(lines), tokenizer, eos_token_id=None)):
-        cache.start("r", trace.prompt_ids)
-        peer = Peer(arctic, shared, 64, trace.prompt_ids)
+        for cache in caches:
+            cache.start("r", trace.prompt_ids)
+        arctics = Peer(arctic, shared, 64, trace.prompt_ids)
         for position in range(0, len(trace.output_ids), 4):
-            draft = as_tuple(cache.propose(["r"], 64)[0])
-            assert draft == peer.propose(64, 1.0, 0.0, 0.1)
-            num_drafts += draft is not None
+            expected = arctics.propose(64, 1.0, 0.0, 0.1)
+            num_drafts += expected is not None
             committed = trace.output_ids[position : position + 4]
-            cache.commit(["r"], [committed])
-            peer.commit(committed)
-        cache.finish("r", keep=True)
+            for cache in caches:
+                assert as_tuple(cache.propose(["r"], 64)[0]) == expected
+                cache.commit(["r"], [committed])
+            arctics.commit(committed)
+        for cache in caches:
+            cache.finish("r", keep=True)
         shared.extend_ndarray(index, trace.output_ids)
     assert num_drafts > 100
