@@ -80,6 +80,19 @@ def test_the_next_turn_indexes_only_what_is_new() -> None:
     cache.check()
 
 
+def test_a_request_that_ends_before_it_is_indexed_is_kept_whole() -> None:
+    cache = SuffixCache()
+    prompt = text(50_000, 1)
+    for rid in range(5):
+        cache.start(rid, prompt)
+        cache.finish(rid, keep=True)
+        cache.drain()
+        cache.start("next", np.concatenate([prompt, text(100, 3)]))
+        assert cache.stats().num_pending_tokens == 0
+        cache.check()
+        cache.finish("next", keep=False)
+
+
 def test_another_beginning_is_not_taken() -> None:
     cache = SuffixCache(background=False)
     prompt = text(3_000, 1)

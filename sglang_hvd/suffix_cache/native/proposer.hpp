@@ -88,7 +88,7 @@ private:
     // Latest places looked at for each order, in each text: when the context is looked up for a
     // chain or for a tree, and when a drafted context is. A tree has room for the less likely.
     using MostPlaces = std::array<int, kNumOrders>;
-    static constexpr MostPlaces kChainPlaces = {2, 5, 8};
+    static constexpr MostPlaces kChainPlaces = {2, 5, 10};
     static constexpr MostPlaces kTreePlaces = {2, 12, TokenText::kNumRecent};
     static constexpr MostPlaces kRematchPlaces = {0, 4, 4};
     static constexpr int kNodesPerRematch = 11;

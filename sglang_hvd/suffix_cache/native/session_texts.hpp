@@ -41,6 +41,7 @@ public:
             return leaving;
         }
         text->truncate(static_cast<Position>(length));
+        text->index(length);  // if it finished before all of it was
         std::vector<Token> prompt(length);
         text->copy(0, prompt);
         const Key key{space.get(), prefix_hashes(prompt).back()};

@@ -22,7 +22,7 @@ constexpr Token kEnd = -1;  // follows every finished sequence; no token is nega
 
 // How many last tokens a place is found by. The highest finds long matches among many occurrences
 // of common pairs; 2 and 1 find what there is where no longer match exists.
-constexpr std::array<int, 3> kOrders = {4, 2, 1};
+constexpr std::array<int, 3> kOrders = {6, 2, 1};
 constexpr int kNumOrders = static_cast<int>(kOrders.size());
 constexpr int kUnigram = kNumOrders - 1;
 
@@ -39,7 +39,8 @@ inline std::uint32_t context_hash(const Token* end, int order) {
     std::uint64_t h;
     switch (order) {
         case 0:
-            h = (pair(2) * 0x9E3779B97F4A7C15u) ^ std::rotl(pair(4) * 0xC2B2AE3D27D4EB4Fu, 17);
+            h = (pair(2) * 0x9E3779B97F4A7C15u) ^ std::rotl(pair(4) * 0xC2B2AE3D27D4EB4Fu, 17) ^
+                std::rotl(pair(6) * 0x165667B19E3779F9u, 41);
             break;
         case 1: h = pair(2); break;
         default: h = static_cast<std::uint32_t>(end[-1]); break;
