@@ -57,7 +57,8 @@ class HvdConfig(BaseModel):
     cache_mode: CacheMode = Field(
         default="votes",
         description="Suffix cache: how it drafts. votes: every occurrence votes, with weights "
-        "fitted to recorded text. paper: SuffixDecoding, as the paper uses it.",
+        "fitted to recorded text. paper: SuffixDecoding, as the paper uses it, to compare with; "
+        "slow where the shared cache is large.",
     )
     max_draft_tokens: int = Field(
         default=64, ge=1, le=1024, description="Suffix cache: longest draft, in tokens."
@@ -98,8 +99,8 @@ class HvdConfig(BaseModel):
         ge=0,
         le=2**30,
         description="Budget, in tokens, of each namespace in the shared cache. A namespace is "
-        "what requests with one cache salt (extra_key) and adapter share. Default: no other than "
-        "that of all together.",
+        "what requests with the same cache_salt, extra_key and adapter share. Default: no other "
+        "than that of all together.",
     )
     session_cache_tokens: int = Field(
         default=1_000_000,

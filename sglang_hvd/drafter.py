@@ -106,15 +106,14 @@ class HybridDrafter:
         token_strings: Iterable[str],
         num_model_steps: int,
         verify_width: int,
-        background: bool,
+        deterministic: bool,
         clock: StepClock | None = None,
     ) -> "HybridDrafter":
         """The drafter that a configuration describes, with its own suffix cache.
 
         token_strings: decoded text of every token id, in order; only read by the payoff policy.
         verify_width: nodes per request that one verification takes, root included.
-        background: the cache indexes in a thread of its own; False where several ranks must
-            plan the same.
+        deterministic: equal calls give equal plans, as several ranks need.
 
         Raises ValueError for a predictor file that cannot be used with this configuration.
         """
@@ -124,7 +123,7 @@ class HybridDrafter:
             token_classes = TokenClasses.from_strings(token_strings)
         return cls(
             config,
-            cache=SuffixCache.of_config(config, background=background),
+            cache=SuffixCache.of_config(config, deterministic=deterministic),
             predictor=predictor,
             token_classes=token_classes,
             num_model_steps=num_model_steps,
@@ -163,10 +162,17 @@ class HybridDrafter:
             return self.allocate(rids, Proposals([None] * len(rids), None))
         return self.allocate(rids, self.propose(rids))
 
-    def propose(self, rids: Sequence[Hashable]) -> Proposals:
-        """The first half of plan: cache drafts and their features."""
+    def propose(
+        self, rids: Sequence[Hashable], max_cache_draft_tokens: int | None = None
+    ) -> Proposals:
+        """The first half of plan: cache drafts and their features.
+
+        max_cache_draft_tokens: another limit than this drafter's.
+        """
         with self._clock.measure(Phase.PROPOSE):
-            drafts = self._cache.propose(rids, self._max_cache_draft_tokens)
+            drafts = self._cache.propose(
+                rids, max_cache_draft_tokens or self._max_cache_draft_tokens
+            )
         if self._token_classes is None:
             return Proposals(drafts, None)
         with self._clock.measure(Phase.FEATURES):
@@ -237,6 +243,10 @@ class HybridDrafter:
     def flush(self) -> None:
         """Empties the shared cache. Active requests keep their own prompt and output."""
         self._cache.flush()
+
+    def drain(self) -> None:
+        """Waits until the suffix cache has taken in all that it was given."""
+        self._cache.drain()
 
     def cache_stats(self) -> SuffixCacheStats:
         """What the suffix cache holds."""

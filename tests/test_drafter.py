@@ -295,7 +295,7 @@ def test_payoff_policy_needs_predictor_and_token_classes() -> None:
 def test_a_configuration_decides_how_the_cache_drafts() -> None:
     config = HvdConfig(policy="cache", cache_mode="paper", max_depth=3, shared_cache_tokens=0)
     made = HybridDrafter.from_config(
-        config, token_strings=[], num_model_steps=3, verify_width=32, background=False
+        config, token_strings=[], num_model_steps=3, verify_width=32, deterministic=True
     )
     started(made)
     assert drafted(made.plan(["r"])[0]) == [4]
@@ -310,7 +310,7 @@ def test_the_verify_width_leaves_room_for_the_root() -> None:
         token_strings=[],
         num_model_steps=3,
         verify_width=3,
-        background=True,
+        deterministic=False,
     )
     assert drafted(started(made).plan(["r"])[0]) == [4, 5]
 
@@ -320,7 +320,7 @@ def test_by_votes_a_draft_may_be_longer_than_its_match() -> None:
     for mode in get_args(CacheMode):
         config = HvdConfig(policy="cache", cache_mode=mode)
         made = HybridDrafter.from_config(
-            config, token_strings=[], num_model_steps=3, verify_width=32, background=False
+            config, token_strings=[], num_model_steps=3, verify_width=32, deterministic=True
         )
         made.start("r", [1, 2, 3, 4, 5, 6, 7, 1, 2])
         drafts[mode] = drafted(made.plan(["r"])[0])
@@ -346,7 +346,7 @@ def test_the_shipped_predictor_makes_a_drafter() -> None:
             token_strings=["a", "b"],
             num_model_steps=3,
             verify_width=32,
-            background=False,
+            deterministic=True,
         )
         [plan] = started(made).plan(["r"])
         assert plan.payoff is not None

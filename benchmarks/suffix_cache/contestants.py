@@ -1,5 +1,6 @@
 """The caches under one interface, each used as its own documentation says."""
 
+import threading
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Protocol
@@ -34,8 +35,17 @@ class Ours:
         self._cache = SuffixCache(shared_cache_tokens=2**24, background=background)
         self._is_tree = num_nodes > 0
         width = num_nodes or MAX_DRAFT_TOKENS
-        self._batch = DraftBatch.of_size(MAX_REQUESTS, width)
+        self._width = width
+        self._of_thread = threading.local()
         self._max_nodes = np.full(MAX_REQUESTS, width, np.int32)
+
+    @property
+    def _batch(self) -> DraftBatch:
+        """The arrays of the calling thread."""
+        if not hasattr(self._of_thread, "batch"):
+            self._of_thread.batch = DraftBatch.of_size(MAX_REQUESTS, self._width)
+        batch: DraftBatch = self._of_thread.batch
+        return batch
 
     def start(self, rid: int, prompt_ids: TokenIds) -> None:
         self._cache.start(rid, prompt_ids)

@@ -17,6 +17,8 @@ from sglang_hvd.suffix_cache import SuffixCache
 # Steps of the model drafter in the demo, and accepted tokens in each of its cycles.
 _NUM_MODEL_STEPS = 3
 _NUM_MODEL_ACCEPTED = 2
+# Longest cache drafts, in turns, so that the predictor serves at any verify width.
+_DRAFT_LIMITS = (31, 7, 31, 15, 31, 63)
 
 
 def train_predictor(
@@ -38,8 +40,13 @@ def train_predictor(
         )
         cycles = [
             cycle
-            for trace in traces
-            for cycle in replay(trace, drafter, num_model_accepted=_NUM_MODEL_ACCEPTED)
+            for index, trace in enumerate(traces)
+            for cycle in replay(
+                trace,
+                drafter,
+                num_model_accepted=_NUM_MODEL_ACCEPTED,
+                max_cache_draft_tokens=_DRAFT_LIMITS[index % len(_DRAFT_LIMITS)],
+            )
         ]
         rows.append(training_rows(cycles))
     return train(

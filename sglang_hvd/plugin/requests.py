@@ -151,7 +151,10 @@ class HeldRequests:
                 continue
             if h.num_tokens < len(req.origin_input_ids) + len(req.output_ids):
                 self._settle()  # without overlap the last step is still unread
-            self._finish(req, h)
+            with self._clock.measure(Phase.COMMIT):
+                self._finish(req, h)
+            if not self._held:
+                self._clock.end_step()  # nothing that follows belongs to it
 
     def flush(self) -> None:
         """Forget the shared cache and every request that has ended."""
@@ -175,6 +178,7 @@ class HeldRequests:
     def describe(self) -> dict[str, Any]:
         """Counters and what is held, for /server_info; requests that ended are let go first."""
         self._drop_ended(())
+        self._drafter.drain()
         cache = self._drafter.cache_stats()
         return {
             "num_requests": len(self),
@@ -213,7 +217,7 @@ class HeldRequests:
         self._drafter.start(
             held.key,
             prompt_ids.astype(np.int32) if is_valid else [],
-            namespace=req.extra_key or "",
+            namespace=_namespace(req),
             without_cache=not is_valid or _has_penalties(req),
         )
         if req.output_ids:  # retracted before: comes back as a prefill with its output
@@ -286,6 +290,12 @@ class HeldRequests:
                 # the process, and every tensor-parallel rank must hold the same cache.
                 if req is not None and req.finished():
                     self._release(held)
+
+
+def _namespace(req: Req) -> str:
+    """What SGLang's prefix cache keeps apart: requests of other salts, or keys with the adapter."""
+    salt = req.cache_salt or ""
+    return f"{len(salt)}:{salt}{req.extra_key or ''}"
 
 
 def _has_penalties(req: Req) -> bool:

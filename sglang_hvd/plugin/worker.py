@@ -55,8 +55,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
                 token_strings=token_strings(server_args),
                 num_model_steps=self.speculative_num_steps,
                 verify_width=launch.verify_width,
-                # What a thread has indexed depends on the rank, what is planned must not.
-                background=get_parallel().tp_size == 1,
+                deterministic=get_parallel().tp_size > 1,
                 clock=self._clock,
             ),
             stream=copy_stream(self.device),

@@ -52,12 +52,18 @@ class ReplaySummary:
 
 
 def replay(
-    trace: Trace, drafter: HybridDrafter, *, num_model_accepted: int, keep: bool = True
+    trace: Trace,
+    drafter: HybridDrafter,
+    *,
+    num_model_accepted: int,
+    max_cache_draft_tokens: int | None = None,
+    keep: bool = True,
 ) -> list[ReplayedCycle]:
     """Generates a trace's output again, cycle by cycle.
 
     num_model_accepted: accepted tokens of each cycle that verifies the model drafter's draft.
         0 makes every position of the output the start of a cycle, if no cache draft is verified.
+    max_cache_draft_tokens: longest cache draft; None: the drafter's own limit.
     keep: the output enters the drafter's shared cache.
     """
     output_ids = trace.output_ids
@@ -68,7 +74,7 @@ def replay(
     drafter.extend(trace, output_ids[:1])
     position = 1
     while position < len(output_ids):
-        proposals = drafter.propose([trace])
+        proposals = drafter.propose([trace], max_cache_draft_tokens)
         [plan] = drafter.allocate([trace], proposals)
         [draft] = proposals.drafts
         rest = output_ids[position:]

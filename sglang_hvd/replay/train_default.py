@@ -48,6 +48,10 @@ from sglang_hvd.suffix_cache import SuffixCache
 _NUM_MODEL_STEPS = 8
 _NUM_MODEL_ACCEPTED = 2
 
+# Longest cache drafts in training, in turns: what is verified of a draft depends on the server's
+# verify width. Quality is measured at the default width.
+_DRAFT_LIMITS = (31, 7, 31, 15, 31, 63)
+
 # So that the longest recordings do not outweigh all others. Per file, policy and round.
 _MAX_ROWS = 20_000
 
@@ -120,9 +124,16 @@ def replay_recording(
     print(f"{recording.path.name}: replay, policy {config.policy}", file=sys.stderr)
     replayed = Replayed([], [])
     lines = read_text_traces(recording.path)
-    for trace in tokenize(lines, vocabulary.tokenizer, eos_token_id=vocabulary.eos_token_id):
+    traces = tokenize(lines, vocabulary.tokenizer, eos_token_id=vocabulary.eos_token_id)
+    for index, trace in enumerate(traces):
         is_heldout = trace.session in recording.heldout_sessions
-        cycles = replay(trace, drafter, num_model_accepted=_NUM_MODEL_ACCEPTED)
+        limit = None if is_heldout else _DRAFT_LIMITS[index % len(_DRAFT_LIMITS)]
+        cycles = replay(
+            trace,
+            drafter,
+            num_model_accepted=_NUM_MODEL_ACCEPTED,
+            max_cache_draft_tokens=limit,
+        )
         (replayed.heldout if is_heldout else replayed.training).extend(cycles)
     return replayed
 

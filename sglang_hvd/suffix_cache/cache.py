@@ -1,5 +1,6 @@
 """The suffix cache: what requests have generated, and drafts from it. Its core is native."""
 
+import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -52,8 +53,10 @@ class SuffixCache:
 
     background: prompts of more than 512 tokens, and the outputs of finished requests, are indexed
     by a thread of the cache's own, and a proposal uses what is indexed so far. With False every
-    call returns when its work is done, so equal calls give equal drafts: needed where several
-    ranks must decide alike. `drain` waits for the thread.
+    call returns when its work is done.
+    deterministic: equal calls give equal drafts, as ranks need that must decide alike: start and
+        propose wait until the thread has done what it was given, so that it works beside
+        everything but these. `drain` waits for it too.
     session_tokens: budget of finished requests' prompts, which stay indexed so that the next turn
         of a session, which begins with the same tokens, need not index them again. Nobody else
         reads them; the one kept first leaves first. Prompts of less than 1,088 tokens are not kept.
@@ -67,17 +70,19 @@ class SuffixCache:
         namespace_tokens: int | None = None,
         session_tokens: int = 1_000_000,
         background: bool = True,
+        deterministic: bool = False,
         min_token_prob: float = 0.0,
     ) -> None:
         shared, each = _budgets(shared_cache_tokens, namespace_tokens)
         self._take_core(
-            CacheCore(
+            core=CacheCore(
                 shared_tokens=shared,
                 namespace_tokens=each,
                 session_tokens=_budget("session_tokens", session_tokens),
                 indexes_in_background=background,
                 min_token_prob=min_token_prob,
-            )
+            ),
+            drains=background and deterministic,
         )
 
     @classmethod
@@ -100,7 +105,7 @@ class SuffixCache:
             raise ValueError(f"max_depth must be at least 2, got {max_depth}")
         cache = cls.__new__(cls)
         cache._take_core(
-            CacheCore.as_in_paper(
+            core=CacheCore.as_in_paper(
                 shared_tokens=shared,
                 namespace_tokens=each,
                 max_depth=max_depth,
@@ -108,19 +113,23 @@ class SuffixCache:
                 max_spec_factor=max_spec_factor,
                 max_spec_offset=max_spec_offset,
                 min_token_prob=min_token_prob,
-            )
+            ),
+            drains=False,
         )
         return cache
 
     @classmethod
-    def of_config(cls, config: HvdConfig, *, background: bool) -> "SuffixCache":
-        """The cache that a configuration describes; background: as in the constructor."""
+    def of_config(
+        cls, config: HvdConfig, *, background: bool = True, deterministic: bool = False
+    ) -> "SuffixCache":
+        """The cache that a configuration describes; the rest as in the constructor."""
         if config.cache_mode == "votes":
             return cls(
                 shared_cache_tokens=config.shared_cache_tokens,
                 namespace_tokens=config.namespace_cache_tokens,
                 session_tokens=config.session_cache_tokens,
                 background=background,
+                deterministic=deterministic,
                 min_token_prob=config.lowest_token_prob,
             )
         return cls.as_in_paper(
@@ -133,9 +142,11 @@ class SuffixCache:
             namespace_tokens=config.namespace_cache_tokens,
         )
 
-    def _take_core(self, core: CacheCore) -> None:
+    def _take_core(self, *, core: CacheCore, drains: bool) -> None:
         self._core = core
+        self._drains = drains
         self._slots: dict[Hashable, int] = {}
+        self._starting = itertools.count(1)
 
     @property
     def num_requests(self) -> int:
@@ -149,9 +160,17 @@ class SuffixCache:
         self, rid: Hashable, prompt_ids: TokenIds | Sequence[int], namespace: str = ""
     ) -> None:
         """Takes in a request. Raises ValueError if rid is active or prompt_ids are no token ids."""
-        if rid in self._slots:
+        contiguous = _contiguous(prompt_ids)
+        reserved = -next(self._starting)  # no slot: nobody can use the request before it is there
+        if self._slots.setdefault(rid, reserved) != reserved:
             raise ValueError(f"request {rid!r} is already active: finish it before it starts anew")
-        self._slots[rid] = self._core.start(namespace, _contiguous(prompt_ids))
+        if self._drains:
+            self._core.drain()
+        try:
+            self._slots[rid] = self._core.start(namespace, contiguous)
+        except ValueError:
+            del self._slots[rid]
+            raise
 
     def commit(
         self,
@@ -209,6 +228,8 @@ class SuffixCache:
         Raises KeyError for a request that is not active, ValueError if the batch has too few rows,
         TypeError for arrays of another dtype or shape.
         """
+        if self._drains:
+            self._core.drain()
         self._core.propose(
             self._slots_of(rids),
             max_nodes,
@@ -235,7 +256,7 @@ class SuffixCache:
         Raises KeyError if rid is not active, ValueError for invalid token ids.
         """
         output = None if output_ids is None else _contiguous(output_ids)
-        self._core.finish(self._slot_of(rid), keep, output)
+        self._core.finish(self._slot_of(rid), keep, output)  # may not be called twice, and says so
         del self._slots[rid]
 
     def flush(self, namespace: str | None = None) -> None:

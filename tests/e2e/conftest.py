@@ -88,6 +88,7 @@ class Server:
 def request_body(prompt: str | list[int], **params: Any) -> dict[str, Any]:
     """Body of /generate; keys that are no sampling parameters stand beside them."""
     top_level = {"return_logprob", "logprob_start_len", "top_logprobs_num", "stream", "rid"}
+    top_level |= {"cache_salt", "extra_key"}
     body: dict[str, Any] = {key: params.pop(key) for key in top_level & set(params)}
     body["text" if isinstance(prompt, str) else "input_ids"] = prompt
     body["sampling_params"] = {"temperature": 0, "max_new_tokens": 96, **params}

@@ -63,6 +63,21 @@ def test_what_follows_a_stop_never_enters_the_shared_cache(server: Any, long_pro
     assert kept == answer["meta_info"]["completion_tokens"]
 
 
+def test_other_salts_and_keys_never_see_an_output(server: Any, long_prompt: str) -> None:
+    server.flush_cache()
+    outsiders: list[dict[str, str]] = [{}, {"cache_salt": "b"}, {"extra_key": "a"}]
+    server.generate(long_prompt, cache_salt="a")
+    figures = []
+    for fields in [*outsiders, {"cache_salt": "a"}]:
+        answer = server.generate(long_prompt, **fields)
+        figures.append(answer["meta_info"]["hvd"][0])
+    *outside, inside = (figure["num_cache_accepted_drafts"] for figure in figures)
+    # With the same salt the whole output is one long draft; the others start from nothing.
+    assert len(set(outside)) == 1
+    assert inside > 2 * outside[0]
+    assert server.hvd_state()["num_namespaces"] == 1 + len(outsiders)
+
+
 def test_streaming_pieces_join_to_the_plain_text(plain: Any, server: Any, long_prompt: str) -> None:
     expected = plain.generate(long_prompt)["text"]
     from openai import OpenAI

@@ -117,7 +117,9 @@ inline void run(std::span<const std::uint8_t> data) {
                 case 3:
                 case 4: propose(core, active, bytes); break;
                 case 5: {
-                    const int slot = bytes.next() % 8;  // perhaps none that is active
+                    const int which = bytes.next() % 8;  // perhaps none that is active
+                    const bool is_active = static_cast<std::size_t>(which) < active.size();
+                    const auto slot = is_active ? active[static_cast<std::size_t>(which)] : which;
                     std::optional<std::vector<Token>> output;
                     if (bytes.next() % 2) output = bytes.tokens();
                     core.finish(slot, bytes.next() % 4 != 0, output);

@@ -14,9 +14,13 @@ namespace {
 
 void serve(CacheCore& core, std::uint32_t seed) {
     std::mt19937 random(seed);
+    std::vector<Token> prompt;
     for (int request = 0; request < 40; ++request) {
-        std::vector<Token> prompt(random() % 4000);
-        for (Token& token : prompt) token = static_cast<Token>(random() % 50);
+        // Turns of one session, now and then a new one.
+        if (request % 6 == 0) prompt.clear();
+        for (auto more = random() % 4000; more > 0; --more) {
+            prompt.push_back(static_cast<Token>(random() % 50));
+        }
         const auto slot = core.start(request % 2 ? "odd" : "even", prompt);
         std::vector<std::uint8_t> noise(8, static_cast<std::uint8_t>(random()));
         for (int step = 0; step < 20; ++step) {
@@ -36,6 +40,7 @@ int main() {
     CacheSettings settings;
     settings.shared_tokens = 6000;
     settings.namespace_tokens = 4000;
+    settings.session_tokens = 20'000;
     CacheCore core(settings);
     std::atomic<bool> is_done = false;
     std::thread observer([&] {
@@ -43,6 +48,8 @@ int main() {
             if (const char* broken = core.check()) fuzz::require(false, broken);
             core.stats();
             core.flush("odd");
+            core.resize(5000 + core.stats().num_requests, 4000);
+            if (core.stats().num_sessions > 2) core.flush_all();
             std::this_thread::yield();
         }
     });

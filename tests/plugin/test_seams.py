@@ -43,6 +43,10 @@ def test_this_is_the_supported_sglang() -> None:
     assert version("sglang") == SUPPORTED_SGLANG
 
 
+def test_requests_carry_what_keeps_tenants_apart() -> None:
+    assert {"cache_salt", "extra_key"} <= set(_parameters(Req.__init__))
+
+
 def test_sglang_finds_the_plugin() -> None:
     assert "hvd" in {entry.name for entry in entry_points(group=GENERAL_PLUGINS_GROUP)}
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -37,12 +38,13 @@ struct CacheSettings {
 // Thread rule: every method may be called from any thread. propose and commit run beside each
 // other; two calls that name the same request take turns. start, finish and flush wait for the
 // propose and commit calls under way. Long work (indexing what is longer than kInlineTokens, giving
-// memory back) is left to one thread of the cache's own; it holds each lock for the time of
-// kPieceTokens.
+// memory back) is left to one thread of the cache's own. It holds a lock for the time of
+// kPieceTokens, and lets those pass that wait for it; but longer, in time linear in the text, when a
+// text's tables double or shrink to an eighth.
 //
 // Which tokens are indexed when a draft is proposed then depends on timing. Where equal calls must
 // give equal drafts (the ranks of one tensor-parallel group), set indexes_in_background to false
-// or call drain().
+// or call drain() before start and propose.
 class CacheCore {
 public:
     using Slot = std::int32_t;  // of an active request
@@ -79,13 +81,15 @@ public:
         }
         const std::lock_guard lock(requests_mutex_);
         if (free_slots_.empty()) {
+            if (requests_.size() == kMaxRequests) throw std::invalid_argument("too many requests");
             requests_.emplace_back();
             free_slots_.push_back(static_cast<Slot>(requests_.size() - 1));
             free_slots_.reserve(requests_.size());
         }
         const Slot slot = free_slots_.back();
         free_slots_.pop_back();
-        requests_[static_cast<std::size_t>(slot)] = std::move(request);
+        request->slot = slot;
+        requests_[place_of(slot)] = std::move(request);
         return slot;
     }
 
@@ -106,7 +110,7 @@ public:
         for (std::size_t i = 0; i < slots.size(); ++i) {
             Request& request = at(slots[i]);
             const std::span tokens(rows + i * width, static_cast<std::size_t>(lengths[i]));
-            const std::lock_guard turn(request.mutex);
+            const auto turn = turn_of(request);
             const bool has_backlog = request.text->has_backlog();
             request.text->append(tokens);
             if (!has_backlog) request.text->index(tokens.size());
@@ -129,7 +133,7 @@ public:
                 read = {};
                 read = std::shared_lock(request.space->mutex);
             }
-            const std::lock_guard turn(request.mutex);
+            const auto turn = turn_of(request);
             const int most = std::min(max_nodes[i], static_cast<std::int32_t>(drafts[i].token_ids.size()));
             if (settings_.paper) {
                 propose_as_paper(request, most, drafts[i]);
@@ -149,8 +153,8 @@ public:
         {
             const std::lock_guard lock(requests_mutex_);
             at(slot);
-            request = std::move(requests_[static_cast<std::size_t>(slot)]);
-            free_slots_.push_back(slot);
+            request = std::move(requests_[place_of(slot)]);
+            free_slots_.push_back(next_use(slot));
         }
         std::vector<Token> kept;
         std::unique_ptr<TokenText> text;
@@ -234,8 +238,10 @@ private:
     struct Request {
         explicit Request(std::shared_ptr<Namespace> space) : space(std::move(space)) {}
 
+        std::atomic<int> num_waiting = 0;  // for a turn, which the indexing thread lets pass
         std::mutex mutex;  // guards text and is_finished; taken after the namespace's
         std::unique_ptr<TokenText> text;  // null when it is finished
+        Slot slot = 0;
         std::shared_ptr<Namespace> space;
         Position prompt_end = 0;
         bool is_finished = false;
@@ -286,12 +292,33 @@ private:
         }
     }
 
+    // A slot is a place in the table, and above it how often the place was used before: who holds
+    // the slot of a finished request does not come upon the next one there.
+    static constexpr int kPlaceBits = 20;
+    static constexpr std::size_t kMaxRequests = std::size_t{1} << kPlaceBits;
+    static std::size_t place_of(Slot slot) { return static_cast<std::size_t>(slot) % kMaxRequests; }
+    static Slot next_use(Slot slot) {
+        const auto next = static_cast<std::uint32_t>(slot) + kMaxRequests;
+        return static_cast<Slot>(next & 0x7FFFFFFFu);
+    }
+
     Request& at(Slot slot) const {
-        if (slot < 0 || static_cast<std::size_t>(slot) >= requests_.size() ||
-            !requests_[static_cast<std::size_t>(slot)]) {
+        const std::size_t place = place_of(slot);
+        if (slot < 0 || place >= requests_.size() || !requests_[place] ||
+            requests_[place]->slot != slot) {
             throw std::invalid_argument("slot " + std::to_string(slot) + " holds no active request");
         }
-        return *requests_[static_cast<std::size_t>(slot)];
+        return *requests_[place];
+    }
+
+    static std::unique_lock<std::mutex> turn_of(Request& request) {
+        std::unique_lock turn(request.mutex, std::try_to_lock);
+        if (!turn) {
+            ++request.num_waiting;
+            turn.lock();
+            --request.num_waiting;
+        }
+        return turn;
     }
 
     void propose_as_paper(const Request& request, int most, Draft& draft) const {
@@ -365,6 +392,10 @@ private:
     bool index_some(Request& request) {
         constexpr int kPiecesPerTurn = 64;
         for (int piece = 0; piece < kPiecesPerTurn; ++piece) {
+            // The mutex alone would come back to this thread before who waits for it wakes up.
+            while (request.num_waiting.load(std::memory_order_relaxed) > 0) {
+                std::this_thread::yield();
+            }
             const std::lock_guard turn(request.mutex);
             if (request.is_finished) return true;
             TokenText& text = *request.text;

@@ -36,7 +36,8 @@ public:
         Texts leaving;
         const std::size_t length =
             prompt_len < kTemplate ? 0 : (prompt_len - kTemplate) / kGrain * kGrain;
-        if (length < kLeastTokens || length > budget_) {
+        // Of a text that is mostly output, the next turn would have to index the most anyhow.
+        if (length < kLeastTokens || length > budget_ || text->size() > 2 * length) {
             leaving.push_back(std::move(text));
             return leaving;
         }
@@ -166,7 +167,7 @@ private:
     }
 
     const std::size_t budget_;
-    mutable std::mutex mutex_;  // nothing else is locked while it is held
+    mutable std::mutex mutex_;  // taken before SharedTexts' names_mutex_
     std::list<Kept> kept_;      // oldest first
     std::map<Key, Place> by_key_;
     std::size_t num_tokens_ = 0;
