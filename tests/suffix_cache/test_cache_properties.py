@@ -91,12 +91,17 @@ class DefaultDraftsAreSound(RuleBasedStateMachine):
         shared_cache_tokens=st.integers(0, 150),
         namespace_tokens=st.integers(0, 150),
     )
-    def build(self, **options: int) -> None:
-        self.cache = SuffixCache(**options)
+    def build(self, background: bool, shared_cache_tokens: int, namespace_tokens: int) -> None:
+        self.cache = SuffixCache(
+            background=background,
+            shared_cache_tokens=shared_cache_tokens,
+            namespace_tokens=namespace_tokens,
+        )
+        self.budgets = (shared_cache_tokens, namespace_tokens)
         self.own: dict[object, list[int]] = {}
         self.prompt_len: dict[object, int] = {}
         self.namespace: dict[object, str] = {}
-        self.seen: dict[str, list[list[int]]] = {"left": [], "right": []}
+        self.kept: list[tuple[str, list[int]]] = []  # namespace and output, the oldest first
 
     @rule(rid=RIDS, prompt=TEXTS, repeats=st.integers(1, 60), side=st.sampled_from("lr"))
     def start(self, rid: object, prompt: list[int], repeats: int, side: str) -> None:
@@ -130,19 +135,30 @@ class DefaultDraftsAreSound(RuleBasedStateMachine):
         rid = data.draw(st.sampled_from(sorted(self.own, key=str)))
         self.cache.finish(rid, keep=keep)
         output = self.own.pop(rid)[self.prompt_len.pop(rid) :]
-        if keep:
-            self.seen[self.namespace[rid]].append(output)
+        if keep and 0 < len(output) <= min(self.budgets):
+            self.kept.append((self.namespace[rid], output))
+            self._evict()
+
+    def _evict(self) -> None:
+        for side in ("left", "right"):
+            while self._num_kept(side) > self.budgets[1]:
+                self.kept.remove(next(kept for kept in self.kept if kept[0] == side))
+        while self._num_kept("left") + self._num_kept("right") > self.budgets[0]:
+            del self.kept[0]
+
+    def _num_kept(self, side: str) -> int:
+        return sum(len(output) for namespace, output in self.kept if namespace == side)
 
     @rule(budgets=st.tuples(st.integers(0, 150), st.integers(0, 150)))
     def resize(self, budgets: tuple[int, int]) -> None:
         self.cache.resize(*budgets)
+        self.budgets = budgets
+        self._evict()
 
     @rule(namespace=st.sampled_from(["left", "right", None]))
     def flush(self, namespace: str | None) -> None:
         self.cache.flush(namespace)
-        for name in ("left", "right"):
-            if namespace in (name, None):
-                self.seen[name].clear()
+        self.kept = [kept for kept in self.kept if namespace not in (kept[0], None)]
 
     @rule(is_tree=st.booleans(), max_nodes=st.integers(0, 80), drains=st.booleans())
     def propose(self, is_tree: bool, max_nodes: int, drains: bool) -> None:
@@ -166,7 +182,8 @@ class DefaultDraftsAreSound(RuleBasedStateMachine):
             for array in (batch.token_ids, batch.parents, batch.depths, batch.probs)
         )
         edges = set()
-        texts = [self.own[rid], *self.seen[self.namespace[rid]]]
+        kept = [output for side, output in self.kept if side == self.namespace[rid]]
+        texts = [self.own[rid], *kept]
         pairs = {pair for text in texts for pair in itertools.pairwise(text)}
         last = self.own[rid][-1] if self.own[rid] else None
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
@@ -190,6 +207,8 @@ class DefaultDraftsAreSound(RuleBasedStateMachine):
         stats = self.cache.stats()
         assert stats.num_requests == len(self.own)
         assert stats.num_request_tokens == sum(map(len, self.own.values()))
+        assert stats.num_shared_requests == len(self.kept)
+        assert stats.num_shared_tokens == self._num_kept("left") + self._num_kept("right")
 
 
 TestPaperModeEqualsTheOracle = PaperModeEqualsTheOracle.TestCase
