@@ -385,3 +385,36 @@ def test_requests_of_different_threads_do_not_disturb_each_other() -> None:
     cache.drain()
     cache.check()
     assert cache.stats().num_shared_tokens <= 5_000
+
+
+def test_deterministic_drafts_do_not_depend_on_the_indexing_thread() -> None:
+    rng = np.random.default_rng(5)
+    caches = [SuffixCache(deterministic=True), SuffixCache(background=False)]
+    batches = [DraftBatch.of_size(1, 32) for _ in caches]
+    prompt = rng.integers(0, 30, 20_000, dtype=np.int32)
+    for turn in range(4):
+        prompt = np.concatenate([prompt, rng.integers(0, 30, 900, dtype=np.int32)])
+        output = rng.integers(0, 30, 3_000, dtype=np.int32)
+        for cache, batch in zip(caches, batches, strict=True):
+            cache.start(turn, prompt)
+            cache.propose_into(batch, [turn], np.array([32], np.int32), is_tree=True)
+            cache.commit([turn], [output])
+            cache.finish(turn, keep=True)
+        for array in ("token_ids", "parents", "probs", "num_nodes", "features"):
+            first, second = (getattr(batch, array) for batch in batches)
+            assert np.array_equal(first, second)
+
+
+def test_a_slot_that_is_used_again_is_not_the_old_request() -> None:
+    cache = SuffixCache(background=False)
+    cache.start("old", [1, 2, 3])
+    slots = cache._slots_of(["old"])
+    cache.finish("old", keep=False)
+    cache.start("new", [1, 2, 3, 1])
+    for call in (
+        lambda: cache._core.commit(slots, np.array([[7]], np.int32), np.array([1], np.int32)),
+        lambda: cache._core.finish(int(slots[0]), False, None),
+    ):
+        with pytest.raises(ValueError, match="holds no active request"):
+            call()
+    assert cache.stats().num_request_tokens == 4
