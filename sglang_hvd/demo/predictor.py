@@ -17,8 +17,6 @@ from sglang_hvd.suffix_cache import SuffixCache
 # Steps of the model drafter in the demo, and accepted tokens in each of its cycles.
 _NUM_MODEL_STEPS = 3
 _NUM_MODEL_ACCEPTED = 2
-# Longest cache drafts, in turns, so that the predictor serves at any verify width.
-_DRAFT_LIMITS = (31, 7, 31, 15, 31, 63)
 
 
 def train_predictor(
@@ -40,13 +38,8 @@ def train_predictor(
         )
         cycles = [
             cycle
-            for index, trace in enumerate(traces)
-            for cycle in replay(
-                trace,
-                drafter,
-                num_model_accepted=_NUM_MODEL_ACCEPTED,
-                max_cache_draft_tokens=_DRAFT_LIMITS[index % len(_DRAFT_LIMITS)],
-            )
+            for trace in traces
+            for cycle in replay(trace, drafter, num_model_accepted=_NUM_MODEL_ACCEPTED)
         ]
         rows.append(training_rows(cycles))
     return train(
