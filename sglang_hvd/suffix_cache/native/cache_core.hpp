@@ -160,7 +160,6 @@ public:
         std::unique_ptr<TokenText> text;
         {
             const std::lock_guard turn(request->mutex);
-            request->is_finished = true;
             if (keeps) kept = output_of(*request, output);
             text = std::move(request->text);
         }
@@ -239,12 +238,11 @@ private:
         explicit Request(std::shared_ptr<Namespace> space) : space(std::move(space)) {}
 
         std::atomic<int> num_waiting = 0;  // for a turn, which the indexing thread lets pass
-        std::mutex mutex;  // guards text and is_finished; taken after the namespace's
+        std::mutex mutex;  // guards text; taken after the namespace's
         std::unique_ptr<TokenText> text;  // null when it is finished
         Slot slot = 0;
         std::shared_ptr<Namespace> space;
         Position prompt_end = 0;
-        bool is_finished = false;
     };
     static constexpr std::uint64_t kDrops = ~std::uint64_t{0};
     struct Finished {
@@ -257,7 +255,7 @@ private:
     using Task = std::variant<std::shared_ptr<Request>, Finished>;
 
     // A text of this prompt: that of the turn before, if it is kept, and what is new.
-    std::unique_ptr<TokenText> text_with(Namespace& space, std::span<const Token> prompt) {
+    std::unique_ptr<TokenText> text_with(const Namespace& space, std::span<const Token> prompt) {
         auto text = sessions_.take(space, shared_.num_flushes(space), prompt);
         if (!text) text = std::make_unique<TokenText>(pool_);
         text->append(prompt.subspan(text->size()));
@@ -397,7 +395,7 @@ private:
                 std::this_thread::yield();
             }
             const std::lock_guard turn(request.mutex);
-            if (request.is_finished) return true;
+            if (!request.text) return true;  // it is finished
             TokenText& text = *request.text;
             if (text.indexed() == 0) text.reserve(text.size());
             text.index(kPieceTokens);
