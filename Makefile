@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SGLANG := $(shell sed -n 's/^cuda = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 PATCHES := $(patsubst %/pyproject.toml,%,$(wildcard patches/*/pyproject.toml))
-NATIVE := CMakeLists.txt $(wildcard sglang_hvd/suffix_cache/native/*)
+NATIVE := CMakeLists.txt $(wildcard sglang_hvd/*/native/*)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # SGLang chooses its device by these. Dynamo would compile for 10 s and more inside the first request.

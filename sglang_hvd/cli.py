@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.payoff.predictor import Kind
+from sglang_hvd.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from sglang_hvd.replay.recordings import Recording, Vocabulary
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -15,13 +25,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="sglang-hvd", description="Hybrid Verified Decoding for SGLang."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    _add_demo(commands.add_parser("demo", help="compare all ways of decoding on the demo models"))
-    _add_serve(commands.add_parser("serve", help="serve the demo model with HVD"))
+    for name, (add, _, summary) in _COMMANDS.items():
+        add(commands.add_parser(name, help=summary))
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command != "serve":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.more_flags = rest
     try:
-        return _run_demo(options) if options.command == "demo" else _run_serve(options, rest)
+        return _COMMANDS[options.command][1](options)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -59,6 +70,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _not_negative(text: str) -> int:
+    if int(text) < 0:
+        raise argparse.ArgumentTypeError(f"at least 0, got {text}")
+    return int(text)
+
+
 def _run_demo(options: argparse.Namespace) -> int:
     # Imported here: the demo needs torch and an OpenAI client, other commands do not.
     from sglang_hvd.demo.modes import MODES
@@ -68,8 +85,7 @@ def _run_demo(options: argparse.Namespace) -> int:
     unknown = sorted(set(asked) - set(MODES))
     if unknown:
         raise ValueError(f"unknown modes {', '.join(unknown)}: choose from {', '.join(MODES)}")
-    if options.json is not None and not options.json.parent.is_dir():
-        raise ValueError(f"--json {options.json}: there is no folder {options.json.parent}")
+    _check_json(options)
     return run_demo(
         cache_dir=options.cache_dir,
         modes=[mode for mode in MODES if mode in asked or mode == "plain"],
@@ -78,7 +94,219 @@ def _run_demo(options: argparse.Namespace) -> int:
     )
 
 
-def _run_serve(options: argparse.Namespace, more_flags: Sequence[str]) -> int:
+def _run_serve(options: argparse.Namespace) -> int:
     from sglang_hvd.demo.run import run_serve
 
-    return run_serve(cache_dir=options.cache_dir, port=options.port, more_flags=more_flags)
+    return run_serve(cache_dir=options.cache_dir, port=options.port, more_flags=options.more_flags)
+
+
+def _add_traces(parser: argparse.ArgumentParser, *, mode_of: str = "") -> None:
+    parser.add_argument(
+        "--traces",
+        "--from",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="recordings (.hvdt), text traces or chat logs (.jsonl): a folder, or one file",
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, required=True, metavar="FILE", help="tokenizer.json for them"
+    )
+    parser.add_argument(
+        "--eos-token",
+        default="<|im_end|>",
+        metavar="TOKEN",
+        help="ends every output of text traces; empty: nothing does (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--cache-mode",
+        choices=get_args(CacheMode),
+        default=HvdConfig().cache_mode,
+        help=f"how the suffix cache drafts{mode_of} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--processes",
+        type=_count,
+        default=min(8, os.cpu_count() or 1),
+        metavar="N",
+        help="replay so many recordings at a time (default: %(default)s)",
+    )
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    _add_traces(parser)
+    _add_json(parser)
+    parser.add_argument(
+        "--predictor", type=Path, metavar="FILE", help="default: the one that ships"
+    )
+    parser.add_argument(
+        "--costs", type=Path, metavar="FILE", help="cost table, for tokens per millisecond"
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of each file's sessions, the first ones, that only fill the shared cache",
+    )
+    parser.add_argument(
+        "--local-cache", action="store_true", help="draft from a request's own session only"
+    )
+    parser.add_argument(
+        "--model-accepted",
+        type=_not_negative,
+        default=2,
+        metavar="N",
+        help="accepted tokens of each cycle of the model drafter (default: %(default)s)",
+    )
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    _add_traces(parser)
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FILE", help="predictor (.safetensors)"
+    )
+    parser.add_argument(
+        "--kind",
+        choices=get_args(Kind),
+        default="survival",
+        help="survival: the distribution of the accepted length. mlp: the paper's predictor",
+    )
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        default=0.25,
+        metavar="SHARE",
+        help="share of each file's sessions to judge on (default: %(default)s)",
+    )
+    parser.add_argument("--rounds", type=_count, default=2, help="see docs/payoff.md")
+    parser.add_argument("--seed", type=int, default=42)
+
+
+def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    _add_traces(parser, mode_of=", if no predictor says")
+    _add_json(parser)
+    parser.add_argument("--predictor", type=Path, metavar="FILE", help="judge this one too")
+
+
+def _run_replay(options: argparse.Namespace) -> int:
+    from sglang_hvd.replay.policies import CostTable, replay_policies
+    from sglang_hvd.replay.tables import policy_table
+
+    if not 0 <= options.warm_up < 1:
+        raise ValueError(f"--warm-up must lie in 0..1, got {options.warm_up}")
+    _check_json(options)
+    recordings, vocabulary = _read_traces(options)
+    results = replay_policies(
+        recordings,
+        vocabulary,
+        cache_mode=options.cache_mode,
+        predictor=options.predictor,
+        costs=None if options.costs is None else CostTable.load(options.costs),
+        warm_up=options.warm_up,
+        shares_cache=not options.local_cache,
+        num_model_accepted=options.model_accepted,
+        num_processes=options.processes,
+    )
+    return _show(options, policy_table(results), [asdict(result) for result in results])
+
+
+def _run_train(options: argparse.Namespace) -> int:
+    from sglang_hvd.replay.tables import heldout_table
+    from sglang_hvd.replay.train import TrainPlan, train_predictor
+
+    if not 0 <= options.held_out < 1:
+        raise ValueError(f"--held-out must lie in 0..1, got {options.held_out}")
+    _check_folder("--output", options.output)
+    recordings, vocabulary = _read_traces(options)
+    plan = TrainPlan(
+        cache_mode=options.cache_mode,
+        kind=options.kind,
+        held_out=options.held_out,
+        num_rounds=options.rounds,
+        seed=options.seed,
+        num_processes=options.processes,
+    )
+    predictor = train_predictor(recordings, vocabulary, plan)
+    predictor.save(options.output)
+    print(heldout_table(predictor))
+    print(f"written: {options.output}")
+    return 0
+
+
+def _run_evaluate(options: argparse.Namespace) -> int:
+    from sglang_hvd.payoff import PayoffPredictor
+    from sglang_hvd.replay.evaluate import evaluate
+    from sglang_hvd.replay.tables import evaluation_table
+
+    _check_json(options)
+    cache_mode = options.cache_mode
+    if options.predictor is not None:
+        cache_mode = PayoffPredictor.load(options.predictor).settings["cache_mode"]
+    recordings, vocabulary = _read_traces(options)
+    evaluations = evaluate(
+        recordings,
+        vocabulary,
+        cache_mode=cache_mode,
+        given=options.predictor,
+        num_processes=options.processes,
+    )
+    return _show(
+        options, evaluation_table(evaluations), [evaluation.row() for evaluation in evaluations]
+    )
+
+
+def _run_reload(options: argparse.Namespace) -> int:
+    from sglang_hvd.reload import reload_predictor
+
+    print(reload_predictor(options.url, options.predictor))
+    return 0
+
+
+def _add_reload(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:30000", help="default: %(default)s")
+    parser.add_argument(
+        "--predictor", type=Path, required=True, metavar="FILE", help="as the server sees it"
+    )
+
+
+def _read_traces(options: argparse.Namespace) -> tuple[list[Recording], Vocabulary]:
+    from sglang_hvd.replay.recordings import Vocabulary, find_recordings
+
+    vocabulary = Vocabulary(options.tokenizer, options.eos_token or None)
+    vocabulary.eos_token_id  # noqa: B018  what is wrong with the tokenizer, now
+    return find_recordings(options.traces), vocabulary
+
+
+def _show(options: argparse.Namespace, table: str, rows: list[dict[str, object]]) -> int:
+    print(table)
+    if options.json is not None:
+        write_whole(options.json, json.dumps(rows, indent=1, allow_nan=False).encode())
+    return 0
+
+
+def _check_json(options: argparse.Namespace) -> None:
+    if options.json is not None:
+        _check_folder("--json", options.json)
+
+
+def _check_folder(flag: str, path: Path) -> None:
+    if not path.parent.is_dir():
+        raise ValueError(f"{flag} {path}: there is no folder {path.parent}")
+
+
+_COMMANDS: Mapping[
+    str,
+    tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int], str],
+] = {
+    "demo": (_add_demo, _run_demo, "compare all ways of decoding on the demo models"),
+    "serve": (_add_serve, _run_serve, "serve the demo model with HVD"),
+    "replay": (_add_replay, _run_replay, "compare the policies on recorded generations"),
+    "train": (_add_train, _run_train, "train a payoff predictor on recorded generations"),
+    "evaluate": (_add_evaluate, _run_evaluate, "judge payoff predictors on recordings"),
+    "reload": (_add_reload, _run_reload, "give a running server another predictor"),
+}

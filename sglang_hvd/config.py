@@ -54,6 +54,11 @@ class HvdConfig(BaseModel):
         strict=False,
         description="Payoff predictor (safetensors). Default: the one that ships in the package.",
     )
+    calibrate: bool = Field(
+        default=True,
+        description="Correct the payoff predictor by what it gets wrong, within bounds, and let "
+        "the frequency policy decide while it is off by more than twice.",
+    )
     cache_mode: CacheMode = Field(
         default="votes",
         description="Suffix cache: how it drafts. votes: every occurrence votes, with weights "
@@ -126,6 +131,31 @@ class HvdConfig(BaseModel):
         description="Add every cycle's draft source and accepted draft tokens to a response's "
         "meta_info.",
     )
+    record: Path | None = Field(
+        default=None,
+        strict=False,
+        description="Folder to record finished requests in, as token ids, to replay them and to "
+        "train a predictor on them. Default: nothing is recorded.",
+    )
+    record_prompts: bool = Field(
+        default=True,
+        description="Record the prompts too. Without them a recording has only what the model "
+        "generated.",
+    )
+    record_file_mb: int = Field(
+        default=64,
+        ge=1,
+        le=2**14,
+        description="Size of one recorded file, in MiB; the next one begins then.",
+    )
+    record_total_mb: int = Field(
+        default=1024,
+        ge=2,
+        le=2**24,
+        validate_default=True,
+        description="Size of all files in the record folder, in MiB; the oldest are removed. At "
+        "least two files.",
+    )
 
     @field_validator("max_depth", "max_spec_factor", "max_spec_offset")
     @classmethod
@@ -134,6 +164,14 @@ class HvdConfig(BaseModel):
         default = cls.model_fields[field.field_name].default
         if field.data.get("cache_mode") == "votes" and value != default:
             raise ValueError("only the paper cache mode reads it: set cache_mode to paper too")
+        return value
+
+    @field_validator("record_total_mb")
+    @classmethod
+    def _holds_two_files(cls, value: int, field: ValidationInfo) -> int:
+        file_mb = field.data.get("record_file_mb")
+        if file_mb is not None and value < 2 * file_mb:
+            raise ValueError(f"two files of record_file_mb {file_mb} must fit")
         return value
 
     @property
@@ -162,7 +200,7 @@ def load_config(
     yaml_path: the file of --hvd-config; None: the file that HVD_CONFIG in environ names, if any.
     overrides: field name -> value of each flag that was given.
 
-    A relative predictor path in a YAML file starts from that file's folder.
+    A relative path in a YAML file (predictor, record) starts from that file's folder.
 
     Raises ValueError with one line that names the file or flag, the key and what is wrong.
     """
@@ -174,7 +212,8 @@ def load_config(
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
-        where = flag_name(key) if key in overrides else f"{yaml_path}: {key}"
+        is_from_yaml = key in from_yaml and key not in overrides
+        where = f"{yaml_path}: {key}" if is_from_yaml else flag_name(key)
         reason = _reason(first["type"], first["msg"], first["input"])
         raise ValueError(f"{where}: {reason}") from None
 
@@ -194,9 +233,9 @@ def _read_yaml(path: Path) -> dict[str, object]:
         raise ValueError(
             f"{path}: an HVD config is a mapping of field to value, got {type(content).__name__}"
         )
-    predictor = content.get("predictor")
-    if isinstance(predictor, str):
-        content["predictor"] = path.parent / predictor
+    for name in ("predictor", "record"):
+        if isinstance(content.get(name), str):
+            content[name] = path.parent / content[name]
     return {str(key): value for key, value in content.items()}
 
 

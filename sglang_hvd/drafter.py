@@ -1,7 +1,10 @@
 """The hybrid drafter: decides cycle by cycle which draft each request verifies."""
 
-from collections.abc import Hashable, Iterable, Sequence
+import logging
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -9,15 +12,30 @@ import numpy.typing as npt
 from sglang_hvd.allocation import policies
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import (
-    DecodeState,
+    DraftFeatures,
+    FallbackChange,
+    OnlineCalibration,
+    OriginFigures,
     PayoffPredictor,
-    RequestHistory,
+    Prediction,
+    RequestTracker,
     TokenClasses,
-    build_features,
 )
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.suffix_cache import SuffixCache, SuffixCacheStats
-from sglang_hvd.types import CacheDraft, DraftPlan, DraftSource, TokenIds, VerifyOutcome
+from sglang_hvd.suffix_cache.token_ids import as_token_ids
+from sglang_hvd.types import (
+    MATCH_FEATURES,
+    DraftBatch,
+    DraftPlan,
+    DraftSource,
+    TokenIds,
+    VerifyOutcome,
+)
+
+logger = logging.getLogger(__name__)
+
+_SCORE = MATCH_FEATURES.index("score")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +58,29 @@ class RequestStats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposals:
-    """What the suffix cache proposes to a batch.
+    """What the suffix cache proposes to a batch, and what is expected of it. Row i belongs to
+    request i. The arrays are the drafter's own: they hold until its next proposals.
 
-    drafts: one entry per request, None where the cache proposes nothing.
-    features: float32[num_drafts, num_features], one row per draft that is there, in order; None
-        in a drafter without token classes.
+    drafts: num_nodes is 0 where the cache proposes nothing.
+    features: None in a drafter without token classes.
+    prediction: calibrated; None in a drafter without a predictor.
     """
 
-    drafts: list[CacheDraft | None]
-    features: npt.NDArray[np.float32] | None
+    num_requests: int
+    drafts: DraftBatch
+    features: DraftFeatures | None
+    prediction: Prediction | None
+
+    @property
+    def has_draft(self) -> npt.NDArray[np.bool_]:
+        """bool[num_requests]."""
+        return self.drafts.num_nodes[: self.num_requests] > 0
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    prompt_len: int
-    history: RequestHistory
+    slot: int  # of the tracker
     without_cache: bool
-    generated_len: int = 0
     planned: DraftSource | None = None
     stats: RequestStats = RequestStats()
 
@@ -79,7 +103,8 @@ class HybridDrafter:
         clock: StepClock | None = None,
     ) -> None:
         """
-        predictor, token_classes: needed by the payoff policy.
+        predictor: needed by the payoff policy.
+        token_classes: needed by a predictor; without them no features are computed.
         num_model_steps: steps the model drafter runs in a cycle.
         max_cache_draft_tokens: longest cache draft that one verification takes.
         clock: measures what plan does.
@@ -89,14 +114,22 @@ class HybridDrafter:
         self._config = config
         self._without_cache = DraftSource.MODEL if config.drafts_with_model else DraftSource.PLAIN
         self._cache = cache
-        self._predictor = predictor
-        self._token_classes = token_classes
+        self._predictor: PayoffPredictor | None = None
+        self._calibration: OnlineCalibration | None = None
+        if predictor is not None:
+            self.use_predictor(predictor)
+        self._tracker = (
+            None if token_classes is None else RequestTracker(config.history_window, token_classes)
+        )
         self._frequency_threshold = (
             num_model_steps if config.frequency_threshold is None else config.frequency_threshold
         )
         self._max_cache_draft_tokens = max_cache_draft_tokens
         self._clock = clock or StepClock()
         self._requests: dict[Hashable, _Request] = {}
+        # Reused from step to step; _votes are _drafts where the votes make these.
+        self._drafts = self._votes = DraftBatch.of_size(0, 0)
+        self._features = DraftFeatures.of_size(0)
 
     @classmethod
     def from_config(
@@ -136,6 +169,32 @@ class HybridDrafter:
         """Active requests: started and not finished."""
         return len(self._requests)
 
+    @property
+    def predictor(self) -> PayoffPredictor | None:
+        """The predictor in use."""
+        return self._predictor
+
+    def calibration(self) -> Mapping[str, OriginFigures] | None:
+        """How right the predictor is, by origin of the draft; None where it is not calibrated."""
+        return None if self._calibration is None else self._calibration.figures()
+
+    def read_predictor(self, path: Path) -> PayoffPredictor:
+        """A predictor that use_predictor takes.
+
+        Raises ValueError, in one line, if the policy has no use for one, or for a file that cannot
+        be used with this configuration.
+        """
+        if self._config.policy != "payoff":
+            raise ValueError(f"the {self._config.policy} policy has no predictor to replace")
+        return PayoffPredictor.of_config(self._config.model_copy(update={"predictor": path}))
+
+    def use_predictor(self, predictor: PayoffPredictor) -> None:
+        """Predicts with this one from the next plan on, and calibrates it from the start. Active
+        requests stay."""
+        self._predictor = predictor
+        if self._config.calibrate:
+            self._calibration = OnlineCalibration(self._config.threshold)
+
     def start(
         self,
         rid: Hashable,
@@ -150,8 +209,8 @@ class HybridDrafter:
         without_cache: never verify its cache drafts, whatever the policy.
         """
         self._cache.start(rid, prompt_ids, namespace)
-        history = RequestHistory(self._config.history_window)
-        self._requests[rid] = _Request(len(prompt_ids), history, without_cache)
+        slot = 0 if self._tracker is None else self._tracker.start(as_token_ids(prompt_ids))
+        self._requests[rid] = _Request(slot, without_cache)
 
     def plan(self, rids: Sequence[Hashable]) -> list[DraftPlan]:
         """Decides what each request of the batch verifies in its next cycle.
@@ -159,46 +218,51 @@ class HybridDrafter:
         Raises KeyError for a request that is not active.
         """
         if self._config.policy == "model":
-            return self.allocate(rids, Proposals([None] * len(rids), None))
+            self._reserve(len(rids))
+            self._drafts.num_nodes[: len(rids)] = 0
+            return self.allocate(rids, Proposals(len(rids), self._drafts, None, None))
         return self.allocate(rids, self.propose(rids))
 
     def propose(
         self, rids: Sequence[Hashable], max_cache_draft_tokens: int | None = None
     ) -> Proposals:
-        """The first half of plan: cache drafts and their features.
+        """The first half of plan: cache drafts, their features and predicted payoffs.
 
         max_cache_draft_tokens: another limit than this drafter's.
         """
+        limit = max_cache_draft_tokens or self._max_cache_draft_tokens
+        self._reserve(len(rids), limit)
         with self._clock.measure(Phase.PROPOSE):
-            drafts = self._cache.propose(
-                rids, max_cache_draft_tokens or self._max_cache_draft_tokens
-            )
-        if self._token_classes is None:
-            return Proposals(drafts, None)
+            limits = np.full(len(rids), limit, np.int32)
+            self._cache.propose_into(self._drafts, rids, limits)
+            if self._votes is not self._drafts:
+                self._cache.propose_into(self._votes, rids, limits, by_votes=True)
+        if self._tracker is None:
+            return Proposals(len(rids), self._drafts, None, None)
         with self._clock.measure(Phase.FEATURES):
-            states = [
-                DecodeState(request.prompt_len, request.generated_len, request.history)
-                for request, draft in zip(map(self._request, rids), drafts, strict=True)
-                if draft is not None
-            ]
-            found = [draft for draft in drafts if draft is not None]
-            return Proposals(drafts, build_features(found, states, self._token_classes))
+            features = self._features.first(len(rids))
+            slots = self._slots(map(self._request, rids))
+            self._tracker.write_features(features, slots, self._drafts, self._votes)
+        if self._predictor is None:
+            return Proposals(len(rids), self._drafts, features, None)
+        with self._clock.measure(Phase.PREDICT):
+            prediction = self._predictor.predict(features)
+            if self._calibration is not None:
+                prediction = self._calibration.expect(slots, self._drafts, prediction)
+        return Proposals(len(rids), self._drafts, features, prediction)
 
     def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> list[DraftPlan]:
-        """The second half of plan: predicted payoffs and the policy's decision."""
-        with self._clock.measure(Phase.PREDICT):
-            payoffs = self._payoffs(proposals)
+        """The second half of plan: the policy's decision."""
         with self._clock.measure(Phase.ALLOCATE):
-            sources = self._decide(proposals.drafts, payoffs)
+            payoffs = self._payoffs(proposals)
+            sources = self._decide(proposals, payoffs)
             plans = []
-            for rid, source, draft, payoff in zip(
-                rids, sources, proposals.drafts, payoffs, strict=True
-            ):
+            for row, (rid, source, payoff) in enumerate(zip(rids, sources, payoffs, strict=True)):
                 request = self._request(rid)
                 if request.without_cache:
                     source = self._without_cache
                 request.planned = source
-                chosen = draft if source is DraftSource.CACHE else None
+                chosen = proposals.drafts.chain(row) if source is DraftSource.CACHE else None
                 plans.append(DraftPlan(source, chosen, payoff))
             return plans
 
@@ -210,7 +274,16 @@ class HybridDrafter:
         """
         requests = [self._request(rid) for rid in rids]
         assert all(r.planned for r in requests), "a cycle must be planned before it is committed"
-        self._cache.commit(rids, [outcome.token_ids for outcome in outcomes])
+        token_ids = [outcome.token_ids for outcome in outcomes]
+        self._cache.commit(rids, token_ids)
+        if self._tracker is not None:
+            accepted = [
+                outcome.num_accepted_drafts if request.planned is DraftSource.CACHE else None
+                for request, outcome in zip(requests, outcomes, strict=True)
+            ]
+            self._tracker.commit(self._slots(requests), token_ids, accepted)
+        if self._calibration is not None:
+            self._observe(self._calibration, requests, outcomes)
         for request, outcome in zip(requests, outcomes, strict=True):
             _record(request, outcome)
 
@@ -221,7 +294,8 @@ class HybridDrafter:
         """
         request = self._request(rid)
         self._cache.commit([rid], [token_ids])
-        request.generated_len += len(token_ids)
+        if self._tracker is not None:
+            self._tracker.extend(request.slot, as_token_ids(token_ids))
         request.stats = replace(
             request.stats, num_target_tokens=request.stats.num_target_tokens + len(token_ids)
         )
@@ -237,6 +311,8 @@ class HybridDrafter:
         """
         stats = self.stats(rid)
         self._cache.finish(rid, keep=keep, output_ids=output_ids)
+        if self._tracker is not None:
+            self._tracker.finish(self._requests[rid].slot)
         del self._requests[rid]
         return stats
 
@@ -261,24 +337,99 @@ class HybridDrafter:
             raise KeyError(f"request {rid!r} is not active: start it first")
         return self._requests[rid]
 
-    def _payoffs(self, proposals: Proposals) -> list[float | None]:
-        if self._predictor is None or proposals.features is None:
-            return [None] * len(proposals.drafts)
-        predicted = iter(self._predictor.predict(proposals.features).tolist())
-        return [None if draft is None else next(predicted) for draft in proposals.drafts]
+    def _reserve(self, num_requests: int, max_nodes: int = 1) -> None:
+        """Makes the arrays that proposals are written into large enough."""
+        rows, width = self._drafts.token_ids.shape
+        if num_requests <= rows and max_nodes <= width:
+            return
+        rows, width = max(2 * rows, num_requests), max(width, max_nodes)
+        self._drafts = self._votes = DraftBatch.of_size(rows, width)
+        if self._tracker is not None:
+            self._features = DraftFeatures.of_size(rows)
+            if self._config.cache_mode == "paper":
+                self._votes = DraftBatch.of_size(rows, width)
 
-    def _decide(
-        self, drafts: Sequence[CacheDraft | None], payoffs: Sequence[float | None]
+    def _slots(self, requests: Iterable[_Request]) -> npt.NDArray[np.int32]:
+        return np.array([request.slot for request in requests], np.int32)
+
+    def _payoffs(self, proposals: Proposals) -> list[float | None]:
+        if proposals.prediction is None:
+            return [None] * proposals.num_requests
+        return [
+            payoff if has_draft else None
+            for payoff, has_draft in zip(
+                proposals.prediction.payoffs.tolist(), proposals.has_draft.tolist(), strict=True
+            )
+        ]
+
+    def _by_payoff(
+        self, proposals: Proposals, payoffs: Sequence[float | None]
     ) -> list[DraftSource]:
+        threshold = self._config.threshold
+        prediction = proposals.prediction
+        probs = None if prediction is None else prediction.reaches(math.ceil(threshold))
+        if probs is None:
+            return policies.by_payoff(payoffs, threshold)
+        has_draft = proposals.has_draft.tolist()
+        return policies.by_odds(
+            [prob if has else None for prob, has in zip(probs.tolist(), has_draft, strict=True)]
+        )
+
+    def _by_frequency(self, proposals: Proposals) -> list[DraftSource]:
+        scores = proposals.drafts.features[: proposals.num_requests, _SCORE].tolist()
+        has_draft = proposals.has_draft.tolist()
+        found = [s if has else None for s, has in zip(scores, has_draft, strict=True)]
+        return policies.by_frequency(found, self._frequency_threshold)
+
+    def _decide(self, proposals: Proposals, payoffs: Sequence[float | None]) -> list[DraftSource]:
+        has_draft = proposals.has_draft.tolist()
         match self._config.policy:
             case "payoff":
-                return policies.by_payoff(payoffs, self._config.threshold)
+                by_payoff = self._by_payoff(proposals, payoffs)
+                if self._calibration is None or not self._calibration.has_fallback:
+                    return by_payoff
+                by_frequency = self._by_frequency(proposals)
+                is_fallback = self._calibration.is_fallback(proposals.drafts, len(has_draft))
+                return [
+                    by_frequency[row] if is_off else by_payoff[row]
+                    for row, is_off in enumerate(is_fallback.tolist())
+                ]
             case "frequency":
-                return policies.by_frequency(drafts, self._frequency_threshold)
+                return self._by_frequency(proposals)
             case "cache":
-                return policies.cache_only(drafts)
+                return policies.cache_only(has_draft)
             case "model":
-                return [DraftSource.MODEL] * len(drafts)
+                return [DraftSource.MODEL] * len(has_draft)
+
+    def _observe(
+        self,
+        calibration: OnlineCalibration,
+        requests: Sequence[_Request],
+        outcomes: Sequence[VerifyOutcome],
+    ) -> None:
+        # Where the target added no token of its own the text ended inside the draft: of the
+        # draft's rest nothing is known.
+        accepted = [
+            outcome.num_accepted_drafts
+            if request.planned is DraftSource.CACHE and outcome.num_target_tokens
+            else None
+            for request, outcome in zip(requests, outcomes, strict=True)
+        ]
+        token_ids = [outcome.token_ids for outcome in outcomes]
+        for change in calibration.observe(self._slots(requests), token_ids, accepted):
+            _log(change)
+
+
+def _log(change: FallbackChange) -> None:
+    logger.warning(
+        "HVD: cache drafts of origin %s: %.2f tokens predicted, %.2f accepted. %s.",
+        change.origin,
+        change.mean_predicted,
+        change.mean_accepted,
+        "The predictor is off: the frequency policy decides on them"
+        if change.is_fallback
+        else "The predictor is right again and decides on them",
+    )
 
 
 def _record(request: _Request, outcome: VerifyOutcome) -> None:
@@ -286,7 +437,6 @@ def _record(request: _Request, outcome: VerifyOutcome) -> None:
     target_tokens = stats.num_target_tokens + outcome.num_target_tokens
     match request.planned:
         case DraftSource.CACHE:
-            request.history.record(accepted)
             request.stats = replace(
                 stats,
                 num_cache_cycles=stats.num_cache_cycles + 1,
@@ -294,7 +444,6 @@ def _record(request: _Request, outcome: VerifyOutcome) -> None:
                 num_target_tokens=target_tokens,
             )
         case DraftSource.MODEL:
-            request.history.record(None)
             request.stats = replace(
                 stats,
                 num_model_cycles=stats.num_model_cycles + 1,
@@ -302,9 +451,7 @@ def _record(request: _Request, outcome: VerifyOutcome) -> None:
                 num_target_tokens=target_tokens,
             )
         case DraftSource.PLAIN:
-            request.history.record(None)
             request.stats = replace(
                 stats, num_plain_cycles=stats.num_plain_cycles + 1, num_target_tokens=target_tokens
             )
-    request.generated_len += len(outcome.token_ids)
     request.planned = None

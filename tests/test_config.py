@@ -50,10 +50,10 @@ def test_an_empty_environment_variable_names_no_file() -> None:
     assert load_config(None, {}, {CONFIG_ENV: ""}) == HvdConfig()
 
 
-def test_a_predictor_in_a_file_starts_from_the_folder_of_the_file(config_file: Path) -> None:
-    config_file.write_text("predictor: models/mine.safetensors")
-    want = config_file.parent / "models" / "mine.safetensors"
-    assert load_config(config_file, {}, {}).predictor == want
+@pytest.mark.parametrize("key", ["predictor", "record"])
+def test_a_path_in_a_file_starts_from_the_folder_of_the_file(config_file: Path, key: str) -> None:
+    config_file.write_text(f"{key}: models/mine")
+    assert getattr(load_config(config_file, {}, {}), key) == config_file.parent / "models" / "mine"
 
 
 def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
@@ -75,6 +75,8 @@ def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
         ("max_depth: 32", r"max_depth: only the paper cache mode reads it: set cache_mode"),
         ("max_depth: 8.5", r"max_depth: input should be a valid integer, got 8.5"),
         ("min_token_prob: 2", r"min_token_prob: input should be less than or equal to 1"),
+        ("record_file_mb: 0", r"record_file_mb: input should be greater than or equal to 1"),
+        ("record_total_mb: 100", r"record_total_mb: two files of record_file_mb 64 must fit"),
         ("verify_width: 1", r"verify_width: input should be greater than or equal to 2"),
         ("1: 2", r"1: unknown key"),
         ("- threshold", r"is a mapping of field to value, got list"),
@@ -108,6 +110,11 @@ def test_a_wrong_flag_is_named_as_the_user_typed_it(config_file: Path) -> None:
     with pytest.raises(ValueError, match=r"^--hvd-max-depth: input should be .* got 1$") as error:
         load_config(config_file, {"max_depth": 1}, {})
     one_line(error)
+
+
+def test_a_default_that_a_flag_makes_wrong_is_named_as_its_flag() -> None:
+    with pytest.raises(ValueError, match=r"^--hvd-record-total-mb: two files of record_file_mb"):
+        load_config(None, {"record_file_mb": 600}, {})
 
 
 def test_a_flag_heals_a_wrong_value_in_the_file(config_file: Path) -> None:

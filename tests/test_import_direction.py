@@ -10,19 +10,22 @@ PACKAGE = Path(__file__).parents[1] / "sglang_hvd"
 
 # What each part of the package may import from the others. suffix_cache, payoff and allocation
 # never see each other: values of types.py are all that passes between them.
-CORE = {"types", "config", "step_clock", "suffix_cache", "payoff", "allocation", "drafter"}
+CORE = {"types", "config", "whole_file", "step_clock", "suffix_cache", "payoff", "allocation", "drafter"}
 MAY_IMPORT = {
     "types": set(),
     "config": {"types"},
+    "whole_file": set(),
     "step_clock": set(),
     "suffix_cache": {"types", "config"},
-    "payoff": {"types", "config"},
+    "payoff": {"types", "config", "whole_file"},
     "allocation": {"types", "config"},
     "drafter": CORE - {"drafter"},
-    "replay": CORE,
-    "plugin": CORE,
-    "demo": CORE | {"replay"},
-    "cli": CORE | {"replay", "demo"},
+    "traces": {"types"},
+    "replay": CORE | {"traces"},
+    "plugin": CORE | {"traces", "reload"},
+    "demo": CORE | {"traces", "replay"},
+    "reload": set(),
+    "cli": CORE | {"traces", "replay", "demo", "reload"},
 }
 
 # Where a framework may be imported: a folder, or one file.
@@ -93,6 +96,8 @@ def test_every_part_has_its_place_in_the_order() -> None:
         ("payoff/features.py", "from ..suffix_cache import SuffixCache"),
         ("payoff/features.py", "import sglang_hvd.drafter"),
         ("drafter.py", "from .replay import simulator"),
+        ("drafter.py", "from sglang_hvd.traces.trace import Trace"),
+        ("traces/recorder.py", "from sglang_hvd.config import HvdConfig"),
         ("plugin/worker.py", "from sglang_hvd.demo.models import build"),
         ("payoff/predictor.py", "import torch.nn as nn"),
         ("drafter.py", "def late():\n    import torch"),

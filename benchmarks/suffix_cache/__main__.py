@@ -13,7 +13,7 @@ from types import ModuleType
 from benchmarks.suffix_cache import peer, replay, timings
 from benchmarks.suffix_cache.contestants import Arctic, Contestant, Ngram, Ours
 from benchmarks.suffix_cache.rows import Row, higher_is_better, lower_is_better, table
-from sglang_hvd.replay.traces import load_tokenizer
+from sglang_hvd.traces.tokenizer import load_tokenizer
 
 _BESIDE_NGRAM = ", beside SGLang's NGRAM"
 SHAPES = {"chain": 0, "tree32": 32, "tree64": 64}

@@ -7,7 +7,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.suffix_cache.contestants import Contestant
-from sglang_hvd.replay.traces import Trace, read_text_traces, tokenize
+from sglang_hvd.traces.text_traces import read_text_traces, tokenize
+from sglang_hvd.traces.trace import Trace
 
 
 def load(path: Path, tokenizer: Tokenizer) -> list[Trace]:

@@ -6,7 +6,7 @@ None stands for a request without a cache draft.
 
 from collections.abc import Sequence
 
-from sglang_hvd.types import CacheDraft, DraftSource
+from sglang_hvd.types import DraftSource
 
 
 def by_payoff(payoffs: Sequence[float | None], threshold: float) -> list[DraftSource]:
@@ -15,17 +15,25 @@ def by_payoff(payoffs: Sequence[float | None], threshold: float) -> list[DraftSo
     return [_cache_from(threshold, payoff) for payoff in payoffs]
 
 
-def by_frequency(drafts: Sequence[CacheDraft | None], threshold: float) -> list[DraftSource]:
+def by_odds(probs: Sequence[float | None]) -> list[DraftSource]:
+    """The same gate where the distribution of the accepted length is known: the cache draft when
+    it is at least as likely as not to reach the threshold.
+
+    probs: probability of each request's cache draft that its accepted length reaches it.
+    """
+    return [_cache_from(0.5, prob) for prob in probs]
+
+
+def by_frequency(scores: Sequence[float | None], threshold: float) -> list[DraftSource]:
     """The rule-based hybrid: the cache draft when its score reaches the threshold, else the
     model drafter's draft. ArcticInference's rule, which sets the threshold to the number of
     tokens the model drafter drafts (arctic_inference/vllm/model_runner.py, min_score)."""
-    scores = [None if draft is None else draft.score for draft in drafts]
     return [_cache_from(threshold, score) for score in scores]
 
 
-def cache_only(drafts: Sequence[CacheDraft | None]) -> list[DraftSource]:
+def cache_only(has_draft: Sequence[bool]) -> list[DraftSource]:
     """SuffixDecoding: every cache draft; without one the target model decodes one token."""
-    return [DraftSource.PLAIN if draft is None else DraftSource.CACHE for draft in drafts]
+    return [DraftSource.CACHE if has else DraftSource.PLAIN for has in has_draft]
 
 
 def _cache_from(threshold: float, estimate: float | None) -> DraftSource:

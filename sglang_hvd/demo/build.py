@@ -145,8 +145,8 @@ def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
         Random(_PREDICTOR_SEED).shuffle(sessions)
         advance = stage("payoff predictor", 14, len(sessions))
         traces = roll_out(target, sessions, tokenizer, on_session=advance)
-        settings = TrainingSettings(hidden_sizes=(64, 64), num_epochs=10)
-        train_predictor(traces, tokenizer, settings).save(directory / "predictor.safetensors")
+        predictor = train_predictor(traces, tokenizer, TrainingSettings(max_epochs=10))
+        predictor.save(directory / "predictor.safetensors")
 
 
 _BAR = "{desc:<18} {percentage:3.0f}% |{bar:30}| {elapsed}, about {remaining} left"

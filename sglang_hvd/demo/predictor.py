@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, Policy
@@ -11,8 +10,9 @@ from sglang_hvd.payoff import PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.predictor import feature_settings
 from sglang_hvd.payoff.training import TrainingSettings, train
 from sglang_hvd.replay.simulator import replay, training_rows
-from sglang_hvd.replay.traces import Trace, token_strings
 from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.traces.tokenizer import token_strings
+from sglang_hvd.traces.trace import Trace
 
 # Steps of the model drafter in the demo, and accepted tokens in each of its cycles.
 _NUM_MODEL_STEPS = 3
@@ -25,7 +25,7 @@ def train_predictor(
     """Learns from the cycles of decoding with the model drafter alone and the cache alone."""
     token_classes = TokenClasses.from_strings(token_strings(tokenizer))
     policies: tuple[Policy, ...] = ("model", "cache")
-    rows = []
+    cycles = []
     for policy in policies:
         config = HvdConfig(policy=policy)
         drafter = HybridDrafter(
@@ -36,15 +36,11 @@ def train_predictor(
             num_model_steps=_NUM_MODEL_STEPS,
             max_cache_draft_tokens=DEFAULT_VERIFY_WIDTH - 1,
         )
-        cycles = [
-            cycle
-            for trace in traces
-            for cycle in replay(trace, drafter, num_model_accepted=_NUM_MODEL_ACCEPTED)
-        ]
-        rows.append(training_rows(cycles))
+        for trace in traces:
+            cycles += replay(trace, drafter, num_model_accepted=_NUM_MODEL_ACCEPTED)
     return train(
-        np.concatenate([features for features, _ in rows]),
-        np.concatenate([accepted_lens for _, accepted_lens in rows]),
+        training_rows(cycles),
+        kind="survival",
         feature_settings=feature_settings(HvdConfig()),
         provenance={"source": "greedy replies of the demo target", "num_replies": len(traces)},
         settings=settings,

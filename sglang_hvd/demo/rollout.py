@@ -10,7 +10,7 @@ from sglang_hvd.demo.corpus.session import Session
 from sglang_hvd.demo.gradients import workers
 from sglang_hvd.demo.tokenizer import END_ID, START_ID
 from sglang_hvd.demo.transformer import KeyValues, TargetModel
-from sglang_hvd.replay.traces import Trace
+from sglang_hvd.traces.trace import Trace
 
 _MAX_DRAFT = 64
 _MAX_REPLY = 320

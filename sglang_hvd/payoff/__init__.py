@@ -1,16 +1,22 @@
 """Payoff: how many tokens of a cache draft the target model will accept, predicted beforehand."""
 
-from sglang_hvd.payoff.features import FEATURE_NAMES, DecodeState, build_features
-from sglang_hvd.payoff.history import RequestHistory
-from sglang_hvd.payoff.predictor import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.payoff.calibration import FallbackChange, OnlineCalibration, OriginFigures
+from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
+from sglang_hvd.payoff.predictor import DEFAULT_PREDICTORS, PayoffPredictor, Prediction
 from sglang_hvd.payoff.token_classes import TokenClasses
+from sglang_hvd.payoff.tracker import DraftFeatures, RequestTracker
 
 __all__ = [
     "DEFAULT_PREDICTORS",
     "FEATURE_NAMES",
-    "DecodeState",
+    "PAPER_FEATURES",
+    "POSITION_FEATURES",
+    "DraftFeatures",
+    "FallbackChange",
+    "OnlineCalibration",
+    "OriginFigures",
     "PayoffPredictor",
-    "RequestHistory",
+    "Prediction",
+    "RequestTracker",
     "TokenClasses",
-    "build_features",
 ]

@@ -1,4 +1,6 @@
-"""The predictor's features: the paper's groups (appendix B, table 9), known before verification.
+"""The predictor's inputs, known before verification. native/features.hpp computes them.
+
+The first fourteen are the paper's (appendix B, table 9); its predictor reads no others.
 
 | name | definition |
 |---|---|
@@ -11,22 +13,56 @@
 | recent_cache_rate | share of the request's latest cycles that verified a cache draft |
 | recent_mean_accepted | mean accepted length of those cache drafts, 0 without any |
 | recent_last_accepted | accepted length of the latest of them, 0 without any |
-| whitespace ... delimiter | share of the draft's tokens in each token class |
+| whitespace ... delimiter | share of the draft's tokens in each of the paper's token classes |
+| logit_prob_k | log odds of the estimated probability that k tokens are accepted |
+| score_6 | the score of the first six tokens |
+| in_prompt, in_output | whether the match lies in the prompt, or in what the request generated |
+| log_match_len, log_age | ln(1 + tokens that matched), ln(1 + tokens since the match) |
+| log_occurrences, log_agreeing, share_agreeing | earlier occurrences of the context, those of \
+them that the draft's first token followed, and their share |
+| agreement, mean_agreement | share of the votes for the first token, mean over all tokens |
+| votes_* | the same of what the votes propose, which is another draft in the paper's cache mode |
+| votes_log_agreeing_len, votes_agreeing_share, votes_is_same | leading tokens in which the two \
+drafts agree, their share of the draft, whether that is all of it |
+| votes_logit_agreed, votes_logit_agreed_6, votes_score_agreed | what the votes say of those \
+tokens: log odds that all, that six of them are accepted, and their score |
+| agreed_share_k | share of the k-th latest cycle's committed tokens that the cache draft had \
+right, whether or not it was the draft that was verified |
+| moving_share_k | the same over the latest tokens, with a half-life of k |
+| agreed_share | the same over all cycles |
+| log_committed | ln(1 + tokens committed in cycles) |
+| agreed_k, committed_k | tokens of the k-th latest cycle: had right, committed |
+| log_run | ln(1 + tokens of the latest cycles that were had right without a miss) |
+| is_place_known ... place_shift | where the match lies, against where it would if the copy of \
+the cycle before went on: known, there, within 3 tokens, within 64 after, within 64 before, and \
+signed ln(1 + distance) |
+| before_2_*, before_1_*, token_k_* | whether the two tokens before the draft, and its first \
+three, are in each token class |
 
-The latest cycles are the request's last `history_window` ones.
+The latest cycles of recent_* are the request's last `history_window` ones.
+
+Each token of the draft has inputs of its own, POSITION_FEATURES: the log odds, divided by four, \
+that it is accepted if its predecessor is, by the draft's own probabilities and by the votes, and \
+the classes of it and of its predecessor.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from sglang_hvd.payoff._native import MAX_DEPTH, NUM_DRAFT_FEATURES, NUM_POSITION_FEATURES
+from sglang_hvd.payoff.token_classes import TokenClass
 
-import numpy as np
-import numpy.typing as npt
+_CLASSES = tuple(c.name.lower() for c in TokenClass if c.name)
+_MATCH = (
+    "in_prompt",
+    "in_output",
+    "log_match_len",
+    "log_age",
+    "log_occurrences",
+    "log_agreeing",
+    "share_agreeing",
+    "agreement",
+    "mean_agreement",
+)
 
-from sglang_hvd.payoff.history import RequestHistory
-from sglang_hvd.payoff.token_classes import TokenClass, TokenClasses
-from sglang_hvd.types import CacheDraft
-
-FEATURE_NAMES = (
+PAPER_FEATURES = (
     "score",
     "match_len",
     "draft_len",
@@ -36,34 +72,54 @@ FEATURE_NAMES = (
     "recent_cache_rate",
     "recent_mean_accepted",
     "recent_last_accepted",
-    *(token_class.name.lower() for token_class in TokenClass if token_class.name),
+    *_CLASSES[:5],
 )
 
+FEATURE_NAMES = (
+    *PAPER_FEATURES,
+    *(f"logit_prob_{depth}" for depth in (1, 2, 3, 4, 6, 8, 12, 16, 24)),
+    "score_6",
+    *_MATCH,
+    "votes_log_agreeing_len",
+    "votes_agreeing_share",
+    "votes_is_same",
+    "votes_logit_agreed",
+    "votes_logit_agreed_6",
+    "votes_score_agreed",
+    "votes_score",
+    *(f"votes_logit_prob_{depth}" for depth in (1, 3, 10, 16)),
+    *(f"votes_{name}" for name in _MATCH),
+    *(f"agreed_share_{back}" for back in (1, 2, 3, 4)),
+    *(f"moving_share_{half_life}" for half_life in (4, 16, 64, 256)),
+    "agreed_share",
+    "log_committed",
+    "agreed_1",
+    "agreed_2",
+    "committed_1",
+    "committed_2",
+    "log_run",
+    "is_place_known",
+    "is_place_same",
+    "is_place_near",
+    "is_place_ahead",
+    "is_place_behind",
+    "place_shift",
+    *(
+        f"{place}_{name}"
+        for place in ("before_2", "before_1", "token_1", "token_2", "token_3")
+        for name in _CLASSES
+    ),
+)
 
-@dataclass(frozen=True, slots=True)
-class DecodeState:
-    """Where a request stands when its cache draft is proposed. Lengths are in tokens."""
+POSITION_FEATURES = (
+    "logit_next",
+    "votes_logit_next",
+    *_CLASSES,
+    *(f"predecessor_{name}" for name in _CLASSES),
+)
 
-    prompt_len: int
-    generated_len: int
-    history: RequestHistory
+# Tokens of a draft that are looked at; none is deeper.
+MAX_DRAFT_LEN: int = MAX_DEPTH
 
-
-def build_features(
-    drafts: Sequence[CacheDraft], states: Sequence[DecodeState], token_classes: TokenClasses
-) -> npt.NDArray[np.float32]:
-    """float32[num_drafts, len(FEATURE_NAMES)]: one row per cache draft and its request's state."""
-    features = np.empty((len(drafts), len(FEATURE_NAMES)), dtype=np.float32)
-    for row, draft, state in zip(features, drafts, states, strict=True):
-        context_len = state.prompt_len + state.generated_len
-        row[0] = draft.score
-        row[1] = draft.match_len
-        row[2] = draft.num_tokens
-        row[3] = np.log1p(state.prompt_len)
-        row[4] = np.log1p(state.generated_len)
-        row[5] = state.generated_len / context_len
-        row[6] = state.history.cache_rate
-        row[7] = state.history.mean_accepted
-        row[8] = state.history.last_accepted
-        row[9:] = token_classes.shares(draft.token_ids)
-    return features
+assert len(FEATURE_NAMES) == NUM_DRAFT_FEATURES, "features.hpp computes other features"
+assert len(POSITION_FEATURES) == NUM_POSITION_FEATURES, "features.hpp computes other features"

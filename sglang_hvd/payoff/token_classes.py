@@ -8,20 +8,22 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.types import TokenIds
-
 _BRACKETS = frozenset("()[]{}<>")
 _DELIMITERS = frozenset(",;:|=/\\\"'`")
 
 
 class TokenClass(enum.IntFlag):
-    """The draft-structure classes of the paper (table 9). A token may be in several or in none."""
+    """What kind of text a token is; it may be in several classes or in none. The first five are
+    the draft-structure classes of the paper (table 9)."""
 
     WHITESPACE = 1  # whitespace only
     PUNCTUATION = 2  # punctuation and symbols only, whitespace aside
     LINE_BREAK = 4  # contains a line break
     BRACKET = 8  # contains one of ( ) [ ] { } < >
     DELIMITER = 16  # contains one of , ; : | = / \ " ' `
+    WORD_START = 32  # letters only, after a space
+    WORD = 64  # letters only, without a space before them
+    DIGIT = 128  # contains a digit
 
 
 class TokenClasses:
@@ -52,16 +54,6 @@ class TokenClasses:
         """Names the table: equal for equal tables."""
         return hashlib.sha256(self.flags.tobytes()).hexdigest()[:16]
 
-    def shares(self, token_ids: TokenIds) -> npt.NDArray[np.float32]:
-        """Share of the tokens in each class, float32[5] in the order of TokenClass."""
-        known = token_ids[token_ids < len(self.flags)]
-        in_class = (self.flags[known][:, None] & _ALL_CLASSES) != 0
-        shares: npt.NDArray[np.float64] = in_class.sum(axis=0) / len(token_ids)
-        return shares.astype(np.float32)
-
-
-_ALL_CLASSES = np.array([int(c) for c in TokenClass], dtype=np.uint8)
-
 
 def _classify(text: str) -> TokenClass:
     classes = TokenClass(0)
@@ -76,4 +68,8 @@ def _classify(text: str) -> TokenClass:
         classes |= TokenClass.BRACKET
     if not _DELIMITERS.isdisjoint(text):
         classes |= TokenClass.DELIMITER
+    if visible.isalpha():
+        classes |= TokenClass.WORD_START if text[0].isspace() else TokenClass.WORD
+    if any(c.isdigit() for c in text):
+        classes |= TokenClass.DIGIT
     return classes

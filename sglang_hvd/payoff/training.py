@@ -1,4 +1,4 @@
-"""Trains the paper's predictor (appendix B, table 10): the only core file that needs torch."""
+"""Trains the predictors: the only core file that needs torch."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -6,88 +6,92 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-from sglang_hvd.payoff.features import FEATURE_NAMES
-from sglang_hvd.payoff.predictor import PayoffPredictor
-
-# Adam needs some thousand steps. The paper's batch of 65536 gives them only on its amount of data.
-_MIN_UPDATES_PER_EPOCH = 256
+from sglang_hvd.payoff._native import NUM_BUCKETS, bucket_of
+from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
+from sglang_hvd.payoff.predictor import Kind, PayoffPredictor
+from sglang_hvd.payoff.rows import TrainingRows
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """The paper's settings.
+    """How a predictor is fitted. The defaults are those of the survival predictor.
 
-    batch_size: rows per update. None: the paper's 65536, but so small that an epoch has at least
-        256 updates; a number is taken literally.
+    batch_size: rows per update.
+    num_row_visits: rows seen in all epochs together; the epochs are as many as come closest, but
+        at least min_epochs and at most max_epochs. On little data more epochs fit the noise, on
+        much data fewer suffice.
+    weight_decay: of AdamW.
     """
 
-    hidden_sizes: tuple[int, ...] = (256, 256)
-    learning_rate: float = 1e-3
-    batch_size: int | None = None
-    num_epochs: int = 20
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    learning_rate: float = 2e-3
+    batch_size: int = 1024
+    num_row_visits: int = 3_000_000
+    min_epochs: int = 4
+    max_epochs: int = 20
+    weight_decay: float = 1e-2
     seed: int = 42
 
-    def rows_per_update(self, num_rows: int) -> int:
-        if self.batch_size is not None:
-            return self.batch_size
-        return max(1, min(65536, num_rows // _MIN_UPDATES_PER_EPOCH))
+    @classmethod
+    def of_paper(cls, num_rows: int, batch_size: int | None = None) -> "TrainingSettings":
+        """The paper's (table 10), which name 20 epochs.
+
+        batch_size: None: the paper's 65536, but so small that an epoch has at least 256 updates,
+            since Adam needs some thousand steps; the paper's own amount of data gives them.
+        """
+        return cls(
+            hidden_sizes=(256, 256),
+            learning_rate=1e-3,
+            batch_size=batch_size or max(1, min(65536, num_rows // 256)),
+            min_epochs=20,
+            weight_decay=0,
+        )
+
+    def num_epochs(self, num_rows: int) -> int:
+        wanted = round(self.num_row_visits / max(1, num_rows))
+        return min(max(wanted, self.min_epochs), self.max_epochs)
 
 
 def train(
-    features: npt.NDArray[np.float32],
-    accepted_lens: npt.NDArray[np.int32],
+    rows: TrainingRows,
     *,
+    kind: Kind,
     feature_settings: Mapping[str, float | str],
     provenance: Mapping[str, object],
     settings: TrainingSettings | None = None,
 ) -> PayoffPredictor:
-    """Fits accepted length by squared error with Adam, deterministically.
+    """Fits a predictor, deterministically.
 
-    features: float32[num_rows, num_features], see build_features.
-    accepted_lens: int32[num_rows], accepted tokens of each row's cache draft.
+    mlp: the paper's, by squared error of the accepted length.
+    survival: by the likelihood of what was seen: that each accepted token was accepted, and that
+        the one after them was not. A draft accepted whole says nothing about what would have
+        followed, so drafts of all lengths can be learned from together.
+
     feature_settings, provenance: stored with the predictor.
 
     Raises ValueError if there is nothing to learn from.
     """
-    if features.shape != (len(accepted_lens), len(FEATURE_NAMES)) or not len(features):
-        raise ValueError(
-            f"training needs float32[num_rows, {len(FEATURE_NAMES)}] features and as many "
-            f"accepted lengths, got {list(features.shape)} and {list(accepted_lens.shape)}"
-        )
-    settings = settings or TrainingSettings()
-    with _one_thread():
-        return _fit(features, accepted_lens, settings, feature_settings, provenance)
-
-
-def _fit(
-    features: npt.NDArray[np.float32],
-    accepted_lens: npt.NDArray[np.int32],
-    settings: TrainingSettings,
-    feature_settings: Mapping[str, float | str],
-    provenance: Mapping[str, object],
-) -> PayoffPredictor:
+    if not len(rows):
+        raise ValueError("training needs at least one row")
+    if settings is None:
+        settings = TrainingSettings.of_paper(len(rows)) if kind == "mlp" else TrainingSettings()
+    names = PAPER_FEATURES if kind == "mlp" else FEATURE_NAMES
+    features = rows.features[:, : len(names)]
     mean = features.mean(axis=0, dtype=np.float64).astype(np.float32)
     std = features.std(axis=0, dtype=np.float64).astype(np.float32)
-    std[std == 0] = 1  # a feature that never varies
-
-    inputs = torch.from_numpy((features - mean) / std)
-    targets = torch.from_numpy(accepted_lens.astype(np.float32))
-    generator = torch.Generator().manual_seed(settings.seed)
-    network = _network(settings, generator)
-    optimizer = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
-    batch_size = settings.rows_per_update(len(inputs))
-    for _ in range(settings.num_epochs):
-        for rows in torch.randperm(len(inputs), generator=generator).split(batch_size):
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(network(inputs[rows])[:, 0], targets[rows])
-            loss.backward()
-            optimizer.step()
+    std[std < 1e-6] = 1  # a feature that never varies
+    with _one_thread():
+        generator = torch.Generator().manual_seed(settings.seed)
+        num_outputs = 1 if kind == "mlp" else NUM_BUCKETS + len(POSITION_FEATURES)
+        network = _network((len(names), *settings.hidden_sizes, num_outputs), generator)
+        inputs = torch.from_numpy((features - mean) / std)
+        _fit(network, inputs, rows, kind, settings, generator)
     layers = [layer for layer in network if isinstance(layer, nn.Linear)]
     return PayoffPredictor(
+        kind=kind,
         mean=mean,
         std=std,
         weights=tuple(layer.weight.detach().numpy().copy() for layer in layers),
@@ -95,6 +99,64 @@ def _fit(
         settings=feature_settings,
         provenance=provenance,
     )
+
+
+def survival_log_odds(outputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """float[num_rows, longest]: log odds that each token is accepted if those before it are.
+
+    outputs: float[num_rows, NUM_BUCKETS + len(POSITION_FEATURES)] of the network.
+    positions: float[num_rows, longest, len(POSITION_FEATURES)].
+    """
+    buckets = torch.tensor([bucket_of(position) for position in range(positions.shape[1])])
+    at_depth = outputs[:, :NUM_BUCKETS].index_select(1, buckets)
+    return at_depth + torch.einsum("rjk,rk->rj", positions, outputs[:, NUM_BUCKETS:])
+
+
+def _fit(
+    network: nn.Sequential,
+    inputs: torch.Tensor,
+    rows: TrainingRows,
+    kind: Kind,
+    settings: TrainingSettings,
+    generator: torch.Generator,
+) -> None:
+    positions = torch.from_numpy(rows.positions)
+    draft_lens = torch.from_numpy(rows.draft_lens).clamp(max=positions.shape[1])
+    accepted_lens = torch.from_numpy(rows.accepted_lens)
+    weights = torch.ones(len(rows)) if rows.weights is None else torch.from_numpy(rows.weights)
+    depths = torch.arange(positions.shape[1])
+
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        outputs = network(inputs[batch])
+        if kind == "mlp":
+            return (weights[batch] * (outputs[:, 0] - accepted_lens[batch]).square()).mean()
+        log_odds = survival_log_odds(outputs, positions[batch])
+        accepted = depths < accepted_lens[batch, None]
+        missed = (depths == accepted_lens[batch, None]) & (depths < draft_lens[batch, None])
+        # log of the probability of what was seen, of each token that was judged
+        log_probs = nn.functional.logsigmoid(torch.where(missed, -log_odds, log_odds))
+        return -(weights[batch] * (log_probs * (accepted | missed)).sum(dim=1)).mean()
+
+    optimizer = torch.optim.AdamW(
+        network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+    )
+    num_epochs = settings.num_epochs(len(rows))
+    num_updates = num_epochs * -(-len(rows) // settings.batch_size)
+    # The paper's learning rate is constant.
+    schedule = (
+        None
+        if kind == "mlp"
+        else torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, settings.learning_rate, total_steps=num_updates + 1, pct_start=0.1
+        )
+    )
+    for _ in range(num_epochs):
+        for batch in torch.randperm(len(rows), generator=generator).split(settings.batch_size):
+            optimizer.zero_grad()
+            loss_of(batch).backward()
+            optimizer.step()
+            if schedule is not None:
+                schedule.step()
 
 
 @contextmanager
@@ -109,8 +171,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def _network(settings: TrainingSettings, generator: torch.Generator) -> nn.Sequential:
-    sizes = [len(FEATURE_NAMES), *settings.hidden_sizes, 1]
+def _network(sizes: tuple[int, ...], generator: torch.Generator) -> nn.Sequential:
     layers: list[nn.Module] = []
     for num_in, num_out in pairwise(sizes):
         linear = nn.Linear(num_in, num_out)

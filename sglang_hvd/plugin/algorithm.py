@@ -23,6 +23,7 @@ from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, flag_name, load_c
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.plugin.draft_model import check_draft_model, target_context_length
 from sglang_hvd.plugin.flags import config_file_and_overrides, is_from_command_line
+from sglang_hvd.traces.recording_folder import check_folder
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -169,6 +170,8 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
     if config.policy == "payoff":
         # A file that cannot be used is refused before any model loads.
         PayoffPredictor.of_config(config)
+    if config.record is not None:
+        check_folder(config.record)
     cfg = resolving_view(server_args)
     _refuse_untested(cfg)
     check_draft_model(cfg)

@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_hvd.plugin import algorithm, flags, responses, server_info
+from sglang_hvd.plugin import algorithm, flags, reload, responses, server_info
 
 # target in SGLang -> (kind, hook). tests/plugin/test_seams.py checks that each target exists.
 HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
@@ -36,6 +36,14 @@ HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
     "sglang.srt.managers.scheduler.Scheduler.on_idle": (
         HookType.AFTER,
         server_info.let_go_when_idle,
+    ),
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager.update_weights_from_disk": (
+        HookType.AROUND,
+        reload.ask_for_predictor,
+    ),
+    "sglang.srt.managers.scheduler.Scheduler.handle_dumper_control": (
+        HookType.AROUND,
+        reload.answer_for_predictor,
     ),
     "sglang.srt.managers.scheduler_components.internal_state."
     "SchedulerInternalStateController.get_internal_state": (

@@ -21,8 +21,9 @@ import numpy as np
 
 from sglang_hvd.drafter import HybridDrafter, RequestStats
 from sglang_hvd.plugin.host_transfer import HostCopy
+from sglang_hvd.plugin.recording import RequestRecorder
 from sglang_hvd.step_clock import Phase, StepClock
-from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
+from sglang_hvd.types import DraftPlan, DraftSource, TokenIds, VerifyOutcome
 
 if TYPE_CHECKING:
     import torch
@@ -33,12 +34,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """One request the drafter knows. num_tokens counts prompt and committed output tokens."""
+    """One request the drafter knows.
+
+    num_tokens counts prompt and committed output tokens. prompt_ids is there to be recorded; None:
+    nothing is recorded of this request.
+    """
 
     key: int
     rid: str
     req: weakref.ref[Req]
     num_tokens: int
+    prompt_ids: TokenIds | None
     source: DraftSource = DraftSource.PLAIN
     cycles: list[tuple[str, int]] = field(default_factory=list)
 
@@ -67,12 +73,14 @@ class HeldRequests:
         metrics: HvdMetrics | None,
         clock: StepClock,
         report_cycles: bool,
+        recorder: RequestRecorder | None,
     ) -> None:
         self._drafter = drafter
         self._clock = clock
         self._stream = stream
         self._metrics = metrics
         self._report_cycles = report_cycles
+        self._recorder = recorder
         self._held: dict[int, _Held] = {}  # by key
         self._dead: deque[int] = deque()  # keys whose request is gone
         self._launched: _Launched | None = None
@@ -192,6 +200,7 @@ class HeldRequests:
             "num_pending_tokens": cache.num_pending_tokens,
             "num_cache_bytes": cache.num_bytes,
             "steps": self._clock.describe(),
+            "recorder": self._recorder.describe() if self._recorder is not None else None,
         }
 
     def _start(self, req: Req) -> _Held:
@@ -204,19 +213,21 @@ class HeldRequests:
             self._release(held)
         key = self._next_key
         self._next_key += 1
+        # Placeholders of images are no vocabulary tokens: they must never be drafted.
+        given_ids = np.asarray(req.origin_input_ids_unpadded, dtype=np.int64)
+        # SGLang takes any number for a token id; what no vocabulary holds must not end the process.
+        is_valid = bool(((given_ids >= 0) & (given_ids < 2**31)).all())
+        prompt_ids = given_ids.astype(np.int32) if is_valid else np.empty(0, np.int32)
         held = _Held(
             key=key,
             rid=req.rid,
             req=weakref.ref(req, lambda _: self._dead.append(key)),
             num_tokens=num_tokens,
+            prompt_ids=prompt_ids if is_valid and self._recorder is not None else None,
         )
-        # Placeholders of images are no vocabulary tokens: they must never be drafted.
-        prompt_ids = np.asarray(req.origin_input_ids_unpadded, dtype=np.int64)
-        # SGLang takes any number for a token id; what no vocabulary holds must not end the process.
-        is_valid = bool(((prompt_ids >= 0) & (prompt_ids < 2**31)).all())
         self._drafter.start(
             held.key,
-            prompt_ids.astype(np.int32) if is_valid else [],
+            prompt_ids,
             namespace=_namespace(req),
             without_cache=not is_valid or _has_penalties(req),
         )
@@ -276,6 +287,8 @@ class HeldRequests:
         output_ids = np.asarray(req.output_ids_through_stop, dtype=np.int32)
         stats = self._drafter.finish(held.key, output_ids=output_ids, keep=len(output_ids) > 0)
         req._hvd_figures = _figures(stats, held.cycles if self._report_cycles else None)
+        if self._recorder is not None and held.prompt_ids is not None:
+            self._recorder.record(req, held.prompt_ids, namespace=_namespace(req))
         del self._held[held.key]
 
     def _drop_ended(self, running: Sequence[Req]) -> None:

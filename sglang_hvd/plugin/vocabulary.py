@@ -1,4 +1,4 @@
-"""The target's vocabulary as text, from which the predictor's token classes are made."""
+"""The target's vocabulary: its tokens as text, for the predictor's token classes, and its name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
+from sglang_hvd.traces.vocabulary import vocabulary_fingerprint
+
 
 def token_strings(server_args: Any) -> Iterator[str]:
     """Yield each token id of the vocabulary decoded by itself, in id order.
@@ -14,11 +16,20 @@ def token_strings(server_args: Any) -> Iterator[str]:
     Loads the tokenizer when it is first read, also under --skip-tokenizer-init: the predictor
     needs the classes of tokens, whoever turns text into them.
     """
-    tokenizer = get_tokenizer(
+    tokenizer = _tokenizer(server_args)
+    for token_id in range(len(tokenizer)):
+        yield tokenizer.decode([token_id])
+
+
+def served_fingerprint(server_args: Any) -> str:
+    """What recordings carry to be read with the same tokenizer; loads the tokenizer."""
+    return vocabulary_fingerprint(_tokenizer(server_args).get_vocab())
+
+
+def _tokenizer(server_args: Any) -> Any:
+    return get_tokenizer(
         server_args.tokenizer_path or server_args.model_path,
         tokenizer_mode=server_args.tokenizer_mode,
         trust_remote_code=server_args.trust_remote_code,
         revision=server_args.revision,
     )
-    for token_id in range(len(tokenizer)):
-        yield tokenizer.decode([token_id])

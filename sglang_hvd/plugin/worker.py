@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.runtime_context import get_observability, get_parallel
@@ -23,7 +24,9 @@ from sglang_hvd.plugin.algorithm import HvdLaunch, launch_of
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import require_hooks
 from sglang_hvd.plugin.host_transfer import copy_stream
+from sglang_hvd.plugin.recording import RequestRecorder
 from sglang_hvd.plugin.requests import HeldRequests
+from sglang_hvd.plugin.served_predictor import PredictorMetrics, ServedPredictor
 from sglang_hvd.plugin.server_info import HvdMetrics
 from sglang_hvd.plugin.vocabulary import token_strings
 
@@ -49,19 +52,27 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._launch: HvdLaunch = launch
         self._clock = self._draft_worker.clock
         self._published_at = 0.0
+        drafter = HybridDrafter.from_config(
+            launch.config,
+            token_strings=token_strings(server_args),
+            num_model_steps=self.speculative_num_steps,
+            verify_width=launch.verify_width,
+            deterministic=get_parallel().tp_size > 1,
+            clock=self._clock,
+        )
+        self._served_predictor = ServedPredictor(
+            drafter,
+            launch.config,
+            ranks=get_parallel().tp_group.cpu_group if get_parallel().tp_size > 1 else None,
+            metrics=PredictorMetrics() if _is_metrics_rank() else None,
+        )
         self._held = HeldRequests(
-            HybridDrafter.from_config(
-                launch.config,
-                token_strings=token_strings(server_args),
-                num_model_steps=self.speculative_num_steps,
-                verify_width=launch.verify_width,
-                deterministic=get_parallel().tp_size > 1,
-                clock=self._clock,
-            ),
+            drafter,
             stream=copy_stream(self.device),
             metrics=HvdMetrics() if _is_metrics_rank() else None,
             clock=self._clock,
             report_cycles=launch.config.report_cycles,
+            recorder=_recorder(launch, server_args),
         )
         self._draft_worker.plan_drafts = self._held.plan
         if not launch.config.drafts_with_model:
@@ -109,14 +120,21 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._held.drop_ended()
         self._publish()
 
+    def use_predictor(self, path: Path) -> None:
+        """Predict with another predictor from the next step on. Raises ValueError if it cannot be
+        used; then the old one stays."""
+        self._served_predictor.replace(path)
+
     def _publish(self) -> None:
         self._held.publish()
+        self._served_predictor.publish()
         self._published_at = time.monotonic()
 
     def describe(self) -> dict[str, Any]:
         """Settings and counters for /server_info; plain values."""
         return {
             **self._held.describe(),
+            "predictor": self._served_predictor.describe(),
             "config": self._launch.config.model_dump(mode="json"),
             "verify_width": self._launch.verify_width,
             "num_model_nodes": self._launch.num_model_nodes,
@@ -127,6 +145,13 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
 def _is_metrics_rank() -> bool:
     # Every tensor-parallel rank plans the same cycles; one of them counts.
     return get_observability().enable_metrics and get_parallel().tp_rank == 0
+
+
+def _recorder(launch: HvdLaunch, server_args: Any) -> RequestRecorder | None:
+    # Every tensor-parallel rank serves the same requests; one of them records.
+    if launch.config.record is None or get_parallel().tp_rank != 0:
+        return None
+    return RequestRecorder(launch.config, server_args)
 
 
 @contextmanager

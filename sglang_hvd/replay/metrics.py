@@ -5,15 +5,42 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+_NUM_BINS = 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judgement:
+    """What a predictor says of some drafts.
+
+    payoffs: float32[num_drafts], predicted accepted lengths, which the gate compares with its
+        threshold.
+    probs: float32[num_drafts], predicted probability that the accepted length reaches the
+        threshold; None from a predictor that gives a bare number.
+    """
+
+    payoffs: npt.NDArray[np.float32]
+    probs: npt.NDArray[np.float32] | None
+
+    @property
+    def ranking(self) -> npt.NDArray[np.float32]:
+        """What tells the drafts worth verifying from the others best."""
+        return self.payoffs if self.probs is None else self.probs
+
 
 @dataclass(frozen=True, slots=True)
 class PayoffQuality:
     """A predictor's decisions against the drafts whose accepted length reaches the threshold.
 
     oracle_share: share of the drafts that reach it.
-    precision: share of the selected drafts that reach it; None if none is selected.
-    recall: share of the drafts that reach it which are selected; None if none reaches it.
+    precision, recall: of the decisions. A draft is selected if it is more likely than not to reach
+        the threshold, or, without probabilities, if its predicted length does. precision is None if
+        none is selected, recall if none reaches it.
     average_precision: area under precision over recall for all thresholds; None likewise.
+    roc_auc: probability that a draft that reaches the threshold ranks above one that does not;
+        None if all or none do.
+    precision_at_recall_60: highest precision with a recall of at least .6; None likewise.
+    calibration_error: of the probabilities, the largest difference between predicted and real
+        share in any tenth of the drafts; None without probabilities.
     mean_absolute_error: of the predicted accepted length, in tokens.
     """
 
@@ -22,36 +49,78 @@ class PayoffQuality:
     precision: float | None
     recall: float | None
     average_precision: float | None
+    roc_auc: float | None
+    precision_at_recall_60: float | None
+    calibration_error: float | None
     mean_absolute_error: float
 
 
 def payoff_quality(
-    predicted: npt.NDArray[np.float32], accepted_lens: npt.NDArray[np.int32], *, threshold: float
+    judgement: Judgement, accepted_lens: npt.NDArray[np.int32], *, threshold: float
 ) -> PayoffQuality:
-    """Compares predicted with real accepted lengths, float32 and int32 [num_drafts].
+    """Compares predicted with real accepted lengths, int32[num_drafts].
 
     Raises ValueError if there are no drafts.
     """
-    if not len(predicted):
+    if not len(accepted_lens):
         raise ValueError("no drafts to measure")
-    worth, selected = accepted_lens >= threshold, predicted >= threshold
+    worth = accepted_lens >= threshold
+    probs = judgement.probs
+    selected = judgement.payoffs >= threshold if probs is None else probs >= 0.5
     num_hits, num_worth, num_selected = (worth & selected).sum(), worth.sum(), selected.sum()
+    curve = _precision_recall(judgement.ranking, worth) if num_worth else None
     return PayoffQuality(
-        num_drafts=len(predicted),
+        num_drafts=len(worth),
         oracle_share=float(worth.mean()),
         precision=float(num_hits / num_selected) if num_selected else None,
         recall=float(num_hits / num_worth) if num_worth else None,
-        average_precision=_average_precision(predicted, worth) if num_worth else None,
-        mean_absolute_error=float(np.abs(predicted - accepted_lens).mean()),
+        average_precision=None if curve is None else _average_precision(*curve),
+        roc_auc=_roc_auc(judgement.ranking, worth) if 0 < num_worth < len(worth) else None,
+        precision_at_recall_60=None if curve is None else float(curve[0][curve[1] >= 0.6].max()),
+        calibration_error=None if probs is None else _calibration_error(probs, worth),
+        mean_absolute_error=float(np.abs(judgement.payoffs - accepted_lens).mean()),
     )
 
 
-def _average_precision(predicted: npt.NDArray[np.float32], worth: npt.NDArray[np.bool_]) -> float:
-    """Sum over the distinct predictions, highest first, of precision x gain in recall."""
-    order = np.argsort(-predicted, kind="stable")
+def reliability_curve(
+    probs: npt.NDArray[np.float32], happened: npt.NDArray[np.bool_], num_bins: int = _NUM_BINS
+) -> list[tuple[float, float, int]]:
+    """Predicted mean, real share and number of each of num_bins equally large groups, by rising
+    prediction; equal predictions may fall into different groups."""
+    order = np.argsort(probs, kind="stable")
+    return [
+        (float(probs[group].mean()), float(happened[group].mean()), len(group))
+        for group in np.array_split(order, num_bins)
+        if len(group)
+    ]
+
+
+def _calibration_error(probs: npt.NDArray[np.float32], happened: npt.NDArray[np.bool_]) -> float:
+    return max(abs(mean - share) for mean, share, _ in reliability_curve(probs, happened))
+
+
+def _precision_recall(
+    ranking: npt.NDArray[np.float32], worth: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """At each distinct value, highest first."""
+    order = np.argsort(-ranking, kind="stable")
     hits = np.cumsum(worth[order])
-    is_last_of_ties = np.append(np.diff(predicted[order]) != 0, True)
+    is_last_of_ties = np.append(np.diff(ranking[order]) != 0, True)
     ranks = np.flatnonzero(is_last_of_ties)
-    precision = hits[ranks] / (ranks + 1)
-    gained = np.diff(hits[ranks], prepend=0) / hits[-1]
-    return float((precision * gained).sum())
+    return hits[ranks] / (ranks + 1), hits[ranks] / hits[-1]
+
+
+def _average_precision(
+    precision: npt.NDArray[np.float64], recall: npt.NDArray[np.float64]
+) -> float:
+    """Sum over the distinct predictions, highest first, of precision x gain in recall."""
+    return float((precision * np.diff(recall, prepend=0)).sum())
+
+
+def _roc_auc(ranking: npt.NDArray[np.float32], worth: npt.NDArray[np.bool_]) -> float:
+    """By the ranks of the drafts (Mann-Whitney), ties counting half."""
+    _, group, sizes = np.unique(ranking, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(sizes) - (sizes - 1) / 2)[group]
+    num_worth = worth.sum()
+    above = ranks[worth].sum() - num_worth * (num_worth + 1) / 2
+    return float(above / (num_worth * (len(worth) - num_worth)))

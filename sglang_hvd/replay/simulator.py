@@ -12,43 +12,84 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.replay.traces import Trace
-from sglang_hvd.types import CacheDraft, DraftPlan, DraftSource, TokenIds, VerifyOutcome
+from sglang_hvd.payoff.features import MAX_DRAFT_LEN, POSITION_FEATURES
+from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.traces.trace import Trace
+from sglang_hvd.types import DraftPlan, DraftSource, TokenIds, VerifyOutcome
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayedCycle:
     """One cycle of a replayed generation.
 
-    features: float32[num_features] of the cache draft; None without a draft or in a drafter
-        without token classes.
-    accepted_len: tokens of the cache draft that the target would accept, whether or not it is
-        the draft that was verified; None without a draft.
+    draft: the cache draft's label and features; None without a draft or in a drafter without
+        token classes.
     """
 
     plan: DraftPlan
     outcome: VerifyOutcome
-    features: npt.NDArray[np.float32] | None
-    accepted_len: int | None
+    draft: "ReplayedDraft | None"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplayedDraft:
+    """A cache draft, verified or not.
+
+    accepted_len: tokens of it that the target would accept.
+    is_verified: whether it was the draft that was verified.
+    features: float32[num_features]. positions: float32[num_tokens, num_position_features].
+    """
+
+    num_tokens: int
+    accepted_len: int
+    is_verified: bool
+    features: npt.NDArray[np.float32]
+    positions: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class ReplaySummary:
-    """What a policy made of some cycles (paper, appendices A and G).
+class CycleTotals:
+    """Counts over cycles.
 
     num_tokens: generated in the cycles; the token that prefill generates is not among them.
-    mean_accepted_len: over the cycles that verified a draft, bonus token not counted.
-    cache_share: share of the cycles that verified a cache draft.
+    num_drafted, num_cache: cycles that verified a draft, and those whose draft was the cache's.
+    num_accepted: accepted draft tokens.
     """
 
-    num_cycles: int
-    num_tokens: int
-    mean_accepted_len: float
-    cache_share: float
+    num_cycles: int = 0
+    num_tokens: int = 0
+    num_drafted: int = 0
+    num_cache: int = 0
+    num_accepted: int = 0
+
+    def __add__(self, other: "CycleTotals") -> "CycleTotals":
+        return CycleTotals(
+            self.num_cycles + other.num_cycles,
+            self.num_tokens + other.num_tokens,
+            self.num_drafted + other.num_drafted,
+            self.num_cache + other.num_cache,
+            self.num_accepted + other.num_accepted,
+        )
 
     @property
-    def cycles_per_1k_tokens(self) -> float:
-        return 1000 * self.num_cycles / self.num_tokens
+    def cycles_per_1k_tokens(self) -> float | None:
+        """None without tokens."""
+        return 1000 * self.num_cycles / self.num_tokens if self.num_tokens else None
+
+    @property
+    def mean_accepted_len(self) -> float | None:
+        """Over the cycles that verified a draft, bonus token not counted; None without any."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else None
+
+    @property
+    def cache_share(self) -> float | None:
+        """Share of the cycles that verified a cache draft; None without any cycle."""
+        return self.num_cache / self.num_cycles if self.num_cycles else None
+
+    @property
+    def num_model(self) -> int:
+        """Cycles that verified the model drafter's draft."""
+        return self.num_drafted - self.num_cache
 
 
 def replay(
@@ -76,64 +117,74 @@ def replay(
     while position < len(output_ids):
         proposals = drafter.propose([trace], max_cache_draft_tokens)
         [plan] = drafter.allocate([trace], proposals)
-        [draft] = proposals.drafts
         rest = output_ids[position:]
-        accepted_len = None if draft is None else _num_agreeing(draft, rest)
+        draft_len = int(proposals.drafts.num_nodes[0])
+        accepted_len = _num_agreeing(proposals.drafts.token_ids[0, :draft_len], rest)
         outcome = _verify(plan, rest, accepted_len, num_model_accepted)
         drafter.commit([trace], [outcome])
-        features = None if proposals.features is None or draft is None else proposals.features[0]
-        cycles.append(ReplayedCycle(plan, outcome, features, accepted_len))
+        draft = None
+        if proposals.features is not None and draft_len > 0:
+            draft = ReplayedDraft(
+                draft_len,
+                accepted_len,
+                plan.source is DraftSource.CACHE,
+                proposals.features.features[0].copy(),
+                proposals.features.positions[0, :draft_len].copy(),
+            )
+        cycles.append(ReplayedCycle(plan, outcome, draft))
         position += len(outcome.token_ids)
     drafter.finish(trace, output_ids=None, keep=keep)
     return cycles
 
 
-def training_rows(
-    cycles: Iterable[ReplayedCycle],
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-    """features float32[num_drafts, num_features] and accepted lengths int32[num_drafts] of the
-    cycles that had a cache draft."""
-    rows = [c for c in cycles if c.features is not None and c.accepted_len is not None]
-    if not rows:
+def training_rows(cycles: Iterable[ReplayedCycle]) -> TrainingRows:
+    """The cycles that had a cache draft. Raises ValueError if none had."""
+    drafts = [cycle.draft for cycle in cycles if cycle.draft is not None]
+    if not drafts:
         raise ValueError("no cycle had a cache draft with features")
-    return (
-        np.array([row.features for row in rows], dtype=np.float32),
-        np.array([row.accepted_len for row in rows], dtype=np.int32),
+    draft_lens = np.array([draft.num_tokens for draft in drafts], np.int32)
+    longest = min(int(draft_lens.max()), MAX_DRAFT_LEN)
+    positions = np.zeros((len(drafts), longest, len(POSITION_FEATURES)), np.float32)
+    for row, draft in zip(positions, drafts, strict=True):
+        row[: draft.num_tokens] = draft.positions
+    return TrainingRows(
+        features=np.array([draft.features for draft in drafts], np.float32),
+        positions=positions,
+        draft_lens=draft_lens,
+        accepted_lens=np.array([draft.accepted_len for draft in drafts], np.int32),
+        is_verified=np.array([draft.is_verified for draft in drafts]),
     )
 
 
-def summarize(cycles: Iterable[ReplayedCycle]) -> ReplaySummary:
-    """Counts over cycles. Raises ValueError without any."""
-    num_cycles = num_tokens = num_cache = num_drafted = num_accepted = 0
-    for cycle in cycles:
-        num_cycles += 1
-        num_tokens += len(cycle.outcome.token_ids)
-        num_cache += cycle.plan.source is DraftSource.CACHE
-        num_drafted += cycle.plan.source is not DraftSource.PLAIN
-        num_accepted += cycle.outcome.num_accepted_drafts
-    if not num_cycles:
-        raise ValueError("no cycles to summarize")
-    return ReplaySummary(
-        num_cycles=num_cycles,
-        num_tokens=num_tokens,
-        mean_accepted_len=num_accepted / num_drafted if num_drafted else 0.0,
-        cache_share=num_cache / num_cycles,
+def count_cycles(cycles: Iterable[ReplayedCycle]) -> CycleTotals:
+    """What a policy made of some cycles (paper, appendices A and G)."""
+    return sum(
+        (
+            CycleTotals(
+                num_cycles=1,
+                num_tokens=len(cycle.outcome.token_ids),
+                num_drafted=int(cycle.plan.source is not DraftSource.PLAIN),
+                num_cache=int(cycle.plan.source is DraftSource.CACHE),
+                num_accepted=cycle.outcome.num_accepted_drafts,
+            )
+            for cycle in cycles
+        ),
+        CycleTotals(),
     )
 
 
-def _num_agreeing(draft: CacheDraft, rest: TokenIds) -> int:
+def _num_agreeing(draft_ids: TokenIds, rest: TokenIds) -> int:
     """The label: leading draft tokens that agree with the recorded continuation."""
-    length = min(draft.num_tokens, len(rest))
-    agrees = draft.token_ids[:length] == rest[:length]
+    length = min(len(draft_ids), len(rest))
+    agrees = draft_ids[:length] == rest[:length]
     return length if agrees.all() else int(agrees.argmin())
 
 
 def _verify(
-    plan: DraftPlan, rest: TokenIds, accepted_len: int | None, num_model_accepted: int
+    plan: DraftPlan, rest: TokenIds, accepted_len: int, num_model_accepted: int
 ) -> VerifyOutcome:
     match plan.source:
         case DraftSource.CACHE:
-            assert accepted_len is not None, "a cache draft was planned that was not proposed"
             num_accepted = accepted_len
         case DraftSource.MODEL:
             num_accepted = min(num_model_accepted, len(rest))

@@ -40,6 +40,7 @@ class CacheCore:
         slots: NDArray[np.int32],
         max_nodes: NDArray[np.int32],
         is_tree: bool,
+        by_votes: bool,
         token_ids: NDArray[np.int32],
         parents: NDArray[np.int32],
         depths: NDArray[np.int32],

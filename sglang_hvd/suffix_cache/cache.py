@@ -3,18 +3,15 @@
 import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.suffix_cache._native import CacheCore
-from sglang_hvd.suffix_cache.draft_batch import DraftBatch
 from sglang_hvd.suffix_cache.token_ids import as_token_ids
-from sglang_hvd.types import CacheDraft, TokenIds
+from sglang_hvd.types import CacheDraft, DraftBatch, TokenIds
 
-_SHARED = 2  # in the feature column "origin"
 _MAX_BUDGET = 2**30
 
 
@@ -210,7 +207,7 @@ class SuffixCache:
         limits[:] = max_tokens
         batch = DraftBatch.of_size(len(rids), int(limits.max(initial=0)))
         self.propose_into(batch, rids, limits)
-        return [_draft(batch, row) for row in range(len(rids))]
+        return [batch.chain(row) for row in range(len(rids))]
 
     def propose_into(
         self,
@@ -219,8 +216,11 @@ class SuffixCache:
         max_nodes: npt.NDArray[np.int32],
         *,
         is_tree: bool = False,
+        by_votes: bool = False,
     ) -> None:
         """Writes each request's draft into its row of the batch: a chain, or a tree.
+
+        by_votes: the draft of the votes, as a second opinion, in a cache as in the paper too.
 
         max_nodes: int32[num_requests], most nodes of each draft; the batch's width also limits it.
             No node is deeper than 64.
@@ -234,6 +234,7 @@ class SuffixCache:
             self._slots_of(rids),
             max_nodes,
             is_tree,
+            by_votes,
             batch.token_ids,
             batch.parents,
             batch.depths,
@@ -316,14 +317,3 @@ def _padded(rows: Sequence[TokenIds]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
 
 def _contiguous(token_ids: TokenIds | Sequence[int]) -> TokenIds:
     return np.ascontiguousarray(as_token_ids(token_ids))
-
-
-def _draft(batch: DraftBatch, row: int) -> CacheDraft | None:
-    num_tokens = int(batch.num_nodes[row])
-    if num_tokens == 0:
-        return None
-    token_ids = batch.token_ids[row, :num_tokens].copy()
-    token_ids.flags.writeable = False
-    match_len, score, _, origin = batch.features[row, :4].tolist()
-    source: Literal["request", "shared"] = "shared" if origin == _SHARED else "request"
-    return CacheDraft(token_ids, int(match_len), score, source)

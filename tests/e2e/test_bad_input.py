@@ -55,6 +55,16 @@ def test_an_unknown_policy(fails_with: Callable[..., str]) -> None:
     assert "'payoff', 'frequency', 'cache' or 'model'" in line
 
 
+def test_a_record_folder_that_cannot_be_written(
+    fails_with: Callable[..., str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.write_text("no folder")
+    assert fails_with("--hvd-record", str(folder)) == (
+        f"error: {folder}: cannot record there: File exists"
+    )
+
+
 def test_a_threshold_that_is_no_number(fails_with: Callable[..., str]) -> None:
     line = fails_with("--hvd-threshold", "high")
     assert "--hvd-threshold" in line

@@ -13,8 +13,15 @@ import pytest
 from sglang.srt.arg_groups import overrides
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.attention.verify_mask import VerifyMask
+from sglang.srt.managers.io_struct import (
+    DumperControlReqInput,
+    DumperControlReqOutput,
+    UpdateWeightFromDiskReqInput,
+)
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+from sglang.srt.managers.tokenizer_control_mixin import TokenizerControlMixin
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.plugins import GENERAL_PLUGINS_GROUP
 from sglang.srt.server_args import ServerArgs
@@ -64,6 +71,8 @@ def test_hooked_functions_take_what_the_hooks_expect() -> None:
         "create_worker": ["self", "server_args"],
         "get_output_streamer_class": ["self"],
         "get_internal_state": ["self", "recv_req"],
+        "update_weights_from_disk": ["self", "obj", "request"],
+        "handle_dumper_control": ["self", "recv_req"],
     }
     for target in HOOKS:
         name = target.rsplit(".", 1)[1]
@@ -80,7 +89,7 @@ def test_the_eagle_worker_has_the_methods_that_are_extended() -> None:
         for name, member in vars(ours).items():
             if not inspect.isfunction(member) or name in ("describe", "on_idle"):
                 continue
-            if name in OWN_HELPERS:
+            if name in OWN_HELPERS or name == "use_predictor":
                 continue
             assert hasattr(cls, name), f"{cls.__name__}.{name}"
     assert "EagleDraftWorker(" in inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.__init__)
@@ -128,6 +137,17 @@ def test_the_output_streamer_can_be_extended() -> None:
 def test_the_scheduler_tells_the_worker_of_ends_and_flushes() -> None:
     assert _parameters(BaseSpecWorker.note_request_finished) == ["self", "rid", "natural_stop"]
     assert _parameters(BaseSpecWorker.clear_cache_pool) == ["self"]
+
+
+def test_the_dumpers_requests_carry_any_text_and_a_reason() -> None:
+    assert {"method", "body"} <= set(DumperControlReqInput.__struct_fields__)
+    assert {"success", "response", "error"} <= set(DumperControlReqOutput.__struct_fields__)
+    assert {"model_path", "load_format"} <= set(UpdateWeightFromDiskReqInput.__struct_fields__)
+    assert _parameters(TokenizerControlMixin.dumper_control) == ["self", "obj"]
+    # What the handler returns is sent to the one who asked.
+    assert "self.send_control_output(output, recv_req)" in inspect.getsource(
+        inspect.unwrap(Scheduler.process_input_requests)
+    )
 
 
 def test_drafting_can_be_called_up_to_its_tree() -> None:

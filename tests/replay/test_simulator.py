@@ -12,7 +12,9 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.predictor import feature_settings
 from sglang_hvd.replay.simulator import ReplayedCycle, replay, summarize, training_rows
-from sglang_hvd.replay.traces import Trace, load_tokenizer, read_text_traces, tokenize
+from sglang_hvd.traces.text_traces import read_text_traces, tokenize
+from sglang_hvd.traces.tokenizer import load_tokenizer
+from sglang_hvd.traces.trace import Trace
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftSource, VerifyOutcome
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.suffix_cache.draft_batch import MATCH_FEATURES, DraftBatch
+from sglang_hvd.types import MATCH_FEATURES, DraftBatch
 
 PHRASE = [11, 12, 13, 14, 15, 16]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.suffix_cache.draft_batch import DraftBatch
+from sglang_hvd.types import DraftBatch
 from tests.suffix_cache.oracle.cache import OracleCache
 
 # Few tokens make long matches and ties likely; the extreme shows that int32 is kept whole.

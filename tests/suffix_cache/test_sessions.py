@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from sglang_hvd.suffix_cache import DraftBatch, SuffixCache
+from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.types import DraftBatch
 from sglang_hvd.types import TokenIds
 
 

@@ -117,8 +117,9 @@ public:
         }
     }
 
-    // Fills one draft for each slot, at most max_nodes[i] nodes of it.
-    void propose(std::span<const Slot> slots, DraftShape shape,
+    // Fills one draft for each slot, at most max_nodes[i] nodes of it. by_votes: the best drafts,
+    // even where the settings ask for the paper's.
+    void propose(std::span<const Slot> slots, DraftShape shape, bool by_votes,
                  std::span<const std::int32_t> max_nodes, std::span<Draft> drafts) {
         thread_local Proposer reused;
         Proposer& proposer = reused;
@@ -135,7 +136,7 @@ public:
             }
             const auto turn = turn_of(request);
             const int most = std::min(max_nodes[i], static_cast<std::int32_t>(drafts[i].token_ids.size()));
-            if (settings_.paper) {
+            if (settings_.paper && !by_votes) {
                 propose_as_paper(request, most, drafts[i]);
                 continue;
             }

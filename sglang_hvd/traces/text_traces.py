@@ -1,4 +1,4 @@
-"""Recorded generations, and the reader of text traces (JSONL)."""
+"""Text traces (JSONL): prompts and outputs as text, later turns as what they add."""
 
 import json
 from collections.abc import Iterator
@@ -8,27 +8,11 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from sglang_hvd.types import TokenIds
+from sglang_hvd.traces.trace import Trace
 
-_KEYS = frozenset(
+TEXT_TRACE_KEYS = frozenset(
     ("family", "dataset", "licence", "source_repo", "session", "turn", "prompt_kind")
 ) | {"prompt", "output"}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Trace:
-    """One generation: the whole prompt and what the target model generated from it.
-
-    prompt_ids, output_ids: int32[num_tokens].
-    session, turn: the conversation it belongs to, and its place there.
-    family: kind of workload, as in the paper's section 4.1.
-    """
-
-    prompt_ids: TokenIds
-    output_ids: TokenIds
-    session: str
-    turn: int
-    family: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,35 +33,22 @@ class TextTrace:
     output: str
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Reads a tokenizer.json. Raises ValueError in one line if it cannot be read."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        is_tokenizer = "model" in json.loads(text)
-    except OSError as error:
-        raise ValueError(f"{path}: cannot read the tokenizer: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError):
-        is_tokenizer = False
-    if not is_tokenizer:
-        raise ValueError(f"{path}: not a tokenizer.json")
-    return Tokenizer.from_str(text)
-
-
-def token_strings(tokenizer: Tokenizer) -> list[str]:
-    """The decoded text of every token id, in order."""
-    ids = [[token_id] for token_id in range(tokenizer.get_vocab_size(with_added_tokens=True))]
-    return tokenizer.decode_batch(ids, skip_special_tokens=False)
-
-
 def read_text_traces(path: Path) -> Iterator[TextTrace]:
     """The lines of a trace file (one JSON object per line, sessions in order).
 
-    Raises ValueError with file and line number for anything that is no such line.
+    Raises ValueError with file and line number for anything that is no such line, and for a delta
+    that does not follow the previous turn of its session.
     """
+    previous = None
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
-                yield _parse(line, f"{path}:{number}")
+                where = f"{path}:{number}"
+                trace = _parse(line, where)
+                if _is_orphan(trace, previous):
+                    raise ValueError(f"{where}: {_orphaned(trace)}")
+                yield trace
+                previous = trace
     except OSError as error:
         raise ValueError(f"{path}: cannot read the traces: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -96,12 +67,9 @@ def tokenize(
     history: list[int] = []
     previous: TextTrace | None = None
     for line in text_traces:
-        is_next = previous is not None and line.session == previous.session
-        if line.is_delta and line.turn > 0 and not is_next:
-            raise ValueError(
-                f"turn {line.turn} of session {line.session} does not follow a turn of its session"
-            )
-        if not (line.is_delta and is_next):
+        if _is_orphan(line, previous):
+            raise ValueError(_orphaned(line))
+        if not (line.is_delta and _is_next(line, previous)):
             history = []
         history += tokenizer.encode(line.prompt, add_special_tokens=False).ids
         output_ids = tokenizer.encode(line.output, add_special_tokens=False).ids
@@ -119,15 +87,32 @@ def tokenize(
         previous = line
 
 
+def _is_next(line: TextTrace, previous: TextTrace | None) -> bool:
+    return previous is not None and line.session == previous.session
+
+
+def _is_orphan(line: TextTrace, previous: TextTrace | None) -> bool:
+    return line.is_delta and line.turn > 0 and not _is_next(line, previous)
+
+
+def _orphaned(line: TextTrace) -> str:
+    return f"turn {line.turn} of session {line.session} does not follow a turn of its session"
+
+
 def _parse(line: str, where: str) -> TextTrace:
     try:
         fields = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not JSON: {error.msg}") from None
-    if not isinstance(fields, dict) or not set(fields) >= _KEYS:
-        raise ValueError(f"{where}: not a trace: wanted an object with {', '.join(sorted(_KEYS))}")
+    if not isinstance(fields, dict) or not set(fields) >= TEXT_TRACE_KEYS:
+        raise ValueError(
+            f"{where}: not a trace: wanted an object with {', '.join(sorted(TEXT_TRACE_KEYS))}"
+        )
     if fields["prompt_kind"] not in ("delta", "full"):
         raise ValueError(f"{where}: prompt_kind is delta or full, got {fields['prompt_kind']!r}")
+    for key, kind in (("turn", int), ("family", str), ("prompt", str), ("output", str)):
+        if not isinstance(fields[key], kind):
+            raise ValueError(f"{where}: {key} is of type {kind.__name__}, got {fields[key]!r}")
     return TextTrace(
         family=fields["family"],
         dataset=fields["dataset"],

@@ -1,30 +1,17 @@
 """Reading text traces: whole prompts from deltas, and one line about whatever is wrong."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer
 
-from sglang_hvd.replay.traces import (
-    Trace,
-    load_tokenizer,
-    read_text_traces,
-    token_strings,
-    tokenize,
-)
-
-WORDS = ["<eos>", "a", "b", "c", "d", ",", "\n"]
+from sglang_hvd.traces.text_traces import read_text_traces, tokenize
+from sglang_hvd.traces.trace import Trace
 
 
-@pytest.fixture
-def tokenizer() -> Tokenizer:
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="d"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return made
-
-
-def line(session: str, turn: int, prompt: str, output: str, kind: str = "delta") -> str:
+def line(session: str, turn: object, prompt: object, output: str, kind: str = "delta") -> str:
     return json.dumps(
         {
             "family": "chat",
@@ -82,6 +69,10 @@ def test_a_turn_that_does_not_follow_its_session_is_refused(
     path.write_text(line("x", 0, "a", "b") + "\n" + line("y", 1, "c", "d"))
     with pytest.raises(ValueError, match="turn 1 of session y does not follow"):
         traces(path, tokenizer)
+    lines = [next(read_text_traces(path)), replace(next(read_text_traces(path)), turn=1)]
+    lines[1] = replace(lines[1], session="y")
+    with pytest.raises(ValueError, match="turn 1 of session y does not follow"):
+        list(tokenize(iter(lines), tokenizer, eos_token_id=None))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +83,9 @@ def test_a_turn_that_does_not_follow_its_session_is_refused(
         ("[]", "not a trace: wanted an object with dataset, family"),
         ('{"prompt": "a", "output": "b"}', "not a trace"),
         (line("x", 0, "a", "b", "half"), "prompt_kind is delta or full, got 'half'"),
+        (line("x", 0, None, "b"), "prompt is of type str, got None"),
+        (line("x", "1", "a", "b"), "turn is of type int, got '1'"),
+        (line("y", 1, "a", "b"), "turn 1 of session y does not follow a turn of its session"),
     ],
 )
 def test_a_wrong_line_is_named_by_its_number(path: Path, content: str, says: str) -> None:
@@ -107,26 +101,3 @@ def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
     path.write_bytes(b"\xff\xff")
     with pytest.raises(ValueError, match="not a text file"):
         list(read_text_traces(path))
-
-
-def test_every_token_id_has_its_text(tokenizer: Tokenizer) -> None:
-    assert token_strings(tokenizer) == WORDS
-
-
-def test_a_tokenizer_file_is_read_back(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    path = tmp_path / "tokenizer.json"
-    tokenizer.save(str(path))
-    assert load_tokenizer(path).encode("b a").ids == [2, 1]
-
-
-@pytest.mark.parametrize("content", [b"{", b"\xff", b"{}", b"3"])
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"tokenizer.json: not a tokenizer.json"):
-        load_tokenizer(path)
-
-
-def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot read the tokenizer: No such file"):
-        load_tokenizer(tmp_path / "tokenizer.json")

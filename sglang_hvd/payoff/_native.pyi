@@ -1,0 +1,55 @@
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+_Int32 = npt.NDArray[np.int32]
+_Float32 = npt.NDArray[np.float32]
+
+NUM_DRAFT_FEATURES: int
+NUM_POSITION_FEATURES: int
+NUM_BUCKETS: int
+MAX_DEPTH: int
+
+def bucket_of(position: int) -> int: ...
+
+class Tracker:
+    def __init__(self, window: int, classes: npt.NDArray[np.uint8]) -> None: ...
+    def start(self, prompt_ids: _Int32) -> int: ...
+    def finish(self, slot: int) -> None: ...
+    def extend(self, slot: int, token_ids: _Int32) -> None: ...
+    def commit(
+        self, slots: _Int32, token_ids: _Int32, lengths: _Int32, accepted: _Int32
+    ) -> None: ...
+    def write(
+        self,
+        slots: _Int32,
+        token_ids: _Int32,
+        probs: _Float32,
+        num_nodes: _Int32,
+        matches: _Float32,
+        votes_token_ids: _Int32,
+        votes_probs: _Float32,
+        votes_num_nodes: _Int32,
+        votes_matches: _Float32,
+        features: _Float32,
+        positions: _Float32,
+    ) -> None: ...
+
+class Network:
+    def __init__(
+        self,
+        mean: _Float32,
+        std: _Float32,
+        weights: Sequence[_Float32],
+        biases: Sequence[_Float32],
+    ) -> None: ...
+    def predict_survival(
+        self,
+        features: _Float32,
+        positions: _Float32,
+        num_tokens: _Int32,
+        payoffs: _Float32,
+        survival: _Float32,
+    ) -> None: ...
+    def predict_length(self, features: _Float32, payoffs: _Float32) -> None: ...

@@ -1,0 +1,251 @@
+// The Python face of features and inference. Conversions and checks of shapes only.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "features.hpp"
+#include "network.hpp"
+#include "request_track.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace sglang_hvd {
+namespace {
+
+template <typename T, int kDims>
+using Input = nb::ndarray<const T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
+template <typename T, int kDims>
+using Output = nb::ndarray<T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
+
+void require(bool is_true, const char* message) {
+    if (!is_true) throw std::invalid_argument(message);
+}
+
+// Tracks of the active requests, and the features of their drafts.
+class Tracker {
+public:
+    Tracker(int window, const Input<std::uint8_t, 1>& classes)
+        : window_(window), classes_(classes.data(), classes.data() + classes.size()) {
+        require(window >= 1, "the history window must be at least 1");
+    }
+
+    Tracker(const Tracker&) = delete;
+    Tracker& operator=(const Tracker&) = delete;
+
+    int start(const Input<std::int32_t, 1>& prompt) {
+        auto track = std::make_unique<RequestTrack>(window_, std::span(prompt.data(), prompt.size()));
+        if (free_.empty()) {
+            free_.push_back(static_cast<int>(tracks_.size()));
+            tracks_.emplace_back();
+        }
+        const int slot = free_.back();
+        free_.pop_back();
+        tracks_[static_cast<std::size_t>(slot)] = std::move(track);
+        return slot;
+    }
+
+    void finish(int slot) {
+        at(slot);
+        tracks_[static_cast<std::size_t>(slot)].reset();
+        free_.push_back(slot);
+    }
+
+    void extend(int slot, const Input<std::int32_t, 1>& tokens) {
+        at(slot).extend({tokens.data(), tokens.size()});
+    }
+
+    void commit(const Input<std::int32_t, 1>& slots, const Input<std::int32_t, 2>& tokens,
+                const Input<std::int32_t, 1>& lengths, const Input<std::int32_t, 1>& accepted) {
+        const std::size_t num = slots.size(), width = tokens.shape(1);
+        require(tokens.shape(0) == num && lengths.size() == num && accepted.size() == num,
+                "a commit needs one row of tokens, one length and one accepted length per request");
+        for (std::size_t i = 0; i < num; ++i) {
+            at(slots.data()[i]);
+            const auto length = lengths.data()[i];
+            require(length >= 0 && static_cast<std::size_t>(length) <= width,
+                    "a length lies outside its row of tokens");
+        }
+        for (std::size_t i = 0; i < num; ++i) {
+            at(slots.data()[i])
+                .commit({tokens.data() + i * width, static_cast<std::size_t>(lengths.data()[i])},
+                        accepted.data()[i]);
+        }
+    }
+
+    // What a batch proposes, as arrays of a DraftBatch.
+    struct Batch {
+        Input<std::int32_t, 2> token_ids;
+        Input<float, 2> probs;
+        Input<std::int32_t, 1> num_nodes;
+        Input<float, 2> matches;
+    };
+
+    void write(const Input<std::int32_t, 1>& slots, const Batch& drafts, const Batch& votes,
+               const Output<float, 2>& features, const Output<float, 3>& positions) {
+        const std::size_t num = slots.size();
+        for (const Batch* batch : {&drafts, &votes}) {
+            require(batch->token_ids.shape(0) >= num && batch->probs.shape(0) >= num &&
+                        batch->num_nodes.size() >= num && batch->matches.shape(0) >= num &&
+                        batch->probs.shape(1) == batch->token_ids.shape(1) &&
+                        batch->matches.shape(1) == kMatchColumns,
+                    "the arrays of a draft batch do not fit the requests or each other");
+            for (std::size_t i = 0; i < num; ++i) {
+                require(batch->num_nodes.data()[i] >= 0 &&
+                            static_cast<std::size_t>(batch->num_nodes.data()[i]) <= batch->token_ids.shape(1),
+                        "a draft is longer than its row");
+            }
+        }
+        require(features.shape(0) >= num && features.shape(1) == kNumDraftFeatures,
+                "features need float32[num_requests, num_features]");
+        require(positions.shape(0) >= num && positions.shape(1) == kMaxDepth &&
+                    positions.shape(2) == kNumPositionFeatures,
+                "positions need float32[num_requests, 64, num_position_features]");
+        for (std::size_t i = 0; i < num; ++i) at(slots.data()[i]);
+        const FeatureWriter writer({classes_.data(), classes_.size()});
+        for (std::size_t i = 0; i < num; ++i) {
+            RequestTrack& track = at(slots.data()[i]);
+            const DraftRow draft = row_of(drafts, i);
+            if (draft.size() == 0) {
+                track.expect({}, -1);
+                continue;
+            }
+            const DraftRow second = row_of(votes, i);
+            const auto place = place_of(track, second);
+            writer.write(track, draft, second, place, features.data() + i * kNumDraftFeatures,
+                         positions.data() + i * kMaxDepth * kNumPositionFeatures);
+            track.expect(draft.token_ids, place);
+        }
+    }
+
+private:
+    RequestTrack& at(int slot) {
+        const auto place = static_cast<std::size_t>(slot);
+        if (slot < 0 || place >= tracks_.size() || !tracks_[place]) {
+            throw std::invalid_argument("slot " + std::to_string(slot) + " tracks no active request");
+        }
+        return *tracks_[place];
+    }
+
+    static DraftRow row_of(const Batch& batch, std::size_t row) {
+        const std::size_t width = batch.token_ids.shape(1);
+        const auto num = std::min<std::size_t>(static_cast<std::size_t>(batch.num_nodes.data()[row]), kMaxDepth);
+        const float* m = batch.matches.data() + row * kMatchColumns;
+        return {{batch.token_ids.data() + row * width, num},
+                {batch.probs.data() + row * width, num},
+                {m[0], m[1], m[2], m[3], m[4], m[5], m[6], m[7], m[8]}};
+    }
+
+    // Of the draft's source in the request's own text; -1 where it lies in finished requests.
+    static std::int64_t place_of(const RequestTrack& track, const DraftRow& draft) {
+        if (draft.size() == 0 || draft.match.origin > 1) return -1;
+        const auto length = std::int64_t{track.prompt_len()} + track.generated_len();
+        return std::max<std::int64_t>(-1, length - 1 - static_cast<std::int64_t>(draft.match.age));
+    }
+
+    int window_;
+    std::vector<std::uint8_t> classes_;
+    std::vector<std::unique_ptr<RequestTrack>> tracks_;
+    std::vector<int> free_;
+};
+
+Network network_of(const Input<float, 1>& mean, const Input<float, 1>& std, const nb::list& weights,
+                   const nb::list& biases) {
+    require(mean.size() == std.size() && nb::len(weights) == nb::len(biases) && nb::len(weights) > 0,
+            "a network needs as many means as deviations, and as many biases as weights");
+    Network network({mean.data(), mean.size()}, {std.data(), std.size()});
+    std::size_t num_in = mean.size();
+    for (std::size_t i = 0; i < nb::len(weights); ++i) {
+        const auto weight = nb::cast<Input<float, 2>>(weights[i]);
+        const auto bias = nb::cast<Input<float, 1>>(biases[i]);
+        require(weight.shape(1) == num_in && weight.shape(0) == bias.size() && bias.size() > 0,
+                "a layer's weights do not fit the layer before or its biases");
+        network.add_layer({weight.data(), weight.size()}, {bias.data(), bias.size()});
+        num_in = bias.size();
+    }
+    return network;
+}
+
+void predict_survival(Network& network, const Input<float, 2>& features,
+                      const Input<float, 3>& positions, const Input<std::int32_t, 1>& num_tokens,
+                      const Output<float, 1>& payoffs, const Output<float, 2>& survival) {
+    const std::size_t num = num_tokens.size();
+    require(features.shape(0) >= num && features.shape(1) >= network.num_in() &&
+                network.num_out() == kNumBuckets + kNumPositionFeatures,
+            "features do not fit the network");
+    require(positions.shape(0) >= num && positions.shape(1) == kMaxDepth &&
+                positions.shape(2) == kNumPositionFeatures,
+            "positions need float32[num_requests, 64, num_position_features]");
+    require(payoffs.size() >= num && survival.shape(0) >= num && survival.shape(1) == kMaxDepth,
+            "results need one row per request");
+    const float* outputs = network.run(features.data(), num, features.shape(1));
+    for (std::size_t i = 0; i < num; ++i) {
+        float* row = survival.data() + i * kMaxDepth;
+        std::fill_n(row, kMaxDepth, 0.f);
+        payoffs.data()[i] =
+            survival_of(outputs + i * network.num_padded_out(),
+                        positions.data() + i * kMaxDepth * kNumPositionFeatures, num_tokens.data()[i], row);
+    }
+}
+
+void predict_length(Network& network, const Input<float, 2>& features, const Output<float, 1>& payoffs) {
+    const std::size_t num = payoffs.size();
+    require(features.shape(0) >= num && features.shape(1) >= network.num_in() && network.num_out() == 1,
+            "features do not fit the network");
+    const float* outputs = network.run(features.data(), num, features.shape(1));
+    for (std::size_t i = 0; i < num; ++i) payoffs.data()[i] = outputs[i * network.num_padded_out()];
+}
+
+}  // namespace
+}  // namespace sglang_hvd
+
+NB_MODULE(_native, m) {
+    using namespace sglang_hvd;
+    m.attr("NUM_DRAFT_FEATURES") = kNumDraftFeatures;
+    m.attr("NUM_POSITION_FEATURES") = kNumPositionFeatures;
+    m.attr("NUM_BUCKETS") = kNumBuckets;
+    m.attr("MAX_DEPTH") = kMaxDepth;
+    m.def("bucket_of", &bucket_of, "position"_a);
+    nb::class_<Tracker>(m, "Tracker", "See tracker.py, which names things.")
+        .def(nb::init<int, const Input<std::uint8_t, 1>&>(), "window"_a, "classes"_a.noconvert())
+        .def("start", &Tracker::start, "prompt_ids"_a.noconvert())
+        .def("finish", &Tracker::finish, "slot"_a)
+        .def("extend", &Tracker::extend, "slot"_a, "token_ids"_a.noconvert())
+        .def("commit", &Tracker::commit, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
+             "lengths"_a.noconvert(), "accepted"_a.noconvert())
+        .def(
+            "write",
+            [](Tracker& tracker, const Input<std::int32_t, 1>& slots,
+               const Input<std::int32_t, 2>& token_ids, const Input<float, 2>& probs,
+               const Input<std::int32_t, 1>& num_nodes, const Input<float, 2>& matches,
+               const Input<std::int32_t, 2>& votes_token_ids, const Input<float, 2>& votes_probs,
+               const Input<std::int32_t, 1>& votes_num_nodes, const Input<float, 2>& votes_matches,
+               const Output<float, 2>& features, const Output<float, 3>& positions) {
+                tracker.write(slots, {token_ids, probs, num_nodes, matches},
+                              {votes_token_ids, votes_probs, votes_num_nodes, votes_matches}, features,
+                              positions);
+            },
+            "slots"_a.noconvert(), "token_ids"_a.noconvert(), "probs"_a.noconvert(),
+            "num_nodes"_a.noconvert(), "matches"_a.noconvert(), "votes_token_ids"_a.noconvert(),
+            "votes_probs"_a.noconvert(), "votes_num_nodes"_a.noconvert(),
+            "votes_matches"_a.noconvert(), "features"_a.noconvert(), "positions"_a.noconvert());
+    nb::class_<Network>(m, "Network", "See predictor.py, which names things.")
+        .def(
+            "__init__",
+            [](Network* self, const Input<float, 1>& mean, const Input<float, 1>& std,
+               const nb::list& weights, const nb::list& biases) {
+                new (self) Network(network_of(mean, std, weights, biases));
+            },
+            "mean"_a.noconvert(), "std"_a.noconvert(), "weights"_a, "biases"_a)
+        .def("predict_survival", &predict_survival, "features"_a.noconvert(),
+             "positions"_a.noconvert(), "num_tokens"_a.noconvert(), "payoffs"_a.noconvert(),
+             "survival"_a.noconvert())
+        .def("predict_length", &predict_length, "features"_a.noconvert(), "payoffs"_a.noconvert());
+}

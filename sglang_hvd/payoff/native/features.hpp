@@ -1,0 +1,183 @@
+// The predictor's inputs. Names, order and meaning: features.py.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+#include "request_track.hpp"
+#include "vector_math.hpp"
+
+namespace sglang_hvd {
+
+constexpr int kNumClasses = 8;
+constexpr int kNumPaperClasses = 5;
+constexpr std::array<int, 9> kProbDepths = {1, 2, 3, 4, 6, 8, 12, 16, 24};
+constexpr std::array<int, 4> kVotesDepths = {1, 3, 10, 16};
+constexpr int kThreshold = 6;  // the paper's
+constexpr int kNumDraftFeatures = 14 + 9 + 1 + 9 + 20 + kNumCyclesSeen + kNumDecays + 7 + 6 + 5 * kNumClasses;
+constexpr int kNumPositionFeatures = 2 + 2 * kNumClasses;
+
+// The columns of a match, as DraftBatch.features has them.
+struct Match {
+    float match_len, score, num_tokens, origin, age, num_occurrences, num_agreeing, agreement,
+        mean_agreement;
+};
+constexpr int kMatchColumns = sizeof(Match) / sizeof(float);
+
+struct DraftRow {
+    std::span<const std::int32_t> token_ids;
+    std::span<const float> probs;
+    Match match;
+
+    int size() const { return static_cast<int>(token_ids.size()); }
+};
+
+class FeatureWriter {
+public:
+    explicit FeatureWriter(std::span<const std::uint8_t> classes) : classes_(classes) {}
+
+    // draft: the one to be judged; votes: what the votes propose (the same draft, where they made
+    // it). positions: row-major [depth, kNumPositionFeatures].
+    void write(const RequestTrack& track, const DraftRow& draft, const DraftRow& votes,
+               std::int64_t place, float* features, float* positions) const {
+        out_ = features;
+        const int num = draft.size();
+        std::array<std::uint8_t, kMaxDepth + 1> flags;  // one earlier token in front
+        flags[0] = class_of(track.latest(0));
+        std::array<int, kNumClasses> counts{};
+        for (int i = 0; i < num; ++i) {
+            flags[i + 1] = class_of(draft.token_ids[i]);
+            for (int c = 0; c < kNumClasses; ++c) counts[c] += flags[i + 1] >> c & 1;
+        }
+        const auto length = static_cast<float>(num);
+        const Match& match = draft.match;
+
+        // The paper's.
+        const auto prompt_len = static_cast<float>(track.prompt_len());
+        const auto generated_len = static_cast<float>(track.generated_len());
+        const auto recent = track.recent();
+        put(match.score);
+        put(match.match_len);
+        put(length);
+        put(log_of(1 + prompt_len));
+        put(log_of(1 + generated_len));
+        put(generated_len / std::max(1.f, prompt_len + generated_len));
+        put(recent.cache_rate);
+        put(recent.mean_accepted);
+        put(recent.last_accepted);
+        for (int c = 0; c < kNumPaperClasses; ++c) put(static_cast<float>(counts[c]) / length);
+
+        // Path probabilities.
+        for (const int depth : kProbDepths) put(logit_of(prob_at(draft, depth)));
+        float sum = 0;
+        for (int i = 0; i < std::min(num, kThreshold); ++i) sum += draft.probs[i];
+        put(sum);
+
+        put_match(match);
+
+        // The second opinion.
+        const int common = std::min(num, votes.size());
+        int agreeing = 0;
+        while (agreeing < common && draft.token_ids[agreeing] == votes.token_ids[agreeing]) ++agreeing;
+        float agreed_sum = 0;
+        for (int i = 0; i < agreeing; ++i) agreed_sum += votes.probs[i];
+        put(log_of(1 + static_cast<float>(agreeing)));
+        put(static_cast<float>(agreeing) / length);
+        put(agreeing == num ? 1.f : 0.f);
+        put(logit_of(agreeing > 0 ? votes.probs[agreeing - 1] : 0.f));
+        put(logit_of(agreeing >= kThreshold ? votes.probs[kThreshold - 1] : 0.f));
+        put(agreed_sum);
+        put(votes.match.score);
+        for (const int depth : kVotesDepths) put(logit_of(prob_at(votes, depth)));
+        put_match(votes.match);
+
+        // How right the cache's drafts have been.
+        for (int k = 0; k < kNumCyclesSeen; ++k) put(track.cycle(k).share());
+        for (int d = 0; d < kNumDecays; ++d) put(track.moving_share(d));
+        put(track.share());
+        put(log_of(1 + static_cast<float>(track.num_committed())));
+        put(track.cycle(0).agreed);
+        put(track.cycle(1).agreed);
+        put(track.cycle(0).committed);
+        put(track.cycle(1).committed);
+        put(log_of(1 + static_cast<float>(track.run())));
+
+        // Whether a copy goes on where it was.
+        const bool is_known = place >= 0 && track.expected_place() >= 0;
+        const auto shift = is_known ? static_cast<float>(place - track.expected_place()) : 0.f;
+        const float distance = std::abs(shift);
+        put(is_known ? 1.f : 0.f);
+        put(is_known && distance == 0 ? 1.f : 0.f);
+        put(is_known && distance <= 3 ? 1.f : 0.f);
+        put(shift > 0 && shift < 64 ? 1.f : 0.f);
+        put(shift < 0 && shift > -64 ? 1.f : 0.f);
+        put(std::copysign(log_of(1 + distance), shift));
+
+        // What kind of text it is.
+        put_classes(class_of(track.latest(1)));
+        put_classes(flags[0]);
+        for (int i = 0; i < 3; ++i) put_classes(i < num ? flags[i + 1] : std::uint8_t{0});
+
+        write_positions(draft, votes, agreeing, flags, positions);
+    }
+
+private:
+    void put(float value) const { *out_++ = value; }
+
+    void put_match(const Match& match) const {
+        put(match.origin == 0 ? 1.f : 0.f);
+        put(match.origin == 1 ? 1.f : 0.f);
+        put(log_of(1 + match.match_len));
+        put(log_of(1 + match.age));
+        put(log_of(1 + match.num_occurrences));
+        put(log_of(1 + match.num_agreeing));
+        put(match.num_agreeing / std::max(1.f, match.num_occurrences));
+        put(match.agreement);
+        put(match.mean_agreement);
+    }
+
+    void put_classes(std::uint8_t flags) const {
+        for (int c = 0; c < kNumClasses; ++c) put(static_cast<float>(flags >> c & 1));
+    }
+
+    static float prob_at(const DraftRow& draft, int depth) {
+        return depth <= draft.size() ? draft.probs[static_cast<std::size_t>(depth) - 1] : 0.f;
+    }
+
+    std::uint8_t class_of(std::int32_t token) const {
+        const auto index = static_cast<std::size_t>(token);
+        return token >= 0 && index < classes_.size() ? classes_[index] : std::uint8_t{0};
+    }
+
+    static void write_positions(const DraftRow& draft, const DraftRow& votes, int agreeing,
+                                const std::array<std::uint8_t, kMaxDepth + 1>& flags, float* out) {
+        const int num = draft.size();
+        std::array<float, 2 * kMaxDepth> odds;
+        float before = 1, votes_before = 1;
+        for (int i = 0; i < num; ++i) {
+            odds[i] = draft.probs[i] / std::max(before, 1e-9f);
+            before = draft.probs[i];
+            const float prob = i < agreeing ? votes.probs[i] : 0.f;
+            odds[kMaxDepth + i] = prob / std::max(votes_before, 1e-9f);
+            votes_before = i < agreeing ? prob : 1.f;
+        }
+        for (int i = 0; i < num; ++i) odds[i] = logit_of(odds[i]);
+        for (int i = kMaxDepth; i < kMaxDepth + num; ++i) odds[i] = logit_of(odds[i]);
+        for (int i = 0; i < num; ++i, out += kNumPositionFeatures) {
+            out[0] = std::clamp(odds[i], -6.f, 6.f) * 0.25f;
+            out[1] = std::clamp(odds[kMaxDepth + i], -6.f, 6.f) * 0.25f;
+            for (int c = 0; c < kNumClasses; ++c) {
+                out[2 + c] = static_cast<float>(flags[i + 1] >> c & 1);
+                out[2 + kNumClasses + c] = static_cast<float>(flags[i] >> c & 1);
+            }
+        }
+    }
+
+    std::span<const std::uint8_t> classes_;
+    mutable float* out_ = nullptr;
+};
+
+}  // namespace sglang_hvd

@@ -1,0 +1,157 @@
+// Inference of the predictors. A row's result has the same bits whatever the other rows are, and on
+// every machine: each output is summed in the order of the inputs, outputs side by side.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "features.hpp"
+#include "vector_math.hpp"
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
+#define SGLANG_HVD_CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define SGLANG_HVD_CLONES
+#endif
+
+namespace sglang_hvd {
+
+constexpr int kLanes = 16;  // outputs summed side by side; layers are padded to multiples of it
+
+namespace detail {
+
+// out[r][o] = bias[o] + sum over i of in[r][i] * weight[i][o], for kRows rows.
+template <int kRows>
+[[gnu::always_inline]] inline void affine_rows(const float* in, std::size_t num_in,
+                                               const float* weight, const float* bias,
+                                               std::size_t num_out, bool is_rectified, float* out) {
+    for (std::size_t first = 0; first < num_out; first += kLanes) {
+        float sums[kRows][kLanes];
+        for (int r = 0; r < kRows; ++r)
+            for (int o = 0; o < kLanes; ++o) sums[r][o] = bias[first + o];
+        for (std::size_t i = 0; i < num_in; ++i) {
+            const float* w = weight + i * num_out + first;
+            for (int r = 0; r < kRows; ++r) {
+                const float x = in[r * num_in + i];
+                for (int o = 0; o < kLanes; ++o) sums[r][o] += x * w[o];
+            }
+        }
+        for (int r = 0; r < kRows; ++r)
+            for (int o = 0; o < kLanes; ++o) {
+                const float sum = sums[r][o];
+                out[r * num_out + first + o] = is_rectified ? std::max(sum, 0.f) : sum;
+            }
+    }
+}
+
+SGLANG_HVD_CLONES inline void affine(const float* in, std::size_t num_rows, std::size_t num_in,
+                                     const float* weight, const float* bias, std::size_t num_out,
+                                     bool is_rectified, float* out) {
+    std::size_t row = 0;
+    for (; row + 4 <= num_rows; row += 4)
+        affine_rows<4>(in + row * num_in, num_in, weight, bias, num_out, is_rectified, out + row * num_out);
+    for (; row < num_rows; ++row)
+        affine_rows<1>(in + row * num_in, num_in, weight, bias, num_out, is_rectified, out + row * num_out);
+}
+
+SGLANG_HVD_CLONES inline void sigmoid_all(float* values, std::size_t num) {
+    for (std::size_t i = 0; i < num; ++i) values[i] = sigmoid_of(values[i]);
+}
+
+}  // namespace detail
+
+// A multilayer perceptron with ReLU between its layers, on normalised inputs.
+class Network {
+public:
+    struct Layer {
+        std::size_t num_in = 0, num_out = 0, num_padded = 0;
+        std::vector<float> weight, bias;  // weight: [num_in][num_padded]
+    };
+
+    Network(std::span<const float> mean, std::span<const float> std) {
+        mean_.assign(mean.begin(), mean.end());
+        for (const float value : std) scale_.push_back(1.f / value);
+    }
+
+    // weight: row-major [num_out][num_in].
+    void add_layer(std::span<const float> weight, std::span<const float> bias) {
+        Layer layer;
+        layer.num_out = bias.size();
+        layer.num_padded = (bias.size() + kLanes - 1) / kLanes * kLanes;
+        const std::size_t real_in = weight.size() / bias.size();
+        layer.num_in = layers_.empty() ? real_in : layers_.back().num_padded;
+        layer.weight.resize(layer.num_in * layer.num_padded);
+        for (std::size_t o = 0; o < layer.num_out; ++o)
+            for (std::size_t i = 0; i < real_in; ++i)
+                layer.weight[i * layer.num_padded + o] = weight[o * real_in + i];
+        layer.bias.assign(bias.begin(), bias.end());
+        layer.bias.resize(layer.num_padded);
+        layers_.push_back(std::move(layer));
+    }
+
+    std::size_t num_in() const { return mean_.size(); }
+    std::size_t num_out() const { return layers_.back().num_out; }
+    std::size_t num_padded_out() const { return layers_.back().num_padded; }
+
+    // rows: [num_rows][stride] of which the first num_in() count. Returns [num_rows][num_padded_out()],
+    // valid until the next call.
+    const float* run(const float* rows, std::size_t num_rows, std::size_t stride) {
+        const std::size_t num = num_in();
+        current_.resize(num_rows * num);
+        for (std::size_t r = 0; r < num_rows; ++r)
+            for (std::size_t i = 0; i < num; ++i)
+                current_[r * num + i] = (rows[r * stride + i] - mean_[i]) * scale_[i];
+        for (const Layer& layer : layers_) {
+            next_.resize(num_rows * layer.num_padded);
+            detail::affine(current_.data(), num_rows, layer.num_in, layer.weight.data(),
+                           layer.bias.data(), layer.num_padded, &layer != &layers_.back(), next_.data());
+            std::swap(current_, next_);
+        }
+        return current_.data();
+    }
+
+private:
+    std::vector<float> mean_, scale_;
+    std::vector<Layer> layers_;
+    std::vector<float> current_, next_;
+};
+
+// Outputs of a survival network: one bias for each bucket of depths, then one weight for each
+// position feature.
+constexpr int kNumBuckets = 21;
+
+// 0..15: a depth each; then 17-20, 21-24, 25-32, 33-48, 49-64.
+inline int bucket_of(int position) {
+    if (position < 16) return position;
+    if (position < 20) return 16;
+    if (position < 24) return 17;
+    if (position < 32) return 18;
+    return position < 48 ? 19 : 20;
+}
+
+// P(accepted > j) for each position j of a draft, from the odds that a token whose predecessors are
+// accepted is accepted too.
+// survival: [kMaxDepth], 0 from num_tokens on. Returns its sum, the expected accepted length.
+inline float survival_of(const float* outputs, const float* positions, int num_tokens,
+                         float* survival) {
+    const int num = std::min(num_tokens, kMaxDepth);
+    for (int j = 0; j < num; ++j) {
+        float odds = outputs[bucket_of(j)];
+        const float* position = positions + j * kNumPositionFeatures;
+        for (int k = 0; k < kNumPositionFeatures; ++k) odds += position[k] * outputs[kNumBuckets + k];
+        survival[j] = odds;
+    }
+    detail::sigmoid_all(survival, static_cast<std::size_t>(num));
+    float prob = 1, sum = 0;
+    for (int j = 0; j < num; ++j) {
+        prob *= survival[j];
+        survival[j] = prob;
+        sum += prob;
+    }
+    return sum;
+}
+
+}  // namespace sglang_hvd

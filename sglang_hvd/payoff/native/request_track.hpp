@@ -1,0 +1,139 @@
+// What a request's cycles so far say about its next cache draft.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace sglang_hvd {
+
+constexpr int kMaxDepth = 64;        // tokens of a draft that count
+constexpr int kNumDecays = 4;        // half-lives of the moving shares, in tokens
+constexpr int kNumCyclesSeen = 4;    // latest cycles that are features one by one
+constexpr std::array<float, kNumDecays> kHalfLives = {4.f, 16.f, 64.f, 256.f};
+
+// The paper's features look at the latest cycles that verified a cache draft. The others look at
+// every cycle: what was committed shows, up to its length, whether the cache draft was right, even
+// where the model drafter's was verified ("agreed").
+class RequestTrack {
+public:
+    static constexpr std::int16_t kNone = -1;  // the cycle verified no cache draft
+
+    RequestTrack(int window, std::span<const std::int32_t> prompt)
+        : history_(static_cast<std::size_t>(window), kNone), prompt_len_(static_cast<int>(prompt.size())) {
+        take_latest(prompt);
+    }
+
+    // Tokens committed outside a cycle.
+    void extend(std::span<const std::int32_t> tokens) {
+        generated_len_ += static_cast<int>(tokens.size());
+        take_latest(tokens);
+    }
+
+    // The draft that was proposed for the cycle to come; place: in the request's own text, of what
+    // precedes the token that the draft copies first; below 0: it lies elsewhere.
+    void expect(std::span<const std::int32_t> draft, std::int64_t place) {
+        draft_len_ = static_cast<int>(std::min<std::size_t>(draft.size(), kMaxDepth));
+        std::copy_n(draft.begin(), draft_len_, draft_.begin());
+        place_ = place;
+    }
+
+    // accepted: tokens of the cache draft that were accepted; kNone: it was not verified.
+    void commit(std::span<const std::int32_t> tokens, int accepted) {
+        const int num = static_cast<int>(tokens.size());
+        int agreed = 0;
+        while (agreed < std::min(draft_len_, num) && draft_[agreed] == tokens[agreed]) ++agreed;
+        history_[num_cycles_ % history_.size()] = static_cast<std::int16_t>(std::min(accepted, 32767));
+        ++num_cycles_;
+        if (num > 0) {
+            for (int k = kNumCyclesSeen - 1; k > 0; --k) cycles_[k] = cycles_[k - 1];
+            cycles_[0] = {static_cast<float>(agreed), static_cast<float>(num)};
+            for (int d = 0; d < kNumDecays; ++d) {
+                const float kept = decay(d, num);
+                moving_agreed_[d] = moving_agreed_[d] * kept + static_cast<float>(agreed);
+                moving_committed_[d] = moving_committed_[d] * kept + static_cast<float>(num);
+            }
+            num_agreed_ += agreed;
+            num_committed_ += num;
+            run_ = draft_len_ > 0 && agreed == std::min(draft_len_, num) ? run_ + num : 0;
+        }
+        if (draft_len_ > 0 && place_ >= 0 && agreed > 0) {
+            expected_place_ = place_ + num;
+        } else if (expected_place_ >= 0) {
+            expected_place_ += num;
+        }
+        draft_len_ = 0;
+        extend(tokens);
+    }
+
+    int prompt_len() const { return prompt_len_; }
+    int generated_len() const { return generated_len_; }
+    std::int32_t latest(int back) const { return latest_[back]; }  // -1: there is none
+    // Where a copy under way would go on; below 0: unknown.
+    std::int64_t expected_place() const { return expected_place_; }
+    int run() const { return run_; }
+    float share() const { return ratio(static_cast<float>(num_agreed_), static_cast<float>(num_committed_)); }
+    int num_committed() const { return num_committed_; }
+    float moving_share(int d) const { return ratio(moving_agreed_[d], moving_committed_[d]); }
+    struct Cycle {
+        float agreed = 0, committed = 0;
+        float share() const { return ratio(agreed, committed); }
+    };
+    const Cycle& cycle(int back) const { return cycles_[back]; }
+
+    struct Recent {
+        float cache_rate = 0, mean_accepted = 0, last_accepted = 0;
+    };
+    Recent recent() const {
+        const auto num = static_cast<int>(std::min<std::size_t>(num_cycles_, history_.size()));
+        int num_cache = 0, sum = 0;
+        Recent recent;
+        for (int back = 1; back <= num; ++back) {
+            const int accepted = history_[(num_cycles_ - static_cast<std::size_t>(back)) % history_.size()];
+            if (accepted == kNone) continue;
+            if (num_cache == 0) recent.last_accepted = static_cast<float>(accepted);
+            ++num_cache;
+            sum += accepted;
+        }
+        recent.cache_rate = ratio(static_cast<float>(num_cache), static_cast<float>(num));
+        recent.mean_accepted = ratio(static_cast<float>(sum), static_cast<float>(num_cache));
+        return recent;
+    }
+
+private:
+    static float ratio(float part, float whole) { return whole > 0 ? part / whole : 0.f; }
+
+    static float decay(int d, int num) {
+        static const auto table = [] {
+            std::array<std::array<float, kMaxDepth + 2>, kNumDecays> decays;
+            for (int i = 0; i < kNumDecays; ++i)
+                for (int n = 0; n < kMaxDepth + 2; ++n)
+                    decays[i][n] = std::exp2(-static_cast<float>(n) / kHalfLives[i]);
+            return decays;
+        }();
+        return table[d][std::min(num, kMaxDepth + 1)];
+    }
+
+    void take_latest(std::span<const std::int32_t> tokens) {
+        if (tokens.size() >= 2) latest_[1] = tokens[tokens.size() - 2];
+        if (tokens.size() == 1) latest_[1] = latest_[0];
+        if (!tokens.empty()) latest_[0] = tokens.back();
+    }
+
+    std::vector<std::int16_t> history_;  // a ring
+    std::size_t num_cycles_ = 0;
+    int prompt_len_;
+    int generated_len_ = 0;
+    std::array<std::int32_t, 2> latest_ = {-1, -1};
+    std::array<Cycle, kNumCyclesSeen> cycles_{};
+    std::array<float, kNumDecays> moving_agreed_{}, moving_committed_{};
+    int num_agreed_ = 0, num_committed_ = 0, run_ = 0;
+    std::array<std::int32_t, kMaxDepth> draft_{};
+    int draft_len_ = 0;
+    std::int64_t place_ = -1, expected_place_ = -1;
+};
+
+}  // namespace sglang_hvd

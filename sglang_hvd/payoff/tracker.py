@@ -1,0 +1,113 @@
+"""Follows requests cycle by cycle and turns what their cache drafts look like into features."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_hvd.payoff._native import Tracker
+from sglang_hvd.payoff.features import FEATURE_NAMES, MAX_DRAFT_LEN, POSITION_FEATURES
+from sglang_hvd.payoff.token_classes import TokenClasses
+from sglang_hvd.types import DraftBatch, TokenIds
+
+Float32 = npt.NDArray[np.float32]
+Int32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftFeatures:
+    """What a predictor reads, one row per request. Rows without a draft hold no meaning.
+
+    draft_lens: int32[num_requests], 0 where there is no draft.
+    features: float32[num_requests, len(FEATURE_NAMES)].
+    positions: float32[num_requests, MAX_DRAFT_LEN, len(POSITION_FEATURES)], of each draft token.
+    """
+
+    draft_lens: Int32
+    features: Float32
+    positions: Float32
+
+    @classmethod
+    def of_size(cls, num_requests: int) -> "DraftFeatures":
+        return cls(
+            draft_lens=np.zeros(num_requests, np.int32),
+            features=np.zeros((num_requests, len(FEATURE_NAMES)), np.float32),
+            positions=np.zeros((num_requests, MAX_DRAFT_LEN, len(POSITION_FEATURES)), np.float32),
+        )
+
+    def first(self, num_requests: int) -> "DraftFeatures":
+        """The first rows, as views."""
+        return DraftFeatures(
+            self.draft_lens[:num_requests],
+            self.features[:num_requests],
+            self.positions[:num_requests],
+        )
+
+
+class RequestTracker:
+    """Life of a request: start, then write_features and commit for each cycle, then finish.
+
+    Requests are known by the slot that start returns.
+
+    history_window: cycles that the features of the recent history cover.
+    """
+
+    def __init__(self, history_window: int, token_classes: TokenClasses) -> None:
+        self._tracker = Tracker(history_window, token_classes.flags)
+
+    def start(self, prompt_ids: TokenIds) -> int:
+        """Takes in a request and returns its slot."""
+        return self._tracker.start(np.ascontiguousarray(prompt_ids))
+
+    def extend(self, slot: int, token_ids: TokenIds) -> None:
+        """Takes in tokens committed outside a cycle. Raises ValueError for an unused slot."""
+        self._tracker.extend(slot, np.ascontiguousarray(token_ids))
+
+    def write_features(
+        self, out: DraftFeatures, slots: Int32, drafts: DraftBatch, votes: DraftBatch
+    ) -> None:
+        """Writes the features of each request's draft, and keeps the draft until the commit.
+
+        drafts, votes: row i belongs to slots[i]; votes: what the votes propose, the same batch
+            where they made the drafts.
+
+        Raises ValueError for an unused slot, or arrays that do not fit.
+        """
+        out.draft_lens[: len(slots)] = drafts.num_nodes[: len(slots)]
+        self._tracker.write(
+            slots,
+            drafts.token_ids,
+            drafts.probs,
+            drafts.num_nodes,
+            drafts.features,
+            votes.token_ids,
+            votes.probs,
+            votes.num_nodes,
+            votes.features,
+            out.features,
+            out.positions,
+        )
+
+    def commit(
+        self,
+        slots: Int32,
+        token_ids: Sequence[TokenIds | Sequence[int]],
+        accepted_lens: Sequence[int | None],
+    ) -> None:
+        """Takes in what a cycle committed.
+
+        accepted_lens: accepted tokens of each request's cache draft; None: it was not verified.
+
+        Raises ValueError for an unused slot.
+        """
+        lengths = np.fromiter(map(len, token_ids), np.int32, len(token_ids))
+        rows = np.zeros((len(token_ids), lengths.max(initial=0)), np.int32)
+        for row, tokens in zip(rows, token_ids, strict=True):
+            row[: len(tokens)] = tokens
+        accepted = np.array([-1 if a is None else a for a in accepted_lens], np.int32)
+        self._tracker.commit(slots, rows, lengths, accepted)
+
+    def finish(self, slot: int) -> None:
+        """Forgets a request. Raises ValueError for an unused slot."""
+        self._tracker.finish(slot)

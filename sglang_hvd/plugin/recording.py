@@ -1,0 +1,79 @@
+"""Recording of finished requests (--hvd-record)."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.sampling.sampling_params import TOP_K_ALL
+
+from sglang_hvd.config import HvdConfig
+from sglang_hvd.plugin.vocabulary import served_fingerprint
+from sglang_hvd.traces.recorder import Recorder
+from sglang_hvd.traces.trace import Trace
+from sglang_hvd.types import TokenIds
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+_FAMILY = "recorded"
+
+
+class RequestRecorder:
+    """Hands SGLang's finished requests to a recorder, which ends with the process."""
+
+    def __init__(self, config: HvdConfig, server_args: Any) -> None:
+        assert config.record is not None, "nothing is to be recorded"
+        self._recorder = Recorder(
+            config.record,
+            max_file_bytes=config.record_file_mb << 20,
+            max_total_bytes=config.record_total_mb << 20,
+            with_prompts=config.record_prompts,
+        )
+        self._model: str = server_args.served_model_name or server_args.model_path
+        self._tokenizer_fingerprint = served_fingerprint(server_args)
+        # A killed server has no such end: its recording is salvaged by the next one.
+        atexit.register(self._recorder.close)
+
+    def record(self, req: Req, prompt_ids: TokenIds, *, namespace: str) -> None:
+        """Record a request that ended, unless it was aborted or asked for no output.
+
+        Args:
+            prompt_ids: int32[num_tokens]; not changed any more.
+        """
+        output_ids = np.array(req.output_ids_through_stop, dtype=np.int32)
+        if (
+            isinstance(req.finished_reason, FINISH_ABORT)
+            or req.sampling_params.max_new_tokens == 0  # fills the prefix cache for n > 1
+            or req.rid.startswith(HEALTH_CHECK_RID_PREFIX)
+            or not len(output_ids)
+        ):
+            return
+        trace = Trace(
+            prompt_ids=prompt_ids,
+            output_ids=output_ids,
+            session="",  # found by the recorder
+            turn=0,
+            family=_FAMILY,
+            sampling=_sampling(req.sampling_params),
+            model=self._model,
+            tokenizer_fingerprint=self._tokenizer_fingerprint,
+        )
+        self._recorder.record(trace, namespace=namespace)
+
+    def describe(self) -> dict[str, Any]:
+        """For /server_info."""
+        return asdict(self._recorder.stats())
+
+
+def _sampling(params: SamplingParams) -> Mapping[str, float]:
+    if params.top_k == 1:  # how SGLang writes a temperature of 0
+        return {"temperature": 0.0}
+    asked = {"temperature": params.temperature, "top_p": params.top_p}
+    return asked if params.top_k == TOP_K_ALL else {**asked, "top_k": params.top_k}

@@ -1,0 +1,59 @@
+"""Another payoff predictor for a running server: `/update_weights_from_disk` with our load format.
+
+SGLang's own handling of that request waits until nothing runs. Ours takes the way of the requests
+that the scheduler answers between two steps, on every tensor-parallel rank between the same two.
+Of these, the dumper's is the one that carries any text and answers with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.managers.io_struct import DumperControlReqInput, DumperControlReqOutput
+
+from sglang_hvd.reload import PREDICTOR_LOAD_FORMAT
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+
+async def ask_for_predictor(
+    update_weights_from_disk: Callable[..., Awaitable[tuple[bool, str, Any]]],
+    manager: TokenizerManager,
+    obj: UpdateWeightFromDiskReqInput,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[bool, str, Any]:
+    """AROUND hook of TokenizerManager.update_weights_from_disk: success, message, paused."""
+    if obj.load_format != PREDICTOR_LOAD_FORMAT:
+        return await update_weights_from_disk(manager, obj, *args, **kwargs)
+    request = DumperControlReqInput(method=PREDICTOR_LOAD_FORMAT, body={"path": obj.model_path})
+    answers = await manager.dumper_control(request)
+    # One answer of each data-parallel group; they have their traffic, and predictors, apart.
+    faults = [answer.error for answer in answers if not answer.success]
+    if faults:
+        return False, "; ".join(dict.fromkeys(faults)), 0
+    return True, f"the predictor is {obj.model_path}", 0
+
+
+def answer_for_predictor(
+    handle_dumper_control: Callable[..., None], scheduler: Scheduler, request: DumperControlReqInput
+) -> DumperControlReqOutput | None:
+    """AROUND hook of Scheduler.handle_dumper_control; what it returns is the answer."""
+    if request.method != PREDICTOR_LOAD_FORMAT:
+        handle_dumper_control(scheduler, request)
+        return None
+    from sglang_hvd.plugin.worker import HvdWorker
+
+    worker = scheduler.draft_worker
+    try:
+        if not isinstance(worker, HvdWorker):
+            raise ValueError("this server does not run HVD")
+        worker.use_predictor(Path(request.body["path"]))
+    except ValueError as error:
+        return DumperControlReqOutput(success=False, response=[], error=str(error))
+    return DumperControlReqOutput(success=True, response=[])

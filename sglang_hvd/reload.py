@@ -1,0 +1,64 @@
+"""Makes a running server use another payoff predictor: the client's side."""
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+# Tells plugin/reload.py that an /update_weights_from_disk means the predictor.
+PREDICTOR_LOAD_FORMAT = "hvd_predictor"
+
+_TIMEOUT_SECONDS = 60
+
+
+def reload_predictor(url: str, path: Path, *, api_key: str | None = None) -> str:
+    """Asks a server to use a predictor from now on; returns what it answers.
+
+    url: of the server, as http://127.0.0.1:30000.
+    path: as the server's machine has it; a relative one starts from the working directory.
+    api_key: the server's admin key, or else its key, if it has one.
+
+    Raises ValueError, in one line, if the server cannot be asked or refuses; it then goes on with
+    the predictor it has.
+    """
+    url = url.rstrip("/")
+    # Another SGLang server would take the file for a model.
+    info = _ask(f"{url}/server_info", None, api_key)
+    states = info.get("internal_states") or [{}]
+    if not all("hvd" in state for state in states):
+        raise ValueError(f"the server at {url} does not run HVD")
+    answer = _ask(
+        f"{url}/update_weights_from_disk",
+        {"model_path": str(path.absolute()), "load_format": PREDICTOR_LOAD_FORMAT},
+        api_key,
+    )
+    return str(answer["message"])
+
+
+def _ask(url: str, body: dict[str, str] | None, api_key: str | None) -> dict[str, Any]:
+    headers = {"Content-Type": "application/json"}
+    if api_key is not None:
+        headers["Authorization"] = f"Bearer {api_key}"
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        request = urllib.request.Request(url, data, headers)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
+            answer = json.load(response)
+    except urllib.error.HTTPError as error:
+        raise ValueError(f"{url}: {_reason(error)}") from None
+    except json.JSONDecodeError:
+        raise ValueError(f"{url}: the answer is no JSON: is this an SGLang server?") from None
+    except (OSError, ValueError) as error:  # no such server, no such url
+        raise ValueError(f"{url}: {error}") from None
+    if not isinstance(answer, dict):
+        raise ValueError(f"{url}: the answer is no JSON object: is this an SGLang server?")
+    return answer
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """What the server says, or else the status."""
+    try:
+        return str(json.load(error)["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{error.code} {error.reason}"

@@ -1,0 +1,159 @@
+"""`sglang-hvd evaluate`: judges a predictor on recorded generations, beside the one that ships, the
+paper's and the frequency score."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, FEATURE_NAMES, PayoffPredictor
+from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
+from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.replay.metrics import Judgement, PayoffQuality, payoff_quality
+from sglang_hvd.replay.recordings import Recording, Vocabulary
+from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
+
+# Accepted length from which a draft is worth its verification: the paper's threshold.
+THRESHOLD = HvdConfig().threshold
+
+MEAN = "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A predictor on the drafts of a file, or its mean over the families (file: "mean").
+
+    at: "cycle": at the starts of the cycles of serving with the default predictor, the only places
+        where a gate acts. "position": at every token of the outputs, as the paper counts.
+    """
+
+    file: str
+    family: str
+    cache_mode: CacheMode
+    predictor: str
+    at: str
+    quality: PayoffQuality
+
+    def row(self) -> dict[str, object]:
+        """As written to the JSON file."""
+        fields = asdict(self)
+        quality: Mapping[str, object] = fields.pop("quality")
+        return fields | dict(quality)
+
+
+def evaluate(
+    recordings: Sequence[Recording],
+    vocabulary: Vocabulary,
+    *,
+    cache_mode: CacheMode,
+    given: Path | None,
+    num_processes: int,
+) -> list[Evaluation]:
+    """Rows per file and in the mean. All predictors are judged on the same drafts.
+
+    Sessions that one of the predictors was trained on fill the shared cache and are not judged. A
+    file without any other is left out.
+
+    given: a predictor file to judge too.
+
+    Raises ValueError, in one line, for traces or a predictor that cannot be used, or if nothing is
+    left to judge.
+    """
+    config = HvdConfig(cache_mode=cache_mode)
+    predictors = {
+        "default": PayoffPredictor.of_config(config),
+        "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
+    }
+    if given is not None:
+        of_given = config.model_copy(update={"predictor": given})
+        predictors = {"given": PayoffPredictor.of_config(of_given), **predictors}
+    trained_on = frozenset(
+        session for predictor in predictors.values() for session in predictor.trained_sessions
+    )
+    evaluations = []
+    for at, settings in _walks(config).items():
+        walks = walk_recordings(
+            recordings, vocabulary, settings, label=at, num_processes=num_processes
+        )
+        evaluations += judge(walks, predictors, cache_mode=cache_mode, at=at, without=trained_on)
+    if not evaluations:
+        raise ValueError("no session is left to judge: the predictors were trained on all of them")
+    return evaluations
+
+
+def judge(
+    walks: Sequence[RecordingWalk],
+    predictors: Mapping[str, PayoffPredictor],
+    *,
+    cache_mode: CacheMode,
+    at: str,
+    without: frozenset[str] = frozenset(),
+) -> list[Evaluation]:
+    """Judges predictors, and the frequency score, on the drafts of walks.
+
+    A family's figures are those of all its files' drafts together, and the mean is over families.
+
+    without: fingerprints of sessions that are not judged.
+    """
+    rows = {walk: found for walk in walks if (found := walk.rows(without=without)) is not None}
+    families: dict[str, list[RecordingWalk]] = {}
+    for walk in rows:
+        families.setdefault(walk.family, []).append(walk)
+    evaluations = []
+    for name in (*predictors, "frequency"):
+        judgements = {walk: _judgement(rows[walk], predictors.get(name)) for walk in rows}
+        evaluations += [
+            Evaluation(
+                walk.name, walk.family, cache_mode, name, at, _quality([(judgements[walk], found)])
+            )
+            for walk, found in rows.items()
+        ]
+        of_families = [
+            _quality([(judgements[walk], rows[walk]) for walk in members])
+            for members in families.values()
+        ]
+        if of_families:
+            evaluations.append(Evaluation(MEAN, "", cache_mode, name, at, _mean(of_families)))
+    return evaluations
+
+
+def _walks(config: HvdConfig) -> dict[str, WalkSettings]:
+    on_policy = config.model_copy(update={"policy": "payoff"})
+    every_position = config.model_copy(update={"policy": "model"})
+    return {
+        "cycle": WalkSettings(on_policy, predictor=DEFAULT_PREDICTORS[config.cache_mode]),
+        "position": WalkSettings(every_position, num_model_accepted=0),
+    }
+
+
+def _judgement(rows: TrainingRows, predictor: PayoffPredictor | None) -> Judgement:
+    if predictor is None:
+        return Judgement(rows.features[:, FEATURE_NAMES.index("score")], None)
+    prediction = rows.predict(predictor)
+    return Judgement(prediction.payoffs, prediction.reaches(math.ceil(THRESHOLD)))
+
+
+def _quality(parts: Sequence[tuple[Judgement, TrainingRows]]) -> PayoffQuality:
+    judgements = [judgement for judgement, _ in parts]
+    probs = [judgement.probs for judgement in judgements if judgement.probs is not None]
+    return payoff_quality(
+        Judgement(
+            np.concatenate([judgement.payoffs for judgement in judgements]),
+            np.concatenate(probs) if probs else None,
+        ),
+        np.concatenate([rows.accepted_lens for _, rows in parts]),
+        threshold=THRESHOLD,
+    )
+
+
+def _mean(qualities: Sequence[PayoffQuality]) -> PayoffQuality:
+    """Each figure over the families that have it; num_drafts is the sum."""
+    figures: dict[str, float | None] = {}
+    for name in PayoffQuality.__dataclass_fields__:
+        values = [value for q in qualities if (value := getattr(q, name)) is not None]
+        figures[name] = sum(values) / len(values) if values else None
+    figures["num_drafts"] = sum(quality.num_drafts for quality in qualities)
+    return PayoffQuality(**figures)  # type: ignore[arg-type]

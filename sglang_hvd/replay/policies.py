@@ -1,0 +1,182 @@
+"""`sglang-hvd replay`: what each policy makes of recorded generations, without a model."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sglang_hvd.config import CacheMode, HvdConfig, Policy
+from sglang_hvd.payoff import DEFAULT_PREDICTORS
+from sglang_hvd.replay.evaluate import MEAN, THRESHOLD
+from sglang_hvd.replay.recordings import Recording, Vocabulary
+from sglang_hvd.replay.simulator import CycleTotals
+from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
+
+
+class CostTable(BaseModel):
+    """What the kinds of cycles cost, in milliseconds.
+
+    plain: a step of the target model that verifies nothing.
+    verify: a step that verifies a draft, of the verify width.
+    model_draft: the model drafter's rounds of one cycle, beside the verification.
+    draft_extend: keeping the model drafter's KV cache up to date, in every cycle but plain ones.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    plain: float = Field(gt=0)
+    verify: float = Field(gt=0)
+    model_draft: float = Field(ge=0)
+    draft_extend: float = Field(ge=0)
+
+    @classmethod
+    def load(cls, path: Path) -> "CostTable":
+        """Reads a YAML or JSON file. Raises ValueError in one line."""
+        try:
+            return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ValueError(f"{path}: cannot read the cost table: {error.strerror}") from None
+        except (UnicodeDecodeError, yaml.YAMLError):
+            raise ValueError(f"{path}: the cost table is no YAML or JSON") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "table"
+            raise ValueError(f"{path}: cost table: {where}: {first['msg']}") from None
+
+    def ms(self, totals: CycleTotals) -> float:
+        """Time of some cycles at batch size 1."""
+        num_plain = totals.num_cycles - totals.num_drafted
+        return (
+            num_plain * self.plain
+            + totals.num_drafted * (self.verify + self.draft_extend)
+            + totals.num_model * self.model_draft
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    """What a policy made of a file's measured sessions, or the mean over the families.
+
+    oracle_share: share of the cycles' cache drafts that reach the paper's threshold.
+    precision, recall: of what the policy verified against these.
+    payoff_quantiles: accepted lengths of the cache drafts, at 10, 50, 90 and 99 %.
+    tokens_per_ms: under the cost table; None without one.
+    """
+
+    file: str
+    family: str
+    policy: str
+    cycles_per_1k_tokens: float | None
+    mean_accepted: float | None
+    cache_share: float | None
+    oracle_share: float | None
+    precision: float | None
+    recall: float | None
+    payoff_quantiles: tuple[float, ...] | None
+    tokens_per_ms: float | None
+
+
+def replay_policies(
+    recordings: Sequence[Recording],
+    vocabulary: Vocabulary,
+    *,
+    cache_mode: CacheMode,
+    predictor: Path | None,
+    costs: CostTable | None,
+    warm_up: float,
+    shares_cache: bool,
+    num_model_accepted: int,
+    num_processes: int,
+) -> list[PolicyResult]:
+    """Rows per file and policy, and the mean over families.
+
+    predictor: of the payoff policy; None: the one that ships.
+    warm_up: share of each recording's sessions, the first ones, that only fill the shared cache.
+    shares_cache: False: requests draft from their own session only.
+
+    Raises ValueError, in one line, for traces or a predictor that cannot be used.
+    """
+    results = []
+    for policy in get_args(Policy):
+        walks = walk_recordings(
+            recordings,
+            vocabulary,
+            WalkSettings(
+                HvdConfig(policy=policy, cache_mode=cache_mode),
+                predictor=predictor or DEFAULT_PREDICTORS[cache_mode],
+                num_model_accepted=num_model_accepted,
+                shares_cache=shares_cache,
+            ),
+            label=f"replay, policy {policy}",
+            num_processes=num_processes,
+        )
+        of_policy = [
+            result
+            for walk in walks
+            if (result := _result(walk, policy, costs, warm_up)) is not None
+        ]
+        results += of_policy
+        if of_policy:
+            results.append(_mean(of_policy, policy))
+    if not results:
+        raise ValueError("no session is left to measure: lower --warm-up")
+    return results
+
+
+def _result(
+    walk: RecordingWalk, policy: str, costs: CostTable | None, warm_up: float
+) -> PolicyResult | None:
+    num_warm = int(len(walk.sessions) * warm_up)
+    without = frozenset(session.fingerprint for session in walk.sessions[:num_warm])
+    totals, rows = walk.totals(without=without), walk.rows(without=without)
+    if not totals.num_cycles:
+        return None
+    result = PolicyResult(
+        file=walk.name,
+        family=walk.family,
+        policy=policy,
+        cycles_per_1k_tokens=totals.cycles_per_1k_tokens,
+        mean_accepted=totals.mean_accepted_len,
+        cache_share=totals.cache_share,
+        oracle_share=None,
+        precision=None,
+        recall=None,
+        payoff_quantiles=None,
+        tokens_per_ms=None if costs is None else totals.num_tokens / costs.ms(totals),
+    )
+    if rows is None:
+        return result
+    worth = rows.accepted_lens >= math.ceil(THRESHOLD)
+    verified = rows.is_verified
+    num_hits, num_worth = int((worth & verified).sum()), int(worth.sum())
+    return replace(
+        result,
+        oracle_share=float(worth.mean()),
+        precision=num_hits / int(verified.sum()) if verified.any() else None,
+        recall=num_hits / num_worth if num_worth else None,
+        payoff_quantiles=tuple(np.quantile(rows.accepted_lens, (0.1, 0.5, 0.9, 0.99)).tolist()),
+    )
+
+
+def _mean(results: Sequence[PolicyResult], policy: str) -> PolicyResult:
+    """Each figure: the mean over the families of the mean over their files."""
+    families: dict[str, list[PolicyResult]] = {}
+    for result in results:
+        families.setdefault(result.family, []).append(result)
+    figures: dict[str, float | None] = {}
+    for name in PolicyResult.__dataclass_fields__:
+        if name in ("file", "family", "policy", "payoff_quantiles"):
+            continue
+        of_families = [_mean_of([getattr(r, name) for r in rs]) for rs in families.values()]
+        figures[name] = _mean_of(of_families)
+    return PolicyResult(MEAN, "", policy, payoff_quantiles=None, **figures)
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if found else None

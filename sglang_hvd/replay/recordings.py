@@ -1,0 +1,107 @@
+"""Files of traces, and the tokenizer they are read with."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from sglang_hvd.payoff import TokenClasses
+from sglang_hvd.traces.reader import read_traces
+from sglang_hvd.traces.text_traces import TextTrace, read_text_traces
+from sglang_hvd.traces.tokenizer import load_tokenizer, token_strings, tokenizer_fingerprint
+from sglang_hvd.traces.trace import Trace
+
+_SUFFIXES = (".jsonl", ".hvdt")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokenizer of some traces.
+
+    eos_token: ends every output of a text trace; None: outputs end with their text.
+    """
+
+    path: Path
+    eos_token: str | None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.path)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return tokenizer_fingerprint(self.tokenizer)
+
+    @cached_property
+    def eos_token_id(self) -> int | None:
+        """Raises ValueError if the tokenizer has no such token."""
+        if self.eos_token is None:
+            return None
+        token_id = self.tokenizer.token_to_id(self.eos_token)
+        if token_id is None:
+            raise ValueError(f"{self.path} has no token {self.eos_token}: set --eos-token")
+        return int(token_id)
+
+    @cached_property
+    def token_classes(self) -> TokenClasses:
+        return TokenClasses.from_strings(token_strings(self.tokenizer))
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A file of traces from one source.
+
+    source: the first line of a file of text traces, which says where the text is from.
+    """
+
+    path: Path
+    source: TextTrace | None
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def licence(self) -> str:
+        return "" if self.source is None else self.source.licence
+
+    @property
+    def is_permissive(self) -> bool:
+        """The repository is MIT or Apache-2.0, and no text in it is for non-commercial use only."""
+        return self.licence.startswith(("MIT", "Apache-2.0")) and "NC" not in self.licence
+
+    def traces(self, vocabulary: Vocabulary) -> list[Trace]:
+        """All of them. Raises ValueError, in one line, for a file that is not whole and sound."""
+        return list(read_traces(self.path, vocabulary.tokenizer, vocabulary.eos_token_id))
+
+
+def find_recordings(traces: Path) -> list[Recording]:
+    """The files of a folder, by name, or the one file. Raises ValueError if there are none."""
+    if traces.is_dir():
+        paths = sorted(path for path in traces.iterdir() if path.suffix in _SUFFIXES)
+    else:
+        paths = [traces]
+    if not paths:
+        raise ValueError(f"{traces}: no traces ({', '.join('*' + s for s in _SUFFIXES)})")
+    return [Recording(path, _source_of(path)) for path in paths]
+
+
+def session_fingerprints(traces: Sequence[Trace]) -> dict[str, str]:
+    """Names each session of a file by its first turn's tokens: the same text, the same name,
+    whatever the file is called."""
+    fingerprints: dict[str, str] = {}
+    for trace in traces:
+        if trace.session not in fingerprints:
+            digest = hashlib.sha256(trace.text_ids.tobytes())
+            fingerprints[trace.session] = digest.hexdigest()[:12]
+    return fingerprints
+
+
+def _source_of(path: Path) -> TextTrace | None:
+    try:
+        return next(read_text_traces(path), None)
+    except ValueError:
+        return None  # another form; what is wrong with it, if anything, its reader says

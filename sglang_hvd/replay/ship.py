@@ -1,0 +1,49 @@
+"""Trains the predictors that ship in the package: the default and the paper's, for a cache mode.
+
+    python -m sglang_hvd.replay.ship --traces DIR --tokenizer FILE [--cache-mode votes|paper]
+
+Recordings without a permissive licence are left out. Both are trained on the same cycles.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from sglang_hvd.config import CacheMode
+from sglang_hvd.payoff import DEFAULT_PREDICTORS
+from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
+from sglang_hvd.replay.recordings import Vocabulary, find_recordings
+from sglang_hvd.replay.tables import heldout_table
+from sglang_hvd.replay.train import TrainPlan, train_predictors
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Train the predictors that ship in the package.")
+    parser.add_argument("--traces", type=Path, required=True, help="folder of text traces")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json for them")
+    parser.add_argument("--eos-token", default="<|im_end|>", help="token that ends every output")
+    parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
+    options = parser.parse_args(arguments)
+    try:
+        recordings = [r for r in find_recordings(options.traces) if r.is_permissive]
+        if not recordings:
+            raise ValueError(f"{options.traces}: no traces with a permissive licence")
+        trained = train_predictors(
+            recordings,
+            Vocabulary(options.tokenizer, options.eos_token),
+            TrainPlan(options.cache_mode),
+            ("survival", "mlp"),
+        )
+        for kind, files in (("survival", DEFAULT_PREDICTORS), ("mlp", PAPER_PREDICTORS)):
+            trained[kind].save(files[options.cache_mode])
+            print(f"{kind}\n{heldout_table(trained[kind])}\n")
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

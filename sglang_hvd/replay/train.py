@@ -1,0 +1,198 @@
+"""`sglang-hvd train`: learns a predictor from recorded generations.
+
+The features of a draft depend on what was verified before it, so training goes in rounds. The
+first walks decode with the model drafter alone and with the cache alone; then a predictor trained
+on these decides, and the cycles its decisions lead to are learned from too (docs/payoff.md says
+what that is worth).
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, CacheMode, HvdConfig, Policy
+from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.payoff.predictor import Kind, feature_settings
+from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.payoff.training import TrainingSettings, train
+from sglang_hvd.replay.evaluate import judge
+from sglang_hvd.replay.recordings import Recording, Vocabulary
+from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
+
+# Longest cache drafts in training, in turns: what is verified of a draft depends on the server's
+# verify width. Most drafts have the default's.
+_DRAFT_LIMITS = (31, 31, 7, 31, 31, 15, 31, 31, 63)
+
+# A recording's rows count with its number of rows to this power, so that the longest do not drown
+# the others; 1 would count every row the same.
+_POWER_OF_SIZE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class TrainPlan:
+    """What a training does.
+
+    held_out: share of each recording's sessions, the last ones, that is not trained on and on which
+        the predictor is judged. One session of a recording with several is always held out.
+    """
+
+    cache_mode: CacheMode
+    kind: Kind = "survival"
+    held_out: float = 0.25
+    num_rounds: int = 2
+    max_rows: int = 1_000_000
+    seed: int = 42
+    num_processes: int = 2
+
+
+def train_predictor(
+    recordings: Sequence[Recording], vocabulary: Vocabulary, plan: TrainPlan
+) -> PayoffPredictor:
+    """The predictor, with its quality on the held-out sessions in its provenance.
+
+    Raises ValueError, in one line, if the recordings cannot be used or hold nothing to learn from.
+    """
+    return train_predictors(recordings, vocabulary, plan, [plan.kind])[plan.kind]
+
+
+def train_predictors(
+    recordings: Sequence[Recording], vocabulary: Vocabulary, plan: TrainPlan, kinds: Sequence[Kind]
+) -> Mapping[Kind, PayoffPredictor]:
+    """Several kinds from the same cycles, to compare. The first decides in the later rounds."""
+    walks = _walk(recordings, vocabulary, plan, "model") + _walk(
+        recordings, vocabulary, plan, "cache"
+    )
+    held_out = held_out_sessions(walks, plan.held_out)
+    predictor = _fit(walks, held_out, plan, kinds[0], {})
+    on_policy: list[RecordingWalk] = []
+    for _ in range(1, plan.num_rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "round.safetensors"
+            predictor.save(path)
+            on_policy = _walk(recordings, vocabulary, plan, "payoff", path)
+        predictor = _fit([*walks, *on_policy], held_out, plan, kinds[0], {})
+    provenance = _provenance(recordings, vocabulary, plan, walks, held_out)
+    trained: dict[Kind, PayoffPredictor] = {}
+    for kind in kinds:
+        again = kind != kinds[0]
+        of_kind = _fit([*walks, *on_policy], held_out, plan, kind, {}) if again else predictor
+        judged = {
+            "heldout": [
+                evaluation.row()
+                for evaluation in judge(
+                    on_policy or walks,
+                    {"trained": of_kind},
+                    cache_mode=plan.cache_mode,
+                    at="cycle",
+                    without=frozenset(_fingerprints(walks)) - held_out,
+                )
+                if evaluation.predictor == "trained"
+            ]
+        }
+        trained[kind] = replace(of_kind, provenance={**provenance, **of_kind.provenance, **judged})
+    return trained
+
+
+def held_out_sessions(walks: Sequence[RecordingWalk], share: float) -> frozenset[str]:
+    """Fingerprints of the last sessions of each recording: that share of them, at least one of
+    several. None for a share of 0."""
+    held_out: set[str] = set()
+    for walk in walks:
+        sessions = [session.fingerprint for session in walk.sessions]
+        num = max(1, int(len(sessions) * share)) if share > 0 and len(sessions) > 1 else 0
+        held_out.update(sessions[len(sessions) - num :])
+    return frozenset(held_out)
+
+
+def weighted(walk: RecordingWalk, rows: TrainingRows) -> TrainingRows:
+    """The rows, so weighted that all of a recording count as a power of their number."""
+    weight = len(rows) ** (_POWER_OF_SIZE - 1)
+    return replace(rows, weights=np.full(len(rows), weight, np.float32))
+
+
+def _walk(
+    recordings: Sequence[Recording],
+    vocabulary: Vocabulary,
+    plan: TrainPlan,
+    policy: Policy,
+    predictor: Path | None = None,
+) -> list[RecordingWalk]:
+    return walk_recordings(
+        recordings,
+        vocabulary,
+        WalkSettings(
+            HvdConfig(policy=policy, cache_mode=plan.cache_mode),
+            predictor=predictor,
+            draft_limits=_DRAFT_LIMITS,
+        ),
+        label=f"replay, policy {policy}",
+        num_processes=plan.num_processes,
+    )
+
+
+def _fit(
+    walks: Sequence[RecordingWalk],
+    held_out: frozenset[str],
+    plan: TrainPlan,
+    kind: Kind,
+    provenance: Mapping[str, object],
+) -> PayoffPredictor:
+    parts = [
+        weighted(walk, rows) for walk in walks if (rows := walk.rows(without=held_out)) is not None
+    ]
+    if not parts:
+        raise ValueError("no cycle of the traces had a cache draft: nothing to learn from")
+    rows = TrainingRows.concatenate(parts).sample(plan.max_rows, plan.seed)
+    assert rows.weights is not None
+    rows = replace(rows, weights=rows.weights / rows.weights.mean())
+    if kind == "mlp":  # the paper's counts every row the same
+        rows = replace(rows, weights=None)
+        settings = TrainingSettings.of_paper(len(rows))
+    else:
+        settings = TrainingSettings()
+    settings = replace(settings, seed=plan.seed)
+    predictor = train(
+        rows,
+        kind=kind,
+        settings=settings,
+        feature_settings=feature_settings(HvdConfig(cache_mode=plan.cache_mode)),
+        provenance=provenance,
+    )
+    return replace(
+        predictor,
+        provenance={**provenance, "num_rows": len(rows), "training": asdict(settings)},
+    )
+
+
+def _provenance(
+    recordings: Sequence[Recording],
+    vocabulary: Vocabulary,
+    plan: TrainPlan,
+    walks: Sequence[RecordingWalk],
+    held_out: frozenset[str],
+) -> dict[str, object]:
+    return {
+        "recordings": [
+            {
+                "name": recording.name,
+                "repository": f"github.com/{recording.source.source_repo}",
+                "licence": recording.licence,
+            }
+            if recording.source is not None
+            else {"name": recording.name}
+            for recording in recordings
+        ],
+        "trained_sessions": sorted(_fingerprints(walks) - held_out),
+        "num_heldout_sessions": len(held_out),
+        "num_model_accepted": WalkSettings(HvdConfig()).num_model_accepted,
+        "verify_width": DEFAULT_VERIFY_WIDTH,
+        "num_rounds": plan.num_rounds,
+        "tokenizer": vocabulary.fingerprint,
+    }
+
+
+def _fingerprints(walks: Sequence[RecordingWalk]) -> set[str]:
+    return {session.fingerprint for walk in walks for session in walk.sessions}

@@ -1,0 +1,1 @@
+"""Recorded generations: their form, reading, writing, and recording them from a live server."""

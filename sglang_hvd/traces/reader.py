@@ -1,0 +1,99 @@
+"""Reading traces of any form, told apart by what the file holds."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+from tokenizers import Tokenizer
+
+from sglang_hvd.traces import binary, jsonl
+from sglang_hvd.traces.chat_logs import is_chat_log, read_chat_log
+from sglang_hvd.traces.json_object import json_object
+from sglang_hvd.traces.record import FORMAT, Header, Record
+from sglang_hvd.traces.text_traces import TEXT_TRACE_KEYS, read_text_traces, tokenize
+from sglang_hvd.traces.tokenizer import load_tokenizer, tokenizer_fingerprint
+from sglang_hvd.traces.trace import Trace
+from sglang_hvd.traces.turn_texts import TurnTexts
+
+_Decode = Callable[[BinaryIO, Path], Iterator[tuple[str, Header | Record]]]
+
+
+def read_traces(
+    path: Path, tokenizer: Tokenizer | Path | None = None, eos_token_id: int | None = None
+) -> Iterator[Trace]:
+    """The traces of a file, in its order.
+
+    Forms: recordings (.hvdt and their JSONL form), text traces, and chat logs as in the OpenAI
+    API (see chat_logs).
+
+    tokenizer: what text is tokenized with; a recording of another tokenizer is refused. May be
+        None for recordings.
+    eos_token_id: ends every output of a text form; None: outputs end with their text.
+
+    Raises ValueError, in one line with file and line or record, for a file that is empty, cut off,
+    corrupt or of no known form, and for OSError. It may come after traces: those are no whole file.
+    """
+    if isinstance(tokenizer, Path):
+        tokenizer = load_tokenizer(tokenizer)
+    try:
+        with path.open("rb") as file:
+            first_line = file.readline()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot read the traces: {error.strerror}") from None
+    if not first_line:
+        raise ValueError(f"{path}: empty: no traces")
+    if first_line.startswith(binary.MAGIC[:4]):
+        yield from _read_recording(path, binary.decode, tokenizer)
+        return
+    try:
+        first = json_object(first_line)
+    except ValueError as error:
+        raise ValueError(f"{path}:1: no traces: {error}") from None
+    if first.get("format") == FORMAT:
+        yield from _read_recording(path, jsonl.decode, tokenizer)
+        return
+    if not (first.keys() >= TEXT_TRACE_KEYS or is_chat_log(first)):
+        raise ValueError(
+            f"{path}:1: neither a recording, a text trace nor a chat log: its keys are "
+            f"{', '.join(map(str, first)) or 'none'}"
+        )
+    if tokenizer is None:
+        raise ValueError(f"{path}: text needs a tokenizer: give its tokenizer.json")
+    if is_chat_log(first):
+        traces = read_chat_log(path, tokenizer, eos_token_id=eos_token_id)
+    else:
+        traces = tokenize(read_text_traces(path), tokenizer, eos_token_id=eos_token_id)
+    fingerprint = tokenizer_fingerprint(tokenizer)
+    for trace in traces:
+        yield replace(trace, tokenizer_fingerprint=fingerprint)
+
+
+def _read_recording(path: Path, decode: _Decode, tokenizer: Tokenizer | None) -> Iterator[Trace]:
+    texts = TurnTexts()
+    try:
+        with path.open("rb") as file:
+            entries = decode(file, path)
+            where, header = next(entries)
+            assert isinstance(header, Header), "a decoder yields the header first"
+            if tokenizer is not None and header.tokenizer_fingerprint:
+                _check_tokenizer(header.tokenizer_fingerprint, tokenizer, where)
+            for where, record in entries:
+                assert isinstance(record, Record), "a decoder yields the header once"
+                try:
+                    trace = record.trace(header, texts)
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}") from None
+                texts.advance(trace)
+                yield trace
+    except OSError as error:
+        raise ValueError(f"{path}: cannot read the traces: {error.strerror}") from None
+
+
+def _check_tokenizer(recorded: str, tokenizer: Tokenizer, where: str) -> None:
+    given = tokenizer_fingerprint(tokenizer)
+    if given != recorded:
+        raise ValueError(
+            f"{where}: recorded with tokenizer {recorded}, the one given is {given}: give the "
+            "tokenizer.json of the recorded model"
+        )

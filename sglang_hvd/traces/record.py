@@ -1,0 +1,140 @@
+"""What a trace file holds: a header, and a record per trace. Both encodings carry the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from sglang_hvd.traces.trace import Trace
+from sglang_hvd.traces.turn_texts import TurnTexts
+from sglang_hvd.types import TokenIds
+
+FORMAT = "sglang_hvd.trace"
+VERSION = 1
+
+_HEADER_KEYS = {"format", "version", "model", "tokenizer"}
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What all traces of a file have in common."""
+
+    model: str
+    tokenizer_fingerprint: str
+
+    def fields(self) -> dict[str, object]:
+        """As it is written, as JSON."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": self.model,
+            "tokenizer": self.tokenizer_fingerprint,
+        }
+
+    @staticmethod
+    def of_fields(fields: object) -> Header:
+        """The inverse. Raises ValueError that says what is wrong."""
+        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+            raise ValueError(f"not the header of a {FORMAT} file")
+        if fields.get("version") != VERSION:
+            raise ValueError(
+                f"version {fields.get('version')!r} of the format, this release reads {VERSION}"
+            )
+        if fields.keys() != _HEADER_KEYS:
+            raise ValueError(f"a header has {', '.join(sorted(_HEADER_KEYS))}, got {[*fields]}")
+        model, tokenizer = fields["model"], fields["tokenizer"]
+        if not isinstance(model, str) or not isinstance(tokenizer, str):
+            raise ValueError("model and tokenizer of a header are strings")
+        return Header(model, tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The part of a record that is no tokens.
+
+    num_kept: how many tokens of the session's text before this turn the prompt begins with.
+    """
+
+    session: str
+    turn: int
+    family: str
+    sampling: Mapping[str, float]
+    num_kept: int
+
+    def fields(self) -> dict[str, Any]:
+        """As they are written, as JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def of_fields(fields: dict[str, Any]) -> Labels:
+        """The inverse. Raises ValueError that says what is wrong."""
+        if fields.keys() != set(Labels.__slots__):
+            wanted = ", ".join(sorted(Labels.__slots__))
+            raise ValueError(f"not a trace: wanted {wanted}, got {', '.join(sorted(fields))}")
+        labels = Labels(**fields)
+        for name, is_right in (
+            ("session", isinstance(labels.session, str)),
+            ("turn", _is_count(labels.turn)),
+            ("family", isinstance(labels.family, str)),
+            ("sampling", _is_sampling(labels.sampling)),
+            ("num_kept", _is_count(labels.num_kept)),
+        ):
+            if not is_right:
+                raise ValueError(f"not a trace: {name} cannot be {fields[name]!r}")
+        return labels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """A trace as it is stored: of its prompt only what its session's text has not.
+
+    new_prompt_ids: int32[num_tokens]; None: the prompt was left out.
+    output_ids: int32[num_tokens].
+    """
+
+    labels: Labels
+    new_prompt_ids: TokenIds | None
+    output_ids: TokenIds
+
+    @staticmethod
+    def of_trace(trace: Trace, texts: TurnTexts) -> Record:
+        num_kept = texts.num_kept(trace.session, trace.prompt_ids) if trace.has_prompt else 0
+        labels = Labels(trace.session, trace.turn, trace.family, dict(trace.sampling), num_kept)
+        new_ids = trace.prompt_ids[num_kept:] if trace.has_prompt else None
+        return Record(labels, new_ids, trace.output_ids)
+
+    def trace(self, header: Header, texts: TurnTexts) -> Trace:
+        """The inverse. Raises ValueError if the file does not hold what the prompt begins with."""
+        labels = self.labels
+        kept = texts.first(labels.session, labels.num_kept)
+        if kept is None:
+            raise ValueError(
+                f"the prompt begins with {labels.num_kept} tokens of an earlier turn of session "
+                f"{labels.session!r}, which the file does not hold"
+            )
+        new_ids = np.empty(0, np.int32) if self.new_prompt_ids is None else self.new_prompt_ids
+        return Trace(
+            prompt_ids=np.concatenate((kept, new_ids)) if len(kept) else new_ids,
+            output_ids=self.output_ids,
+            session=labels.session,
+            turn=labels.turn,
+            family=labels.family,
+            sampling=labels.sampling,
+            model=header.model,
+            tokenizer_fingerprint=header.tokenizer_fingerprint,
+            has_prompt=self.new_prompt_ids is not None,
+        )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_sampling(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(number, (int, float)) and not isinstance(number, bool)
+        for number in value.values()
+    )

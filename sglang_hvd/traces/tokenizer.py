@@ -1,0 +1,38 @@
+"""A tokenizer.json: reading it, its tokens as text, and which one it is."""
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from sglang_hvd.traces.vocabulary import vocabulary_fingerprint
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Reads a tokenizer.json. Raises ValueError in one line if it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        is_tokenizer = "model" in json.loads(text)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot read the tokenizer: {error.strerror}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError):
+        is_tokenizer = False
+    if not is_tokenizer:
+        raise ValueError(f"{path}: not a tokenizer.json")
+    return Tokenizer.from_str(text)
+
+
+def token_strings(tokenizer: Tokenizer) -> list[str]:
+    """The decoded text of every token id, in order."""
+    ids = [[token_id] for token_id in range(tokenizer.get_vocab_size(with_added_tokens=True))]
+    return tokenizer.decode_batch(ids, skip_special_tokens=False)
+
+
+def tokenizer_fingerprint(tokenizer: Tokenizer | Path) -> str:
+    """16 hex digits that tell vocabularies apart, the same as a server's recordings carry.
+
+    Raises ValueError in one line if the file cannot be read.
+    """
+    if isinstance(tokenizer, Path):
+        tokenizer = load_tokenizer(tokenizer)
+    return vocabulary_fingerprint(tokenizer.get_vocab(with_added_tokens=True))

@@ -1,0 +1,19 @@
+"""Files that are there whole or not at all."""
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file; one of that name stays as it is until the new one is whole.
+
+    Raises ValueError, in one line, if it cannot be written; then nothing is left behind.
+    """
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            written = Path(folder) / path.name
+            written.write_bytes(content)
+            os.replace(written, path)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot write: {error.strerror}") from None

@@ -1,0 +1,347 @@
+"""A predictor that is right is left alone, one that is wrong is moved, within bounds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from sglang_hvd.payoff.calibration import (
+    MAX_SHIFT,
+    NUM_BINS,
+    ORIGINS,
+    FallbackChange,
+    OnlineCalibration,
+)
+from sglang_hvd.payoff.features import MAX_DRAFT_LEN
+from sglang_hvd.payoff.predictor import Prediction
+from sglang_hvd.types import MATCH_FEATURES, DraftBatch
+
+Float64 = npt.NDArray[np.float64]
+PROMPT, OUTPUT, SHARED = range(3)
+THRESHOLD = 6.0
+RIGHT, WRONG = 7, 8  # first tokens: drafts begin with RIGHT
+
+
+def logit(probs: Float64) -> Float64:
+    with np.errstate(divide="ignore"):
+        return np.log(probs) - np.log1p(-probs)
+
+
+def sigmoid(values: Float64) -> Float64:
+    return 1 / (1 + np.exp(-values))
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """hazards: float64[num, MAX_DRAFT_LEN], predicted probability that a token is accepted if its
+    predecessors are."""
+
+    hazards: Float64
+    lens: npt.NDArray[np.int32]
+    origins: npt.NDArray[np.intp]
+
+    @property
+    def prediction(self) -> Prediction:
+        survival = np.cumprod(self.hazards, axis=1)
+        survival[np.arange(MAX_DRAFT_LEN) >= self.lens[:, None]] = 0
+        survival = survival.astype(np.float32)
+        return Prediction(survival.sum(axis=1), survival)
+
+    @property
+    def batch(self) -> DraftBatch:
+        batch = DraftBatch.of_size(len(self.lens), MAX_DRAFT_LEN)
+        batch.token_ids[:] = RIGHT
+        batch.num_nodes[:] = self.lens
+        batch.features[:, MATCH_FEATURES.index("origin")] = self.origins
+        return batch
+
+    def accepted(self, random: np.random.Generator, hazards: Float64) -> list[int]:
+        """What is accepted where each token is with these probabilities."""
+        is_missed = random.random(hazards.shape) >= hazards
+        is_missed[np.arange(len(self.lens)), np.minimum(self.lens, MAX_DRAFT_LEN - 1)] = True
+        return np.minimum(is_missed.argmax(axis=1), self.lens).tolist()
+
+
+def some_drafts(random: np.random.Generator, num: int = 16) -> Drafts:
+    """Good, middling and poor ones, as long as a served draft."""
+    level = random.normal(2.5, 1.5, (num, 1))
+    return Drafts(
+        hazards=sigmoid(level + random.normal(0, 0.7, (num, MAX_DRAFT_LEN))),
+        lens=random.integers(1, 32, num).astype(np.int32),
+        origins=random.integers(0, len(ORIGINS), num),
+    )
+
+
+def serve(
+    calibration: OnlineCalibration,
+    num_cycles: int,
+    truth: Callable[[Drafts], Float64],
+    *,
+    seed: int = 0,
+    verifies: Callable[[Prediction], npt.NDArray[np.bool_]] | None = None,
+) -> list[FallbackChange]:
+    """Cycles of 16 requests each, whose tokens are accepted with the true hazards.
+
+    verifies: which drafts are; default: those whose payoff reaches the threshold.
+    """
+    random = np.random.default_rng(seed)
+    slots = np.arange(16, dtype=np.int32)
+    changes = []
+    for _ in range(num_cycles):
+        drafts = some_drafts(random)
+        prediction = calibration.expect(slots, drafts.batch, drafts.prediction)
+        is_verified = (
+            prediction.payoffs >= THRESHOLD if verifies is None else verifies(prediction)
+        ).tolist()
+        accepted = drafts.accepted(random, truth(drafts))
+        token_ids = [[RIGHT] * a + [WRONG] for a in accepted]
+        lens = [a if is_v else None for a, is_v in zip(accepted, is_verified, strict=True)]
+        changes += calibration.observe(slots, token_ids, lens)
+    return changes
+
+
+def as_predicted(drafts: Drafts) -> Float64:
+    return drafts.hazards
+
+
+def shifts(calibration: OnlineCalibration) -> list[float]:
+    return [figures.shift for figures in calibration.figures().values()]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_predictor_that_is_right_stays_nearly_uncorrected(seed: int) -> None:
+    calibration = OnlineCalibration(THRESHOLD)
+    assert serve(calibration, 2000, as_predicted, seed=seed) == []
+    assert np.abs(shifts(calibration)).max() < 0.2
+    for figures in calibration.figures().values():
+        assert figures.num_verified > 2000
+        assert figures.mean_predicted == pytest.approx(figures.mean_accepted, rel=0.1)
+        assert figures.first_token is not None
+        assert figures.first_token.share == pytest.approx(
+            figures.first_token.mean_predicted, abs=0.06
+        )
+        full = [b for b in figures.bins if b.weight > 50]
+        assert len(full) >= 4
+        assert all(b.share == pytest.approx(b.mean_predicted, abs=0.2) for b in full)
+
+
+@pytest.mark.parametrize("off", [-0.6, 0.6])
+def test_the_shift_goes_where_the_survival_log_odds_are_off(off: float) -> None:
+    def truth(drafts: Drafts) -> Float64:
+        """Hazards of survival probabilities that are all off by so much."""
+        survival = sigmoid(logit(np.cumprod(drafts.hazards, axis=1)) + off)
+        before = np.hstack([np.ones((len(survival), 1)), survival[:, :-1]])
+        return survival / before
+
+    calibration = OnlineCalibration(THRESHOLD)
+    assert serve(calibration, 5000, truth) == []
+    assert shifts(calibration) == pytest.approx([off] * 3, abs=0.2)
+    for figures in calibration.figures().values():
+        assert figures.mean_predicted == pytest.approx(figures.mean_accepted, rel=0.1)
+
+
+def test_a_predictor_whose_hazards_are_all_off_is_corrected_on_average() -> None:
+    def truth(drafts: Drafts) -> Float64:
+        return sigmoid(logit(drafts.hazards) - 0.4)
+
+    calibration = OnlineCalibration(THRESHOLD)
+    assert serve(calibration, 5000, truth) == []
+    assert max(shifts(calibration)) < -0.2
+    for figures in calibration.figures().values():
+        assert figures.mean_predicted == pytest.approx(figures.mean_accepted, rel=0.1)
+
+
+def test_origins_are_corrected_apart() -> None:
+    def truth(drafts: Drafts) -> Float64:
+        off = np.where(drafts.origins == OUTPUT, -0.6, 0)[:, None]
+        return sigmoid(logit(drafts.hazards) + off)
+
+    calibration = OnlineCalibration(THRESHOLD)
+    serve(calibration, 3000, truth)
+    assert shifts(calibration)[OUTPUT] < -0.4
+    assert np.abs([shifts(calibration)[PROMPT], shifts(calibration)[SHARED]]).max() < 0.2
+
+
+@pytest.mark.parametrize(("hazard", "bound"), [(0.0, -MAX_SHIFT), (1.0, MAX_SHIFT)])
+def test_no_shift_goes_beyond_its_bound(hazard: float, bound: float) -> None:
+    calibration = OnlineCalibration(THRESHOLD)
+    for seed in range(40):
+        serve(calibration, 50, lambda drafts: np.full_like(drafts.hazards, hazard), seed=seed)
+        assert np.abs(shifts(calibration)).max() <= MAX_SHIFT
+    assert shifts(calibration) == [bound] * 3
+
+
+def test_a_draft_that_was_not_verified_tells_of_its_first_token_only() -> None:
+    calibration = OnlineCalibration(THRESHOLD)
+    random = np.random.default_rng(1)
+    drafts = some_drafts(random)
+    slots = np.arange(16, dtype=np.int32)
+    outcomes = []
+    for tokens in ([RIGHT], [RIGHT] * 9):  # nine: as the model drafter's draft may bring
+        calibration = OnlineCalibration(THRESHOLD)
+        calibration.expect(slots, drafts.batch, drafts.prediction)
+        calibration.observe(slots, [tokens] * 16, [None] * 16)
+        outcomes.append(calibration.figures())
+    assert outcomes[0] == outcomes[1]
+    assert all(f.num_verified == 0 and f.mean_accepted is None for f in outcomes[0].values())
+    assert all(f.first_token is not None and f.first_token.share == 1 for f in outcomes[0].values())
+    assert min(shifts(calibration)) > 0  # all were right, which was less than certain
+
+
+@pytest.fixture
+def moved() -> OnlineCalibration:
+    """Shifts of three kinds: down, none, up."""
+    calibration = OnlineCalibration(THRESHOLD)
+    calibration._shifts[:] = (-MAX_SHIFT, 0, MAX_SHIFT)
+    return calibration
+
+
+def test_corrected_survival_still_falls_with_depth(moved: OnlineCalibration) -> None:
+    drafts = some_drafts(np.random.default_rng(3), 500)
+    before = drafts.prediction
+    after = moved.expect(np.arange(500, dtype=np.int32), drafts.batch, before)
+    assert before.survival is not None
+    assert after.survival is not None
+    assert (np.diff(after.survival, axis=1) <= 0).all()
+    assert ((after.survival >= 0) & (after.survival <= 1)).all()
+    assert (after.survival[np.arange(MAX_DRAFT_LEN) >= drafts.lens[:, None]] == 0).all()
+    np.testing.assert_allclose(after.payoffs, after.survival.sum(axis=1), rtol=1e-5)
+    expected = sigmoid(logit(before.survival) + np.array([-1, 0, 1])[drafts.origins, None])
+    np.testing.assert_allclose(after.survival, expected, rtol=1e-5)
+
+
+def test_a_shift_of_zero_changes_no_bit(moved: OnlineCalibration) -> None:
+    drafts = some_drafts(np.random.default_rng(3))
+    rows = drafts.origins == OUTPUT
+    after = moved.expect(np.arange(16, dtype=np.int32), drafts.batch, drafts.prediction)
+    assert after.payoffs[rows].tobytes() == drafts.prediction.payoffs[rows].tobytes()
+    assert after.payoffs[~rows].tobytes() != drafts.prediction.payoffs[~rows].tobytes()
+
+
+def test_a_correction_does_not_depend_on_the_batch(moved: OnlineCalibration) -> None:
+    drafts = some_drafts(np.random.default_rng(4))
+    whole = moved.expect(np.arange(16, dtype=np.int32), drafts.batch, drafts.prediction)
+    for row in range(16):
+        one = Drafts(drafts.hazards[[row]], drafts.lens[[row]], drafts.origins[[row]])
+        alone = moved.expect(np.array([0], np.int32), one.batch, one.prediction)
+        assert alone.payoffs.tobytes() == whole.payoffs[[row]].tobytes()
+
+
+def test_equal_calls_give_equal_bits() -> None:
+    first, second = OnlineCalibration(THRESHOLD), OnlineCalibration(THRESHOLD)
+    for calibration in (first, second):
+        serve(calibration, 200, as_predicted)
+    assert repr(first.figures()) == repr(second.figures())
+
+
+def test_reliability_is_kept_by_predicted_probability() -> None:
+    calibration = OnlineCalibration(2.5)  # three tokens
+    hazards = np.full((2, MAX_DRAFT_LEN), 1.0)
+    hazards[:, 2] = (0.25, 0.95)
+    drafts = Drafts(hazards, np.array([4, 4], np.int32), np.array([SHARED, SHARED]))
+    slots = np.array([5, 2], np.int32)
+    for _ in range(3):
+        calibration._shifts[:] = 0
+        calibration.expect(slots, drafts.batch, drafts.prediction)
+        calibration.observe(slots, [[RIGHT] * 2 + [WRONG], [RIGHT] * 5], [2, 4])
+    bins = calibration.figures()["shared"].bins
+    assert len(bins) == NUM_BINS
+    assert (bins[2].mean_predicted, bins[2].share) == pytest.approx((0.25, 0))
+    assert (bins[9].mean_predicted, bins[9].share) == pytest.approx((0.95, 1))
+    assert sum(b.weight for b in bins) == pytest.approx(6, abs=0.05)
+    assert [b.share for i, b in enumerate(bins) if i not in (2, 9)] == [None] * 8
+
+
+def test_old_outcomes_are_forgotten() -> None:
+    calibration = OnlineCalibration(THRESHOLD)
+    serve(calibration, 1000, lambda drafts: sigmoid(logit(drafts.hazards) - 0.3))
+    before = calibration.figures()["prompt"]
+    serve(calibration, 3000, lambda drafts: sigmoid(logit(drafts.hazards) + 0.3))
+    after = calibration.figures()["prompt"]
+    assert before.mean_accepted is not None
+    assert after.mean_accepted is not None
+    assert after.mean_accepted > before.mean_accepted + 1
+    assert sum(b.weight for b in after.bins) < 1010
+
+
+def test_a_predictor_of_bare_lengths_is_measured_and_not_corrected() -> None:
+    calibration = OnlineCalibration(THRESHOLD)
+    drafts = some_drafts(np.random.default_rng(5))
+    lengths = Prediction(np.full(16, 8, np.float32), None)
+    slots = np.arange(16, dtype=np.int32)
+    for _ in range(5):
+        assert calibration.expect(slots, drafts.batch, lengths) is lengths
+        calibration.observe(slots, [[WRONG]] * 16, [0] * 16)
+    for figures in calibration.figures().values():
+        assert (figures.mean_predicted, figures.mean_accepted) == pytest.approx((8, 0))
+        assert (figures.shift, figures.first_token, figures.bins) == (0, None, ())
+
+
+@pytest.mark.parametrize("factor", [0.2, 0.45, 0.55, 1.0, 1.9, 2.2, 5.0])
+def test_the_fallback_starts_where_twice_or_half_of_the_prediction_is_accepted(
+    factor: float,
+) -> None:
+    calibration = OnlineCalibration(THRESHOLD)
+    lengths = Prediction(np.array([10], np.float32), None)
+    drafts = Drafts(np.ones((1, MAX_DRAFT_LEN)), np.array([64], np.int32), np.array([SHARED]))
+    slots = np.array([0], np.int32)
+    accepted = round(10 * factor * 2)  # and none of every other
+    for cycle in range(120):
+        calibration.expect(slots, drafts.batch, lengths)
+        num = accepted if cycle % 2 else 0
+        changes = calibration.observe(slots, [[RIGHT] * num + [WRONG]], [num])
+        if changes:
+            assert cycle > 100  # not before a hundred drafts
+            break
+    is_off = not 0.5 <= factor <= 2
+    assert calibration.has_fallback == is_off
+    assert [f.is_fallback for f in calibration.figures().values()] == [False, False, is_off]
+    assert calibration.is_fallback(drafts.batch, 1).tolist() == [is_off]
+    if is_off:
+        [change] = changes
+        assert (change.origin, change.is_fallback) == ("shared", True)
+        assert change.mean_predicted == pytest.approx(10)
+
+
+def test_the_fallback_ends_when_the_figures_are_right_again() -> None:
+    calibration = OnlineCalibration(THRESHOLD)
+
+    def all_of_them(prediction: Prediction) -> npt.NDArray[np.bool_]:
+        return prediction.payoffs >= 0
+
+    def far_off(drafts: Drafts) -> Float64:
+        return sigmoid(logit(drafts.hazards) - 3)
+
+    on = serve(calibration, 400, far_off, verifies=all_of_them)
+    assert {change.origin for change in on} == set(ORIGINS)
+    assert all(change.is_fallback for change in on)
+    assert all(change.mean_accepted * 2 < change.mean_predicted for change in on)
+    off = serve(calibration, 2000, as_predicted, verifies=all_of_them)
+    assert [change.origin for change in off if not change.is_fallback] == [c.origin for c in off]
+    assert {change.origin for change in off} == set(ORIGINS)
+    assert not calibration.has_fallback
+
+
+def test_a_predictor_that_stays_wrong_stays_in_fallback() -> None:
+    calibration = OnlineCalibration(THRESHOLD)
+
+    def far_off(drafts: Drafts) -> Float64:
+        return sigmoid(logit(drafts.hazards) - 3)
+
+    serve(calibration, 400, far_off)
+    assert calibration.has_fallback
+    changes = serve(calibration, 2000, far_off, verifies=lambda p: p.payoffs >= 2)
+    assert not any(not change.is_fallback for change in changes)
+
+
+def test_a_slot_that_expects_nothing_tells_nothing() -> None:
+    calibration = OnlineCalibration(THRESHOLD)
+    drafts = some_drafts(np.random.default_rng(6), 2)
+    slots = np.array([3, 9], np.int32)
+    calibration.observe(slots, [[RIGHT]] * 2, [1, 1])  # before any was expected
+    calibration.expect(slots, drafts.batch, drafts.prediction)
+    calibration.observe(slots, [[WRONG], []], [0, None])  # the second committed nothing
+    calibration.observe(slots, [[WRONG]] * 2, [0, 0])  # observed already: only the second is left
+    assert sum(f.num_verified for f in calibration.figures().values()) == 2

@@ -1,0 +1,109 @@
+"""What of SGLang's requests is recorded."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req
+from sglang.srt.sampling.sampling_params import SamplingParams
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from sglang_hvd.config import HvdConfig
+from sglang_hvd.plugin.recording import RequestRecorder
+from sglang_hvd.traces.reader import read_traces
+from sglang_hvd.traces.recording_folder import recordings
+from sglang_hvd.traces.tokenizer import tokenizer_fingerprint
+from sglang_hvd.traces.trace import Trace
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with a tokenizer."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="a"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def server_args(model: Path) -> Any:
+    # The real record resolves the model's configuration, of which there is none.
+    return SimpleNamespace(
+        model_path=str(model),
+        served_model_name="a model",
+        tokenizer_path=str(model),
+        tokenizer_mode="auto",
+        trust_remote_code=False,
+        revision=None,
+    )
+
+
+def finished(
+    prompt: list[int],
+    output: list[int],
+    *,
+    rid: str = "1",
+    length: int | None = None,
+    aborted: bool = False,
+    **params: Any,
+) -> Req:
+    """length: of the output up to its stop."""
+    sampling = SamplingParams(**{"temperature": 0, **params})
+    sampling.normalize(None)
+    req = Req(rid, "", array("q", prompt), sampling)
+    req.output_ids = array("q", output)
+    req.finished_len = length
+    req.finished_reason = FINISH_ABORT() if aborted else FINISH_LENGTH(len(output))
+    return req
+
+
+def recorded(model: Path, folder: Path, *reqs: Req) -> list[Trace]:
+    recorder = RequestRecorder(HvdConfig(record=folder), server_args(model))
+    for req in reqs:
+        prompt_ids = np.array(req.origin_input_ids, np.int32)
+        recorder.record(req, prompt_ids, namespace="")
+    recorder._recorder.close()
+    assert recorder.describe()["num_dropped"] == 0
+    return [trace for path in recordings(folder) for trace in read_traces(path)]
+
+
+def test_a_request_is_recorded_up_to_its_stop(model: Path, tmp_path: Path) -> None:
+    reqs = [finished([0, 1], [2, 2, 1], length=2), finished([0, 1, 2, 2, 0], [1])]
+    first, second = recorded(model, tmp_path / "recorded", *reqs)
+    assert (first.prompt_ids.tolist(), first.output_ids.tolist()) == ([0, 1], [2, 2])
+    assert (second.session, second.turn) == (first.session, 1)
+    assert (first.family, first.model) == ("recorded", "a model")
+    assert first.tokenizer_fingerprint == tokenizer_fingerprint(model / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("params", "sampling"),
+    [
+        ({}, {"temperature": 0.0}),
+        ({"temperature": 0.5}, {"temperature": 0.5, "top_p": 1.0}),
+        (
+            {"temperature": 1.0, "top_p": 0.5, "top_k": 20},
+            {"temperature": 1.0, "top_p": 0.5, "top_k": 20},
+        ),
+    ],
+)
+def test_sampling_is_recorded_as_it_was_asked_for(
+    model: Path, tmp_path: Path, params: dict[str, float], sampling: dict[str, float]
+) -> None:
+    [trace] = recorded(model, tmp_path / "recorded", finished([0], [1], **params))
+    assert trace.sampling == sampling
+
+
+def test_what_no_client_asked_for_or_got_is_left_out(model: Path, tmp_path: Path) -> None:
+    reqs = [
+        finished([0], [1], aborted=True),
+        finished([0], [1], max_new_tokens=0),
+        finished([0], [1], rid=f"{HEALTH_CHECK_RID_PREFIX}_1"),
+        finished([0], []),
+    ]
+    assert recorded(model, tmp_path / "recorded", *reqs) == []

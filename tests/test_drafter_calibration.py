@@ -1,0 +1,227 @@
+"""The drafter's predictor is corrected, distrusted and replaced while requests run."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sglang_hvd.config import HvdConfig, Policy
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES, PayoffPredictor, TokenClasses
+from sglang_hvd.payoff._native import NUM_BUCKETS
+from sglang_hvd.payoff.predictor import feature_settings
+from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
+
+CLASSES = TokenClasses.from_strings([chr(33 + token) for token in range(60)])
+
+# The draft is 4, 5, 6, ... 17, from the prompt.
+PROMPT = [*range(1, 18), 0, 1, 2]
+DRAFT = [*range(4, 18)]
+
+
+def constant_predictor(log_odds: float, config: HvdConfig | None = None) -> PayoffPredictor:
+    """Every token of every draft is accepted with these odds, if those before it are."""
+    num_outputs = NUM_BUCKETS + len(POSITION_FEATURES)
+    bias = np.zeros(num_outputs, np.float32)
+    bias[:NUM_BUCKETS] = log_odds
+    return PayoffPredictor(
+        kind="survival",
+        mean=np.zeros(len(FEATURE_NAMES), np.float32),
+        std=np.ones(len(FEATURE_NAMES), np.float32),
+        weights=(np.zeros((num_outputs, len(FEATURE_NAMES)), np.float32),),
+        biases=(bias,),
+        settings=feature_settings(config or HvdConfig()),
+        provenance={},
+    )
+
+
+SURE, UNSURE = constant_predictor(5.0), constant_predictor(0.0)
+
+
+def drafter(
+    predictor: PayoffPredictor = SURE, *, policy: Policy = "payoff", **settings: object
+) -> HybridDrafter:
+    config = HvdConfig(policy=policy, **settings)  # type: ignore[arg-type]
+    return HybridDrafter(
+        config,
+        cache=SuffixCache.of_config(config, deterministic=True),
+        predictor=predictor,
+        token_classes=CLASSES,
+        num_model_steps=3,
+        max_cache_draft_tokens=31,
+    )
+
+
+def cycle(made: HybridDrafter, *, num_right: int) -> DraftPlan:
+    """A new request plans its first cycle, and so many tokens of its draft are right."""
+    rid = object()
+    made.start(rid, PROMPT)
+    made.extend(rid, [3])
+    [plan] = made.plan([rid])
+    num_accepted = num_right if plan.source is DraftSource.CACHE else 0
+    committed = [*DRAFT[:num_accepted], 0 if num_right == num_accepted else DRAFT[0]]
+    made.commit([rid], [VerifyOutcome(committed, num_accepted)])
+    made.finish(rid, output_ids=None, keep=False)
+    return plan
+
+
+def payoff(plan: DraftPlan) -> float:
+    assert plan.payoff is not None
+    return plan.payoff
+
+
+def test_the_reported_payoff_is_the_corrected_one() -> None:
+    made = drafter(threshold=1.0)
+    plans = [cycle(made, num_right=7) for _ in range(90)]
+    assert all(plan.source is DraftSource.CACHE for plan in plans)
+    first, last = payoff(plans[0]), payoff(plans[-1])
+    assert first == pytest.approx(len(DRAFT), abs=1)
+    assert last < first - 0.1
+    calibration = made.calibration()
+    assert calibration is not None
+    figures = calibration["prompt"]
+    assert figures.num_verified == 90
+    assert figures.mean_accepted == pytest.approx(7)
+    assert figures.mean_predicted == pytest.approx(np.mean(list(map(payoff, plans))), rel=0.01)
+    assert figures.shift < 0
+    assert calibration["shared"].num_verified == calibration["output"].num_verified == 0
+
+
+def test_without_calibration_the_payoff_stays_the_predictors() -> None:
+    made = drafter(threshold=1.0, calibrate=False)
+    assert len({cycle(made, num_right=0).payoff for _ in range(150)}) == 1
+    assert made.calibration() is None
+
+
+@pytest.mark.parametrize(("frequency_threshold", "source"), [(1.0, "cache"), (31.0, "model")])
+def test_the_frequency_rule_decides_while_the_predictor_is_off(
+    frequency_threshold: float, source: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = drafter(threshold=2.0, frequency_threshold=frequency_threshold)
+    with caplog.at_level(logging.INFO, "sglang_hvd"):
+        sources = [cycle(made, num_right=0).source for _ in range(160)]
+    num_verified = 106  # the weight of that many passes a hundred
+    assert sources[:num_verified] == [DraftSource.CACHE] * num_verified
+    assert sources[num_verified:] == [DraftSource(source)] * (160 - num_verified)
+    [message] = [record.getMessage() for record in caplog.records]
+    assert "origin prompt" in message
+    assert "0.00 accepted" in message
+    assert "frequency policy decides" in message
+    calibration = made.calibration()
+    assert calibration is not None
+    assert {name: f.is_fallback for name, f in calibration.items()} == {
+        "prompt": True,
+        "output": False,
+        "shared": False,
+    }
+
+
+def test_drafts_of_another_origin_are_still_the_predictors_to_decide() -> None:
+    made = drafter(threshold=2.0, frequency_threshold=31.0)
+    for _ in range(120):
+        cycle(made, num_right=0)
+    assert cycle(made, num_right=0).source is DraftSource.MODEL
+    made.start("r", [0])
+    made.extend("r", PROMPT)  # the match lies in the output
+    made.extend("r", [3])
+    [plan] = made.plan(["r"])
+    assert plan.source is DraftSource.CACHE
+
+
+def test_the_predictor_decides_again_when_it_is_right_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = drafter(threshold=2.0, frequency_threshold=0.0)
+    for _ in range(120):
+        cycle(made, num_right=0)
+    with caplog.at_level(logging.INFO, "sglang_hvd"):
+        for _ in range(600):
+            cycle(made, num_right=len(DRAFT))
+    [message] = [record.getMessage() for record in caplog.records]
+    assert "right again" in message
+    calibration = made.calibration()
+    assert calibration is not None
+    assert not calibration["prompt"].is_fallback
+
+
+def test_outcomes_belong_to_their_requests_in_any_order() -> None:
+    made = drafter(threshold=1.0)
+    for rid in "ab":
+        made.start(rid, PROMPT)
+        made.extend(rid, [3])
+    made.start("without draft", [40])
+    made.plan(["a", "without draft", "b"])
+    made.commit(["b", "without draft"], [VerifyOutcome([*DRAFT[:8], 0], 8), VerifyOutcome([41], 0)])
+    calibration = made.calibration()
+    assert calibration is not None
+    assert calibration["prompt"].num_verified == 1
+    assert calibration["prompt"].mean_accepted == 8
+    made.commit(["a"], [VerifyOutcome([*DRAFT[:4], 0], 4)])
+    assert (made.calibration() or {})["prompt"].mean_accepted == pytest.approx(6, abs=0.01)
+
+
+def test_a_text_that_ends_inside_its_draft_says_nothing_of_the_rest() -> None:
+    made = drafter(threshold=1.0)
+    made.start("r", PROMPT)
+    made.extend("r", [3])
+    made.plan(["r"])
+    made.commit(["r"], [VerifyOutcome(DRAFT[:2], 2)])
+    figures = (made.calibration() or {})["prompt"]
+    assert figures.num_verified == 0
+    assert figures.first_token is not None
+    assert figures.first_token.share == 1
+
+
+def test_equal_calls_give_equal_plans() -> None:
+    first, second = drafter(threshold=3.0), drafter(threshold=3.0)
+    for num_right in np.random.default_rng(0).integers(0, 6, 300).tolist():
+        one, other = cycle(first, num_right=num_right), cycle(second, num_right=num_right)
+        assert (one.source, one.payoff) == (other.source, other.payoff)
+
+
+def test_another_predictor_takes_over_from_the_next_plan_on_and_starts_uncorrected() -> None:
+    made = drafter(threshold=1.0)
+    for _ in range(50):
+        cycle(made, num_right=0)
+    made.start("running", PROMPT)
+    made.extend("running", [3])
+    [before] = made.plan(["running"])
+    made.use_predictor(UNSURE)
+    assert made.predictor is UNSURE
+    made.commit(["running"], [VerifyOutcome([*DRAFT[:7], 0], 7)])  # of the old one's cycle
+    calibration = made.calibration()
+    assert calibration is not None
+    assert {f.num_verified for f in calibration.values()} == {0}
+    assert {f.shift for f in calibration.values()} == {0}
+    made.extend("running", PROMPT[:3])
+    [after] = made.plan(["running"])
+    assert payoff(after) == pytest.approx(1, abs=0.01)  # 1/2 + 1/4 + ...
+    assert payoff(before) > 10
+
+
+def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
+    made = drafter()
+    good, bad, other = (tmp_path / f"{name}.safetensors" for name in ("good", "bad", "other"))
+    UNSURE.save(good)
+    bad.write_bytes(good.read_bytes()[:-1])
+    constant_predictor(0.0, HvdConfig(history_window=4)).save(other)
+    for path, says in (
+        (bad, r"bad\.safetensors is corrupt or truncated"),
+        (other, r"was trained for history_window 4, the configuration has 8"),
+        (tmp_path / "missing", r"missing is not a file"),
+    ):
+        with pytest.raises(ValueError, match=says) as error:
+            made.use_predictor(made.read_predictor(path))
+        assert "\n" not in str(error.value)
+        assert made.predictor is SURE
+    made.use_predictor(made.read_predictor(good))
+    assert made.predictor is not None
+    assert made.predictor.fingerprint == UNSURE.fingerprint != SURE.fingerprint
+
+
+def test_a_policy_without_predictor_takes_none(tmp_path: Path) -> None:
+    UNSURE.save(tmp_path / "good.safetensors")
+    with pytest.raises(ValueError, match=r"^the frequency policy has no predictor to replace$"):
+        drafter(policy="frequency").read_predictor(tmp_path / "good.safetensors")

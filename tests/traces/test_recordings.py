@@ -1,0 +1,255 @@
+"""Both encodings of recordings: what is written is read back, and damage never passes unseen."""
+
+import json
+import struct
+import tempfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
+
+from sglang_hvd.traces import binary, jsonl
+from sglang_hvd.traces.reader import read_traces
+from sglang_hvd.traces.record import FORMAT, Header
+from sglang_hvd.traces.tokenizer import tokenizer_fingerprint
+from sglang_hvd.traces.trace import Trace
+from sglang_hvd.traces.turn_texts import TurnTexts
+from sglang_hvd.traces.writer import TraceWriter
+from tests.traces.made_up import HEADER, some_traces, trace, values_of
+
+SUFFIXES = (".hvdt", ".jsonl")
+suffixes = pytest.mark.parametrize("suffix", SUFFIXES)
+
+SESSION = [
+    trace([1, 2, 3], [4, 5], sampling={"temperature": 0.5}),
+    trace([9], [8], session="other"),
+    trace([1, 2, 3, 4, 5, 6], [7], turn=1),
+    trace([], [7, 7], turn=2, has_prompt=False),
+]
+
+
+def written(path: Path, traces: list[Trace]) -> bytes:
+    with TraceWriter(path, **HEADER) as writer:
+        for one in traces:
+            writer.write(one)
+    return path.read_bytes()
+
+
+def refusal(path: Path) -> str:
+    """The one line that says why a file cannot be read; it names the file."""
+    with pytest.raises(ValueError) as error:  # noqa: PT011, what it says is looked at
+        list(read_traces(path))
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith(str(path))
+    return message
+
+
+@given(some_traces(), st.sampled_from(SUFFIXES))
+def test_what_is_written_is_read_back(traces: list[Trace], suffix: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"all{suffix}")
+        written(path, traces)
+        assert values_of(list(read_traces(path))) == values_of(traces)
+
+
+@given(some_traces(), st.integers(0, 20))
+def test_forgotten_texts_are_forgotten_alike(traces: list[Trace], max_tokens: int) -> None:
+    written_texts, read_texts = TurnTexts(max_tokens), TurnTexts(max_tokens)
+    for one in traces:
+        num_kept = written_texts.num_kept(one.session, one.prompt_ids) if one.has_prompt else 0
+        kept = read_texts.first(one.session, num_kept)
+        assert kept is not None
+        assert kept.tolist() == one.prompt_ids[:num_kept].tolist()
+        written_texts.advance(one)
+        read_texts.advance(one)
+        assert sum(map(len, written_texts._texts.values())) <= max_tokens
+
+
+@suffixes
+def test_a_prompt_that_goes_on_is_stored_as_what_is_new(tmp_path: Path, suffix: str) -> None:
+    text = np.random.default_rng(5).integers(0, 150_000, 20_000).tolist()
+    once = len(written(tmp_path / f"once{suffix}", [trace(text, [1])]))
+    turns = [trace([*text, *([1, 2] * i)], [1], turn=i) for i in range(10)]
+    assert len(written(tmp_path / f"ten{suffix}", turns)) < once + 5000
+    assert values_of(list(read_traces(tmp_path / f"ten{suffix}"))) == values_of(turns)
+
+
+def test_a_text_encoding_can_be_read_without_this_project(tmp_path: Path) -> None:
+    lines = [json.loads(x) for x in written(tmp_path / "x.jsonl", SESSION).splitlines()]
+    assert lines[0] == {
+        **{"format": FORMAT, "version": 1},
+        **{"model": "a model", "tokenizer": "0123456789abcdef"},
+    }
+    assert lines[1]["sampling"] == {"temperature": 0.5}
+    assert [(x["num_kept"], x["prompt"], x["output"]) for x in lines[1:5]] == [
+        (0, [1, 2, 3], [4, 5]),
+        (0, [9], [8]),
+        (5, [6], [7]),
+        (0, None, [7, 7]),
+    ]
+    assert lines[5]["num_records"] == 4
+
+
+@given(st.sampled_from(SUFFIXES), st.data())
+def test_a_cut_file_is_refused(suffix: str, data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"x{suffix}")
+        whole = written(path, SESSION)
+        length = data.draw(st.integers(0, len(whole) - 1))
+        path.write_bytes(whole[:length])
+        assert "empty" in refusal(path) or length > 0
+
+
+@suffixes
+def test_a_file_cut_behind_a_record_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    whole = written(path, SESSION)
+    if suffix == ".jsonl":
+        path.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+        assert refusal(path) == f"{path}:5: the recording is cut off: it has no end"
+    else:
+        num_end_bytes = len(binary.encode_end(4, 0))
+        path.write_bytes(whole[:-num_end_bytes])
+        assert refusal(path) == f"{path}: record 5: the recording is cut off here"
+
+
+@given(st.sampled_from(SUFFIXES), st.data())
+def test_a_flipped_bit_is_seen(suffix: str, data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"x{suffix}")
+        whole = bytearray(written(path, SESSION))
+        at = data.draw(st.integers(0, len(whole) - 1))
+        whole[at] ^= 1 << data.draw(st.integers(0, 7))
+        path.write_bytes(whole)
+        refusal(path)
+
+
+@suffixes
+def test_what_stands_behind_the_end_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(written(path, SESSION) * 2)
+    assert "something stands behind" in refusal(path)
+
+
+def test_the_corrupt_record_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.hvdt"
+    whole = written(path, SESSION)
+    second = len(written(tmp_path / "y.hvdt", SESSION[:1])) - len(binary.encode_end(1, 0))
+    path.write_bytes(whole[: second + 12] + b"\x00" + whole[second + 13 :])
+    assert refusal(path) == f"{path}: record 2: corrupt: its checksum is wrong"
+
+
+def test_records_that_changed_places_are_seen(tmp_path: Path) -> None:
+    path = tmp_path / "x.hvdt"
+    header = binary.encode_header(Header(**HEADER))
+    num_end_bytes = len(binary.encode_end(0, 0))
+    frames = [
+        written(path, [one])[len(header) : -num_end_bytes]
+        for one in (trace([1], [2], session="x"), trace([3], [4], session="y"))
+    ]
+    end = binary.encode_end(2, zlib.crc32(header + b"".join(frames)))
+    path.write_bytes(header + b"".join(frames) + end)
+    assert len(list(read_traces(path))) == 2
+    path.write_bytes(header + b"".join(reversed(frames)) + end)
+    assert refusal(path) == f"{path}: end: corrupt: it does not fit the 2 records before it"
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack("<II", len(body), zlib.crc32(body)) + body
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "corrupt: a frame of 0 bytes"),
+        (b"X", "corrupt: not a record"),
+        (b"Tnot compressed", "corrupt: not the content of a record"),
+        (b"T" + zlib.compress(b"\x01"), "corrupt: not the content of a record"),
+        (b"T" + zlib.compress(b"\xff\0\0\0{}"), "corrupt: not the content of a record"),
+        (b"T" + zlib.compress(b"\2\0\0\0{}\1\0\0\0"), "corrupt: not the content of a record"),
+        (b"T" + zlib.compress(b"\2\0\0\0[]\0\0\0\0"), "corrupt: not the content of a record"),
+        (b"T" + zlib.compress(b"\2\0\0\0{}\0\0\0\0\xff\xff\xff\xff"), "corrupt: not the content"),
+        (b"T" + zlib.compress(b"\2\0\0\0{}\0\0\0\0"), "not a trace: wanted family, num_kept"),
+        (b"E", "corrupt: it does not fit the 0 records before it"),
+    ],
+)
+def test_a_wrong_frame_with_a_right_checksum_is_refused(
+    tmp_path: Path, body: bytes, says: str
+) -> None:
+    path = tmp_path / "x.hvdt"
+    path.write_bytes(binary.encode_header(Header("", "")) + frame(body))
+    assert says in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"version": 2}, "version 2 of the format, this release reads 1"),
+        ({"model": 3}, "model and tokenizer of a header are strings"),
+        ({"more": 1}, "a header has format, model, tokenizer, version, got"),
+    ],
+)
+@suffixes
+def test_a_header_of_another_release_is_refused(
+    tmp_path: Path, suffix: str, fields: dict[str, object], says: str
+) -> None:
+    path = tmp_path / f"x{suffix}"
+    header = json.dumps({**Header("", "").fields(), **fields}).encode()
+    path.write_bytes(header + b"\n" if suffix == ".jsonl" else binary.MAGIC + frame(b"H" + header))
+    assert says in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"num_kept": 1}, "the prompt begins with 1 tokens of an earlier turn of session 's'"),
+        ({"num_kept": -1}, "num_kept cannot be -1"),
+        ({"turn": True}, "turn cannot be True"),
+        ({"session": 1}, "session cannot be 1"),
+        ({"family": None}, "family cannot be None"),
+        ({"sampling": {"top_k": "x"}}, "sampling cannot be {'top_k': 'x'}"),
+        ({"prompt": 5}, "prompt is a list of token ids"),
+        ({"prompt": [True]}, "prompt is a list of token ids"),
+        ({"output": None}, "output is a list of token ids"),
+        ({"output": [1.5]}, "output is a list of token ids"),
+        ({"output": [-1]}, "output is a list of token ids"),
+        ({"output": [2**31]}, "output is a list of token ids"),
+        ({"more": 1}, "wanted family, num_kept, sampling, session, turn, got"),
+    ],
+)
+def test_a_wrong_line_is_named_by_its_number(
+    tmp_path: Path, fields: dict[str, object], says: str
+) -> None:
+    path = tmp_path / "x.jsonl"
+    header, line, _ = written(path, [trace([1], [2])]).splitlines()
+    path.write_bytes(header + b"\n" + json.dumps({**json.loads(line), **fields}).encode() + b"\n")
+    assert says in refusal(path)
+    assert refusal(path).startswith(f"{path}:2: ")
+
+
+@pytest.mark.parametrize("line", [b"3\n", b"{\n", b"\xff\n", b"9" * 5000 + b"\n", b'{"a": 1}\n'])
+def test_a_foreign_line_is_named_by_its_number(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(jsonl.encode_header(Header("", "")) + line)
+    assert refusal(path).startswith(f"{path}:2: ")
+
+
+@suffixes
+def test_a_recording_of_another_tokenizer_is_refused(
+    tmp_path: Path, suffix: str, tokenizer: Tokenizer
+) -> None:
+    path, tokenizer_file = tmp_path / f"x{suffix}", tmp_path / "tokenizer.json"
+    known = tokenizer_fingerprint(tokenizer)
+    with TraceWriter(path, tokenizer_fingerprint=known) as writer:
+        writer.write(trace([1], [2], model="", tokenizer_fingerprint=known))
+    tokenizer.save(str(tokenizer_file))
+    assert len(list(read_traces(path, tokenizer))) == 1
+    assert len(list(read_traces(path, tokenizer_file))) == 1
+    tokenizer.add_special_tokens([AddedToken("<more>")])
+    with pytest.raises(ValueError, match=f"recorded with tokenizer {known}, the one given is"):
+        list(read_traces(path, tokenizer))
