@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -193,6 +194,15 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--predictor", type=Path, metavar="FILE", help="judge this one too")
 
 
+def _add_analyze(parser: argparse.ArgumentParser) -> None:
+    _add_traces(parser, mode_of=", if no predictor says")
+    parser.add_argument(
+        "--predictor", type=Path, metavar="FILE", help="default: the one that ships"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots")
+
+
 def _run_replay(options: argparse.Namespace) -> int:
     from sglang_hvd.replay.policies import CostTable, replay_policies
     from sglang_hvd.replay.tables import policy_table
@@ -260,6 +270,53 @@ def _run_evaluate(options: argparse.Namespace) -> int:
     )
 
 
+def _run_analyze(options: argparse.Namespace) -> int:
+    from sglang_hvd.payoff import PayoffPredictor
+    from sglang_hvd.replay.analyze import analyze
+    from sglang_hvd.replay.findings import findings
+    from sglang_hvd.replay.page import write_page
+    from sglang_hvd.replay.plots import plain
+
+    if options.json is None and options.html is None:
+        raise ValueError("nothing to write: give --json, --html or both")
+    for flag, path in (("--json", options.json), ("--html", options.html)):
+        if path is not None:
+            _check_folder(flag, path)
+    cache_mode = options.cache_mode
+    if options.predictor is not None:
+        cache_mode = PayoffPredictor.load(options.predictor).settings["cache_mode"]
+    recordings, vocabulary = _read_traces(options)
+    analysis = analyze(
+        options.traces,
+        recordings,
+        vocabulary,
+        cache_mode=cache_mode,
+        given=options.predictor,
+        num_processes=options.processes,
+    )
+    figures = json.dumps(analysis.as_json(), indent=1, allow_nan=False)
+    page = write_page(analysis, command=_command(options))
+    for path, content in ((options.json, figures), (options.html, page)):
+        if path is not None:
+            write_whole(path, content.encode())
+    for finding in findings(analysis):
+        print(f"- {plain(finding.summary)}")
+    return 0
+
+
+def _command(options: argparse.Namespace) -> str:
+    """An analysis's command line, with all that decides its figures."""
+    names = ("traces", "tokenizer", "eos_token", "cache_mode", "predictor", "json", "html")
+    given = {name: getattr(options, name) for name in names}
+    flags = [
+        text
+        for name, value in given.items()
+        if value is not None
+        for text in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    return shlex.join(["sglang-hvd", options.command, *flags])
+
+
 def _run_reload(options: argparse.Namespace) -> int:
     from sglang_hvd.reload import reload_predictor
 
@@ -308,5 +365,6 @@ _COMMANDS: Mapping[
     "replay": (_add_replay, _run_replay, "compare the policies on recorded generations"),
     "train": (_add_train, _run_train, "train a payoff predictor on recorded generations"),
     "evaluate": (_add_evaluate, _run_evaluate, "judge payoff predictors on recordings"),
+    "analyze": (_add_analyze, _run_analyze, "show where and why cache drafts pay off"),
     "reload": (_add_reload, _run_reload, "give a running server another predictor"),
 }

@@ -392,7 +392,7 @@ class HybridDrafter:
                 is_fallback = self._calibration.is_fallback(proposals.drafts, len(has_draft))
                 return [
                     by_frequency[row] if is_off else by_payoff[row]
-                    for row, is_off in enumerate(is_fallback.tolist())
+                    for row, is_off in enumerate(is_fallback)
                 ]
             case "frequency":
                 return self._by_frequency(proposals)

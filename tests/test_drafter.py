@@ -10,27 +10,13 @@ from hypothesis import strategies as st
 
 from sglang_hvd.config import CacheMode, HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter, RequestStats
-from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor, TokenClasses
-from sglang_hvd.payoff.predictor import feature_settings
+from sglang_hvd.payoff import FEATURE_NAMES, TokenClasses
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
+from tests.payoff.made_up import constant_survival, linear
 
 CLASSES = TokenClasses.from_strings([chr(33 + token) for token in range(60)])
 COLUMN = {name: index for index, name in enumerate(FEATURE_NAMES)}
-
-
-def predict_feature(name: str) -> PayoffPredictor:
-    """A linear predictor whose payoff is one of the features."""
-    weight = np.zeros((1, len(FEATURE_NAMES)), dtype=np.float32)
-    weight[0, COLUMN[name]] = 1
-    return PayoffPredictor(
-        mean=np.zeros(len(FEATURE_NAMES), dtype=np.float32),
-        std=np.ones(len(FEATURE_NAMES), dtype=np.float32),
-        weights=(weight,),
-        biases=(np.zeros(1, dtype=np.float32),),
-        settings=feature_settings(HvdConfig()),
-        provenance={},
-    )
 
 
 def drafter(
@@ -44,7 +30,7 @@ def drafter(
     return HybridDrafter(
         HvdConfig(policy=policy, **config),  # type: ignore[arg-type]
         cache=SuffixCache.as_in_paper(),
-        predictor=predict_feature(predicted),
+        predictor=linear({predicted: 1}),
         token_classes=CLASSES,
         num_model_steps=num_model_steps,
         max_cache_draft_tokens=max_cache_draft_tokens,
@@ -74,6 +60,52 @@ def test_payoff_policy_verifies_the_cache_draft_from_the_threshold_on(
     assert plan.source is DraftSource(source)
     assert plan.payoff == 3.0
     assert drafted(plan) == ([4, 5, 6] if source == "cache" else None)
+
+
+@pytest.mark.parametrize(
+    ("prob", "threshold", "source"),
+    # The draft has 3 tokens. All of them are accepted with probability prob ** 3.
+    [(0.8, 3.0, "cache"), (0.79, 3.0, "model"), (0.79, 2.1, "model"), (0.79, 2.0, "cache")],
+)
+def test_with_a_distribution_the_draft_has_to_reach_the_threshold_more_likely_than_not(
+    prob: float, threshold: float, source: str
+) -> None:
+    made = HybridDrafter(
+        HvdConfig(threshold=threshold),
+        cache=SuffixCache.as_in_paper(),
+        predictor=constant_survival(prob),
+        token_classes=CLASSES,
+        num_model_steps=3,
+        max_cache_draft_tokens=64,
+    )
+    [plan] = started(made).plan(["r"])
+    assert plan.source is DraftSource(source)
+    assert plan.payoff == pytest.approx(prob + prob**2 + prob**3)
+
+
+def test_the_votes_are_a_second_opinion_in_the_papers_mode() -> None:
+    opinions = {}
+    for mode in get_args(CacheMode):
+        config = HvdConfig(policy="cache", cache_mode=mode)
+        made = HybridDrafter(
+            config,
+            cache=SuffixCache.of_config(config, background=False),
+            predictor=None,
+            token_classes=CLASSES,
+            num_model_steps=3,
+            max_cache_draft_tokens=8,
+        )
+        # The paper's draft has 2 tokens, since 2 match; the votes go on.
+        made.start("r", [1, 2, 3, 4, 5, 6, 7, 1, 2])
+        features = made.propose(["r"]).features
+        assert features is not None
+        [row] = features.features
+        opinions[mode] = [
+            float(row[COLUMN[name]]) for name in ("draft_len", "score", "votes_score")
+        ]
+    assert [opinions[mode][0] for mode in ("votes", "paper")] == [7, 2]
+    assert opinions["votes"][1] == opinions["votes"][2] == opinions["paper"][2]
+    assert opinions["paper"][1] != opinions["paper"][2]
 
 
 def test_payoff_policy_without_a_cache_draft_predicts_nothing() -> None:
@@ -137,9 +169,11 @@ def test_generated_tokens_and_history_reach_the_features() -> None:
     made.plan(["r"])
     made.commit(["r"], [VerifyOutcome([4, 5, 9], 2)])
     made.extend("r", [1, 2])
-    [row] = made.propose(["r"]).features  # type: ignore[misc]
-    assert row[COLUMN["log_prompt_len"]] == np.float32(np.log1p(len(REPEATS)))
-    assert row[COLUMN["log_generated_len"]] == np.float32(np.log1p(6))
+    features = made.propose(["r"]).features
+    assert features is not None
+    [row] = features.features
+    assert row[COLUMN["log_prompt_len"]] == pytest.approx(np.log1p(len(REPEATS)))
+    assert row[COLUMN["log_generated_len"]] == pytest.approx(np.log1p(6))
     assert row[COLUMN["recent_cache_rate"]] == 1
     assert row[COLUMN["recent_last_accepted"]] == 2
 
@@ -280,7 +314,7 @@ def test_the_paper_modes_defaults_are_the_configurations() -> None:
 
 
 def test_payoff_policy_needs_predictor_and_token_classes() -> None:
-    for predictor, classes in ((None, CLASSES), (predict_feature("score"), None)):
+    for predictor, classes in ((None, CLASSES), (linear({"score": 1}), None)):
         with pytest.raises(ValueError, match="needs a predictor and token classes"):
             HybridDrafter(
                 HvdConfig(),

@@ -10,7 +10,16 @@ PACKAGE = Path(__file__).parents[1] / "sglang_hvd"
 
 # What each part of the package may import from the others. suffix_cache, payoff and allocation
 # never see each other: values of types.py are all that passes between them.
-CORE = {"types", "config", "whole_file", "step_clock", "suffix_cache", "payoff", "allocation", "drafter"}
+CORE = {
+    "types",
+    "config",
+    "whole_file",
+    "step_clock",
+    "suffix_cache",
+    "payoff",
+    "allocation",
+    "drafter",
+}
 MAY_IMPORT = {
     "types": set(),
     "config": {"types"},

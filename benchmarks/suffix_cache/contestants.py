@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import DraftBatch
-from sglang_hvd.types import TokenIds
+from sglang_hvd.types import DraftBatch, TokenIds
 
 MAX_DRAFT_TOKENS = 64
 MAX_REQUESTS = 64

@@ -10,7 +10,8 @@ Equal calls give equal results: every tensor-parallel rank must decide alike.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,6 @@ from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Prediction
 from sglang_hvd.types import MATCH_FEATURES, DraftBatch, TokenIds
 
-Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
 
 # By number in the column "origin" of MATCH_FEATURES.
@@ -71,7 +71,7 @@ class OriginFigures:
     is_fallback: the predictor is so wrong that the frequency rule decides.
     first_token: that a draft's first token is right, of all drafts.
     bins: that a verified draft is accepted up to the threshold, by predicted probability: ten
-        bins of equal width. Empty for a predictor of bare lengths, first_token None.
+        bins of equal width. Neither knows events with a predictor of bare lengths.
     """
 
     num_verified: int
@@ -79,7 +79,7 @@ class OriginFigures:
     mean_accepted: float | None
     shift: float
     is_fallback: bool
-    first_token: Reliability | None
+    first_token: Reliability
     bins: tuple[Reliability, ...]
 
 
@@ -108,48 +108,40 @@ class OnlineCalibration:
 
     def __init__(self, threshold: float) -> None:
         self._depth = min(max(1, math.ceil(threshold)), MAX_DRAFT_LEN)
-        self._shifts = np.zeros(len(ORIGINS))
-        self._is_fallback = np.zeros(len(ORIGINS), np.bool_)
-        self._num_verified = np.zeros(len(ORIGINS), np.int64)
-        # In the last axis: weight, predicted, what came of it.
-        self._verified = np.zeros((len(ORIGINS), 3))
-        self._first_tokens = np.zeros((len(ORIGINS), 3))
-        self._bins = np.zeros((len(ORIGINS), NUM_BINS, 3))
-        self._has_survival = False
-        # By slot, what was expected of the cycle under way. draft_len 0: nothing.
-        self._draft_lens = np.zeros(0, np.int32)
-        self._origins = np.zeros(0, np.intp)
-        self._first_ids = np.zeros(0, np.int32)
-        self._payoffs = np.zeros(0)
-        self._first_probs = np.zeros(0)
-        self._reach_probs = np.zeros(0)
+        self._states = [_State() for _ in ORIGINS]
+        self._expected: dict[int, _Expected] = {}  # by slot
 
     @property
     def has_fallback(self) -> bool:
         """Whether the frequency rule decides for the drafts of any origin."""
-        return bool(self._is_fallback.any())
+        return any(state.is_fallback for state in self._states)
 
-    def is_fallback(self, drafts: DraftBatch, num_drafts: int) -> npt.NDArray[np.bool_]:
-        """Whether the frequency rule decides for each draft: bool[num_drafts]."""
-        is_fallback: npt.NDArray[np.bool_] = self._is_fallback[_origins(drafts, num_drafts)]
-        return is_fallback
+    def is_fallback(self, drafts: DraftBatch, num_drafts: int) -> list[bool]:
+        """Whether the frequency rule decides for each of the first drafts."""
+        return [self._states[n].is_fallback for n in _origins(drafts, num_drafts).tolist()]
 
     def expect(self, slots: Int32, drafts: DraftBatch, prediction: Prediction) -> Prediction:
         """The prediction corrected. It is kept until the cycle is observed.
 
         slots: int32[num_requests]; row i of drafts and prediction belongs to slots[i].
         """
-        origins = _origins(drafts, len(slots))
+        num = len(slots)
+        origins = _origins(drafts, num)
         corrected = self._correct(prediction, origins)
-        self._reserve(slots)
-        self._draft_lens[slots] = np.minimum(drafts.num_nodes[: len(slots)], MAX_DRAFT_LEN)
-        self._origins[slots] = origins
-        self._first_ids[slots] = drafts.token_ids[: len(slots), 0]
-        self._payoffs[slots] = corrected.payoffs
-        self._has_survival = corrected.survival is not None
+        first_probs = reach_probs = [None] * num
         if corrected.survival is not None:
-            self._first_probs[slots] = corrected.survival[:, 0]
-            self._reach_probs[slots] = corrected.survival[:, self._depth - 1]
+            first_probs = corrected.survival[:, 0].tolist()
+            reach_probs = corrected.survival[:, self._depth - 1].tolist()
+        rows = zip(
+            drafts.num_nodes[:num].tolist(),
+            origins.tolist(),
+            drafts.token_ids[:num, 0].tolist(),
+            corrected.payoffs.tolist(),
+            first_probs,
+            reach_probs,
+            strict=True,
+        )
+        self._expected.update(zip(slots.tolist(), map(_Expected._make, rows), strict=True))
         return corrected
 
     def observe(
@@ -164,125 +156,133 @@ class OnlineCalibration:
         accepted_lens: accepted tokens of each request's cache draft; None: it was not verified, or
             the request ended inside it.
         """
-        self._reserve(slots)
-        has_draft = self._draft_lens[slots] > 0
-        rows = [row for row, has in enumerate(has_draft.tolist()) if has and len(token_ids[row])]
-        if not rows:
-            return []
-        slots = slots[rows]
-        draft_lens = self._draft_lens[slots]
-        self._draft_lens[slots] = 0
-        origins, payoffs = self._origins[slots], self._payoffs[slots]
-        is_right = self._first_ids[slots] == [token_ids[row][0] for row in rows]
-        is_verified = np.array([accepted_lens[row] is not None for row in rows])
-        accepted = np.minimum([accepted_lens[row] or 0 for row in rows], draft_lens)
-        if self._has_survival:
-            first_probs = self._first_probs[slots]
-            steps = np.where(
-                is_verified,
-                _STEP * (accepted - payoffs) / draft_lens,
-                _FIRST_TOKEN_STEP * (is_right - first_probs),
-            )
-            self._shifts += np.bincount(origins, steps, len(ORIGINS))
-            np.clip(self._shifts, -MAX_SHIFT, MAX_SHIFT, out=self._shifts)
-            _add(self._first_tokens, origins, first_probs, is_right)
-        if not is_verified.any():
-            return []
-        origins, accepted = origins[is_verified], accepted[is_verified]
-        self._num_verified += np.bincount(origins, minlength=len(ORIGINS))
-        _add(self._verified, origins, payoffs[is_verified], accepted)
-        if self._has_survival:
-            self._add_to_bins(origins, self._reach_probs[slots][is_verified], accepted)
-        return self._changes()
+        changes = []
+        for slot, committed, accepted in zip(slots.tolist(), token_ids, accepted_lens, strict=True):
+            expected = self._expected.pop(slot, None)
+            if expected is None or expected.draft_len == 0 or not len(committed):
+                continue
+            state = self._states[expected.origin]
+            state.see_first_token(expected, int(committed[0]), is_verified=accepted is not None)
+            if accepted is None:
+                continue
+            state.see_verified(expected, min(accepted, MAX_DRAFT_LEN), self._depth)
+            change = state.change_fallback(ORIGINS[expected.origin])
+            if change is not None:
+                changes.append(change)
+        return changes
 
     def figures(self) -> dict[str, OriginFigures]:
         """How right the predictions are, by origin."""
-        return {origin: self._figures(number) for number, origin in enumerate(ORIGINS)}
+        return {
+            origin: state.figures() for origin, state in zip(ORIGINS, self._states, strict=True)
+        }
 
     def _correct(self, prediction: Prediction, origins: npt.NDArray[np.intp]) -> Prediction:
         survival = prediction.survival
-        if survival is None or not self._shifts.any():
+        shifts = [state.shift for state in self._states]
+        if survival is None or not any(shifts):
             return prediction
         # sigmoid(logit(S) + shift) without a logarithm; 0 and 1 stay what they are.
-        factors = np.array([math.exp(shift) for shift in self._shifts.tolist()])[origins, None]
+        factors = np.array(list(map(math.exp, shifts)))[origins, None]
         before = survival.astype(np.float64)
         after = np.minimum(before * factors / (1 + before * (factors - 1)), 1)
         # A shift of 0 changes no bit.
         payoffs = prediction.payoffs + (after - before).sum(axis=1)
         return Prediction(payoffs.astype(np.float32), after.astype(np.float32))
 
-    def _add_to_bins(self, origins: npt.NDArray[np.intp], probs: Float64, accepted: Int32) -> None:
-        self._bins *= _KEPT ** np.bincount(origins, minlength=len(ORIGINS))[:, None, None]
-        bins = np.minimum((probs * NUM_BINS).astype(np.intp), NUM_BINS - 1)
-        numbers = origins * NUM_BINS + bins
-        for column, values in enumerate((np.ones_like(probs), probs, accepted >= self._depth)):
-            added = np.bincount(numbers, values, self._bins[:, :, column].size)
-            self._bins[:, :, column] += added.reshape(self._bins.shape[:2])
 
-    def _changes(self) -> list[FallbackChange]:
-        changes = []
-        for number, (weight, predicted, accepted) in enumerate(self._verified.tolist()):
-            was_fallback = bool(self._is_fallback[number])
-            if weight < (_RETURN_WEIGHT if was_fallback else _FALLBACK_WEIGHT):
-                continue
-            ratio = _RETURN_RATIO if was_fallback else _FALLBACK_RATIO
-            is_right = accepted * ratio >= predicted and accepted <= ratio * predicted
-            if is_right == was_fallback:
-                self._is_fallback[number] = not was_fallback
-                # Another rule chooses from now on: of its drafts the figures shall be.
-                self._verified[number] = 0
-                changes.append(
-                    FallbackChange(
-                        ORIGINS[number], not was_fallback, predicted / weight, accepted / weight
-                    )
-                )
-        return changes
+class _Expected(NamedTuple):
+    """What is expected of a slot's draft; draft_len 0 without one. The probabilities, that the
+    first token and that the threshold's is accepted, are None from a predictor of bare lengths."""
 
-    def _figures(self, number: int) -> OriginFigures:
-        sums = _reliability(self._verified[number])
-        return OriginFigures(
-            num_verified=int(self._num_verified[number]),
-            mean_predicted=sums.mean_predicted,
-            mean_accepted=sums.share,
-            shift=float(self._shifts[number]),
-            is_fallback=bool(self._is_fallback[number]),
-            first_token=_reliability(self._first_tokens[number]) if self._has_survival else None,
-            bins=tuple(map(_reliability, self._bins[number])) if self._has_survival else (),
+    draft_len: int
+    origin: int
+    first_id: int
+    payoff: float
+    first_prob: float | None
+    reach_prob: float | None
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Exponentially forgotten."""
+
+    weight: float = 0.0
+    predicted: float = 0.0
+    came: float = 0.0
+
+    def add(self, predicted: float, came: float) -> None:
+        self.weight = self.weight * _KEPT + 1
+        self.predicted = self.predicted * _KEPT + predicted
+        self.came = self.came * _KEPT + came
+
+    def reliability(self) -> Reliability:
+        if self.weight == 0:
+            return Reliability(None, None, 0.0)
+        return Reliability(self.predicted / self.weight, self.came / self.weight, self.weight)
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known of one origin."""
+
+    num_verified: int = 0
+    shift: float = 0.0
+    is_fallback: bool = False
+    verified: _Sums = field(default_factory=_Sums)
+    first_tokens: _Sums = field(default_factory=_Sums)
+    bins: list[_Sums] = field(default_factory=lambda: [_Sums() for _ in range(NUM_BINS)])
+
+    def see_first_token(self, expected: _Expected, first_id: int, *, is_verified: bool) -> None:
+        if expected.first_prob is None:
+            return
+        is_right = first_id == expected.first_id
+        self.first_tokens.add(expected.first_prob, is_right)
+        if not is_verified:
+            self._step(_FIRST_TOKEN_STEP * (is_right - expected.first_prob))
+
+    def see_verified(self, expected: _Expected, num_accepted: int, depth: int) -> None:
+        """depth: tokens of the threshold."""
+        self.num_verified += 1
+        self.verified.add(expected.payoff, num_accepted)
+        if expected.reach_prob is None:
+            return
+        number = min(int(expected.reach_prob * NUM_BINS), NUM_BINS - 1)
+        self.bins[number].add(expected.reach_prob, num_accepted >= depth)
+        num_tokens = min(expected.draft_len, MAX_DRAFT_LEN)
+        self._step(_STEP * (num_accepted - expected.payoff) / num_tokens)
+
+    def change_fallback(self, origin: str) -> FallbackChange | None:
+        sums = self.verified
+        if sums.weight < (_RETURN_WEIGHT if self.is_fallback else _FALLBACK_WEIGHT):
+            return None
+        ratio = _RETURN_RATIO if self.is_fallback else _FALLBACK_RATIO
+        is_right = sums.predicted <= ratio * sums.came and sums.came <= ratio * sums.predicted
+        if is_right != self.is_fallback:
+            return None
+        self.is_fallback = not self.is_fallback
+        # Another rule chooses from now on: of its drafts the figures shall be.
+        self.verified = _Sums()
+        return FallbackChange(
+            origin, self.is_fallback, sums.predicted / sums.weight, sums.came / sums.weight
         )
 
-    def _reserve(self, slots: Int32) -> None:
-        needed, size = int(slots.max(initial=-1)) + 1, len(self._draft_lens)
-        if needed <= size:
-            return
-        more = (0, max(needed, 2 * size) - size)
-        self._draft_lens = np.pad(self._draft_lens, more)
-        self._origins = np.pad(self._origins, more)
-        self._first_ids = np.pad(self._first_ids, more)
-        self._payoffs = np.pad(self._payoffs, more)
-        self._first_probs = np.pad(self._first_probs, more)
-        self._reach_probs = np.pad(self._reach_probs, more)
+    def figures(self) -> OriginFigures:
+        verified = self.verified.reliability()
+        return OriginFigures(
+            num_verified=self.num_verified,
+            mean_predicted=verified.mean_predicted,
+            mean_accepted=verified.share,
+            shift=self.shift,
+            is_fallback=self.is_fallback,
+            first_token=self.first_tokens.reliability(),
+            bins=tuple(sums.reliability() for sums in self.bins),
+        )
+
+    def _step(self, step: float) -> None:
+        self.shift = min(max(self.shift + step, -MAX_SHIFT), MAX_SHIFT)
 
 
 def _origins(drafts: DraftBatch, num_drafts: int) -> npt.NDArray[np.intp]:
     has_draft = drafts.num_nodes[:num_drafts] > 0
     return np.where(has_draft, drafts.features[:num_drafts, _ORIGIN], 0).astype(np.intp)
-
-
-def _add(
-    sums: Float64,
-    origins: npt.NDArray[np.intp],
-    predicted: Float64,
-    came: npt.NDArray[np.bool_] | Int32,
-) -> None:
-    num = np.bincount(origins, minlength=len(ORIGINS))
-    sums *= _KEPT ** num[:, None]
-    sums[:, 0] += num
-    sums[:, 1] += np.bincount(origins, predicted, len(ORIGINS))
-    sums[:, 2] += np.bincount(origins, came, len(ORIGINS))
-
-
-def _reliability(sums: Float64) -> Reliability:
-    weight, predicted, came = sums.tolist()
-    if weight == 0:
-        return Reliability(None, None, 0.0)
-    return Reliability(predicted / weight, came / weight, weight)

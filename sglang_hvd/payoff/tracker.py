@@ -74,7 +74,6 @@ class RequestTracker:
 
         Raises ValueError for an unused slot, or arrays that do not fit.
         """
-        out.draft_lens[: len(slots)] = drafts.num_nodes[: len(slots)]
         self._tracker.write(
             slots,
             drafts.token_ids,
@@ -88,6 +87,7 @@ class RequestTracker:
             out.features,
             out.positions,
         )
+        np.minimum(drafts.num_nodes[: len(slots)], MAX_DRAFT_LEN, out=out.draft_lens[: len(slots)])
 
     def commit(
         self,

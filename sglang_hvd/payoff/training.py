@@ -112,6 +112,56 @@ def survival_log_odds(outputs: torch.Tensor, positions: torch.Tensor) -> torch.T
     return at_depth + torch.einsum("rjk,rk->rj", positions, outputs[:, NUM_BUCKETS:])
 
 
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The tokens that were judged: of each row those accepted, and the one after them if the draft
+    has one. Rows stand one after the other.
+
+    first, num: int64[num_rows], where a row's tokens begin, and how many there are.
+    positions: float32[num_tokens, len(POSITION_FEATURES)].
+    buckets: int64[num_tokens], of their depth. is_accepted: bool[num_tokens].
+    """
+
+    first: torch.Tensor
+    num: torch.Tensor
+    positions: torch.Tensor
+    buckets: torch.Tensor
+    is_accepted: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: TrainingRows) -> "_Judged":
+        longest = rows.positions.shape[1]
+        num = np.minimum(rows.accepted_lens + 1, np.minimum(rows.draft_lens, longest))
+        depths = np.arange(longest)
+        is_judged = depths < num[:, None]
+        is_accepted = np.broadcast_to(depths, is_judged.shape) < rows.accepted_lens[:, None]
+        buckets = np.array([bucket_of(depth) for depth in range(longest)])
+        return cls(
+            first=torch.from_numpy(np.cumsum(num) - num),
+            num=torch.from_numpy(num.astype(np.int64)),
+            positions=torch.from_numpy(rows.positions[is_judged]),
+            buckets=torch.from_numpy(np.broadcast_to(buckets, is_judged.shape)[is_judged]),
+            is_accepted=torch.from_numpy(is_accepted[is_judged]),
+        )
+
+    def log_likelihood(self, outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        """float32[len(batch)]: log of the probability of what was seen in each row.
+
+        outputs: float32[len(batch), NUM_BUCKETS + len(POSITION_FEATURES)] of the network.
+        """
+        num = self.num[batch]
+        row = torch.repeat_interleave(torch.arange(len(batch)), num)
+        before = num.cumsum(0) - num
+        token = torch.arange(len(row)) + (self.first[batch] - before)[row]
+        of_row = outputs[row]
+        log_odds = of_row.gather(1, self.buckets[token, None])[:, 0]
+        log_odds = log_odds + (of_row[:, NUM_BUCKETS:] * self.positions[token]).sum(dim=1)
+        log_probs = nn.functional.logsigmoid(
+            torch.where(self.is_accepted[token], log_odds, -log_odds)
+        )
+        return torch.zeros(len(batch)).index_add(0, row, log_probs)
+
+
 def _fit(
     network: nn.Sequential,
     inputs: torch.Tensor,
@@ -120,22 +170,15 @@ def _fit(
     settings: TrainingSettings,
     generator: torch.Generator,
 ) -> None:
-    positions = torch.from_numpy(rows.positions)
-    draft_lens = torch.from_numpy(rows.draft_lens).clamp(max=positions.shape[1])
+    judged = _Judged.of(rows)
     accepted_lens = torch.from_numpy(rows.accepted_lens)
     weights = torch.ones(len(rows)) if rows.weights is None else torch.from_numpy(rows.weights)
-    depths = torch.arange(positions.shape[1])
 
     def loss_of(batch: torch.Tensor) -> torch.Tensor:
         outputs = network(inputs[batch])
         if kind == "mlp":
             return (weights[batch] * (outputs[:, 0] - accepted_lens[batch]).square()).mean()
-        log_odds = survival_log_odds(outputs, positions[batch])
-        accepted = depths < accepted_lens[batch, None]
-        missed = (depths == accepted_lens[batch, None]) & (depths < draft_lens[batch, None])
-        # log of the probability of what was seen, of each token that was judged
-        log_probs = nn.functional.logsigmoid(torch.where(missed, -log_odds, log_odds))
-        return -(weights[batch] * (log_probs * (accepted | missed)).sum(dim=1)).mean()
+        return -(weights[batch] * judged.log_likelihood(outputs, batch)).mean()
 
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay

@@ -104,7 +104,7 @@ def judge(
         families.setdefault(walk.family, []).append(walk)
     evaluations = []
     for name in (*predictors, "frequency"):
-        judgements = {walk: _judgement(rows[walk], predictors.get(name)) for walk in rows}
+        judgements = {walk: judged_by(rows[walk], predictors.get(name)) for walk in rows}
         evaluations += [
             Evaluation(
                 walk.name, walk.family, cache_mode, name, at, _quality([(judgements[walk], found)])
@@ -120,6 +120,14 @@ def judge(
     return evaluations
 
 
+def judged_by(rows: TrainingRows, predictor: PayoffPredictor | None) -> Judgement:
+    """What a predictor says of the drafts; None: what the frequency score says."""
+    if predictor is None:
+        return Judgement(rows.features[:, FEATURE_NAMES.index("score")], None)
+    prediction = rows.predict(predictor)
+    return Judgement(prediction.payoffs, prediction.reaches(math.ceil(THRESHOLD)))
+
+
 def _walks(config: HvdConfig) -> dict[str, WalkSettings]:
     on_policy = config.model_copy(update={"policy": "payoff"})
     every_position = config.model_copy(update={"policy": "model"})
@@ -127,13 +135,6 @@ def _walks(config: HvdConfig) -> dict[str, WalkSettings]:
         "cycle": WalkSettings(on_policy, predictor=DEFAULT_PREDICTORS[config.cache_mode]),
         "position": WalkSettings(every_position, num_model_accepted=0),
     }
-
-
-def _judgement(rows: TrainingRows, predictor: PayoffPredictor | None) -> Judgement:
-    if predictor is None:
-        return Judgement(rows.features[:, FEATURE_NAMES.index("score")], None)
-    prediction = rows.predict(predictor)
-    return Judgement(prediction.payoffs, prediction.reaches(math.ceil(THRESHOLD)))
 
 
 def _quality(parts: Sequence[tuple[Judgement, TrainingRows]]) -> PayoffQuality:

@@ -1,5 +1,6 @@
 """How well predicted payoffs find the cache drafts worth verifying (paper, section 5.3)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,6 +94,19 @@ def reliability_curve(
         for group in np.array_split(order, num_bins)
         if len(group)
     ]
+
+
+def precision_at_recalls(
+    ranking: npt.NDArray[np.float32], worth: npt.NDArray[np.bool_], recalls: Sequence[float]
+) -> tuple[float, ...]:
+    """The highest precision with at least each recall, over all thresholds.
+
+    Raises ValueError if no draft is worth verifying.
+    """
+    if not worth.any():
+        raise ValueError("no draft is worth verifying: there is no recall")
+    precision, recall = _precision_recall(ranking, worth)
+    return tuple(float(precision[recall >= wanted].max()) for wanted in recalls)
 
 
 def _calibration_error(probs: npt.NDArray[np.float32], happened: npt.NDArray[np.bool_]) -> float:

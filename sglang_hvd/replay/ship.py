@@ -36,9 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             TrainPlan(options.cache_mode),
             ("survival", "mlp"),
         )
-        for kind, files in (("survival", DEFAULT_PREDICTORS), ("mlp", PAPER_PREDICTORS)):
-            trained[kind].save(files[options.cache_mode])
-            print(f"{kind}\n{heldout_table(trained[kind])}\n")
+        for files, predictor in (
+            (DEFAULT_PREDICTORS, trained["survival"]),
+            (PAPER_PREDICTORS, trained["mlp"]),
+        ):
+            predictor.save(files[options.cache_mode])
+            print(f"{predictor.kind}\n{heldout_table(predictor)}\n")
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

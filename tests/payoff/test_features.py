@@ -1,87 +1,327 @@
-"""Every feature has exactly its documented value."""
+"""Features against their definitions, worked out again in Python."""
+
+import math
+from collections.abc import Sequence
 
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sglang_hvd.payoff import (
     FEATURE_NAMES,
-    DecodeState,
-    RequestHistory,
+    PAPER_FEATURES,
+    POSITION_FEATURES,
+    DraftFeatures,
+    RequestTracker,
     TokenClasses,
-    build_features,
 )
-from sglang_hvd.types import CacheDraft
+from sglang_hvd.payoff.token_classes import TokenClass
+from sglang_hvd.types import MATCH_FEATURES, DraftBatch
 
-CLASSES = TokenClasses.from_strings(["word", " ", "\n", "(", ",", "."])
-
-
-def draft(*token_ids: int, match_len: int = 3, score: float = 1.25) -> CacheDraft:
-    return CacheDraft(np.array(token_ids, dtype=np.int32), match_len, score, "request")
-
-
-def state(prompt_len: int, generated_len: int, *cycles: int | None) -> DecodeState:
-    history = RequestHistory(4)
-    for cycle in cycles:
-        history.record(cycle)
-    return DecodeState(prompt_len, generated_len, history)
+STRINGS = ["a", " b", ",", "(", "\n", "7", " ", '":']
+CLASSES = TokenClasses.from_strings(STRINGS)
+CLASS_NAMES = [c.name.lower() for c in TokenClass if c.name]
+WINDOW = 4
 
 
-def named(row: np.ndarray) -> dict[str, float]:
-    return dict(zip(FEATURE_NAMES, row.tolist(), strict=True))
+def logit(prob: float) -> float:
+    prob = min(max(prob, 1e-5), 1 - 1e-5)
+    return math.log(prob / (1 - prob))
+
+
+def is_in(token_id: int, c: TokenClass) -> float:
+    return float(0 <= token_id < len(STRINGS) and bool(CLASSES.flags[token_id] & c))
+
+
+class Request:
+    """What the definitions say of one request, from its whole history."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.prompt = list(prompt)
+        self.output: list[int] = []
+        # per cycle: draft, committed tokens, accepted tokens of a verified cache draft
+        self.cycles: list[tuple[list[int], list[int], int | None]] = []
+        self.expected: int | None = None
+
+    def commit(self, draft: list[int], place: int, tokens: list[int], accepted: int | None) -> None:
+        agreed = agreeing(draft, tokens)
+        if draft and place >= 0 and agreed > 0:
+            self.expected = place + len(tokens)
+        elif self.expected is not None:
+            self.expected += len(tokens)
+        self.cycles.append((draft, tokens, accepted))
+        self.output += tokens
+
+    def features(self, draft: "Draft", votes: "Draft", place: int) -> dict[str, float]:
+        num = len(draft.tokens)
+        match, of_votes = draft.match, votes.match
+        recent = self.cycles[-WINDOW:]
+        verified = [accepted for _, _, accepted in recent if accepted is not None]
+        told = [(d, tokens) for d, tokens, _ in self.cycles if tokens]  # the others say nothing
+        agreed = [(agreeing(d, tokens), len(tokens)) for d, tokens in told][::-1]
+        values = {
+            "score": match["score"],
+            "match_len": match["match_len"],
+            "draft_len": num,
+            "log_prompt_len": math.log1p(len(self.prompt)),
+            "log_generated_len": math.log1p(len(self.output)),
+            "relative_position": len(self.output) / max(1, len(self.prompt) + len(self.output)),
+            "recent_cache_rate": len(verified) / len(recent) if recent else 0,
+            "recent_mean_accepted": sum(verified) / len(verified) if verified else 0,
+            "recent_last_accepted": verified[-1] if verified else 0,
+            "score_6": sum(draft.probs[:6]),
+        }
+        for c, name in zip(TokenClass, CLASS_NAMES[:5], strict=False):
+            values[name] = sum(is_in(token, c) for token in draft.tokens) / num
+        for depth in (1, 2, 3, 4, 6, 8, 12, 16, 24):
+            values[f"logit_prob_{depth}"] = logit(draft.prob(depth))
+        for depth in (1, 3, 10, 16):
+            values[f"votes_logit_prob_{depth}"] = logit(votes.prob(depth))
+        for prefix, m in (("", match), ("votes_", of_votes)):
+            values |= {
+                f"{prefix}in_prompt": m["origin"] == 0,
+                f"{prefix}in_output": m["origin"] == 1,
+                f"{prefix}log_match_len": math.log1p(m["match_len"]),
+                f"{prefix}log_age": math.log1p(m["age"]),
+                f"{prefix}log_occurrences": math.log1p(m["num_occurrences"]),
+                f"{prefix}log_agreeing": math.log1p(m["num_agreeing"]),
+                f"{prefix}share_agreeing": m["num_agreeing"] / max(1, m["num_occurrences"]),
+                f"{prefix}agreement": m["agreement"],
+                f"{prefix}mean_agreement": m["mean_agreement"],
+            }
+        common = agreeing(draft.tokens, votes.tokens)
+        values |= {
+            "votes_log_agreeing_len": math.log1p(common),
+            "votes_agreeing_share": common / num,
+            "votes_is_same": common == num,
+            "votes_logit_agreed": logit(votes.prob(common) if common else 0),
+            "votes_logit_agreed_6": logit(votes.prob(6) if common >= 6 else 0),
+            "votes_score_agreed": sum(votes.probs[:common]),
+            "votes_score": of_votes["score"],
+        }
+        for back in range(4):
+            had, tokens = agreed[back] if back < len(agreed) else (0, 0)
+            values[f"agreed_share_{back + 1}"] = had / tokens if tokens else 0
+            if back < 2:
+                values[f"agreed_{back + 1}"], values[f"committed_{back + 1}"] = had, tokens
+        for half_life in (4, 16, 64, 256):
+            had = committed = 0.0
+            for a, n in agreed[::-1]:
+                kept = 2 ** (-n / half_life)
+                had, committed = had * kept + a, committed * kept + n
+            values[f"moving_share_{half_life}"] = had / committed if committed else 0
+        num_committed = sum(n for _, n in agreed)
+        values["agreed_share"] = sum(a for a, _ in agreed) / num_committed if num_committed else 0
+        values["log_committed"] = math.log1p(num_committed)
+        run = 0
+        for d, tokens in told[::-1]:
+            if not d or agreeing(d, tokens) < min(len(d), len(tokens)):
+                break
+            run += len(tokens)
+        values["log_run"] = math.log1p(run)
+        is_known = place >= 0 and self.expected is not None
+        shift = place - (self.expected or 0) if is_known else 0
+        values |= {
+            "is_place_known": is_known,
+            "is_place_same": is_known and shift == 0,
+            "is_place_near": is_known and abs(shift) <= 3,
+            "is_place_ahead": 0 < shift < 64,
+            "is_place_behind": -64 < shift < 0,
+            "place_shift": math.copysign(math.log1p(abs(shift)), shift),
+        }
+        text = [-1, -1, *self.prompt, *self.output]
+        tokens = [*text[-2:], *[*draft.tokens, -1, -1][:3]]
+        places = ("before_2", "before_1", "token_1", "token_2", "token_3")
+        for place_name, token in zip(places, tokens, strict=True):
+            for c, name in zip(TokenClass, CLASS_NAMES, strict=True):
+                values[f"{place_name}_{name}"] = is_in(token, c)
+        return {name: float(value) for name, value in values.items()}
+
+
+class Draft:
+    def __init__(self, random: np.random.Generator, text_len: int, most: int) -> None:
+        self.tokens = random.integers(0, len(STRINGS) + 1, random.integers(0, most + 1)).tolist()
+        steps = random.uniform(0.3, 1, len(self.tokens))
+        self.probs = np.cumprod(steps).astype(np.float32).tolist()
+        num_occurrences = int(random.integers(1, 20))
+        self.match = {
+            "match_len": float(random.integers(1, 32)),
+            "score": float(np.float32(sum(self.probs))),
+            "num_tokens": float(len(self.tokens)),
+            "origin": float(random.integers(0, 3)),
+            "age": float(random.integers(0, max(1, text_len))),
+            "num_occurrences": float(num_occurrences),
+            "num_agreeing": float(random.integers(1, num_occurrences + 1)),
+            "agreement": float(np.float32(random.random())),
+            "mean_agreement": float(np.float32(random.random())),
+        }
+
+    def prob(self, depth: int) -> float:
+        return float(self.probs[depth - 1]) if depth <= len(self.probs) else 0.0
+
+    def place(self, text_len: int) -> int:
+        if not self.tokens or self.match["origin"] == 2:
+            return -1
+        return max(-1, text_len - 1 - int(self.match["age"]))
+
+
+def agreeing(draft: Sequence[int], tokens: Sequence[int]) -> int:
+    same = [a == b for a, b in zip(draft, tokens, strict=False)]
+    return same.index(False) if False in same else len(same)
+
+
+def batch_of(drafts: Sequence[Draft], width: int = 70) -> DraftBatch:
+    batch = DraftBatch.of_size(len(drafts), width)
+    for row, draft in enumerate(drafts):
+        num = len(draft.tokens)
+        batch.token_ids[row, :num] = draft.tokens
+        batch.probs[row, :num] = draft.probs
+        batch.num_nodes[row] = num
+        batch.features[row] = [draft.match[name] for name in MATCH_FEATURES]
+    return batch
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 6))
+@settings(max_examples=80, deadline=None)
+def test_values_are_those_of_the_definitions(seed: int, num_requests: int, num_cycles: int) -> None:
+    random = np.random.default_rng(seed)
+    tracker = RequestTracker(WINDOW, CLASSES)
+    requests = [
+        Request(random.integers(0, len(STRINGS), random.integers(0, 5)).tolist())
+        for _ in range(num_requests)
+    ]
+    slots = np.array([tracker.start(np.array(r.prompt, np.int32)) for r in requests], np.int32)
+    assert len(set(slots.tolist())) == num_requests
+    for request, slot in zip(requests, slots.tolist(), strict=True):
+        first = random.integers(0, len(STRINGS), random.integers(0, 3)).astype(np.int32)
+        tracker.extend(slot, first)
+        request.output += first.tolist()
+    out = DraftFeatures.of_size(num_requests)
+    for _ in range(num_cycles):
+        lengths = [len(r.prompt) + len(r.output) for r in requests]
+        drafts = [Draft(random, length, 20) for length in lengths]
+        votes = [Draft(random, length, 20) for length in lengths]
+        for draft, second in zip(drafts, votes, strict=True):
+            common = int(random.integers(0, min(len(draft.tokens), len(second.tokens)) + 1))
+            second.tokens[:common] = draft.tokens[:common]
+        tracker.write_features(out, slots, batch_of(drafts), batch_of(votes))
+        committed, accepted = [], []
+        for row, (request, draft, second) in enumerate(zip(requests, drafts, votes, strict=True)):
+            place = second.place(lengths[row]) if draft.tokens else -1
+            assert out.draft_lens[row] == len(draft.tokens)
+            if draft.tokens:
+                wanted = request.features(draft, second, place)
+                got = dict(zip(FEATURE_NAMES, out.features[row].tolist(), strict=True))
+                assert set(wanted) == set(got)
+                for name, value in wanted.items():
+                    assert got[name] == pytest.approx(value, rel=1e-4, abs=2e-5), name
+                check_positions(out.positions[row], request, draft, second)
+            num_right = int(random.integers(0, len(draft.tokens) + 1))
+            is_verified = bool(draft.tokens) and random.random() < 0.5
+            wrong = random.integers(0, len(STRINGS), 1).tolist()
+            tokens = [*draft.tokens[:num_right], *wrong] if random.random() < 0.9 else []
+            request.commit(draft.tokens, place, tokens, num_right if is_verified else None)
+            committed.append(tokens)
+            accepted.append(num_right if is_verified else None)
+        tracker.commit(slots, committed, accepted)
+
+
+def check_positions(got: np.ndarray, request: Request, draft: Draft, votes: Draft) -> None:
+    common = agreeing(draft.tokens, votes.tokens)
+    before = ([-1, *request.prompt, *request.output])[-1]
+    for j, token in enumerate(draft.tokens):
+        row = dict(zip(POSITION_FEATURES, got[j].tolist(), strict=True))
+        step = draft.probs[j] / (draft.probs[j - 1] if j else 1)
+        second = votes.probs[j] / (votes.probs[j - 1] if j else 1) if j < common else 0
+        for name, prob in (("logit_next", step), ("votes_logit_next", second)):
+            wanted = min(max(logit(prob), -6), 6) / 4
+            assert row[name] == pytest.approx(wanted, rel=1e-3, abs=1e-3), name
+        for c, name in zip(TokenClass, CLASS_NAMES, strict=True):
+            assert row[name] == is_in(token, c)
+            assert row[f"predecessor_{name}"] == is_in(before, c)
+        before = token
 
 
 def test_the_names_and_their_order_are_fixed() -> None:
     # Predictor files state them: a change here makes every trained predictor useless.
-    assert FEATURE_NAMES == (
-        "score",
-        "match_len",
-        "draft_len",
-        "log_prompt_len",
-        "log_generated_len",
-        "relative_position",
-        "recent_cache_rate",
-        "recent_mean_accepted",
-        "recent_last_accepted",
-        "whitespace",
-        "punctuation",
-        "line_break",
-        "bracket",
-        "delimiter",
+    assert (
+        PAPER_FEATURES
+        == FEATURE_NAMES[:14]
+        == (
+            "score",
+            "match_len",
+            "draft_len",
+            "log_prompt_len",
+            "log_generated_len",
+            "relative_position",
+            "recent_cache_rate",
+            "recent_mean_accepted",
+            "recent_last_accepted",
+            "whitespace",
+            "punctuation",
+            "line_break",
+            "bracket",
+            "delimiter",
+        )
     )
-
-
-def test_values_are_those_of_the_definitions() -> None:
-    [row] = build_features([draft(0, 2, 3, 4)], [state(30, 10, None, 6, 3, None)], CLASSES)
-    assert named(row) == {
-        "score": 1.25,
-        "match_len": 3,
-        "draft_len": 4,
-        "log_prompt_len": np.float32(np.log(31)),
-        "log_generated_len": np.float32(np.log(11)),
-        "relative_position": 0.25,
-        "recent_cache_rate": 0.5,
-        "recent_mean_accepted": 4.5,
-        "recent_last_accepted": 3,
-        "whitespace": 0.25,
-        "punctuation": 0.5,
-        "line_break": 0.25,
-        "bracket": 0.25,
-        "delimiter": 0.25,
-    }
+    assert len(set(FEATURE_NAMES)) == len(FEATURE_NAMES)
 
 
 def test_a_request_without_prompt_or_output_has_finite_features() -> None:
-    features = build_features([draft(5), draft(5)], [state(0, 2), state(2, 0)], CLASSES)
-    assert np.isfinite(features).all()
+    tracker = RequestTracker(WINDOW, CLASSES)
+    slot = tracker.start(np.zeros(0, np.int32))
+    out = DraftFeatures.of_size(1)
+    random = np.random.default_rng(1)
+    draft = next(d for d in (Draft(random, 0, 64) for _ in range(99)) if d.tokens)
+    tracker.write_features(out, np.array([slot], np.int32), batch_of([draft]), batch_of([draft]))
+    assert np.isfinite(out.features).all()
+    assert np.isfinite(out.positions).all()
 
 
 def test_a_row_does_not_depend_on_the_batch() -> None:
-    drafts = [draft(*range(1 + n % 5), match_len=n, score=n / 7) for n in range(1, 20)]
-    states = [state(n, 3 * n, n, None) for n in range(1, 20)]
-    features = build_features(drafts, states, CLASSES)
-    assert features.dtype == np.float32
-    for row, one_draft, one_state in zip(features, drafts, states, strict=True):
-        assert (build_features([one_draft], [one_state], CLASSES)[0] == row).all()
+    random = np.random.default_rng(5)
+    drafts = [Draft(random, 40, 64) for _ in range(20)]
+    together, alone = RequestTracker(WINDOW, CLASSES), RequestTracker(WINDOW, CLASSES)
+    prompt = np.arange(40, dtype=np.int32) % 8
+    slots = np.array([together.start(prompt) for _ in drafts], np.int32)
+    whole = DraftFeatures.of_size(len(drafts))
+    together.write_features(whole, slots, batch_of(drafts), batch_of(drafts[::-1]))
+    for row, (draft, second) in enumerate(zip(drafts, drafts[::-1], strict=True)):
+        if not draft.tokens:
+            continue
+        one = DraftFeatures.of_size(1)
+        slot = np.array([alone.start(prompt)], np.int32)
+        alone.write_features(one, slot, batch_of([draft]), batch_of([second]))
+        assert (one.features[0] == whole.features[row]).all()
+        num = len(draft.tokens)
+        assert (one.positions[0, :num] == whole.positions[row, :num]).all()
 
 
-def test_no_drafts_give_no_rows() -> None:
-    assert build_features([], [], CLASSES).shape == (0, len(FEATURE_NAMES))
+def test_drafts_beyond_the_depth_that_counts_are_cut() -> None:
+    random = np.random.default_rng(2)
+    long = next(d for d in (Draft(random, 9, 69) for _ in range(999)) if len(d.tokens) == 69)
+    tracker, out = RequestTracker(WINDOW, CLASSES), DraftFeatures.of_size(1)
+    slots = np.array([tracker.start(np.zeros(9, np.int32))], np.int32)
+    tracker.write_features(out, slots, batch_of([long]), batch_of([long]))
+    assert out.draft_lens.tolist() == [64]
+
+
+def test_slots_and_arrays_that_do_not_fit_are_refused() -> None:
+    tracker, out = RequestTracker(WINDOW, CLASSES), DraftFeatures.of_size(1)
+    slot = tracker.start(np.zeros(3, np.int32))
+    tracker.finish(slot)
+    batch = batch_of([Draft(np.random.default_rng(1), 9, 5)])
+    for bad in (slot, -1, 7):
+        slots = np.array([bad], np.int32)
+        with pytest.raises(ValueError, match="tracks no active request"):
+            tracker.write_features(out, slots, batch, batch)
+        with pytest.raises(ValueError, match="tracks no active request"):
+            tracker.commit(slots, [[1]], [None])
+        with pytest.raises(ValueError, match="tracks no active request"):
+            tracker.finish(bad)
+    slots = np.array([tracker.start(np.zeros(3, np.int32))] * 2, np.int32)
+    with pytest.raises(ValueError, match="do not fit"):
+        tracker.write_features(out, slots, batch, batch)
+    with pytest.raises(ValueError, match="at least 1"):
+        RequestTracker(0, CLASSES)

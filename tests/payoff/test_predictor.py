@@ -3,8 +3,7 @@
 import json
 import re
 import struct
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -14,29 +13,38 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from sglang_hvd.allocation.policies import by_payoff
 from sglang_hvd.config import CacheMode, HvdConfig
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, FEATURE_NAMES, PayoffPredictor
-from sglang_hvd.payoff.predictor import feature_settings
+from sglang_hvd.payoff import (
+    DEFAULT_PREDICTORS,
+    FEATURE_NAMES,
+    PAPER_FEATURES,
+    POSITION_FEATURES,
+    DraftFeatures,
+    PayoffPredictor,
+    Prediction,
+)
+from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, Kind, feature_settings
+from sglang_hvd.payoff.training import survival_log_odds
+from sglang_hvd.types import DraftSource
+from tests.payoff.made_up import constant_survival, linear, random_drafts, random_predictor
 
 WIDTH = len(FEATURE_NAMES)
+KINDS = pytest.mark.parametrize("kind", get_args(Kind))
 
 
-def random_predictor(seed: int = 0, hidden: tuple[int, ...] = (256, 256)) -> PayoffPredictor:
-    random = np.random.default_rng(seed)
-    sizes = [WIDTH, *hidden, 1]
-    shapes = [(num_out, num_in) for num_in, num_out in pairwise(sizes)]
-    return PayoffPredictor(
-        mean=random.normal(size=WIDTH).astype(np.float32),
-        std=random.uniform(0.5, 2, WIDTH).astype(np.float32),
-        weights=tuple((random.normal(size=s) / s[1] ** 0.5).astype(np.float32) for s in shapes),
-        biases=tuple(random.normal(size=s[0]).astype(np.float32) for s in shapes),
-        settings=feature_settings(HvdConfig()),
-        provenance={"data": "random numbers"},
+def first_rows(drafts: DraftFeatures, rows: object) -> DraftFeatures:
+    return DraftFeatures(
+        *(
+            np.ascontiguousarray(a[rows])
+            for a in (drafts.draft_lens, drafts.features, drafts.positions)
+        )  # type: ignore[index]
     )
 
 
-def random_features(num_rows: int, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=(num_rows, WIDTH)).astype(np.float32) * 4
+def as_bytes(prediction: Prediction) -> tuple[bytes, bytes]:
+    survival = prediction.survival
+    return prediction.payoffs.tobytes(), b"" if survival is None else survival.tobytes()
 
 
 @pytest.fixture
@@ -46,51 +54,104 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_row_is_the_same_to_the_last_bit_in_every_batch() -> None:
-    predictor, features = random_predictor(), random_features(96)
-    whole = predictor.predict(features)
+@KINDS
+def test_a_row_is_the_same_to_the_last_bit_in_every_batch(kind: Kind) -> None:
+    predictor, drafts = random_predictor(kind), random_drafts(96)
+    whole = predictor.predict(drafts)
+    survival = whole.survival
     for num_rows in range(1, 70):
         start = (7 * num_rows) % (96 - num_rows + 1)
-        part = predictor.predict(features[start : start + num_rows])
-        assert part.tobytes() == whole[start : start + num_rows].tobytes()
+        rows = slice(start, start + num_rows)
+        part = predictor.predict(first_rows(drafts, rows))
+        assert part.payoffs.tobytes() == whole.payoffs[rows].tobytes()
+        assert survival is None or as_bytes(part)[1] == survival[rows].tobytes()
     order = np.random.default_rng(2).permutation(96)
-    assert predictor.predict(features[order]).tobytes() == whole[order].tobytes()
+    shuffled = predictor.predict(first_rows(drafts, order))
+    assert shuffled.payoffs.tobytes() == whole.payoffs[order].tobytes()
 
 
-def test_the_layout_of_the_features_in_memory_changes_nothing() -> None:
-    predictor, features = random_predictor(), random_features(40)
-    shifted = np.zeros(features.size + 1, dtype=np.float32)[1:].reshape(features.shape)
-    shifted[:] = features
-    for layout in (np.asfortranarray(features), shifted, np.repeat(features, 2, axis=0)[::2]):
-        assert predictor.predict(layout).tobytes() == predictor.predict(features).tobytes()
+def test_a_decision_at_the_threshold_does_not_depend_on_the_batch() -> None:
+    # The threshold is put exactly on one row's payoff: the smallest difference would show.
+    predictor, drafts = random_predictor(), random_drafts(64)
+    for row in range(64):
+        alone = predictor.predict(first_rows(drafts, slice(row, row + 1))).payoffs[0]
+        for num_rows in (row + 1, 64):
+            in_batch = predictor.predict(first_rows(drafts, slice(0, num_rows))).payoffs[row]
+            assert by_payoff([float(in_batch)], float(alone)) == [DraftSource.CACHE]
+            above = float(np.nextafter(alone, np.float32(np.inf)))
+            assert by_payoff([float(in_batch)], above) == [DraftSource.MODEL]
 
 
-@pytest.mark.parametrize("hidden", [(256, 256), (8,), ()])
-def test_inference_equals_torch(hidden: tuple[int, ...]) -> None:
-    predictor, features = random_predictor(hidden=hidden), random_features(200)
-    signal = (torch.from_numpy(features) - torch.from_numpy(predictor.mean)) / torch.from_numpy(
-        predictor.std
-    )
+@KINDS
+@pytest.mark.parametrize("hidden", [(256, 256), (64, 64), (8,), ()])
+def test_inference_equals_torch(kind: Kind, hidden: tuple[int, ...]) -> None:
+    predictor, drafts = random_predictor(kind, hidden), random_drafts(200)
+    features = torch.from_numpy(drafts.features[:, : len(predictor.mean)])
+    signal = (features - torch.from_numpy(predictor.mean)) / torch.from_numpy(predictor.std)
     for index, (weight, bias) in enumerate(zip(predictor.weights, predictor.biases, strict=True)):
         signal = signal if index == 0 else signal.relu()
         signal = torch.nn.functional.linear(
             signal, torch.from_numpy(weight), torch.from_numpy(bias)
         )
-    np.testing.assert_allclose(
-        predictor.predict(features), signal[:, 0].numpy(), rtol=1e-5, atol=1e-5
-    )
+    prediction = predictor.predict(drafts)
+    if kind == "mlp":
+        np.testing.assert_allclose(prediction.payoffs, signal[:, 0], rtol=1e-5, atol=1e-5)
+        assert prediction.survival is None
+        return
+    log_odds = survival_log_odds(signal, torch.from_numpy(drafts.positions))
+    survival = log_odds.sigmoid().cumprod(dim=1)
+    is_there = torch.arange(survival.shape[1]) < torch.from_numpy(drafts.draft_lens)[:, None]
+    survival = survival * is_there
+    assert prediction.survival is not None
+    np.testing.assert_allclose(prediction.survival, survival, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(prediction.payoffs, survival.sum(dim=1), rtol=1e-5, atol=1e-5)
+
+
+def test_the_paper_predictor_reads_the_papers_features_only() -> None:
+    predictor, drafts = random_predictor("mlp"), random_drafts(10)
+    before = predictor.predict(drafts).payoffs
+    drafts.features[:, len(PAPER_FEATURES) :] = np.nan
+    drafts.positions[:] = np.nan
+    assert (predictor.predict(drafts).payoffs == before).all()
+
+
+def test_a_survival_curve_falls_and_its_sum_is_the_payoff() -> None:
+    drafts = random_drafts(200)
+    prediction = random_predictor().predict(drafts)
+    survival = prediction.survival
+    assert survival is not None
+    assert (np.diff(survival, axis=1) <= 0).all()
+    assert ((survival >= 0) & (survival <= 1)).all()
+    for row, draft_len in zip(survival, drafts.draft_lens, strict=True):
+        assert not row[draft_len:].any()
+    np.testing.assert_allclose(prediction.payoffs, survival.sum(axis=1), rtol=1e-5)
+
+
+def test_the_probability_of_reaching_a_length() -> None:
+    drafts = random_drafts(3)
+    drafts.draft_lens[:] = (0, 5, 64)
+    prediction = constant_survival(0.5).predict(drafts)
+    reaches = {num: prediction.reaches(num) for num in (0, 1, 6, 64, 65)}
+    assert {num: probs.tolist() for num, probs in reaches.items() if probs is not None} == {
+        0: [1, 1, 1],
+        1: [0, 0.5, 0.5],
+        6: [0, 0, 0.5**6],
+        64: [0, 0, 0.5**64],
+        65: [0, 0, 0],
+    }
+    assert linear({}).predict(drafts).reaches(6) is None
 
 
 def test_no_drafts_need_no_prediction() -> None:
-    assert random_predictor().predict(random_features(0)).shape == (0,)
+    assert random_predictor().predict(random_drafts(0)).payoffs.shape == (0,)
 
 
 def test_a_saved_predictor_predicts_the_same_and_keeps_its_metadata(tmp_path: Path) -> None:
-    predictor, features = random_predictor(), random_features(20)
+    predictor, drafts = random_predictor(), random_drafts(20)
     path = tmp_path / "predictor.safetensors"
     predictor.save(path)
     loaded = PayoffPredictor.load(path)
-    assert loaded.predict(features).tobytes() == predictor.predict(features).tobytes()
+    assert as_bytes(loaded.predict(drafts)) == as_bytes(predictor.predict(drafts))
     assert loaded.settings == predictor.settings
     assert loaded.provenance == predictor.provenance
     assert list(tmp_path.iterdir()) == [path]
@@ -153,19 +214,33 @@ def test_tensors_of_another_program_are_refused(saved: Path) -> None:
 
 
 def test_another_format_version_is_refused(saved: Path) -> None:
-    rewrite(saved, metadata=lambda texts: texts.update(format_version="2"))
-    assert "has format version 2, wanted 1: retrain" in refusal(saved)
+    rewrite(saved, metadata=lambda texts: texts.update(format_version="1"))
+    assert "has format version 1, wanted 2: retrain" in refusal(saved)
+
+
+def test_another_kind_is_refused(saved: Path) -> None:
+    rewrite(saved, metadata=lambda texts: texts.update(kind="forest"))
+    assert "is of an unknown kind, forest: retrain" in refusal(saved)
 
 
 @pytest.mark.parametrize(
-    "features", [[*FEATURE_NAMES[:-1]], [*FEATURE_NAMES, "age"], [*reversed(FEATURE_NAMES)]]
+    ("key", "value", "says"),
+    [
+        ("features", FEATURE_NAMES[:-1], "other features (token_3_digit)"),
+        ("features", [*FEATURE_NAMES, "mood"], "other features (mood)"),
+        ("features", FEATURE_NAMES[::-1], "other features (in another order)"),
+        ("position_features", POSITION_FEATURES[1:], "other position features (logit_next)"),
+        ("token_classes", ["WORD"], "other token classes (BRACKET, "),
+    ],
 )
-def test_other_features_are_refused(saved: Path, features: list[str]) -> None:
-    rewrite(saved, metadata=lambda texts: texts.update(features=json.dumps(features)))
-    assert f"was trained for the features {', '.join(features)}, wanted" in refusal(saved)
+def test_other_features_are_refused(saved: Path, key: str, value: Sequence[str], says: str) -> None:
+    rewrite(saved, metadata=lambda texts: texts.update({key: json.dumps(value)}))
+    assert f"was trained for {says}" in refusal(saved)
 
 
-@pytest.mark.parametrize("key", ["features", "settings", "provenance"])
+@pytest.mark.parametrize(
+    "key", ["features", "position_features", "token_classes", "settings", "provenance"]
+)
 @pytest.mark.parametrize("value", ["", "{", "null", "3"])
 def test_unreadable_metadata_is_refused(saved: Path, key: str, value: str) -> None:
     rewrite(saved, metadata=lambda texts: texts.update({key: value}))
@@ -190,7 +265,7 @@ def test_settings_that_are_not_ours_are_refused(saved: Path) -> None:
         ),
         (
             lambda t: t.update(weight_2=np.zeros((2, 8), np.float32)),
-            "has weight_2 float32[2, 8], wanted float32[1, 8]",
+            "has weight_2 float32[2, 8], wanted float32[39, 8]",
         ),
         (lambda t: t.update(bias_2=np.zeros((), np.float32)), "has bias_2 float32[], wanted"),
         (lambda t: t.update(bias_0=np.zeros((), np.float32)), "has bias_0 float32[], wanted"),
@@ -232,15 +307,20 @@ def test_shorter_drafts_than_it_was_trained_on_are_fine(saved: Path) -> None:
 
 @pytest.mark.parametrize("mode", get_args(CacheMode))
 def test_the_shipped_predictors_fit_the_cache_modes(mode: CacheMode) -> None:
-    predictor = PayoffPredictor.of_config(HvdConfig(cache_mode=mode))
-    assert predictor.predict(random_features(3)).shape == (3,)
+    default = PayoffPredictor.of_config(HvdConfig(cache_mode=mode))
+    assert default.kind == "survival"
+    paper = PayoffPredictor.of_config(HvdConfig(cache_mode=mode, predictor=PAPER_PREDICTORS[mode]))
+    assert paper.kind == "mlp"
+    assert [bias.size for bias in paper.biases] == [256, 256, 1]
 
 
 @pytest.mark.parametrize("mode", get_args(CacheMode))
 def test_the_shipped_predictors_say_what_they_were_trained_on(mode: CacheMode) -> None:
-    provenance = PayoffPredictor.load(DEFAULT_PREDICTORS[mode]).provenance
-    datasets = provenance["datasets"]
-    assert isinstance(datasets, list)
-    assert datasets
-    assert all("NC" not in dataset["licence"] for dataset in datasets)
-    assert "heldout" in provenance
+    for files in (DEFAULT_PREDICTORS, PAPER_PREDICTORS):
+        predictor = PayoffPredictor.load(files[mode])
+        recordings = predictor.provenance["recordings"]
+        assert isinstance(recordings, list)
+        assert recordings
+        assert all("NC" not in recording["licence"] for recording in recordings)
+        assert "heldout" in predictor.provenance
+        assert predictor.trained_sessions

@@ -4,29 +4,24 @@ import numpy as np
 import pytest
 
 from sglang_hvd.payoff.token_classes import TokenClass, TokenClasses
-from sglang_hvd.types import TokenIds
 
-W, P, L, B, D = TokenClass
-
-
-def ids(*token_ids: int) -> TokenIds:
-    return np.array(token_ids, dtype=np.int32)
+W, P, L, B, D, S, A, N = TokenClass
 
 
 @pytest.mark.parametrize(
     ("text", "classes"),
     [
         ("", 0),
-        ("word", 0),
-        (" word", 0),
-        ("42", 0),
-        ("变量", 0),
-        ("é", 0),
+        ("word", A),
+        (" word", S),
+        ("42", N),
+        ("变量", A),
+        ("é", A),
         (" ", W),
         ("\t\t", W),
         ("\n", W | L),
         ("\r\n  ", W | L),
-        ("end\n", L),
+        ("end\n", L | A),
         (".", P),
         ("...", P),
         (" +", P),
@@ -44,22 +39,13 @@ def ids(*token_ids: int) -> TokenIds:
         ("\\n", D),
         ("<|im_end|>", B | D),
         ("\ufffd", P),
+        (" x1", N),
+        ("\tword", S),
+        ("it is", 0),
     ],
 )
 def test_classes_of_a_token(text: str, classes: int) -> None:
     assert TokenClasses.from_strings([text]).flags[0] == int(classes)
-
-
-def test_shares_count_each_class_over_the_draft() -> None:
-    table = TokenClasses.from_strings(["word", "\n", "(", ","])
-    assert table.shares(ids(0, 1, 2, 3)).tolist() == [0.25, 0.5, 0.25, 0.25, 0.25]
-    assert table.shares(ids(1, 1)).tolist() == [1, 0, 1, 0, 0]
-    assert table.shares(ids(0)).dtype == np.float32
-
-
-def test_ids_beyond_the_vocabulary_are_in_no_class() -> None:
-    table = TokenClasses.from_strings(["\n"])
-    assert table.shares(ids(0, 1, 2**31 - 1, 9)).tolist() == [0.25, 0, 0.25, 0, 0]
 
 
 def test_the_fingerprint_names_the_table() -> None:

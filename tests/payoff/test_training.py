@@ -1,78 +1,107 @@
 """Training learns, repeats itself, and stores what it was told."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from sglang_hvd.payoff import FEATURE_NAMES
+from sglang_hvd.payoff.predictor import Kind, PayoffPredictor
+from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
+from tests.payoff.made_up import random_rows
 
-WIDTH = len(FEATURE_NAMES)
-
-
-def rows(num_rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Accepted length = a bend in the first feature; the last feature never varies."""
-    random = np.random.default_rng(seed)
-    features = random.uniform(0, 10, (num_rows, WIDTH)).astype(np.float32)
-    features[:, -1] = 3
-    return features, np.maximum(features[:, 0] * 2 - 10, 0).round().astype(np.int32)
+QUICK = TrainingSettings(
+    hidden_sizes=(16,), learning_rate=0.01, batch_size=64, min_epochs=1, max_epochs=4
+)
 
 
-def test_it_learns_what_the_features_say() -> None:
-    settings = TrainingSettings(hidden_sizes=(32,), learning_rate=0.01, batch_size=64, num_epochs=8)
-    predictor = train(*rows(3000), feature_settings={}, provenance={}, settings=settings)
-    features, accepted_lens = rows(500, seed=1)
-    assert np.abs(predictor.predict(features) - accepted_lens).mean() < 0.5
+def trained(
+    rows: TrainingRows, settings: TrainingSettings = QUICK, kind: Kind = "survival"
+) -> PayoffPredictor:
+    return train(rows, kind=kind, feature_settings={}, provenance={}, settings=settings)
 
 
-def test_the_same_rows_give_the_same_predictor() -> None:
-    settings = TrainingSettings(hidden_sizes=(16,), num_epochs=2)
-    first, second = (
-        train(*rows(2000), feature_settings={}, provenance={}, settings=settings) for _ in range(2)
+def test_survival_learns_the_distribution() -> None:
+    rows = random_rows(500, seed=1)
+    prediction = rows.predict(trained(random_rows(6000)))
+    odds = 1 + rows.features[:, :1] + 2 * rows.positions[:, :, 0]
+    survival = np.cumprod(1 / (1 + np.exp(-odds)), axis=1)
+    survival *= np.arange(12) < rows.draft_lens[:, None]
+    assert prediction.survival is not None
+    assert np.abs(prediction.survival[:, :12] - survival).mean() < 0.05
+    assert not prediction.survival[:, 12:].any()
+
+
+def test_a_draft_accepted_whole_says_nothing_of_what_would_follow() -> None:
+    # All drafts of one token are accepted, those of four never beyond the second.
+    rows = random_rows(2000, longest=4)
+    is_short = np.arange(2000) % 2 == 0
+    rows = replace(
+        rows,
+        draft_lens=np.where(is_short, 1, 4).astype(np.int32),
+        accepted_lens=np.where(is_short, 1, 2).astype(np.int32),
     )
-    features, _ = rows(50, seed=1)
-    assert first.predict(features).tobytes() == second.predict(features).tobytes()
+    survival = rows.predict(trained(rows)).survival
+    assert survival is not None
+    of_long = survival[~is_short].mean(axis=0)[:4]
+    np.testing.assert_allclose(of_long, [1, 1, 0, 0], atol=0.05)
 
 
-def test_another_seed_gives_another_predictor() -> None:
-    features, _ = rows(50, seed=1)
-    first, second = (
-        train(
-            *rows(2000),
-            feature_settings={},
-            provenance={},
-            settings=TrainingSettings(hidden_sizes=(16,), num_epochs=1, seed=seed),
-        )
-        for seed in (1, 2)
+def test_weights_say_what_counts() -> None:
+    # Two halves that contradict each other; all the weight is on the second.
+    rows = random_rows(1000, longest=1)
+    accepted = (np.arange(1000) % 2).astype(np.int32)
+    rows = replace(
+        rows,
+        draft_lens=np.ones(1000, np.int32),
+        accepted_lens=accepted,
+        weights=accepted.astype(np.float32),
     )
-    assert (first.predict(features) != second.predict(features)).any()
+    assert rows.predict(trained(rows, replace(QUICK, max_epochs=20))).payoffs.mean() > 0.9
 
 
-def test_the_network_is_the_papers_and_carries_what_it_was_told() -> None:
+def test_the_papers_predictor_learns_the_accepted_length() -> None:
+    rows = random_rows(4000)
+    bend = np.maximum(rows.features[:, 0] * 2, 0).round().astype(np.int32)
+    predictor = trained(replace(rows, accepted_lens=bend), kind="mlp")
+    fresh = random_rows(500, seed=1)
+    wanted = np.maximum(fresh.features[:, 0] * 2, 0)
+    assert np.abs(fresh.predict(predictor).payoffs - wanted).mean() < 0.4
+
+
+@pytest.mark.parametrize("kind", ["survival", "mlp"])
+def test_the_same_rows_and_seed_give_the_same_predictor(kind: Kind) -> None:
+    rows, fresh = random_rows(500), random_rows(50, seed=1)
+    first, second = (fresh.predict(trained(rows, kind=kind)).payoffs for _ in range(2))
+    assert first.tobytes() == second.tobytes()
+    other = fresh.predict(trained(rows, replace(QUICK, seed=1), kind)).payoffs
+    assert (first != other).any()
+
+
+def test_predictors_carry_what_they_were_told() -> None:
     predictor = train(
-        *rows(300),
+        random_rows(300),
+        kind="mlp",
         feature_settings={"max_depth": 64},
         provenance={"data": "made up"},
-        settings=TrainingSettings(num_epochs=1),
     )
-    assert [weight.shape for weight in predictor.weights] == [(256, WIDTH), (256, 256), (1, 256)]
+    assert [weight.shape for weight in predictor.weights] == [(256, 14), (256, 256), (1, 256)]
     assert predictor.settings == {"max_depth": 64}
     assert predictor.provenance == {"data": "made up"}
 
 
 def test_the_papers_batch_size_is_capped_for_small_data_unless_it_is_asked_for() -> None:
-    assert TrainingSettings().rows_per_update(100) == 1
-    assert TrainingSettings().rows_per_update(1_000_000) == 3906
-    assert TrainingSettings().rows_per_update(100_000_000) == 65536
-    assert TrainingSettings(batch_size=65536).rows_per_update(100) == 65536
+    sizes = {num: TrainingSettings.of_paper(num).batch_size for num in (100, 10**6, 10**8)}
+    assert sizes == {100: 1, 10**6: 3906, 10**8: 65536}
+    literal = TrainingSettings.of_paper(100, batch_size=65536)
+    assert (literal.batch_size, literal.num_epochs(100)) == (65536, 20)
+
+
+def test_more_rows_need_fewer_epochs() -> None:
+    settings = TrainingSettings(num_row_visits=1_000_000, min_epochs=3, max_epochs=20)
+    assert [settings.num_epochs(n) for n in (1, 50_000, 100_000, 10**6)] == [20, 20, 10, 3]
 
 
 def test_nothing_to_learn_from_is_refused() -> None:
-    features, accepted_lens = rows(10)
-    for bad_features in (features[:0], features[:, :-1], features[:5]):
-        with pytest.raises(ValueError, match=rf"training needs float32\[num_rows, {WIDTH}\]"):
-            train(
-                bad_features,
-                accepted_lens[: len(bad_features) and 10],
-                feature_settings={},
-                provenance={},
-            )
+    with pytest.raises(ValueError, match="at least one row"):
+        trained(random_rows(3).select(np.zeros(3, np.bool_)))

@@ -5,14 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_hvd.replay.metrics import PayoffQuality, payoff_quality
+from sglang_hvd.replay.metrics import Judgement, PayoffQuality, payoff_quality, reliability_curve
 
 
-def quality(predicted: list[float], accepted: list[int], threshold: float = 6.0) -> PayoffQuality:
+def quality(
+    predicted: list[float], accepted: list[int], probs: list[float] | None = None
+) -> PayoffQuality:
     return payoff_quality(
-        np.array(predicted, dtype=np.float32),
-        np.array(accepted, dtype=np.int32),
-        threshold=threshold,
+        Judgement(
+            np.array(predicted, np.float32),
+            None if probs is None else np.array(probs, np.float32),
+        ),
+        np.array(accepted, np.int32),
+        threshold=6.0,
     )
 
 
@@ -24,6 +29,28 @@ def test_figures_worked_out_by_hand() -> None:
     assert measured.recall == 2 / 3
     assert measured.average_precision == pytest.approx((1 + 2 / 3 + 3 / 4) / 3)
     assert measured.mean_absolute_error == 2.0
+    assert measured.roc_auc == 4 / 6  # of the pairs of one that reaches it and one that does not
+    assert measured.precision_at_recall_60 == 3 / 4
+    assert measured.calibration_error is None
+
+
+def test_probabilities_rank_and_select_where_they_are_known() -> None:
+    # The lengths would rank and select the other way round.
+    measured = quality([1, 2, 9, 8], [8, 6, 0, 0], [0.9, 0.5, 0.4, 0.1])
+    assert (measured.precision, measured.recall, measured.average_precision) == (1, 1, 1)
+    assert measured.roc_auc == 1
+    assert measured.mean_absolute_error == (7 + 4 + 9 + 8) / 4
+
+
+def test_calibration_is_the_worst_tenth_of_the_drafts() -> None:
+    probs = [index / 100 for index in range(100)]
+    accepted = [6 * (index >= 90) for index in range(100)]
+    measured = quality([0] * 100, accepted, probs)
+    # Of the drafts at .80-.89 none reaches it; the last tenth is off by less.
+    assert measured.calibration_error == pytest.approx(0.845, abs=1e-6)
+    curve = reliability_curve(np.array(probs, np.float32), np.array(accepted) >= 6)
+    assert [num for _, _, num in curve] == [10] * 10
+    assert curve[-1][:2] == pytest.approx((0.945, 1.0))
 
 
 def test_without_any_selected_draft_there_is_no_precision() -> None:

@@ -9,24 +9,23 @@ from hypothesis import strategies as st
 
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor, TokenClasses
-from sglang_hvd.payoff.predictor import feature_settings
-from sglang_hvd.replay.simulator import ReplayedCycle, replay, summarize, training_rows
+from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES, TokenClasses
+from sglang_hvd.replay.simulator import (
+    CycleTotals,
+    ReplayedCycle,
+    count_cycles,
+    replay,
+    training_rows,
+)
+from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.text_traces import read_text_traces, tokenize
 from sglang_hvd.traces.tokenizer import load_tokenizer
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftSource, VerifyOutcome
+from tests.payoff.made_up import linear
 
 CLASSES = TokenClasses.from_strings(["a", ",", "("])
-DRAFT_LEN_AS_PAYOFF = PayoffPredictor(
-    mean=np.zeros(len(FEATURE_NAMES), dtype=np.float32),
-    std=np.ones(len(FEATURE_NAMES), dtype=np.float32),
-    weights=(np.array([[name == "draft_len" for name in FEATURE_NAMES]], dtype=np.float32),),
-    biases=(np.zeros(1, dtype=np.float32),),
-    settings=feature_settings(HvdConfig()),
-    provenance={},
-)
+DRAFT_LEN_AS_PAYOFF = linear({"draft_len": 1})
 
 
 def drafter(policy: Policy, shared_cache_tokens: int = 1000) -> HybridDrafter:
@@ -56,6 +55,10 @@ TOKENS = st.lists(st.integers(0, 2), max_size=40)
 POLICIES = st.sampled_from(["payoff", "frequency", "cache", "model"])
 
 
+def labels(cycles: list[ReplayedCycle]) -> list[int | None]:
+    return [cycle.draft and cycle.draft.accepted_len for cycle in cycles]
+
+
 def sources(cycles: list[ReplayedCycle]) -> list[str]:
     return [cycle.plan.source.value for cycle in cycles]
 
@@ -79,12 +82,15 @@ def test_the_cycles_generate_the_recording(
             drafted = cycle.plan.cache_draft.token_ids.tolist()
             agreeing = [a == b for a, b in zip(drafted, rest, strict=False)]
             label = agreeing.index(False) if False in agreeing else len(agreeing)
-            assert cycle.accepted_len == accepted == label
+            assert cycle.draft is not None
+            assert cycle.draft.accepted_len == accepted == label
+            assert cycle.draft.is_verified
         elif cycle.plan.source is DraftSource.MODEL:
             assert accepted == min(num_model_accepted, len(rest))
         else:
             assert accepted == 0
-        assert (cycle.features is None) == (cycle.accepted_len is None)
+        has_verified = cycle.draft is not None and cycle.draft.is_verified
+        assert has_verified == (cycle.plan.cache_draft is not None)
         position += len(cycle.outcome.token_ids)
 
 
@@ -92,14 +98,14 @@ def test_a_copied_passage_is_accepted_up_to_where_it_departs() -> None:
     cycles = replay(COPY, drafter("cache"), num_model_accepted=0)
     drafts = [cycle.plan.cache_draft for cycle in cycles]
     assert [draft and draft.token_ids.tolist() for draft in drafts] == [[2], [4, 5, 6]]
-    assert [cycle.accepted_len for cycle in cycles] == [1, 1]
+    assert labels(cycles) == [1, 1]
     assert [cycle.outcome.token_ids.tolist() for cycle in cycles] == [[2, 3], [4, 9]]
 
 
 def test_labels_are_known_for_drafts_that_are_not_verified() -> None:
     cycles = replay(COPY, drafter("model"), num_model_accepted=0)
     assert sources(cycles) == ["model"] * 4
-    assert [cycle.accepted_len for cycle in cycles] == [1, 2, 1, 0]
+    assert labels(cycles) == [1, 2, 1, 0]
 
 
 def test_a_model_drafter_that_accepts_nothing_visits_every_position() -> None:
@@ -164,11 +170,18 @@ def test_replay_plans_what_a_batch_in_serving_plans() -> None:
 
 def test_training_rows_are_the_cycles_with_a_draft() -> None:
     cycles = replay(trace([5, 1, 2], [7, 1, 2, 9]), drafter("model"), num_model_accepted=0)
-    features, accepted_lens = training_rows(cycles)
-    assert [cycle.accepted_len for cycle in cycles] == [None, 1, 0]
-    assert accepted_lens.tolist() == [1, 0]
-    assert features.shape == (2, len(FEATURE_NAMES))
-    assert (features[0] == cycles[1].features).all()
+    rows = training_rows(cycles)
+    assert labels(cycles) == [None, 1, 0]
+    assert rows.accepted_lens.tolist() == [1, 0]
+    assert rows.draft_lens.tolist() == [1, 2]
+    assert not rows.is_verified.any()
+    assert rows.features.shape == (2, len(FEATURE_NAMES))
+    assert rows.positions.shape == (2, 2, len(POSITION_FEATURES))
+    draft = cycles[2].draft
+    assert draft is not None
+    assert (rows.features[1] == draft.features).all()
+    assert (rows.positions[1] == draft.positions).all()
+    assert not rows.positions[0, 1].any()
 
 
 def test_without_a_draft_there_are_no_rows() -> None:
@@ -181,9 +194,11 @@ def test_a_summary_counts_cycles_tokens_and_sources() -> None:
     made = drafter("payoff")
     # At [1, 2] the draft has 2 tokens, of which 1 is accepted; elsewhere it is shorter.
     cycles = replay(trace([0, 1, 2, 3, 4, 5], [1, 2, 3, 8, 8]), made, num_model_accepted=0)
-    summary = summarize(cycles)
+    summary = count_cycles(cycles)
     assert sources(cycles) == ["model", "cache", "model"]
     assert (summary.num_cycles, summary.num_tokens) == (3, 4)
+    assert (summary.num_model, summary.num_cache) == (2, 1)
+    assert summary + summary == CycleTotals(6, 8, 6, 2, 2)
     assert summary.mean_accepted_len == 1 / 3
     assert summary.cache_share == 1 / 3
     assert summary.cycles_per_1k_tokens == 750
@@ -192,12 +207,13 @@ def test_a_summary_counts_cycles_tokens_and_sources() -> None:
 def test_plain_steps_do_not_count_for_the_accepted_length() -> None:
     cycles = replay(trace([1, 2, 7], [9, 1, 2]), drafter("cache"), num_model_accepted=0)
     assert sources(cycles) == ["plain", "cache"]
-    assert summarize(cycles).mean_accepted_len == 1
+    assert count_cycles(cycles).mean_accepted_len == 1
 
 
-def test_no_cycles_cannot_be_summarized() -> None:
-    with pytest.raises(ValueError, match="no cycles"):
-        summarize([])
+def test_no_cycles_have_no_figures() -> None:
+    none = count_cycles([])
+    assert none == CycleTotals()
+    assert none.cycles_per_1k_tokens is none.mean_accepted_len is none.cache_share is None
 
 
 def test_recorded_generations_need_fewer_cycles_with_the_hybrid_than_with_either_drafter(

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import DraftBatch
-from sglang_hvd.types import TokenIds
+from sglang_hvd.types import DraftBatch, TokenIds
 
 
 def text(num_tokens: int, seed: int, vocabulary: int = 50) -> TokenIds:

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "request_track.hpp"
@@ -47,11 +48,10 @@ public:
         const int num = draft.size();
         std::array<std::uint8_t, kMaxDepth + 1> flags;  // one earlier token in front
         flags[0] = class_of(track.latest(0));
-        std::array<int, kNumClasses> counts{};
-        for (int i = 0; i < num; ++i) {
-            flags[i + 1] = class_of(draft.token_ids[i]);
-            for (int c = 0; c < kNumClasses; ++c) counts[c] += flags[i + 1] >> c & 1;
-        }
+        std::array<int, kNumPaperClasses> counts{};
+        for (int i = 0; i < num; ++i) flags[i + 1] = class_of(draft.token_ids[i]);
+        for (int i = 0; i < num; ++i)
+            for (int c = 0; c < kNumPaperClasses; ++c) counts[c] += flags[i + 1] >> c & 1;
         const auto length = static_cast<float>(num);
         const Match& match = draft.match;
 
@@ -140,7 +140,18 @@ private:
     }
 
     void put_classes(std::uint8_t flags) const {
-        for (int c = 0; c < kNumClasses; ++c) put(static_cast<float>(flags >> c & 1));
+        put_flags(flags, out_);
+        out_ += kNumClasses;
+    }
+
+    static void put_flags(std::uint8_t flags, float* out) {
+        static const auto table = [] {
+            std::array<std::array<float, kNumClasses>, 256> rows{};
+            for (int f = 0; f < 256; ++f)
+                for (int c = 0; c < kNumClasses; ++c) rows[f][c] = static_cast<float>(f >> c & 1);
+            return rows;
+        }();
+        std::memcpy(out, table[flags].data(), sizeof(table[flags]));
     }
 
     static float prob_at(const DraftRow& draft, int depth) {
@@ -152,27 +163,32 @@ private:
         return token >= 0 && index < classes_.size() ? classes_[index] : std::uint8_t{0};
     }
 
+    // Scaled log odds of each of num probabilities that the next is accepted; given: the
+    // probabilities that all up to it are.
+    SGLANG_HVD_CLONES static void write_odds(const float* given, int num, float* out) {
+        float odds[kMaxDepth];
+        for (int i = 0; i < num; ++i) {
+            const float before = i > 0 ? given[i - 1] : 1.f;
+            odds[i] = given[i] / std::max(before, 1e-9f);
+        }
+        for (int i = 0; i < num; ++i) {
+            const float logit = logit_of(odds[i]);
+            out[i] = std::min(std::max(logit, -6.f), 6.f) * 0.25f;
+        }
+    }
+
     static void write_positions(const DraftRow& draft, const DraftRow& votes, int agreeing,
                                 const std::array<std::uint8_t, kMaxDepth + 1>& flags, float* out) {
         const int num = draft.size();
-        std::array<float, 2 * kMaxDepth> odds;
-        float before = 1, votes_before = 1;
-        for (int i = 0; i < num; ++i) {
-            odds[i] = draft.probs[i] / std::max(before, 1e-9f);
-            before = draft.probs[i];
-            const float prob = i < agreeing ? votes.probs[i] : 0.f;
-            odds[kMaxDepth + i] = prob / std::max(votes_before, 1e-9f);
-            votes_before = i < agreeing ? prob : 1.f;
-        }
-        for (int i = 0; i < num; ++i) odds[i] = logit_of(odds[i]);
-        for (int i = kMaxDepth; i < kMaxDepth + num; ++i) odds[i] = logit_of(odds[i]);
+        std::array<float, kMaxDepth> odds, votes_odds;
+        votes_odds.fill(-1.5f);  // of what the votes do not say
+        write_odds(draft.probs.data(), num, odds.data());
+        write_odds(votes.probs.data(), agreeing, votes_odds.data());
         for (int i = 0; i < num; ++i, out += kNumPositionFeatures) {
-            out[0] = std::clamp(odds[i], -6.f, 6.f) * 0.25f;
-            out[1] = std::clamp(odds[kMaxDepth + i], -6.f, 6.f) * 0.25f;
-            for (int c = 0; c < kNumClasses; ++c) {
-                out[2 + c] = static_cast<float>(flags[i + 1] >> c & 1);
-                out[2 + kNumClasses + c] = static_cast<float>(flags[i] >> c & 1);
-            }
+            out[0] = odds[i];
+            out[1] = votes_odds[i];
+            put_flags(flags[i + 1], out + 2);
+            put_flags(flags[i], out + 2 + kNumClasses);
         }
     }
 

@@ -5,17 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstring>
 #include <span>
 #include <vector>
 
 #include "features.hpp"
 #include "vector_math.hpp"
-
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
-#define SGLANG_HVD_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define SGLANG_HVD_CLONES
-#endif
 
 namespace sglang_hvd {
 
@@ -23,28 +18,39 @@ constexpr int kLanes = 16;  // outputs summed side by side; layers are padded to
 
 namespace detail {
 
-// out[r][o] = bias[o] + sum over i of in[r][i] * weight[i][o], for kRows rows.
-template <int kRows>
+using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
+
+// out[r][o] = bias[o] + sum over i of in[r][i] * weight[i][o], for kRows rows and the outputs from
+// first on, as many as fill kVectors. The sums stay in registers.
+template <int kRows, int kVectors>
+[[gnu::always_inline]] inline void affine_block(const float* in, std::size_t num_in,
+                                                const float* weight, const float* bias,
+                                                std::size_t num_out, std::size_t first,
+                                                bool is_rectified, float* out) {
+    Lanes sums[kRows][kVectors];
+    for (int r = 0; r < kRows; ++r) std::memcpy(sums[r], bias + first, sizeof(sums[r]));
+    for (std::size_t i = 0; i < num_in; ++i) {
+        Lanes w[kVectors];
+        std::memcpy(w, weight + i * num_out + first, sizeof(w));
+        for (int r = 0; r < kRows; ++r)
+            for (int v = 0; v < kVectors; ++v) sums[r][v] += in[r * num_in + i] * w[v];
+    }
+    for (int r = 0; r < kRows; ++r) {
+        if (is_rectified)
+            for (int v = 0; v < kVectors; ++v) sums[r][v] = sums[r][v] > 0 ? sums[r][v] : Lanes{};
+        std::memcpy(out + r * num_out + first, sums[r], sizeof(sums[r]));
+    }
+}
+
+template <int kRows, int kMost>
 [[gnu::always_inline]] inline void affine_rows(const float* in, std::size_t num_in,
                                                const float* weight, const float* bias,
                                                std::size_t num_out, bool is_rectified, float* out) {
-    for (std::size_t first = 0; first < num_out; first += kLanes) {
-        float sums[kRows][kLanes];
-        for (int r = 0; r < kRows; ++r)
-            for (int o = 0; o < kLanes; ++o) sums[r][o] = bias[first + o];
-        for (std::size_t i = 0; i < num_in; ++i) {
-            const float* w = weight + i * num_out + first;
-            for (int r = 0; r < kRows; ++r) {
-                const float x = in[r * num_in + i];
-                for (int o = 0; o < kLanes; ++o) sums[r][o] += x * w[o];
-            }
-        }
-        for (int r = 0; r < kRows; ++r)
-            for (int o = 0; o < kLanes; ++o) {
-                const float sum = sums[r][o];
-                out[r * num_out + first + o] = is_rectified ? std::max(sum, 0.f) : sum;
-            }
-    }
+    std::size_t first = 0;
+    for (; first + kMost * kLanes <= num_out; first += kMost * kLanes)
+        affine_block<kRows, kMost>(in, num_in, weight, bias, num_out, first, is_rectified, out);
+    for (; first < num_out; first += kLanes)
+        affine_block<kRows, 1>(in, num_in, weight, bias, num_out, first, is_rectified, out);
 }
 
 SGLANG_HVD_CLONES inline void affine(const float* in, std::size_t num_rows, std::size_t num_in,
@@ -52,9 +58,9 @@ SGLANG_HVD_CLONES inline void affine(const float* in, std::size_t num_rows, std:
                                      bool is_rectified, float* out) {
     std::size_t row = 0;
     for (; row + 4 <= num_rows; row += 4)
-        affine_rows<4>(in + row * num_in, num_in, weight, bias, num_out, is_rectified, out + row * num_out);
+        affine_rows<4, 2>(in + row * num_in, num_in, weight, bias, num_out, is_rectified, out + row * num_out);
     for (; row < num_rows; ++row)
-        affine_rows<1>(in + row * num_in, num_in, weight, bias, num_out, is_rectified, out + row * num_out);
+        affine_rows<1, 4>(in + row * num_in, num_in, weight, bias, num_out, is_rectified, out + row * num_out);
 }
 
 SGLANG_HVD_CLONES inline void sigmoid_all(float* values, std::size_t num) {

@@ -6,6 +6,13 @@
 #include <bit>
 #include <cstdint>
 
+// Compiled for wider registers too, and chosen when it is loaded.
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
+#define SGLANG_HVD_CLONES __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
+#else
+#define SGLANG_HVD_CLONES
+#endif
+
 namespace sglang_hvd {
 
 // x in the normal range of float, > 0. Relative error below 2e-7.

@@ -1,0 +1,132 @@
+"""What a prediction costs, features included, beside the paper's predictor in plain numpy.
+
+    python -m benchmarks.payoff [--json FILE]
+
+Rows {"name", "num_requests", "unit", "ours", "peer", "ratio", "target"}: medians over repeats of
+both in turns; ratio is peer / ours. The peer multiplies matrices only: its features are given.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sglang_hvd.config import HvdConfig
+from sglang_hvd.payoff import (
+    DEFAULT_PREDICTORS,
+    DraftFeatures,
+    PayoffPredictor,
+    RequestTracker,
+    TokenClasses,
+)
+from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
+from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.types import DraftBatch, TokenIds
+
+_VOCAB_SIZE = 1000
+_TARGETS = {1: 12.0, 64: 100.0}  # microseconds
+_REPEATS = 200
+_CALLS = 20  # per repeat
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="What a payoff prediction costs.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    options = parser.parse_args(arguments)
+    rows = [row for num_requests in _TARGETS for row in _measure(num_requests)]
+    print("| name | requests | ours, us | spread | numpy MLP, us | ratio | target, us |")
+    print("|---|---|---|---|---|---|---|")
+    for row in rows:
+        peer = "-" if row["peer"] is None else f"{row['peer']:.1f}"
+        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.1f}"
+        print(
+            f"| {row['name']} | {row['num_requests']} | {row['ours']:.2f} | {row['spread']} | "
+            f"{peer} | {ratio} | {row['target'] or '-'} |"
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1))
+    return 0
+
+
+def _measure(num_requests: int) -> list[dict[str, object]]:
+    drafts = _drafts(num_requests)
+    tracker = RequestTracker(
+        HvdConfig().history_window,
+        TokenClasses(np.arange(_VOCAB_SIZE, dtype=np.int64).astype(np.uint8)),
+    )
+    prompt = np.arange(200, dtype=np.int32)
+    slots = np.array([tracker.start(prompt) for _ in range(num_requests)], np.int32)
+    features = DraftFeatures.of_size(num_requests)
+    predictor = PayoffPredictor.load(DEFAULT_PREDICTORS["votes"])
+    paper = PayoffPredictor.load(PAPER_PREDICTORS["votes"])
+
+    def write() -> None:
+        tracker.write_features(features, slots, drafts, drafts)
+
+    def predict() -> None:
+        predictor.predict(features)
+
+    def both() -> None:
+        write()
+        predict()
+
+    def peer() -> None:
+        hidden = (features.features[:, : len(paper.mean)] - paper.mean) / paper.std
+        for weight, bias in zip(paper.weights[:-1], paper.biases[:-1], strict=True):
+            hidden = np.maximum(hidden @ weight.T + bias, 0)
+        hidden @ paper.weights[-1].T + paper.biases[-1]
+
+    write()
+    times = _interleaved({"features": write, "predict": predict, "total": both, "peer": peer})
+    of_peer = float(np.median(times["peer"]))
+    rows = []
+    for name in ("features", "predict", "total"):
+        ours = float(np.median(times[name]))
+        low, high = np.quantile(times[name], (0.1, 0.9))
+        is_total = name == "total"
+        rows.append(
+            {
+                "name": name,
+                "num_requests": num_requests,
+                "unit": "us",
+                "ours": ours,
+                "spread": f"{low:.2f}-{high:.2f}",
+                "peer": of_peer if is_total else None,
+                "ratio": of_peer / ours if is_total else None,
+                "target": _TARGETS[num_requests] if is_total else None,
+            }
+        )
+    return rows
+
+
+def _interleaved(calls: dict[str, Callable[[], None]]) -> dict[str, list[float]]:
+    """Microseconds per call, of each repeat."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(_REPEATS):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            for _ in range(_CALLS):
+                call()
+            times[name].append(1e6 * (time.perf_counter() - start) / _CALLS)
+    return times
+
+
+def _drafts(num_requests: int) -> DraftBatch:
+    """Drafts of 31 tokens, from a cache."""
+    random = np.random.default_rng(1)
+    cache = SuffixCache(background=False)
+    for rid in range(num_requests):
+        text: TokenIds = random.integers(0, _VOCAB_SIZE, 300).astype(np.int32)
+        cache.start(rid, np.concatenate([text, text[:40]]))
+    batch = DraftBatch.of_size(num_requests, 31)
+    cache.propose_into(batch, range(num_requests), np.full(num_requests, 31, np.int32))
+    assert (batch.num_nodes == 31).all()
+    return batch
+
+
+if __name__ == "__main__":
+    sys.exit(main())

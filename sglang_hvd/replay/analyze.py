@@ -1,0 +1,324 @@
+"""`sglang-hvd analyze`: what makes recorded generations cache-friendly, when cache drafts pay off,
+and whether a predictor knows (paper, sections 5.1 to 5.3)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, FEATURE_NAMES, PayoffPredictor
+from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
+from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.replay.analysis import (
+    About,
+    Analysis,
+    Bin,
+    Calibration,
+    Payoffs,
+    PrecisionRecall,
+    Structure,
+)
+from sglang_hvd.replay.evaluate import THRESHOLD, judge, judged_by
+from sglang_hvd.replay.importance import permutation_importance
+from sglang_hvd.replay.metrics import payoff_quality, precision_at_recalls
+from sglang_hvd.replay.prompts import PromptCounts
+from sglang_hvd.replay.recordings import Recording, Vocabulary, session_fingerprints
+from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
+
+WORTH_LEN = math.ceil(THRESHOLD)
+LONGEST = 31  # tokens of a cache draft at the default verify width
+MARGINAL_LEN = 3  # from here to the threshold a verified draft did not pay, but nearly
+RECALLS = tuple(step / 20 for step in range(1, 21))
+
+_PROB_EDGES = tuple(step / 10 for step in range(1, 10))
+_LENGTH_EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
+
+
+def analyze(
+    traces: Path,
+    recordings: Sequence[Recording],
+    vocabulary: Vocabulary,
+    *,
+    cache_mode: CacheMode,
+    given: Path | None,
+    num_processes: int,
+) -> Analysis:
+    """Walks recordings under the payoff policy and, for what can be copied, token by token.
+
+    given: predictor to analyse; None: the one that ships.
+
+    Raises ValueError, in one line, for traces or a predictor that cannot be used, or if nothing is
+    left to judge.
+    """
+    path = given or DEFAULT_PREDICTORS[cache_mode]
+    config = HvdConfig(cache_mode=cache_mode)
+    predictors = {
+        "predictor": PayoffPredictor.of_config(config.model_copy(update={"predictor": path})),
+        "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
+    }
+    trained_on = frozenset(
+        session for predictor in predictors.values() for session in predictor.trained_sessions
+    )
+    on_policy = WalkSettings(config.model_copy(update={"policy": "payoff"}), predictor=path)
+    every_position = WalkSettings(
+        config.model_copy(update={"policy": "model"}), num_model_accepted=0
+    )
+    cycles, positions = (
+        walk_recordings(recordings, vocabulary, settings, label=label, num_processes=num_processes)
+        for label, settings in (("cycles", on_policy), ("positions", every_position))
+    )
+    sessions = {session.fingerprint for walk in cycles for session in walk.sessions}
+    judged = sessions - trained_on
+    if not judged:
+        raise ValueError("no session is left to judge: the predictors were trained on all of them")
+    about = About(
+        traces=traces.resolve().name,
+        files=tuple(walk.name for walk in cycles),
+        num_sessions=len(judged),
+        num_trained_sessions=len(sessions) - len(judged),
+        tokenizer=vocabulary.fingerprint,
+        cache_mode=cache_mode,
+        policy=on_policy.config.policy,
+        threshold=THRESHOLD,
+        num_model_accepted=on_policy.num_model_accepted,
+        predictor=path.name,
+        predictor_fingerprint=predictors["predictor"].fingerprint,
+    )
+    return analyze_walks(
+        about,
+        cycles,
+        positions,
+        _count_prompts(recordings, vocabulary, trained_on),
+        predictors,
+        without=trained_on,
+    )
+
+
+def analyze_walks(
+    about: About,
+    cycles: Sequence[RecordingWalk],
+    positions: Sequence[RecordingWalk],
+    prompts: Sequence[PromptCounts],
+    predictors: Mapping[str, PayoffPredictor],
+    *,
+    without: frozenset[str] = frozenset(),
+) -> Analysis:
+    """The figures of walks of the same recordings, whose prompts are in the same order.
+
+    predictors: "predictor", the one that is analysed, and others to compare with.
+    without: fingerprints of sessions that are not judged.
+
+    Raises ValueError, in one line, if no cycle had a cache draft.
+    """
+    members: dict[str, list[int]] = {}
+    for index, walk in enumerate(cycles):
+        if walk.totals(without=without).num_cycles:
+            members.setdefault(walk.family, []).append(index)
+    members = {family: members[family] for family in sorted(members)}
+    by_family = {family: _together(cycles, members[family]) for family in members}
+    by_family_at = {"cycle": list(by_family.values())}
+    by_family_at["position"] = [_together(positions, members[family]) for family in members]
+
+    structure = []
+    for (family, indices), at_positions in zip(
+        members.items(), by_family_at["position"], strict=True
+    ):
+        of_family = PromptCounts.concatenate([prompts[index] for index in indices])
+        structure.append(
+            _structure(None, by_family[family], at_positions, of_family, about.cache_mode, without)
+        )
+        structure += [
+            _structure(
+                cycles[index].name,
+                cycles[index],
+                positions[index],
+                prompts[index],
+                about.cache_mode,
+                without,
+            )
+            for index in indices
+        ]
+
+    rows_of = {
+        family: rows
+        for family, walk in by_family.items()
+        if (rows := walk.rows(without=without)) is not None
+    }
+    if not rows_of:
+        raise ValueError("no cycle of the traces had a cache draft: nothing to analyse")
+    rows = TrainingRows.concatenate(list(rows_of.values()))
+    return Analysis(
+        about,
+        tuple(structure),
+        tuple(payoffs_of(family, of_family) for family, of_family in rows_of.items()),
+        tuple(
+            evaluation
+            for at, walks in by_family_at.items()
+            for evaluation in judge(
+                walks, predictors, cache_mode=about.cache_mode, at=at, without=without
+            )
+        ),
+        _curves(rows, predictors),
+        _calibrations(rows, predictors),
+        permutation_importance(rows, predictors["predictor"]),
+    )
+
+
+def payoffs_of(family: str, rows: TrainingRows) -> Payoffs:
+    """How long the drafts of these rows were right."""
+    accepted, verified = rows.accepted_lens, rows.accepted_lens[rows.is_verified]
+    some = len(verified) > 0
+    return Payoffs(
+        family=family,
+        num_drafts=len(accepted),
+        mean_accepted=float(accepted.mean()),
+        oracle_share=float((accepted >= WORTH_LEN).mean()),
+        survival=tuple(float((accepted >= length).mean()) for length in range(1, LONGEST + 1)),
+        num_verified=len(verified),
+        verified_mean_accepted=float(verified.mean()) if some else None,
+        verified_low_share=float((verified < MARGINAL_LEN).mean()) if some else None,
+        verified_marginal_share=(
+            float(((verified >= MARGINAL_LEN) & (verified < WORTH_LEN)).mean()) if some else None
+        ),
+        verified_high_share=float((verified >= WORTH_LEN).mean()) if some else None,
+    )
+
+
+def reliability(
+    predicted: npt.NDArray[np.float32],
+    real: npt.NDArray[np.bool_] | npt.NDArray[np.int32],
+    edges: Sequence[float],
+) -> tuple[Bin, ...]:
+    """Groups predictions between the edges; below the first and from the last on there is no other
+    limit. Groups without a draft are left out."""
+    limits = [None, *edges, None]
+    group_of = np.searchsorted(np.array(edges, np.float32), predicted, side="right")
+    return tuple(
+        Bin(
+            limits[group],
+            limits[group + 1],
+            float(predicted[group_of == group].mean()),
+            float(real[group_of == group].mean()),
+            int(np.count_nonzero(group_of == group)),
+        )
+        for group in np.unique(group_of)
+    )
+
+
+def _together(walks: Sequence[RecordingWalk], indices: Sequence[int]) -> RecordingWalk:
+    family = walks[indices[0]].family
+    sessions = tuple(session for index in indices for session in walks[index].sessions)
+    return RecordingWalk(family, family, sessions)
+
+
+def _structure(
+    file: str | None,
+    cycles: RecordingWalk,
+    positions: RecordingWalk,
+    prompts: PromptCounts,
+    cache_mode: CacheMode,
+    without: frozenset[str],
+) -> Structure:
+    totals, rows = cycles.totals(without=without), cycles.rows(without=without)
+    num_places = positions.totals(without=without).num_cycles
+    drafts = positions.rows(without=without)
+    has_prompts = len(prompts.prompt_lens) > 0
+    return Structure(
+        family=cycles.family,
+        file=file,
+        num_requests=len(prompts.output_lens),
+        prompt_tokens_median=float(np.median(prompts.prompt_lens)) if has_prompts else None,
+        prompt_tokens_p90=float(np.quantile(prompts.prompt_lens, 0.9)) if has_prompts else None,
+        output_tokens_median=float(np.median(prompts.output_lens)),
+        repeated_share=prompts.repeated_share,
+        class_shares=prompts.class_shares,
+        copied_shares=_copied_shares(drafts, num_places, cache_mode),
+        copied_run_share=(
+            0.0
+            if drafts is None
+            else int(np.count_nonzero(drafts.accepted_lens >= WORTH_LEN)) / num_places
+        ),
+        proposed_share=0.0 if rows is None else len(rows) / totals.num_cycles,
+        cache_share=totals.num_cache / totals.num_cycles,
+    )
+
+
+def _copied_shares(
+    drafts: TrainingRows | None, num_places: int, cache_mode: CacheMode
+) -> dict[str, float]:
+    # The paper's cache does not tell the prompt from what the request generated.
+    origins = ("prompt", "output", "finished") if cache_mode == "votes" else ("own", "finished")
+    if drafts is None:
+        return dict.fromkeys(origins, 0.0)
+    in_prompt, in_output = (
+        drafts.features[:, FEATURE_NAMES.index(name)] > 0 for name in ("in_prompt", "in_output")
+    )
+    is_from = {
+        "prompt": in_prompt,
+        "output": in_output,
+        "own": in_prompt | in_output,
+        "finished": ~(in_prompt | in_output),
+    }
+    is_right = drafts.accepted_lens >= 1
+    return {
+        origin: int(np.count_nonzero(is_right & is_from[origin])) / num_places for origin in origins
+    }
+
+
+def _curves(
+    rows: TrainingRows, predictors: Mapping[str, PayoffPredictor]
+) -> tuple[PrecisionRecall, ...]:
+    worth = rows.accepted_lens >= WORTH_LEN
+    if not worth.any():
+        return ()
+    curves = []
+    for name in (*predictors, "frequency"):
+        judgement = judged_by(rows, predictors.get(name))
+        quality = payoff_quality(judgement, rows.accepted_lens, threshold=THRESHOLD)
+        assert quality.average_precision is not None, "some drafts are worth verifying"
+        curves.append(
+            PrecisionRecall(
+                name,
+                quality.average_precision,
+                quality.precision,
+                quality.recall,
+                precision_at_recalls(judgement.ranking, worth, RECALLS),
+            )
+        )
+    return tuple(curves)
+
+
+def _calibrations(
+    rows: TrainingRows, predictors: Mapping[str, PayoffPredictor]
+) -> tuple[Calibration, ...]:
+    worth = rows.accepted_lens >= WORTH_LEN
+    probabilities, lengths = [], []
+    for name in (*predictors, "frequency"):
+        judgement = judged_by(rows, predictors.get(name))
+        probs = judgement.probs
+        if name == "frequency":
+            logits = rows.features[:, FEATURE_NAMES.index(f"logit_prob_{WORTH_LEN}")]
+            probs = (1 / (1 + np.exp(-logits))).astype(np.float32)
+        if probs is not None:
+            probabilities.append(
+                Calibration(name, "probability", reliability(probs, worth, _PROB_EDGES))
+            )
+        bins = reliability(judgement.payoffs, rows.accepted_lens, _LENGTH_EDGES)
+        lengths.append(Calibration(name, "length", bins))
+    return (*probabilities, *lengths)
+
+
+def _count_prompts(
+    recordings: Sequence[Recording], vocabulary: Vocabulary, without: frozenset[str]
+) -> list[PromptCounts]:
+    counts = []
+    for recording in tqdm(recordings, desc="prompts", unit="file", leave=False):
+        traces = recording.traces(vocabulary)
+        fingerprints = session_fingerprints(traces)
+        judged = [trace for trace in traces if fingerprints[trace.session] not in without]
+        counts.append(PromptCounts.of_traces(judged, vocabulary.token_classes))
+    return counts

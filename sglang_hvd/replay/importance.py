@@ -1,0 +1,135 @@
+"""What a predictor reads: how much worse it gets when some of its inputs are mixed up."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
+from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.replay.evaluate import THRESHOLD, judged_by
+from sglang_hvd.replay.metrics import payoff_quality
+
+# Which prefixes of feature names belong to which group; the first that fits counts.
+_PREFIXES: Mapping[str, tuple[str, ...]] = {
+    "what the votes propose": ("votes_",),
+    "the draft's own probabilities": ("score", "logit_prob_", "draft_len"),
+    "how right the cache was lately": (
+        *("agreed", "moving_share", "log_committed", "committed_", "log_run"),
+        "recent_",
+    ),
+    "whether a copy goes on": ("is_place_", "place_shift"),
+    "tokens where the draft begins": ("before_", "token_"),
+    "kinds of tokens in the draft": (
+        *("whitespace", "punctuation", "line_break", "bracket", "delimiter"),
+    ),
+    "length of prompt and output": ("log_prompt_len", "log_generated_len", "relative_position"),
+    "the match": (
+        *("match_len", "in_", "log_match_len", "log_age", "log_occurrences", "log_agreeing"),
+        *("share_agreeing", "agreement", "mean_agreement"),
+    ),
+}
+_POSITIONS = "each token of the draft"
+
+
+def _group_of(feature: str) -> str:
+    groups = [group for group, prefixes in _PREFIXES.items() if feature.startswith(prefixes)]
+    assert groups, f"{feature} is in no group of features"
+    return groups[0]
+
+
+# Every feature is in one group.
+FEATURE_GROUPS: Mapping[str, tuple[str, ...]] = {
+    group: tuple(name for name in FEATURE_NAMES if _group_of(name) == group) for group in _PREFIXES
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """What average precision loses without some inputs.
+
+    drop: mean over the repeats; below 0 where it gained.
+    deviation: standard deviation over the repeats.
+    """
+
+    name: str
+    num_features: int
+    drop: float
+    deviation: float
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """Permutation importance of a predictor's inputs.
+
+    num_drafts: in the sample that it was measured on.
+    average_precision: with all inputs in place.
+    groups: all of them, the most important first. The group of each token's own inputs stands
+        beside those of FEATURE_GROUPS.
+    features: the most important single ones.
+    """
+
+    num_drafts: int
+    average_precision: float
+    groups: tuple[Drop, ...]
+    features: tuple[Drop, ...]
+
+
+def permutation_importance(
+    rows: TrainingRows,
+    predictor: PayoffPredictor,
+    *,
+    max_drafts: int = 2000,
+    num_repeats: int = 5,
+    num_features: int = 15,
+    seed: int = 42,
+) -> Importance | None:
+    """Deals the values of some inputs out to other drafts, together, and measures again.
+
+    num_repeats: of each group; a single feature is permuted twice.
+    num_features: single features to return.
+
+    None if no draft of the sample reaches the threshold: then there is no precision to lose.
+    """
+    rows = rows.sample(max_drafts, seed)
+    baseline = _average_precision(rows, predictor)
+    if baseline is None:
+        return None
+    random = np.random.default_rng(seed)
+
+    def drop_of(name: str, columns: Sequence[int], repeats: int) -> Drop:
+        losses = []
+        for _ in range(repeats):
+            order = random.permutation(len(rows))
+            if columns:
+                features = rows.features.copy()
+                features[:, columns] = rows.features[order][:, columns]
+                permuted = replace(rows, features=features)
+            else:
+                permuted = replace(rows, positions=rows.positions[order])
+            measured = _average_precision(permuted, predictor)
+            assert measured is not None, "the same labels as before"
+            losses.append(baseline - measured)
+        return Drop(name, len(columns), float(np.mean(losses)), float(np.std(losses)))
+
+    groups = [
+        drop_of(group, [FEATURE_NAMES.index(name) for name in names], num_repeats)
+        for group, names in FEATURE_GROUPS.items()
+    ]
+    num_own = rows.positions.shape[2]
+    groups.append(replace(drop_of(_POSITIONS, [], num_repeats), num_features=num_own))
+    features = [drop_of(name, [column], 2) for column, name in enumerate(FEATURE_NAMES)]
+    return Importance(
+        len(rows), baseline, _most_important(groups), _most_important(features)[:num_features]
+    )
+
+
+def _most_important(drops: Sequence[Drop]) -> tuple[Drop, ...]:
+    return tuple(sorted(drops, key=lambda drop: -drop.drop))
+
+
+def _average_precision(rows: TrainingRows, predictor: PayoffPredictor) -> float | None:
+    return payoff_quality(
+        judged_by(rows, predictor), rows.accepted_lens, threshold=math.ceil(THRESHOLD)
+    ).average_precision

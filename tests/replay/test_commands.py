@@ -1,0 +1,259 @@
+"""The commands that replay, train and judge, on small made-up recordings."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from sglang_hvd.cli import main
+from sglang_hvd.config import HvdConfig
+from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.replay.recordings import Recording, Vocabulary, find_recordings
+from sglang_hvd.replay.simulator import CycleTotals
+from sglang_hvd.replay.train import TrainPlan, held_out_sessions, train_predictors
+from sglang_hvd.replay.walk import RecordingWalk, SessionWalk, WalkSettings, walk_recordings
+from tests.replay.conftest import WriteTraces
+
+KEYS = {
+    "file", "family", "predictor", "num_drafts", "oracle_share", "precision", "recall",
+    "average_precision", "calibration_error", "mean_absolute_error", "at",
+}  # fmt: skip
+
+
+def run(command: str, traces: Path, tokenizer: Path, *more: object) -> int:
+    flags = ["--traces", traces, "--tokenizer", tokenizer, "--processes", 1, *more]
+    return main([command, *map(str, flags)])
+
+
+@pytest.fixture
+def trained(made_up_traces: Path, number_tokenizer: Path, tmp_path: Path) -> Path:
+    output = tmp_path / "trained.safetensors"
+    assert run("train", made_up_traces, number_tokenizer, "--output", output) == 0
+    return output
+
+
+def test_train_writes_a_predictor_that_says_where_it_comes_from(
+    trained: Path, made_up_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predictor = PayoffPredictor.load(trained)
+    assert predictor.kind == "survival"
+    assert predictor.provenance["recordings"] == [
+        {"name": name, "repository": "github.com/nobody/nothing", "licence": "MIT"}
+        for name in ("copying", "other")
+    ]
+    assert len(predictor.trained_sessions) == 12
+    heldout = predictor.provenance["heldout"]
+    assert isinstance(heldout, list)
+    assert [row["file"] for row in heldout] == ["copying", "other", "mean"]
+    assert str(made_up_traces) not in json.dumps(dict(predictor.provenance))
+    assert "| mean | " in capsys.readouterr().out
+
+
+def test_train_learns(made_up_traces: Path, number_tokenizer: Path, trained: Path) -> None:
+    [_, _, mean] = PayoffPredictor.load(trained).provenance["heldout"]  # type: ignore[misc]
+    assert 0.05 < mean["oracle_share"] < 0.95
+    assert mean["average_precision"] > mean["oracle_share"] + 0.2
+
+
+def test_evaluate_judges_the_sessions_that_no_predictor_was_trained_on(
+    trained: Path, made_up_traces: Path, number_tokenizer: Path, tmp_path: Path
+) -> None:
+    found = tmp_path / "rows.json"
+    flags = ("--predictor", trained, "--json", found)
+    assert run("evaluate", made_up_traces, number_tokenizer, *flags) == 0
+    rows = json.loads(found.read_text())
+    assert all(set(row) >= KEYS for row in rows)
+    assert {(row["file"], row["predictor"], row["at"]) for row in rows} == {
+        (file, predictor, at)
+        for file in ("copying", "other", "mean")
+        for predictor in ("given", "default", "mlp", "frequency")
+        for at in ("cycle", "position")
+    }
+    numbers = {(row["file"], row["at"]): set() for row in rows}
+    for row in rows:
+        numbers[row["file"], row["at"]].add(row["num_drafts"])
+        assert (row["calibration_error"] is None) == (row["predictor"] in ("mlp", "frequency"))
+    assert all(len(num) == 1 for num in numbers.values())  # the same drafts for all predictors
+    # Of 8 sessions 2 were held out; each output has 61 tokens, of which prefill generates one.
+    assert numbers["copying", "position"] <= set(range(100, 121))
+    assert numbers["copying", "cycle"] < numbers["copying", "position"] or max(
+        numbers["copying", "cycle"]
+    ) < max(numbers["copying", "position"])
+
+
+def test_evaluate_without_a_session_left_says_so(
+    made_up_traces: Path,
+    number_tokenizer: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "all.safetensors"
+    flags = ("--output", output, "--held-out", 0)
+    assert run("train", made_up_traces, number_tokenizer, *flags) == 0
+    capsys.readouterr()
+    assert run("evaluate", made_up_traces, number_tokenizer, "--predictor", output) == 2
+    assert "no session is left to judge" in capsys.readouterr().err
+
+
+def test_replay_compares_the_policies(
+    made_up_traces: Path, number_tokenizer: Path, tmp_path: Path
+) -> None:
+    costs, found = tmp_path / "costs.yaml", tmp_path / "rows.json"
+    costs.write_text("{plain: 10, verify: 12, model_draft: 4, draft_extend: 1}")
+    flags = ("--json", found, "--costs", costs, "--warm-up", 0.5)
+    assert run("replay", made_up_traces, number_tokenizer, *flags) == 0
+    rows = {(row["file"], row["policy"]): row for row in json.loads(found.read_text())}
+    assert len(rows) == 3 * 4
+    model = rows["copying", "model"]
+    # 4 measured sessions of 60 tokens in cycles of 3, of which each costs 12 + 1 + 4 ms.
+    assert model["cycles_per_1k_tokens"] == pytest.approx(1000 / 3)
+    assert model["tokens_per_ms"] == pytest.approx(3 / 17)
+    assert (model["cache_share"], model["mean_accepted"]) == (0, 2)
+    cache = rows["copying", "cache"]
+    assert cache["cycles_per_1k_tokens"] < model["cycles_per_1k_tokens"]
+    assert cache["recall"] == 1
+    assert cache["precision"] == cache["oracle_share"]
+    assert rows["mean", "model"]["tokens_per_ms"] == pytest.approx(3 / 17)
+
+
+def test_a_local_cache_does_not_see_other_sessions(
+    tmp_path: Path, number_tokenizer: Path, write_traces: WriteTraces
+) -> None:
+    # Every session has the same output and no prompt to copy it from.
+    path = write_traces(tmp_path / "same.jsonl", num_sessions=4, step=0)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    output = " ".join(str(1 + number * 7 % 199) for number in range(60))
+    for line in lines:
+        line |= {"prompt": "5", "output": output}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    vocabulary = Vocabulary(number_tokenizer, None)
+
+    def num_cycles(shares_cache: bool) -> int:
+        [walk] = walk_recordings(
+            find_recordings(path),
+            vocabulary,
+            WalkSettings(HvdConfig(policy="cache"), shares_cache=shares_cache),
+            label="test",
+            num_processes=1,
+        )
+        return walk.totals().num_cycles
+
+    assert num_cycles(True) < num_cycles(False) / 2
+
+
+def test_several_processes_find_the_same(made_up_traces: Path, number_tokenizer: Path) -> None:
+    walks = [
+        walk_recordings(
+            find_recordings(made_up_traces),
+            Vocabulary(number_tokenizer, "<|im_end|>"),
+            WalkSettings(HvdConfig(policy="cache")),
+            label="test",
+            num_processes=num_processes,
+        )
+        for num_processes in (1, 2)
+    ]
+    for one, other in zip(*walks, strict=True):
+        assert (one.name, one.family, one.totals()) == (other.name, other.family, other.totals())
+        first, second = one.rows(), other.rows()
+        assert first is not None
+        assert second is not None
+        assert first.features.tobytes() == second.features.tobytes()
+
+
+def test_both_kinds_learn_from_the_same_cycles(
+    made_up_traces: Path, number_tokenizer: Path
+) -> None:
+    trained = train_predictors(
+        find_recordings(made_up_traces),
+        Vocabulary(number_tokenizer, "<|im_end|>"),
+        TrainPlan("votes", num_rounds=1, num_processes=1),
+        ("survival", "mlp"),
+    )
+    assert {kind: predictor.kind for kind, predictor in trained.items()} == {
+        "survival": "survival",
+        "mlp": "mlp",
+    }
+    assert len({str(predictor.provenance["num_rows"]) for predictor in trained.values()}) == 1
+    assert trained["survival"].trained_sessions == trained["mlp"].trained_sessions
+
+
+@pytest.mark.parametrize(
+    ("num_sessions", "share", "num_held_out"),
+    [(8, 0.25, 2), (3, 0.25, 1), (2, 0.1, 1), (1, 0.25, 0), (8, 0.0, 0)],
+)
+def test_the_last_sessions_are_held_out(num_sessions: int, share: float, num_held_out: int) -> None:
+    sessions = tuple(SessionWalk(f"s{n}", CycleTotals(), None) for n in range(num_sessions))
+    held_out = held_out_sessions([RecordingWalk("file", "family", sessions)], share)
+    assert held_out == {f"s{n}" for n in range(num_sessions - num_held_out, num_sessions)}
+
+
+@pytest.mark.parametrize(
+    ("licence", "is_permissive"),
+    [
+        ("MIT", True),
+        ("Apache-2.0 (repo); source texts keep their own terms", True),
+        ("MIT (repo); HotpotQA CC BY-SA 4.0", True),
+        ("MIT (repo); Alpaca instructions CC BY-NC 4.0", False),
+        ("GPL-3.0", False),
+    ],
+)
+def test_only_permissive_recordings_ship(
+    tmp_path: Path, write_traces: WriteTraces, licence: str, is_permissive: bool
+) -> None:
+    path = write_traces(tmp_path / "one.jsonl", licence=licence)
+    [recording] = find_recordings(path)
+    assert isinstance(recording, Recording)
+    assert recording.is_permissive is is_permissive
+
+
+def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
+    made_up_traces: Path,
+    number_tokenizer: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "out"
+    empty, blank, broken = (tmp_path / name for name in ("empty", "blank", "broken"))
+    for folder in (empty, blank, broken):
+        folder.mkdir()
+    (blank / "blank.jsonl").touch()
+    (broken / "broken.jsonl").write_text((made_up_traces / "copying.jsonl").read_text()[:-40])
+    foreign = tmp_path / "foreign.safetensors"
+    foreign.write_bytes(b"PK\x03\x04" * 50)
+    costs = tmp_path / "costs.yaml"
+    costs.write_text("{plain: 10}")
+    for command, traces, tokenizer, more, says in (
+        ("train", empty, number_tokenizer, ["--output", output], "no traces (*.jsonl, *.hvdt)"),
+        ("train", blank, number_tokenizer, ["--output", output], "blank.jsonl: empty"),
+        ("train", broken, number_tokenizer, ["--output", output], "broken.jsonl:8: "),
+        ("train", made_up_traces, tmp_path / "none.json", ["--output", output], "cannot read the"),
+        ("train", made_up_traces, number_tokenizer, ["--output", output / "p"], "no folder"),
+        ("evaluate", made_up_traces, number_tokenizer, ["--json", output / "p"], "no folder"),
+        ("evaluate", made_up_traces, number_tokenizer, ["--predictor", foreign], "is corrupt"),
+        ("evaluate", made_up_traces, number_tokenizer, ["--eos-token", "<x>"], "has no token <x>"),
+        ("replay", made_up_traces, number_tokenizer, ["--costs", costs], "cost table: verify"),
+        ("replay", made_up_traces, number_tokenizer, ["--warm-up", 1.5], "must lie in 0..1"),
+        ("replay", tmp_path / "gone", number_tokenizer, [], "cannot read the traces"),
+    ):
+        before = set(tmp_path.rglob("*"))
+        assert run(command, traces, tokenizer, *more) == 2
+        error = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+        assert len(error) == 1
+        assert says in error[0], (command, error[0])
+        assert set(tmp_path.rglob("*")) == before
+
+
+def test_the_mean_gives_every_family_the_same_weight(
+    made_up_traces: Path, number_tokenizer: Path, write_traces: WriteTraces, tmp_path: Path
+) -> None:
+    write_traces(made_up_traces / "copying_too.jsonl", num_sessions=30)
+    found = tmp_path / "rows.json"
+    assert run("replay", made_up_traces, number_tokenizer, "--json", found) == 0
+    rows = {
+        row["file"]: row["cycles_per_1k_tokens"]
+        for row in json.loads(found.read_text())
+        if row["policy"] == "cache"
+    }
+    copying = (rows["copying"] + rows["copying_too"]) / 2
+    assert math.isclose(rows["mean"], (copying + rows["other"]) / 2)

@@ -1,0 +1,141 @@
+"""The page is sound markup, safe with any text, and has all figures in its tables."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from sglang_hvd.replay.page import write_page
+from sglang_hvd.replay.plots import Axis, Bar, Part, Series, bar_plot, escape, xy_plot
+from tests.replay.made_up import small_analysis
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = "<img src=x onerror=alert(1)>\"'&\x00\ud800]]>"
+
+
+def parse(page: str) -> ElementTree.Element:
+    """The page is XML, too: every tag closed, every text escaped."""
+    first, rest = page.split("\n", 1)
+    assert first == "<!DOCTYPE html>"
+    return ElementTree.fromstring(rest)
+
+
+def cells(tree: ElementTree.Element) -> set[str]:
+    return {"".join(cell.itertext()) for cell in tree.iter("td")}
+
+
+def figures(value: object) -> Iterator[float]:
+    match value:
+        case dict():
+            for part in value.values():
+                yield from figures(part)
+        case list() | tuple():
+            for part in value:
+                yield from figures(part)
+        case float() | int():
+            yield value
+
+
+def test_every_plot_is_there_and_named() -> None:
+    tree = parse(write_page(small_analysis(), command="sglang-hvd analyze"))
+    plots = [svg for svg in tree.iter(f"{SVG}svg") if svg.get("role") == "img"]
+    assert len(plots) == 10
+    assert len(list(tree.iter("figcaption"))) == 10
+    assert all(svg.get("aria-label") for svg in plots)
+    for svg in plots:
+        width, height = map(float, svg.attrib["viewBox"].split()[2:])
+        for text in svg.iter(f"{SVG}text"):
+            assert 0 <= float(text.attrib["x"]) <= width
+            assert 0 <= float(text.attrib["y"]) <= height
+
+
+def test_all_figures_are_in_the_tables() -> None:
+    analysis = small_analysis()
+    found = analysis.as_json()
+    shown = cells(parse(write_page(analysis, command="")))
+    for part in ("structure", "payoffs", "quality", "curves", "importance"):
+        for value in figures(found[part]):
+            forms = {str(value), f"{value:.1f}", f"{100 * value:.1f}", f"{value:.3f}"}
+            assert forms & shown, (part, value)
+    for one in found["calibration"]:  # type: ignore[attr-defined]
+        for b in one["bins"]:
+            for value in (b["predicted"], b["real"], b["num_drafts"]):
+                assert {str(value), f"{value:.1f}", f"{100 * value:.1f}"} & shown
+
+
+def test_names_from_traces_are_text() -> None:
+    analysis = small_analysis((HOSTILE, "chat"))
+    about = replace(analysis.about, traces=HOSTILE, files=(HOSTILE,), predictor=HOSTILE)
+    page = write_page(replace(analysis, about=about), command=f"analyze {HOSTILE}")
+    assert "<img" not in page
+    tree = parse(page)
+    assert HOSTILE.replace("\x00", "\ufffd").replace("\ud800", "\ufffd") in cells(tree)
+    assert not [element for element in tree.iter() if element.tag in ("img", "script")]
+    page.encode()  # nothing that UTF-8 cannot hold
+
+
+def test_the_page_needs_nothing_else() -> None:
+    page = write_page(small_analysis(), command="")
+    outside = page.replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"https?:|<script|<link|<img|@import|url\(", outside)
+
+
+def test_the_page_says_what_it_was_made_from() -> None:
+    page = write_page(small_analysis(), command="sglang-hvd analyze --traces 'my traces'")
+    text = "".join(parse(page).itertext())
+    for said in ("one, two", "1 more only fill", "votes", "threshold 6 tokens", "fedcba98"):
+        assert said in text
+    assert "sglang-hvd analyze --traces 'my traces'" in text
+
+
+def test_a_family_has_one_colour_on_the_whole_page() -> None:
+    tree = parse(write_page(small_analysis(), command=""))
+    styles: dict[str, set[str]] = {"chat": set(), "code": set()}
+    for element in tree.iter():
+        title = element.find(f"{SVG}title")
+        if title is not None and title.text:
+            for family, found in styles.items():
+                if title.text.startswith(family):
+                    found |= set(re.findall(r"f\d", element.attrib["class"]))
+    assert styles == {"chat": {"f0"}, "code": {"f1"}}
+
+
+def test_an_analysis_without_drafts_worth_verifying_has_a_page() -> None:
+    analysis = replace(small_analysis(), curves=(), importance=None)
+    assert "nothing to find" in write_page(analysis, command="")
+
+
+def test_a_predictor_that_selects_nothing_has_a_page() -> None:
+    analysis = small_analysis()
+    curves = tuple(replace(curve, precision=None, recall=0.0) for curve in analysis.curves)
+    parse(write_page(replace(analysis, curves=curves), command=""))
+
+
+@pytest.mark.parametrize("high", [0.0, 0.004, 0.05, 0.2, 0.33, 0.8, 1.0])
+def test_an_axis_of_shares_holds_the_highest(high: float) -> None:
+    axis = Axis.of_shares("share (%)", high)
+    assert high <= axis.high + 1e-9 <= 1 + 1e-6
+    assert axis.ticks[-1][0] == pytest.approx(axis.high)
+    assert len(axis.ticks) <= 7
+
+
+def test_marks_lie_where_their_values_are() -> None:
+    axis = Axis("x", 0, 10, [(0, "0"), (10, "10")])
+    plot = ElementTree.fromstring(
+        xy_plot("title", axis, axis, [Series("a", "f0", [(0, 0), (10, 10)], marker=0)])
+    )
+    low, high = plot.iter(f"{SVG}circle")
+    assert float(low.attrib["cx"]) < float(high.attrib["cx"])
+    assert float(low.attrib["cy"]) > float(high.attrib["cy"])  # y grows downwards
+    bars = ElementTree.fromstring(
+        bar_plot("title", axis, [Bar("a", [Part("one", 2, "f0"), Part("two", 4, "f0")], "")])
+    )
+    one, two = (part.attrib for part in bars.iter(f"{SVG}rect"))
+    assert float(two["width"]) == pytest.approx(2 * float(one["width"]), abs=0.2)
+    assert float(two["x"]) == pytest.approx(float(one["x"]) + float(one["width"]), abs=0.2)
+
+
+def test_escaped_text_is_the_text_again() -> None:
+    assert ElementTree.fromstring(f"<a>{escape('<&>' + chr(34))}</a>").text == '<&>"'

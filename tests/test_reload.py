@@ -1,0 +1,111 @@
+"""What the client makes of a server's answers."""
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from sglang_hvd.reload import reload_predictor
+
+INFO: dict[str, Any] = {"internal_states": [{"hvd": {}}]}
+TAKEN: dict[str, Any] = {"success": True, "message": "the predictor is p", "num_paused_requests": 0}
+
+
+class Server:
+    """Answers by path, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, str]] = {
+            "/server_info": (200, json.dumps(INFO)),
+            "/update_weights_from_disk": (200, json.dumps(TAKEN)),
+        }
+        self.asked: list[tuple[str, Any, str | None]] = []
+        asked, answers = self.asked, self.answers
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                asked.append(
+                    (self.path, json.loads(body or b"null"), self.headers.get("Authorization"))
+                )
+                status, text = answers[self.path]
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            do_POST = do_GET
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    thread = Thread(target=made.server.serve_forever)
+    thread.start()
+    yield made
+    made.server.shutdown()
+    thread.join()
+    made.server.server_close()
+
+
+def refused(url: str) -> str:
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        reload_predictor(url, Path("p.safetensors"))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_relative_path_starts_from_the_working_directory(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert reload_predictor(server.url + "/", Path("p.safetensors")) == "the predictor is p"
+    body = {"model_path": str(tmp_path / "p.safetensors"), "load_format": "hvd_predictor"}
+    assert server.asked == [("/server_info", None, None), ("/update_weights_from_disk", body, None)]
+
+
+def test_a_key_goes_with_every_request(server: Server) -> None:
+    reload_predictor(server.url, Path("p"), api_key="secret")
+    assert {key for _, _, key in server.asked} == {"Bearer secret"}
+
+
+def test_a_refusal_is_raised_with_its_reason(server: Server) -> None:
+    refusal = {"success": False, "message": "predictor p is corrupt", "num_paused_requests": 0}
+    server.answers["/update_weights_from_disk"] = (400, json.dumps(refusal))
+    assert refused(server.url).endswith("/update_weights_from_disk: predictor p is corrupt")
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "says"),
+    [
+        (200, '{"internal_states": [{}]}', "does not run HVD"),
+        (200, "{}", "does not run HVD"),
+        (200, "<html>", "is this an SGLang server?"),
+        (200, "[]", "is this an SGLang server?"),
+        (401, '{"error": "Unauthorized"}', "401 Unauthorized"),
+        (404, "nothing here", "404 Not Found"),
+    ],
+)
+def test_no_other_server_is_asked_to_load_anything(
+    server: Server, status: int, answer: str, says: str
+) -> None:
+    server.answers["/server_info"] = (status, answer)
+    assert says in refused(server.url)
+    assert [path for path, _, _ in server.asked] == ["/server_info"]
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    assert refused("http://127.0.0.1:9").startswith("http://127.0.0.1:9/server_info: ")
+
+
+def test_what_is_no_url_is_named() -> None:
+    assert "127.0.0.1:30000" in refused("127.0.0.1:30000")
