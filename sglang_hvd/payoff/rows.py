@@ -82,7 +82,8 @@ class TrainingRows:
             drafts = DraftFeatures.of_size(len(self.draft_lens[rows]))
             drafts.draft_lens[:] = self.draft_lens[rows]
             drafts.features[:] = self.features[rows]
-            drafts.positions[:, : self.positions.shape[1]] = self.positions[rows]
+            of_tokens = self.positions[rows].transpose(0, 2, 1)
+            drafts.positions[:, :, : of_tokens.shape[2]] = of_tokens
             parts.append(predictor.predict(drafts))
         survival = [part.survival for part in parts if part.survival is not None]
         return Prediction(

@@ -21,7 +21,7 @@ class DraftFeatures:
 
     draft_lens: int32[num_requests], 0 where there is no draft.
     features: float32[num_requests, len(FEATURE_NAMES)].
-    positions: float32[num_requests, MAX_DRAFT_LEN, len(POSITION_FEATURES)], of each draft token.
+    positions: float32[num_requests, len(POSITION_FEATURES), MAX_DRAFT_LEN], of each draft token.
     """
 
     draft_lens: Int32
@@ -33,7 +33,7 @@ class DraftFeatures:
         return cls(
             draft_lens=np.zeros(num_requests, np.int32),
             features=np.zeros((num_requests, len(FEATURE_NAMES)), np.float32),
-            positions=np.zeros((num_requests, MAX_DRAFT_LEN, len(POSITION_FEATURES)), np.float32),
+            positions=np.zeros((num_requests, len(POSITION_FEATURES), MAX_DRAFT_LEN), np.float32),
         )
 
     def first(self, num_requests: int) -> "DraftFeatures":

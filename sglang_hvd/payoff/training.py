@@ -101,17 +101,6 @@ def train(
     )
 
 
-def survival_log_odds(outputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """float[num_rows, longest]: log odds that each token is accepted if those before it are.
-
-    outputs: float[num_rows, NUM_BUCKETS + len(POSITION_FEATURES)] of the network.
-    positions: float[num_rows, longest, len(POSITION_FEATURES)].
-    """
-    buckets = torch.tensor([bucket_of(position) for position in range(positions.shape[1])])
-    at_depth = outputs[:, :NUM_BUCKETS].index_select(1, buckets)
-    return at_depth + torch.einsum("rjk,rk->rj", positions, outputs[:, NUM_BUCKETS:])
-
-
 @dataclass(frozen=True, slots=True)
 class _Judged:
     """The tokens that were judged: of each row those accepted, and the one after them if the draft

@@ -3,7 +3,7 @@ paper's and the frequency score."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from sglang_hvd.config import CacheMode, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from sglang_hvd.payoff.rows import TrainingRows
-from sglang_hvd.replay.metrics import Judgement, PayoffQuality, payoff_quality
+from sglang_hvd.replay.metrics import Judgement, PayoffQuality, payoff_quality, reliability_curve
 from sglang_hvd.replay.recordings import Recording, Vocabulary
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 
@@ -95,6 +95,8 @@ def judge(
     """Judges predictors, and the frequency score, on the drafts of walks.
 
     A family's figures are those of all its files' drafts together, and the mean is over families.
+    The mean's calibration error is that of the mean reliability curve: predicted and real share of
+    each tenth of the drafts, averaged over families.
 
     without: fingerprints of sessions that are not judged.
     """
@@ -116,7 +118,16 @@ def judge(
             for members in families.values()
         ]
         if of_families:
-            evaluations.append(Evaluation(MEAN, "", cache_mode, name, at, _mean(of_families)))
+            mean = replace(
+                _mean(of_families),
+                calibration_error=_mean_calibration_error(
+                    [
+                        [(judgements[walk], rows[walk]) for walk in members]
+                        for members in families.values()
+                    ]
+                ),
+            )
+            evaluations.append(Evaluation(MEAN, "", cache_mode, name, at, mean))
     return evaluations
 
 
@@ -158,3 +169,18 @@ def _mean(qualities: Sequence[PayoffQuality]) -> PayoffQuality:
         figures[name] = sum(values) / len(values) if values else None
     figures["num_drafts"] = sum(quality.num_drafts for quality in qualities)
     return PayoffQuality(**figures)  # type: ignore[arg-type]
+
+
+def _mean_calibration_error(
+    families: Sequence[Sequence[tuple[Judgement, TrainingRows]]],
+) -> float | None:
+    curves = []
+    for parts in families:
+        probs = [judgement.probs for judgement, _ in parts if judgement.probs is not None]
+        if not probs:
+            return None
+        worth = np.concatenate([rows.accepted_lens for _, rows in parts]) >= THRESHOLD
+        curves.append(reliability_curve(np.concatenate(probs), worth))
+    curves = [curve for curve in curves if len(curve) == len(curves[0])]
+    means = np.mean([[point[:2] for point in curve] for curve in curves], axis=0)
+    return float(np.abs(means[:, 0] - means[:, 1]).max())

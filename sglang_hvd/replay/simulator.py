@@ -129,7 +129,7 @@ def replay(
                 accepted_len,
                 plan.source is DraftSource.CACHE,
                 proposals.features.features[0].copy(),
-                proposals.features.positions[0, :draft_len].copy(),
+                proposals.features.positions[0, :, :draft_len].T.copy(),
             )
         cycles.append(ReplayedCycle(plan, outcome, draft))
         position += len(outcome.token_ids)

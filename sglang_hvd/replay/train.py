@@ -24,11 +24,17 @@ from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 
 # Longest cache drafts in training, in turns: what is verified of a draft depends on the server's
 # verify width. Most drafts have the default's.
-_DRAFT_LIMITS = (31, 31, 7, 31, 31, 15, 31, 31, 63)
+DRAFT_LIMITS = (31, 31, 7, 31, 31, 15, 31, 31, 63)
+
+_FIRST_ROUND: tuple[Policy, ...] = ("model", "cache")
 
 # A recording's rows count with its number of rows to this power, so that the longest do not drown
 # the others; 1 would count every row the same.
 _POWER_OF_SIZE = 0.5
+
+# What the rows of the first round count once there are those of a predictor's own decisions: they
+# show more copies under way than serving does, which would make probabilities too high.
+_WEIGHT_OF_FIRST_ROUND = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,37 +68,35 @@ def train_predictors(
     recordings: Sequence[Recording], vocabulary: Vocabulary, plan: TrainPlan, kinds: Sequence[Kind]
 ) -> Mapping[Kind, PayoffPredictor]:
     """Several kinds from the same cycles, to compare. The first decides in the later rounds."""
-    walks = _walk(recordings, vocabulary, plan, "model") + _walk(
-        recordings, vocabulary, plan, "cache"
-    )
-    held_out = held_out_sessions(walks, plan.held_out)
-    predictor = _fit(walks, held_out, plan, kinds[0], {})
+    first_round = [
+        walk for policy in _FIRST_ROUND for walk in _walk(recordings, vocabulary, plan, policy)
+    ]
+    held_out = held_out_sessions(first_round, plan.held_out)
+    rows = weighted_rows(first_round, [], without=held_out)
+    predictor = _fit(rows, plan, kinds[0])
     on_policy: list[RecordingWalk] = []
     for _ in range(1, plan.num_rounds):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "round.safetensors"
             predictor.save(path)
             on_policy = _walk(recordings, vocabulary, plan, "payoff", path)
-        predictor = _fit([*walks, *on_policy], held_out, plan, kinds[0], {})
-    provenance = _provenance(recordings, vocabulary, plan, walks, held_out)
+        rows = weighted_rows(first_round, on_policy, without=held_out)
+        predictor = _fit(rows, plan, kinds[0])
+    provenance = _provenance(recordings, vocabulary, plan, first_round, held_out)
     trained: dict[Kind, PayoffPredictor] = {}
     for kind in kinds:
-        again = kind != kinds[0]
-        of_kind = _fit([*walks, *on_policy], held_out, plan, kind, {}) if again else predictor
-        judged = {
-            "heldout": [
-                evaluation.row()
-                for evaluation in judge(
-                    on_policy or walks,
-                    {"trained": of_kind},
-                    cache_mode=plan.cache_mode,
-                    at="cycle",
-                    without=frozenset(_fingerprints(walks)) - held_out,
-                )
-                if evaluation.predictor == "trained"
-            ]
-        }
-        trained[kind] = replace(of_kind, provenance={**provenance, **of_kind.provenance, **judged})
+        of_kind = predictor if kind == kinds[0] else _fit(rows, plan, kind)
+        evaluations = judge(
+            on_policy or first_round,
+            {kind: of_kind},
+            cache_mode=plan.cache_mode,
+            at="cycle",
+            without=frozenset(_fingerprints(first_round)) - held_out,
+        )
+        judged = [e.row() for e in evaluations if e.predictor == kind]
+        trained[kind] = replace(
+            of_kind, provenance={**provenance, **of_kind.provenance, "heldout": judged}
+        )
     return trained
 
 
@@ -107,9 +111,9 @@ def held_out_sessions(walks: Sequence[RecordingWalk], share: float) -> frozenset
     return frozenset(held_out)
 
 
-def weighted(walk: RecordingWalk, rows: TrainingRows) -> TrainingRows:
-    """The rows, so weighted that all of a recording count as a power of their number."""
-    weight = len(rows) ** (_POWER_OF_SIZE - 1)
+def weighted(rows: TrainingRows, factor: float = 1.0) -> TrainingRows:
+    """The rows of a recording, so weighted that all together count as a power of their number."""
+    weight = factor * len(rows) ** (_POWER_OF_SIZE - 1)
     return replace(rows, weights=np.full(len(rows), weight, np.float32))
 
 
@@ -126,44 +130,53 @@ def _walk(
         WalkSettings(
             HvdConfig(policy=policy, cache_mode=plan.cache_mode),
             predictor=predictor,
-            draft_limits=_DRAFT_LIMITS,
+            draft_limits=DRAFT_LIMITS,
         ),
         label=f"replay, policy {policy}",
         num_processes=plan.num_processes,
     )
 
 
-def _fit(
-    walks: Sequence[RecordingWalk],
-    held_out: frozenset[str],
-    plan: TrainPlan,
-    kind: Kind,
-    provenance: Mapping[str, object],
-) -> PayoffPredictor:
+def weighted_rows(
+    first_round: Sequence[RecordingWalk],
+    on_policy: Sequence[RecordingWalk],
+    *,
+    without: frozenset[str],
+) -> TrainingRows:
+    """All rows to learn from, weights around 1.
+
+    without: fingerprints of sessions that are not learned from.
+
+    Raises ValueError if there are none.
+    """
+    factor = _WEIGHT_OF_FIRST_ROUND if on_policy else 1.0
     parts = [
-        weighted(walk, rows) for walk in walks if (rows := walk.rows(without=held_out)) is not None
+        weighted(rows, of_round)
+        for walks, of_round in ((first_round, factor), (on_policy, 1.0))
+        for walk in walks
+        if (rows := walk.rows(without=without)) is not None
     ]
     if not parts:
         raise ValueError("no cycle of the traces had a cache draft: nothing to learn from")
-    rows = TrainingRows.concatenate(parts).sample(plan.max_rows, plan.seed)
+    rows = TrainingRows.concatenate(parts)
     assert rows.weights is not None
-    rows = replace(rows, weights=rows.weights / rows.weights.mean())
+    return replace(rows, weights=rows.weights / rows.weights.mean())
+
+
+def _fit(rows: TrainingRows, plan: TrainPlan, kind: Kind) -> PayoffPredictor:
+    rows = rows.sample(plan.max_rows, plan.seed)
     if kind == "mlp":  # the paper's counts every row the same
         rows = replace(rows, weights=None)
         settings = TrainingSettings.of_paper(len(rows))
     else:
         settings = TrainingSettings()
     settings = replace(settings, seed=plan.seed)
-    predictor = train(
+    return train(
         rows,
         kind=kind,
         settings=settings,
         feature_settings=feature_settings(HvdConfig(cache_mode=plan.cache_mode)),
-        provenance=provenance,
-    )
-    return replace(
-        predictor,
-        provenance={**provenance, "num_rows": len(rows), "training": asdict(settings)},
+        provenance={"num_rows": len(rows), "training": asdict(settings)},
     )
 
 

@@ -231,7 +231,7 @@ def check_positions(got: np.ndarray, request: Request, draft: Draft, votes: Draf
     common = agreeing(draft.tokens, votes.tokens)
     before = ([-1, *request.prompt, *request.output])[-1]
     for j, token in enumerate(draft.tokens):
-        row = dict(zip(POSITION_FEATURES, got[j].tolist(), strict=True))
+        row = dict(zip(POSITION_FEATURES, got[:, j].tolist(), strict=True))
         step = draft.probs[j] / (draft.probs[j - 1] if j else 1)
         second = votes.probs[j] / (votes.probs[j - 1] if j else 1) if j < common else 0
         for name, prob in (("logit_next", step), ("votes_logit_next", second)):
@@ -295,7 +295,7 @@ def test_a_row_does_not_depend_on_the_batch() -> None:
         alone.write_features(one, slot, batch_of([draft]), batch_of([second]))
         assert (one.features[0] == whole.features[row]).all()
         num = len(draft.tokens)
-        assert (one.positions[0, :num] == whole.positions[row, :num]).all()
+        assert (one.positions[0, :, :num] == whole.positions[row, :, :num]).all()
 
 
 def test_drafts_beyond_the_depth_that_counts_are_cut() -> None:

@@ -24,8 +24,9 @@ from sglang_hvd.payoff import (
     PayoffPredictor,
     Prediction,
 )
+from sglang_hvd.payoff._native import NUM_BUCKETS, bucket_of
+from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, Kind, feature_settings
-from sglang_hvd.payoff.training import survival_log_odds
 from sglang_hvd.types import DraftSource
 from tests.payoff.made_up import constant_survival, linear, random_drafts, random_predictor
 
@@ -98,7 +99,10 @@ def test_inference_equals_torch(kind: Kind, hidden: tuple[int, ...]) -> None:
         np.testing.assert_allclose(prediction.payoffs, signal[:, 0], rtol=1e-5, atol=1e-5)
         assert prediction.survival is None
         return
-    log_odds = survival_log_odds(signal, torch.from_numpy(drafts.positions))
+    buckets = torch.tensor([bucket_of(depth) for depth in range(MAX_DRAFT_LEN)])
+    log_odds = signal[:, buckets] + torch.einsum(
+        "rkj,rk->rj", torch.from_numpy(drafts.positions), signal[:, NUM_BUCKETS:]
+    )
     survival = log_odds.sigmoid().cumprod(dim=1)
     is_there = torch.arange(survival.shape[1]) < torch.from_numpy(drafts.draft_lens)[:, None]
     survival = survival * is_there

@@ -105,9 +105,9 @@ public:
         }
         require(features.shape(0) >= num && features.shape(1) == kNumDraftFeatures,
                 "features need float32[num_requests, num_features]");
-        require(positions.shape(0) >= num && positions.shape(1) == kMaxDepth &&
-                    positions.shape(2) == kNumPositionFeatures,
-                "positions need float32[num_requests, 64, num_position_features]");
+        require(positions.shape(0) >= num && positions.shape(1) == kNumPositionFeatures &&
+                    positions.shape(2) == kMaxDepth,
+                "positions need float32[num_requests, num_position_features, 64]");
         for (std::size_t i = 0; i < num; ++i) at(slots.data()[i]);
         const FeatureWriter writer({classes_.data(), classes_.size()});
         for (std::size_t i = 0; i < num; ++i) {
@@ -180,9 +180,9 @@ void predict_survival(Network& network, const Input<float, 2>& features,
     require(features.shape(0) >= num && features.shape(1) >= network.num_in() &&
                 network.num_out() == kNumBuckets + kNumPositionFeatures,
             "features do not fit the network");
-    require(positions.shape(0) >= num && positions.shape(1) == kMaxDepth &&
-                positions.shape(2) == kNumPositionFeatures,
-            "positions need float32[num_requests, 64, num_position_features]");
+    require(positions.shape(0) >= num && positions.shape(1) == kNumPositionFeatures &&
+                positions.shape(2) == kMaxDepth,
+            "positions need float32[num_requests, num_position_features, 64]");
     require(payoffs.size() >= num && survival.shape(0) >= num && survival.shape(1) == kMaxDepth,
             "results need one row per request");
     const float* outputs = network.run(features.data(), num, features.shape(1));

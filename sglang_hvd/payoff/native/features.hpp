@@ -37,14 +37,17 @@ struct DraftRow {
 };
 
 class FeatureWriter {
+    static constexpr int kMaxLogs = 32;
+
 public:
     explicit FeatureWriter(std::span<const std::uint8_t> classes) : classes_(classes) {}
 
     // draft: the one to be judged; votes: what the votes propose (the same draft, where they made
-    // it). positions: row-major [depth, kNumPositionFeatures].
+    // it). positions: row-major [kNumPositionFeatures, kMaxDepth].
     void write(const RequestTrack& track, const DraftRow& draft, const DraftRow& votes,
                std::int64_t place, float* features, float* positions) const {
-        out_ = features;
+        out_ = features_ = features;
+        num_logs_ = num_logits_ = 0;
         const int num = draft.size();
         std::array<std::uint8_t, kMaxDepth + 1> flags;  // one earlier token in front
         flags[0] = class_of(track.latest(0));
@@ -62,8 +65,8 @@ public:
         put(match.score);
         put(match.match_len);
         put(length);
-        put(log_of(1 + prompt_len));
-        put(log_of(1 + generated_len));
+        put_log(prompt_len);
+        put_log(generated_len);
         put(generated_len / std::max(1.f, prompt_len + generated_len));
         put(recent.cache_rate);
         put(recent.mean_accepted);
@@ -71,7 +74,7 @@ public:
         for (int c = 0; c < kNumPaperClasses; ++c) put(static_cast<float>(counts[c]) / length);
 
         // Path probabilities.
-        for (const int depth : kProbDepths) put(logit_of(prob_at(draft, depth)));
+        for (const int depth : kProbDepths) put_logit(prob_at(draft, depth));
         float sum = 0;
         for (int i = 0; i < std::min(num, kThreshold); ++i) sum += draft.probs[i];
         put(sum);
@@ -84,26 +87,26 @@ public:
         while (agreeing < common && draft.token_ids[agreeing] == votes.token_ids[agreeing]) ++agreeing;
         float agreed_sum = 0;
         for (int i = 0; i < agreeing; ++i) agreed_sum += votes.probs[i];
-        put(log_of(1 + static_cast<float>(agreeing)));
+        put_log(static_cast<float>(agreeing));
         put(static_cast<float>(agreeing) / length);
         put(agreeing == num ? 1.f : 0.f);
-        put(logit_of(agreeing > 0 ? votes.probs[agreeing - 1] : 0.f));
-        put(logit_of(agreeing >= kThreshold ? votes.probs[kThreshold - 1] : 0.f));
+        put_logit(agreeing > 0 ? votes.probs[agreeing - 1] : 0.f);
+        put_logit(agreeing >= kThreshold ? votes.probs[kThreshold - 1] : 0.f);
         put(agreed_sum);
         put(votes.match.score);
-        for (const int depth : kVotesDepths) put(logit_of(prob_at(votes, depth)));
+        for (const int depth : kVotesDepths) put_logit(prob_at(votes, depth));
         put_match(votes.match);
 
         // How right the cache's drafts have been.
         for (int k = 0; k < kNumCyclesSeen; ++k) put(track.cycle(k).share());
         for (int d = 0; d < kNumDecays; ++d) put(track.moving_share(d));
         put(track.share());
-        put(log_of(1 + static_cast<float>(track.num_committed())));
+        put_log(static_cast<float>(track.num_committed()));
         put(track.cycle(0).agreed);
         put(track.cycle(1).agreed);
         put(track.cycle(0).committed);
         put(track.cycle(1).committed);
-        put(log_of(1 + static_cast<float>(track.run())));
+        put_log(static_cast<float>(track.run()));
 
         // Whether a copy goes on where it was.
         const bool is_known = place >= 0 && track.expected_place() >= 0;
@@ -114,26 +117,52 @@ public:
         put(is_known && distance <= 3 ? 1.f : 0.f);
         put(shift > 0 && shift < 64 ? 1.f : 0.f);
         put(shift < 0 && shift > -64 ? 1.f : 0.f);
-        put(std::copysign(log_of(1 + distance), shift));
+        put_log(distance);
+        float* const shift_at = out_ - 1;
 
         // What kind of text it is.
         put_classes(class_of(track.latest(1)));
         put_classes(flags[0]);
         for (int i = 0; i < 3; ++i) put_classes(i < num ? flags[i + 1] : std::uint8_t{0});
 
+        transform(logs_.data(), num_logs_, logits_.data(), num_logits_, features);
+        *shift_at = std::copysign(*shift_at, shift);
         write_positions(draft, votes, agreeing, flags, positions);
     }
 
 private:
     void put(float value) const { *out_++ = value; }
 
+    // ln(1 + value) and log odds are taken at the end, of all of them at once.
+    void put_log(float value) const {
+        logs_[num_logs_++] = static_cast<std::uint8_t>(out_ - features_);
+        put(value);
+    }
+    void put_logit(float prob) const {
+        logits_[num_logits_++] = static_cast<std::uint8_t>(out_ - features_);
+        put(prob);
+    }
+
+    SGLANG_HVD_CLONES static void transform(const std::uint8_t* logs, int num_logs,
+                                            const std::uint8_t* logits, int num_logits,
+                                            float* features) {
+        alignas(64) float values[2 * kMaxLogs] = {};
+        float* const odds = values + kMaxLogs;
+        for (int i = 0; i < num_logs; ++i) values[i] = features[logs[i]];
+        for (int i = 0; i < num_logits; ++i) odds[i] = features[logits[i]];
+        for (int i = 0; i < num_logs; i += kLanes) store(log_of(1.f + load(values + i)), values + i);
+        for (int i = 0; i < num_logits; i += kLanes) store(logit_of(load(odds + i)), odds + i);
+        for (int i = 0; i < num_logs; ++i) features[logs[i]] = values[i];
+        for (int i = 0; i < num_logits; ++i) features[logits[i]] = odds[i];
+    }
+
     void put_match(const Match& match) const {
         put(match.origin == 0 ? 1.f : 0.f);
         put(match.origin == 1 ? 1.f : 0.f);
-        put(log_of(1 + match.match_len));
-        put(log_of(1 + match.age));
-        put(log_of(1 + match.num_occurrences));
-        put(log_of(1 + match.num_agreeing));
+        put_log(match.match_len);
+        put_log(match.age);
+        put_log(match.num_occurrences);
+        put_log(match.num_agreeing);
         put(match.num_agreeing / std::max(1.f, match.num_occurrences));
         put(match.agreement);
         put(match.mean_agreement);
@@ -166,15 +195,15 @@ private:
     // Scaled log odds of each of num probabilities that the next is accepted; given: the
     // probabilities that all up to it are.
     SGLANG_HVD_CLONES static void write_odds(const float* given, int num, float* out) {
-        float odds[kMaxDepth];
+        alignas(64) float odds[kMaxDepth] = {};
+        float before = 1;
         for (int i = 0; i < num; ++i) {
-            const float before = i > 0 ? given[i - 1] : 1.f;
             odds[i] = given[i] / std::max(before, 1e-9f);
+            before = given[i];
         }
-        for (int i = 0; i < num; ++i) {
-            const float logit = logit_of(odds[i]);
-            out[i] = std::min(std::max(logit, -6.f), 6.f) * 0.25f;
-        }
+        for (int i = 0; i < num; i += kLanes)
+            store(clamp_of(logit_of(load(odds + i)), -6.f, 6.f) * 0.25f, odds + i);
+        std::copy_n(odds, num, out);
     }
 
     static void write_positions(const DraftRow& draft, const DraftRow& votes, int agreeing,
@@ -184,16 +213,27 @@ private:
         votes_odds.fill(-1.5f);  // of what the votes do not say
         write_odds(draft.probs.data(), num, odds.data());
         write_odds(votes.probs.data(), agreeing, votes_odds.data());
-        for (int i = 0; i < num; ++i, out += kNumPositionFeatures) {
-            out[0] = odds[i];
-            out[1] = votes_odds[i];
-            put_flags(flags[i + 1], out + 2);
-            put_flags(flags[i], out + 2 + kNumClasses);
+        write_columns(odds.data(), votes_odds.data(), flags.data(), num, out);
+    }
+
+    SGLANG_HVD_CLONES static void write_columns(const float* odds, const float* votes_odds,
+                                                const std::uint8_t* flags, int num,
+                                                float* __restrict out) {
+        for (int i = 0; i < num; ++i) out[i] = odds[i];
+        for (int i = 0; i < num; ++i) out[kMaxDepth + i] = votes_odds[i];
+        for (int back = 0; back < 2; ++back) {
+            for (int c = 0; c < kNumClasses; ++c) {
+                float* column = out + (2 + back * kNumClasses + c) * kMaxDepth;
+                for (int i = 0; i < num; ++i)
+                    column[i] = static_cast<float>(flags[i + 1 - back] >> c & 1);
+            }
         }
     }
 
     std::span<const std::uint8_t> classes_;
-    mutable float* out_ = nullptr;
+    mutable float *features_ = nullptr, *out_ = nullptr;
+    mutable std::array<std::uint8_t, kMaxLogs> logs_, logits_;  // places of the features
+    mutable int num_logs_ = 0, num_logits_ = 0;
 };
 
 }  // namespace sglang_hvd

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <vector>
@@ -14,11 +15,7 @@
 
 namespace sglang_hvd {
 
-constexpr int kLanes = 16;  // outputs summed side by side; layers are padded to multiples of it
-
 namespace detail {
-
-using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
 
 // out[r][o] = bias[o] + sum over i of in[r][i] * weight[i][o], for kRows rows and the outputs from
 // first on, as many as fill kVectors. The sums stay in registers.
@@ -63,10 +60,6 @@ SGLANG_HVD_CLONES inline void affine(const float* in, std::size_t num_rows, std:
         affine_rows<1, 4>(in + row * num_in, num_in, weight, bias, num_out, is_rectified, out + row * num_out);
 }
 
-SGLANG_HVD_CLONES inline void sigmoid_all(float* values, std::size_t num) {
-    for (std::size_t i = 0; i < num; ++i) values[i] = sigmoid_of(values[i]);
-}
-
 }  // namespace detail
 
 // A multilayer perceptron with ReLU between its layers, on normalised inputs.
@@ -74,7 +67,8 @@ class Network {
 public:
     struct Layer {
         std::size_t num_in = 0, num_out = 0, num_padded = 0;
-        std::vector<float> weight, bias;  // weight: [num_in][num_padded]
+        // num_padded: num_out, filled up to a multiple of kLanes. weight: [num_in][num_padded].
+        std::vector<float> weight, bias;
     };
 
     Network(std::span<const float> mean, std::span<const float> std) {
@@ -130,30 +124,37 @@ private:
 constexpr int kNumBuckets = 21;
 
 // 0..15: a depth each; then 17-20, 21-24, 25-32, 33-48, 49-64.
-inline int bucket_of(int position) {
+constexpr int bucket_of(int position) {
     if (position < 16) return position;
     if (position < 20) return 16;
     if (position < 24) return 17;
     if (position < 32) return 18;
     return position < 48 ? 19 : 20;
 }
+constexpr auto kBuckets = [] {
+    std::array<std::uint8_t, kMaxDepth> buckets{};
+    for (int j = 0; j < kMaxDepth; ++j) buckets[j] = static_cast<std::uint8_t>(bucket_of(j));
+    return buckets;
+}();
 
 // P(accepted > j) for each position j of a draft, from the odds that a token whose predecessors are
 // accepted is accepted too.
-// survival: [kMaxDepth], 0 from num_tokens on. Returns its sum, the expected accepted length.
-inline float survival_of(const float* outputs, const float* positions, int num_tokens,
-                         float* survival) {
+// positions: [kNumPositionFeatures][kMaxDepth]. survival: [kMaxDepth], of which the first num_tokens
+// are written. Returns its sum, the expected accepted length.
+SGLANG_HVD_CLONES inline float survival_of(const float* outputs, const float* positions,
+                                           int num_tokens, float* survival) {
     const int num = std::min(num_tokens, kMaxDepth);
-    for (int j = 0; j < num; ++j) {
-        float odds = outputs[bucket_of(j)];
-        const float* position = positions + j * kNumPositionFeatures;
-        for (int k = 0; k < kNumPositionFeatures; ++k) odds += position[k] * outputs[kNumBuckets + k];
-        survival[j] = odds;
+    float odds[kMaxDepth];
+    for (int j = 0; j < kMaxDepth; ++j) odds[j] = outputs[kBuckets[j]];
+    for (int first = 0; first < num; first += kLanes) {
+        Lanes sum = load(odds + first);
+        for (int k = 0; k < kNumPositionFeatures; ++k)
+            sum += load(positions + k * kMaxDepth + first) * outputs[kNumBuckets + k];
+        store(sigmoid_of(sum), odds + first);
     }
-    detail::sigmoid_all(survival, static_cast<std::size_t>(num));
     float prob = 1, sum = 0;
     for (int j = 0; j < num; ++j) {
-        prob *= survival[j];
+        prob *= odds[j];
         survival[j] = prob;
         sum += prob;
     }

@@ -1,0 +1,243 @@
+"""What each idea of the predictor brings, on the same drafts: the table of docs/payoff.md.
+
+    python -m benchmarks.payoff.ideas --traces DIR --tokenizer FILE [--cache-mode votes|paper]
+        [--json FILE]
+
+Every row is one training and its quality on the last quarter of each recording's sessions, at the
+cycle starts of serving with the predictor that ships, in the mean over families. Inputs that a row
+leaves out are constant.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.payoff import (
+    DEFAULT_PREDICTORS,
+    FEATURE_NAMES,
+    PAPER_FEATURES,
+    POSITION_FEATURES,
+    PayoffPredictor,
+)
+from sglang_hvd.payoff.predictor import Kind, feature_settings
+from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.payoff.training import TrainingSettings, train
+from sglang_hvd.replay.evaluate import MEAN, Evaluation, judge
+from sglang_hvd.replay.recordings import Vocabulary, find_recordings
+from sglang_hvd.replay.train import DRAFT_LIMITS, held_out_sessions, weighted_rows
+from sglang_hvd.replay.walk import RecordingWalk, SessionWalk, WalkSettings, walk_recordings
+
+_HELD_OUT = 0.25
+# Groups of inputs by how their names begin, in the order in which they are added.
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "path probabilities": ("logit_prob", "score_6"),
+    "occurrences, and where the match lies": (
+        *("in_prompt", "in_output", "log_match_len", "log_age", "log_occurrences"),
+        *("log_agreeing", "share_agreeing", "agreement", "mean_agreement"),
+    ),
+    "second opinion of the votes": ("votes_",),
+    "how right earlier drafts were": (
+        *("agreed_", "moving_share", "log_committed", "committed_", "log_run"),
+    ),
+    "whether a copy goes on": ("is_place", "place_shift"),
+    "classes of the tokens around": ("before_", "token_"),
+}
+
+
+@dataclass(frozen=True)
+class _Idea:
+    name: str
+    features: frozenset[str] = frozenset(FEATURE_NAMES)
+    has_positions: bool = True
+    kind: Kind = "survival"
+    settings: TrainingSettings | None = None
+    is_on_policy: bool = True
+
+
+def _ideas() -> list[_Idea]:
+    ideas = [
+        _Idea("the paper's predictor (mlp)", kind="mlp"),
+        _Idea(
+            "the same, batch of 65536",
+            kind="mlp",
+            settings=TrainingSettings.of_paper(0, batch_size=65536),
+        ),
+        _Idea("survival, the paper's features", frozenset(PAPER_FEATURES), has_positions=False),
+    ]
+    names = set(PAPER_FEATURES)
+    for group, starts in _GROUPS.items():
+        names |= {name for name in FEATURE_NAMES if name.startswith(starts)}
+        ideas.append(_Idea(f"+ {group}", frozenset(names), has_positions=False))
+    assert names == set(FEATURE_NAMES), "a feature is in no group"
+    return [
+        *ideas,
+        _Idea("+ inputs of each draft token (all: what ships)"),
+        _Idea("all, 128 + 128 hidden", settings=TrainingSettings(hidden_sizes=(128, 128))),
+        _Idea("all, 32 + 32 hidden", settings=TrainingSettings(hidden_sizes=(32, 32))),
+        _Idea(
+            "all, three times as long",
+            settings=TrainingSettings(num_row_visits=9_000_000, max_epochs=60),
+        ),
+        _Idea("all, trained on the first round only", is_on_policy=False),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="What each idea of the predictor brings.")
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--eos-token", default="<|im_end|>")
+    parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(arguments)
+    study = _Study.load(options)
+    rows = []
+    print("| idea | average precision | ROC area | precision | recall | calibration error |")
+    print("|---|---|---|---|---|---|")
+    for idea in _ideas():
+        rows.append(_show(idea.name, study.mean_of(idea)))
+    rows.append(_show("all, on families left out of training", study.mean_of_families_left_out()))
+    frequency = [e for e in study.judge(None) if e.predictor == "frequency" and e.file == MEAN]
+    rows.append(_show("frequency score", frequency[0]))
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1))
+    return 0
+
+
+def _show(name: str, evaluation: Evaluation) -> dict[str, object]:
+    quality = evaluation.quality
+    figures = (
+        quality.average_precision,
+        quality.roc_auc,
+        quality.precision,
+        quality.recall,
+        quality.calibration_error,
+    )
+    cells = " | ".join("-" if figure is None else f"{figure:.3f}" for figure in figures)
+    print(f"| {name} | {cells} |", flush=True)
+    return {"idea": name, **asdict(quality)}
+
+
+@dataclass(frozen=True)
+class _Study:
+    cache_mode: CacheMode
+    off_policy: Sequence[RecordingWalk]
+    on_policy: Sequence[RecordingWalk]
+    judged: Sequence[RecordingWalk]
+    held_out: frozenset[str]
+
+    @classmethod
+    def load(cls, options: argparse.Namespace) -> "_Study":
+        recordings = [r for r in find_recordings(options.traces) if r.is_permissive]
+        vocabulary = Vocabulary(options.tokenizer, options.eos_token)
+        config = HvdConfig(cache_mode=options.cache_mode)
+        walks = {}
+        for name, policy, limits in (
+            ("model", "model", DRAFT_LIMITS),
+            ("cache", "cache", DRAFT_LIMITS),
+            ("payoff", "payoff", DRAFT_LIMITS),
+            ("judged", "payoff", WalkSettings(config).draft_limits),
+        ):
+            walks[name] = walk_recordings(
+                recordings,
+                vocabulary,
+                WalkSettings(
+                    config.model_copy(update={"policy": policy}),
+                    predictor=DEFAULT_PREDICTORS[options.cache_mode],
+                    draft_limits=limits,
+                ),
+                label=name,
+                num_processes=2,
+            )
+        return cls(
+            options.cache_mode,
+            [*walks["model"], *walks["cache"]],
+            walks["payoff"],
+            walks["judged"],
+            held_out_sessions(walks["model"], _HELD_OUT),
+        )
+
+    def mean_of(self, idea: _Idea) -> Evaluation:
+        [mean] = [e for e in self.judge(self._train(idea), idea) if e.file == MEAN]
+        return mean
+
+    def mean_of_families_left_out(self) -> Evaluation:
+        """Each family judged by a predictor that saw none of its recordings."""
+        idea = _Idea("left out")
+        evaluations = []
+        for family in sorted({walk.family for walk in self.judged}):
+            predictor = self._train(idea, without_family=family)
+            evaluations += [e for e in self.judge(predictor, idea, family=family) if e.file == MEAN]
+        names = ("average_precision", "roc_auc", "precision", "recall", "calibration_error")
+        means = {
+            name: float(np.mean([getattr(e.quality, name) for e in evaluations])) for name in names
+        }
+        return replace(evaluations[0], quality=replace(evaluations[0].quality, **means))
+
+    def judge(
+        self, predictor: PayoffPredictor | None, idea: _Idea | None = None, family: str = ""
+    ) -> list[Evaluation]:
+        walks = [
+            replace(
+                walk,
+                sessions=tuple(
+                    replace(session, rows=self._masked(session, idea))
+                    for session in walk.sessions
+                    if session.fingerprint in self.held_out
+                ),
+            )
+            for walk in self.judged
+            if family in ("", walk.family)
+        ]
+        predictors = {} if predictor is None else {"idea": predictor}
+        evaluations = judge(walks, predictors, cache_mode=self.cache_mode, at="cycle")
+        return [e for e in evaluations if predictor is None or e.predictor == "idea"]
+
+    def _train(self, idea: _Idea, without_family: str = "") -> PayoffPredictor:
+        def kept(walks: Sequence[RecordingWalk]) -> list[RecordingWalk]:
+            return [walk for walk in walks if walk.family != without_family]
+
+        rows = weighted_rows(
+            kept(self.off_policy),
+            kept(self.on_policy) if idea.is_on_policy else [],
+            without=self.held_out,
+        )
+        rows = _without(rows, idea)
+        if idea.kind == "mlp":
+            rows = replace(rows, weights=None)
+        return train(
+            rows,
+            kind=idea.kind,
+            settings=idea.settings,
+            feature_settings=feature_settings(HvdConfig(cache_mode=self.cache_mode)),
+            provenance={},
+        )
+
+    @staticmethod
+    def _masked(session: SessionWalk, idea: _Idea | None) -> TrainingRows | None:
+        if session.rows is None or idea is None:
+            return session.rows
+        return _without(session.rows, idea)
+
+
+def _without(rows: TrainingRows, idea: _Idea) -> TrainingRows:
+    """The rows with the inputs that the idea does not have set to 0."""
+    features, positions = rows.features, rows.positions
+    missing = [column for column, name in enumerate(FEATURE_NAMES) if name not in idea.features]
+    if missing:
+        features = features.copy()
+        features[:, missing] = 0
+    if not idea.has_positions:
+        positions = np.zeros((len(rows), rows.positions.shape[1], len(POSITION_FEATURES)), "f4")
+    return replace(rows, features=features, positions=positions)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
