@@ -320,7 +320,7 @@ def _command(options: argparse.Namespace) -> str:
 def _run_reload(options: argparse.Namespace) -> int:
     from sglang_hvd.reload import reload_predictor
 
-    print(reload_predictor(options.url, options.predictor))
+    print(reload_predictor(options.url, options.predictor, api_key=options.api_key))
     return 0
 
 
@@ -329,6 +329,7 @@ def _add_reload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--predictor", type=Path, required=True, metavar="FILE", help="as the server sees it"
     )
+    parser.add_argument("--api-key", metavar="KEY", help="of a server that asks for one")
 
 
 def _read_traces(options: argparse.Namespace) -> tuple[list[Recording], Vocabulary]:

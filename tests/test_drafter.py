@@ -103,7 +103,7 @@ def test_the_votes_are_a_second_opinion_in_the_papers_mode() -> None:
         opinions[mode] = [
             float(row[COLUMN[name]]) for name in ("draft_len", "score", "votes_score")
         ]
-    assert [opinions[mode][0] for mode in ("votes", "paper")] == [7, 2]
+    assert [opinions[mode][0] for mode in ("votes", "paper")] == [8, 2]
     assert opinions["votes"][1] == opinions["votes"][2] == opinions["paper"][2]
     assert opinions["paper"][1] != opinions["paper"][2]
 
