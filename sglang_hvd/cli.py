@@ -336,7 +336,7 @@ def _read_traces(options: argparse.Namespace) -> tuple[list[Recording], Vocabula
     from sglang_hvd.replay.recordings import Vocabulary, find_recordings
 
     vocabulary = Vocabulary(options.tokenizer, options.eos_token or None)
-    vocabulary.eos_token_id  # noqa: B018  what is wrong with the tokenizer, now
+    vocabulary.fingerprint  # noqa: B018  what is wrong with the tokenizer, now
     return find_recordings(options.traces), vocabulary
 
 

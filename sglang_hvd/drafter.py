@@ -408,7 +408,11 @@ class HybridDrafter:
         outcomes: Sequence[VerifyOutcome],
     ) -> None:
         # Where the target added no token of its own the text ended inside the draft: of the
-        # draft's rest nothing is known.
+        # draft's rest nothing is known. Requests that never verify cache drafts tell nothing of
+        # those that do.
+        told = [row for row, request in enumerate(requests) if not request.without_cache]
+        requests = [requests[row] for row in told]
+        outcomes = [outcomes[row] for row in told]
         accepted = [
             outcome.num_accepted_drafts
             if request.planned is DraftSource.CACHE and outcome.num_target_tokens

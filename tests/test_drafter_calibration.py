@@ -206,3 +206,21 @@ def test_a_policy_without_predictor_takes_none(tmp_path: Path) -> None:
     UNSURE.save(tmp_path / "good.safetensors")
     with pytest.raises(ValueError, match=r"^the frequency policy has no predictor to replace$"):
         drafter(policy="frequency").read_predictor(tmp_path / "good.safetensors")
+
+
+def test_a_request_that_never_verifies_cache_drafts_corrects_nothing() -> None:
+    made = drafter(threshold=1.0)
+    for _ in range(50):
+        rid = object()
+        made.start(rid, PROMPT, without_cache=True)
+        made.extend(rid, [3])
+        made.plan([rid])
+        made.commit([rid], [VerifyOutcome([0], 0)])  # the draft says 4
+        made.finish(rid, output_ids=None, keep=False)
+    calibration = made.calibration()
+    assert calibration is not None
+    assert {figures.shift for figures in calibration.values()} == {0}
+    cycle(made, num_right=0)
+    calibration = made.calibration()
+    assert calibration is not None
+    assert calibration["prompt"].shift < 0

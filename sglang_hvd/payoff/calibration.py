@@ -47,6 +47,10 @@ _FIRST_TOKEN_STEP = 0.001
 _FALLBACK_RATIO, _FALLBACK_WEIGHT = 2.0, 100.0
 _RETURN_RATIO, _RETURN_WEIGHT = 1.5, 400.0
 
+# Drafts seen after which a predictor that is not heeded is put to the test again if too few of them
+# were verified to tell: the frequency rule may verify hardly any.
+_TRIAL_AFTER = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
@@ -163,10 +167,11 @@ class OnlineCalibration:
                 continue
             state = self._states[expected.origin]
             state.see_first_token(expected, int(committed[0]), is_verified=accepted is not None)
-            if accepted is None:
-                continue
-            state.see_verified(expected, min(accepted, MAX_DRAFT_LEN), self._depth)
-            change = state.change_fallback(ORIGINS[expected.origin])
+            if accepted is not None:
+                state.see_verified(expected, min(accepted, MAX_DRAFT_LEN), self._depth)
+            change = state.change_fallback(
+                ORIGINS[expected.origin], is_verified=accepted is not None
+            )
             if change is not None:
                 changes.append(change)
         return changes
@@ -227,6 +232,7 @@ class _State:
     """What is known of one origin."""
 
     num_verified: int = 0
+    num_in_fallback: int = 0  # drafts seen since it began or was last judged
     shift: float = 0.0
     is_fallback: bool = False
     verified: _Sums = field(default_factory=_Sums)
@@ -234,6 +240,7 @@ class _State:
     bins: list[_Sums] = field(default_factory=lambda: [_Sums() for _ in range(NUM_BINS)])
 
     def see_first_token(self, expected: _Expected, first_id: int, *, is_verified: bool) -> None:
+        self.num_in_fallback += self.is_fallback
         if expected.first_prob is None:
             return
         is_right = first_id == expected.first_id
@@ -252,20 +259,28 @@ class _State:
         num_tokens = min(expected.draft_len, MAX_DRAFT_LEN)
         self._step(_STEP * (num_accepted - expected.payoff) / num_tokens)
 
-    def change_fallback(self, origin: str) -> FallbackChange | None:
+    def change_fallback(self, origin: str, *, is_verified: bool) -> FallbackChange | None:
         sums = self.verified
-        if sums.weight < (_RETURN_WEIGHT if self.is_fallback else _FALLBACK_WEIGHT):
+        if self.num_in_fallback >= _TRIAL_AFTER:
+            return self._turn_fallback(origin)
+        weight = _RETURN_WEIGHT if self.is_fallback else _FALLBACK_WEIGHT
+        if not is_verified or sums.weight < weight:
             return None
+        self.num_in_fallback = 0
         ratio = _RETURN_RATIO if self.is_fallback else _FALLBACK_RATIO
         is_right = sums.predicted <= ratio * sums.came and sums.came <= ratio * sums.predicted
         if is_right != self.is_fallback:
             return None
+        return self._turn_fallback(origin)
+
+    def _turn_fallback(self, origin: str) -> FallbackChange:
+        sums = self.verified
         self.is_fallback = not self.is_fallback
+        self.num_in_fallback = 0
         # Another rule chooses from now on: of its drafts the figures shall be.
         self.verified = _Sums()
-        return FallbackChange(
-            origin, self.is_fallback, sums.predicted / sums.weight, sums.came / sums.weight
-        )
+        weight = max(sums.weight, 1.0)
+        return FallbackChange(origin, self.is_fallback, sums.predicted / weight, sums.came / weight)
 
     def figures(self) -> OriginFigures:
         verified = self.verified.reliability()

@@ -185,15 +185,19 @@ class PayoffPredictor:
     def load(cls, path: Path) -> "PayoffPredictor":
         """Reads a predictor. Raises ValueError, in one line, for a file that is not a whole and
         sound predictor of these features."""
-        if not path.is_file():
-            raise ValueError(f"predictor {path} is not a file: set {flag_name('predictor')}")
         try:
+            if not path.is_file():
+                raise ValueError(f"predictor {path} is not a file: set {flag_name('predictor')}")
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != _FORMAT:
                     raise ValueError(f"predictor {path} is not a payoff predictor")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
+        except OSError as error:
+            reason = error.strerror or error
+            raise ValueError(f"predictor {path} cannot be read: {reason}") from None
+        except (SafetensorError, TypeError, AttributeError) as error:
+            # The latter two: tensors of a type that numpy does not have.
             raise ValueError(f"predictor {path} is corrupt or truncated: {error}") from None
         try:
             return cls._from_file(tensors, metadata)
@@ -223,6 +227,8 @@ class PayoffPredictor:
         settings = _read_json(metadata, "settings", dict)
         if set(settings) != set(_FEATURE_SETTINGS):
             raise ValueError(f"has settings for {', '.join(settings)}: retrain")
+        if settings["cache_mode"] not in get_args(CacheMode):
+            raise ValueError(f"has the cache mode {settings['cache_mode']!r}: retrain")
         num_layers = (len(tensors) - 2) // 2
         names = ["mean", "std"]
         names += [f"{kind}_{layer}" for layer in range(num_layers) for kind in ("weight", "bias")]
@@ -257,14 +263,15 @@ class PayoffPredictor:
                 )
             if not np.isfinite(tensor).all():
                 raise ValueError(f"has values in {name} that are not finite")
-        if (self.std <= 0).any():
+        smallest = np.finfo(np.float32).tiny
+        if (self.std < smallest).any():
             raise ValueError("has a standard deviation that is not positive")
 
 
 def _read_json(metadata: Mapping[str, str], key: str, kind: type[_Json]) -> _Json:
     try:
         value = json.loads(metadata.get(key, ""))
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         raise ValueError(f"has no readable {key} in its metadata") from None
     if not isinstance(value, kind):
         raise ValueError(f"has no readable {key} in its metadata")

@@ -53,7 +53,10 @@ def answer_for_predictor(
     try:
         if not isinstance(worker, HvdWorker):
             raise ValueError("this server does not run HVD")
-        worker.use_predictor(Path(request.body["path"]))
+        path = request.body.get("path")
+        if not isinstance(path, str):
+            raise ValueError("a predictor is given by its path")
+        worker.use_predictor(Path(path))
     except ValueError as error:
         return DumperControlReqOutput(success=False, response=[], error=str(error))
     return DumperControlReqOutput(success=True, response=[])

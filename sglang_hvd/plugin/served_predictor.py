@@ -55,6 +55,9 @@ class ServedPredictor:
             fingerprint = predictor.fingerprint
         except ValueError as error:
             fault = str(error)
+        except Exception as error:  # a rank that left here would let the others wait for ever
+            logger.exception("HVD: predictor %s", path)
+            fault = f"predictor {path}: {type(error).__name__}: {error}"
         found = _of_all_ranks((fingerprint, fault), self._ranks)
         for _, fault in found:
             if fault:
@@ -128,6 +131,7 @@ class PredictorMetrics:
         if fingerprint != self._fingerprint:
             if self._fingerprint is not None:
                 self._predictor.labels(self._fingerprint).set(0)
+            self._totals.clear()  # another predictor counts from zero
             self._predictor.labels(fingerprint).set(1)
             self._fingerprint = fingerprint
         for origin, figures in calibration.items():
@@ -144,7 +148,6 @@ class PredictorMetrics:
 
     def _count(self, counter: Counter, total: int) -> None:
         before = self._totals.get(counter, 0)
-        # Another predictor counts from zero.
         counter.inc(total - before if total >= before else total)
         self._totals[counter] = total
 

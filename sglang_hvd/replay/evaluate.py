@@ -12,7 +12,13 @@ from sglang_hvd.config import CacheMode, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from sglang_hvd.payoff.rows import TrainingRows
-from sglang_hvd.replay.metrics import Judgement, PayoffQuality, payoff_quality, reliability_curve
+from sglang_hvd.replay.metrics import (
+    NUM_BINS,
+    Judgement,
+    PayoffQuality,
+    payoff_quality,
+    reliability_curve,
+)
 from sglang_hvd.replay.recordings import Recording, Vocabulary
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 
@@ -181,6 +187,9 @@ def _mean_calibration_error(
             return None
         worth = np.concatenate([rows.accepted_lens for _, rows in parts]) >= THRESHOLD
         curves.append(reliability_curve(np.concatenate(probs), worth))
-    curves = [curve for curve in curves if len(curve) == len(curves[0])]
+    # A family with fewer drafts than there are points has no curve.
+    curves = [curve for curve in curves if len(curve) == NUM_BINS]
+    if not curves:
+        return None
     means = np.mean([[point[:2] for point in curve] for curve in curves], axis=0)
     return float(np.abs(means[:, 0] - means[:, 1]).max())

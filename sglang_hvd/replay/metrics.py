@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-_NUM_BINS = 10
+NUM_BINS = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +84,7 @@ def payoff_quality(
 
 
 def reliability_curve(
-    probs: npt.NDArray[np.float32], happened: npt.NDArray[np.bool_], num_bins: int = _NUM_BINS
+    probs: npt.NDArray[np.float32], happened: npt.NDArray[np.bool_], num_bins: int = NUM_BINS
 ) -> list[tuple[float, float, int]]:
     """Predicted mean, real share and number of each of num_bins equally large groups, by rising
     prediction; equal predictions may fall into different groups."""

@@ -1,5 +1,6 @@
 """Files of traces, and the tokenizer they are read with."""
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from sglang_hvd.payoff import TokenClasses
-from sglang_hvd.traces.reader import read_traces
+from sglang_hvd.traces.reader import is_recording, read_traces
+from sglang_hvd.traces.recording_folder import salvage
 from sglang_hvd.traces.text_traces import TextTrace, read_text_traces
 from sglang_hvd.traces.tokenizer import load_tokenizer, token_strings, tokenizer_fingerprint
 from sglang_hvd.traces.trace import Trace
@@ -75,12 +77,17 @@ class Recording:
 
     def traces(self, vocabulary: Vocabulary) -> list[Trace]:
         """All of them. Raises ValueError, in one line, for a file that is not whole and sound."""
-        return list(read_traces(self.path, vocabulary.tokenizer, vocabulary.eos_token_id))
+        # Recordings hold token ids: only text needs the token that ends an output.
+        eos_token_id = None if is_recording(self.path) else vocabulary.eos_token_id
+        return list(read_traces(self.path, vocabulary.tokenizer, eos_token_id))
 
 
 def find_recordings(traces: Path) -> list[Recording]:
-    """The files of a folder, by name, or the one file. Raises ValueError if there are none."""
+    """The files of a folder, by name, or the one file. What a killed server left unfinished there
+    is completed first. Raises ValueError if there are none."""
     if traces.is_dir():
+        with contextlib.suppress(OSError):  # a folder that may only be read
+            salvage(traces)
         paths = sorted(path for path in traces.iterdir() if path.suffix in _SUFFIXES)
     else:
         paths = [traces]

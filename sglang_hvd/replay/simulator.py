@@ -36,12 +36,15 @@ class ReplayedDraft:
     """A cache draft, verified or not.
 
     accepted_len: tokens of it that the target would accept.
+    num_judged: tokens of which that is known: where the text ends inside the draft, nothing is
+        known of the rest.
     is_verified: whether it was the draft that was verified.
     features: float32[num_features]. positions: float32[num_tokens, num_position_features].
     """
 
     num_tokens: int
     accepted_len: int
+    num_judged: int
     is_verified: bool
     features: npt.NDArray[np.float32]
     positions: npt.NDArray[np.float32]
@@ -99,6 +102,7 @@ def replay(
     num_model_accepted: int,
     max_cache_draft_tokens: int | None = None,
     keep: bool = True,
+    namespace: str = "",
 ) -> list[ReplayedCycle]:
     """Generates a trace's output again, cycle by cycle.
 
@@ -106,12 +110,13 @@ def replay(
         0 makes every position of the output the start of a cycle, if no cache draft is verified.
     max_cache_draft_tokens: longest cache draft; None: the drafter's own limit.
     keep: the output enters the drafter's shared cache.
+    namespace: of that cache.
     """
     output_ids = trace.output_ids
     if not len(output_ids):
         return []
     cycles: list[ReplayedCycle] = []
-    drafter.start(trace, trace.prompt_ids)
+    drafter.start(trace, trace.prompt_ids, namespace=namespace)
     drafter.extend(trace, output_ids[:1])
     position = 1
     while position < len(output_ids):
@@ -127,6 +132,7 @@ def replay(
             draft = ReplayedDraft(
                 draft_len,
                 accepted_len,
+                min(accepted_len + 1, draft_len, len(rest)),
                 plan.source is DraftSource.CACHE,
                 proposals.features.features[0].copy(),
                 proposals.features.positions[0, :, :draft_len].T.copy(),
@@ -153,6 +159,7 @@ def training_rows(cycles: Iterable[ReplayedCycle]) -> TrainingRows:
         draft_lens=draft_lens,
         accepted_lens=np.array([draft.accepted_len for draft in drafts], np.int32),
         is_verified=np.array([draft.is_verified for draft in drafts]),
+        num_judged=np.array([draft.num_judged for draft in drafts], np.int32),
     )
 
 

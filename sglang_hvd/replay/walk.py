@@ -144,16 +144,13 @@ def walk_recording(
     )
     fingerprints = session_fingerprints(traces)
     cycles: dict[str, list[ReplayedCycle]] = {session: [] for session in fingerprints}
-    session = traces[0].session
     for index, trace in enumerate(traces):
-        if trace.session != session and not settings.shares_cache:
-            drafter.flush()
-        session = trace.session
-        cycles[session] += replay(
+        cycles[trace.session] += replay(
             trace,
             drafter,
             num_model_accepted=settings.num_model_accepted,
             max_cache_draft_tokens=settings.draft_limits[index % len(settings.draft_limits)],
+            namespace="" if settings.shares_cache else trace.session,
         )
     return RecordingWalk(
         recording.name,

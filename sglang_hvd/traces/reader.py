@@ -69,6 +69,22 @@ def read_traces(
         yield replace(trace, tokenizer_fingerprint=fingerprint)
 
 
+def is_recording(path: Path) -> bool:
+    """Whether a file is in the native form, of either encoding. Raises ValueError if it cannot be
+    read."""
+    try:
+        with path.open("rb") as file:
+            first_line = file.readline()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot read the traces: {error.strerror}") from None
+    if first_line.startswith(binary.MAGIC[:4]):
+        return True
+    try:
+        return json_object(first_line).get("format") == FORMAT
+    except ValueError:
+        return False
+
+
 def _read_recording(path: Path, decode: _Decode, tokenizer: Tokenizer | None) -> Iterator[Trace]:
     texts = TurnTexts()
     try:

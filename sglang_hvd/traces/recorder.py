@@ -122,7 +122,7 @@ class Recorder:
             salvage(self._path)
             while (entries := self._next()) is not None:
                 for trace, namespace in entries:
-                    self._write(trace, namespace)
+                    self._write_or_drop(trace, namespace)
                 self._attempt(self._folder.complete_if_due)
                 self._tell_of_overflow()
             self._attempt(self._folder.complete)
@@ -140,6 +140,15 @@ class Recorder:
             trace, namespace = self._queue.popleft()
             self._num_queued_tokens -= len(trace.prompt_ids) + len(trace.output_ids)
             return [(trace, namespace)]
+
+    def _write_or_drop(self, trace: Trace, namespace: str) -> None:
+        try:
+            self._write(trace, namespace)
+        except Exception as error:  # one trace must not end the recording of all others
+            logger.exception("recording in %s leaves out a request", self._path)
+            with self._changed:
+                self._num_dropped += 1
+                self._last_error = f"{type(error).__name__}: {error}"
 
     def _write(self, trace: Trace, namespace: str) -> None:
         if not trace.session:

@@ -348,6 +348,19 @@ def test_a_predictor_that_stays_wrong_stays_in_fallback() -> None:
     assert not any(not change.is_fallback for change in changes)
 
 
+def test_a_predictor_of_which_nothing_is_verified_any_more_is_put_to_the_test_again() -> None:
+    calibration = OnlineCalibration(THRESHOLD)
+    serve(calibration, 400, lambda drafts: sigmoid(logit(drafts.hazards) - 3))
+    assert calibration.has_fallback
+
+    def nothing(prediction: Prediction) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(prediction.payoffs), np.bool_)
+
+    changes = serve(calibration, 4000, as_predicted, verifies=nothing)
+    assert {change.is_fallback for change in changes} == {False}
+    assert not calibration.has_fallback
+
+
 def test_a_slot_that_expects_nothing_tells_nothing() -> None:
     calibration = OnlineCalibration(THRESHOLD)
     drafts = some_drafts(np.random.default_rng(6), 2)

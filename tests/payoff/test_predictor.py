@@ -203,6 +203,29 @@ def test_a_file_of_another_kind_is_refused(saved: Path, content: bytes) -> None:
     assert "is corrupt or truncated" in refusal(saved)
 
 
+def test_a_file_that_cannot_be_looked_at_is_refused(tmp_path: Path) -> None:
+    assert "cannot be read: File name too long" in refusal(tmp_path / ("x" * 300))
+
+
+def test_tensors_of_a_type_that_numpy_lacks_are_refused(saved: Path) -> None:
+    header = {"mean": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}
+    header["__metadata__"] = {"format": "sglang_hvd.payoff"}  # type: ignore[assignment]
+    text = json.dumps(header).encode()
+    saved.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
+    assert "is corrupt or truncated" in refusal(saved)
+
+
+def test_metadata_nested_without_end_is_refused(saved: Path) -> None:
+    rewrite(saved, metadata=lambda texts: texts.update(provenance="[" * 200_000))
+    assert "has no readable provenance" in refusal(saved)
+
+
+def test_an_unknown_cache_mode_is_refused(saved: Path) -> None:
+    settings = json.dumps({**feature_settings(HvdConfig()), "cache_mode": "magic"})
+    rewrite(saved, metadata=lambda texts: texts.update(settings=settings))
+    assert "has the cache mode 'magic': retrain" in refusal(saved)
+
+
 def test_a_truncated_file_is_refused_wherever_it_ends(saved: Path) -> None:
     content = saved.read_bytes()
     for length in [*range(0, len(content), 97), len(content) - 1]:
@@ -276,6 +299,7 @@ def test_settings_that_are_not_ours_are_refused(saved: Path) -> None:
         (lambda t: t["bias_0"].fill(np.nan), "has values in bias_0 that are not finite"),
         (lambda t: t["weight_0"].fill(np.inf), "has values in weight_0 that are not finite"),
         (lambda t: t["std"].fill(0), "has a standard deviation that is not positive"),
+        (lambda t: t["std"].fill(1e-45), "has a standard deviation that is not positive"),
     ],
 )
 def test_unsound_tensors_are_refused(

@@ -9,11 +9,15 @@ import pytest
 from sglang_hvd.cli import main
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.replay.evaluate import judge
 from sglang_hvd.replay.recordings import Recording, Vocabulary, find_recordings
 from sglang_hvd.replay.simulator import CycleTotals
 from sglang_hvd.replay.train import TrainPlan, held_out_sessions, train_predictors
 from sglang_hvd.replay.walk import RecordingWalk, SessionWalk, WalkSettings, walk_recordings
+from sglang_hvd.traces.writer import TraceWriter
+from tests.payoff.made_up import constant_survival
 from tests.replay.conftest import WriteTraces
+from tests.replay.made_up import rows, walk
 
 KEYS = {
     "file", "family", "predictor", "num_drafts", "oracle_share", "precision", "recall",
@@ -116,21 +120,24 @@ def test_replay_compares_the_policies(
     assert rows["mean", "model"]["tokens_per_ms"] == pytest.approx(3 / 17)
 
 
-def test_a_local_cache_does_not_see_other_sessions(
+def test_a_local_cache_sees_its_own_session_only(
     tmp_path: Path, number_tokenizer: Path, write_traces: WriteTraces
 ) -> None:
-    # Every session has the same output and no prompt to copy it from.
-    path = write_traces(tmp_path / "same.jsonl", num_sessions=4, step=0)
+    # Two sessions of two turns each in turns, as a live server records them. Both turns of a
+    # session have the same output, the sessions different ones.
+    path = write_traces(tmp_path / "interleaved.jsonl", num_sessions=4)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    output = " ".join(str(1 + number * 7 % 199) for number in range(60))
-    for line in lines:
-        line |= {"prompt": "5", "output": output}
+    for number, line in enumerate(lines):
+        output = " ".join(str(1 + (n * 7 + number % 2) % 199) for n in range(60))
+        line |= {"session": f"s{number % 2}", "prompt": "5", "output": output}
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     vocabulary = Vocabulary(number_tokenizer, None)
 
-    def num_cycles(shares_cache: bool) -> int:
+    def num_cycles(shares_cache: bool, *numbers: int) -> int:
+        some = tmp_path / "some.jsonl"
+        some.write_text("".join(json.dumps(lines[number]) + "\n" for number in numbers))
         [walk] = walk_recordings(
-            find_recordings(path),
+            find_recordings(some),
             vocabulary,
             WalkSettings(HvdConfig(policy="cache"), shares_cache=shares_cache),
             label="test",
@@ -138,7 +145,34 @@ def test_a_local_cache_does_not_see_other_sessions(
         )
         return walk.totals().num_cycles
 
-    assert num_cycles(True) < num_cycles(False) / 2
+    apart = num_cycles(False, 0, 2) + num_cycles(False, 1, 3)
+    assert num_cycles(False, 0, 1, 2, 3) == apart
+    assert num_cycles(False, 0, 2) < 1.5 * num_cycles(False, 0)  # the second turn copies the first
+
+
+def test_recordings_need_no_token_that_ends_an_output(
+    tmp_path: Path, number_tokenizer: Path, made_up_traces: Path
+) -> None:
+    recorded = tmp_path / "recorded.hvdt"
+    vocabulary = Vocabulary(number_tokenizer, "<|im_end|>")
+    [recording, _] = find_recordings(made_up_traces)
+    with TraceWriter(recorded, tokenizer_fingerprint=vocabulary.fingerprint) as writer:
+        for trace in recording.traces(vocabulary):
+            writer.write(trace)
+    assert run("replay", recorded, number_tokenizer, "--eos-token", "<none>") == 0
+    assert run("replay", made_up_traces, number_tokenizer, "--eos-token", "<none>") == 2
+
+
+def test_the_mean_calibration_leaves_out_families_without_a_curve() -> None:
+    def family(name: str, num_drafts: int, accepted: int) -> RecordingWalk:
+        return walk(name, rows([accepted] * num_drafts), num_cycles=num_drafts, num_cache=0)
+
+    # Every draft is said to reach the threshold with probability .5 ** 6.
+    few, many = family("few", 4, 0), family("many", 100, 31)
+    for walks in ([few, many], [many, few]):
+        evaluations = judge(walks, {"half": constant_survival(0.5)}, cache_mode="votes", at="cycle")
+        [mean] = [e for e in evaluations if (e.file, e.predictor) == ("mean", "half")]
+        assert mean.quality.calibration_error == pytest.approx(1 - 0.5**6)
 
 
 def test_several_processes_find_the_same(made_up_traces: Path, number_tokenizer: Path) -> None:
