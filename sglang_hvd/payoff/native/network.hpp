@@ -1,5 +1,6 @@
-// Inference of the predictors. A row's result has the same bits whatever the other rows are, and on
-// every machine: each output is summed in the order of the inputs, outputs side by side.
+// Inference of the predictors. A row's result has the same bits whatever the other rows are, and
+// whatever the width of the registers: each output is summed in the order of the inputs, outputs side
+// by side.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Logarithm and exponential of sixteen values at a time, with the same bits on every machine:
+// Logarithm and exponential of sixteen values at a time, with the same bits for all registers:
 // polynomials of the Cephes library, without fused multiply-add (see CMakeLists.txt).
 #pragma once
 
