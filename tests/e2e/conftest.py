@@ -70,7 +70,7 @@ class Server:
         /server_info is asked last: describing the worker lets go of ended requests.
         """
         deadline = time.monotonic() + 20
-        # A gauge may still say so from before the request: the state decides, and is asked only then.
+        # A gauge may say so from before the request: the state decides, and is asked only then.
         while self._num_requests_gauge() != 0 or self.hvd_state()["num_requests"] != 0:
             assert time.monotonic() < deadline, "requests are held"
             time.sleep(0.2)
