@@ -1,4 +1,4 @@
-"""What each idea of the predictor brings, on the same drafts: the table of docs/payoff.md.
+"""What each idea of the predictor brings, on the same drafts.
 
     python -m benchmarks.payoff.ideas --traces DIR --tokenizer FILE [--cache-mode votes|paper]
         [--json FILE]
