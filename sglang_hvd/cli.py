@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from sglang_hvd.config import CacheMode, HvdConfig
-from sglang_hvd.payoff.predictor import Kind
+from sglang_hvd.payoff.predictor import Kind, PayoffPredictor
 from sglang_hvd.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _run_demo(options: argparse.Namespace) -> int:
     unknown = sorted(set(asked) - set(MODES))
     if unknown:
         raise ValueError(f"unknown modes {', '.join(unknown)}: choose from {', '.join(MODES)}")
-    _check_json(options)
+    _check_folder("--json", options.json)
     return run_demo(
         cache_dir=options.cache_dir,
         modes=[mode for mode in MODES if mode in asked or mode == "plain"],
@@ -209,7 +209,7 @@ def _run_replay(options: argparse.Namespace) -> int:
 
     if not 0 <= options.warm_up < 1:
         raise ValueError(f"--warm-up must lie in 0..1, got {options.warm_up}")
-    _check_json(options)
+    _check_folder("--json", options.json)
     recordings, vocabulary = _read_traces(options)
     results = replay_policies(
         recordings,
@@ -249,14 +249,11 @@ def _run_train(options: argparse.Namespace) -> int:
 
 
 def _run_evaluate(options: argparse.Namespace) -> int:
-    from sglang_hvd.payoff import PayoffPredictor
     from sglang_hvd.replay.evaluate import evaluate
     from sglang_hvd.replay.tables import evaluation_table
 
-    _check_json(options)
-    cache_mode = options.cache_mode
-    if options.predictor is not None:
-        cache_mode = PayoffPredictor.load(options.predictor).settings["cache_mode"]
+    _check_folder("--json", options.json)
+    cache_mode = _cache_mode(options)
     recordings, vocabulary = _read_traces(options)
     evaluations = evaluate(
         recordings,
@@ -271,7 +268,6 @@ def _run_evaluate(options: argparse.Namespace) -> int:
 
 
 def _run_analyze(options: argparse.Namespace) -> int:
-    from sglang_hvd.payoff import PayoffPredictor
     from sglang_hvd.replay.analyze import analyze
     from sglang_hvd.replay.findings import findings
     from sglang_hvd.replay.page import write_page
@@ -279,12 +275,9 @@ def _run_analyze(options: argparse.Namespace) -> int:
 
     if options.json is None and options.html is None:
         raise ValueError("nothing to write: give --json, --html or both")
-    for flag, path in (("--json", options.json), ("--html", options.html)):
-        if path is not None:
-            _check_folder(flag, path)
-    cache_mode = options.cache_mode
-    if options.predictor is not None:
-        cache_mode = PayoffPredictor.load(options.predictor).settings["cache_mode"]
+    _check_folder("--json", options.json)
+    _check_folder("--html", options.html)
+    cache_mode = _cache_mode(options)
     recordings, vocabulary = _read_traces(options)
     analysis = analyze(
         options.traces,
@@ -332,6 +325,14 @@ def _add_reload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", metavar="KEY", help="of a server that asks for one")
 
 
+def _cache_mode(options: argparse.Namespace) -> CacheMode:
+    """The given predictor's, or else the asked one."""
+    asked = options.cache_mode
+    if options.predictor is not None:
+        asked = PayoffPredictor.load(options.predictor).settings["cache_mode"]
+    return cast(CacheMode, asked)  # both were checked
+
+
 def _read_traces(options: argparse.Namespace) -> tuple[list[Recording], Vocabulary]:
     from sglang_hvd.replay.recordings import Vocabulary, find_recordings
 
@@ -347,13 +348,8 @@ def _show(options: argparse.Namespace, table: str, rows: list[dict[str, object]]
     return 0
 
 
-def _check_json(options: argparse.Namespace) -> None:
-    if options.json is not None:
-        _check_folder("--json", options.json)
-
-
-def _check_folder(flag: str, path: Path) -> None:
-    if not path.parent.is_dir():
+def _check_folder(flag: str, path: Path | None) -> None:
+    if path is not None and not path.parent.is_dir():
         raise ValueError(f"{flag} {path}: there is no folder {path.parent}")
 
 

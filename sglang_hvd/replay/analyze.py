@@ -22,12 +22,19 @@ from sglang_hvd.replay.analysis import (
     PrecisionRecall,
     Structure,
 )
-from sglang_hvd.replay.evaluate import THRESHOLD, judge, judged_by
+from sglang_hvd.replay.evaluate import (
+    NOTHING_LEFT,
+    THRESHOLD,
+    judge,
+    judged_by,
+    judging_walks,
+    trained_sessions,
+)
 from sglang_hvd.replay.importance import permutation_importance
 from sglang_hvd.replay.metrics import payoff_quality, precision_at_recalls
 from sglang_hvd.replay.prompts import PromptCounts
 from sglang_hvd.replay.recordings import Recording, Vocabulary, session_fingerprints
-from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
+from sglang_hvd.replay.walk import RecordingWalk, walk_recordings
 
 WORTH_LEN = math.ceil(THRESHOLD)
 LONGEST = 31  # tokens of a cache draft at the default verify width
@@ -60,21 +67,19 @@ def analyze(
         "predictor": PayoffPredictor.of_config(config.model_copy(update={"predictor": path})),
         "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
     }
-    trained_on = frozenset(
-        session for predictor in predictors.values() for session in predictor.trained_sessions
-    )
-    on_policy = WalkSettings(config.model_copy(update={"policy": "payoff"}), predictor=path)
-    every_position = WalkSettings(
-        config.model_copy(update={"policy": "model"}), num_model_accepted=0
-    )
+    trained_on = trained_sessions(predictors)
+    settings = judging_walks(config, path)
+    on_policy = settings["cycle"]
     cycles, positions = (
-        walk_recordings(recordings, vocabulary, settings, label=label, num_processes=num_processes)
-        for label, settings in (("cycles", on_policy), ("positions", every_position))
+        walk_recordings(
+            recordings, vocabulary, settings[at], label=f"{at}s", num_processes=num_processes
+        )
+        for at in ("cycle", "position")
     )
     sessions = {session.fingerprint for walk in cycles for session in walk.sessions}
     judged = sessions - trained_on
     if not judged:
-        raise ValueError("no session is left to judge: the predictors were trained on all of them")
+        raise ValueError(NOTHING_LEFT)
     about = About(
         traces=traces.resolve().name,
         files=tuple(walk.name for walk in cycles),

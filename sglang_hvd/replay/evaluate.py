@@ -16,6 +16,7 @@ from sglang_hvd.replay.metrics import (
     NUM_BINS,
     Judgement,
     PayoffQuality,
+    mean_of,
     payoff_quality,
     reliability_curve,
 )
@@ -26,6 +27,8 @@ from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 THRESHOLD = HvdConfig().threshold
 
 MEAN = "mean"
+
+NOTHING_LEFT = "no session is left to judge: the predictors were trained on all of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +79,34 @@ def evaluate(
     if given is not None:
         of_given = config.model_copy(update={"predictor": given})
         predictors = {"given": PayoffPredictor.of_config(of_given), **predictors}
-    trained_on = frozenset(
-        session for predictor in predictors.values() for session in predictor.trained_sessions
-    )
+    trained_on = trained_sessions(predictors)
     evaluations = []
-    for at, settings in _walks(config).items():
+    for at, settings in judging_walks(config, DEFAULT_PREDICTORS[cache_mode]).items():
         walks = walk_recordings(
             recordings, vocabulary, settings, label=at, num_processes=num_processes
         )
         evaluations += judge(walks, predictors, cache_mode=cache_mode, at=at, without=trained_on)
     if not evaluations:
-        raise ValueError("no session is left to judge: the predictors were trained on all of them")
+        raise ValueError(NOTHING_LEFT)
     return evaluations
+
+
+def trained_sessions(predictors: Mapping[str, PayoffPredictor]) -> frozenset[str]:
+    """Fingerprints of the sessions that any of them was trained on."""
+    return frozenset[str]().union(*(p.trained_sessions for p in predictors.values()))
+
+
+def judging_walks(config: HvdConfig, predictor: Path) -> dict[str, WalkSettings]:
+    """The walks whose drafts predictors are judged on, by where these stand (see Evaluation).
+
+    predictor: decides which drafts are verified at cycle starts.
+    """
+    on_policy = config.model_copy(update={"policy": "payoff"})
+    every_position = config.model_copy(update={"policy": "model"})
+    return {
+        "cycle": WalkSettings(on_policy, predictor=predictor),
+        "position": WalkSettings(every_position, num_model_accepted=0),
+    }
 
 
 def judge(
@@ -145,15 +164,6 @@ def judged_by(rows: TrainingRows, predictor: PayoffPredictor | None) -> Judgemen
     return Judgement(prediction.payoffs, prediction.reaches(math.ceil(THRESHOLD)))
 
 
-def _walks(config: HvdConfig) -> dict[str, WalkSettings]:
-    on_policy = config.model_copy(update={"policy": "payoff"})
-    every_position = config.model_copy(update={"policy": "model"})
-    return {
-        "cycle": WalkSettings(on_policy, predictor=DEFAULT_PREDICTORS[config.cache_mode]),
-        "position": WalkSettings(every_position, num_model_accepted=0),
-    }
-
-
 def _quality(parts: Sequence[tuple[Judgement, TrainingRows]]) -> PayoffQuality:
     judgements = [judgement for judgement, _ in parts]
     probs = [judgement.probs for judgement in judgements if judgement.probs is not None]
@@ -171,8 +181,7 @@ def _mean(qualities: Sequence[PayoffQuality]) -> PayoffQuality:
     """Each figure over the families that have it; num_drafts is the sum."""
     figures: dict[str, float | None] = {}
     for name in PayoffQuality.__dataclass_fields__:
-        values = [value for q in qualities if (value := getattr(q, name)) is not None]
-        figures[name] = sum(values) / len(values) if values else None
+        figures[name] = mean_of([getattr(quality, name) for quality in qualities])
     figures["num_drafts"] = sum(quality.num_drafts for quality in qualities)
     return PayoffQuality(**figures)  # type: ignore[arg-type]
 

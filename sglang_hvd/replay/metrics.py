@@ -109,6 +109,12 @@ def precision_at_recalls(
     return tuple(float(precision[recall >= wanted].max()) for wanted in recalls)
 
 
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """Mean of those that are there; None if none is."""
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if found else None
+
+
 def _calibration_error(probs: npt.NDArray[np.float32], happened: npt.NDArray[np.bool_]) -> float:
     return max(abs(mean - share) for mean, share, _ in reliability_curve(probs, happened))
 

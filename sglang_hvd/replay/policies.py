@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sglang_hvd.config import CacheMode, HvdConfig, Policy
 from sglang_hvd.payoff import DEFAULT_PREDICTORS
 from sglang_hvd.replay.evaluate import MEAN, THRESHOLD
+from sglang_hvd.replay.metrics import mean_of
 from sglang_hvd.replay.recordings import Recording, Vocabulary
 from sglang_hvd.replay.simulator import CycleTotals
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
@@ -172,11 +173,6 @@ def _mean(results: Sequence[PolicyResult], policy: str) -> PolicyResult:
     for name in PolicyResult.__dataclass_fields__:
         if name in ("file", "family", "policy", "payoff_quantiles"):
             continue
-        of_families = [_mean_of([getattr(r, name) for r in rs]) for rs in families.values()]
-        figures[name] = _mean_of(of_families)
+        of_families = [mean_of([getattr(r, name) for r in rs]) for rs in families.values()]
+        figures[name] = mean_of(of_families)
     return PolicyResult(MEAN, "", policy, payoff_quantiles=None, **figures)
-
-
-def _mean_of(values: Sequence[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return sum(found) / len(found) if found else None

@@ -1,6 +1,6 @@
 """Walks recordings as a server would serve them, several at a time."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -16,7 +16,6 @@ from sglang_hvd.replay.recordings import Recording, Vocabulary, session_fingerpr
 from sglang_hvd.replay.simulator import (
     CycleTotals,
     ReplayedCycle,
-    ReplayedDraft,
     count_cycles,
     replay,
     training_rows,
@@ -83,45 +82,54 @@ def walk_recordings(
     *,
     label: str,
     num_processes: int,
-    keeps_rows: bool = True,
 ) -> list[RecordingWalk]:
     """Walks each recording, with a progress bar of that label on stderr.
 
     Raises ValueError, in one line, for a recording or predictor that cannot be used.
     """
-    work = _Work(vocabulary, settings, keeps_rows)
-    bar = tqdm(total=len(recordings), desc=label, unit="file", leave=False)
-    with bar:
-        return list(_run(work, recordings, num_processes, bar.update))
+    with tqdm(total=len(recordings), desc=label, unit="file", leave=False) as bar:
+        walks = []
+        for walk in _walk_all(recordings, vocabulary, settings, num_processes):
+            walks.append(walk)
+            bar.update()
+        return walks
 
 
-@dataclass(frozen=True)
-class _Work:
-    vocabulary: Vocabulary
-    settings: WalkSettings
-    keeps_rows: bool
-
-    def __call__(self, recording: Recording) -> RecordingWalk:
-        return walk_recording(recording, self.vocabulary, self.settings, self.keeps_rows)
-
-
-def _run(
-    work: _Work, recordings: Sequence[Recording], num_processes: int, done: Callable[[], object]
-) -> Iterable[RecordingWalk]:
+def _walk_all(
+    recordings: Sequence[Recording],
+    vocabulary: Vocabulary,
+    settings: WalkSettings,
+    num_processes: int,
+) -> Iterator[RecordingWalk]:
     if num_processes == 1:
         for recording in recordings:
-            yield work(recording)
-            done()
+            yield walk_recording(recording, vocabulary, settings)
         return
-    # Fresh interpreters: a fork would copy locks that threads of the parent may hold.
-    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
-        for walk in pool.map(work, recordings):
-            yield walk
-            done()
+    # Fresh interpreters: a fork would copy locks that threads of the parent may hold. Each is given
+    # the vocabulary once, not with every recording.
+    with ProcessPoolExecutor(
+        num_processes,
+        mp_context=get_context("spawn"),
+        initializer=_set_up_worker,
+        initargs=(vocabulary, settings),
+    ) as pool:
+        yield from pool.map(_walk_in_worker, recordings)
+
+
+_of_worker: tuple[Vocabulary, WalkSettings]
+
+
+def _set_up_worker(vocabulary: Vocabulary, settings: WalkSettings) -> None:
+    global _of_worker
+    _of_worker = vocabulary, settings
+
+
+def _walk_in_worker(recording: Recording) -> RecordingWalk:
+    return walk_recording(recording, *_of_worker)
 
 
 def walk_recording(
-    recording: Recording, vocabulary: Vocabulary, settings: WalkSettings, keeps_rows: bool = True
+    recording: Recording, vocabulary: Vocabulary, settings: WalkSettings
 ) -> RecordingWalk:
     """Walks one recording in this process."""
     traces = recording.traces(vocabulary)
@@ -159,12 +167,10 @@ def walk_recording(
             SessionWalk(
                 fingerprints[session],
                 count_cycles(of_session),
-                training_rows(of_session) if keeps_rows and _drafts(of_session) else None,
+                training_rows(of_session)
+                if any(cycle.draft is not None for cycle in of_session)
+                else None,
             )
             for session, of_session in cycles.items()
         ),
     )
-
-
-def _drafts(cycles: Sequence[ReplayedCycle]) -> list[ReplayedDraft]:
-    return [cycle.draft for cycle in cycles if cycle.draft is not None]

@@ -36,14 +36,10 @@ def read_traces(
     """
     if isinstance(tokenizer, Path):
         tokenizer = load_tokenizer(tokenizer)
-    try:
-        with path.open("rb") as file:
-            first_line = file.readline()
-    except OSError as error:
-        raise ValueError(f"{path}: cannot read the traces: {error.strerror}") from None
+    first_line = _first_line(path)
     if not first_line:
         raise ValueError(f"{path}: empty: no traces")
-    if first_line.startswith(binary.MAGIC[:4]):
+    if _is_binary(first_line):
         yield from _read_recording(path, binary.decode, tokenizer)
         return
     try:
@@ -72,17 +68,23 @@ def read_traces(
 def is_recording(path: Path) -> bool:
     """Whether a file is in the native form, of either encoding. Raises ValueError if it cannot be
     read."""
+    first_line = _first_line(path)
     try:
-        with path.open("rb") as file:
-            first_line = file.readline()
-    except OSError as error:
-        raise ValueError(f"{path}: cannot read the traces: {error.strerror}") from None
-    if first_line.startswith(binary.MAGIC[:4]):
-        return True
-    try:
-        return json_object(first_line).get("format") == FORMAT
+        return _is_binary(first_line) or json_object(first_line).get("format") == FORMAT
     except ValueError:
         return False
+
+
+def _first_line(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.readline()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot read the traces: {error.strerror}") from None
+
+
+def _is_binary(first_line: bytes) -> bool:
+    return first_line.startswith(binary.MAGIC[:4])
 
 
 def _read_recording(path: Path, decode: _Decode, tokenizer: Tokenizer | None) -> Iterator[Trace]:
