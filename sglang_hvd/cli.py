@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from sglang_hvd.config import CacheMode, HvdConfig
 from sglang_hvd.payoff.predictor import Kind, PayoffPredictor
+from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -71,10 +73,10 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _not_negative(text: str) -> int:
-    if int(text) < 0:
+def _not_negative(text: str) -> float:
+    if not 0 <= float(text) < math.inf:
         raise argparse.ArgumentTypeError(f"at least 0, got {text}")
-    return int(text)
+    return float(text)
 
 
 def _run_demo(options: argparse.Namespace) -> int:
@@ -158,11 +160,24 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "--local-cache", action="store_true", help="draft from a request's own session only"
     )
     parser.add_argument(
+        "--threshold",
+        type=_not_negative,
+        metavar="N",
+        help="of the payoff policy, as --hvd-threshold",
+    )
+    parser.add_argument(
         "--model-accepted",
         type=_not_negative,
-        default=2,
+        default=2.0,
         metavar="N",
-        help="accepted tokens of each cycle of the model drafter (default: %(default)s)",
+        help="tokens that the model drafter has accepted in each cycle (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--model-drafter",
+        choices=list(ODDS_RATIOS),
+        default="constant",
+        help="constant: exactly so many. independent, correlated: so many in the mean, at random, "
+        "or more where the cache is right too (default: %(default)s)",
     )
 
 
@@ -219,7 +234,8 @@ def _run_replay(options: argparse.Namespace) -> int:
         costs=None if options.costs is None else CostTable.load(options.costs),
         warm_up=options.warm_up,
         shares_cache=not options.local_cache,
-        num_model_accepted=options.model_accepted,
+        threshold=options.threshold,
+        model_drafter=ModelDrafter(options.model_accepted, ODDS_RATIOS[options.model_drafter]),
         num_processes=options.processes,
     )
     return _show(options, policy_table(results), [asdict(result) for result in results])

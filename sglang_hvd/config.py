@@ -17,6 +17,9 @@ from pydantic import (
 Policy = Literal["payoff", "frequency", "cache", "model"]
 CacheMode = Literal["votes", "paper"]
 
+# Predicted accepted length from which the paper verifies a cache draft (section 3.4).
+PAPER_THRESHOLD = 6.0
+
 # Names the YAML file where there are no flags (sgl.Engine).
 CONFIG_ENV = "HVD_CONFIG"
 
@@ -32,16 +35,17 @@ class HvdConfig(BaseModel):
 
     policy: Policy = Field(
         default="payoff",
-        description="How a request chooses its draft. payoff: the cache draft if its predicted "
-        "accepted length reaches the threshold, else the model drafter. frequency: the same with "
-        "the suffix cache's score. cache: the cache draft, a plain step without one. model: "
-        "always the model drafter.",
+        description="How a request chooses its draft. payoff: the cache draft if it is predicted "
+        "to pay, else the model drafter. frequency: the cache draft if the suffix cache's score "
+        "reaches frequency_threshold, else the model drafter. cache: the cache draft, a plain step "
+        "without one. model: always the model drafter.",
     )
-    threshold: float = Field(
-        default=6.0,
+    threshold: float | None = Field(
+        default=None,
         ge=0,
-        description="payoff policy: predicted accepted length, in tokens without the bonus "
-        "token, from which a cache draft is verified.",
+        description="payoff policy: accepted length, in tokens without the bonus token, from which "
+        "a cache draft pays; the paper's is 6. Default: what the model drafter is predicted to "
+        "bring this request now.",
     )
     frequency_threshold: float | None = Field(
         default=None,

@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.allocation import policies
-from sglang_hvd.config import HvdConfig
+from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import (
     DraftFeatures,
     FallbackChange,
+    ModelFigures,
+    ModelPayoff,
     OnlineCalibration,
     OriginFigures,
     PayoffPredictor,
@@ -23,7 +25,7 @@ from sglang_hvd.payoff import (
 )
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.suffix_cache import SuffixCache, SuffixCacheStats
-from sglang_hvd.suffix_cache.token_ids import as_token_ids
+from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
 from sglang_hvd.types import (
     MATCH_FEATURES,
     DraftBatch,
@@ -64,17 +66,25 @@ class Proposals:
     drafts: num_nodes is 0 where the cache proposes nothing.
     features: None in a drafter without token classes.
     prediction: calibrated; None in a drafter without a predictor.
+    model_payoffs: float32[num_requests], expected accepted length of the model drafter's draft;
+        None but under the payoff policy.
     """
 
     num_requests: int
     drafts: DraftBatch
     features: DraftFeatures | None
     prediction: Prediction | None
+    model_payoffs: npt.NDArray[np.float32] | None
 
     @property
     def has_draft(self) -> npt.NDArray[np.bool_]:
         """bool[num_requests]."""
         return self.drafts.num_nodes[: self.num_requests] > 0
+
+    def of_drafts(self, values: npt.NDArray[np.float32]) -> list[float | None]:
+        """One value per request, None where there is no draft."""
+        has_draft = self.has_draft.tolist()
+        return [v if has else None for v, has in zip(values.tolist(), has_draft, strict=True)]
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +126,7 @@ class HybridDrafter:
         self._cache = cache
         self._predictor: PayoffPredictor | None = None
         self._calibration: OnlineCalibration | None = None
+        self._model_payoff = ModelPayoff(num_model_steps) if config.policy == "payoff" else None
         if predictor is not None:
             self.use_predictor(predictor)
         self._tracker = (
@@ -178,6 +189,10 @@ class HybridDrafter:
         """How right the predictor is, by origin of the draft; None where it is not calibrated."""
         return None if self._calibration is None else self._calibration.figures()
 
+    def model_figures(self) -> ModelFigures | None:
+        """How right the predictions of the model drafter's payoff are; None without any."""
+        return None if self._model_payoff is None else self._model_payoff.figures()
+
     def read_predictor(self, path: Path) -> PayoffPredictor:
         """A predictor that use_predictor takes.
 
@@ -193,7 +208,10 @@ class HybridDrafter:
         requests stay."""
         self._predictor = predictor
         if self._config.calibrate:
-            self._calibration = OnlineCalibration(self._config.threshold)
+            threshold = self._config.threshold
+            self._calibration = OnlineCalibration(
+                PAPER_THRESHOLD if threshold is None else threshold
+            )
 
     def start(
         self,
@@ -210,6 +228,8 @@ class HybridDrafter:
         """
         self._cache.start(rid, prompt_ids, namespace)
         slot = 0 if self._tracker is None else self._tracker.start(as_token_ids(prompt_ids))
+        if self._model_payoff is not None:
+            self._model_payoff.start(slot)
         self._requests[rid] = _Request(slot, without_cache)
 
     def plan(self, rids: Sequence[Hashable]) -> list[DraftPlan]:
@@ -220,7 +240,7 @@ class HybridDrafter:
         if self._config.policy == "model":
             self._reserve(len(rids))
             self._drafts.num_nodes[: len(rids)] = 0
-            return self.allocate(rids, Proposals(len(rids), self._drafts, None, None))
+            return self.allocate(rids, Proposals(len(rids), self._drafts, None, None, None))
         return self.allocate(rids, self.propose(rids))
 
     def propose(
@@ -238,23 +258,29 @@ class HybridDrafter:
             if self._votes is not self._drafts:
                 self._cache.propose_into(self._votes, rids, limits, by_votes=True)
         if self._tracker is None:
-            return Proposals(len(rids), self._drafts, None, None)
+            return Proposals(len(rids), self._drafts, None, None, None)
         with self._clock.measure(Phase.FEATURES):
             features = self._features.first(len(rids))
             slots = self._slots(map(self._request, rids))
             self._tracker.write_features(features, slots, self._drafts, self._votes)
         if self._predictor is None:
-            return Proposals(len(rids), self._drafts, features, None)
+            return Proposals(len(rids), self._drafts, features, None, None)
         with self._clock.measure(Phase.PREDICT):
             prediction = self._predictor.predict(features)
             if self._calibration is not None:
                 prediction = self._calibration.expect(slots, self._drafts, prediction)
-        return Proposals(len(rids), self._drafts, features, prediction)
+            model_payoffs = None
+            if self._model_payoff is not None:
+                first_probs = prediction.reaches(1)
+                model_payoffs = self._model_payoff.expect(slots, self._drafts, first_probs)
+        return Proposals(len(rids), self._drafts, features, prediction, model_payoffs)
 
     def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> list[DraftPlan]:
         """The second half of plan: the policy's decision."""
         with self._clock.measure(Phase.ALLOCATE):
-            payoffs = self._payoffs(proposals)
+            payoffs: list[float | None] = [None] * proposals.num_requests
+            if proposals.prediction is not None:
+                payoffs = proposals.of_drafts(proposals.prediction.payoffs)
             sources = self._decide(proposals, payoffs)
             plans = []
             for row, (rid, source, payoff) in enumerate(zip(rids, sources, payoffs, strict=True)):
@@ -274,16 +300,15 @@ class HybridDrafter:
         """
         requests = [self._request(rid) for rid in rids]
         assert all(r.planned for r in requests), "a cycle must be planned before it is committed"
-        token_ids = [outcome.token_ids for outcome in outcomes]
-        self._cache.commit(rids, token_ids)
+        token_ids, lengths = padded([outcome.token_ids for outcome in outcomes])
+        self._cache.commit(rids, token_ids, lengths)
         if self._tracker is not None:
             accepted = [
                 outcome.num_accepted_drafts if request.planned is DraftSource.CACHE else None
                 for request, outcome in zip(requests, outcomes, strict=True)
             ]
-            self._tracker.commit(self._slots(requests), token_ids, accepted)
-        if self._calibration is not None:
-            self._observe(self._calibration, requests, outcomes)
+            self._tracker.commit(self._slots(requests), token_ids, lengths, accepted)
+        self._observe(requests, outcomes)
         for request, outcome in zip(requests, outcomes, strict=True):
             _record(request, outcome)
 
@@ -352,34 +377,22 @@ class HybridDrafter:
     def _slots(self, requests: Iterable[_Request]) -> npt.NDArray[np.int32]:
         return np.array([request.slot for request in requests], np.int32)
 
-    def _payoffs(self, proposals: Proposals) -> list[float | None]:
-        if proposals.prediction is None:
-            return [None] * proposals.num_requests
-        return [
-            payoff if has_draft else None
-            for payoff, has_draft in zip(
-                proposals.prediction.payoffs.tolist(), proposals.has_draft.tolist(), strict=True
-            )
-        ]
-
     def _by_payoff(
         self, proposals: Proposals, payoffs: Sequence[float | None]
     ) -> list[DraftSource]:
+        assert proposals.prediction is not None
+        assert proposals.model_payoffs is not None
         threshold = self._config.threshold
-        prediction = proposals.prediction
-        probs = None if prediction is None else prediction.reaches(math.ceil(threshold))
+        if threshold is None:
+            return policies.by_comparison(payoffs, proposals.model_payoffs.tolist())
+        probs = proposals.prediction.reaches(math.ceil(threshold))
         if probs is None:
             return policies.by_payoff(payoffs, threshold)
-        has_draft = proposals.has_draft.tolist()
-        return policies.by_odds(
-            [prob if has else None for prob, has in zip(probs.tolist(), has_draft, strict=True)]
-        )
+        return policies.by_odds(proposals.of_drafts(probs))
 
     def _by_frequency(self, proposals: Proposals) -> list[DraftSource]:
-        scores = proposals.drafts.features[: proposals.num_requests, _SCORE].tolist()
-        has_draft = proposals.has_draft.tolist()
-        found = [s if has else None for s, has in zip(scores, has_draft, strict=True)]
-        return policies.by_frequency(found, self._frequency_threshold)
+        scores = proposals.drafts.features[: proposals.num_requests, _SCORE]
+        return policies.by_frequency(proposals.of_drafts(scores), self._frequency_threshold)
 
     def _decide(self, proposals: Proposals, payoffs: Sequence[float | None]) -> list[DraftSource]:
         has_draft = proposals.has_draft.tolist()
@@ -401,27 +414,34 @@ class HybridDrafter:
             case "model":
                 return [DraftSource.MODEL] * len(has_draft)
 
-    def _observe(
-        self,
-        calibration: OnlineCalibration,
-        requests: Sequence[_Request],
-        outcomes: Sequence[VerifyOutcome],
-    ) -> None:
-        # Where the target added no token of its own the text ended inside the draft: of the
-        # draft's rest nothing is known. Requests that never verify cache drafts tell nothing of
-        # those that do.
-        told = [row for row, request in enumerate(requests) if not request.without_cache]
-        requests = [requests[row] for row in told]
-        outcomes = [outcomes[row] for row in told]
-        accepted = [
-            outcome.num_accepted_drafts
-            if request.planned is DraftSource.CACHE and outcome.num_target_tokens
-            else None
+    def _observe(self, requests: Sequence[_Request], outcomes: Sequence[VerifyOutcome]) -> None:
+        if self._model_payoff is None and self._calibration is None:
+            return
+        # Requests that never verify cache drafts tell nothing of those that do.
+        told = [
+            (request, outcome)
             for request, outcome in zip(requests, outcomes, strict=True)
+            if not request.without_cache
         ]
-        token_ids = [outcome.token_ids for outcome in outcomes]
-        for change in calibration.observe(self._slots(requests), token_ids, accepted):
-            _log(change)
+        slots = self._slots(request for request, _ in told)
+        token_ids = [outcome.token_ids for _, outcome in told]
+
+        def accepted_of(source: DraftSource) -> list[int | None]:
+            # Where the target added no token of its own the text ended inside the draft: of the
+            # draft's rest nothing is known.
+            return [
+                outcome.num_accepted_drafts
+                if request.planned is source and outcome.num_target_tokens
+                else None
+                for request, outcome in told
+            ]
+
+        if self._model_payoff is not None:
+            self._model_payoff.observe(slots, token_ids, accepted_of(DraftSource.MODEL))
+        if self._calibration is not None:
+            cache_accepted = accepted_of(DraftSource.CACHE)
+            for change in self._calibration.observe(slots, token_ids, cache_accepted):
+                _log(change)
 
 
 def _log(change: FallbackChange) -> None:

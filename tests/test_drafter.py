@@ -83,6 +83,30 @@ def test_with_a_distribution_the_draft_has_to_reach_the_threshold_more_likely_th
     assert plan.payoff == pytest.approx(prob + prob**2 + prob**3)
 
 
+@pytest.mark.parametrize(("of_model", "source"), [(1, "cache"), (3, "cache"), (4, "model")])
+def test_without_a_threshold_the_better_draft_is_verified(of_model: int, source: str) -> None:
+    made = HybridDrafter(
+        HvdConfig(calibrate=False),
+        cache=SuffixCache.as_in_paper(),
+        predictor=linear({"draft_len": 1}),  # 3 tokens
+        token_classes=CLASSES,
+        num_model_steps=4,
+        max_cache_draft_tokens=64,
+    )
+    for number in range(300):  # without a cache draft
+        made.start(number, [number % 50])
+        [plan] = made.plan([number])
+        assert plan.source is DraftSource.MODEL
+        committed = [50 + token for token in range(of_model + 1)]
+        made.commit([number], [VerifyOutcome(committed, of_model)])
+        made.finish(number, output_ids=None, keep=False)
+    figures = made.model_figures()
+    assert figures is not None
+    assert figures.accepted_without_draft == pytest.approx(of_model, abs=0.25)
+    [plan] = started(made, "r").plan(["r"])
+    assert plan.source is DraftSource(source)
+
+
 def test_the_votes_are_a_second_opinion_in_the_papers_mode() -> None:
     opinions = {}
     for mode in get_args(CacheMode):
@@ -280,7 +304,10 @@ def test_a_bad_prompt_starts_nothing() -> None:
 def test_any_object_can_name_a_request() -> None:
     made, key = drafter(), object()
     started(made, key)
-    assert made.plan([key])[0].source is DraftSource.MODEL
+    [plan] = made.plan([key])
+    assert plan.source is DraftSource.CACHE
+    made.commit([key], [VerifyOutcome([4, 9], 1)])
+    assert made.finish(key, output_ids=None, keep=True).num_cache_cycles == 1
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import get_args
 
 import numpy as np
 
-from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.config import PAPER_THRESHOLD, CacheMode, HvdConfig
 from sglang_hvd.payoff import (
     DEFAULT_PREDICTORS,
     FEATURE_NAMES,
@@ -139,17 +139,18 @@ class _Study:
         vocabulary = Vocabulary(options.tokenizer, options.eos_token)
         config = HvdConfig(cache_mode=options.cache_mode)
         walks = {}
-        for name, policy, limits in (
-            ("model", "model", DRAFT_LIMITS),
-            ("cache", "cache", DRAFT_LIMITS),
-            ("payoff", "payoff", DRAFT_LIMITS),
-            ("judged", "payoff", WalkSettings(config).draft_limits),
+        for name, policy, threshold, limits in (
+            ("model", "model", None, DRAFT_LIMITS),
+            ("cache", "cache", None, DRAFT_LIMITS),
+            ("payoff", "payoff", None, DRAFT_LIMITS),
+            ("payoff, threshold 6", "payoff", PAPER_THRESHOLD, DRAFT_LIMITS),
+            ("judged", "payoff", PAPER_THRESHOLD, WalkSettings(config).draft_limits),
         ):
             walks[name] = walk_recordings(
                 recordings,
                 vocabulary,
                 WalkSettings(
-                    config.model_copy(update={"policy": policy}),
+                    config.model_copy(update={"policy": policy, "threshold": threshold}),
                     predictor=DEFAULT_PREDICTORS[options.cache_mode],
                     draft_limits=limits,
                 ),
@@ -159,7 +160,7 @@ class _Study:
         return cls(
             options.cache_mode,
             [*walks["model"], *walks["cache"]],
-            walks["payoff"],
+            [*walks["payoff"], *walks["payoff, threshold 6"]],
             walks["judged"],
             held_out_sessions(walks["model"], _HELD_OUT),
         )

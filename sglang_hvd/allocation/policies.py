@@ -24,6 +24,17 @@ def by_odds(probs: Sequence[float | None]) -> list[DraftSource]:
     return [_cache_from(0.5, prob) for prob in probs]
 
 
+def by_comparison(
+    payoffs: Sequence[float | None], model_payoffs: Sequence[float]
+) -> list[DraftSource]:
+    """The draft of which more tokens are expected to be accepted; the cache draft, which costs
+    nothing, where both bring the same."""
+    return [
+        _cache_from(of_model, payoff)
+        for payoff, of_model in zip(payoffs, model_payoffs, strict=True)
+    ]
+
+
 def by_frequency(scores: Sequence[float | None], threshold: float) -> list[DraftSource]:
     """The rule-based hybrid: the cache draft when its score reaches the threshold, else the
     model drafter's draft. ArcticInference's rule, which sets the threshold to the number of

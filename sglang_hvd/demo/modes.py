@@ -19,9 +19,6 @@ MODEL_TREE_FLAGS = (
     *("--speculative-num-draft-tokens", "16"),
 )
 
-# A cache draft has to promise at least what the model drafter's three steps can give.
-_THRESHOLD = "3"
-
 
 def server_flags(mode: Mode, models: DemoModels) -> list[str]:
     """Flags of `python -m sglang.launch_server` for one mode; the same model in all."""
@@ -41,6 +38,5 @@ def server_flags(mode: Mode, models: DemoModels) -> list[str]:
     return [
         *(*flags, "--speculative-algorithm", "HVD", *drafter),
         *("--hvd-policy", mode, "--hvd-predictor", str(models.predictor)),
-        *("--hvd-threshold", _THRESHOLD),
         *("--hvd-report-cycles", "true"),
     ]

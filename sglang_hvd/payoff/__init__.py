@@ -2,6 +2,7 @@
 
 from sglang_hvd.payoff.calibration import FallbackChange, OnlineCalibration, OriginFigures
 from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
+from sglang_hvd.payoff.model_payoff import ModelFigures, ModelPayoff
 from sglang_hvd.payoff.predictor import DEFAULT_PREDICTORS, PayoffPredictor, Prediction
 from sglang_hvd.payoff.token_classes import TokenClasses
 from sglang_hvd.payoff.tracker import DraftFeatures, RequestTracker
@@ -13,6 +14,8 @@ __all__ = [
     "POSITION_FEATURES",
     "DraftFeatures",
     "FallbackChange",
+    "ModelFigures",
+    "ModelPayoff",
     "OnlineCalibration",
     "OriginFigures",
     "PayoffPredictor",

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Prediction
+from sglang_hvd.payoff.reliability import Reliability, RunningReliability
 from sglang_hvd.types import MATCH_FEATURES, DraftBatch, TokenIds
 
 Int32 = npt.NDArray[np.int32]
@@ -31,9 +32,6 @@ MAX_SHIFT = 1.0
 NUM_BINS = 10
 
 _ORIGIN = MATCH_FEATURES.index("origin")
-
-# What a sum keeps of itself with each further draft: the figures are of the last thousand or so.
-_KEPT = 0.999
 
 # Steps of the correction, in log odds for each token that differs from what was predicted. With a
 # predictor that is right the shift then wanders by some 0.05, and a wrong one is followed within
@@ -50,18 +48,6 @@ _RETURN_RATIO, _RETURN_WEIGHT = 1.5, 400.0
 # Drafts seen after which a predictor that is not heeded is put to the test again if too few of them
 # were verified to tell: the frequency rule may verify hardly any.
 _TRIAL_AFTER = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Reliability:
-    """What was predicted of some events and what came of them; None without any.
-
-    weight: number of events, the older ones counting less.
-    """
-
-    mean_predicted: float | None
-    share: float | None
-    weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +93,7 @@ class OnlineCalibration:
     of all these together is accepted minus predicted tokens. A predictor of bare lengths is not
     corrected.
 
-    threshold: of the payoff policy, in tokens.
+    threshold: in tokens, of the bins.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -209,25 +195,6 @@ class _Expected(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Sums:
-    """Exponentially forgotten."""
-
-    weight: float = 0.0
-    predicted: float = 0.0
-    came: float = 0.0
-
-    def add(self, predicted: float, came: float) -> None:
-        self.weight = self.weight * _KEPT + 1
-        self.predicted = self.predicted * _KEPT + predicted
-        self.came = self.came * _KEPT + came
-
-    def reliability(self) -> Reliability:
-        if self.weight == 0:
-            return Reliability(None, None, 0.0)
-        return Reliability(self.predicted / self.weight, self.came / self.weight, self.weight)
-
-
-@dataclass(slots=True)
 class _State:
     """What is known of one origin."""
 
@@ -235,9 +202,11 @@ class _State:
     num_in_fallback: int = 0  # drafts seen since it began or was last judged
     shift: float = 0.0
     is_fallback: bool = False
-    verified: _Sums = field(default_factory=_Sums)
-    first_tokens: _Sums = field(default_factory=_Sums)
-    bins: list[_Sums] = field(default_factory=lambda: [_Sums() for _ in range(NUM_BINS)])
+    verified: RunningReliability = field(default_factory=RunningReliability)
+    first_tokens: RunningReliability = field(default_factory=RunningReliability)
+    bins: list[RunningReliability] = field(
+        default_factory=lambda: [RunningReliability() for _ in range(NUM_BINS)]
+    )
 
     def see_first_token(self, expected: _Expected, first_id: int, *, is_verified: bool) -> None:
         self.num_in_fallback += self.is_fallback
@@ -278,20 +247,20 @@ class _State:
         self.is_fallback = not self.is_fallback
         self.num_in_fallback = 0
         # Another rule chooses from now on: of its drafts the figures shall be.
-        self.verified = _Sums()
+        self.verified = RunningReliability()
         weight = max(sums.weight, 1.0)
         return FallbackChange(origin, self.is_fallback, sums.predicted / weight, sums.came / weight)
 
     def figures(self) -> OriginFigures:
-        verified = self.verified.reliability()
+        verified = self.verified.means()
         return OriginFigures(
             num_verified=self.num_verified,
             mean_predicted=verified.mean_predicted,
             mean_accepted=verified.share,
             shift=self.shift,
             is_fallback=self.is_fallback,
-            first_token=self.first_tokens.reliability(),
-            bins=tuple(sums.reliability() for sums in self.bins),
+            first_token=self.first_tokens.means(),
+            bins=tuple(sums.means() for sums in self.bins),
         )
 
     def _step(self, step: float) -> None:

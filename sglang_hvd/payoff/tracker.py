@@ -92,21 +92,19 @@ class RequestTracker:
     def commit(
         self,
         slots: Int32,
-        token_ids: Sequence[TokenIds | Sequence[int]],
+        token_ids: TokenIds,
+        lengths: Int32,
         accepted_lens: Sequence[int | None],
     ) -> None:
         """Takes in what a cycle committed.
 
+        token_ids: int32[num_requests, width]; the first lengths[i] entries of row i count.
         accepted_lens: accepted tokens of each request's cache draft; None: it was not verified.
 
-        Raises ValueError for an unused slot.
+        Raises ValueError for an unused slot, or arrays that do not fit.
         """
-        lengths = np.fromiter(map(len, token_ids), np.int32, len(token_ids))
-        rows = np.zeros((len(token_ids), lengths.max(initial=0)), np.int32)
-        for row, tokens in zip(rows, token_ids, strict=True):
-            row[: len(tokens)] = tokens
         accepted = np.array([-1 if a is None else a for a in accepted_lens], np.int32)
-        self._tracker.commit(slots, rows, lengths, accepted)
+        self._tracker.commit(slots, token_ids, lengths, accepted)
 
     def finish(self, slot: int) -> None:
         """Forgets a request. Raises ValueError for an unused slot."""

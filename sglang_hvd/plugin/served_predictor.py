@@ -13,7 +13,7 @@ import torch.distributed
 
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, OriginFigures
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, ModelFigures, OriginFigures
 
 if TYPE_CHECKING:
     from prometheus_client import Counter
@@ -72,19 +72,25 @@ class ServedPredictor:
     def publish(self) -> None:
         """Bring the Prometheus metrics up to date."""
         if self._metrics is not None and self._fingerprint is not None:
-            self._metrics.publish(self._fingerprint, self._drafter.calibration() or {})
+            self._metrics.publish(
+                self._fingerprint,
+                self._drafter.calibration() or {},
+                self._drafter.model_figures(),
+            )
 
     def describe(self) -> dict[str, Any] | None:
         """For /server_info; plain values. None without a predictor."""
         if self._fingerprint is None:
             return None
         figures = self._drafter.calibration()
+        of_model = self._drafter.model_figures()
         return {
             "file": str(self._file),
             "fingerprint": self._fingerprint,
             "calibration": None
             if figures is None
             else {origin: asdict(of_origin) for origin, of_origin in figures.items()},
+            "model_drafter": None if of_model is None else asdict(of_model),
         }
 
 
@@ -123,17 +129,31 @@ class PredictorMetrics:
             "reliability_share", "Share of these drafts that reached it.", "origin", "bin"
         )
         self._bin_weight = gauge("reliability_weight", "Number of these drafts.", "origin", "bin")
+        self._model_predicted = gauge(
+            "model_predicted_len", "Mean predicted length of the model drafter's latest drafts."
+        )
+        self._model_accepted = gauge(
+            "model_accepted_len", "Mean accepted length of the model drafter's latest drafts."
+        )
         self._totals: dict[Counter, int] = {}
         self._fingerprint: str | None = None
 
-    def publish(self, fingerprint: str, calibration: Mapping[str, OriginFigures]) -> None:
-        """Set the metrics to these figures, by origin."""
+    def publish(
+        self,
+        fingerprint: str,
+        calibration: Mapping[str, OriginFigures],
+        of_model: ModelFigures | None,
+    ) -> None:
+        """Set the metrics to these figures: of cache drafts by origin, and of model drafts."""
         if fingerprint != self._fingerprint:
             if self._fingerprint is not None:
                 self._predictor.labels(self._fingerprint).set(0)
             self._totals.clear()  # another predictor counts from zero
             self._predictor.labels(fingerprint).set(1)
             self._fingerprint = fingerprint
+        if of_model is not None:
+            self._model_predicted.set(_number(of_model.mean_predicted))
+            self._model_accepted.set(_number(of_model.mean_accepted))
         for origin, figures in calibration.items():
             self._count(self._num_verified.labels(origin), figures.num_verified)
             self._predicted.labels(origin).set(_number(figures.mean_predicted))

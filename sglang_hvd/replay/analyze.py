@@ -89,7 +89,7 @@ def analyze(
         cache_mode=cache_mode,
         policy=on_policy.config.policy,
         threshold=THRESHOLD,
-        num_model_accepted=on_policy.num_model_accepted,
+        num_model_accepted=int(on_policy.model_drafter.mean_accepted),
         predictor=path.name,
         predictor_fingerprint=predictors["predictor"].fingerprint,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.config import PAPER_THRESHOLD, CacheMode, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from sglang_hvd.payoff.rows import TrainingRows
@@ -20,11 +20,12 @@ from sglang_hvd.replay.metrics import (
     payoff_quality,
     reliability_curve,
 )
+from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import Recording, Vocabulary
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 
-# Accepted length from which a draft is worth its verification: the paper's threshold.
-THRESHOLD = HvdConfig().threshold
+# Accepted length from which a draft is worth its verification.
+THRESHOLD = PAPER_THRESHOLD
 
 MEAN = "mean"
 
@@ -35,8 +36,9 @@ NOTHING_LEFT = "no session is left to judge: the predictors were trained on all 
 class Evaluation:
     """A predictor on the drafts of a file, or its mean over the families (file: "mean").
 
-    at: "cycle": at the starts of the cycles of serving with the default predictor, the only places
-        where a gate acts. "position": at every token of the outputs, as the paper counts.
+    at: "cycle": at the starts of the cycles of serving with the default predictor and the paper's
+        threshold, the only places where a gate acts. "position": at every token of the outputs, as
+        the paper counts.
     """
 
     file: str
@@ -101,11 +103,11 @@ def judging_walks(config: HvdConfig, predictor: Path) -> dict[str, WalkSettings]
 
     predictor: decides which drafts are verified at cycle starts.
     """
-    on_policy = config.model_copy(update={"policy": "payoff"})
+    on_policy = config.model_copy(update={"policy": "payoff", "threshold": THRESHOLD})
     every_position = config.model_copy(update={"policy": "model"})
     return {
         "cycle": WalkSettings(on_policy, predictor=predictor),
-        "position": WalkSettings(every_position, num_model_accepted=0),
+        "position": WalkSettings(every_position, model_drafter=ModelDrafter(0)),
     }
 
 

@@ -14,6 +14,7 @@ from sglang_hvd.config import CacheMode, HvdConfig, Policy
 from sglang_hvd.payoff import DEFAULT_PREDICTORS
 from sglang_hvd.replay.evaluate import MEAN, THRESHOLD
 from sglang_hvd.replay.metrics import mean_of
+from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import Recording, Vocabulary
 from sglang_hvd.replay.simulator import CycleTotals
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
@@ -91,12 +92,14 @@ def replay_policies(
     costs: CostTable | None,
     warm_up: float,
     shares_cache: bool,
-    num_model_accepted: int,
+    threshold: float | None,
+    model_drafter: ModelDrafter,
     num_processes: int,
 ) -> list[PolicyResult]:
     """Rows per file and policy, and the mean over families.
 
     predictor: of the payoff policy; None: the one that ships.
+    threshold: of the payoff policy; None: what the model drafter is predicted to bring.
     warm_up: share of each recording's sessions, the first ones, that only fill the shared cache.
     shares_cache: False: requests draft from their own session only.
 
@@ -108,9 +111,9 @@ def replay_policies(
             recordings,
             vocabulary,
             WalkSettings(
-                HvdConfig(policy=policy, cache_mode=cache_mode),
+                HvdConfig(policy=policy, cache_mode=cache_mode, threshold=threshold),
                 predictor=predictor or DEFAULT_PREDICTORS[cache_mode],
-                num_model_accepted=num_model_accepted,
+                model_drafter=model_drafter,
                 shares_cache=shares_cache,
             ),
             label=f"replay, policy {policy}",

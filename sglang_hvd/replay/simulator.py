@@ -1,8 +1,8 @@
 """Replays recorded generations through the drafter, with the recording as the target model.
 
 Under greedy decoding the target accepts of a cache draft exactly what agrees with the recording
-(paper, section 3.3), so no model is needed. The model drafter is not run either: it is taken to
-have a fixed number of tokens accepted in each of its cycles.
+(paper, section 3.3), so no model is needed. The model drafter is not run either: what its drafts
+bring is given.
 """
 
 from collections.abc import Iterable
@@ -99,14 +99,15 @@ def replay(
     trace: Trace,
     drafter: HybridDrafter,
     *,
-    num_model_accepted: int,
+    num_model_accepted: int | npt.NDArray[np.int32],
     max_cache_draft_tokens: int | None = None,
     keep: bool = True,
     namespace: str = "",
 ) -> list[ReplayedCycle]:
     """Generates a trace's output again, cycle by cycle.
 
-    num_model_accepted: accepted tokens of each cycle that verifies the model drafter's draft.
+    num_model_accepted: accepted tokens of each cycle that verifies the model drafter's draft; an
+        array, int32[num_output], has those of the cycle that starts at each token of the output.
         0 makes every position of the output the start of a cycle, if no cache draft is verified.
     max_cache_draft_tokens: longest cache draft; None: the drafter's own limit.
     keep: the output enters the drafter's shared cache.
@@ -115,6 +116,7 @@ def replay(
     output_ids = trace.output_ids
     if not len(output_ids):
         return []
+    of_model = np.broadcast_to(np.asarray(num_model_accepted, np.int32), len(output_ids)).tolist()
     cycles: list[ReplayedCycle] = []
     drafter.start(trace, trace.prompt_ids, namespace=namespace)
     drafter.extend(trace, output_ids[:1])
@@ -125,7 +127,7 @@ def replay(
         rest = output_ids[position:]
         draft_len = int(proposals.drafts.num_nodes[0])
         accepted_len = _num_agreeing(proposals.drafts.token_ids[0, :draft_len], rest)
-        outcome = _verify(plan, rest, accepted_len, num_model_accepted)
+        outcome = _verify(plan, rest, accepted_len, of_model[position])
         drafter.commit([trace], [outcome])
         draft = None
         if proposals.features is not None and draft_len > 0:

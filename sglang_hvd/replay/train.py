@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, CacheMode, HvdConfig, Policy
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, CacheMode, HvdConfig, Policy
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
-from sglang_hvd.replay.evaluate import judge
+from sglang_hvd.replay.evaluate import judge, judging_walks
 from sglang_hvd.replay.recordings import Recording, Vocabulary
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 
@@ -27,6 +27,9 @@ from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 DRAFT_LIMITS = (31, 31, 7, 31, 31, 15, 31, 31, 63)
 
 _FIRST_ROUND: tuple[Policy, ...] = ("model", "cache")
+
+# Of the payoff policy in the later rounds: the server's own, and the paper's.
+_THRESHOLDS = (None, PAPER_THRESHOLD)
 
 # A recording's rows count with its number of rows to this power, so that the longest do not drown
 # the others; 1 would count every row the same.
@@ -74,28 +77,39 @@ def train_predictors(
     held_out = held_out_sessions(first_round, plan.held_out)
     rows = weighted_rows(first_round, [], without=held_out)
     predictor = _fit(rows, plan, kinds[0])
-    on_policy: list[RecordingWalk] = []
-    for _ in range(1, plan.num_rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "round.safetensors"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "deciding.safetensors"
+        for _ in range(1, plan.num_rounds):
             predictor.save(path)
-            on_policy = _walk(recordings, vocabulary, plan, "payoff", path)
-        rows = weighted_rows(first_round, on_policy, without=held_out)
-        predictor = _fit(rows, plan, kinds[0])
+            on_policy = [
+                walk
+                for threshold in _THRESHOLDS
+                for walk in _walk(recordings, vocabulary, plan, "payoff", path, threshold)
+            ]
+            rows = weighted_rows(first_round, on_policy, without=held_out)
+            predictor = _fit(rows, plan, kinds[0])
+        predictor.save(path)
+        judged = walk_recordings(
+            recordings,
+            vocabulary,
+            judging_walks(HvdConfig(cache_mode=plan.cache_mode), path)["cycle"],
+            label="replay of held-out sessions",
+            num_processes=plan.num_processes,
+        )
     provenance = _provenance(recordings, vocabulary, plan, first_round, held_out)
     trained: dict[Kind, PayoffPredictor] = {}
     for kind in kinds:
         of_kind = predictor if kind == kinds[0] else _fit(rows, plan, kind)
         evaluations = judge(
-            on_policy or first_round,
+            judged,
             {kind: of_kind},
             cache_mode=plan.cache_mode,
             at="cycle",
             without=frozenset(_fingerprints(first_round)) - held_out,
         )
-        judged = [e.row() for e in evaluations if e.predictor == kind]
+        heldout = [e.row() for e in evaluations if e.predictor == kind]
         trained[kind] = replace(
-            of_kind, provenance={**provenance, **of_kind.provenance, "heldout": judged}
+            of_kind, provenance={**provenance, **of_kind.provenance, "heldout": heldout}
         )
     return trained
 
@@ -123,12 +137,13 @@ def _walk(
     plan: TrainPlan,
     policy: Policy,
     predictor: Path | None = None,
+    threshold: float | None = None,
 ) -> list[RecordingWalk]:
     return walk_recordings(
         recordings,
         vocabulary,
         WalkSettings(
-            HvdConfig(policy=policy, cache_mode=plan.cache_mode),
+            HvdConfig(policy=policy, cache_mode=plan.cache_mode, threshold=threshold),
             predictor=predictor,
             draft_limits=DRAFT_LIMITS,
         ),
@@ -200,7 +215,7 @@ def _provenance(
         ],
         "trained_sessions": sorted(_fingerprints(walks) - held_out),
         "num_heldout_sessions": len(held_out),
-        "num_model_accepted": WalkSettings(HvdConfig()).num_model_accepted,
+        "num_model_accepted": WalkSettings(HvdConfig()).model_drafter.mean_accepted,
         "verify_width": DEFAULT_VERIFY_WIDTH,
         "num_rounds": plan.num_rounds,
         "tokenizer": vocabulary.fingerprint,

@@ -12,6 +12,7 @@ from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import Recording, Vocabulary, session_fingerprints
 from sglang_hvd.replay.simulator import (
     CycleTotals,
@@ -28,18 +29,14 @@ class WalkSettings:
     """How recordings are walked.
 
     predictor: for the payoff policy; its file, since walks run in other processes.
-    num_model_accepted: accepted tokens of each cycle that verifies the model drafter's draft,
-        which is not run. 2 lies between those with the paper's three models (appendix C: 3.2, 2.2
-        and 0.8).
-    num_model_steps: of the model drafter, for the frequency policy; 8 is the paper's (table 7).
+    model_drafter: what each cycle of the model drafter, which is not run, has accepted.
     draft_limits: longest cache drafts, one trace after the other in turns.
     shares_cache: a session's finished outputs are drafts for later ones; False: for itself only.
     """
 
     config: HvdConfig
     predictor: Path | None = None
-    num_model_accepted: int = 2
-    num_model_steps: int = 8
+    model_drafter: ModelDrafter = ModelDrafter()  # noqa: RUF009  it is immutable
     draft_limits: tuple[int, ...] = (DEFAULT_VERIFY_WIDTH - 1,)
     shares_cache: bool = True
 
@@ -147,16 +144,17 @@ def walk_recording(
         cache=SuffixCache.of_config(config, background=False),
         predictor=predictor,
         token_classes=vocabulary.token_classes,
-        num_model_steps=settings.num_model_steps,
+        num_model_steps=settings.model_drafter.num_steps,
         max_cache_draft_tokens=DEFAULT_VERIFY_WIDTH - 1,
     )
     fingerprints = session_fingerprints(traces)
     cycles: dict[str, list[ReplayedCycle]] = {session: [] for session in fingerprints}
-    for index, trace in enumerate(traces):
+    accepted_lens = settings.model_drafter.accepted_lens(traces, config.cache_mode)
+    for index, (trace, accepted) in enumerate(zip(traces, accepted_lens, strict=True)):
         cycles[trace.session] += replay(
             trace,
             drafter,
-            num_model_accepted=settings.num_model_accepted,
+            num_model_accepted=accepted,
             max_cache_draft_tokens=settings.draft_limits[index % len(settings.draft_limits)],
             namespace="" if settings.shares_cache else trace.session,
         )

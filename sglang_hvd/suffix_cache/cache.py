@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.suffix_cache._native import CacheCore
-from sglang_hvd.suffix_cache.token_ids import as_token_ids
+from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
 from sglang_hvd.types import CacheDraft, DraftBatch, TokenIds
 
 _MAX_BUDGET = 2**30
@@ -187,7 +187,7 @@ class SuffixCache:
             raise ValueError("a request may appear only once in a commit")
         slots = self._slots_of(rids)
         if lengths is None:
-            self._core.commit(slots, *_padded([as_token_ids(ids) for ids in token_ids]))
+            self._core.commit(slots, *padded(token_ids))
         elif isinstance(token_ids, np.ndarray):
             self._core.commit(slots, token_ids, lengths)
         else:
@@ -305,14 +305,6 @@ def _budget(name: str, num_tokens: int) -> int:
     if not 0 <= num_tokens <= _MAX_BUDGET:
         raise ValueError(f"{name} must lie in 0..{_MAX_BUDGET}, got {num_tokens}")
     return num_tokens
-
-
-def _padded(rows: Sequence[TokenIds]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
-    lengths = np.fromiter(map(len, rows), np.int32, len(rows))
-    token_ids = np.zeros((len(rows), lengths.max(initial=0)), np.int32)
-    for padded, row in zip(token_ids, rows, strict=True):
-        padded[: len(row)] = row
-    return token_ids, lengths
 
 
 def _contiguous(token_ids: TokenIds | Sequence[int]) -> TokenIds:

@@ -1,8 +1,9 @@
-"""What every method of the cache takes for token ids."""
+"""What is taken for token ids."""
 
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from sglang_hvd.types import TokenIds
 
@@ -30,3 +31,19 @@ def as_token_ids(token_ids: TokenIds | Sequence[int]) -> TokenIds:
     if len(wide) and wide.min() < 0:
         raise ValueError(f"token ids must not be negative, got {wide.min()}")
     return wide
+
+
+def padded(
+    rows: TokenIds | Sequence[TokenIds | Sequence[int]],
+) -> tuple[TokenIds, npt.NDArray[np.int32]]:
+    """Token ids of several requests as one array: int32[num_rows, longest], and the rows' lengths,
+    int32[num_rows].
+
+    Raises ValueError as as_token_ids does.
+    """
+    checked = [as_token_ids(row) for row in rows]
+    lengths = np.fromiter(map(len, checked), np.int32, len(checked))
+    token_ids = np.zeros((len(checked), lengths.max(initial=0)), np.int32)
+    for filled, row in zip(token_ids, checked, strict=True):
+        filled[: len(row)] = row
+    return token_ids, lengths

@@ -2,7 +2,13 @@
 
 import numpy as np
 
-from sglang_hvd.allocation.policies import by_frequency, by_odds, by_payoff, cache_only
+from sglang_hvd.allocation.policies import (
+    by_comparison,
+    by_frequency,
+    by_odds,
+    by_payoff,
+    cache_only,
+)
 from sglang_hvd.types import DraftSource
 
 CACHE, MODEL, PLAIN = DraftSource.CACHE, DraftSource.MODEL, DraftSource.PLAIN
@@ -22,6 +28,15 @@ def test_odds_take_the_cache_draft_when_it_is_as_likely_as_not() -> None:
     assert by_odds([0.5, just_below, 1.0, None]) == [CACHE, MODEL, CACHE, MODEL]
 
 
+def test_comparison_takes_the_draft_that_brings_more_and_the_cache_draft_if_both_do() -> None:
+    assert by_comparison([2.0, 1.9, 9.0, None], [2.0, 2.0, 8.0, 0.0]) == [
+        CACHE,
+        MODEL,
+        CACHE,
+        MODEL,
+    ]
+
+
 def test_frequency_takes_the_cache_draft_from_the_threshold_on() -> None:
     assert by_frequency([3.0, 2.9, None], 3.0) == [CACHE, MODEL, MODEL]
 
@@ -31,4 +46,11 @@ def test_cache_only_takes_every_cache_draft_and_a_plain_step_without_one() -> No
 
 
 def test_an_empty_batch_needs_nothing() -> None:
-    assert by_payoff([], 6.0) == by_odds([]) == by_frequency([], 6.0) == cache_only([]) == []
+    assert (
+        by_payoff([], 6.0)
+        == by_odds([])
+        == by_comparison([], [])
+        == by_frequency([], 6.0)
+        == cache_only([])
+        == []
+    )

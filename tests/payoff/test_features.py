@@ -17,6 +17,7 @@ from sglang_hvd.payoff import (
     TokenClasses,
 )
 from sglang_hvd.payoff.token_classes import TokenClass
+from sglang_hvd.suffix_cache.token_ids import padded
 from sglang_hvd.types import MATCH_FEATURES, DraftBatch
 
 STRINGS = ["a", " b", ",", "(", "\n", "7", " ", '":']
@@ -224,7 +225,7 @@ def test_values_are_those_of_the_definitions(seed: int, num_requests: int, num_c
             request.commit(draft.tokens, place, tokens, num_right if is_verified else None)
             committed.append(tokens)
             accepted.append(num_right if is_verified else None)
-        tracker.commit(slots, committed, accepted)
+        tracker.commit(slots, *padded(committed), accepted)
 
 
 def check_positions(got: np.ndarray, request: Request, draft: Draft, votes: Draft) -> None:
@@ -317,7 +318,7 @@ def test_slots_and_arrays_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ValueError, match="tracks no active request"):
             tracker.write_features(out, slots, batch, batch)
         with pytest.raises(ValueError, match="tracks no active request"):
-            tracker.commit(slots, [[1]], [None])
+            tracker.commit(slots, *padded([[1]]), [None])
         with pytest.raises(ValueError, match="tracks no active request"):
             tracker.finish(bad)
     slots = np.array([tracker.start(np.zeros(3, np.int32))] * 2, np.int32)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sglang_hvd.suffix_cache.token_ids import as_token_ids
+from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
 from sglang_hvd.types import TokenIds
 
 LARGEST = 2**31 - 1
@@ -36,3 +36,13 @@ def test_integers_and_int32_arrays_are_token_ids() -> None:
 def test_anything_else_is_refused(value: object, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         as_token_ids(value)  # type: ignore[arg-type]
+
+
+def test_rows_of_several_lengths_become_one_array() -> None:
+    token_ids, lengths = padded([[1, 2, 3], ids(), ids(4)])
+    assert token_ids.dtype == lengths.dtype == np.int32
+    assert token_ids.tolist() == [[1, 2, 3], [0, 0, 0], [4, 0, 0]]
+    assert lengths.tolist() == [3, 0, 1]
+    assert padded([])[0].shape == (0, 0)
+    with pytest.raises(ValueError, match="not be negative"):
+        padded([[1], ids(-1)])

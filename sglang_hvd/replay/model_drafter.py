@@ -1,0 +1,128 @@
+"""The model drafter in replay: recordings do not hold what it would have drafted.
+
+Either it has a fixed number of tokens accepted in each cycle, or it has each token of the text
+right with some probability and is accepted up to the first that it has wrong. Which tokens those
+are is drawn once for a recording, so every policy meets the same model drafter.
+
+Text that an earlier occurrence predicts is easy for a model as well. With odds_ratio above 1 a
+token is that much more likely, in odds, to be right where the cache would have it right. The
+overall probability is chosen so that the mean accepted length over all positions of a recording is
+the strength that was asked for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.traces.trace import Trace
+
+Int32 = npt.NDArray[np.int32]
+Bool = npt.NDArray[np.bool_]
+
+# By name: odds that a token is right where the cache has it right, over those where it has not.
+# None: every cycle has the same.
+ODDS_RATIOS = {"constant": None, "independent": 1.0, "correlated": 8.0}
+
+_BISECTIONS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDrafter:
+    """What each cycle of the model drafter has accepted.
+
+    mean_accepted: tokens in the mean over all positions, bonus token not counted. 2 lies between
+        those with the paper's three models (appendix C: 3.2, 2.2 and 0.8).
+    odds_ratio: None: exactly mean_accepted tokens in each cycle, which is then a whole number.
+    num_steps: the most tokens that are accepted in a cycle; 8 is the paper's (table 7).
+
+    Raises ValueError for a strength that cannot be.
+    """
+
+    mean_accepted: float = 2.0
+    odds_ratio: float | None = None
+    num_steps: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mean_accepted < self.num_steps:
+            raise ValueError(
+                f"a model drafter of {self.num_steps} steps has 0 to less than {self.num_steps} "
+                f"tokens accepted, not {self.mean_accepted:g}"
+            )
+        if self.odds_ratio is None and self.mean_accepted != int(self.mean_accepted):
+            raise ValueError(
+                f"{self.mean_accepted:g} tokens in every cycle cannot be: give a whole number, or "
+                f"let them vary"
+            )
+
+    def accepted_lens(self, traces: Sequence[Trace], cache_mode: CacheMode) -> list[Int32]:
+        """Accepted tokens of the cycle that starts at each token of each output: int32[num_output].
+
+        traces: a recording, in order.
+        cache_mode: of the cache that odds_ratio is about.
+        """
+        if self.odds_ratio is None:
+            num = int(self.mean_accepted)
+            return [np.full(len(trace.output_ids), num, np.int32) for trace in traces]
+        lengths = [len(trace.output_ids) for trace in traces]
+        if not sum(lengths):
+            return [np.zeros(0, np.int32) for _ in traces]
+        is_copied = np.zeros(sum(lengths), np.bool_)
+        if self.odds_ratio != 1:
+            is_copied = np.concatenate(_copied(traces, cache_mode))
+        draws = np.concatenate([_draws(trace) for trace in traces])
+        # The highest log odds with at most the strength: the mean grows with them.
+        low, high = -30.0, 30.0
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            if self._accepted(draws, is_copied, lengths, middle).mean() > self.mean_accepted:
+                high = middle
+            else:
+                low = middle
+        accepted = self._accepted(draws, is_copied, lengths, low)
+        return np.split(accepted, np.cumsum(lengths)[:-1])
+
+    def _accepted(
+        self,
+        draws: npt.NDArray[np.float64],
+        is_copied: Bool,
+        lengths: Sequence[int],
+        log_odds: float,
+    ) -> Int32:
+        assert self.odds_ratio is not None
+        shifted = log_odds + np.log(self.odds_ratio) * is_copied
+        is_right = draws < 1 / (1 + np.exp(-shifted))
+        accepted = np.zeros(len(draws), np.int32)
+        ends = np.repeat(np.cumsum(lengths), lengths)
+        positions = np.arange(len(draws))
+        goes_on = np.ones(len(draws), np.bool_)
+        for step in range(self.num_steps):
+            place = positions + step
+            goes_on &= (place < ends) & is_right[np.minimum(place, len(draws) - 1)]
+            accepted += goes_on
+        return accepted
+
+
+def _draws(trace: Trace) -> npt.NDArray[np.float64]:
+    """Uniform in 0..1 for each output token, the same in every replay of this text."""
+    seed = np.frombuffer(trace.output_ids.tobytes(), np.uint32)
+    return np.random.default_rng([len(trace.prompt_ids), *seed.tolist()]).random(len(seed))
+
+
+def _copied(traces: Sequence[Trace], cache_mode: CacheMode) -> list[Bool]:
+    """Whether the cache would have had each output token right, knowing all before it."""
+    cache = SuffixCache.of_config(HvdConfig(cache_mode=cache_mode), background=False)
+    copied = []
+    for rid, trace in enumerate(traces):
+        of_trace = np.zeros(len(trace.output_ids), np.bool_)
+        cache.start(rid, trace.prompt_ids)
+        for place, token in enumerate(trace.output_ids):
+            [draft] = cache.propose([rid], 1)
+            of_trace[place] = draft is not None and draft.token_ids[0] == token
+            cache.commit([rid], [trace.output_ids[place : place + 1]])
+        cache.finish(rid, keep=True)
+        copied.append(of_trace)
+    return copied

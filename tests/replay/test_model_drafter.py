@@ -1,0 +1,76 @@
+"""What the model drafter brings in replay."""
+
+import numpy as np
+import pytest
+
+from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
+from sglang_hvd.traces.trace import Trace
+from tests.traces.made_up import trace
+
+
+def texts(num: int = 6) -> list[Trace]:
+    """The first half of each output copies its prompt, the second is of random tokens."""
+    random = np.random.default_rng(3)
+    made = []
+    for _ in range(num):
+        prompt = random.integers(0, 10_000, 300)
+        made.append(trace(prompt, [*prompt, *random.integers(0, 10_000, 300)]))
+    return made
+
+
+def halves(accepted: list[np.ndarray]) -> tuple[float, float]:
+    """Mean over the copied halves, and over the others."""
+    return (
+        float(np.mean([of_trace[2:290] for of_trace in accepted])),
+        float(np.mean([of_trace[300:] for of_trace in accepted])),
+    )
+
+
+def test_a_constant_drafter_has_the_same_in_every_cycle() -> None:
+    for accepted, of_trace in zip(
+        ModelDrafter(3).accepted_lens(texts(), "votes"), texts(), strict=True
+    ):
+        assert accepted.tolist() == [3] * len(of_trace.output_ids)
+
+
+@pytest.mark.parametrize("spread", ["independent", "correlated"])
+@pytest.mark.parametrize("strength", [0.0, 0.75, 2.2, 4.2])
+def test_the_mean_is_the_strength(spread: str, strength: float) -> None:
+    drafter = ModelDrafter(strength, ODDS_RATIOS[spread])
+    accepted = np.concatenate(drafter.accepted_lens(texts(), "votes"))
+    assert accepted.mean() == pytest.approx(strength, abs=0.01)
+    assert accepted.min() >= 0
+    assert accepted.max() <= drafter.num_steps
+
+
+def test_a_correlated_drafter_is_better_where_the_cache_is_right() -> None:
+    copied, fresh = halves(
+        ModelDrafter(2.2, ODDS_RATIOS["correlated"]).accepted_lens(texts(), "votes")
+    )
+    assert copied > 2 * fresh
+    copied, fresh = halves(ModelDrafter(2.2, 1.0).accepted_lens(texts(), "votes"))
+    assert copied == pytest.approx(fresh, rel=0.2)
+
+
+def test_a_cycle_that_begins_inside_another_draft_goes_on_as_that_would() -> None:
+    [accepted] = ModelDrafter(2.2, 1.0).accepted_lens(texts(1), "votes")
+    num_steps = ModelDrafter().num_steps
+    for place in range(len(accepted) - 1):
+        if 0 < accepted[place] < num_steps:
+            assert accepted[place + 1] == accepted[place] - 1
+    assert all(accepted[place] <= len(accepted) - place for place in range(len(accepted)))
+
+
+def test_it_is_the_same_every_time_and_of_an_empty_output_nothing() -> None:
+    given = [*texts(2), trace([1, 2], [])]
+    drafter = ModelDrafter(2.2, ODDS_RATIOS["correlated"])
+    first, second = (drafter.accepted_lens(given, "votes") for _ in range(2))
+    assert [a.tolist() for a in first] == [b.tolist() for b in second]
+    assert len(first[2]) == 0
+    assert [len(a) for a in drafter.accepted_lens([given[2]], "votes")] == [0]
+
+
+@pytest.mark.parametrize(("strength", "odds_ratio"), [(-1, 1.0), (8, 1.0), (2.5, None)])
+def test_a_strength_that_cannot_be_is_refused(strength: float, odds_ratio: float | None) -> None:
+    with pytest.raises(ValueError, match="tokens"):
+        ModelDrafter(strength, odds_ratio)
