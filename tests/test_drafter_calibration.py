@@ -12,7 +12,7 @@ from sglang_hvd.payoff import PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.predictor import feature_settings
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
-from tests.payoff.made_up import constant_survival
+from tests.payoff.made_up import constant_survival, random_predictor
 
 CLASSES = TokenClasses.from_strings([chr(33 + token) for token in range(60)])
 
@@ -224,3 +224,27 @@ def test_a_request_that_never_verifies_cache_drafts_corrects_nothing() -> None:
     calibration = made.calibration()
     assert calibration is not None
     assert calibration["prompt"].shift < 0
+
+
+def test_a_corrected_prediction_does_not_depend_on_the_batch() -> None:
+    made = drafter(random_predictor(), threshold=1.0)
+    for num_right in np.random.default_rng(0).integers(0, 9, 300).tolist():
+        cycle(made, num_right=num_right)
+    calibration = made.calibration()
+    assert calibration is not None
+    assert calibration["prompt"].shift != 0
+    rids = list(range(70))
+    for rid in rids:
+        made.start(rid, [*PROMPT[rid % 15 :], *range(rid % 7), *PROMPT[rid % 15 :]])
+        made.extend(rid, [3])
+    together = made.propose(rids)
+    assert together.prediction is not None
+    assert together.model_payoffs is not None
+    payoffs, of_model = together.prediction.payoffs.copy(), together.model_payoffs.copy()
+    assert len(np.unique(payoffs)) > 30
+    for rid in rids:
+        alone = made.propose([rid])
+        assert alone.prediction is not None
+        assert alone.model_payoffs is not None
+        assert alone.prediction.payoffs.tobytes() == payoffs[rid : rid + 1].tobytes()
+        assert alone.model_payoffs.tobytes() == of_model[rid : rid + 1].tobytes()

@@ -306,6 +306,12 @@ def test_drafts_beyond_the_depth_that_counts_are_cut() -> None:
     slots = np.array([tracker.start(np.zeros(9, np.int32))], np.int32)
     tracker.write_features(out, slots, batch_of([long]), batch_of([long]))
     assert out.draft_lens.tolist() == [64]
+    cut, of_cut = batch_of([long]), DraftFeatures.of_size(1)
+    cut.num_nodes[:] = 64
+    tracker.write_features(of_cut, slots, cut, cut)
+    assert of_cut.features.tobytes() == out.features.tobytes()
+    assert of_cut.positions.tobytes() == out.positions.tobytes()
+    assert out.features[0, FEATURE_NAMES.index("draft_len")] == 64
 
 
 def test_slots_and_arrays_that_do_not_fit_are_refused() -> None:

@@ -1,0 +1,109 @@
+"""The gate that compares both predictions against fixed thresholds, with several model drafters.
+
+    python -m benchmarks.payoff.gate --traces DIR --tokenizer FILE [--cache-mode votes|paper]
+        [--json FILE]
+
+Sessions that the shipped predictor was trained on fill the shared cache and are not counted. The
+model drafters are simulated: see sglang_hvd/replay/model_drafter.py. Times at batch size 1, in
+milliseconds, as an 8B model in 16 bits has them on an H100 by its memory bandwidth (16 GB at 3.35
+TB/s for a step of the target) with eight rounds of a one-layer drafter; they are not measured.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
+from sglang_hvd.replay.policies import CostTable
+from sglang_hvd.replay.recordings import Vocabulary, find_recordings
+from sglang_hvd.replay.simulator import CycleTotals
+from sglang_hvd.replay.walk import WalkSettings, walk_recordings
+
+COSTS = CostTable(plain=4.8, verify=5.2, model_draft=2.0, draft_extend=0.3)
+
+_DRAFTERS = {
+    "0.75, correlated": ModelDrafter(0.75, ODDS_RATIOS["correlated"]),
+    "2.2, independent": ModelDrafter(2.2, ODDS_RATIOS["independent"]),
+    "2.2, correlated": ModelDrafter(2.2, ODDS_RATIOS["correlated"]),
+    "4.2, correlated": ModelDrafter(4.2, ODDS_RATIOS["correlated"]),
+}
+
+_MODEL_ONLY = "model drafter only"
+_THRESHOLDS: tuple[str | float | None, ...] = (_MODEL_ONLY, None, 1.0, 2.0, 3.0, 4.5, 6.0)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Gates of the payoff policy.")
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--eos-token", default="<|im_end|>")
+    parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(arguments)
+    recordings = find_recordings(options.traces)
+    vocabulary = Vocabulary(options.tokenizer, options.eos_token)
+    predictor = DEFAULT_PREDICTORS[options.cache_mode]
+    trained_on = PayoffPredictor.load(predictor).trained_sessions
+    rows = []
+    print("| model drafter | gate | cycles per 1K tokens | cache share | tokens per ms |")
+    print("|---|---|---|---|---|")
+    for drafter_name, drafter in _DRAFTERS.items():
+        for threshold in _THRESHOLDS:
+            is_model_only = threshold == _MODEL_ONLY
+            config = HvdConfig(
+                policy="model" if is_model_only else "payoff",
+                cache_mode=options.cache_mode,
+                threshold=threshold if isinstance(threshold, float) else None,
+            )
+            walks = walk_recordings(
+                recordings,
+                vocabulary,
+                WalkSettings(config, predictor=predictor, model_drafter=drafter),
+                label=f"{drafter_name}: {threshold}",
+                num_processes=2,
+            )
+            families: dict[str, list[CycleTotals]] = {}
+            for walk in walks:
+                totals = walk.totals(without=trained_on)
+                if totals.num_cycles:
+                    families.setdefault(walk.family, []).append(totals)
+            cycles, share, speed = np.mean(
+                [np.mean([_figures(t) for t in members], axis=0) for members in families.values()],
+                axis=0,
+            ).tolist()
+            gate = "the better prediction" if threshold is None else str(threshold)
+            print(
+                f"| {drafter_name} | {gate} | {cycles:.1f} | {share:.3f} | {speed:.3f} |",
+                flush=True,
+            )
+            rows.append(
+                {
+                    "model_drafter": drafter_name,
+                    "gate": gate,
+                    "cycles_per_1k_tokens": cycles,
+                    "cache_share": share,
+                    "tokens_per_ms": speed,
+                }
+            )
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1))
+    return 0
+
+
+def _figures(totals: CycleTotals) -> tuple[float, float, float]:
+    return (
+        1000 * totals.num_cycles / totals.num_tokens,
+        totals.num_cache / totals.num_cycles,
+        totals.num_tokens / COSTS.ms(totals),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

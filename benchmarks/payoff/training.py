@@ -1,0 +1,58 @@
+"""How long it takes to fit a predictor to a million drafts.
+
+    python -m benchmarks.payoff.training [--rows N]
+
+The rows are made up: what decides the time is how many there are and how many of their tokens were
+judged, which is as in recorded traces (three accepted tokens in the mean).
+"""
+
+import argparse
+import sys
+import time
+
+import numpy as np
+
+from sglang_hvd.config import HvdConfig
+from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES
+from sglang_hvd.payoff.predictor import feature_settings
+from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.payoff.training import TrainingSettings, train
+
+_DRAFT_LEN = 31
+_MEAN_ACCEPTED = 3
+_TARGET_S = 120
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Time to fit a predictor.")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    options = parser.parse_args()
+    rows = _rows(options.rows)
+    start = time.perf_counter()
+    train(rows, kind="survival", feature_settings=feature_settings(HvdConfig()), provenance={})
+    seconds = time.perf_counter() - start
+    num_epochs = TrainingSettings().num_epochs(options.rows)
+    print("| rows | epochs | seconds | target for a million |")
+    print("|---|---|---|---|")
+    print(f"| {options.rows} | {num_epochs} | {seconds:.1f} | {_TARGET_S} |")
+    return 0
+
+
+def _rows(num_rows: int) -> TrainingRows:
+    random = np.random.default_rng(1)
+    accepted = random.geometric(1 / (1 + _MEAN_ACCEPTED), num_rows) - 1
+    accepted_lens = np.minimum(accepted, _DRAFT_LEN).astype(np.int32)
+    return TrainingRows(
+        features=random.standard_normal((num_rows, len(FEATURE_NAMES)), np.float32),
+        positions=random.standard_normal(
+            (num_rows, _DRAFT_LEN, len(POSITION_FEATURES)), np.float32
+        ),
+        draft_lens=np.full(num_rows, _DRAFT_LEN, np.int32),
+        accepted_lens=accepted_lens,
+        is_verified=np.ones(num_rows, np.bool_),
+        num_judged=np.minimum(accepted_lens + 1, _DRAFT_LEN).astype(np.int32),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
