@@ -61,6 +61,9 @@ def test_requests_that_run_during_a_reload_get_the_same_output(
     calibration = state["predictor"]["calibration"]
     assert set(calibration) == {"prompt", "output", "shared"}
     assert sum(of_origin["num_verified"] for of_origin in calibration.values()) > 0
+    of_model = state["predictor"]["model_drafter"]
+    assert 0 <= of_model["mean_accepted"] <= 3
+    assert of_model["num_verified"] > 0
     assert all(abs(of_origin["shift"]) <= 1 for of_origin in calibration.values())
     assert "Traceback" not in server.process.log
 

@@ -156,6 +156,10 @@ def test_the_calibration_is_described_and_published(first: Path, second: Path) -
         drafter.extend(rid, [3])
         drafter.plan([rid])
         drafter.commit([rid], [VerifyOutcome([4, 5, 6, 0], 3)])
+    for rid in range(3, 7):  # the cache proposes nothing
+        drafter.start(rid, [rid])
+        drafter.plan([rid])
+        drafter.commit([rid], [VerifyOutcome([8, 9], 1)])
     state = msgspec.msgpack.decode(msgspec.msgpack.encode(predictor.describe()))  # as it travels
     of_prompt = state["calibration"]["prompt"]
     assert of_prompt["num_verified"] == 3
@@ -165,6 +169,9 @@ def test_the_calibration_is_described_and_published(first: Path, second: Path) -
     assert of_prompt["bins"][9]["share"] == 1
     assert not of_prompt["is_fallback"]
     assert state["calibration"]["shared"]["mean_accepted"] is None
+    of_model = state["model_drafter"]
+    assert (of_model["num_verified"], of_model["mean_accepted"]) == (4, 1)
+    assert of_model["mean_predicted"] > 1
 
     def value(name: str, **labels: str) -> float | None:
         return REGISTRY.get_sample_value(f"sglang:hvd_{name}", labels)
@@ -178,6 +185,8 @@ def test_the_calibration_is_described_and_published(first: Path, second: Path) -
     assert value("fallback", origin="prompt") == 0
     assert value("reliability_share", origin="prompt", bin="9") == 1
     assert np.isnan(value("accepted_len", origin="shared"))  # type: ignore[arg-type]
+    assert value("model_accepted_len") == 1
+    assert value("model_predicted_len") == of_model["mean_predicted"]
     assert value("predictor", fingerprint=fingerprint) == 1
     predictor.replace(second)
     predictor.publish()
