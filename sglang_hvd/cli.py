@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, get_args
 
-from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.config import CacheMode, HvdConfig, load_config
 from sglang_hvd.payoff.predictor import Kind, PayoffPredictor
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.whole_file import write_whole
@@ -124,8 +124,10 @@ def _add_traces(parser: argparse.ArgumentParser, *, mode_of: str = "") -> None:
     parser.add_argument(
         "--cache-mode",
         choices=get_args(CacheMode),
-        default=HvdConfig().cache_mode,
-        help=f"how the suffix cache drafts{mode_of} (default: %(default)s)",
+        help=f"how the suffix cache drafts{mode_of} (default: {HvdConfig().cache_mode})",
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="other settings of the server, as --hvd-config"
     )
     parser.add_argument(
         "--processes",
@@ -229,12 +231,11 @@ def _run_replay(options: argparse.Namespace) -> int:
     results = replay_policies(
         recordings,
         vocabulary,
-        cache_mode=options.cache_mode,
+        config=_config(options),
         predictor=options.predictor,
         costs=None if options.costs is None else CostTable.load(options.costs),
         warm_up=options.warm_up,
         shares_cache=not options.local_cache,
-        threshold=options.threshold,
         model_drafter=ModelDrafter(options.model_accepted, ODDS_RATIOS[options.model_drafter]),
         num_processes=options.processes,
     )
@@ -250,7 +251,7 @@ def _run_train(options: argparse.Namespace) -> int:
     _check_folder("--output", options.output)
     recordings, vocabulary = _read_traces(options)
     plan = TrainPlan(
-        cache_mode=options.cache_mode,
+        config=_config(options),
         kind=options.kind,
         held_out=options.held_out,
         num_rounds=options.rounds,
@@ -269,12 +270,12 @@ def _run_evaluate(options: argparse.Namespace) -> int:
     from sglang_hvd.replay.tables import evaluation_table
 
     _check_folder("--json", options.json)
-    cache_mode = _cache_mode(options)
+    config = _config(options)
     recordings, vocabulary = _read_traces(options)
     evaluations = evaluate(
         recordings,
         vocabulary,
-        cache_mode=cache_mode,
+        config=config,
         given=options.predictor,
         num_processes=options.processes,
     )
@@ -293,13 +294,13 @@ def _run_analyze(options: argparse.Namespace) -> int:
         raise ValueError("nothing to write: give --json, --html or both")
     _check_folder("--json", options.json)
     _check_folder("--html", options.html)
-    cache_mode = _cache_mode(options)
+    config = _config(options)
     recordings, vocabulary = _read_traces(options)
     analysis = analyze(
         options.traces,
         recordings,
         vocabulary,
-        cache_mode=cache_mode,
+        config=config,
         given=options.predictor,
         num_processes=options.processes,
     )
@@ -315,7 +316,10 @@ def _run_analyze(options: argparse.Namespace) -> int:
 
 def _command(options: argparse.Namespace) -> str:
     """An analysis's command line, with all that decides its figures."""
-    names = ("traces", "tokenizer", "eos_token", "cache_mode", "predictor", "json", "html")
+    names = [
+        *("traces", "tokenizer", "eos_token", "cache_mode", "config", "predictor"),
+        *("json", "html"),
+    ]
     given = {name: getattr(options, name) for name in names}
     flags = [
         text
@@ -341,12 +345,13 @@ def _add_reload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", metavar="KEY", help="of a server that asks for one")
 
 
-def _cache_mode(options: argparse.Namespace) -> CacheMode:
-    """The given predictor's, or else the asked one."""
-    asked = options.cache_mode
-    if options.predictor is not None:
-        asked = PayoffPredictor.load(options.predictor).settings["cache_mode"]
-    return cast(CacheMode, asked)  # both were checked
+def _config(options: argparse.Namespace) -> HvdConfig:
+    """The asked settings; those that a given predictor depends on are the predictor's."""
+    given = {name: getattr(options, name, None) for name in ("cache_mode", "threshold")}
+    settings = {name: value for name, value in given.items() if value is not None}
+    if getattr(options, "predictor", None) is not None:
+        settings |= PayoffPredictor.load(options.predictor).settings
+    return load_config(options.config, settings, {})
 
 
 def _read_traces(options: argparse.Namespace) -> tuple[list[Recording], Vocabulary]:

@@ -29,7 +29,8 @@ DEFAULT_VERIFY_WIDTH = 32
 
 
 class HvdConfig(BaseModel):
-    """All settings. Defaults are the paper's where it states one (appendices A and B)."""
+    """All settings. Defaults are the paper's where it states one (appendices A and B), but for the
+    threshold and the cache mode."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 

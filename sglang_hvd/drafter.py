@@ -205,7 +205,7 @@ class HybridDrafter:
 
     def use_predictor(self, predictor: PayoffPredictor) -> None:
         """Predicts with this one from the next plan on, and calibrates it from the start. Active
-        requests stay."""
+        requests stay, and so does what is known of the model drafter."""
         self._predictor = predictor
         if self._config.calibrate:
             threshold = self._config.threshold
@@ -427,12 +427,8 @@ class HybridDrafter:
         token_ids = [outcome.token_ids for _, outcome in told]
 
         def accepted_of(source: DraftSource) -> list[int | None]:
-            # Where the target added no token of its own the text ended inside the draft: of the
-            # draft's rest nothing is known.
             return [
-                outcome.num_accepted_drafts
-                if request.planned is source and outcome.num_target_tokens
-                else None
+                outcome.num_accepted_drafts if request.planned is source else None
                 for request, outcome in told
             ]
 

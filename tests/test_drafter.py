@@ -107,6 +107,50 @@ def test_without_a_threshold_the_better_draft_is_verified(of_model: int, source:
     assert plan.source is DraftSource(source)
 
 
+def test_the_gate_compares_to_the_last_bit_and_does_not_depend_on_the_batch() -> None:
+    def plans(payoff: float, num_requests: int) -> set[DraftSource]:
+        made = HybridDrafter(
+            HvdConfig(calibrate=False),
+            cache=SuffixCache.as_in_paper(),
+            predictor=linear({}, bias=payoff),
+            token_classes=CLASSES,
+            num_model_steps=3,
+            max_cache_draft_tokens=64,
+        )
+        rids = list(range(num_requests))
+        for rid in rids:
+            started(made, rid)
+        return {plan.source for plan in made.plan(rids)}
+
+    of_model = np.float32(2 / 3 + 4 / 9 + 8 / 27)  # before anything was seen
+    for num_requests in (1, 2, 33):
+        assert plans(float(of_model), num_requests) == {DraftSource.CACHE}
+        below = float(np.nextafter(of_model, np.float32(0)))
+        assert plans(below, num_requests) == {DraftSource.MODEL}
+
+
+def test_a_confident_cache_raises_what_is_expected_of_the_model_drafter() -> None:
+    made = HybridDrafter(
+        HvdConfig(threshold=99),  # the model drafter always drafts
+        cache=SuffixCache.as_in_paper(),
+        predictor=constant_survival(0.9),
+        token_classes=CLASSES,
+        num_model_steps=3,
+        max_cache_draft_tokens=64,
+    )
+    for number in range(400):  # 3 tokens where the cache is right, none where it is wrong
+        started(made, number)
+        made.plan([number])
+        outcome = VerifyOutcome([4, 5, 6, 7], 3) if number % 2 else VerifyOutcome([9], 0)
+        made.commit([number], [outcome])
+        made.finish(number, output_ids=None, keep=False)
+    for prob in (0.9, 0.2):
+        made.use_predictor(constant_survival(prob))
+        proposals = started(made, prob).propose([prob])
+        assert proposals.model_payoffs is not None
+        assert proposals.model_payoffs.tolist() == [pytest.approx(3 * prob, abs=0.15)]
+
+
 def test_the_votes_are_a_second_opinion_in_the_papers_mode() -> None:
     opinions = {}
     for mode in get_args(CacheMode):

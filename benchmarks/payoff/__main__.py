@@ -4,6 +4,7 @@
 
 Rows {"name", "num_requests", "unit", "ours", "peer", "ratio", "target"}: medians over repeats of
 both in turns; ratio is peer / ours. The peer multiplies matrices only: its features are given.
+total is features and prediction; served adds the online correction and the model drafter's payoff.
 """
 
 import argparse
@@ -15,10 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from sglang_hvd.config import HvdConfig
+from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import (
     DEFAULT_PREDICTORS,
     DraftFeatures,
+    ModelPayoff,
+    OnlineCalibration,
     PayoffPredictor,
     RequestTracker,
     TokenClasses,
@@ -62,6 +65,14 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
     slots = np.array([tracker.start(prompt) for _ in range(num_requests)], np.int32)
     features = DraftFeatures.of_size(num_requests)
     predictor = PayoffPredictor.load(DEFAULT_PREDICTORS["votes"])
+    calibration = OnlineCalibration(PAPER_THRESHOLD)
+    of_model = ModelPayoff(num_steps=8)
+    for slot in slots.tolist():
+        of_model.start(slot)
+    # As it is after a while: corrected.
+    for _ in range(20):
+        calibration.expect(slots[:1], drafts, predictor.predict(features.first(1)))
+        calibration.observe(slots[:1], [drafts.token_ids[0, :3]], [3])
     paper = PayoffPredictor.load(PAPER_PREDICTORS["votes"])
 
     def write() -> None:
@@ -74,6 +85,11 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
         write()
         predict()
 
+    def served() -> None:
+        write()
+        prediction = calibration.expect(slots, drafts, predictor.predict(features))
+        of_model.expect(slots, drafts, prediction.reaches(1))
+
     def peer() -> None:
         hidden = (features.features[:, : len(paper.mean)] - paper.mean) / paper.std
         for weight, bias in zip(paper.weights[:-1], paper.biases[:-1], strict=True):
@@ -81,10 +97,12 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
         hidden @ paper.weights[-1].T + paper.biases[-1]
 
     write()
-    times = _interleaved({"features": write, "predict": predict, "total": both, "peer": peer})
+    times = _interleaved(
+        {"features": write, "predict": predict, "total": both, "served": served, "peer": peer}
+    )
     of_peer = float(np.median(times["peer"]))
     rows = []
-    for name in ("features", "predict", "total"):
+    for name in ("features", "predict", "total", "served"):
         ours = float(np.median(times[name]))
         low, high = np.quantile(times[name], (0.1, 0.9))
         is_total = name == "total"

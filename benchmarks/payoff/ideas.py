@@ -30,6 +30,7 @@ from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
 from sglang_hvd.replay.evaluate import MEAN, Evaluation, judge
+from sglang_hvd.replay.metrics import mean_of
 from sglang_hvd.replay.recordings import Vocabulary, find_recordings
 from sglang_hvd.replay.train import DRAFT_LIMITS, held_out_sessions, weighted_rows
 from sglang_hvd.replay.walk import RecordingWalk, SessionWalk, WalkSettings, walk_recordings
@@ -58,7 +59,8 @@ class _Idea:
     has_positions: bool = True
     kind: Kind = "survival"
     settings: TrainingSettings | None = None
-    is_on_policy: bool = True
+    has_first_round: bool = True
+    has_later_round: bool = True
 
 
 def _ideas() -> list[_Idea]:
@@ -85,7 +87,8 @@ def _ideas() -> list[_Idea]:
             "all, three times as long",
             settings=TrainingSettings(num_row_visits=9_000_000, max_epochs=60),
         ),
-        _Idea("all, trained on the first round only", is_on_policy=False),
+        _Idea("all, trained on the first round only", has_later_round=False),
+        _Idea("all, trained on the later round only", has_first_round=False),
     ]
 
 
@@ -137,7 +140,7 @@ class _Study:
     def load(cls, options: argparse.Namespace) -> "_Study":
         recordings = [r for r in find_recordings(options.traces) if r.is_permissive]
         vocabulary = Vocabulary(options.tokenizer, options.eos_token)
-        config = HvdConfig(cache_mode=options.cache_mode)
+        config = HvdConfig(cache_mode=options.cache_mode, calibrate=False)
         walks = {}
         for name, policy, threshold, limits in (
             ("model", "model", None, DRAFT_LIMITS),
@@ -177,9 +180,7 @@ class _Study:
             predictor = self._train(idea, without_family=family)
             evaluations += [e for e in self.judge(predictor, idea, family=family) if e.file == MEAN]
         names = ("average_precision", "roc_auc", "precision", "recall", "calibration_error")
-        means = {
-            name: float(np.mean([getattr(e.quality, name) for e in evaluations])) for name in names
-        }
+        means = {name: mean_of([getattr(e.quality, name) for e in evaluations]) for name in names}
         return replace(evaluations[0], quality=replace(evaluations[0].quality, **means))
 
     def judge(
@@ -205,11 +206,11 @@ class _Study:
         def kept(walks: Sequence[RecordingWalk]) -> list[RecordingWalk]:
             return [walk for walk in walks if walk.family != without_family]
 
-        rows = weighted_rows(
-            kept(self.off_policy),
-            kept(self.on_policy) if idea.is_on_policy else [],
-            without=self.held_out,
-        )
+        walks = [
+            *(kept(self.off_policy) if idea.has_first_round else []),
+            *(kept(self.on_policy) if idea.has_later_round else []),
+        ]
+        rows = weighted_rows(walks, without=self.held_out)
         rows = _without(rows, idea)
         if idea.kind == "mlp":
             rows = replace(rows, weights=None)

@@ -50,7 +50,6 @@ def _rows(num_rows: int) -> TrainingRows:
         draft_lens=np.full(num_rows, _DRAFT_LEN, np.int32),
         accepted_lens=accepted_lens,
         is_verified=np.ones(num_rows, np.bool_),
-        num_judged=np.minimum(accepted_lens + 1, _DRAFT_LEN).astype(np.int32),
     )
 
 

@@ -27,8 +27,8 @@ def by_odds(probs: Sequence[float | None]) -> list[DraftSource]:
 def by_comparison(
     payoffs: Sequence[float | None], model_payoffs: Sequence[float]
 ) -> list[DraftSource]:
-    """The draft of which more tokens are expected to be accepted; the cache draft, which costs
-    nothing, where both bring the same."""
+    """The draft of which more tokens are expected to be accepted, the cache draft where both bring
+    the same. It counts tokens, not time: a cycle that drafts with the model takes longer."""
     return [
         _cache_from(of_model, payoff)
         for payoff, of_model in zip(payoffs, model_payoffs, strict=True)

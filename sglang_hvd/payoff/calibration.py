@@ -10,7 +10,7 @@ Equal calls give equal results: every tensor-parallel rank must decide alike.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from sglang_hvd.payoff.reliability import Reliability, RunningReliability
 from sglang_hvd.types import MATCH_FEATURES, DraftBatch, TokenIds
 
 Int32 = npt.NDArray[np.int32]
+Float64 = npt.NDArray[np.float64]
 
 # By number in the column "origin" of MATCH_FEATURES.
 ORIGINS = ("prompt", "output", "shared")
@@ -60,8 +61,9 @@ class OriginFigures:
     shift: correction in log odds.
     is_fallback: the predictor is so wrong that the frequency rule decides.
     first_token: that a draft's first token is right, of all drafts.
-    bins: that a verified draft is accepted up to the threshold, by predicted probability: ten
-        bins of equal width. Neither knows events with a predictor of bare lengths.
+    bins: that a verified draft is accepted up to the threshold (six tokens where there is none), by
+        predicted probability: ten bins of equal width. Neither knows events with a predictor of
+        bare lengths.
     """
 
     num_verified: int
@@ -99,7 +101,7 @@ class OnlineCalibration:
     def __init__(self, threshold: float) -> None:
         self._depth = min(max(1, math.ceil(threshold)), MAX_DRAFT_LEN)
         self._states = [_State() for _ in ORIGINS]
-        self._expected: dict[int, _Expected] = {}  # by slot
+        self._expected = _Expected.of_size(0)
 
     @property
     def has_fallback(self) -> bool:
@@ -118,20 +120,14 @@ class OnlineCalibration:
         num = len(slots)
         origins = _origins(drafts, num)
         corrected = self._correct(prediction, origins)
-        first_probs = reach_probs = [None] * num
+        self._expected = expected = self._expected.holding(int(slots.max(initial=-1)))
+        expected.draft_lens[slots] = drafts.num_nodes[:num]
+        expected.origins[slots] = origins
+        expected.first_ids[slots] = drafts.token_ids[:num, 0]
+        expected.payoffs[slots] = corrected.payoffs
         if corrected.survival is not None:
-            first_probs = corrected.survival[:, 0].tolist()
-            reach_probs = corrected.survival[:, self._depth - 1].tolist()
-        rows = zip(
-            drafts.num_nodes[:num].tolist(),
-            origins.tolist(),
-            drafts.token_ids[:num, 0].tolist(),
-            corrected.payoffs.tolist(),
-            first_probs,
-            reach_probs,
-            strict=True,
-        )
-        self._expected.update(zip(slots.tolist(), map(_Expected._make, rows), strict=True))
+            expected.first_probs[slots] = corrected.survival[:, 0]
+            expected.reach_probs[slots] = corrected.survival[:, self._depth - 1]
         return corrected
 
     def observe(
@@ -143,13 +139,12 @@ class OnlineCalibration:
         """Takes in what the cycles committed; returns the fallbacks that this changed.
 
         token_ids: committed tokens.
-        accepted_lens: accepted tokens of each request's cache draft; None: it was not verified, or
-            the request ended inside it.
+        accepted_lens: accepted tokens of each request's cache draft; None: it was not verified.
         """
         changes = []
         for slot, committed, accepted in zip(slots.tolist(), token_ids, accepted_lens, strict=True):
-            expected = self._expected.pop(slot, None)
-            if expected is None or expected.draft_len == 0 or not len(committed):
+            expected = self._expected.take(slot)
+            if expected.draft_len == 0 or not len(committed):
                 continue
             state = self._states[expected.origin]
             state.see_first_token(expected, int(committed[0]), is_verified=accepted is not None)
@@ -182,16 +177,60 @@ class OnlineCalibration:
         return Prediction(payoffs.astype(np.float32), after.astype(np.float32))
 
 
-class _Expected(NamedTuple):
-    """What is expected of a slot's draft; draft_len 0 without one. The probabilities, that the
-    first token and that the threshold's is accepted, are None from a predictor of bare lengths."""
+class _OfDraft(NamedTuple):
+    """What is expected of a draft. The probabilities, that the first token and that the
+    threshold's is accepted, are NaN from a predictor of bare lengths."""
 
     draft_len: int
     origin: int
     first_id: int
     payoff: float
-    first_prob: float | None
-    reach_prob: float | None
+    first_prob: float
+    reach_prob: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Expected:
+    """The same by slot; draft_lens is 0 where nothing is expected."""
+
+    draft_lens: Int32
+    origins: Int32
+    first_ids: Int32
+    payoffs: Float64
+    first_probs: Float64
+    reach_probs: Float64
+
+    @classmethod
+    def of_size(cls, num_slots: int) -> "_Expected":
+        return cls(
+            draft_lens=np.zeros(num_slots, np.int32),
+            origins=np.zeros(num_slots, np.int32),
+            first_ids=np.zeros(num_slots, np.int32),
+            payoffs=np.zeros(num_slots),
+            first_probs=np.full(num_slots, np.nan),
+            reach_probs=np.full(num_slots, np.nan),
+        )
+
+    def holding(self, slot: int) -> "_Expected":
+        """One that has that slot too."""
+        old_size = len(self.draft_lens)
+        if slot < old_size:
+            return self
+        larger = _Expected.of_size(max(slot + 1, 2 * old_size))
+        for name in _EXPECTED_FIELDS:
+            getattr(larger, name)[:old_size] = getattr(self, name)
+        return larger
+
+    def take(self, slot: int) -> _OfDraft:
+        """What was expected of that slot's draft, once."""
+        if slot >= len(self.draft_lens):
+            return _OfDraft(0, 0, 0, 0.0, math.nan, math.nan)
+        taken = _OfDraft(*(getattr(self, name)[slot].item() for name in _EXPECTED_FIELDS))
+        self.draft_lens[slot] = 0
+        return taken
+
+
+_EXPECTED_FIELDS = tuple(field_.name for field_ in fields(_Expected))
 
 
 @dataclass(slots=True)
@@ -208,20 +247,20 @@ class _State:
         default_factory=lambda: [RunningReliability() for _ in range(NUM_BINS)]
     )
 
-    def see_first_token(self, expected: _Expected, first_id: int, *, is_verified: bool) -> None:
+    def see_first_token(self, expected: _OfDraft, first_id: int, *, is_verified: bool) -> None:
         self.num_in_fallback += self.is_fallback
-        if expected.first_prob is None:
+        if math.isnan(expected.first_prob):
             return
         is_right = first_id == expected.first_id
         self.first_tokens.add(expected.first_prob, is_right)
         if not is_verified:
             self._step(_FIRST_TOKEN_STEP * (is_right - expected.first_prob))
 
-    def see_verified(self, expected: _Expected, num_accepted: int, depth: int) -> None:
+    def see_verified(self, expected: _OfDraft, num_accepted: int, depth: int) -> None:
         """depth: tokens of the threshold."""
         self.num_verified += 1
         self.verified.add(expected.payoff, num_accepted)
-        if expected.reach_prob is None:
+        if math.isnan(expected.reach_prob):
             return
         number = min(int(expected.reach_prob * NUM_BINS), NUM_BINS - 1)
         self.bins[number].add(expected.reach_prob, num_accepted >= depth)

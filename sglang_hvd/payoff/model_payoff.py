@@ -121,8 +121,7 @@ class ModelPayoff:
         """Takes in what the cycles committed.
 
         token_ids: committed tokens.
-        accepted_lens: accepted tokens of each request's model draft; None: it was not verified, or
-            the request ended inside it.
+        accepted_lens: accepted tokens of each request's model draft; None: it was not verified.
         """
         for slot, committed, accepted in zip(slots.tolist(), token_ids, accepted_lens, strict=True):
             if accepted is None:

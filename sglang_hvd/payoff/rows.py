@@ -20,9 +20,8 @@ class TrainingRows:
     features: float32[num_rows, len(FEATURE_NAMES)].
     positions: float32[num_rows, longest, len(POSITION_FEATURES)].
     draft_lens, accepted_lens: int32[num_rows], tokens proposed, and those the target would accept.
+        Where the text ends inside a draft none of the rest is.
     is_verified: bool[num_rows], whether it was the draft that was verified.
-    num_judged: int32[num_rows], tokens of which it is known whether they would be accepted; fewer
-        than accepted ones and the next where the text ends inside the draft.
     weights: float32[num_rows], how much a row counts in training; None: all the same.
     """
 
@@ -31,7 +30,6 @@ class TrainingRows:
     draft_lens: npt.NDArray[np.int32]
     accepted_lens: npt.NDArray[np.int32]
     is_verified: npt.NDArray[np.bool_]
-    num_judged: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
@@ -57,7 +55,6 @@ class TrainingRows:
             draft_lens=np.concatenate([part.draft_lens for part in parts]),
             accepted_lens=np.concatenate([part.accepted_lens for part in parts]),
             is_verified=np.concatenate([part.is_verified for part in parts]),
-            num_judged=np.concatenate([part.num_judged for part in parts]),
             weights=np.concatenate(weights),
         )
 
@@ -69,7 +66,6 @@ class TrainingRows:
             self.draft_lens[rows],
             self.accepted_lens[rows],
             self.is_verified[rows],
-            self.num_judged[rows],
             None if self.weights is None else self.weights[rows],
         )
 

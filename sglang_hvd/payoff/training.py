@@ -120,7 +120,7 @@ class _Judged:
     @classmethod
     def of(cls, rows: TrainingRows) -> "_Judged":
         longest = rows.positions.shape[1]
-        num = np.minimum(rows.num_judged, longest)
+        num = np.minimum(rows.accepted_lens + 1, np.minimum(rows.draft_lens, longest))
         depths = np.arange(longest)
         is_judged = depths < num[:, None]
         is_accepted = np.broadcast_to(depths, is_judged.shape) < rows.accepted_lens[:, None]

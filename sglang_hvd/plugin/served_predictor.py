@@ -122,7 +122,8 @@ class PredictorMetrics:
         )
         self._bin_predicted = gauge(
             "reliability_predicted",
-            "Mean predicted probability that a verified cache draft reaches the threshold.",
+            "Mean predicted probability that a verified cache draft reaches the threshold, six "
+            "tokens where there is none.",
             *("origin", "bin"),
         )
         self._bin_share = gauge(

@@ -50,19 +50,20 @@ def analyze(
     recordings: Sequence[Recording],
     vocabulary: Vocabulary,
     *,
-    cache_mode: CacheMode,
+    config: HvdConfig,
     given: Path | None,
     num_processes: int,
 ) -> Analysis:
     """Walks recordings under the payoff policy and, for what can be copied, token by token.
 
+    config: how the suffix cache drafts.
     given: predictor to analyse; None: the one that ships.
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used, or if nothing is
     left to judge.
     """
+    cache_mode = config.cache_mode
     path = given or DEFAULT_PREDICTORS[cache_mode]
-    config = HvdConfig(cache_mode=cache_mode)
     predictors = {
         "predictor": PayoffPredictor.of_config(config.model_copy(update={"predictor": path})),
         "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),

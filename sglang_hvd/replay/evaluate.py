@@ -10,7 +10,7 @@ import numpy as np
 
 from sglang_hvd.config import PAPER_THRESHOLD, CacheMode, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FEATURE_NAMES, PayoffPredictor
-from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
+from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, feature_settings
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.metrics import (
     NUM_BINS,
@@ -59,7 +59,7 @@ def evaluate(
     recordings: Sequence[Recording],
     vocabulary: Vocabulary,
     *,
-    cache_mode: CacheMode,
+    config: HvdConfig,
     given: Path | None,
     num_processes: int,
 ) -> list[Evaluation]:
@@ -68,22 +68,27 @@ def evaluate(
     Sessions that one of the predictors was trained on fill the shared cache and are not judged. A
     file without any other is left out.
 
+    config: how the suffix cache drafts. With other settings than those that ship were trained for
+        they are judged all the same, and the given one decides what is verified.
     given: a predictor file to judge too.
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used, or if nothing is
     left to judge.
     """
-    config = HvdConfig(cache_mode=cache_mode)
+    cache_mode = config.cache_mode
+    deciding = DEFAULT_PREDICTORS[cache_mode]
     predictors = {
-        "default": PayoffPredictor.of_config(config),
+        "default": PayoffPredictor.load(deciding),
         "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
     }
     if given is not None:
         of_given = config.model_copy(update={"predictor": given})
         predictors = {"given": PayoffPredictor.of_config(of_given), **predictors}
+        if dict(predictors["default"].settings) != feature_settings(config):
+            deciding = given
     trained_on = trained_sessions(predictors)
     evaluations = []
-    for at, settings in judging_walks(config, DEFAULT_PREDICTORS[cache_mode]).items():
+    for at, settings in judging_walks(config, deciding).items():
         walks = walk_recordings(
             recordings, vocabulary, settings, label=at, num_processes=num_processes
         )
@@ -103,8 +108,9 @@ def judging_walks(config: HvdConfig, predictor: Path) -> dict[str, WalkSettings]
 
     predictor: decides which drafts are verified at cycle starts.
     """
-    on_policy = config.model_copy(update={"policy": "payoff", "threshold": THRESHOLD})
-    every_position = config.model_copy(update={"policy": "model"})
+    as_it_is = config.model_copy(update={"calibrate": False})
+    on_policy = as_it_is.model_copy(update={"policy": "payoff", "threshold": THRESHOLD})
+    every_position = as_it_is.model_copy(update={"policy": "model"})
     return {
         "cycle": WalkSettings(on_policy, predictor=predictor),
         "position": WalkSettings(every_position, model_drafter=ModelDrafter(0)),

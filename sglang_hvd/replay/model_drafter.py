@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.config import HvdConfig
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 
@@ -58,11 +58,11 @@ class ModelDrafter:
                 f"let them vary"
             )
 
-    def accepted_lens(self, traces: Sequence[Trace], cache_mode: CacheMode) -> list[Int32]:
+    def accepted_lens(self, traces: Sequence[Trace], config: HvdConfig) -> list[Int32]:
         """Accepted tokens of the cycle that starts at each token of each output: int32[num_output].
 
         traces: a recording, in order.
-        cache_mode: of the cache that odds_ratio is about.
+        config: of the cache that odds_ratio is about.
         """
         if self.odds_ratio is None:
             num = int(self.mean_accepted)
@@ -72,7 +72,7 @@ class ModelDrafter:
             return [np.zeros(0, np.int32) for _ in traces]
         is_copied = np.zeros(sum(lengths), np.bool_)
         if self.odds_ratio != 1:
-            is_copied = np.concatenate(_copied(traces, cache_mode))
+            is_copied = np.concatenate(_copied(traces, config))
         draws = np.concatenate([_draws(trace) for trace in traces])
         # The highest log odds with at most the strength: the mean grows with them.
         low, high = -30.0, 30.0
@@ -112,9 +112,9 @@ def _draws(trace: Trace) -> npt.NDArray[np.float64]:
     return np.random.default_rng([len(trace.prompt_ids), *seed.tolist()]).random(len(seed))
 
 
-def _copied(traces: Sequence[Trace], cache_mode: CacheMode) -> list[Bool]:
+def _copied(traces: Sequence[Trace], config: HvdConfig) -> list[Bool]:
     """Whether the cache would have had each output token right, knowing all before it."""
-    cache = SuffixCache.of_config(HvdConfig(cache_mode=cache_mode), background=False)
+    cache = SuffixCache.of_config(config, background=False)
     copied = []
     for rid, trace in enumerate(traces):
         of_trace = np.zeros(len(trace.output_ids), np.bool_)

@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sglang_hvd.config import CacheMode, HvdConfig, Policy
+from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.payoff import DEFAULT_PREDICTORS
 from sglang_hvd.replay.evaluate import MEAN, THRESHOLD
 from sglang_hvd.replay.metrics import mean_of
@@ -87,19 +87,18 @@ def replay_policies(
     recordings: Sequence[Recording],
     vocabulary: Vocabulary,
     *,
-    cache_mode: CacheMode,
+    config: HvdConfig,
     predictor: Path | None,
     costs: CostTable | None,
     warm_up: float,
     shares_cache: bool,
-    threshold: float | None,
     model_drafter: ModelDrafter,
     num_processes: int,
 ) -> list[PolicyResult]:
     """Rows per file and policy, and the mean over families.
 
+    config: of the server; each policy in turns.
     predictor: of the payoff policy; None: the one that ships.
-    threshold: of the payoff policy; None: what the model drafter is predicted to bring.
     warm_up: share of each recording's sessions, the first ones, that only fill the shared cache.
     shares_cache: False: requests draft from their own session only.
 
@@ -111,8 +110,8 @@ def replay_policies(
             recordings,
             vocabulary,
             WalkSettings(
-                HvdConfig(policy=policy, cache_mode=cache_mode, threshold=threshold),
-                predictor=predictor or DEFAULT_PREDICTORS[cache_mode],
+                config.model_copy(update={"policy": policy}),
+                predictor=predictor or DEFAULT_PREDICTORS[config.cache_mode],
                 model_drafter=model_drafter,
                 shares_cache=shares_cache,
             ),

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from sglang_hvd.config import CacheMode
-from sglang_hvd.payoff import DEFAULT_PREDICTORS
+from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
+from sglang_hvd.replay.evaluate import MEAN
 from sglang_hvd.replay.recordings import Vocabulary, find_recordings
 from sglang_hvd.replay.tables import heldout_table
 from sglang_hvd.replay.train import TrainPlan, train_predictors
@@ -33,9 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trained = train_predictors(
             recordings,
             Vocabulary(options.tokenizer, options.eos_token),
-            TrainPlan(options.cache_mode),
+            TrainPlan(HvdConfig(cache_mode=options.cache_mode)),
             ("survival", "mlp"),
         )
+        ours, papers = (_average_precision(trained[kind]) for kind in ("survival", "mlp"))
+        if ours <= papers:
+            raise ValueError(
+                f"average precision {ours:.3f}, the paper's predictor has {papers:.3f}: not shipped"
+            )
         for files, predictor in (
             (DEFAULT_PREDICTORS, trained["survival"]),
             (PAPER_PREDICTORS, trained["mlp"]),
@@ -46,6 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _average_precision(predictor: PayoffPredictor) -> float:
+    """On the held-out sessions, in the mean over families."""
+    rows = predictor.provenance["heldout"]
+    assert isinstance(rows, list), "training judges what it trained"
+    [mean] = [row["average_precision"] for row in rows if row["file"] == MEAN]
+    return float(mean)
 
 
 if __name__ == "__main__":

@@ -35,16 +35,14 @@ class ReplayedCycle:
 class ReplayedDraft:
     """A cache draft, verified or not.
 
-    accepted_len: tokens of it that the target would accept.
-    num_judged: tokens of which that is known: where the text ends inside the draft, nothing is
-        known of the rest.
+    accepted_len: tokens of it that the target would accept. Where the text ends inside the draft
+        none of the rest is: it brings nothing.
     is_verified: whether it was the draft that was verified.
     features: float32[num_features]. positions: float32[num_tokens, num_position_features].
     """
 
     num_tokens: int
     accepted_len: int
-    num_judged: int
     is_verified: bool
     features: npt.NDArray[np.float32]
     positions: npt.NDArray[np.float32]
@@ -134,7 +132,6 @@ def replay(
             draft = ReplayedDraft(
                 draft_len,
                 accepted_len,
-                min(accepted_len + 1, draft_len, len(rest)),
                 plan.source is DraftSource.CACHE,
                 proposals.features.features[0].copy(),
                 proposals.features.positions[0, :, :draft_len].T.copy(),
@@ -161,7 +158,6 @@ def training_rows(cycles: Iterable[ReplayedCycle]) -> TrainingRows:
         draft_lens=draft_lens,
         accepted_lens=np.array([draft.accepted_len for draft in drafts], np.int32),
         is_verified=np.array([draft.is_verified for draft in drafts]),
-        num_judged=np.array([draft.num_judged for draft in drafts], np.int32),
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, CacheMode, HvdConfig, Policy
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, HvdConfig, Policy
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.payoff.rows import TrainingRows
@@ -35,20 +35,17 @@ _THRESHOLDS = (None, PAPER_THRESHOLD)
 # the others; 1 would count every row the same.
 _POWER_OF_SIZE = 0.5
 
-# What the rows of the first round count once there are those of a predictor's own decisions: they
-# show more copies under way than serving does, which would make probabilities too high.
-_WEIGHT_OF_FIRST_ROUND = 0.3
-
 
 @dataclass(frozen=True, slots=True)
 class TrainPlan:
     """What a training does.
 
+    config: how the suffix cache drafts.
     held_out: share of each recording's sessions, the last ones, that is not trained on and on which
         the predictor is judged. One session of a recording with several is always held out.
     """
 
-    cache_mode: CacheMode
+    config: HvdConfig
     kind: Kind = "survival"
     held_out: float = 0.25
     num_rounds: int = 2
@@ -75,7 +72,7 @@ def train_predictors(
         walk for policy in _FIRST_ROUND for walk in _walk(recordings, vocabulary, plan, policy)
     ]
     held_out = held_out_sessions(first_round, plan.held_out)
-    rows = weighted_rows(first_round, [], without=held_out)
+    rows = weighted_rows(first_round, without=held_out)
     predictor = _fit(rows, plan, kinds[0])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "deciding.safetensors"
@@ -86,13 +83,13 @@ def train_predictors(
                 for threshold in _THRESHOLDS
                 for walk in _walk(recordings, vocabulary, plan, "payoff", path, threshold)
             ]
-            rows = weighted_rows(first_round, on_policy, without=held_out)
+            rows = weighted_rows([*first_round, *on_policy], without=held_out)
             predictor = _fit(rows, plan, kinds[0])
         predictor.save(path)
         judged = walk_recordings(
             recordings,
             vocabulary,
-            judging_walks(HvdConfig(cache_mode=plan.cache_mode), path)["cycle"],
+            judging_walks(plan.config, path)["cycle"],
             label="replay of held-out sessions",
             num_processes=plan.num_processes,
         )
@@ -103,7 +100,7 @@ def train_predictors(
         evaluations = judge(
             judged,
             {kind: of_kind},
-            cache_mode=plan.cache_mode,
+            cache_mode=plan.config.cache_mode,
             at="cycle",
             without=frozenset(_fingerprints(first_round)) - held_out,
         )
@@ -125,12 +122,6 @@ def held_out_sessions(walks: Sequence[RecordingWalk], share: float) -> frozenset
     return frozenset(held_out)
 
 
-def weighted(rows: TrainingRows, factor: float = 1.0) -> TrainingRows:
-    """The rows of a recording, so weighted that all together count as a power of their number."""
-    weight = factor * len(rows) ** (_POWER_OF_SIZE - 1)
-    return replace(rows, weights=np.full(len(rows), weight, np.float32))
-
-
 def _walk(
     recordings: Sequence[Recording],
     vocabulary: Vocabulary,
@@ -143,7 +134,9 @@ def _walk(
         recordings,
         vocabulary,
         WalkSettings(
-            HvdConfig(policy=policy, cache_mode=plan.cache_mode, threshold=threshold),
+            plan.config.model_copy(
+                update={"policy": policy, "threshold": threshold, "calibrate": False}
+            ),
             predictor=predictor,
             draft_limits=DRAFT_LIMITS,
         ),
@@ -152,25 +145,20 @@ def _walk(
     )
 
 
-def weighted_rows(
-    first_round: Sequence[RecordingWalk],
-    on_policy: Sequence[RecordingWalk],
-    *,
-    without: frozenset[str],
-) -> TrainingRows:
-    """All rows to learn from, weights around 1.
+def weighted_rows(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> TrainingRows:
+    """All rows to learn from. Each walk's together count as a power of their number; the mean
+    weight is 1.
 
     without: fingerprints of sessions that are not learned from.
 
     Raises ValueError if there are none.
     """
-    factor = _WEIGHT_OF_FIRST_ROUND if on_policy else 1.0
-    parts = [
-        weighted(rows, of_round)
-        for walks, of_round in ((first_round, factor), (on_policy, 1.0))
-        for walk in walks
-        if (rows := walk.rows(without=without)) is not None
-    ]
+    parts = []
+    for walk in walks:
+        rows = walk.rows(without=without)
+        if rows is not None:
+            weight = len(rows) ** (_POWER_OF_SIZE - 1)
+            parts.append(replace(rows, weights=np.full(len(rows), weight, np.float32)))
     if not parts:
         raise ValueError("no cycle of the traces had a cache draft: nothing to learn from")
     rows = TrainingRows.concatenate(parts)
@@ -190,7 +178,7 @@ def _fit(rows: TrainingRows, plan: TrainPlan, kind: Kind) -> PayoffPredictor:
         rows,
         kind=kind,
         settings=settings,
-        feature_settings=feature_settings(HvdConfig(cache_mode=plan.cache_mode)),
+        feature_settings=feature_settings(plan.config),
         provenance={"num_rows": len(rows), "training": asdict(settings)},
     )
 

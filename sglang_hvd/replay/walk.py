@@ -28,6 +28,8 @@ from sglang_hvd.suffix_cache import SuffixCache
 class WalkSettings:
     """How recordings are walked.
 
+    config: calibrate corrects the predictor along the way, as the server does; without it rows
+        show a predictor as it is.
     predictor: for the payoff policy; its file, since walks run in other processes.
     model_drafter: what each cycle of the model drafter, which is not run, has accepted.
     draft_limits: longest cache drafts, one trace after the other in turns.
@@ -132,8 +134,12 @@ def walk_recording(
     traces = recording.traces(vocabulary)
     if not traces:
         raise ValueError(f"{recording.path}: no traces")
-    # Nothing is corrected online: rows have to show a predictor as it is.
-    config = settings.config.model_copy(update={"calibrate": False})
+    if not all(trace.has_prompt for trace in traces):
+        raise ValueError(
+            f"{recording.path}: recorded without prompts, which drafts come from: it cannot be "
+            f"replayed"
+        )
+    config = settings.config
     predictor = None
     if config.policy == "payoff":
         if settings.predictor is not None:
@@ -149,7 +155,7 @@ def walk_recording(
     )
     fingerprints = session_fingerprints(traces)
     cycles: dict[str, list[ReplayedCycle]] = {session: [] for session in fingerprints}
-    accepted_lens = settings.model_drafter.accepted_lens(traces, config.cache_mode)
+    accepted_lens = settings.model_drafter.accepted_lens(traces, config)
     for index, (trace, accepted) in enumerate(zip(traces, accepted_lens, strict=True)):
         cycles[trace.session] += replay(
             trace,

@@ -352,3 +352,32 @@ def test_the_shipped_predictors_say_what_they_were_trained_on(mode: CacheMode) -
         assert all("NC" not in recording["licence"] for recording in recordings)
         assert "heldout" in predictor.provenance
         assert predictor.trained_sessions
+
+
+@pytest.mark.parametrize("mode", get_args(CacheMode))
+def test_the_shipped_predictor_is_better_than_the_papers_on_the_same_drafts(
+    mode: CacheMode,
+) -> None:
+    figures = []
+    for files in (DEFAULT_PREDICTORS, PAPER_PREDICTORS):
+        heldout = PayoffPredictor.load(files[mode]).provenance["heldout"]
+        assert isinstance(heldout, list)
+        [mean] = [row for row in heldout if row["file"] == "mean"]
+        figures.append(mean)
+    ours, papers = figures
+    assert ours["num_drafts"] == papers["num_drafts"] > 10_000
+    assert ours["average_precision"] > papers["average_precision"] + 0.1
+    assert ours["calibration_error"] <= 0.03
+
+
+@KINDS
+def test_weights_that_overflow_predict_nothing_to_gain(kind: Kind) -> None:
+    predictor, drafts = random_predictor(kind), random_drafts(64)
+    huge = replace(
+        predictor,
+        weights=tuple(np.sign(weight) * np.float32(1e30) for weight in predictor.weights),
+    )
+    prediction = huge.predict(drafts)
+    assert np.isfinite(prediction.payoffs).all()
+    if prediction.survival is not None:
+        assert ((prediction.survival >= 0) & (prediction.survival <= 1)).all()

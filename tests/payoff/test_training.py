@@ -40,7 +40,6 @@ def test_a_draft_accepted_whole_says_nothing_of_what_would_follow() -> None:
         rows,
         draft_lens=np.where(is_short, 1, 4).astype(np.int32),
         accepted_lens=np.where(is_short, 1, 2).astype(np.int32),
-        num_judged=np.where(is_short, 1, 3).astype(np.int32),
     )
     survival = rows.predict(trained(rows)).survival
     assert survival is not None
@@ -55,7 +54,6 @@ def test_weights_say_what_counts() -> None:
     rows = replace(
         rows,
         draft_lens=np.ones(1000, np.int32),
-        num_judged=np.ones(1000, np.int32),
         accepted_lens=accepted,
         weights=accepted.astype(np.float32),
     )

@@ -42,7 +42,6 @@ def rows(
         draft_lens=np.full(num, 31, np.int32),
         accepted_lens=np.array(accepted, np.int32),
         is_verified=np.array([False] * num if verified is None else verified),
-        num_judged=np.minimum(np.array(accepted, np.int32) + 1, 31).astype(np.int32),
     )
 
 

@@ -18,6 +18,7 @@ from sglang_hvd.traces.writer import TraceWriter
 from tests.payoff.made_up import constant_survival
 from tests.replay.conftest import WriteTraces
 from tests.replay.made_up import rows, walk
+from tests.traces.made_up import trace
 
 KEYS = {
     "file", "family", "predictor", "num_drafts", "oracle_share", "precision", "recall",
@@ -200,7 +201,7 @@ def test_both_kinds_learn_from_the_same_cycles(
     trained = train_predictors(
         find_recordings(made_up_traces),
         Vocabulary(number_tokenizer, "<|im_end|>"),
-        TrainPlan("votes", num_rounds=1, num_processes=1),
+        TrainPlan(HvdConfig(), num_rounds=1, num_processes=1),
         ("survival", "mlp"),
     )
     assert {kind: predictor.kind for kind, predictor in trained.items()} == {
@@ -290,3 +291,42 @@ def test_the_mean_gives_every_family_the_same_weight(
     }
     copying = (rows["copying"] + rows["copying_too"]) / 2
     assert math.isclose(rows["mean"], (copying + rows["other"]) / 2)
+
+
+def test_a_predictor_of_other_settings_can_be_trained_and_judged(
+    made_up_traces: Path, number_tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, output, found = (tmp_path / n for n in ("hvd.yaml", "p.safetensors", "rows.json"))
+    config.write_text("{min_token_prob: 0.2, history_window: 4, cache_mode: paper}")
+    flags = ("--config", config, "--output", output, "--rounds", 1)
+    assert run("train", made_up_traces, number_tokenizer, *flags) == 0
+    settings = PayoffPredictor.load(output).settings
+    assert [settings[n] for n in ("min_token_prob", "history_window", "cache_mode")] == [
+        0.2,
+        4,
+        "paper",
+    ]
+    flags = ("--predictor", output, "--json", found)
+    assert run("evaluate", made_up_traces, number_tokenizer, *flags) == 0
+    rows = json.loads(found.read_text())
+    assert {row["cache_mode"] for row in rows} == {"paper"}
+    assert {row["predictor"] for row in rows} == {"given", "default", "mlp", "frequency"}
+    assert run("replay", made_up_traces, number_tokenizer, "--predictor", output) == 0
+    config.write_text("min_token_prob: high")
+    capsys.readouterr()
+    assert run("replay", made_up_traces, number_tokenizer, "--config", config) == 2
+    assert "hvd.yaml: min_token_prob" in capsys.readouterr().err
+
+
+def test_recordings_without_prompts_are_refused(
+    tmp_path: Path, number_tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "recorded.jsonl"
+    fingerprint = Vocabulary(number_tokenizer, None).fingerprint
+    of_model = {"model": "m", "tokenizer_fingerprint": fingerprint}
+    with TraceWriter(path, **of_model) as writer:
+        writer.write(trace([], [1, 2, 3], has_prompt=False, **of_model))
+    assert run("replay", path, number_tokenizer) == 2
+    error = capsys.readouterr().err
+    assert "recorded without prompts" in error
+    assert error.count("\n") == 1

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sglang_hvd.config import HvdConfig
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.traces.trace import Trace
 from tests.traces.made_up import trace
@@ -28,7 +29,7 @@ def halves(accepted: list[np.ndarray]) -> tuple[float, float]:
 
 def test_a_constant_drafter_has_the_same_in_every_cycle() -> None:
     for accepted, of_trace in zip(
-        ModelDrafter(3).accepted_lens(texts(), "votes"), texts(), strict=True
+        ModelDrafter(3).accepted_lens(texts(), HvdConfig()), texts(), strict=True
     ):
         assert accepted.tolist() == [3] * len(of_trace.output_ids)
 
@@ -37,7 +38,7 @@ def test_a_constant_drafter_has_the_same_in_every_cycle() -> None:
 @pytest.mark.parametrize("strength", [0.0, 0.75, 2.2, 4.2])
 def test_the_mean_is_the_strength(spread: str, strength: float) -> None:
     drafter = ModelDrafter(strength, ODDS_RATIOS[spread])
-    accepted = np.concatenate(drafter.accepted_lens(texts(), "votes"))
+    accepted = np.concatenate(drafter.accepted_lens(texts(), HvdConfig()))
     assert accepted.mean() == pytest.approx(strength, abs=0.01)
     assert accepted.min() >= 0
     assert accepted.max() <= drafter.num_steps
@@ -45,15 +46,15 @@ def test_the_mean_is_the_strength(spread: str, strength: float) -> None:
 
 def test_a_correlated_drafter_is_better_where_the_cache_is_right() -> None:
     copied, fresh = halves(
-        ModelDrafter(2.2, ODDS_RATIOS["correlated"]).accepted_lens(texts(), "votes")
+        ModelDrafter(2.2, ODDS_RATIOS["correlated"]).accepted_lens(texts(), HvdConfig())
     )
     assert copied > 2 * fresh
-    copied, fresh = halves(ModelDrafter(2.2, 1.0).accepted_lens(texts(), "votes"))
+    copied, fresh = halves(ModelDrafter(2.2, 1.0).accepted_lens(texts(), HvdConfig()))
     assert copied == pytest.approx(fresh, rel=0.2)
 
 
 def test_a_cycle_that_begins_inside_another_draft_goes_on_as_that_would() -> None:
-    [accepted] = ModelDrafter(2.2, 1.0).accepted_lens(texts(1), "votes")
+    [accepted] = ModelDrafter(2.2, 1.0).accepted_lens(texts(1), HvdConfig())
     num_steps = ModelDrafter().num_steps
     for place in range(len(accepted) - 1):
         if 0 < accepted[place] < num_steps:
@@ -64,10 +65,10 @@ def test_a_cycle_that_begins_inside_another_draft_goes_on_as_that_would() -> Non
 def test_it_is_the_same_every_time_and_of_an_empty_output_nothing() -> None:
     given = [*texts(2), trace([1, 2], [])]
     drafter = ModelDrafter(2.2, ODDS_RATIOS["correlated"])
-    first, second = (drafter.accepted_lens(given, "votes") for _ in range(2))
+    first, second = (drafter.accepted_lens(given, HvdConfig()) for _ in range(2))
     assert [a.tolist() for a in first] == [b.tolist() for b in second]
     assert len(first[2]) == 0
-    assert [len(a) for a in drafter.accepted_lens([given[2]], "votes")] == [0]
+    assert [len(a) for a in drafter.accepted_lens([given[2]], HvdConfig())] == [0]
 
 
 @pytest.mark.parametrize(("strength", "odds_ratio"), [(-1, 1.0), (8, 1.0), (2.5, None)])

@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -200,7 +201,10 @@ void predict_length(Network& network, const Input<float, 2>& features, const Out
     require(features.shape(0) >= num && features.shape(1) >= network.num_in() && network.num_out() == 1,
             "features do not fit the network");
     const float* outputs = network.run(features.data(), num, features.shape(1));
-    for (std::size_t i = 0; i < num; ++i) payoffs.data()[i] = outputs[i * network.num_padded_out()];
+    for (std::size_t i = 0; i < num; ++i) {
+        const float length = outputs[i * network.num_padded_out()];
+        payoffs.data()[i] = std::isfinite(length) ? length : 0;
+    }
 }
 
 }  // namespace

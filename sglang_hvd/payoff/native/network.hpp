@@ -141,7 +141,8 @@ constexpr auto kBuckets = [] {
 // P(accepted > j) for each position j of a draft, from the odds that a token whose predecessors are
 // accepted is accepted too.
 // positions: [kNumPositionFeatures][kMaxDepth]. survival: [kMaxDepth], of which the first num_tokens
-// are written. Returns its sum, the expected accepted length.
+// are written. Returns its sum, the expected accepted length. Outputs that overflowed, of weights no
+// training gives, count as a draft that is not accepted.
 SGLANG_HVD_CLONES inline float survival_of(const float* outputs, const float* positions,
                                            int num_tokens, float* survival) {
     const int num = std::min(num_tokens, kMaxDepth);
@@ -155,7 +156,7 @@ SGLANG_HVD_CLONES inline float survival_of(const float* outputs, const float* po
     }
     float prob = 1, sum = 0;
     for (int j = 0; j < num; ++j) {
-        prob *= odds[j];
+        prob *= odds[j] >= 0 ? odds[j] : 0;  // not a number is not
         survival[j] = prob;
         sum += prob;
     }
