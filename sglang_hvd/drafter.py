@@ -271,8 +271,7 @@ class HybridDrafter:
                 prediction = self._calibration.expect(slots, self._drafts, prediction)
             model_payoffs = None
             if self._model_payoff is not None:
-                first_probs = prediction.reaches(1)
-                model_payoffs = self._model_payoff.expect(slots, self._drafts, first_probs)
+                model_payoffs = self._model_payoff.expect(slots, self._drafts, prediction.survival)
         return Proposals(len(rids), self._drafts, features, prediction, model_payoffs)
 
     def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> list[DraftPlan]:

@@ -88,7 +88,7 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
     def served() -> None:
         write()
         prediction = calibration.expect(slots, drafts, predictor.predict(features))
-        of_model.expect(slots, drafts, prediction.reaches(1))
+        of_model.expect(slots, drafts, prediction.survival)
 
     def peer() -> None:
         hidden = (features.features[:, : len(paper.mean)] - paper.mean) / paper.std

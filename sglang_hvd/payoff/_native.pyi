@@ -53,3 +53,35 @@ class Network:
         survival: _Float32,
     ) -> None: ...
     def predict_length(self, features: _Float32, payoffs: _Float32) -> None: ...
+
+class CacheExpectations:
+    def __init__(self) -> None: ...
+    def expect(
+        self,
+        slots: _Int32,
+        token_ids: _Int32,
+        num_nodes: _Int32,
+        matches: _Float32,
+        factors: npt.NDArray[np.float64],
+        depth: int,
+        payoffs: _Float32,
+        survival: _Float32 | None,
+    ) -> None: ...
+    def take(self, slot: int) -> tuple[int, int, int, float, float, float]: ...
+
+class ModelExpectations:
+    def __init__(self) -> None: ...
+    def start(self, slot: int) -> None: ...
+    def expect(
+        self,
+        slots: _Int32,
+        token_ids: _Int32,
+        num_nodes: _Int32,
+        survival: _Float32 | None,
+        means: tuple[float, float, float],
+        share_right: float,
+        most: float,
+        out: _Float32,
+    ) -> None: ...
+    def at(self, slot: int) -> tuple[int, float, float]: ...
+    def set_ratio(self, slot: int, ratio: float) -> None: ...

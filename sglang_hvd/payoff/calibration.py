@@ -10,19 +10,19 @@ Equal calls give equal results: every tensor-parallel rank must decide alike.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from sglang_hvd.payoff._native import CacheExpectations
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Prediction
 from sglang_hvd.payoff.reliability import Reliability, RunningReliability
 from sglang_hvd.types import MATCH_FEATURES, DraftBatch, TokenIds
 
 Int32 = npt.NDArray[np.int32]
-Float64 = npt.NDArray[np.float64]
 
 # By number in the column "origin" of MATCH_FEATURES.
 ORIGINS = ("prompt", "output", "shared")
@@ -101,7 +101,7 @@ class OnlineCalibration:
     def __init__(self, threshold: float) -> None:
         self._depth = min(max(1, math.ceil(threshold)), MAX_DRAFT_LEN)
         self._states = [_State() for _ in ORIGINS]
-        self._expected = _Expected.of_size(0)
+        self._expected = CacheExpectations()
 
     @property
     def has_fallback(self) -> bool:
@@ -117,18 +117,22 @@ class OnlineCalibration:
 
         slots: int32[num_requests]; row i of drafts and prediction belongs to slots[i].
         """
-        num = len(slots)
-        origins = _origins(drafts, num)
-        corrected = self._correct(prediction, origins)
-        self._expected = expected = self._expected.holding(int(slots.max(initial=-1)))
-        expected.draft_lens[slots] = drafts.num_nodes[:num]
-        expected.origins[slots] = origins
-        expected.first_ids[slots] = drafts.token_ids[:num, 0]
-        expected.payoffs[slots] = corrected.payoffs
-        if corrected.survival is not None:
-            expected.first_probs[slots] = corrected.survival[:, 0]
-            expected.reach_probs[slots] = corrected.survival[:, self._depth - 1]
-        return corrected
+        factors = [math.exp(state.shift) for state in self._states]
+        payoffs, survival = prediction.payoffs, prediction.survival
+        if survival is not None and any(factor != 1 for factor in factors):
+            payoffs, survival = payoffs.copy(), survival.copy()
+        self._expected.expect(
+            slots,
+            drafts.token_ids,
+            drafts.num_nodes,
+            drafts.features,
+            np.array(factors),
+            self._depth,
+            payoffs,
+            survival,
+        )
+        is_corrected = payoffs is not prediction.payoffs
+        return Prediction(payoffs, survival) if is_corrected else prediction
 
     def observe(
         self,
@@ -143,7 +147,7 @@ class OnlineCalibration:
         """
         changes = []
         for slot, committed, accepted in zip(slots.tolist(), token_ids, accepted_lens, strict=True):
-            expected = self._expected.take(slot)
+            expected = _Expected(*self._expected.take(slot))
             if expected.draft_len == 0 or not len(committed):
                 continue
             state = self._states[expected.origin]
@@ -163,23 +167,10 @@ class OnlineCalibration:
             origin: state.figures() for origin, state in zip(ORIGINS, self._states, strict=True)
         }
 
-    def _correct(self, prediction: Prediction, origins: npt.NDArray[np.intp]) -> Prediction:
-        survival = prediction.survival
-        shifts = [state.shift for state in self._states]
-        if survival is None or not any(shifts):
-            return prediction
-        # sigmoid(logit(S) + shift) without a logarithm; 0 and 1 stay what they are.
-        factors = np.array(list(map(math.exp, shifts)))[origins, None]
-        before = survival.astype(np.float64)
-        after = np.minimum(before * factors / (1 + before * (factors - 1)), 1)
-        # A shift of 0 changes no bit.
-        payoffs = prediction.payoffs + (after - before).sum(axis=1)
-        return Prediction(payoffs.astype(np.float32), after.astype(np.float32))
 
-
-class _OfDraft(NamedTuple):
-    """What is expected of a draft. The probabilities, that the first token and that the
-    threshold's is accepted, are NaN from a predictor of bare lengths."""
+class _Expected(NamedTuple):
+    """What is expected of a draft; draft_len 0 without one. The probabilities, that the first token
+    and that the threshold's is accepted, are NaN from a predictor of bare lengths."""
 
     draft_len: int
     origin: int
@@ -187,50 +178,6 @@ class _OfDraft(NamedTuple):
     payoff: float
     first_prob: float
     reach_prob: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Expected:
-    """The same by slot; draft_lens is 0 where nothing is expected."""
-
-    draft_lens: Int32
-    origins: Int32
-    first_ids: Int32
-    payoffs: Float64
-    first_probs: Float64
-    reach_probs: Float64
-
-    @classmethod
-    def of_size(cls, num_slots: int) -> "_Expected":
-        return cls(
-            draft_lens=np.zeros(num_slots, np.int32),
-            origins=np.zeros(num_slots, np.int32),
-            first_ids=np.zeros(num_slots, np.int32),
-            payoffs=np.zeros(num_slots),
-            first_probs=np.full(num_slots, np.nan),
-            reach_probs=np.full(num_slots, np.nan),
-        )
-
-    def holding(self, slot: int) -> "_Expected":
-        """One that has that slot too."""
-        old_size = len(self.draft_lens)
-        if slot < old_size:
-            return self
-        larger = _Expected.of_size(max(slot + 1, 2 * old_size))
-        for name in _EXPECTED_FIELDS:
-            getattr(larger, name)[:old_size] = getattr(self, name)
-        return larger
-
-    def take(self, slot: int) -> _OfDraft:
-        """What was expected of that slot's draft, once."""
-        if slot >= len(self.draft_lens):
-            return _OfDraft(0, 0, 0, 0.0, math.nan, math.nan)
-        taken = _OfDraft(*(getattr(self, name)[slot].item() for name in _EXPECTED_FIELDS))
-        self.draft_lens[slot] = 0
-        return taken
-
-
-_EXPECTED_FIELDS = tuple(field_.name for field_ in fields(_Expected))
 
 
 @dataclass(slots=True)
@@ -247,7 +194,7 @@ class _State:
         default_factory=lambda: [RunningReliability() for _ in range(NUM_BINS)]
     )
 
-    def see_first_token(self, expected: _OfDraft, first_id: int, *, is_verified: bool) -> None:
+    def see_first_token(self, expected: _Expected, first_id: int, *, is_verified: bool) -> None:
         self.num_in_fallback += self.is_fallback
         if math.isnan(expected.first_prob):
             return
@@ -256,7 +203,7 @@ class _State:
         if not is_verified:
             self._step(_FIRST_TOKEN_STEP * (is_right - expected.first_prob))
 
-    def see_verified(self, expected: _OfDraft, num_accepted: int, depth: int) -> None:
+    def see_verified(self, expected: _Expected, num_accepted: int, depth: int) -> None:
         """depth: tokens of the threshold."""
         self.num_verified += 1
         self.verified.add(expected.payoff, num_accepted)

@@ -47,9 +47,10 @@ the classes of it and of its predecessor.
 """
 
 from sglang_hvd.payoff._native import MAX_DEPTH, NUM_DRAFT_FEATURES, NUM_POSITION_FEATURES
-from sglang_hvd.payoff.token_classes import TokenClass
+from sglang_hvd.payoff.token_classes import PAPER_CLASSES, TokenClass
 
 _CLASSES = tuple(c.name.lower() for c in TokenClass if c.name)
+_PAPER_CLASSES = tuple(c.name.lower() for c in PAPER_CLASSES if c.name)
 _MATCH = (
     "in_prompt",
     "in_output",
@@ -72,7 +73,7 @@ PAPER_FEATURES = (
     "recent_cache_rate",
     "recent_mean_accepted",
     "recent_last_accepted",
-    *_CLASSES[:5],
+    *_PAPER_CLASSES,
 )
 
 FEATURE_NAMES = (

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sglang_hvd.payoff._native import ModelExpectations
 from sglang_hvd.payoff.reliability import KEPT, RunningReliability
 from sglang_hvd.types import DraftBatch, TokenIds
 
@@ -69,48 +70,38 @@ class ModelPayoff:
     def __init__(self, num_steps: int) -> None:
         self._num_steps = num_steps
         self._prior = sum(_PRIOR_PROB**step for step in range(1, num_steps + 1))
-        self._accepted, self._cycles = np.zeros(3), np.zeros(3)
+        self._accepted, self._cycles = [0.0] * 3, [0.0] * 3  # by kind of cycle
         self._num_verified = 0
         self._reliability = RunningReliability()
-        # By slot: the cache draft's first token, the prediction without and with the request's
-        # ratio, and the sums of this.
-        self._first_ids = np.empty(0, np.int32)
-        self._of_all = self._expected = np.empty(0)
-        self._request_accepted = self._request_expected = np.empty(0)
+        self._expected = ModelExpectations()
+        # By slot: accepted and expected tokens of the request's latest cycles.
+        self._of_request: dict[int, tuple[float, float]] = {}
 
     def start(self, slot: int) -> None:
         """A new request has this slot."""
-        if slot >= len(self._first_ids):
-            more = max(slot + 1, 2 * len(self._first_ids)) - len(self._first_ids)
-            self._first_ids = np.append(self._first_ids, np.full(more, _NO_TOKEN, np.int32))
-            for name in ("_of_all", "_expected", "_request_accepted", "_request_expected"):
-                setattr(self, name, np.append(getattr(self, name), np.zeros(more)))
-        self._first_ids[slot] = _NO_TOKEN
-        self._request_accepted[slot] = self._request_expected[slot] = _PRIOR_TOKENS
+        self._expected.start(slot)
+        self._of_request.pop(slot, None)
 
-    def expect(self, slots: Int32, drafts: DraftBatch, first_probs: Float32 | None) -> Float32:
+    def expect(self, slots: Int32, drafts: DraftBatch, survival: Float32 | None) -> Float32:
         """Expected accepted length of each request's model draft: float32[num_requests].
 
         drafts: what the cache proposes; row i belongs to slots[i].
-        first_probs: float32[num_requests], probability that the cache draft's first token is right;
-            None where it is not known: then how often it is.
+        survival: float32[num_requests, MAX_DRAFT_LEN], probabilities that more than j of its tokens
+            are accepted; None where they are not known: then the first one is as often as before.
         """
-        has_draft = drafts.num_nodes[: len(slots)] > 0
-        means = self._means()
-        probs: npt.NDArray[np.float64] | float
-        if first_probs is None:
-            right, wrong = self._cycles[_RIGHT] + 1, self._cycles[_WRONG] + 1
-            probs = right / (right + wrong)
-        else:
-            probs = first_probs.astype(np.float64)
-        with_draft = means[_WRONG] + probs * (means[_RIGHT] - means[_WRONG])
-        of_all = np.where(has_draft, with_draft, means[_WITHOUT_DRAFT])
-        ratio = self._request_accepted[slots] / self._request_expected[slots]
-        expected: npt.NDArray[np.float64] = np.minimum(of_all * ratio, self._num_steps)
-        self._first_ids[slots] = np.where(has_draft, drafts.token_ids[: len(slots), 0], _NO_TOKEN)
-        self._of_all[slots] = of_all
-        self._expected[slots] = expected
-        return expected.astype(np.float32)
+        out = np.empty(len(slots), np.float32)
+        right, wrong = self._cycles[_RIGHT] + 1, self._cycles[_WRONG] + 1
+        self._expected.expect(
+            slots,
+            drafts.token_ids,
+            drafts.num_nodes,
+            survival,
+            self._means(),
+            right / (right + wrong),
+            self._num_steps,
+            out,
+        )
+        return out
 
     def observe(
         self,
@@ -126,7 +117,7 @@ class ModelPayoff:
         for slot, committed, accepted in zip(slots.tolist(), token_ids, accepted_lens, strict=True):
             if accepted is None:
                 continue
-            first_id = self._first_ids[slot]
+            first_id, of_all, expected = self._expected.at(slot)
             if first_id == _NO_TOKEN:
                 kind = _WITHOUT_DRAFT
             else:
@@ -134,24 +125,22 @@ class ModelPayoff:
             self._accepted[kind] = self._accepted[kind] * KEPT + accepted
             self._cycles[kind] = self._cycles[kind] * KEPT + 1
             self._num_verified += 1
-            self._reliability.add(float(self._expected[slot]), accepted)
-            for sums, tokens in (
-                (self._request_accepted, accepted),
-                (self._request_expected, self._of_all[slot]),
-            ):
-                # The prior stays what it is.
-                seen = (sums[slot] - _PRIOR_TOKENS) * _KEPT_OF_REQUEST + tokens
-                sums[slot] = _PRIOR_TOKENS + seen
+            self._reliability.add(expected, accepted)
+            came, foreseen = self._of_request.get(slot, (0.0, 0.0))
+            came = came * _KEPT_OF_REQUEST + accepted
+            foreseen = foreseen * _KEPT_OF_REQUEST + of_all
+            self._of_request[slot] = came, foreseen
+            self._expected.set_ratio(slot, (came + _PRIOR_TOKENS) / (foreseen + _PRIOR_TOKENS))
 
-    def _means(self) -> npt.NDArray[np.float64]:
+    def _means(self) -> tuple[float, float, float]:
         """Mean accepted length of each kind of cycle."""
-        of_all = (self._accepted.sum() + self._prior * _PRIOR_CYCLES) / (
-            self._cycles.sum() + _PRIOR_CYCLES
+        accepted, cycles = sum(self._accepted), sum(self._cycles)
+        of_all = (accepted + self._prior * _PRIOR_CYCLES) / (cycles + _PRIOR_CYCLES)
+        without, wrong, right = (
+            (accepted + of_all * _PRIOR_CYCLES) / (cycles + _PRIOR_CYCLES)
+            for accepted, cycles in zip(self._accepted, self._cycles, strict=True)
         )
-        means: npt.NDArray[np.float64] = (self._accepted + of_all * _PRIOR_CYCLES) / (
-            self._cycles + _PRIOR_CYCLES
-        )
-        return means
+        return without, wrong, right
 
     def figures(self) -> ModelFigures:
         """How right the predictions are."""
@@ -161,7 +150,7 @@ class ModelPayoff:
             num_verified=self._num_verified,
             mean_predicted=seen.mean_predicted,
             mean_accepted=seen.share,
-            accepted_if_right=float(means[_RIGHT]),
-            accepted_if_wrong=float(means[_WRONG]),
-            accepted_without_draft=float(means[_WITHOUT_DRAFT]),
+            accepted_if_right=means[_RIGHT],
+            accepted_if_wrong=means[_WRONG],
+            accepted_without_draft=means[_WITHOUT_DRAFT],
         )

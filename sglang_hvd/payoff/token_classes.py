@@ -13,8 +13,8 @@ _DELIMITERS = frozenset(",;:|=/\\\"'`")
 
 
 class TokenClass(enum.IntFlag):
-    """What kind of text a token is; it may be in several classes or in none. The first five are
-    the draft-structure classes of the paper (table 9)."""
+    """What kind of text a token is; it may be in several classes or in none. The paper has the
+    first five."""
 
     WHITESPACE = 1  # whitespace only
     PUNCTUATION = 2  # punctuation and symbols only, whitespace aside
@@ -24,6 +24,10 @@ class TokenClass(enum.IntFlag):
     WORD_START = 32  # letters only, after a space
     WORD = 64  # letters only, without a space before them
     DIGIT = 128  # contains a digit
+
+
+# The draft-structure classes of the paper (table 9).
+PAPER_CLASSES = tuple(TokenClass)[:5]
 
 
 class TokenClasses:

@@ -7,12 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.payoff import TokenClasses
-from sglang_hvd.payoff.token_classes import TokenClass
+from sglang_hvd.payoff.token_classes import PAPER_CLASSES
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import TokenIds
-
-# The paper's classes of a draft's tokens, here of a prompt's.
-PROMPT_CLASSES = tuple(token_class for token_class in TokenClass if token_class.name)[:5]
 
 # Tokens that have to come again for a place to count as repeated.
 _REPEATED_LEN = 4
@@ -27,7 +24,7 @@ class PromptCounts:
 
     prompt_lens: int64[num_prompts], tokens.
     num_repeated: int64[num_prompts], runs of four tokens that the prompt had before.
-    num_of_class: int64[num_prompts, len(PROMPT_CLASSES)], tokens of each class.
+    num_of_class: int64[num_prompts, len(PAPER_CLASSES)], tokens of each class.
     output_lens: int64[num_requests], tokens.
     """
 
@@ -43,7 +40,7 @@ class PromptCounts:
         return cls(
             np.array([len(prompt) for prompt in prompts], np.int64),
             np.array([num_repeated(prompt) for prompt in prompts], np.int64),
-            np.array(by_class, np.int64).reshape(len(prompts), len(PROMPT_CLASSES)),
+            np.array(by_class, np.int64).reshape(len(prompts), len(PAPER_CLASSES)),
             np.array([len(trace.output_ids) for trace in traces], np.int64),
         )
 
@@ -70,7 +67,7 @@ class PromptCounts:
         return {
             str(token_class.name).lower(): float(number / num_tokens) if num_tokens else None
             for token_class, number in zip(
-                PROMPT_CLASSES, self.num_of_class.sum(axis=0), strict=True
+                PAPER_CLASSES, self.num_of_class.sum(axis=0), strict=True
             )
         }
 
@@ -89,4 +86,4 @@ def num_repeated(token_ids: TokenIds) -> int:
 def _num_of_class(token_ids: TokenIds, token_classes: TokenClasses) -> list[int]:
     known = token_ids[token_ids < len(token_classes.flags)]
     flags = token_classes.flags[known]
-    return [int(np.count_nonzero(flags & token_class)) for token_class in PROMPT_CLASSES]
+    return [int(np.count_nonzero(flags & token_class)) for token_class in PAPER_CLASSES]

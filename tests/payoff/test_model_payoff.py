@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sglang_hvd.payoff import ModelPayoff
+from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.types import DraftBatch
 
 NUM_STEPS = 4
@@ -24,7 +25,8 @@ def drafts(first_ids: Sequence[int | None]) -> DraftBatch:
 def expect(made: ModelPayoff, slots: Sequence[int], probs: Sequence[float | None]) -> list[float]:
     """Each cache draft begins with token 5 and is right with that probability; None: no draft."""
     batch = drafts([None if prob is None else 5 for prob in probs])
-    given = np.array([0.0 if prob is None else prob for prob in probs], np.float32)
+    given = np.zeros((len(probs), MAX_DRAFT_LEN), np.float32)
+    given[:, 0] = [prob or 0 for prob in probs]
     return made.expect(np.array(slots, np.int32), batch, given).tolist()
 
 

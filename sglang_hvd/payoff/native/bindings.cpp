@@ -1,16 +1,21 @@
 // The Python face of features and inference. Conversions and checks of shapes only.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "expectations.hpp"
 #include "features.hpp"
 #include "network.hpp"
 #include "request_track.hpp"
@@ -207,6 +212,71 @@ void predict_length(Network& network, const Input<float, 2>& features, const Out
     }
 }
 
+using Survival = std::optional<Output<float, 2>>;
+
+void require_drafts(std::size_t num, const Input<std::int32_t, 2>& token_ids,
+                    const Input<std::int32_t, 1>& num_nodes, const Survival& survival) {
+    require(token_ids.shape(0) >= num && token_ids.shape(1) > 0 && num_nodes.size() >= num,
+            "the arrays of a draft batch do not fit the requests");
+    require(!survival || (survival->shape(0) >= num && survival->shape(1) == kMaxDepth),
+            "survival needs float32[num_requests, 64]");
+}
+
+// Corrects payoffs and survival by the factor of each draft's origin, and keeps them by slot.
+void expect_cache(CacheExpectations& expectations, const Input<std::int32_t, 1>& slots,
+                  const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& num_nodes,
+                  const Input<float, 2>& matches, const Input<double, 1>& factors, int depth,
+                  const Output<float, 1>& payoffs, const Survival& survival) {
+    const std::size_t num = slots.size();
+    require_drafts(num, token_ids, num_nodes, survival);
+    require(matches.shape(0) >= num && matches.shape(1) == kMatchColumns && payoffs.size() >= num &&
+                factors.size() > 0 && depth >= 1 && depth <= kMaxDepth,
+            "matches, payoffs, factors or depth do not fit");
+    for (std::size_t i = 0; i < num; ++i) {
+        require(slots.data()[i] >= 0, "a slot is negative");
+        CacheExpectation expected;
+        expected.draft_len = num_nodes.data()[i];
+        float& payoff = payoffs.data()[i];
+        if (expected.draft_len > 0) {
+            const float origin = matches.data()[i * kMatchColumns + 3];
+            require(origin >= 0 && origin < static_cast<float>(factors.size()), "an unknown origin");
+            expected.origin = static_cast<std::int32_t>(origin);
+            expected.first_id = token_ids.data()[i * token_ids.shape(1)];
+            if (survival) {
+                float* row = survival->data() + i * kMaxDepth;
+                const double factor = factors.data()[expected.origin];
+                if (factor != 1)  // else no bit changes
+                    payoff = static_cast<float>(payoff + correct(factor, kMaxDepth, row));
+                expected.first_prob = row[0];
+                expected.reach_prob = row[depth - 1];
+            }
+            expected.payoff = payoff;
+        }
+        expectations.keep(slots.data()[i], expected);
+    }
+}
+
+// means: of the cycles without a cache draft, of those where its first token is wrong, and right.
+void expect_model(ModelExpectations& expectations, const Input<std::int32_t, 1>& slots,
+                  const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& num_nodes,
+                  const Survival& survival, std::tuple<double, double, double> means,
+                  double share_right, double most, const Output<float, 1>& out) {
+    const std::size_t num = slots.size();
+    require_drafts(num, token_ids, num_nodes, survival);
+    require(out.size() >= num, "results need one row per request");
+    const auto [without, wrong, right] = means;
+    for (std::size_t i = 0; i < num; ++i) {
+        require(expectations.has(slots.data()[i]), "a slot was not started");
+        ModelExpectation& of_slot = expectations.at(slots.data()[i]);
+        const bool has_draft = num_nodes.data()[i] > 0;
+        const double prob = survival ? survival->data()[i * kMaxDepth] : share_right;
+        of_slot.first_id = has_draft ? token_ids.data()[i * token_ids.shape(1)] : -1;
+        of_slot.of_all = has_draft ? wrong + prob * (right - wrong) : without;
+        of_slot.expected = std::min(of_slot.of_all * of_slot.ratio, most);
+        out.data()[i] = static_cast<float>(of_slot.expected);
+    }
+}
+
 }  // namespace
 }  // namespace sglang_hvd
 
@@ -252,4 +322,28 @@ NB_MODULE(_native, m) {
              "positions"_a.noconvert(), "num_tokens"_a.noconvert(), "payoffs"_a.noconvert(),
              "survival"_a.noconvert())
         .def("predict_length", &predict_length, "features"_a.noconvert(), "payoffs"_a.noconvert());
+    nb::class_<CacheExpectations>(m, "CacheExpectations", "See calibration.py, which names things.")
+        .def(nb::init<>())
+        .def("expect", &expect_cache, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
+             "num_nodes"_a.noconvert(), "matches"_a.noconvert(), "factors"_a.noconvert(), "depth"_a,
+             "payoffs"_a.noconvert(), "survival"_a.noconvert().none())
+        .def("take", [](CacheExpectations& expectations, int slot) {
+            const CacheExpectation e = expectations.take(slot);
+            return std::tuple(e.draft_len, e.origin, e.first_id, e.payoff, e.first_prob, e.reach_prob);
+        }, "slot"_a);
+    nb::class_<ModelExpectations>(m, "ModelExpectations", "See model_payoff.py, which names things.")
+        .def(nb::init<>())
+        .def("start", &ModelExpectations::start, "slot"_a)
+        .def("expect", &expect_model, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
+             "num_nodes"_a.noconvert(), "survival"_a.noconvert().none(), "means"_a, "share_right"_a,
+             "most"_a, "out"_a.noconvert())
+        .def("at", [](ModelExpectations& expectations, int slot) {
+            require(expectations.has(slot), "a slot was not started");
+            const ModelExpectation& e = expectations.at(slot);
+            return std::tuple(e.first_id, e.of_all, e.expected);
+        }, "slot"_a)
+        .def("set_ratio", [](ModelExpectations& expectations, int slot, double ratio) {
+            require(expectations.has(slot), "a slot was not started");
+            expectations.at(slot).ratio = ratio;
+        }, "slot"_a, "ratio"_a);
 }
