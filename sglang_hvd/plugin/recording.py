@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 _FAMILY = "recorded"
 
+# What else changes which token is sampled, and the value that changes nothing.
+_NEUTRAL = {
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_new_tokens": 0,
+}
+
 
 class RequestRecorder:
     """Hands SGLang's finished requests to a recorder, which ends with the process."""
@@ -73,7 +82,12 @@ class RequestRecorder:
 
 
 def _sampling(params: SamplingParams) -> Mapping[str, float]:
+    changes = {
+        name: float(getattr(params, name))
+        for name, neutral in _NEUTRAL.items()
+        if getattr(params, name) != neutral
+    }
     if params.top_k == 1:  # how SGLang writes a temperature of 0
-        return {"temperature": 0.0}
-    asked = {"temperature": params.temperature, "top_p": params.top_p}
+        return {"temperature": 0.0, **changes}
+    asked = {"temperature": params.temperature, "top_p": params.top_p, **changes}
     return asked if params.top_k == TOP_K_ALL else {**asked, "top_k": params.top_k}

@@ -39,7 +39,8 @@ class PayoffQuality:
     average_precision: area under precision over recall for all thresholds; None likewise.
     roc_auc: probability that a draft that reaches the threshold ranks above one that does not;
         None if all or none do.
-    precision_at_recall_60: highest precision with a recall of at least .6; None likewise.
+    precision_at_recall_60, precision_at_recall_78: highest precision with a recall of at least .6
+        and .78; None likewise.
     calibration_error: of the probabilities, the largest difference between predicted and real
         share in any tenth of the drafts; None without probabilities.
     mean_absolute_error: of the predicted accepted length, in tokens.
@@ -52,6 +53,7 @@ class PayoffQuality:
     average_precision: float | None
     roc_auc: float | None
     precision_at_recall_60: float | None
+    precision_at_recall_78: float | None
     calibration_error: float | None
     mean_absolute_error: float
 
@@ -70,6 +72,9 @@ def payoff_quality(
     selected = judgement.payoffs >= threshold if probs is None else probs >= 0.5
     num_hits, num_worth, num_selected = (worth & selected).sum(), worth.sum(), selected.sum()
     curve = _precision_recall(judgement.ranking, worth) if num_worth else None
+    at_60 = at_78 = None
+    if num_worth:
+        at_60, at_78 = precision_at_recalls(judgement.ranking, worth, (0.6, 0.78))
     return PayoffQuality(
         num_drafts=len(worth),
         oracle_share=float(worth.mean()),
@@ -77,7 +82,8 @@ def payoff_quality(
         recall=float(num_hits / num_worth) if num_worth else None,
         average_precision=None if curve is None else _average_precision(*curve),
         roc_auc=_roc_auc(judgement.ranking, worth) if 0 < num_worth < len(worth) else None,
-        precision_at_recall_60=None if curve is None else float(curve[0][curve[1] >= 0.6].max()),
+        precision_at_recall_60=at_60,
+        precision_at_recall_78=at_78,
         calibration_error=None if probs is None else _calibration_error(probs, worth),
         mean_absolute_error=float(np.abs(judgement.payoffs - accepted_lens).mean()),
     )

@@ -14,6 +14,7 @@ _QUALITY = {
     "average_precision": "average precision",
     "roc_auc": "ROC area",
     "precision_at_recall_60": "precision at recall .6",
+    "precision_at_recall_78": "precision at recall .78",
     "calibration_error": "calibration error",
     "mean_absolute_error": "mean absolute error",
 }

@@ -90,6 +90,15 @@ def test_a_request_is_recorded_up_to_its_stop(model: Path, tmp_path: Path) -> No
             {"temperature": 1.0, "top_p": 0.5, "top_k": 20},
             {"temperature": 1.0, "top_p": 0.5, "top_k": 20},
         ),
+        (
+            {"frequency_penalty": 0.5, "repetition_penalty": 1.25, "min_new_tokens": 3},
+            {
+                "temperature": 0.0,
+                "frequency_penalty": 0.5,
+                "repetition_penalty": 1.25,
+                "min_new_tokens": 3.0,
+            },
+        ),
     ],
 )
 def test_sampling_is_recorded_as_it_was_asked_for(
