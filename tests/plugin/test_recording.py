@@ -91,12 +91,12 @@ def test_a_request_is_recorded_up_to_its_stop(model: Path, tmp_path: Path) -> No
             {"temperature": 1.0, "top_p": 0.5, "top_k": 20},
         ),
         (
-            {"frequency_penalty": 0.5, "repetition_penalty": 1.25, "min_new_tokens": 3},
+            {"frequency_penalty": 0.5, "repetition_penalty": 1.25, "min_p": 0.25},
             {
                 "temperature": 0.0,
                 "frequency_penalty": 0.5,
                 "repetition_penalty": 1.25,
-                "min_new_tokens": 3.0,
+                "min_p": 0.25,
             },
         ),
     ],
