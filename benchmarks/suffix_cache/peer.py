@@ -58,7 +58,10 @@ def _build(folder: Path, package: Path) -> None:
     )
     [sdist] = folder.glob("arctic_inference-*.tar.gz")
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(folder, filter="data")
+        else:  # Python before 3.11.4, Debian 12's among them
+            archive.extractall(folder)
     source = folder / sdist.name.removesuffix(".tar.gz")
     build = folder / "build"
     cmake = (sys.executable, "-m", "cmake")
