@@ -233,30 +233,23 @@ void expect_cache(CacheExpectations& expectations, const Input<std::int32_t, 1>&
                 factors.size() > 0 && depth >= 1 && depth <= kMaxDepth,
             "matches, payoffs, factors or depth do not fit");
     for (std::size_t i = 0; i < num; ++i) {
-        require(slots.data()[i] >= 0, "a slot is negative");
+        const int slot = slots.data()[i];
+        const float origin = matches.data()[i * kMatchColumns + 3];
+        const bool has_draft = num_nodes.data()[i] > 0;
+        require(slot >= 0, "a slot is negative");
+        require(!has_draft || (origin >= 0 && origin < static_cast<float>(factors.size())),
+                "an unknown origin");
         CacheExpectation expected;
-        expected.draft_len = num_nodes.data()[i];
-        float& payoff = payoffs.data()[i];
-        if (expected.draft_len > 0) {
-            const float origin = matches.data()[i * kMatchColumns + 3];
-            require(origin >= 0 && origin < static_cast<float>(factors.size()), "an unknown origin");
+        if (has_draft) {
+            expected.draft_len = num_nodes.data()[i];
             expected.origin = static_cast<std::int32_t>(origin);
             expected.first_id = token_ids.data()[i * token_ids.shape(1)];
-            if (survival) {
-                float* row = survival->data() + i * kMaxDepth;
-                const double factor = factors.data()[expected.origin];
-                if (factor != 1)  // else no bit changes
-                    payoff = static_cast<float>(payoff + correct(factor, kMaxDepth, row));
-                expected.first_prob = row[0];
-                expected.reach_prob = row[depth - 1];
-            }
-            expected.payoff = payoff;
         }
-        expectations.keep(slots.data()[i], expected);
+        float* row = survival ? survival->data() + i * kMaxDepth : nullptr;
+        expectations.expect(slot, expected, factors.data()[expected.origin], depth, payoffs.data()[i], row);
     }
 }
 
-// means: of the cycles without a cache draft, of those where its first token is wrong, and right.
 void expect_model(ModelExpectations& expectations, const Input<std::int32_t, 1>& slots,
                   const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& num_nodes,
                   const Survival& survival, std::tuple<double, double, double> means,
@@ -264,16 +257,14 @@ void expect_model(ModelExpectations& expectations, const Input<std::int32_t, 1>&
     const std::size_t num = slots.size();
     require_drafts(num, token_ids, num_nodes, survival);
     require(out.size() >= num, "results need one row per request");
-    const auto [without, wrong, right] = means;
+    const ModelMeans of_kinds{std::get<0>(means), std::get<1>(means), std::get<2>(means)};
     for (std::size_t i = 0; i < num; ++i) {
-        require(expectations.has(slots.data()[i]), "a slot was not started");
-        ModelExpectation& of_slot = expectations.at(slots.data()[i]);
+        const int slot = slots.data()[i];
+        require(expectations.has(slot), "a slot was not started");
         const bool has_draft = num_nodes.data()[i] > 0;
+        const std::int32_t first_id = has_draft ? token_ids.data()[i * token_ids.shape(1)] : -1;
         const double prob = survival ? survival->data()[i * kMaxDepth] : share_right;
-        of_slot.first_id = has_draft ? token_ids.data()[i * token_ids.shape(1)] : -1;
-        of_slot.of_all = has_draft ? wrong + prob * (right - wrong) : without;
-        of_slot.expected = std::min(of_slot.of_all * of_slot.ratio, most);
-        out.data()[i] = static_cast<float>(of_slot.expected);
+        out.data()[i] = expectations.expect(slot, first_id, prob, of_kinds, most);
     }
 }
 
