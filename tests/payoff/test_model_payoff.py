@@ -1,113 +1,173 @@
 """What the model drafter is expected to bring, and how it is learned."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from sglang_hvd.payoff import ModelPayoff
+from sglang_hvd.payoff import ModelFigures, ModelPayoff
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.types import DraftBatch
 
 NUM_STEPS = 4
 PRIOR = sum((2 / 3) ** step for step in range(1, NUM_STEPS + 1))
+DRAFT = [5, 6, 7, 8, 9, 10]
 
 
-def drafts(first_ids: Sequence[int | None]) -> DraftBatch:
-    """Cache drafts that begin with these tokens; None: nothing is proposed."""
-    batch = DraftBatch.of_size(len(first_ids), 2)
-    for row, first_id in enumerate(first_ids):
-        batch.num_nodes[row] = 0 if first_id is None else 2
-        batch.token_ids[row, 0] = first_id or 0
+def drafts(lens: Sequence[int]) -> DraftBatch:
+    """Cache drafts of so many tokens of DRAFT; 0: nothing is proposed."""
+    batch = DraftBatch.of_size(len(lens), len(DRAFT))
+    batch.token_ids[:] = DRAFT
+    batch.num_nodes[:] = lens
     return batch
 
 
-def expect(made: ModelPayoff, slots: Sequence[int], probs: Sequence[float | None]) -> list[float]:
-    """Each cache draft begins with token 5 and is right with that probability; None: no draft."""
-    batch = drafts([None if prob is None else 5 for prob in probs])
-    given = np.zeros((len(probs), MAX_DRAFT_LEN), np.float32)
-    given[:, 0] = [prob or 0 for prob in probs]
-    return made.expect(np.array(slots, np.int32), batch, given).tolist()
+def expect(
+    made: ModelPayoff, slots: Sequence[int], hazards: Sequence[Sequence[float]]
+) -> list[float]:
+    """hazards: of each cache draft, the probability of each token if those before it are right."""
+    survival = np.zeros((len(slots), MAX_DRAFT_LEN), np.float32)
+    for row, of_draft in zip(survival, hazards, strict=True):
+        row[: len(of_draft)] = np.cumprod(of_draft)
+    batch = drafts([len(of_draft) for of_draft in hazards])
+    return made.expect(np.array(slots, np.int32), batch, survival).tolist()
 
 
-def observe(made: ModelPayoff, slot: int, *, is_right: bool, accepted: int | None) -> None:
-    made.observe(np.array([slot], np.int32), [[5 if is_right else 6, 7]], [accepted])
+def observe(made: ModelPayoff, slot: int, committed: list[int], accepted: int | None) -> None:
+    made.observe(np.array([slot], np.int32), [committed], [accepted])
 
 
-def learned(cycles: int = 2000) -> ModelPayoff:
-    """3 tokens where the cache is right, 1 where it is wrong, 2 without a draft."""
-    made = ModelPayoff(NUM_STEPS)
-    for number in range(cycles):
-        made.start(0)  # each request has one cycle: no ratio
-        kind = number % 3
-        expect(made, [0], [None if kind == 2 else 0.5])
-        observe(made, 0, is_right=kind == 1, accepted=(1, 3, 2)[kind])
+def cycle(
+    made: ModelPayoff, random: np.random.Generator, probs: Sequence[float], hazards: Sequence[float]
+) -> int:
+    """A new request has one cycle, in which the text and the model drafter's tokens are drawn.
+
+    probs: of a token where the cache is right, wrong for the first time, behind, without a draft.
+    """
     made.start(0)
-    return made
+    expect(made, [0], [hazards])
+    committed: list[int] = []
+    is_right, accepted = True, 0
+    for step in range(NUM_STEPS + 1):
+        if not hazards:
+            prob = probs[3]
+        elif is_right and step < len(hazards):
+            is_right = bool(random.random() < hazards[step])
+            prob = probs[0] if is_right else probs[1]
+        else:
+            is_right, prob = False, probs[2]
+        committed.append(DRAFT[step] if is_right else 99)
+        if step == NUM_STEPS or random.random() >= prob:
+            break
+        accepted += 1
+    observe(made, 0, committed, accepted)
+    return accepted
 
 
 def test_before_anything_was_seen_it_is_the_prior() -> None:
     made = ModelPayoff(NUM_STEPS)
     made.start(3)
-    assert expect(made, [3], [0.1]) == expect(made, [3], [None]) == [pytest.approx(PRIOR)]
+    for hazards in ([], [0.1], [1.0, 1.0], [0.5] * 6):
+        assert expect(made, [3], [hazards]) == [pytest.approx(PRIOR)]
     figures = made.figures()
     assert (figures.num_verified, figures.mean_predicted, figures.mean_accepted) == (0, None, None)
 
 
-def test_the_expectation_follows_the_confidence_of_the_cache() -> None:
-    made = learned()
-    for prob in (0.0, 0.25, 0.9, 1.0):
-        assert expect(made, [0], [prob]) == [pytest.approx(1 + 2 * prob, abs=0.06)]
-    assert expect(made, [0], [None]) == [pytest.approx(2, abs=0.06)]
+@pytest.mark.parametrize("hazards", [[], [0.9] * 6, [0.5, 0.9, 0.9, 0.9], [0.8, 0.2], [1.0]])
+def test_the_expectation_is_what_comes(hazards: Sequence[float]) -> None:
+    probs, random = (0.9, 0.3, 0.5, 0.6), np.random.default_rng(1)
+    made = ModelPayoff(NUM_STEPS)
+    mixed: list[list[float]] = [[], [0.7] * 6, [0.4, 0.8], [0.95] * 5]
+    for _, of_draft in zip(range(8000), itertools.cycle(mixed), strict=False):
+        cycle(made, random, probs, of_draft)
     figures = made.figures()
-    assert figures.num_verified == 2000
-    assert figures.accepted_if_right == pytest.approx(3, abs=0.06)
-    assert figures.accepted_if_wrong == pytest.approx(1, abs=0.06)
-    assert figures.accepted_without_draft == pytest.approx(2, abs=0.06)
-    assert figures.mean_accepted == pytest.approx(2, abs=0.01)
-    assert figures.mean_predicted == pytest.approx(2, abs=0.1)
+    learned = (
+        figures.prob_if_right,
+        figures.prob_if_wrong,
+        figures.prob_after,
+        figures.prob_without,
+    )
+    assert learned == pytest.approx(probs, abs=0.05)
+    made.start(0)
+    [expected] = expect(made, [0], [hazards])
+    came = np.mean([cycle(ModelPayoff(NUM_STEPS), random, probs, hazards) for _ in range(8000)])
+    assert expected == pytest.approx(came, abs=0.15)
 
 
-def test_without_probabilities_it_takes_how_often_the_cache_is_right() -> None:
-    made = learned()
-    batch = drafts([5])
-    [expected] = made.expect(np.array([0], np.int32), batch, None).tolist()
-    assert expected == pytest.approx(2, abs=0.06)  # right and wrong equally often
+def test_a_kind_that_was_not_seen_is_taken_for_the_others() -> None:
+    made, random = ModelPayoff(NUM_STEPS), np.random.default_rng(2)
+    for _ in range(2000):
+        cycle(made, random, (0, 0, 0, 0.2), [])
+    made.start(0)
+    [without], [confident] = expect(made, [0], [[]]), expect(made, [0], [[1.0] * 6])
+    assert without == pytest.approx(0.25, abs=0.05)
+    assert confident == pytest.approx(without, abs=0.05)
+
+
+def test_predicted_and_accepted_are_shown() -> None:
+    made, random = ModelPayoff(NUM_STEPS), np.random.default_rng(3)
+    accepted = [cycle(made, random, (0.9, 0.3, 0.5, 0.6), [0.7] * 6) for _ in range(900)]
+    figures: ModelFigures = made.figures()
+    assert figures.num_verified == 900
+    assert figures.mean_accepted == pytest.approx(np.mean(accepted), abs=0.1)
+    assert figures.mean_predicted == pytest.approx(figures.mean_accepted, abs=0.15)
+
+
+def test_without_probabilities_it_does_not_look_at_the_cache_draft() -> None:
+    made, random = ModelPayoff(NUM_STEPS), np.random.default_rng(4)
+    for of_draft in [[], [0.7] * 6] * 2000:
+        cycle(made, random, (0.9, 0.3, 0.5, 0.6), of_draft)
+    made.start(0)
+    [without] = expect(made, [0], [[]])
+    [expected] = made.expect(np.array([0], np.int32), drafts([6]), None).tolist()
+    assert expected == without
 
 
 def test_a_request_has_its_own_ratio_and_the_next_in_its_slot_none() -> None:
-    made = learned()
+    made, random = ModelPayoff(NUM_STEPS), np.random.default_rng(5)
+    for _ in range(2000):
+        cycle(made, random, (0.9, 0.9, 0.9, 0.9), [])
+    for slot in (1, 2):
+        made.start(slot)
+    for _ in range(60):
+        expect(made, [1], [[]])
+        observe(made, 1, [9], 0)
+        expect(made, [1], [[]])
+        observe(made, 1, [9], None)  # it was not verified: tells nothing
+    [of_request], [of_others] = expect(made, [1], [[]]), expect(made, [2], [[]])
+    assert of_request < 0.5 * of_others
     made.start(1)
-    for _ in range(200):
-        made.observe(np.array([1], np.int32), [[5]], [None])  # tells nothing
-        expect(made, [1], [1.0])
-        observe(made, 1, is_right=True, accepted=1)
-    [of_request] = expect(made, [1], [1.0])
-    [of_others] = expect(made, [0], [1.0])
-    assert of_request < 0.75 * of_others
-    made.start(1)
-    assert expect(made, [1], [1.0]) == expect(made, [0], [1.0])
+    assert expect(made, [1], [[]]) == [of_others]
 
 
 def test_no_more_is_expected_than_there_are_steps() -> None:
-    made = learned()
+    made = ModelPayoff(NUM_STEPS)
+    made.start(0)
     for _ in range(500):
-        expect(made, [0], [0.0])
-        observe(made, 0, is_right=False, accepted=NUM_STEPS)
-    assert expect(made, [0], [1.0]) == [NUM_STEPS]
-
-
-def test_a_cycle_that_tells_nothing_changes_nothing() -> None:
-    made = learned()
-    before = made.figures(), expect(made, [0], [0.3])
-    observe(made, 0, is_right=True, accepted=None)
-    assert (made.figures(), expect(made, [0], [0.3])) == before
+        expect(made, [0], [[]])
+        observe(made, 0, [1] * (NUM_STEPS + 1), NUM_STEPS)
+    assert expect(made, [0], [[0.5] * 3]) == [pytest.approx(NUM_STEPS, abs=0.2)]
+    assert expect(made, [0], [[0.5] * 3])[0] <= NUM_STEPS
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
-    made = learned()
+    made, random = ModelPayoff(NUM_STEPS), np.random.default_rng(6)
+    for _ in range(50):
+        cycle(made, random, (0.9, 0.3, 0.5, 0.6), [0.7] * 6)
     for slot in range(9):
         made.start(slot)
-    probs = [0.1 * slot for slot in range(8)] + [None]
-    together = expect(made, range(9), probs)
-    assert together == [value for slot in range(9) for value in expect(made, [slot], [probs[slot]])]
+    hazards = [[0.1 * slot] * (slot % 7) for slot in range(9)]
+    together = expect(made, range(9), hazards)
+    assert together == [
+        value for slot in range(9) for value in expect(made, [slot], [hazards[slot]])
+    ]
+
+
+def test_slots_that_were_not_started_are_refused() -> None:
+    made = ModelPayoff(NUM_STEPS)
+    for slot in (0, -1):
+        with pytest.raises(ValueError, match="not started"):
+            expect(made, [slot], [[]])
+        with pytest.raises(ValueError, match="not started"):
+            observe(made, slot, [1], 0)

@@ -252,19 +252,20 @@ void expect_cache(CacheExpectations& expectations, const Input<std::int32_t, 1>&
 
 void expect_model(ModelExpectations& expectations, const Input<std::int32_t, 1>& slots,
                   const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& num_nodes,
-                  const Survival& survival, std::tuple<double, double, double> means,
-                  double share_right, double most, const Output<float, 1>& out) {
-    const std::size_t num = slots.size();
+                  const Survival& survival, const Output<float, 1>& out) {
+    const std::size_t num = slots.size(), width = token_ids.shape(1);
     require_drafts(num, token_ids, num_nodes, survival);
     require(out.size() >= num, "results need one row per request");
-    const ModelMeans of_kinds{std::get<0>(means), std::get<1>(means), std::get<2>(means)};
+    const TokenProbs probs = expectations.probs();
     for (std::size_t i = 0; i < num; ++i) {
         const int slot = slots.data()[i];
+        const auto draft_len = num_nodes.data()[i];
         require(expectations.has(slot), "a slot was not started");
-        const bool has_draft = num_nodes.data()[i] > 0;
-        const std::int32_t first_id = has_draft ? token_ids.data()[i * token_ids.shape(1)] : -1;
-        const double prob = survival ? survival->data()[i * kMaxDepth] : share_right;
-        out.data()[i] = expectations.expect(slot, first_id, prob, of_kinds, most);
+        require(draft_len >= 0 && static_cast<std::size_t>(draft_len) <= width,
+                "a draft is longer than its row");
+        const std::span draft(token_ids.data() + i * width, static_cast<std::size_t>(draft_len));
+        const float* row = survival ? survival->data() + i * kMaxDepth : nullptr;
+        out.data()[i] = expectations.expect(slot, draft, probs, row);
     }
 }
 
@@ -323,18 +324,23 @@ NB_MODULE(_native, m) {
             return std::tuple(e.draft_len, e.origin, e.first_id, e.payoff, e.first_prob, e.reach_prob);
         }, "slot"_a);
     nb::class_<ModelExpectations>(m, "ModelExpectations", "See model_payoff.py, which names things.")
-        .def(nb::init<>())
+        .def(nb::init<int, double, double, double>(), "num_steps"_a, "prob"_a, "weight"_a, "kept"_a)
         .def("start", &ModelExpectations::start, "slot"_a)
         .def("expect", &expect_model, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
-             "num_nodes"_a.noconvert(), "survival"_a.noconvert().none(), "means"_a, "share_right"_a,
-             "most"_a, "out"_a.noconvert())
-        .def("at", [](ModelExpectations& expectations, int slot) {
+             "num_nodes"_a.noconvert(), "survival"_a.noconvert().none(), "out"_a.noconvert())
+        .def("observe", [](ModelExpectations& expectations, int slot, const Input<std::int32_t, 1>& tokens,
+                           int num_accepted) {
             require(expectations.has(slot), "a slot was not started");
+            expectations.observe(slot, {tokens.data(), tokens.size()}, num_accepted);
             const ModelExpectation& e = expectations.at(slot);
-            return std::tuple(e.first_id, e.of_all, e.expected);
-        }, "slot"_a)
+            return std::tuple(e.of_all, e.expected);
+        }, "slot"_a, "token_ids"_a.noconvert(), "num_accepted"_a)
         .def("set_ratio", [](ModelExpectations& expectations, int slot, double ratio) {
             require(expectations.has(slot), "a slot was not started");
             expectations.at(slot).ratio = ratio;
-        }, "slot"_a, "ratio"_a);
+        }, "slot"_a, "ratio"_a)
+        .def("probs", [](const ModelExpectations& expectations) {
+            const TokenProbs p = expectations.probs();
+            return std::tuple(p[kCacheRight], p[kCacheWrong], p[kAfterCache], p[kWithoutCache]);
+        });
 }

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -70,22 +72,52 @@ private:
     std::vector<CacheExpectation> by_slot_;
 };
 
-// Mean accepted tokens of the model drafter's draft in the cycles without a cache draft, and in those
-// where the cache draft's first token is wrong, or right.
-struct ModelMeans {
-    double without, wrong, right;
-};
+// Where a token of the model drafter's draft stands beside the cache draft: the cache has it right,
+// or is wrong there, or was wrong or at its end before, or proposed nothing at all.
+enum Beside { kCacheRight, kCacheWrong, kAfterCache, kWithoutCache, kNumBeside };
+
+// Probability that the model drafter has a token right if it had those before it.
+using TokenProbs = std::array<double, kNumBeside>;
+
+// Tokens of the model drafter's draft that are expected to be accepted.
+// survival: of the cache draft, float[kMaxDepth]; null: not known.
+inline double expected_of_model(const TokenProbs& probs, int num_steps, int draft_len,
+                                const float* survival) {
+    if (draft_len == 0 || survival == nullptr) {
+        const double prob = probs[kWithoutCache];
+        double all_right = 1, sum = 0;
+        for (int step = 0; step < num_steps; ++step) sum += all_right *= prob;
+        return sum;
+    }
+    // Both right up to here; the model drafter alone.
+    double cache_right = 1, model_right = 1, alone = 0, sum = 0;
+    for (int step = 0; step < num_steps; ++step) {
+        const double next = step < std::min(draft_len, kMaxDepth) ? survival[step] : 0;
+        const double leaves = model_right * (cache_right - next);
+        alone = alone * probs[kAfterCache] +
+                leaves * probs[step < draft_len ? kCacheWrong : kAfterCache];
+        model_right *= probs[kCacheRight];
+        cache_right = next;
+        sum += model_right * cache_right + alone;
+    }
+    return sum;
+}
 
 // Of the model drafter's draft.
 struct ModelExpectation {
-    std::int32_t first_id = -1;  // of the cache draft; -1: there is none
-    double of_all = 0;           // without the request's own ratio
+    std::vector<std::int32_t> cache_draft;
+    double of_all = 0;  // without the request's own ratio
     double expected = 0;
     double ratio = 1;
 };
 
 class ModelExpectations {
 public:
+    // A token's probability begins at prob, and the events of a kind at what all of them have, each
+    // with the weight of that many events. kept: what a count keeps of itself with each further event.
+    ModelExpectations(int num_steps, double prob, double weight, double kept)
+        : num_steps_(num_steps), prior_(prob), weight_(weight), kept_(kept) {}
+
     void start(int slot) {
         const auto place = static_cast<std::size_t>(slot);
         if (place >= by_slot_.size()) by_slot_.resize(std::max(place + 1, 2 * by_slot_.size()));
@@ -95,17 +127,52 @@ public:
     bool has(int slot) const { return slot >= 0 && static_cast<std::size_t>(slot) < by_slot_.size(); }
     ModelExpectation& at(int slot) { return by_slot_[static_cast<std::size_t>(slot)]; }
 
-    // first_id: of the cache draft; -1: there is none. prob: that it is right. most: accepted tokens.
-    float expect(int slot, std::int32_t first_id, double prob, const ModelMeans& means, double most) {
+    float expect(int slot, std::span<const std::int32_t> cache_draft, const TokenProbs& probs,
+                 const float* survival) {
         ModelExpectation& of_slot = at(slot);
-        of_slot.first_id = first_id;
+        const auto num = std::min(cache_draft.size(), static_cast<std::size_t>(num_steps_) + 1);
+        of_slot.cache_draft.assign(cache_draft.begin(), cache_draft.begin() + static_cast<std::ptrdiff_t>(num));
         of_slot.of_all =
-            first_id < 0 ? means.without : means.wrong + prob * (means.right - means.wrong);
-        of_slot.expected = std::min(of_slot.of_all * of_slot.ratio, most);
+            expected_of_model(probs, num_steps_, static_cast<int>(cache_draft.size()), survival);
+        of_slot.expected = std::min(of_slot.of_all * of_slot.ratio, static_cast<double>(num_steps_));
         return static_cast<float>(of_slot.expected);
     }
 
+    // Takes in a cycle that verified the model drafter's draft.
+    void observe(int slot, std::span<const std::int32_t> committed, int num_accepted) {
+        const std::vector<std::int32_t>& draft = at(slot).cache_draft;
+        std::size_t agreeing = 0;
+        while (agreeing < std::min(draft.size(), committed.size()) && draft[agreeing] == committed[agreeing])
+            ++agreeing;
+        // The accepted ones, and the one that was not, if a step was left for it and the text went on.
+        const auto num_tokens = std::min<std::size_t>(committed.size(), static_cast<std::size_t>(num_steps_));
+        for (std::size_t token = 0; token < num_tokens; ++token) {
+            Beside beside = kAfterCache;
+            if (draft.empty()) beside = kWithoutCache;
+            else if (token < agreeing) beside = kCacheRight;
+            else if (token == agreeing && token < draft.size()) beside = kCacheWrong;
+            right_[beside] = right_[beside] * kept_ + (static_cast<int>(token) < num_accepted);
+            seen_[beside] = seen_[beside] * kept_ + 1;
+        }
+    }
+
+    TokenProbs probs() const {
+        double right = 0, seen = 0;
+        for (int kind = 0; kind < kNumBeside; ++kind) {
+            right += right_[static_cast<std::size_t>(kind)];
+            seen += seen_[static_cast<std::size_t>(kind)];
+        }
+        const double of_all = (right + prior_ * weight_) / (seen + weight_);
+        TokenProbs probs;
+        for (std::size_t kind = 0; kind < kNumBeside; ++kind)
+            probs[kind] = (right_[kind] + of_all * weight_) / (seen_[kind] + weight_);
+        return probs;
+    }
+
 private:
+    int num_steps_;
+    double prior_, weight_, kept_;
+    TokenProbs right_{}, seen_{};
     std::vector<ModelExpectation> by_slot_;
 };
 
