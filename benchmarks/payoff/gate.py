@@ -9,16 +9,14 @@ milliseconds, as an 8B model in 16 bits has them on an H100 by its memory bandwi
 TB/s for a step of the target) with eight rounds of a one-layer drafter; they are not measured.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
-from sglang_hvd.config import CacheMode, HvdConfig
+from benchmarks.payoff.options import replay_options
+from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.replay.policies import CostTable
@@ -40,13 +38,7 @@ _THRESHOLDS: tuple[str | float | None, ...] = (_MODEL_ONLY, None, 1.0, 2.0, 3.0,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Gates of the payoff policy.")
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument("--eos-token", default="<|im_end|>")
-    parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args(arguments)
+    options = replay_options("Gates of the payoff policy.", arguments)
     recordings = find_recordings(options.traces)
     vocabulary = Vocabulary(options.tokenizer, options.eos_token)
     predictor = DEFAULT_PREDICTORS[options.cache_mode]

@@ -13,11 +13,10 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
+from benchmarks.payoff.options import replay_options
 from sglang_hvd.config import PAPER_THRESHOLD, CacheMode, HvdConfig
 from sglang_hvd.payoff import (
     DEFAULT_PREDICTORS,
@@ -93,13 +92,7 @@ def _ideas() -> list[_Idea]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="What each idea of the predictor brings.")
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument("--eos-token", default="<|im_end|>")
-    parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args(arguments)
+    options = replay_options("What each idea of the predictor brings.", arguments)
     study = _Study.load(options)
     rows = []
     print("| idea | average precision | ROC area | precision | recall | calibration error |")

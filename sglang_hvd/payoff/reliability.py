@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 # What a sum keeps of itself with each further event: the figures are of the last thousand or so.
-KEPT = 0.999
+_KEPT = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class RunningReliability:
     came: float = 0.0
 
     def add(self, predicted: float, came: float) -> None:
-        self.weight = self.weight * KEPT + 1
-        self.predicted = self.predicted * KEPT + predicted
-        self.came = self.came * KEPT + came
+        self.weight = self.weight * _KEPT + 1
+        self.predicted = self.predicted * _KEPT + predicted
+        self.came = self.came * _KEPT + came
 
     def means(self) -> Reliability:
         if self.weight == 0:

@@ -72,9 +72,6 @@ def payoff_quality(
     selected = judgement.payoffs >= threshold if probs is None else probs >= 0.5
     num_hits, num_worth, num_selected = (worth & selected).sum(), worth.sum(), selected.sum()
     curve = _precision_recall(judgement.ranking, worth) if num_worth else None
-    at_60 = at_78 = None
-    if num_worth:
-        at_60, at_78 = precision_at_recalls(judgement.ranking, worth, (0.6, 0.78))
     return PayoffQuality(
         num_drafts=len(worth),
         oracle_share=float(worth.mean()),
@@ -82,8 +79,8 @@ def payoff_quality(
         recall=float(num_hits / num_worth) if num_worth else None,
         average_precision=None if curve is None else _average_precision(*curve),
         roc_auc=_roc_auc(judgement.ranking, worth) if 0 < num_worth < len(worth) else None,
-        precision_at_recall_60=at_60,
-        precision_at_recall_78=at_78,
+        precision_at_recall_60=None if curve is None else _precision_at(0.6, *curve),
+        precision_at_recall_78=None if curve is None else _precision_at(0.78, *curve),
         calibration_error=None if probs is None else _calibration_error(probs, worth),
         mean_absolute_error=float(np.abs(judgement.payoffs - accepted_lens).mean()),
     )
@@ -111,8 +108,8 @@ def precision_at_recalls(
     """
     if not worth.any():
         raise ValueError("no draft is worth verifying: there is no recall")
-    precision, recall = _precision_recall(ranking, worth)
-    return tuple(float(precision[recall >= wanted].max()) for wanted in recalls)
+    curve = _precision_recall(ranking, worth)
+    return tuple(_precision_at(wanted, *curve) for wanted in recalls)
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
@@ -134,6 +131,13 @@ def _precision_recall(
     is_last_of_ties = np.append(np.diff(ranking[order]) != 0, True)
     ranks = np.flatnonzero(is_last_of_ties)
     return hits[ranks] / (ranks + 1), hits[ranks] / hits[-1]
+
+
+def _precision_at(
+    wanted: float, precision: npt.NDArray[np.float64], recall: npt.NDArray[np.float64]
+) -> float:
+    """The highest with at least that recall."""
+    return float(precision[recall >= wanted].max())
 
 
 def _average_precision(

@@ -19,6 +19,7 @@ from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
 from sglang_hvd.replay.evaluate import judge, judging_walks
+from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import Recording, Vocabulary
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 
@@ -203,7 +204,7 @@ def _provenance(
         ],
         "trained_sessions": sorted(_fingerprints(walks) - held_out),
         "num_heldout_sessions": len(held_out),
-        "num_model_accepted": WalkSettings(HvdConfig()).model_drafter.mean_accepted,
+        "num_model_accepted": ModelDrafter().mean_accepted,
         "verify_width": DEFAULT_VERIFY_WIDTH,
         "num_rounds": plan.num_rounds,
         "tokenizer": vocabulary.fingerprint,

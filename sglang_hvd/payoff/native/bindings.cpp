@@ -234,7 +234,7 @@ void expect_cache(CacheExpectations& expectations, const Input<std::int32_t, 1>&
             "matches, payoffs, factors or depth do not fit");
     for (std::size_t i = 0; i < num; ++i) {
         const int slot = slots.data()[i];
-        const float origin = matches.data()[i * kMatchColumns + 3];
+        const float origin = matches.data()[i * kMatchColumns + kOriginColumn];
         const bool has_draft = num_nodes.data()[i] > 0;
         require(slot >= 0, "a slot is negative");
         require(!has_draft || (origin >= 0 && origin < static_cast<float>(factors.size())),

@@ -26,6 +26,14 @@ struct CacheExpectation {
     double reach_prob = std::numeric_limits<double>::quiet_NaN();
 };
 
+// A slot's place, made if it is new.
+template <typename T>
+T& at_slot(std::vector<T>& by_slot, int slot) {
+    const auto place = static_cast<std::size_t>(slot);
+    if (place >= by_slot.size()) by_slot.resize(std::max(place + 1, 2 * by_slot.size()));
+    return by_slot[place];
+}
+
 // The probabilities S of a draft become sigmoid(logit(S) + ln(factor)), without a logarithm: 0 and 1
 // stay what they are. Returns what that adds to their sum.
 inline double correct(double factor, int num_tokens, float* survival) {
@@ -55,9 +63,7 @@ public:
             }
             expected.payoff = payoff;
         }
-        const auto place = static_cast<std::size_t>(slot);
-        if (place >= by_slot_.size()) by_slot_.resize(std::max(place + 1, 2 * by_slot_.size()));
-        by_slot_[place] = expected;
+        at_slot(by_slot_, slot) = expected;
     }
 
     // What was expected, once.
@@ -118,11 +124,7 @@ public:
     ModelExpectations(int num_steps, double prob, double weight, double kept)
         : num_steps_(num_steps), prior_(prob), weight_(weight), kept_(kept) {}
 
-    void start(int slot) {
-        const auto place = static_cast<std::size_t>(slot);
-        if (place >= by_slot_.size()) by_slot_.resize(std::max(place + 1, 2 * by_slot_.size()));
-        by_slot_[place] = {};
-    }
+    void start(int slot) { at_slot(by_slot_, slot) = {}; }
 
     bool has(int slot) const { return slot >= 0 && static_cast<std::size_t>(slot) < by_slot_.size(); }
     ModelExpectation& at(int slot) { return by_slot_[static_cast<std::size_t>(slot)]; }

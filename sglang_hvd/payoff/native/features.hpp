@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -27,6 +28,7 @@ struct Match {
         mean_agreement;
 };
 constexpr int kMatchColumns = sizeof(Match) / sizeof(float);
+constexpr int kOriginColumn = offsetof(Match, origin) / sizeof(float);
 
 struct DraftRow {
     std::span<const std::int32_t> token_ids;
