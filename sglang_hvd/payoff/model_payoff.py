@@ -75,16 +75,15 @@ class ModelPayoff:
     """
 
     def __init__(self, num_steps: int) -> None:
-        self._expected = ModelExpectations(num_steps, _PRIOR_PROB, _PRIOR_WEIGHT, _KEPT)
+        self._expected = ModelExpectations(
+            num_steps, _PRIOR_PROB, _PRIOR_WEIGHT, _KEPT, _PRIOR_TOKENS, _KEPT_OF_REQUEST
+        )
         self._num_verified = 0
         self._reliability = RunningReliability()
-        # By slot: accepted and expected tokens of the request's latest cycles.
-        self._of_request: dict[int, tuple[float, float]] = {}
 
     def start(self, slot: int) -> None:
         """A new request has this slot."""
         self._expected.start(slot)
-        self._of_request.pop(slot, None)
 
     def expect(self, slots: Int32, drafts: DraftBatch, survival: Float32 | None) -> Float32:
         """Expected accepted length of each request's model draft: float32[num_requests].
@@ -112,14 +111,9 @@ class ModelPayoff:
             if accepted is None:
                 continue
             tokens = np.ascontiguousarray(committed, np.int32)
-            of_all, expected = self._expected.observe(slot, tokens, accepted)
+            expected = self._expected.observe(slot, tokens, accepted)
             self._num_verified += 1
             self._reliability.add(expected, accepted)
-            came, foreseen = self._of_request.get(slot, (0.0, 0.0))
-            came = came * _KEPT_OF_REQUEST + accepted
-            foreseen = foreseen * _KEPT_OF_REQUEST + of_all
-            self._of_request[slot] = came, foreseen
-            self._expected.set_ratio(slot, (came + _PRIOR_TOKENS) / (foreseen + _PRIOR_TOKENS))
 
     def figures(self) -> ModelFigures:
         """How right the predictions are."""

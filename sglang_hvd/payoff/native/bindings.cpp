@@ -324,7 +324,8 @@ NB_MODULE(_native, m) {
             return std::tuple(e.draft_len, e.origin, e.first_id, e.payoff, e.first_prob, e.reach_prob);
         }, "slot"_a);
     nb::class_<ModelExpectations>(m, "ModelExpectations", "See model_payoff.py, which names things.")
-        .def(nb::init<int, double, double, double>(), "num_steps"_a, "prob"_a, "weight"_a, "kept"_a)
+        .def(nb::init<int, double, double, double, double, double>(), "num_steps"_a, "prob"_a, "weight"_a,
+             "kept"_a, "weight_of_request"_a, "kept_of_request"_a)
         .def("start", &ModelExpectations::start, "slot"_a)
         .def("expect", &expect_model, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
              "num_nodes"_a.noconvert(), "survival"_a.noconvert().none(), "out"_a.noconvert())
@@ -332,13 +333,8 @@ NB_MODULE(_native, m) {
                            int num_accepted) {
             require(expectations.has(slot), "a slot was not started");
             expectations.observe(slot, {tokens.data(), tokens.size()}, num_accepted);
-            const ModelExpectation& e = expectations.at(slot);
-            return std::tuple(e.of_all, e.expected);
+            return expectations.at(slot).expected;
         }, "slot"_a, "token_ids"_a.noconvert(), "num_accepted"_a)
-        .def("set_ratio", [](ModelExpectations& expectations, int slot, double ratio) {
-            require(expectations.has(slot), "a slot was not started");
-            expectations.at(slot).ratio = ratio;
-        }, "slot"_a, "ratio"_a)
         .def("probs", [](const ModelExpectations& expectations) {
             const TokenProbs p = expectations.probs();
             return std::tuple(p[kCacheRight], p[kCacheWrong], p[kAfterCache], p[kWithoutCache]);

@@ -114,6 +114,7 @@ struct ModelExpectation {
     std::vector<std::int32_t> cache_draft;
     double of_all = 0;  // without the request's own ratio
     double expected = 0;
+    double came = 0, foreseen = 0;  // accepted tokens of the request's latest cycles, and of_all
     double ratio = 1;
 };
 
@@ -121,8 +122,12 @@ class ModelExpectations {
 public:
     // A token's probability begins at prob, and the events of a kind at what all of them have, each
     // with the weight of that many events. kept: what a count keeps of itself with each further event.
-    ModelExpectations(int num_steps, double prob, double weight, double kept)
-        : num_steps_(num_steps), prior_(prob), weight_(weight), kept_(kept) {}
+    // A request's ratio begins at 1, with the weight of that many tokens; kept_of_request: the same of
+    // its sums with each further cycle.
+    ModelExpectations(int num_steps, double prob, double weight, double kept,
+                      double weight_of_request, double kept_of_request)
+        : num_steps_(num_steps), prior_(prob), weight_(weight), kept_(kept),
+          weight_of_request_(weight_of_request), kept_of_request_(kept_of_request) {}
 
     void start(int slot) { at_slot(by_slot_, slot) = {}; }
 
@@ -142,7 +147,8 @@ public:
 
     // Takes in a cycle that verified the model drafter's draft.
     void observe(int slot, std::span<const std::int32_t> committed, int num_accepted) {
-        const std::vector<std::int32_t>& draft = at(slot).cache_draft;
+        ModelExpectation& of_slot = at(slot);
+        const std::vector<std::int32_t>& draft = of_slot.cache_draft;
         std::size_t agreeing = 0;
         while (agreeing < std::min(draft.size(), committed.size()) && draft[agreeing] == committed[agreeing])
             ++agreeing;
@@ -156,6 +162,9 @@ public:
             right_[beside] = right_[beside] * kept_ + (static_cast<int>(token) < num_accepted);
             seen_[beside] = seen_[beside] * kept_ + 1;
         }
+        of_slot.came = of_slot.came * kept_of_request_ + num_accepted;
+        of_slot.foreseen = of_slot.foreseen * kept_of_request_ + of_slot.of_all;
+        of_slot.ratio = (of_slot.came + weight_of_request_) / (of_slot.foreseen + weight_of_request_);
     }
 
     TokenProbs probs() const {
@@ -173,7 +182,7 @@ public:
 
 private:
     int num_steps_;
-    double prior_, weight_, kept_;
+    double prior_, weight_, kept_, weight_of_request_, kept_of_request_;
     TokenProbs right_{}, seen_{};
     std::vector<ModelExpectation> by_slot_;
 };
