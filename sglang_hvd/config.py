@@ -14,7 +14,7 @@ from pydantic import (
     field_validator,
 )
 
-Policy = Literal["payoff", "frequency", "cache", "model"]
+Policy = Literal["allocate", "payoff", "frequency", "cache", "model", "both"]
 CacheMode = Literal["votes", "paper"]
 
 # Predicted accepted length from which the paper verifies a cache draft (section 3.4).
@@ -36,10 +36,12 @@ class HvdConfig(BaseModel):
 
     policy: Policy = Field(
         default="payoff",
-        description="How a request chooses its draft. payoff: the cache draft if it is predicted "
-        "to pay, else the model drafter. frequency: the cache draft if the suffix cache's score "
-        "reaches frequency_threshold, else the model drafter. cache: the cache draft, a plain step "
-        "without one. model: always the model drafter.",
+        description="How a request chooses its draft. allocate: the cache draft, the model "
+        "drafter's, both or none, and as much of them, as brings most in the time it takes. "
+        "payoff: the cache draft if it is predicted to pay, else the model drafter. frequency: the "
+        "cache draft if the suffix cache's score reaches frequency_threshold, else the model "
+        "drafter. cache: the cache draft, a plain step without one. model: always the model "
+        "drafter. both: always both drafts in one tree.",
     )
     threshold: float | None = Field(
         default=None,
@@ -190,6 +192,11 @@ class HvdConfig(BaseModel):
     def drafts_with_model(self) -> bool:
         """Whether the policy ever verifies the model drafter's draft."""
         return self.policy != "cache"
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the policy needs a payoff predictor."""
+        return self.policy in ("allocate", "payoff")
 
 
 def flag_name(field: str) -> str:

@@ -3,26 +3,31 @@
 import logging
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import policies
+from sglang_hvd.allocation import DraftOdds, StepAllocator, policies
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import (
     DraftFeatures,
     FallbackChange,
     ModelFigures,
     ModelPayoff,
+    ModelReaches,
     OnlineCalibration,
     OriginFigures,
     PayoffPredictor,
     Prediction,
     RequestTracker,
     TokenClasses,
+    VerifiedCacheDraft,
+    VerifiedModelDraft,
 )
+from sglang_hvd.payoff.features import MAX_DRAFT_LEN
+from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.suffix_cache import SuffixCache, SuffixCacheStats
 from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
@@ -40,24 +45,6 @@ logger = logging.getLogger(__name__)
 _SCORE = MATCH_FEATURES.index("score")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestStats:
-    """What a request's cycles verified and what that brought.
-
-    Every committed token is counted once: as an accepted cache draft token, an accepted model
-    draft token, or a token of the target itself (the bonus token of a cycle, and tokens
-    committed outside the cycles). Where a stop or a limit cuts the last cycle off, committed
-    tokens are more than generated ones.
-    """
-
-    num_cache_cycles: int = 0
-    num_model_cycles: int = 0
-    num_plain_cycles: int = 0
-    num_cache_accepted_drafts: int = 0
-    num_model_accepted_drafts: int = 0
-    num_target_tokens: int = 0
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposals:
     """What the suffix cache proposes to a batch, and what is expected of it. Row i belongs to
@@ -68,13 +55,15 @@ class Proposals:
     prediction: calibrated; None in a drafter without a predictor.
     model_payoffs: float32[num_requests], expected accepted length of the model drafter's draft;
         None but under the payoff policy.
+    model_reaches: the same token by token; None but under the allocate policy.
     """
 
     num_requests: int
     drafts: DraftBatch
     features: DraftFeatures | None
     prediction: Prediction | None
-    model_payoffs: npt.NDArray[np.float32] | None
+    model_payoffs: npt.NDArray[np.float32] | None = None
+    model_reaches: ModelReaches | None = None
 
     @property
     def has_draft(self) -> npt.NDArray[np.bool_]:
@@ -89,10 +78,15 @@ class Proposals:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    slot: int  # of the tracker
+    """planned: the cycle to commit. cache_expected, model_expected: accepted tokens expected of
+    what it verifies of each draft, under the allocate policy."""
+
+    slot: int
     without_cache: bool
-    planned: DraftSource | None = None
-    stats: RequestStats = RequestStats()
+    planned: DraftPlan | None = None
+    cache_expected: float = 0.0
+    model_expected: float = 0.0
+    stats: RequestStats = RequestStats()  # noqa: RUF009  it is immutable
 
 
 class HybridDrafter:
@@ -109,24 +103,38 @@ class HybridDrafter:
         predictor: PayoffPredictor | None,
         token_classes: TokenClasses | None,
         num_model_steps: int,
-        max_cache_draft_tokens: int,
+        num_model_nodes: int,
+        verify_width: int,
+        allocator: StepAllocator | None = None,
         clock: StepClock | None = None,
     ) -> None:
         """
-        predictor: needed by the payoff policy.
+        predictor: needed by the policies allocate and payoff.
         token_classes: needed by a predictor; without them no features are computed.
         num_model_steps: steps the model drafter runs in a cycle.
-        max_cache_draft_tokens: longest cache draft that one verification takes.
+        num_model_nodes: nodes of its draft, root not included.
+        verify_width: most nodes per request that one verification takes, root included.
+        allocator: needed by the policy allocate.
         clock: measures what plan does.
         """
-        if config.policy == "payoff" and (predictor is None or token_classes is None):
-            raise ValueError("the payoff policy needs a predictor and token classes")
+        if config.predicts and (predictor is None or token_classes is None):
+            raise ValueError(f"the {config.policy} policy needs a predictor and token classes")
+        if config.policy == "allocate":
+            if allocator is None:
+                raise ValueError("the allocate policy needs an allocator")
+            if predictor is not None:
+                _check_distribution(predictor)
         self._config = config
         self._without_cache = DraftSource.MODEL if config.drafts_with_model else DraftSource.PLAIN
         self._cache = cache
         self._predictor: PayoffPredictor | None = None
         self._calibration: OnlineCalibration | None = None
-        self._model_payoff = ModelPayoff(num_model_steps) if config.policy == "payoff" else None
+        self._allocator = allocator if config.policy == "allocate" else None
+        self._model_payoff: ModelPayoff | None = None
+        if self._allocator is not None:
+            self._model_payoff = ModelPayoff(num_model_steps, self._allocator.model_sizes)
+        elif config.policy == "payoff":
+            self._model_payoff = ModelPayoff(num_model_steps)
         if predictor is not None:
             self.use_predictor(predictor)
         self._tracker = (
@@ -135,12 +143,14 @@ class HybridDrafter:
         self._frequency_threshold = (
             num_model_steps if config.frequency_threshold is None else config.frequency_threshold
         )
-        self._max_cache_draft_tokens = max_cache_draft_tokens
+        self._num_model_steps, self._num_model_nodes = num_model_steps, num_model_nodes
+        self._room = verify_width - 1
         self._clock = clock or StepClock()
         self._requests: dict[Hashable, _Request] = {}
         # Reused from step to step; _votes are _drafts where the votes make these.
         self._drafts = self._votes = DraftBatch.of_size(0, 0)
         self._features = DraftFeatures.of_size(0)
+        self._depths = np.zeros((0, MAX_DRAFT_LEN), np.int32)
 
     @classmethod
     def from_config(
@@ -149,20 +159,21 @@ class HybridDrafter:
         *,
         token_strings: Iterable[str],
         num_model_steps: int,
+        num_model_nodes: int,
         verify_width: int,
         deterministic: bool,
+        allocator: StepAllocator | None = None,
         clock: StepClock | None = None,
     ) -> "HybridDrafter":
         """The drafter that a configuration describes, with its own suffix cache.
 
-        token_strings: decoded text of every token id, in order; only read by the payoff policy.
-        verify_width: nodes per request that one verification takes, root included.
+        token_strings: decoded text of every token id, in order; only read by policies that predict.
         deterministic: equal calls give equal plans, as several ranks need.
 
         Raises ValueError for a predictor file that cannot be used with this configuration.
         """
         predictor = token_classes = None
-        if config.policy == "payoff":
+        if config.predicts:
             predictor = PayoffPredictor.of_config(config)
             token_classes = TokenClasses.from_strings(token_strings)
         return cls(
@@ -171,7 +182,9 @@ class HybridDrafter:
             predictor=predictor,
             token_classes=token_classes,
             num_model_steps=num_model_steps,
-            max_cache_draft_tokens=min(config.max_draft_tokens, verify_width - 1),
+            num_model_nodes=num_model_nodes,
+            verify_width=verify_width,
+            allocator=allocator,
             clock=clock,
         )
 
@@ -199,9 +212,12 @@ class HybridDrafter:
         Raises ValueError, in one line, if the policy has no use for one, or for a file that cannot
         be used with this configuration.
         """
-        if self._config.policy != "payoff":
+        if not self._config.predicts:
             raise ValueError(f"the {self._config.policy} policy has no predictor to replace")
-        return PayoffPredictor.of_config(self._config.model_copy(update={"predictor": path}))
+        predictor = PayoffPredictor.of_config(self._config.model_copy(update={"predictor": path}))
+        if self._allocator is not None:
+            _check_distribution(predictor)
+        return predictor
 
     def use_predictor(self, predictor: PayoffPredictor) -> None:
         """Predicts with this one from the next plan on, and calibrates it from the start. Active
@@ -230,6 +246,8 @@ class HybridDrafter:
         slot = 0 if self._tracker is None else self._tracker.start(as_token_ids(prompt_ids))
         if self._model_payoff is not None:
             self._model_payoff.start(slot)
+        if self._allocator is not None:
+            self._allocator.start(slot)
         self._requests[rid] = _Request(slot, without_cache)
 
     def plan(self, rids: Sequence[Hashable]) -> list[DraftPlan]:
@@ -240,7 +258,7 @@ class HybridDrafter:
         if self._config.policy == "model":
             self._reserve(len(rids))
             self._drafts.num_nodes[: len(rids)] = 0
-            return self.allocate(rids, Proposals(len(rids), self._drafts, None, None, None))
+            return self.allocate(rids, Proposals(len(rids), self._drafts, None, None))
         return self.allocate(rids, self.propose(rids))
 
     def propose(
@@ -250,7 +268,7 @@ class HybridDrafter:
 
         max_cache_draft_tokens: another limit than this drafter's.
         """
-        limit = max_cache_draft_tokens or self._max_cache_draft_tokens
+        limit = max_cache_draft_tokens or min(self._config.max_draft_tokens, self._room)
         self._reserve(len(rids), limit)
         with self._clock.measure(Phase.PROPOSE):
             limits = np.full(len(rids), limit, np.int32)
@@ -258,37 +276,41 @@ class HybridDrafter:
             if self._votes is not self._drafts:
                 self._cache.propose_into(self._votes, rids, limits, by_votes=True)
         if self._tracker is None:
-            return Proposals(len(rids), self._drafts, None, None, None)
+            return Proposals(len(rids), self._drafts, None, None)
         with self._clock.measure(Phase.FEATURES):
             features = self._features.first(len(rids))
             slots = self._slots(map(self._request, rids))
             self._tracker.write_features(features, slots, self._drafts, self._votes)
         if self._predictor is None:
-            return Proposals(len(rids), self._drafts, features, None, None)
+            return Proposals(len(rids), self._drafts, features, None)
         with self._clock.measure(Phase.PREDICT):
             prediction = self._predictor.predict(features)
             if self._calibration is not None:
                 prediction = self._calibration.expect(slots, self._drafts, prediction)
-            model_payoffs = None
+            model_payoffs = model_reaches = None
             if self._model_payoff is not None:
                 model_payoffs = self._model_payoff.expect(slots, self._drafts, prediction.survival)
-        return Proposals(len(rids), self._drafts, features, prediction, model_payoffs)
+                if self._allocator is not None:
+                    model_reaches = self._model_payoff.expect_sizes(
+                        slots, self._drafts, prediction.survival
+                    )
+        return Proposals(
+            len(rids), self._drafts, features, prediction, model_payoffs, model_reaches
+        )
 
     def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> list[DraftPlan]:
         """The second half of plan: the policy's decision."""
         with self._clock.measure(Phase.ALLOCATE):
-            payoffs: list[float | None] = [None] * proposals.num_requests
+            requests = [self._request(rid) for rid in rids]
+            payoffs: list[float | None] = [None] * len(requests)
             if proposals.prediction is not None:
                 payoffs = proposals.of_drafts(proposals.prediction.payoffs)
-            sources = self._decide(proposals, payoffs)
-            plans = []
-            for row, (rid, source, payoff) in enumerate(zip(rids, sources, payoffs, strict=True)):
-                request = self._request(rid)
-                if request.without_cache:
-                    source = self._without_cache
-                request.planned = source
-                chosen = proposals.drafts.chain(row) if source is DraftSource.CACHE else None
-                plans.append(DraftPlan(source, chosen, payoff))
+            if self._allocator is not None:
+                plans = self._by_cost(self._allocator, requests, proposals, payoffs)
+            else:
+                plans = self._by_policy(requests, proposals, payoffs)
+            for request, plan in zip(requests, plans, strict=True):
+                request.planned = plan
             return plans
 
     def commit(self, rids: Sequence[Hashable], outcomes: Sequence[VerifyOutcome]) -> None:
@@ -298,18 +320,22 @@ class HybridDrafter:
         nothing has changed.
         """
         requests = [self._request(rid) for rid in rids]
-        assert all(r.planned for r in requests), "a cycle must be planned before it is committed"
+        assert all(r.planned is not None for r in requests), (
+            "a cycle must be planned before it is committed"
+        )
         token_ids, lengths = padded([outcome.token_ids for outcome in outcomes])
         self._cache.commit(rids, token_ids, lengths)
         if self._tracker is not None:
-            accepted = [
-                outcome.num_accepted_drafts if request.planned is DraftSource.CACHE else None
-                for request, outcome in zip(requests, outcomes, strict=True)
-            ]
-            self._tracker.commit(self._slots(requests), token_ids, lengths, accepted)
-        self._observe(requests, outcomes)
+            slots = self._slots(requests)
+            accepted = list(map(_cache_accepted, requests, outcomes))
+            self._tracker.commit(slots, token_ids, lengths, accepted)
+            self._observe(requests, outcomes, accepted)
+            if self._allocator is not None:
+                self._allocator.observe(slots, lengths)
         for request, outcome in zip(requests, outcomes, strict=True):
-            _record(request, outcome)
+            assert request.planned is not None
+            request.stats = request.stats.after_cycle(request.planned.source, outcome)
+            request.planned = None
 
     def extend(self, rid: Hashable, token_ids: TokenIds | Sequence[int]) -> None:
         """Takes in tokens committed outside a cycle: the one that prefill generates.
@@ -320,9 +346,7 @@ class HybridDrafter:
         self._cache.commit([rid], [token_ids])
         if self._tracker is not None:
             self._tracker.extend(request.slot, as_token_ids(token_ids))
-        request.stats = replace(
-            request.stats, num_target_tokens=request.stats.num_target_tokens + len(token_ids)
-        )
+        request.stats = request.stats.after_tokens(len(token_ids))
 
     def finish(
         self, rid: Hashable, *, output_ids: TokenIds | Sequence[int] | None, keep: bool
@@ -412,31 +436,177 @@ class HybridDrafter:
                 return policies.cache_only(has_draft)
             case "model":
                 return [DraftSource.MODEL] * len(has_draft)
+            case "both":
+                return [DraftSource.BOTH if has else DraftSource.MODEL for has in has_draft]
+            case "allocate":
+                raise AssertionError("the allocator decides")
 
-    def _observe(self, requests: Sequence[_Request], outcomes: Sequence[VerifyOutcome]) -> None:
+    def _by_policy(
+        self,
+        requests: Sequence[_Request],
+        proposals: Proposals,
+        payoffs: Sequence[float | None],
+    ) -> list[DraftPlan]:
+        plans = []
+        for row, source in enumerate(self._decide(proposals, payoffs)):
+            if requests[row].without_cache:
+                source = self._without_cache
+            room = self._room
+            if source in (DraftSource.MODEL, DraftSource.BOTH):
+                room -= self._num_model_nodes
+                if source is DraftSource.BOTH and room == 0:
+                    source = DraftSource.MODEL
+            plans.append(self._plan(proposals, row, source, room, payoffs[row]))
+        return plans
+
+    def _plan(
+        self,
+        proposals: Proposals,
+        row: int,
+        source: DraftSource,
+        num_cache: int,
+        payoff: float | None,
+    ) -> DraftPlan:
+        """With the first num_cache tokens of the cache draft and all of the model drafter's."""
+        chosen = None
+        if source in (DraftSource.CACHE, DraftSource.BOTH):
+            chosen = proposals.drafts.chain(row, num_cache)
+        if source in (DraftSource.CACHE, DraftSource.PLAIN):
+            return DraftPlan(source, chosen, payoff)
+        return DraftPlan(source, chosen, payoff, self._num_model_nodes, self._num_model_steps)
+
+    def _by_cost(
+        self,
+        allocator: StepAllocator,
+        requests: Sequence[_Request],
+        proposals: Proposals,
+        payoffs: Sequence[float | None],
+    ) -> list[DraftPlan]:
+        num = len(requests)
+        assert proposals.prediction is not None
+        assert proposals.model_reaches is not None
+        survival, reaches = self._survival(proposals), proposals.model_reaches
+        is_pinned = np.array([request.without_cache for request in requests])
+        found = allocator.allocate(
+            self._slots(requests),
+            DraftOdds(
+                survival,
+                self._depths_of_chains(num),
+                proposals.drafts.num_nodes[:num],
+                reaches.of_all,
+                reaches.if_cache_right,
+            ),
+            is_pinned,
+        )
+        size_of = {num_nodes: size for size, num_nodes in enumerate(allocator.model_sizes)}
+        plans = []
+        for row, (num_cache, num_model) in enumerate(
+            zip(found.num_cache.tolist(), found.num_model.tolist(), strict=True)
+        ):
+            request = requests[row]
+            chosen = proposals.drafts.chain(row, num_cache) if num_cache else None
+            request.cache_expected = float(survival[row, :num_cache].sum())
+            if not num_model:
+                source = DraftSource.PLAIN if chosen is None else DraftSource.CACHE
+                plans.append(DraftPlan(source, chosen, payoffs[row]))
+                continue
+            source = DraftSource.MODEL if chosen is None else DraftSource.BOTH
+            num_steps = min(found.num_steps, num_model)
+            request.model_expected = float(
+                reaches.of_all[row, size_of[num_model], :num_steps].sum()
+            )
+            plans.append(DraftPlan(source, chosen, payoffs[row], num_model, num_steps))
+        return plans
+
+    def _survival(self, proposals: Proposals) -> npt.NDArray[np.float32]:
+        """Of each cache draft; what the votes say themselves where the predictor is not heeded."""
+        assert proposals.prediction is not None
+        survival = proposals.prediction.survival
+        assert survival is not None, "checked when the predictor was taken"
+        if self._calibration is None or not self._calibration.has_fallback:
+            return survival
+        num, longest = proposals.num_requests, min(proposals.drafts.probs.shape[1], MAX_DRAFT_LEN)
+        is_off = np.array(self._calibration.is_fallback(proposals.drafts, num))
+        survival = survival.copy()
+        survival[is_off, :longest] = proposals.drafts.probs[:num][is_off, :longest]
+        return survival
+
+    def _depths_of_chains(self, num_requests: int) -> npt.NDArray[np.int32]:
+        if len(self._depths) < num_requests:
+            depths = np.arange(1, MAX_DRAFT_LEN + 1, dtype=np.int32)
+            self._depths = np.tile(depths, (2 * num_requests, 1))
+        return self._depths[:num_requests]
+
+    def _observe(
+        self,
+        requests: Sequence[_Request],
+        outcomes: Sequence[VerifyOutcome],
+        cache_accepted: Sequence[int | None],
+    ) -> None:
         if self._model_payoff is None and self._calibration is None:
             return
         # Requests that never verify cache drafts tell nothing of those that do.
-        told = [
-            (request, outcome)
-            for request, outcome in zip(requests, outcomes, strict=True)
-            if not request.without_cache
-        ]
-        slots = self._slots(request for request, _ in told)
-        token_ids = [outcome.token_ids for _, outcome in told]
-
-        def accepted_of(source: DraftSource) -> list[int | None]:
-            return [
-                outcome.num_accepted_drafts if request.planned is source else None
-                for request, outcome in told
-            ]
-
+        told = [row for row, request in enumerate(requests) if not request.without_cache]
+        slots = self._slots(requests[row] for row in told)
+        token_ids = [outcomes[row].token_ids for row in told]
+        is_cut = self._allocator is not None
         if self._model_payoff is not None:
-            self._model_payoff.observe(slots, token_ids, accepted_of(DraftSource.MODEL))
+            of_model = [_model_verified(requests[row], outcomes[row], is_cut) for row in told]
+            self._model_payoff.observe(slots, token_ids, of_model)
         if self._calibration is not None:
-            cache_accepted = accepted_of(DraftSource.CACHE)
-            for change in self._calibration.observe(slots, token_ids, cache_accepted):
+            of_cache = [_cache_verified(requests[row], cache_accepted[row], is_cut) for row in told]
+            for change in self._calibration.observe(slots, token_ids, of_cache):
                 _log(change)
+
+
+def _cache_accepted(request: _Request, outcome: VerifyOutcome) -> int | None:
+    """Tokens of the cache draft that were right; None if it was not verified."""
+    plan = request.planned
+    assert plan is not None, "a cycle must be planned before it is committed"
+    if plan.cache_draft is None:
+        return None
+    if plan.source is DraftSource.CACHE:
+        return outcome.num_accepted_drafts
+    num = min(plan.cache_draft.num_tokens, len(outcome.token_ids))
+    agrees = plan.cache_draft.token_ids[:num] == np.asarray(outcome.token_ids[:num])
+    return num if agrees.all() else int(agrees.argmin())
+
+
+def _cache_verified(
+    request: _Request, num_accepted: int | None, is_cut: bool
+) -> VerifiedCacheDraft | int | None:
+    if num_accepted is None or not is_cut:
+        return num_accepted
+    assert request.planned is not None
+    assert request.planned.cache_draft is not None
+    return VerifiedCacheDraft(
+        num_accepted, request.planned.cache_draft.num_tokens, request.cache_expected
+    )
+
+
+def _model_verified(
+    request: _Request, outcome: VerifyOutcome, is_cut: bool
+) -> VerifiedModelDraft | int | None:
+    plan = request.planned
+    assert plan is not None
+    if plan.num_model_nodes == 0:
+        return None
+    num_accepted: int | None = outcome.num_accepted_drafts
+    if plan.source is DraftSource.BOTH:
+        num_accepted = outcome.num_model_accepted
+    if num_accepted is None or not is_cut:
+        return num_accepted
+    return VerifiedModelDraft(
+        num_accepted, plan.num_model_nodes, plan.num_model_steps, request.model_expected
+    )
+
+
+def _check_distribution(predictor: PayoffPredictor) -> None:
+    if predictor.kind != "survival":
+        raise ValueError(
+            f"the allocate policy needs a predictor of distributions, got one of kind "
+            f"{predictor.kind}: use policy payoff with it"
+        )
 
 
 def _log(change: FallbackChange) -> None:
@@ -449,28 +619,3 @@ def _log(change: FallbackChange) -> None:
         if change.is_fallback
         else "The predictor is right again and decides on them",
     )
-
-
-def _record(request: _Request, outcome: VerifyOutcome) -> None:
-    stats, accepted = request.stats, outcome.num_accepted_drafts
-    target_tokens = stats.num_target_tokens + outcome.num_target_tokens
-    match request.planned:
-        case DraftSource.CACHE:
-            request.stats = replace(
-                stats,
-                num_cache_cycles=stats.num_cache_cycles + 1,
-                num_cache_accepted_drafts=stats.num_cache_accepted_drafts + accepted,
-                num_target_tokens=target_tokens,
-            )
-        case DraftSource.MODEL:
-            request.stats = replace(
-                stats,
-                num_model_cycles=stats.num_model_cycles + 1,
-                num_model_accepted_drafts=stats.num_model_accepted_drafts + accepted,
-                num_target_tokens=target_tokens,
-            )
-        case DraftSource.PLAIN:
-            request.stats = replace(
-                stats, num_plain_cycles=stats.num_plain_cycles + 1, num_target_tokens=target_tokens
-            )
-    request.planned = None

@@ -18,6 +18,7 @@ class DraftSource(enum.Enum):
 
     CACHE = "cache"  # the cache draft
     MODEL = "model"  # the model drafter's draft
+    BOTH = "both"  # both in one tree: the longer accepted path counts
     PLAIN = "plain"  # nothing: the target model decodes one token
 
 
@@ -45,14 +46,18 @@ class CacheDraft:
 class DraftPlan:
     """What one request verifies in its next cycle.
 
-    cache_draft: the draft to verify when source is CACHE, else None.
+    cache_draft: the draft to verify when source is CACHE or BOTH, else None.
     payoff: predicted accepted length of the request's cache draft in tokens, bonus token not
         counted; None where nothing was predicted (no cache draft, or a policy without predictor).
+    num_model_nodes, num_model_steps: size of the model drafter's draft to verify, root not counted,
+        and the steps it comes from; 0 unless source is MODEL or BOTH.
     """
 
     source: DraftSource
     cache_draft: CacheDraft | None
     payoff: float | None
+    num_model_nodes: int = 0
+    num_model_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,12 +67,15 @@ class VerifyOutcome:
     token_ids: the tokens committed in this cycle, the bonus token included.
     num_accepted_drafts: how many of them are accepted draft tokens. All of them when the request
         ended inside its draft, else all but the bonus token.
+    num_model_accepted: how many tokens of the model drafter's draft were right, where both drafts
+        were verified and that is known; else None.
 
     Raises ValueError when the two disagree.
     """
 
     token_ids: TokenIds | Sequence[int]
     num_accepted_drafts: int
+    num_model_accepted: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_target_tokens not in (0, 1) or self.num_accepted_drafts < 0:
@@ -129,13 +137,17 @@ class DraftBatch:
             features=np.zeros((max_requests, len(MATCH_FEATURES)), np.float32),
         )
 
-    def chain(self, row: int) -> CacheDraft | None:
-        """A copy of a row that holds a chain; None where there is no draft."""
+    def chain(self, row: int, max_tokens: int | None = None) -> CacheDraft | None:
+        """A copy of a row that holds a chain, or of its first tokens; None where there is no
+        draft."""
         num_tokens = int(self.num_nodes[row])
         if num_tokens == 0:
             return None
+        match_len, score, _, origin = self.features[row, :4].tolist()
+        if max_tokens is not None and max_tokens < num_tokens:
+            num_tokens = max_tokens
+            score = float(self.probs[row, :num_tokens].sum())
         token_ids = self.token_ids[row, :num_tokens].copy()
         token_ids.flags.writeable = False
-        match_len, score, _, origin = self.features[row, :4].tolist()
         source: Literal["request", "shared"] = "shared" if origin == _SHARED else "request"
         return CacheDraft(token_ids, int(match_len), score, source)

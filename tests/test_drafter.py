@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_hvd.config import CacheMode, HvdConfig, Policy
-from sglang_hvd.drafter import HybridDrafter, RequestStats
+from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import FEATURE_NAMES, TokenClasses
+from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
 from tests.payoff.made_up import constant_survival, linear
@@ -24,7 +25,7 @@ def drafter(
     *,
     predicted: str = "draft_len",
     num_model_steps: int = 3,
-    max_cache_draft_tokens: int = 64,
+    verify_width: int = 65,
     **config: float,
 ) -> HybridDrafter:
     return HybridDrafter(
@@ -33,7 +34,8 @@ def drafter(
         predictor=linear({predicted: 1}),
         token_classes=CLASSES,
         num_model_steps=num_model_steps,
-        max_cache_draft_tokens=max_cache_draft_tokens,
+        num_model_nodes=num_model_steps,
+        verify_width=verify_width,
     )
 
 
@@ -76,7 +78,8 @@ def test_with_a_distribution_the_draft_has_to_reach_the_threshold_more_likely_th
         predictor=constant_survival(prob),
         token_classes=CLASSES,
         num_model_steps=3,
-        max_cache_draft_tokens=64,
+        num_model_nodes=3,
+        verify_width=65,
     )
     [plan] = started(made).plan(["r"])
     assert plan.source is DraftSource(source)
@@ -91,7 +94,8 @@ def test_without_a_threshold_the_better_draft_is_verified(of_model: int, source:
         predictor=linear({"draft_len": 1}),  # 3 tokens
         token_classes=CLASSES,
         num_model_steps=4,
-        max_cache_draft_tokens=64,
+        num_model_nodes=3,
+        verify_width=65,
     )
     for number in range(300):  # without a cache draft
         made.start(number, [number % 50])
@@ -115,7 +119,8 @@ def test_the_gate_compares_to_the_last_bit_and_does_not_depend_on_the_batch() ->
             predictor=linear({}, bias=payoff),
             token_classes=CLASSES,
             num_model_steps=3,
-            max_cache_draft_tokens=64,
+            num_model_nodes=3,
+            verify_width=65,
         )
         rids = list(range(num_requests))
         for rid in rids:
@@ -137,7 +142,8 @@ def test_a_confident_cache_raises_what_is_expected_of_the_model_drafter() -> Non
         predictor=constant_survival(0.9),
         token_classes=CLASSES,
         num_model_steps=3,
-        max_cache_draft_tokens=64,
+        num_model_nodes=3,
+        verify_width=65,
     )
     for number in range(400):  # 3 tokens where the cache is right, none where it is wrong
         started(made, number)
@@ -163,7 +169,8 @@ def test_the_votes_are_a_second_opinion_in_the_papers_mode() -> None:
             predictor=None,
             token_classes=CLASSES,
             num_model_steps=3,
-            max_cache_draft_tokens=8,
+            num_model_nodes=3,
+            verify_width=9,
         )
         # The paper's draft has 2 tokens, since 2 match; the votes go on.
         made.start("r", [1, 2, 3, 4, 5, 6, 7, 1, 2])
@@ -211,7 +218,7 @@ def test_model_policy_proposes_nothing() -> None:
 
 
 def test_no_cache_draft_is_longer_than_one_verification_takes() -> None:
-    [plan] = started(drafter("cache", max_cache_draft_tokens=2)).plan(["r"])
+    [plan] = started(drafter("cache", verify_width=3)).plan(["r"])
     assert drafted(plan) == [4, 5]
 
 
@@ -395,14 +402,20 @@ def test_payoff_policy_needs_predictor_and_token_classes() -> None:
                 predictor=predictor,
                 token_classes=classes,
                 num_model_steps=3,
-                max_cache_draft_tokens=8,
+                num_model_nodes=3,
+                verify_width=9,
             )
 
 
 def test_a_configuration_decides_how_the_cache_drafts() -> None:
     config = HvdConfig(policy="cache", cache_mode="paper", max_depth=3, shared_cache_tokens=0)
     made = HybridDrafter.from_config(
-        config, token_strings=[], num_model_steps=3, verify_width=32, deterministic=True
+        config,
+        token_strings=[],
+        num_model_steps=3,
+        num_model_nodes=3,
+        verify_width=32,
+        deterministic=True,
     )
     started(made)
     assert drafted(made.plan(["r"])[0]) == [4]
@@ -416,6 +429,7 @@ def test_the_verify_width_leaves_room_for_the_root() -> None:
         HvdConfig(policy="cache"),
         token_strings=[],
         num_model_steps=3,
+        num_model_nodes=2,
         verify_width=3,
         deterministic=False,
     )
@@ -427,7 +441,12 @@ def test_by_votes_a_draft_may_be_longer_than_its_match() -> None:
     for mode in get_args(CacheMode):
         config = HvdConfig(policy="cache", cache_mode=mode)
         made = HybridDrafter.from_config(
-            config, token_strings=[], num_model_steps=3, verify_width=32, deterministic=True
+            config,
+            token_strings=[],
+            num_model_steps=3,
+            num_model_nodes=3,
+            verify_width=32,
+            deterministic=True,
         )
         made.start("r", [1, 2, 3, 4, 5, 6, 7, 1, 2])
         drafts[mode] = drafted(made.plan(["r"])[0])
@@ -452,6 +471,7 @@ def test_the_shipped_predictor_makes_a_drafter() -> None:
             HvdConfig(threshold=0, cache_mode=mode),
             token_strings=["a", "b"],
             num_model_steps=3,
+            num_model_nodes=3,
             verify_width=32,
             deterministic=True,
         )

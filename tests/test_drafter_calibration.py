@@ -34,7 +34,8 @@ def drafter(
         predictor=predictor,
         token_classes=CLASSES,
         num_model_steps=3,
-        max_cache_draft_tokens=len(DRAFT),
+        num_model_nodes=3,
+        verify_width=len(DRAFT) + 1,
     )
 
 

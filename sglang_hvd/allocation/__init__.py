@@ -1,1 +1,6 @@
-"""Which draft each request verifies."""
+"""Which draft each request verifies, and how much of it."""
+
+from sglang_hvd.allocation.allocator import Allocation, DraftOdds, StepAllocator
+from sglang_hvd.allocation.costs import StepCosts
+
+__all__ = ["Allocation", "DraftOdds", "StepAllocator", "StepCosts"]

@@ -34,7 +34,8 @@ def train_predictor(
             predictor=None,
             token_classes=token_classes,
             num_model_steps=_NUM_MODEL_STEPS,
-            max_cache_draft_tokens=DEFAULT_VERIFY_WIDTH - 1,
+            num_model_nodes=_NUM_MODEL_STEPS,
+            verify_width=DEFAULT_VERIFY_WIDTH,
         )
         for trace in traces:
             cycles += replay(trace, drafter, num_model_accepted=_NUM_MODEL_ACCEPTED)

@@ -1,8 +1,19 @@
 """Payoff: how many tokens of a cache draft the target model will accept, predicted beforehand."""
 
-from sglang_hvd.payoff.calibration import FallbackChange, OnlineCalibration, OriginFigures
+from sglang_hvd.payoff.calibration import (
+    FallbackChange,
+    OnlineCalibration,
+    OriginFigures,
+    VerifiedCacheDraft,
+)
 from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
-from sglang_hvd.payoff.model_payoff import ModelFigures, ModelPayoff
+from sglang_hvd.payoff.model_payoff import (
+    SIZE_EFFECT,
+    ModelFigures,
+    ModelPayoff,
+    ModelReaches,
+    VerifiedModelDraft,
+)
 from sglang_hvd.payoff.predictor import DEFAULT_PREDICTORS, PayoffPredictor, Prediction
 from sglang_hvd.payoff.token_classes import TokenClasses
 from sglang_hvd.payoff.tracker import DraftFeatures, RequestTracker
@@ -12,14 +23,18 @@ __all__ = [
     "FEATURE_NAMES",
     "PAPER_FEATURES",
     "POSITION_FEATURES",
+    "SIZE_EFFECT",
     "DraftFeatures",
     "FallbackChange",
     "ModelFigures",
     "ModelPayoff",
+    "ModelReaches",
     "OnlineCalibration",
     "OriginFigures",
     "PayoffPredictor",
     "Prediction",
     "RequestTracker",
     "TokenClasses",
+    "VerifiedCacheDraft",
+    "VerifiedModelDraft",
 ]

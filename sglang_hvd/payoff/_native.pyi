@@ -88,5 +88,24 @@ class ModelExpectations:
         survival: _Float32 | None,
         out: _Float32,
     ) -> None: ...
-    def observe(self, slot: int, token_ids: _Int32, num_accepted: int) -> float: ...
+    def expect_sizes(
+        self,
+        slots: _Int32,
+        num_nodes: _Int32,
+        survival: _Float32 | None,
+        sizes: _Int32,
+        odds: npt.NDArray[np.float64],
+        reaches: _Float32,
+        reaches_if_right: _Float32,
+    ) -> None: ...
+    def observe(
+        self,
+        slot: int,
+        token_ids: _Int32,
+        num_accepted: int,
+        num_steps: int,
+        odds: float,
+        of_all: float,
+    ) -> None: ...
+    def expected(self, slot: int) -> tuple[float, float, float]: ...
     def probs(self) -> tuple[float, float, float, float]: ...

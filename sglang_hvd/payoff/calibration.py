@@ -76,6 +76,18 @@ class OriginFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedCacheDraft:
+    """What was verified of a cache draft, its first num_tokens tokens, and what was accepted.
+
+    expected: accepted tokens that were expected of these.
+    """
+
+    num_accepted: int
+    num_tokens: int
+    expected: float
+
+
+@dataclass(frozen=True, slots=True)
 class FallbackChange:
     """The fallback of an origin went on or off, because of these means in tokens."""
 
@@ -138,25 +150,27 @@ class OnlineCalibration:
         self,
         slots: Int32,
         token_ids: Sequence[TokenIds | Sequence[int]],
-        accepted_lens: Sequence[int | None],
+        verified: Sequence[VerifiedCacheDraft | int | None],
     ) -> list[FallbackChange]:
         """Takes in what the cycles committed; returns the fallbacks that this changed.
 
         token_ids: committed tokens.
-        accepted_lens: accepted tokens of each request's cache draft; None: it was not verified.
+        verified: of each request's cache draft; a number: so many tokens were accepted of the whole
+            of it; None: it was not verified.
         """
         changes = []
-        for slot, committed, accepted in zip(slots.tolist(), token_ids, accepted_lens, strict=True):
+        for slot, committed, draft in zip(slots.tolist(), token_ids, verified, strict=True):
             expected = _Expected(*self._expected.take(slot))
             if expected.draft_len == 0 or not len(committed):
                 continue
             state = self._states[expected.origin]
-            state.see_first_token(expected, int(committed[0]), is_verified=accepted is not None)
-            if accepted is not None:
-                state.see_verified(expected, min(accepted, MAX_DRAFT_LEN), self._depth)
-            change = state.change_fallback(
-                ORIGINS[expected.origin], is_verified=accepted is not None
-            )
+            is_verified = draft is not None
+            state.see_first_token(expected, int(committed[0]), is_verified=is_verified)
+            if draft is not None:
+                if isinstance(draft, int):
+                    draft = VerifiedCacheDraft(draft, expected.draft_len, expected.payoff)
+                state.see_verified(expected, draft, self._depth)
+            change = state.change_fallback(ORIGINS[expected.origin], is_verified=is_verified)
             if change is not None:
                 changes.append(change)
         return changes
@@ -203,16 +217,19 @@ class _State:
         if not is_verified:
             self._step(_FIRST_TOKEN_STEP * (is_right - expected.first_prob))
 
-    def see_verified(self, expected: _Expected, num_accepted: int, depth: int) -> None:
+    def see_verified(self, expected: _Expected, draft: VerifiedCacheDraft, depth: int) -> None:
         """depth: tokens of the threshold."""
+        num_accepted = min(draft.num_accepted, MAX_DRAFT_LEN)
         self.num_verified += 1
-        self.verified.add(expected.payoff, num_accepted)
+        self.verified.add(draft.expected, num_accepted)
         if math.isnan(expected.reach_prob):
             return
-        number = min(int(expected.reach_prob * NUM_BINS), NUM_BINS - 1)
-        self.bins[number].add(expected.reach_prob, num_accepted >= depth)
-        num_tokens = min(expected.draft_len, MAX_DRAFT_LEN)
-        self._step(_STEP * (num_accepted - expected.payoff) / num_tokens)
+        # A draft that was cut short of the threshold does not tell whether it would have got there.
+        if draft.num_tokens >= min(depth, expected.draft_len):
+            number = min(int(expected.reach_prob * NUM_BINS), NUM_BINS - 1)
+            self.bins[number].add(expected.reach_prob, num_accepted >= depth)
+        num_tokens = min(draft.num_tokens, MAX_DRAFT_LEN)
+        self._step(_STEP * (num_accepted - draft.expected) / num_tokens)
 
     def change_fallback(self, origin: str, *, is_verified: bool) -> FallbackChange | None:
         sums = self.verified

@@ -20,6 +20,12 @@ confident cache drafts that way, and still q_right is seen, since many drafts th
 begin right. That it is the same at every confidence is an assumption. Each probability begins at
 that of all tokens, so that a kind that is seldom seen does not keep what was assumed at the start.
 Each request has a ratio to what was expected of it.
+
+A smaller tree has fewer candidates for each token. Its tokens are right with odds lower by
+e^-SIZE_EFFECT for each halving of the nodes: EAGLE's chain of 5 brings 3.2 tokens a cycle where its
+tree of 26 nodes brings 3.9 (Li et al. 2024, EAGLE, ablation of tree attention), odds of 2.1 and 4.9
+by five equal steps. Seen wrong, a token of a smaller tree counts as that much less of an event, so
+the probabilities remain those of the full size whatever size is verified.
 """
 
 from collections.abc import Sequence
@@ -48,6 +54,9 @@ _KEPT = 0.9995
 _PRIOR_TOKENS = 16.0
 _KEPT_OF_REQUEST = 0.98
 
+# In log odds for each doubling of the nodes.
+SIZE_EFFECT = 0.35
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
@@ -67,14 +76,45 @@ class ModelFigures:
     prob_without: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelReaches:
+    """float32[num_requests, num_sizes, num_steps] each: probability that at least 1, 2, ... tokens
+    of a draft of that size are accepted, and the same where the cache draft is right up to there.
+    """
+
+    of_all: Float32
+    if_cache_right: Float32
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedModelDraft:
+    """What was verified of a model drafter's draft, and what of it was accepted.
+
+    num_accepted: tokens.
+    num_nodes: of the draft, root not included.
+    num_steps: most tokens that could be accepted.
+    expected: accepted tokens that were expected of it.
+    """
+
+    num_accepted: int
+    num_nodes: int
+    num_steps: int
+    expected: float
+
+
 class ModelPayoff:
     """start for a new request, then expect before each cycle and observe after it. Requests are
     known by slots: small numbers. Equal calls give equal results. Not thread-safe.
 
     num_steps: steps of the model drafter, the most tokens that can be accepted.
+    sizes: nodes of its draft, root not included, rising; the last is the full size, which the
+        probabilities are of. None: it drafts in one size only.
     """
 
-    def __init__(self, num_steps: int) -> None:
+    def __init__(self, num_steps: int, sizes: Sequence[int] | None = None) -> None:
+        self._num_steps = num_steps
+        self._sizes = np.array(sizes if sizes is not None else [num_steps], np.int32)
+        self._odds = np.exp(SIZE_EFFECT * np.log2(self._sizes / self._sizes[-1]))
         self._expected = ModelExpectations(
             num_steps, _PRIOR_PROB, _PRIOR_WEIGHT, _KEPT, _PRIOR_TOKENS, _KEPT_OF_REQUEST
         )
@@ -96,22 +136,50 @@ class ModelPayoff:
         self._expected.expect(slots, drafts.token_ids, drafts.num_nodes, survival, out)
         return out
 
+    def expect_sizes(
+        self, slots: Int32, drafts: DraftBatch, survival: Float32 | None
+    ) -> ModelReaches:
+        """What is expected of each size of each request's model draft, token by token. The slots,
+        drafts and survival are those that expect was given before."""
+        shape = (len(slots), len(self._sizes), self._num_steps)
+        reaches = ModelReaches(np.empty(shape, np.float32), np.empty(shape, np.float32))
+        self._expected.expect_sizes(
+            slots,
+            drafts.num_nodes,
+            survival,
+            self._sizes,
+            self._odds,
+            reaches.of_all,
+            reaches.if_cache_right,
+        )
+        return reaches
+
     def observe(
         self,
         slots: Int32,
         token_ids: Sequence[TokenIds | Sequence[int]],
-        accepted_lens: Sequence[int | None],
+        verified: Sequence[VerifiedModelDraft | int | None],
     ) -> None:
         """Takes in what the cycles committed.
 
         token_ids: committed tokens.
-        accepted_lens: accepted tokens of each request's model draft; None: it was not verified.
+        verified: of each request's model draft; a number: so many tokens were accepted of one in
+            the full size; None: it was not verified.
         """
-        for slot, committed, accepted in zip(slots.tolist(), token_ids, accepted_lens, strict=True):
-            if accepted is None:
+        for slot, committed, draft in zip(slots.tolist(), token_ids, verified, strict=True):
+            if draft is None:
                 continue
+            expected, of_all, ratio = self._expected.expected(slot)
+            num_steps, odds = self._num_steps, 1.0
+            if isinstance(draft, VerifiedModelDraft):
+                num_steps = min(draft.num_steps, draft.num_nodes)
+                odds = float(np.exp(SIZE_EFFECT * np.log2(draft.num_nodes / self._sizes[-1])))
+                expected, of_all = draft.expected, draft.expected / ratio
+                accepted = draft.num_accepted
+            else:
+                accepted = draft
             tokens = np.ascontiguousarray(committed, np.int32)
-            expected = self._expected.observe(slot, tokens, accepted)
+            self._expected.observe(slot, tokens, accepted, num_steps, odds, of_all)
             self._num_verified += 1
             self._reliability.add(expected, accepted)
 

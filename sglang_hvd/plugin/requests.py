@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sglang_hvd.drafter import HybridDrafter, RequestStats
+from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.host_transfer import HostCopy
 from sglang_hvd.plugin.recording import RequestRecorder
+from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.types import DraftPlan, DraftSource, TokenIds, VerifyOutcome
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.config import HvdConfig
+from sglang_hvd.payoff import SIZE_EFFECT
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 
@@ -38,6 +39,7 @@ class ModelDrafter:
         those with the paper's three models (appendix C: 3.2, 2.2 and 0.8).
     odds_ratio: None: exactly mean_accepted tokens in each cycle, which is then a whole number.
     num_steps: the most tokens that are accepted in a cycle; 8 is the paper's (table 7).
+    num_nodes: of the full tree, root not counted.
 
     Raises ValueError for a strength that cannot be.
     """
@@ -45,6 +47,7 @@ class ModelDrafter:
     mean_accepted: float = 2.0
     odds_ratio: float | None = None
     num_steps: int = 8
+    num_nodes: int = 31
 
     def __post_init__(self) -> None:
         if not 0 <= self.mean_accepted < self.num_steps:
@@ -64,12 +67,21 @@ class ModelDrafter:
         traces: a recording, in order.
         config: of the cache that odds_ratio is about.
         """
+        return self.accepted_by_size(traces, config, [self.num_nodes])[self.num_nodes]
+
+    def accepted_by_size(
+        self, traces: Sequence[Trace], config: HvdConfig, sizes: Sequence[int]
+    ) -> dict[int, list[Int32]]:
+        """The same for trees of these numbers of nodes, root not counted."""
         if self.odds_ratio is None:
             num = int(self.mean_accepted)
-            return [np.full(len(trace.output_ids), num, np.int32) for trace in traces]
+            return {
+                size: [np.full(len(t.output_ids), min(num, size), np.int32) for t in traces]
+                for size in sizes
+            }
         lengths = [len(trace.output_ids) for trace in traces]
         if not sum(lengths):
-            return [np.zeros(0, np.int32) for _ in traces]
+            return {size: [np.zeros(0, np.int32) for _ in traces] for size in sizes}
         is_copied = np.zeros(sum(lengths), np.bool_)
         if self.odds_ratio != 1:
             is_copied = np.concatenate(_copied(traces, config))
@@ -82,8 +94,13 @@ class ModelDrafter:
                 high = middle
             else:
                 low = middle
-        accepted = self._accepted(draws, is_copied, lengths, low)
-        return np.split(accepted, np.cumsum(lengths)[:-1])
+        ends = np.cumsum(lengths)[:-1]
+        by_size = {}
+        for size in sizes:
+            log_odds = low + SIZE_EFFECT * np.log2(size / self.num_nodes)
+            accepted = self._accepted(draws, is_copied, lengths, log_odds)
+            by_size[size] = np.split(np.minimum(accepted, np.int32(size)), ends)
+        return by_size
 
     def _accepted(
         self,

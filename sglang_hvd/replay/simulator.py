@@ -53,7 +53,8 @@ class CycleTotals:
     """Counts over cycles.
 
     num_tokens: generated in the cycles; the token that prefill generates is not among them.
-    num_drafted, num_cache: cycles that verified a draft, and those whose draft was the cache's.
+    num_drafted, num_cache, num_both: cycles that verified a draft, those that verified the cache's
+        alone, and those that verified both.
     num_accepted: accepted draft tokens.
     """
 
@@ -61,6 +62,7 @@ class CycleTotals:
     num_tokens: int = 0
     num_drafted: int = 0
     num_cache: int = 0
+    num_both: int = 0
     num_accepted: int = 0
 
     def __add__(self, other: "CycleTotals") -> "CycleTotals":
@@ -69,6 +71,7 @@ class CycleTotals:
             self.num_tokens + other.num_tokens,
             self.num_drafted + other.num_drafted,
             self.num_cache + other.num_cache,
+            self.num_both + other.num_both,
             self.num_accepted + other.num_accepted,
         )
 
@@ -89,7 +92,7 @@ class CycleTotals:
 
     @property
     def num_model(self) -> int:
-        """Cycles that verified the model drafter's draft."""
+        """Cycles that verified the model drafter's draft, alone or with the cache's."""
         return self.num_drafted - self.num_cache
 
 
@@ -124,15 +127,15 @@ def replay(
         [plan] = drafter.allocate([trace], proposals)
         rest = output_ids[position:]
         draft_len = int(proposals.drafts.num_nodes[0])
-        accepted_len = _num_agreeing(proposals.drafts.token_ids[0, :draft_len], rest)
-        outcome = _verify(plan, rest, accepted_len, of_model[position])
+        accepted_len = num_agreeing(proposals.drafts.token_ids[0, :draft_len], rest)
+        outcome = verify(plan, rest, accepted_len, of_model[position])
         drafter.commit([trace], [outcome])
         draft = None
         if proposals.features is not None and draft_len > 0:
             draft = ReplayedDraft(
                 draft_len,
                 accepted_len,
-                plan.source is DraftSource.CACHE,
+                plan.cache_draft is not None,
                 proposals.features.features[0].copy(),
                 proposals.features.positions[0, :, :draft_len].T.copy(),
             )
@@ -170,6 +173,7 @@ def count_cycles(cycles: Iterable[ReplayedCycle]) -> CycleTotals:
                 num_tokens=len(cycle.outcome.token_ids),
                 num_drafted=int(cycle.plan.source is not DraftSource.PLAIN),
                 num_cache=int(cycle.plan.source is DraftSource.CACHE),
+                num_both=int(cycle.plan.source is DraftSource.BOTH),
                 num_accepted=cycle.outcome.num_accepted_drafts,
             )
             for cycle in cycles
@@ -178,21 +182,30 @@ def count_cycles(cycles: Iterable[ReplayedCycle]) -> CycleTotals:
     )
 
 
-def _num_agreeing(draft_ids: TokenIds, rest: TokenIds) -> int:
+def num_agreeing(draft_ids: TokenIds, rest: TokenIds) -> int:
     """The label: leading draft tokens that agree with the recorded continuation."""
     length = min(len(draft_ids), len(rest))
     agrees = draft_ids[:length] == rest[:length]
     return length if agrees.all() else int(agrees.argmin())
 
 
-def _verify(
-    plan: DraftPlan, rest: TokenIds, accepted_len: int, num_model_accepted: int
+def verify(
+    plan: DraftPlan, rest: TokenIds, num_cache_accepted: int, num_model_accepted: int
 ) -> VerifyOutcome:
-    match plan.source:
-        case DraftSource.CACHE:
-            num_accepted = accepted_len
-        case DraftSource.MODEL:
-            num_accepted = min(num_model_accepted, len(rest))
-        case DraftSource.PLAIN:
-            num_accepted = 0
-    return VerifyOutcome(rest[: num_accepted + 1], num_accepted)
+    """What the target makes of a cycle.
+
+    rest: of the recording, from the cycle's start.
+    num_cache_accepted, num_model_accepted: tokens of the cache draft and of the model drafter's
+        that agree with the recording.
+    """
+    of_cache = of_model = 0
+    if plan.cache_draft is not None:
+        of_cache = min(num_cache_accepted, plan.cache_draft.num_tokens)
+    if plan.source in (DraftSource.MODEL, DraftSource.BOTH):
+        of_model = min(num_model_accepted, len(rest))
+    num_accepted = max(of_cache, of_model)
+    return VerifyOutcome(
+        rest[: num_accepted + 1],
+        num_accepted,
+        of_model if plan.source is DraftSource.BOTH else None,
+    )

@@ -141,7 +141,7 @@ def walk_recording(
         )
     config = settings.config
     predictor = None
-    if config.policy == "payoff":
+    if config.predicts:
         if settings.predictor is not None:
             config = config.model_copy(update={"predictor": settings.predictor})
         predictor = PayoffPredictor.of_config(config)
@@ -151,7 +151,8 @@ def walk_recording(
         predictor=predictor,
         token_classes=vocabulary.token_classes,
         num_model_steps=settings.model_drafter.num_steps,
-        max_cache_draft_tokens=DEFAULT_VERIFY_WIDTH - 1,
+        num_model_nodes=settings.model_drafter.num_steps,
+        verify_width=max(settings.draft_limits) + 1,
     )
     fingerprints = session_fingerprints(traces)
     cycles: dict[str, list[ReplayedCycle]] = {session: [] for session in fingerprints}

@@ -269,6 +269,31 @@ void expect_model(ModelExpectations& expectations, const Input<std::int32_t, 1>&
     }
 }
 
+void expect_model_sizes(ModelExpectations& expectations, const Input<std::int32_t, 1>& slots,
+                        const Input<std::int32_t, 1>& num_nodes, const Survival& survival,
+                        const Input<std::int32_t, 1>& sizes, const Input<double, 1>& odds,
+                        const Output<float, 3>& reaches, const Output<float, 3>& reaches_if_right) {
+    const std::size_t num = slots.size(), num_sizes = sizes.size(), num_steps = reaches.shape(2);
+    require(num_nodes.size() >= num && odds.size() == num_sizes, "one length per request, one odds per size");
+    require(!survival || (survival->shape(0) >= num && survival->shape(1) == kMaxDepth),
+            "survival needs one row per request");
+    for (const auto* out : {&reaches, &reaches_if_right})
+        require(out->shape(0) >= num && out->shape(1) == num_sizes && out->shape(2) == num_steps,
+                "results need one entry per request, size and step");
+    const TokenProbs probs = expectations.probs();
+    for (std::size_t i = 0; i < num; ++i) {
+        const int slot = slots.data()[i];
+        require(expectations.has(slot), "a slot was not started");
+        const float* row = survival ? survival->data() + i * kMaxDepth : nullptr;
+        for (std::size_t size = 0; size < num_sizes; ++size) {
+            const std::size_t first = (i * num_sizes + size) * num_steps;
+            reaches_of_model(probs, static_cast<int>(num_steps), num_nodes.data()[i], row,
+                             expectations.at(slot).ratio, {sizes.data()[size], odds.data()[size]},
+                             reaches.data() + first, reaches_if_right.data() + first);
+        }
+    }
+}
+
 }  // namespace
 }  // namespace sglang_hvd
 
@@ -329,12 +354,19 @@ NB_MODULE(_native, m) {
         .def("start", &ModelExpectations::start, "slot"_a)
         .def("expect", &expect_model, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
              "num_nodes"_a.noconvert(), "survival"_a.noconvert().none(), "out"_a.noconvert())
+        .def("expect_sizes", &expect_model_sizes, "slots"_a.noconvert(), "num_nodes"_a.noconvert(),
+             "survival"_a.noconvert().none(), "sizes"_a.noconvert(), "odds"_a.noconvert(),
+             "reaches"_a.noconvert(), "reaches_if_right"_a.noconvert())
         .def("observe", [](ModelExpectations& expectations, int slot, const Input<std::int32_t, 1>& tokens,
-                           int num_accepted) {
+                           int num_accepted, int num_steps, double odds, double of_all) {
             require(expectations.has(slot), "a slot was not started");
-            expectations.observe(slot, {tokens.data(), tokens.size()}, num_accepted);
-            return expectations.at(slot).expected;
-        }, "slot"_a, "token_ids"_a.noconvert(), "num_accepted"_a)
+            expectations.observe(slot, {tokens.data(), tokens.size()}, num_accepted, num_steps, odds, of_all);
+        }, "slot"_a, "token_ids"_a.noconvert(), "num_accepted"_a, "num_steps"_a, "odds"_a, "of_all"_a)
+        .def("expected", [](ModelExpectations& expectations, int slot) {
+            require(expectations.has(slot), "a slot was not started");
+            const ModelExpectation& of_slot = expectations.at(slot);
+            return std::tuple(of_slot.expected, of_slot.of_all, of_slot.ratio);
+        }, "slot"_a)
         .def("probs", [](const ModelExpectations& expectations) {
             const TokenProbs p = expectations.probs();
             return std::tuple(p[kCacheRight], p[kCacheWrong], p[kAfterCache], p[kWithoutCache]);

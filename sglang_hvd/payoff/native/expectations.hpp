@@ -109,6 +109,40 @@ inline double expected_of_model(const TokenProbs& probs, int num_steps, int draf
     return sum;
 }
 
+// The model drafter's draft in one size.
+struct DraftSize {
+    std::int32_t num_nodes;
+    double odds;  // that a token is right, over those in the size that the probabilities are of
+};
+
+// What expected_of_model sums up, token by token: out[s] is the probability that more than s tokens
+// are accepted, right[s] the same where the cache draft is right up to there. ratio: of the request.
+inline void reaches_of_model(const TokenProbs& probs, int num_steps, int draft_len, const float* survival,
+                             double ratio, DraftSize size, float* out, float* right) {
+    const bool has_cache = draft_len > 0 && survival != nullptr;
+    const double if_right = probs[kCacheRight];
+    double cache_right = 1, model_right = 1, alone = 0, before = 1, reach = 1, reach_right = 1;
+    for (int step = 0; step < num_steps; ++step) {
+        double all = before * probs[kWithoutCache];
+        if (has_cache) {
+            const double next = step < std::min(draft_len, kMaxDepth) ? survival[step] : 0;
+            alone = alone * probs[kAfterCache] +
+                    model_right * (cache_right - next) * probs[step < draft_len ? kCacheWrong : kAfterCache];
+            model_right *= if_right;
+            cache_right = next;
+            all = model_right * cache_right + alone;
+        }
+        const double prob = before > 0 ? std::min(all / before, 1.0) : 0;
+        before = all;
+        const auto smaller = [&](double p) { return p * size.odds / (1 + p * (size.odds - 1)); };
+        const bool fits = step < size.num_nodes;  // no tree is deeper than it has nodes
+        reach = fits ? reach * smaller(prob) : 0;
+        reach_right = fits ? reach_right * smaller(if_right) : 0;
+        out[step] = static_cast<float>(std::min(reach * ratio, 1.0));
+        right[step] = static_cast<float>(std::min(reach_right * ratio, 1.0));
+    }
+}
+
 // Of the model drafter's draft.
 struct ModelExpectation {
     std::vector<std::int32_t> cache_draft;
@@ -145,25 +179,31 @@ public:
         return static_cast<float>(of_slot.expected);
     }
 
-    // Takes in a cycle that verified the model drafter's draft.
-    void observe(int slot, std::span<const std::int32_t> committed, int num_accepted) {
+    // Takes in a cycle that verified the model drafter's draft, of so many steps. odds: of its size.
+    // of_all: accepted tokens expected of that size and number of steps, without the request's ratio.
+    void observe(int slot, std::span<const std::int32_t> committed, int num_accepted, int num_steps,
+                 double odds, double of_all) {
         ModelExpectation& of_slot = at(slot);
         const std::vector<std::int32_t>& draft = of_slot.cache_draft;
         std::size_t agreeing = 0;
         while (agreeing < std::min(draft.size(), committed.size()) && draft[agreeing] == committed[agreeing])
             ++agreeing;
         // The accepted ones, and the one that was not, if a step was left for it and the text went on.
-        const auto num_tokens = std::min<std::size_t>(committed.size(), static_cast<std::size_t>(num_steps_));
+        const auto num_tokens = std::min({committed.size(), static_cast<std::size_t>(num_steps),
+                                          static_cast<std::size_t>(num_accepted) + 1});
         for (std::size_t token = 0; token < num_tokens; ++token) {
             Beside beside = kAfterCache;
             if (draft.empty()) beside = kWithoutCache;
             else if (token < agreeing) beside = kCacheRight;
             else if (token == agreeing && token < draft.size()) beside = kCacheWrong;
-            right_[beside] = right_[beside] * kept_ + (static_cast<int>(token) < num_accepted);
-            seen_[beside] = seen_[beside] * kept_ + 1;
+            // A wrong token of a draft with lower odds counts that much less: right over wrong are
+            // then the odds of the full size.
+            const bool is_right = static_cast<int>(token) < num_accepted;
+            right_[beside] = right_[beside] * kept_ + is_right;
+            seen_[beside] = seen_[beside] * kept_ + (is_right ? 1 : odds);
         }
         of_slot.came = of_slot.came * kept_of_request_ + num_accepted;
-        of_slot.foreseen = of_slot.foreseen * kept_of_request_ + of_slot.of_all;
+        of_slot.foreseen = of_slot.foreseen * kept_of_request_ + of_all;
         of_slot.ratio = (of_slot.came + weight_of_request_) / (of_slot.foreseen + weight_of_request_);
     }
 

@@ -1,0 +1,29 @@
+import numpy as np
+import numpy.typing as npt
+
+_Int32 = npt.NDArray[np.int32]
+_Float32 = npt.NDArray[np.float32]
+_Float64 = npt.NDArray[np.float64]
+
+class Allocator:
+    def allocate(
+        self,
+        probs: _Float32,
+        depths: _Int32,
+        num_nodes: _Int32,
+        sizes: _Int32,
+        reaches: _Float32,
+        reaches_if_right: _Float32,
+        values: _Float64,
+        price: float,
+        widths: _Int32,
+        step_ms: _Float64,
+        num_steps: _Int32,
+        draft_ms: _Float64,
+        num_pinned: int,
+        must_draft: int,
+        min_width: int,
+        min_steps: int,
+        num_cache: _Int32,
+        model_size: _Int32,
+    ) -> tuple[int, int, float]: ...

@@ -1,0 +1,220 @@
+"""Policy `allocate`: the drafts of a step by what they bring and what they cost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_hvd.allocation._native import Allocator as _Allocator
+from sglang_hvd.allocation.costs import Float64, StepCosts
+from sglang_hvd.allocation.pace import Int32, Pace
+
+Float32 = npt.NDArray[np.float32]
+
+# Once in so many steps the model drafter is looked at if it was not in any of them, and a draft is
+# verified if none was: what is expected of them could be wrong.
+_LOOK_AFTER = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftOdds:
+    """What is expected of each request's drafts. Row i belongs to request i.
+
+    probs: float32[num_requests, max_nodes], probability that a node of the cache draft is accepted,
+        the most probable first; after its parent.
+    depths: int32, same shape, from 1.
+    num_nodes: int32[num_requests], 0 without a cache draft.
+    reaches: float32[num_requests, num_sizes, num_steps], probability that at least 1, 2, ... tokens
+        of the model drafter's draft are accepted, by its size.
+    reaches_if_right: same shape; likewise, where the cache draft is right up to there.
+    """
+
+    probs: Float32
+    depths: Int32
+    num_nodes: Int32
+    reaches: Float32
+    reaches_if_right: Float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Allocation:
+    """The drafts of one step.
+
+    num_cache: int32[num_requests], first nodes of each cache draft to verify.
+    num_model: int32[num_requests], nodes of the model drafter's draft to verify.
+    num_steps: of the model drafter, where any request drafts with it.
+    width: nodes that the step verifies per request, root included.
+    """
+
+    num_cache: Int32
+    num_model: Int32
+    num_steps: int
+    width: int
+
+
+class StepAllocator:
+    """start for a new request, then allocate before each step and observe after it. Requests are
+    known by slots: small numbers. Equal calls give equal results. Not thread-safe.
+
+    costs: of the machine.
+    widths: nodes per request that a step can verify, root included.
+    model_sizes: nodes of the model drafter's draft, root not included.
+    num_steps: of the model drafter.
+    drafts_for_all: the model drafter runs for all requests of a step or for none.
+
+    Raises ValueError where they do not fit each other.
+    """
+
+    def __init__(
+        self,
+        costs: StepCosts,
+        *,
+        widths: Sequence[int],
+        model_sizes: Sequence[int],
+        num_steps: Sequence[int],
+        drafts_for_all: bool = False,
+    ) -> None:
+        for name, values in (
+            ("widths", widths),
+            ("model_sizes", model_sizes),
+            ("num_steps", num_steps),
+        ):
+            if not values or values[0] < 1 or any(np.diff(values) < 1):
+                raise ValueError(f"{name} must rise from 1 or more, got {tuple(values)}")
+        if model_sizes[-1] >= widths[-1]:
+            raise ValueError(
+                f"the widest verification, {widths[-1]} nodes, has no room for a root and "
+                f"{model_sizes[-1]} nodes of the model drafter"
+            )
+        self._costs = costs
+        self._widths = np.array(widths, np.int32)
+        self._model_sizes = np.array(model_sizes, np.int32)
+        self._num_steps = np.array(num_steps, np.int32)
+        self._drafts_for_all = drafts_for_all
+        self._native = _Allocator()
+        self._pace = Pace()
+        self._of_batch: dict[int, tuple[Float64, Float64]] = {}
+        self._steps_without_model = self._steps_without_draft = 0
+
+    @property
+    def model_sizes(self) -> Sequence[int]:
+        """Nodes of the model drafter's draft, root not included, rising."""
+        return tuple(self._model_sizes.tolist())
+
+    @property
+    def num_steps(self) -> Sequence[int]:
+        """Of the model drafter, rising."""
+        return tuple(self._num_steps.tolist())
+
+    def start(self, slot: int) -> None:
+        """A new request has this slot."""
+        self._pace.start(slot)
+
+    def allocate(
+        self, slots: Int32, odds: DraftOdds, is_pinned: npt.NDArray[np.bool_] | None = None
+    ) -> Allocation:
+        """The drafts that make most progress in their time.
+
+        slots: int32[num_requests]; row i of the odds belongs to slots[i].
+        is_pinned: bool[num_requests], requests that verify the model drafter's largest draft alone,
+            whatever it brings; None: none does.
+        """
+        num_requests = len(slots)
+        step_ms, draft_ms = self._costs_of(num_requests)
+        price = self._pace.price(num_requests, float(step_ms[0]))
+        num_cache = np.zeros(num_requests, np.int32)
+        size = np.full(num_requests, -1, np.int32)
+        if is_pinned is None or not is_pinned.any():
+            looks_at_model, min_width = self._look(num_requests)
+            width, steps, _ = self._native.allocate(
+                odds.probs,
+                odds.depths,
+                odds.num_nodes,
+                self._model_sizes,
+                odds.reaches,
+                odds.reaches_if_right,
+                self._pace.token_values(slots),
+                price,
+                self._widths,
+                step_ms,
+                self._num_steps,
+                draft_ms,
+                0,
+                looks_at_model,
+                min_width,
+                0,
+                num_cache,
+                size,
+            )
+        else:
+            free = np.flatnonzero(~is_pinned)
+            cache_of_free, size_of_free = num_cache[free], size[free]
+            width, steps, _ = self._native.allocate(
+                odds.probs[free],
+                odds.depths[free],
+                odds.num_nodes[free],
+                self._model_sizes,
+                odds.reaches[free],
+                odds.reaches_if_right[free],
+                self._pace.token_values(slots[free]),
+                price,
+                self._widths,
+                step_ms,
+                self._num_steps,
+                draft_ms,
+                num_requests - len(free),
+                -1,
+                self._place_of_width(int(self._model_sizes[-1])),
+                len(self._num_steps) - 1,
+                cache_of_free,
+                size_of_free,
+            )
+            num_cache[free], size[free] = cache_of_free, size_of_free
+            size[is_pinned] = len(self._model_sizes) - 1
+        num_model = np.where(size < 0, 0, self._model_sizes[size]).astype(np.int32)
+        num_drafting = int((size >= 0).sum())
+        self._steps_without_model = 0 if num_drafting else self._steps_without_model + 1
+        has_draft = num_drafting > 0 or bool(num_cache.any())
+        self._steps_without_draft = 0 if has_draft else self._steps_without_draft + 1
+        # The width may hold more than was found for it, where the next narrower one holds it too.
+        used = int((num_cache + num_model).max(initial=0))
+        width = self._place_of_width(used)
+        self._pace.see_step(float(step_ms[width] + draft_ms[steps, num_drafting]))
+        return Allocation(
+            num_cache, num_model, int(self._num_steps[steps]), int(self._widths[width])
+        )
+
+    def observe(self, slots: Int32, num_tokens: Int32) -> None:
+        """Takes in how many tokens the step committed for each request: int32[num_requests]."""
+        self._pace.see_tokens(slots, num_tokens)
+
+    def _costs_of(self, num_requests: int) -> tuple[Float64, Float64]:
+        """By width, and by number of steps and of requests that draft."""
+        found = self._of_batch.get(num_requests)
+        if found is None:
+            widths = self._widths.tolist()
+            step_ms = self._costs.verify_ms(num_requests, widths)
+            step_ms = step_ms + self._costs.draft_extend_ms(num_requests, widths)
+            drafting = [
+                num_requests if self._drafts_for_all and num else num
+                for num in range(num_requests + 1)
+            ]
+            draft_ms = np.array(
+                [[self._costs.draft_ms(num, steps) for num in drafting] for steps in self.num_steps]
+            )
+            found = self._of_batch[num_requests] = step_ms, draft_ms
+        return found
+
+    def _look(self, num_requests: int) -> tuple[int, int]:
+        """A request to look at the model drafter with, or -1, and the narrowest width to allow."""
+        if self._steps_without_model >= _LOOK_AFTER:
+            looking = self._steps_without_model % num_requests
+            return looking, self._place_of_width(int(self._model_sizes[0]))
+        if self._steps_without_draft >= _LOOK_AFTER:
+            return -1, min(1, len(self._widths) - 1)
+        return -1, 0
+
+    def _place_of_width(self, num_nodes: int) -> int:
+        """Of the narrowest that has room for a root and so many nodes."""
+        return int(np.searchsorted(self._widths, num_nodes + 1))

@@ -1,0 +1,127 @@
+"""What the parts of a decode step cost on one machine with one model."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+Float64 = npt.NDArray[np.float64]
+
+
+class StepCosts(BaseModel):
+    """A table of times in milliseconds; between its entries lines, beyond them the last line.
+
+    about: model, machine and how the times were found, for people.
+    batch_sizes: requests, rising from 1.
+    widths: nodes that one request verifies, root included, rising from 1: a plain step.
+    verify: a step of the target model, by batch size and width.
+    draft_round: one round of the model drafter, by the number of requests that draft.
+    draft_extend: keeping the model drafter's KV cache up to date, by batch size and width.
+
+    More requests or more nodes never cost less.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    about: str
+    batch_sizes: tuple[int, ...]
+    widths: tuple[int, ...]
+    verify: tuple[tuple[float, ...], ...]
+    draft_round: tuple[float, ...]
+    draft_extend: tuple[tuple[float, ...], ...]
+
+    @model_validator(mode="after")
+    def _is_a_table(self) -> "StepCosts":
+        for name in ("batch_sizes", "widths"):
+            values = getattr(self, name)
+            if len(values) < 2 or values[0] != 1 or any(np.diff(values) < 1):
+                raise ValueError(f"{name} must rise from 1 in two or more steps")
+        shape = (len(self.batch_sizes), len(self.widths))
+        for name, wanted in (
+            ("verify", shape),
+            ("draft_round", shape[:1]),
+            ("draft_extend", shape),
+        ):
+            rows = getattr(self, name)
+            lengths = {len(row) for row in rows} if len(wanted) == 2 else set(wanted[1:])
+            if len(rows) != wanted[0] or lengths != set(wanted[1:]):
+                raise ValueError(f"{name} must have {' x '.join(map(str, wanted))} entries")
+            times = np.asarray(rows, np.float64)
+            if (times < 0).any() or any(
+                (np.diff(times, axis=axis) < 0).any() for axis in range(times.ndim)
+            ):
+                raise ValueError(f"{name} must not be negative and never fall along an axis")
+        if self.verify[0][0] <= 0:
+            raise ValueError("verify: a plain step takes time")
+        return self
+
+    @classmethod
+    def load(cls, path: Path) -> "StepCosts":
+        """Reads a YAML or JSON file. Raises ValueError in one line."""
+        try:
+            return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ValueError(f"{path}: cannot read the cost table: {error.strerror}") from None
+        except (UnicodeDecodeError, yaml.YAMLError):
+            raise ValueError(f"{path}: the cost table is no YAML or JSON") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = "".join(f"{name}: " for name in first["loc"])
+            reason = first["msg"].removeprefix("Value error, ")
+            raise ValueError(f"{path}: cost table: {where}{reason}") from None
+
+    def to_yaml(self) -> str:
+        """The file that load reads."""
+        lines = [f"about: {yaml.safe_dump(self.about, width=10_000).splitlines()[0]}"]
+        for name in ("batch_sizes", "widths", "draft_round"):
+            lines.append(f"{name}: {_row(getattr(self, name))}")
+        for name in ("verify", "draft_extend"):
+            lines.append(f"{name}:")
+            lines += [f"  - {_row(row)}" for row in getattr(self, name)]
+        return "\n".join(lines) + "\n"
+
+    def verify_ms(self, batch_size: int, widths: Sequence[int]) -> Float64:
+        """Of a step that verifies so many nodes per request: float64[num_widths]."""
+        return self._at(self._verify, batch_size, widths)
+
+    def draft_extend_ms(self, batch_size: int, widths: Sequence[int]) -> Float64:
+        """Likewise."""
+        return self._at(self._draft_extend, batch_size, widths)
+
+    def draft_ms(self, num_requests: int, num_steps: int) -> float:
+        """Of a draft of the model drafter for so many requests. Its first tokens come out of
+        draft-extend: it runs a round less than it has steps."""
+        if num_requests == 0:
+            return 0.0
+        times = np.asarray(self.draft_round, np.float64)
+        [of_round] = _interpolate(np.array([num_requests]), self.batch_sizes, times)
+        return float(of_round * (num_steps - 1))
+
+    @cached_property
+    def _verify(self) -> Float64:
+        return np.array(self.verify, np.float64)
+
+    @cached_property
+    def _draft_extend(self) -> Float64:
+        return np.array(self.draft_extend, np.float64)
+
+    def _at(self, table: Float64, batch_size: int, widths: Sequence[int]) -> Float64:
+        [row] = _interpolate(np.array([batch_size]), self.batch_sizes, table)
+        return _interpolate(np.asarray(widths), self.widths, row)
+
+
+def _interpolate(places: npt.NDArray[np.int64], knots: Sequence[int], values: Float64) -> Float64:
+    """Along the first axis of values, beyond the last knot with the last slope."""
+    found = np.asarray(knots, np.float64)
+    left = np.clip(np.searchsorted(found, places, side="right") - 1, 0, len(found) - 2)
+    share = (places - found[left]) / (found[left + 1] - found[left])
+    share = share.reshape(-1, *[1] * (values.ndim - 1))
+    return np.asarray(values[left] * (1 - share) + values[left + 1] * share)
+
+
+def _row(values: Sequence[float]) -> str:
+    return "[" + ", ".join(f"{value:g}" for value in values) + "]"

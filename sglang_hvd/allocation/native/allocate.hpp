@@ -1,0 +1,199 @@
+// Which drafts each request of a batch verifies, and how wide, so that most progress is made in the
+// time it takes. docs/allocation.md derives it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+namespace sglang_hvd {
+
+// A cache draft: its nodes, the most probable first, so that its first nodes are the draft to verify
+// with less room.
+struct CacheNodes {
+    std::span<const float> probs;
+    std::span<const std::int32_t> depths;  // from 1
+};
+
+// The model drafter's draft in one size: P(at least s + 1 tokens are accepted), of all cycles and of
+// those in which the cache draft is right so far.
+struct ModelNodes {
+    std::int32_t num_nodes;
+    const float* reaches;           // float[num_steps]
+    const float* reaches_if_right;  // float[num_steps]
+};
+
+// What both drafts are expected to bring together, the first num_cache nodes of the cache draft and
+// the model drafter's draft, for each number of steps up to max_steps: out[s] with s + 1 of them.
+//   P(either reaches d) = C(d) + M(d) - C(d) M(d | the cache draft is right)
+inline void expect_both(const CacheNodes& cache, std::size_t num_cache, const ModelNodes& model,
+                        std::size_t max_steps, std::vector<double>& by_depth, double* out) {
+    by_depth.assign(max_steps, 0);
+    double sum = 0;
+    for (std::size_t node = 0; node < num_cache; ++node) {
+        const double prob = cache.probs[node];
+        const auto depth = static_cast<std::size_t>(cache.depths[node]);
+        sum += prob;
+        if (depth <= max_steps) by_depth[depth - 1] += prob;
+    }
+    for (std::size_t step = 0; step < max_steps; ++step) {
+        const double of_cache = std::min(by_depth[step], 1.0);
+        sum += std::max(model.reaches[step] - of_cache * model.reaches_if_right[step], 0.0);
+        out[step] = sum;
+    }
+}
+
+inline double expect_cache(const CacheNodes& cache, std::size_t num_cache) {
+    double sum = 0;
+    for (std::size_t node = 0; node < num_cache; ++node) sum += cache.probs[node];
+    return sum;
+}
+
+// Times in milliseconds, of this batch.
+struct BatchCosts {
+    std::span<const std::int32_t> widths;  // nodes per request, root included, rising
+    std::span<const double> step;          // by width: what every request takes part in
+    std::span<const std::int32_t> num_steps;  // of the model drafter, to choose from, rising
+    std::span<const double> draft;            // [num_steps][all requests + 1]: by how many draft
+};
+
+struct Choice {
+    std::int32_t num_cache = 0;
+    std::int32_t model_size = -1;  // none
+};
+
+struct Allocation {
+    std::vector<Choice> choices;
+    std::size_t width = 0, steps = 0;  // places in BatchCosts
+    double expected = 0;               // accepted tokens of the whole batch
+    double score = -std::numeric_limits<double>::infinity();
+};
+
+class Allocator {
+public:
+    // cache: by request. model: [request][size], sizes rising.
+    // values: what an accepted token of each request is worth. price: of a millisecond, in the same.
+    // num_pinned: requests that are not among these and for which the model drafter runs anyway.
+    // must_draft: one of these for which it runs too; -1: none.
+    // min_width, min_steps: places in costs of the lowest that may be chosen.
+    const Allocation& allocate(std::span<const CacheNodes> cache, std::span<const ModelNodes> model,
+                               std::size_t num_sizes, std::size_t max_steps,
+                               std::span<const double> values, double price, const BatchCosts& costs,
+                               std::size_t num_pinned, std::ptrdiff_t must_draft, std::size_t min_width,
+                               std::size_t min_steps) {
+        best_.score = -std::numeric_limits<double>::infinity();
+        const std::size_t num = cache.size();
+        for (std::size_t width = min_width; width < costs.widths.size(); ++width) {
+            const auto room = static_cast<std::size_t>(costs.widths[width] - 1);
+            value_at(cache, model, num_sizes, max_steps, room, costs);
+            for (std::size_t steps = min_steps; steps < costs.num_steps.size(); ++steps) {
+                weigh(num, steps, costs.num_steps.size(), values, must_draft);
+                const double* draft_ms = costs.draft.data() + steps * (num + num_pinned + 1) + num_pinned;
+                double score = -price * costs.step[width], gained = 0, best_gain = -price * draft_ms[0];
+                std::size_t num_draft = 0;
+                for (const Gain& gain : gains_) {
+                    gained += gain.value;
+                    const auto count = static_cast<std::size_t>(&gain - gains_.data()) + 1;
+                    const double net = gained - price * draft_ms[count];
+                    if (net > best_gain || (count == 1 && must_draft >= 0 && has_model_)) {
+                        best_gain = net;
+                        num_draft = count;
+                    }
+                }
+                for (std::size_t i = 0; i < num; ++i) score += values[i] * alone_[i];
+                score += best_gain;
+                if (score > best_.score) keep(num, width, steps, costs.num_steps.size(), num_draft, cache, room, score);
+            }
+            // A wider step would only cost more.
+            if (!wants_more_) break;
+        }
+        return best_;
+    }
+
+private:
+    struct Option {
+        double expected = 0;
+        std::int32_t num_cache = 0, model_size = -1;
+    };
+    struct Gain {
+        double value;
+        std::size_t request;
+    };
+
+    // With this much room: what each request's cache draft brings alone, and with the model drafter's
+    // draft beside it in the best size.
+    void value_at(std::span<const CacheNodes> cache, std::span<const ModelNodes> model,
+                  std::size_t num_sizes, std::size_t max_steps, std::size_t room,
+                  const BatchCosts& costs) {
+        const std::size_t num = cache.size(), num_steps = costs.num_steps.size();
+        alone_.assign(num, 0);
+        with_model_.assign(num * num_steps, {});
+        by_steps_.resize(max_steps);
+        wants_more_ = has_model_ = false;
+        for (std::size_t i = 0; i < num; ++i) {
+            const std::size_t len = cache[i].probs.size();
+            alone_[i] = expect_cache(cache[i], std::min(len, room));
+            wants_more_ |= len > room;
+            for (std::size_t size = 0; size < num_sizes; ++size) {
+                const ModelNodes& of_size = model[i * num_sizes + size];
+                const auto nodes = static_cast<std::size_t>(of_size.num_nodes);
+                wants_more_ |= len + nodes > room;
+                if (nodes > room) continue;
+                has_model_ = true;
+                const std::size_t num_cache = std::min(len, room - nodes);
+                expect_both(cache[i], num_cache, of_size, max_steps, by_depth_, by_steps_.data());
+                for (std::size_t s = 0; s < num_steps; ++s) {
+                    const double expected = by_steps_[static_cast<std::size_t>(costs.num_steps[s]) - 1];
+                    Option& option = with_model_[i * num_steps + s];
+                    if (option.model_size < 0 || expected > option.expected)
+                        option = {expected, static_cast<std::int32_t>(num_cache), static_cast<std::int32_t>(size)};
+                }
+            }
+        }
+    }
+
+    // What the model drafter's draft adds for each request, most first; must_draft before all.
+    void weigh(std::size_t num, std::size_t steps, std::size_t num_steps, std::span<const double> values,
+               std::ptrdiff_t must_draft) {
+        gains_.clear();
+        for (std::size_t i = 0; i < num; ++i) {
+            const Option& option = with_model_[i * num_steps + steps];
+            if (option.model_size >= 0) gains_.push_back({values[i] * (option.expected - alone_[i]), i});
+        }
+        std::sort(gains_.begin(), gains_.end(), [&](const Gain& a, const Gain& b) {
+            const bool first = static_cast<std::ptrdiff_t>(a.request) == must_draft;
+            if (first != (static_cast<std::ptrdiff_t>(b.request) == must_draft)) return first;
+            return a.value != b.value ? a.value > b.value : a.request < b.request;
+        });
+    }
+
+    void keep(std::size_t num, std::size_t width, std::size_t steps, std::size_t num_steps, std::size_t num_draft,
+              std::span<const CacheNodes> cache, std::size_t room, double score) {
+        best_.score = score;
+        best_.width = width;
+        best_.steps = steps;
+        best_.expected = 0;
+        best_.choices.resize(num);
+        for (std::size_t i = 0; i < num; ++i) {
+            best_.choices[i] = {static_cast<std::int32_t>(std::min(cache[i].probs.size(), room)), -1};
+            best_.expected += alone_[i];
+        }
+        for (std::size_t place = 0; place < num_draft; ++place) {
+            const std::size_t i = gains_[place].request;
+            const Option& option = with_model_[i * num_steps + steps];
+            best_.choices[i] = {option.num_cache, option.model_size};
+            best_.expected += option.expected - alone_[i];
+        }
+    }
+
+    Allocation best_;
+    std::vector<double> alone_, by_depth_, by_steps_;
+    std::vector<Option> with_model_;
+    std::vector<Gain> gains_;
+    bool wants_more_ = false, has_model_ = false;
+};
+
+}  // namespace sglang_hvd

@@ -1,0 +1,116 @@
+// The Python face of allocation. Conversions and checks of shapes only.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/tuple.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <tuple>
+#include <vector>
+
+#include "allocate.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace sglang_hvd {
+namespace {
+
+template <typename T, int kDims>
+using Input = nb::ndarray<const T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
+template <typename T, int kDims>
+using Output = nb::ndarray<T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
+
+void require(bool is_true, const char* message) {
+    if (!is_true) throw std::invalid_argument(message);
+}
+
+template <typename T>
+std::span<const T> span_of(const Input<T, 1>& array) {
+    return {array.data(), array.size()};
+}
+
+// Reuses what it allocates from call to call.
+class BatchAllocator {
+public:
+    std::tuple<std::int32_t, std::int32_t, double> allocate(
+        const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths,
+        const Input<std::int32_t, 1>& num_nodes, const Input<std::int32_t, 1>& sizes,
+        const Input<float, 3>& reaches, const Input<float, 3>& reaches_if_right,
+        const Input<double, 1>& values, double price, const Input<std::int32_t, 1>& widths,
+        const Input<double, 1>& step_ms, const Input<std::int32_t, 1>& num_steps,
+        const Input<double, 2>& draft_ms, int num_pinned, int must_draft, int min_width, int min_steps,
+        const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& model_size) {
+        const std::size_t num = values.size(), num_sizes = sizes.size();
+        const std::size_t max_steps = reaches.shape(2), row = probs.shape(1);
+        require(probs.shape(0) >= num && depths.shape(0) >= num && depths.shape(1) == row &&
+                    num_nodes.size() >= num,
+                "cache drafts need one row per request");
+        require(reaches.shape(0) == num && reaches.shape(1) == num_sizes &&
+                    reaches_if_right.shape(0) == num && reaches_if_right.shape(1) == num_sizes &&
+                    reaches_if_right.shape(2) == max_steps,
+                "the model drafter needs one entry per request, size and step");
+        require(widths.size() > 0 && step_ms.size() == widths.size(), "each width needs its time");
+        require(num_steps.size() > 0 && num_pinned >= 0 && draft_ms.shape(0) == num_steps.size() &&
+                    draft_ms.shape(1) == num + static_cast<std::size_t>(num_pinned) + 1,
+                "drafting needs a time for each number of steps and requests");
+        require(must_draft < static_cast<std::ptrdiff_t>(num), "no such request");
+        require(min_width >= 0 && static_cast<std::size_t>(min_width) < widths.size() && min_steps >= 0 &&
+                    static_cast<std::size_t>(min_steps) < num_steps.size(),
+                "no such width or number of steps");
+        require(num_cache.size() == num && model_size.size() == num, "results need one row per request");
+        for (std::size_t w = 0; w < widths.size(); ++w)
+            require(widths.data()[w] > (w == 0 ? 0 : widths.data()[w - 1]), "widths must rise from 1 or more");
+        for (std::size_t s = 0; s < num_steps.size(); ++s)
+            require(num_steps.data()[s] > (s == 0 ? 0 : num_steps.data()[s - 1]) &&
+                        static_cast<std::size_t>(num_steps.data()[s]) <= max_steps,
+                    "numbers of steps must rise, from 1 to as many as are known");
+        cache_.clear();
+        model_.clear();
+        for (std::size_t i = 0; i < num; ++i) {
+            const auto len = num_nodes.data()[i];
+            require(len >= 0 && static_cast<std::size_t>(len) <= row, "a draft is longer than its row");
+            const std::span nodes(depths.data() + i * row, static_cast<std::size_t>(len));
+            for (const auto depth : nodes) require(depth >= 1, "depths are counted from 1");
+            cache_.push_back({{probs.data() + i * row, nodes.size()}, nodes});
+            for (std::size_t size = 0; size < num_sizes; ++size) {
+                const std::size_t first = (i * num_sizes + size) * max_steps;
+                require(sizes.data()[size] >= 1, "a draft has at least one node");
+                model_.push_back({sizes.data()[size], reaches.data() + first, reaches_if_right.data() + first});
+            }
+        }
+        const BatchCosts costs{span_of(widths), span_of(step_ms), span_of(num_steps),
+                               {draft_ms.data(), draft_ms.size()}};
+        const Allocation& found = allocator_.allocate(
+            cache_, model_, num_sizes, max_steps, span_of(values), price, costs,
+            static_cast<std::size_t>(num_pinned), must_draft, static_cast<std::size_t>(min_width),
+            static_cast<std::size_t>(min_steps));
+        for (std::size_t i = 0; i < num; ++i) {
+            num_cache.data()[i] = found.choices[i].num_cache;
+            model_size.data()[i] = found.choices[i].model_size;
+        }
+        return {static_cast<std::int32_t>(found.width), static_cast<std::int32_t>(found.steps),
+                found.expected};
+    }
+
+private:
+    Allocator allocator_;
+    std::vector<CacheNodes> cache_;
+    std::vector<ModelNodes> model_;
+};
+
+}  // namespace
+}  // namespace sglang_hvd
+
+NB_MODULE(_native, m) {
+    using namespace sglang_hvd;
+    nb::class_<BatchAllocator>(m, "Allocator", "See allocator.py, which names things.")
+        .def(nb::init<>())
+        .def("allocate", &BatchAllocator::allocate, "probs"_a.noconvert(), "depths"_a.noconvert(),
+             "num_nodes"_a.noconvert(), "sizes"_a.noconvert(), "reaches"_a.noconvert(),
+             "reaches_if_right"_a.noconvert(), "values"_a.noconvert(), "price"_a, "widths"_a.noconvert(),
+             "step_ms"_a.noconvert(), "num_steps"_a.noconvert(), "draft_ms"_a.noconvert(),
+             "num_pinned"_a, "must_draft"_a, "min_width"_a, "min_steps"_a, "num_cache"_a.noconvert(),
+             "model_size"_a.noconvert());
+}

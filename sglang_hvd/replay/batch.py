@@ -1,0 +1,249 @@
+"""Replays recorded sessions as a server under load serves them: so many at a time, for ever.
+
+The recording is the target model and says which draft tokens it accepts; the model drafter is drawn
+(model_drafter.py) and time comes from a table of costs. When a session ends the next one takes its
+place. A recording with fewer sessions than are served at a time is served again and again, each
+time in a namespace of its own, so no session meets the outputs of its own repetition.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_hvd.allocation import StepCosts
+from sglang_hvd.drafter import HybridDrafter, Proposals
+from sglang_hvd.payoff import ModelReaches, Prediction
+from sglang_hvd.payoff.features import MAX_DRAFT_LEN
+from sglang_hvd.replay.simulator import num_agreeing, verify
+from sglang_hvd.traces.trace import Trace
+from sglang_hvd.types import DraftPlan, DraftSource
+
+Int32 = npt.NDArray[np.int32]
+
+# Steps between the starts of two sessions, so that repetitions of one do not run side by side.
+_STAGGER = 7
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnTrace:
+    """A trace and what the model drafter has accepted in it.
+
+    accepted: int32[num_output] by size of its draft in nodes, of a cycle that starts there.
+    """
+
+    trace: Trace
+    accepted: Mapping[int, Int32]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTotals:
+    """Counts over the measured steps. Tokens that prefill generates are not among them.
+
+    num_cache, num_model, num_both: cycles by what they verified, plain ones not among them.
+    num_accepted: accepted draft tokens.
+    ms: time of the steps.
+    """
+
+    num_cycles: int = 0
+    num_tokens: int = 0
+    num_cache: int = 0
+    num_model: int = 0
+    num_both: int = 0
+    num_accepted: int = 0
+    num_steps: int = 0
+    ms: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """One request that is being served."""
+
+    drawn: DrawnTrace
+    namespace: str
+    later: list[DrawnTrace]
+    position: int = 1
+
+
+class BatchReplay:
+    """A drafter, and the engine that its plans run on.
+
+    widths: nodes per request that a step can verify, root included. A step takes the narrowest that
+        holds what was planned.
+    is_oracle: what is expected of the drafts is what the recording makes of them.
+    """
+
+    def __init__(
+        self,
+        drafter: HybridDrafter,
+        costs: StepCosts,
+        *,
+        widths: Sequence[int],
+        drafts_with_model: bool,
+        is_oracle: bool = False,
+        model_sizes: Sequence[int] = (),
+        num_model_steps: int = 1,
+    ) -> None:
+        """
+        drafts_with_model: its KV cache is kept up to date in every step.
+        model_sizes, num_model_steps: for the oracle.
+        """
+        self._drafter = drafter
+        self._costs = costs
+        self._widths = tuple(widths)
+        self._drafts_with_model = drafts_with_model
+        self._is_oracle = is_oracle
+        self._model_sizes, self._num_model_steps = tuple(model_sizes), num_model_steps
+
+    def serve(
+        self,
+        sessions: Sequence[Sequence[DrawnTrace]],
+        *,
+        earlier: Sequence[Trace] = (),
+        batch_size: int,
+        num_tokens: int,
+    ) -> ServedTotals:
+        """Serves sessions until so many tokens were generated, or as many as all sessions have,
+        after a quarter as many that are not counted.
+
+        sessions: turns in order.
+        earlier: what each namespace holds from the beginning.
+        """
+        measured = min(num_tokens, sum(_num_cycle_tokens(turns) for turns in sessions))
+        if not measured:
+            return ServedTotals()
+        waiting = self._endless(sessions, earlier)
+        running: list[_Running] = []
+        totals, num_warm = ServedTotals(), 0
+        for step in itertools.count():
+            wanted = min(batch_size, 1 + step // _STAGGER)
+            while len(running) < wanted:
+                request = next(waiting)
+                if self._start(request):
+                    running.append(request)
+            of_step, running = self._step(running)
+            if wanted < batch_size or num_warm < measured // 4:
+                num_warm += of_step.num_tokens
+                continue
+            totals = _sum(totals, of_step)
+            if totals.num_tokens >= measured:
+                break
+        for request in running:
+            self._drafter.finish(request, output_ids=None, keep=False)
+        return totals
+
+    def _endless(
+        self, sessions: Sequence[Sequence[DrawnTrace]], earlier: Sequence[Trace]
+    ) -> Iterator[_Running]:
+        for number in itertools.count():
+            namespace = str(number)
+            for trace in earlier:
+                self._drafter.start(trace, trace.prompt_ids, namespace=namespace)
+                self._drafter.extend(trace, trace.output_ids)
+                self._drafter.finish(trace, output_ids=None, keep=True)
+            for turns in sessions:
+                yield _Running(turns[0], namespace, list(turns[1:]))
+
+    def _start(self, request: _Running) -> bool:
+        """Its next turn that has cycles; False: none is left."""
+        while len(request.drawn.trace.output_ids) < 2:
+            if not request.later:
+                return False
+            request.drawn = request.later.pop(0)
+        trace = request.drawn.trace
+        request.position = 1
+        self._drafter.start(request, trace.prompt_ids, namespace=request.namespace)
+        self._drafter.extend(request, trace.output_ids[:1])
+        return True
+
+    def _step(self, running: list[_Running]) -> tuple[ServedTotals, list[_Running]]:
+        proposals = self._drafter.propose(running)
+        num_right = [
+            num_agreeing(
+                proposals.drafts.token_ids[row, : proposals.drafts.num_nodes[row]],
+                request.drawn.trace.output_ids[request.position :],
+            )
+            for row, request in enumerate(running)
+        ]
+        if self._is_oracle:
+            proposals = self._with_labels(proposals, running, num_right)
+        plans = self._drafter.allocate(running, proposals)
+        outcomes = []
+        for request, plan, of_cache in zip(running, plans, num_right, strict=True):
+            of_model = 0
+            if plan.num_model_nodes:
+                accepted = request.drawn.accepted[plan.num_model_nodes][request.position]
+                of_model = min(int(accepted), plan.num_model_steps)
+            rest = request.drawn.trace.output_ids[request.position :]
+            outcomes.append(verify(plan, rest, of_cache, of_model))
+        self._drafter.commit(running, outcomes)
+        sources = [plan.source for plan in plans]
+        of_step = ServedTotals(
+            num_cycles=len(plans),
+            num_tokens=sum(len(outcome.token_ids) for outcome in outcomes),
+            num_cache=sources.count(DraftSource.CACHE),
+            num_model=sources.count(DraftSource.MODEL),
+            num_both=sources.count(DraftSource.BOTH),
+            num_accepted=sum(outcome.num_accepted_drafts for outcome in outcomes),
+            num_steps=1,
+            ms=self._ms(plans),
+        )
+        going_on = []
+        for request, outcome in zip(running, outcomes, strict=True):
+            request.position += len(outcome.token_ids)
+            if request.position < len(request.drawn.trace.output_ids):
+                going_on.append(request)
+                continue
+            self._drafter.finish(request, output_ids=None, keep=True)
+            if request.later:
+                request.drawn = request.later.pop(0)
+                if self._start(request):
+                    going_on.append(request)
+        return of_step, going_on
+
+    def _ms(self, plans: Sequence[DraftPlan]) -> float:
+        used = 1 + max(
+            plan.num_model_nodes + (plan.cache_draft.num_tokens if plan.cache_draft else 0)
+            for plan in plans
+        )
+        width = next(width for width in self._widths if width >= used)
+        ms = self._costs.verify_ms(len(plans), [width])[0]
+        if self._drafts_with_model:
+            ms += self._costs.draft_extend_ms(len(plans), [width])[0]
+        drafting = [plan.num_model_steps for plan in plans if plan.num_model_nodes]
+        if drafting:
+            ms += self._costs.draft_ms(len(drafting), max(drafting))
+        return float(ms)
+
+    def _with_labels(
+        self, proposals: Proposals, running: Sequence[_Running], num_right: Sequence[int]
+    ) -> Proposals:
+        steps = np.arange(MAX_DRAFT_LEN)
+        right = np.array(num_right)[:, None] > steps
+        reaches = np.array(
+            [
+                [
+                    request.drawn.accepted[size][request.position] > steps[: self._num_model_steps]
+                    for size in self._model_sizes
+                ]
+                for request in running
+            ],
+            np.float32,
+        )
+        return replace(
+            proposals,
+            prediction=Prediction(np.array(num_right, np.float32), right.astype(np.float32)),
+            model_reaches=ModelReaches(reaches, reaches),
+        )
+
+
+def _num_cycle_tokens(turns: Sequence[DrawnTrace]) -> int:
+    return sum(max(len(drawn.trace.output_ids) - 1, 0) for drawn in turns)
+
+
+def _sum(a: ServedTotals, b: ServedTotals) -> ServedTotals:
+    return ServedTotals(
+        *(getattr(a, name) + getattr(b, name) for name in ServedTotals.__dataclass_fields__)
+    )
