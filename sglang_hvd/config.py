@@ -1,5 +1,6 @@
 """The settings: flags, YAML file, environment and defaults meet here and nowhere else."""
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -55,6 +56,12 @@ class HvdConfig(BaseModel):
         ge=0,
         description="frequency policy: suffix-cache score from which a cache draft is verified. "
         "Default: the number of steps the model drafter runs.",
+    )
+    costs: Path | None = Field(
+        default=None,
+        strict=False,
+        description="allocate policy: table of what steps cost (YAML, see configs/costs). Default: "
+        "learned from the steps of this server while it runs.",
     )
     predictor: Path | None = Field(
         default=None,
@@ -130,8 +137,14 @@ class HvdConfig(BaseModel):
     verify_width: int | None = Field(
         default=None,
         ge=2,
-        description="Nodes per request that one verification takes, root included. Default: "
+        description="Most nodes per request that one verification takes, root included. Default: "
         "chosen from the model drafter's settings.",
+    )
+    narrow_widths: tuple[int, ...] | None = Field(
+        default=None,
+        strict=False,
+        description="Narrower verifications, in nodes per request, for steps with short drafts: a "
+        "list that rises, [] for none. Default: powers of two on a CPU, none on a GPU.",
     )
     report_cycles: bool = Field(
         default=False,
@@ -173,6 +186,15 @@ class HvdConfig(BaseModel):
             raise ValueError("only the paper cache mode reads it: set cache_mode to paper too")
         return value
 
+    @field_validator("narrow_widths")
+    @classmethod
+    def _rises(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and any(
+            later <= earlier for earlier, later in itertools.pairwise((0, *value))
+        ):
+            raise ValueError("widths must rise, from 1 or more")
+        return value
+
     @field_validator("record_total_mb")
     @classmethod
     def _holds_two_files(cls, value: int, field: ValidationInfo) -> int:
@@ -212,7 +234,7 @@ def load_config(
     yaml_path: the file of --hvd-config; None: the file that HVD_CONFIG in environ names, if any.
     overrides: field name -> value of each flag that was given.
 
-    A relative path in a YAML file (predictor, record) starts from that file's folder.
+    A relative path in a YAML file (costs, predictor, record) starts from that file's folder.
 
     Raises ValueError with one line that names the file or flag, the key and what is wrong.
     """
@@ -245,7 +267,7 @@ def _read_yaml(path: Path) -> dict[str, object]:
         raise ValueError(
             f"{path}: an HVD config is a mapping of field to value, got {type(content).__name__}"
         )
-    for name in ("predictor", "record"):
+    for name in ("costs", "predictor", "record"):
         if isinstance(content.get(name), str):
             content[name] = path.parent / content[name]
     return {str(key): value for key, value in content.items()}

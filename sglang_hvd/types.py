@@ -59,6 +59,12 @@ class DraftPlan:
     num_model_nodes: int = 0
     num_model_steps: int = 0
 
+    @property
+    def num_nodes(self) -> int:
+        """Nodes to verify, root not counted, if the drafts have none in common."""
+        num_cache = 0 if self.cache_draft is None else self.cache_draft.num_tokens
+        return num_cache + self.num_model_nodes
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifyOutcome:

@@ -1,6 +1,7 @@
 """Which draft each request verifies, and how much of it."""
 
 from sglang_hvd.allocation.allocator import Allocation, DraftOdds, StepAllocator
+from sglang_hvd.allocation.cost_fit import CostFit, costs_of
 from sglang_hvd.allocation.costs import StepCosts
 
-__all__ = ["Allocation", "DraftOdds", "StepAllocator", "StepCosts"]
+__all__ = ["Allocation", "CostFit", "DraftOdds", "StepAllocator", "StepCosts", "costs_of"]

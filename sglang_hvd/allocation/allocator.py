@@ -107,6 +107,16 @@ class StepAllocator:
         """Of the model drafter, rising."""
         return tuple(self._num_steps.tolist())
 
+    @property
+    def costs(self) -> StepCosts:
+        """In force."""
+        return self._costs
+
+    def use_costs(self, costs: StepCosts) -> None:
+        """Allocates by another table from the next step on."""
+        self._costs = costs
+        self._of_batch.clear()
+
     def start(self, slot: int) -> None:
         """A new request has this slot."""
         self._pace.start(slot)

@@ -8,7 +8,9 @@ from sglang_hvd.config import Policy
 from sglang_hvd.demo.models import DemoModels
 
 # plain: target only. eagle3, ngram: SGLang's own. The rest: HVD under that policy.
-Mode = Literal["plain", "eagle3", "ngram", "model", "cache", "frequency", "payoff"]
+Mode = Literal[
+    "plain", "eagle3", "ngram", "model", "cache", "frequency", "payoff", "both", "allocate"
+]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 # The tree that SGLang's EAGLE3 and HVD's model drafter both use here: on a CPU the paper's 8 steps

@@ -19,6 +19,7 @@ from sglang.srt.arg_groups.overrides import (
     resolving_view,
 )
 
+from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, flag_name, load_config
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.plugin.draft_model import check_draft_model, target_context_length
@@ -36,6 +37,10 @@ ALGORITHM_NAME = "HVD"
 # Backends that verify a tree by its mask; the CPU host registers its own under torch_native.
 _TREE_BACKENDS = {"flashinfer", "fa3", "triton", "torch_native", "intel_amx"}
 _CHAIN_BACKENDS = _TREE_BACKENDS | {"trtllm_mha"}
+# With topk 1 it takes every draft for a chain.
+_BACKENDS_OF_BOTH = _TREE_BACKENDS - {"fa3"}
+# These read the width of each verification from the batch, not from the settings.
+_BACKENDS_OF_ANY_WIDTH = {"torch_native", "intel_amx"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +50,20 @@ class HvdLaunch:
     Attributes:
         config: the settings in force.
         num_model_nodes: nodes of the model drafter's tree, root included.
-        verify_width: nodes per request in one verification, root included.
+        widths: nodes per request in one verification, root included, to choose from; rising.
     """
 
     config: HvdConfig
     num_model_nodes: int
-    verify_width: int
+    widths: tuple[int, ...]
+
+    @property
+    def verify_width(self) -> int:
+        """The widest."""
+        return self.widths[-1]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self.config, self.num_model_nodes, self.verify_width)
+        return _arrive, (self.config, self.num_model_nodes, self.widths)
 
 
 def launch_of(server_args: ServerArgs) -> HvdLaunch | None:
@@ -123,7 +133,8 @@ def resolve_verify_width(
             "lower it"
         )
     declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=width)
-    server_args._hvd_launch = HvdLaunch(config, num_model_nodes, width)
+    widths = (*_narrow_widths(config, server_args, width), width)
+    server_args._hvd_launch = HvdLaunch(config, num_model_nodes, widths)
     logger.info(
         "HVD: policy %s, verify width %d (model drafter's tree %d). The width takes %d tokens "
         "from the usable context; each running request reserves at least %d KV slots.",
@@ -150,13 +161,13 @@ def create_hvd_worker(
     return HvdWorker
 
 
-def _arrive(config: HvdConfig, num_model_nodes: int, verify_width: int) -> HvdLaunch:
+def _arrive(config: HvdConfig, num_model_nodes: int, widths: tuple[int, ...]) -> HvdLaunch:
     # Runs when a scheduler process unpickles its arguments. Without this check a process in
     # which the plugin failed to load would serve plain EAGLE3 under the name of HVD.
     from sglang_hvd.plugin.entry import require_hooks
 
     require_hooks()
-    return HvdLaunch(config, num_model_nodes, verify_width)
+    return HvdLaunch(config, num_model_nodes, widths)
 
 
 def _is_requested(server_args: ServerArgs) -> bool:
@@ -167,9 +178,11 @@ def _is_requested(server_args: ServerArgs) -> bool:
 def _checked_config(server_args: ServerArgs) -> HvdConfig:
     config_file, overrides = config_file_and_overrides(server_args)
     config = load_config(config_file, overrides, os.environ)
-    if config.policy == "payoff":
-        # A file that cannot be used is refused before any model loads.
+    # A file that cannot be used is refused before any model loads.
+    if config.predicts:
         PayoffPredictor.of_config(config)
+    if config.costs is not None:
+        StepCosts.load(config.costs)
     if config.record is not None:
         check_folder(config.record)
     cfg = resolving_view(server_args)
@@ -223,13 +236,36 @@ def _check_backends(server_args: ServerArgs) -> None:
     cfg = resolved_view(server_args)
     is_tree = cfg.speculative_eagle_topk > 1
     supported = _TREE_BACKENDS if is_tree else _CHAIN_BACKENDS
+    shape = f"trees (topk {cfg.speculative_eagle_topk})" if is_tree else "chains"
+    policy = server_args.__dict__["_hvd_config"].policy
+    if policy in ("allocate", "both") and not is_tree:
+        supported, shape = _BACKENDS_OF_BOTH, f"both drafts of policy {policy} with topk 1"
     for backend in attention_backends_of(cfg):
         if backend is not None and backend not in supported:
-            shape = f"trees (topk {cfg.speculative_eagle_topk})" if is_tree else "chains"
             raise ValueError(
                 f"HVD cannot verify {shape} on attention backend {backend}: "
                 f"use one of {', '.join(sorted(supported))}"
             )
+
+
+def _narrow_widths(config: HvdConfig, server_args: ServerArgs, widest: int) -> tuple[int, ...]:
+    cfg = resolved_view(server_args)
+    backends = {backend for backend in attention_backends_of(cfg) if backend is not None}
+    can_narrow = cfg.device == "cpu" and backends <= _BACKENDS_OF_ANY_WIDTH
+    if config.narrow_widths is None:
+        powers = [2**k for k in range(widest.bit_length()) if 2**k < widest]
+        return tuple(powers) if can_narrow else ()
+    if config.narrow_widths and not can_narrow:
+        raise ValueError(
+            "--hvd-narrow-widths works on a CPU with attention backend torch_native only: graphs "
+            f"are captured for the widest verification, {widest}"
+        )
+    if config.narrow_widths and config.narrow_widths[-1] >= widest:
+        raise ValueError(
+            f"--hvd-narrow-widths {list(config.narrow_widths)} must stay below the verify width "
+            f"{widest}"
+        )
+    return config.narrow_widths
 
 
 def _verify_width(config: HvdConfig, num_model_nodes: int) -> int:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sglang.srt.speculative import eagle_worker_v2
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
 from sglang_hvd.plugin.algorithm import launch_of
 from sglang_hvd.plugin.host_transfer import to_device
+from sglang_hvd.plugin.served_costs import ServedCosts
 from sglang_hvd.plugin.verify_tree import (
     DraftNodes,
     HvdVerifyInput,
+    ModelTrees,
     link_nodes,
+    merge_trees,
     pack_mask,
     parents_of_eagle_tree,
 )
 from sglang_hvd.step_clock import Phase, StepClock
-from sglang_hvd.types import DraftPlan, DraftSource
+from sglang_hvd.types import DraftPlan
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -31,24 +36,32 @@ if TYPE_CHECKING:
 
 
 class HvdDraftWorker(EagleDraftWorker):
-    """EAGLE's draft worker with two widths.
+    """EAGLE's draft worker with widths of its own.
 
-    `speculative_num_draft_tokens` is the verify width, as everywhere in SGLang: draft-extend and
-    KV windows follow it. The model drafter's own tree has `_num_model_nodes` nodes.
+    `speculative_num_draft_tokens` is the widest verification, as everywhere in SGLang: KV windows
+    follow it. A step verifies at the narrowest of the launch's widths that holds its drafts, and
+    draft-extend follows. The model drafter's own tree has `_num_model_nodes` nodes, or as many of
+    the most probable of them as a plan asks for.
     """
 
     speculative_num_draft_tokens: int
 
-    # Set by HvdWorker once its drafter exists: (requests, cached lengths) -> plans.
+    # Both set by HvdWorker once its drafter exists: (requests, cached lengths) -> plans.
     plan_drafts: Callable[[Sequence[Req], Sequence[int] | None], list[DraftPlan]]
+    costs: ServedCosts
     # Set by HvdWorker under a policy that never runs the model drafter, so that its KV cache need
     # not follow: (batch, result) -> None, stands in for draft-extend.
     stub_draft_extend: Callable[[ScheduleBatch, GenerationBatchResult], None] | None = None
+
+    # int64[drafting requests, nodes]: the place of each node of the last draft by its score.
+    _node_ranks: torch.Tensor | None = None
 
     def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
         launch = launch_of(server_args)
         assert launch is not None, "HvdDraftWorker was built without a launch"
         self._num_model_nodes = launch.num_model_nodes
+        self._widths = launch.widths
+        self._step_width = launch.verify_width
         self.num_model_draft_rounds = 0
         self.clock = StepClock()
         super().__init__(server_args, *args, **kwargs)
@@ -59,34 +72,38 @@ class HvdDraftWorker(EagleDraftWorker):
         assert not batch.forward_mode.is_idle(), "data-parallel attention is refused at start"
         seq_lens = batch.seq_lens_cpu.tolist() if batch.seq_lens_cpu is not None else None
         plans = self.plan_drafts(batch.reqs, seq_lens)
+        used = 1 + max(plan.num_nodes for plan in plans)
+        self._step_width = next(width for width in self._widths if width >= used)
         bonus_tokens = batch.spec_info.bonus_tokens
         nodes = self._host_nodes(plans, bonus_tokens)
-        kv_loc_plan = None
-        if any(plan.source is DraftSource.MODEL for plan in plans):
-            nodes, kv_loc_plan = self._with_model_trees(batch, plans, nodes)
+        kv_loc_plan = of_model = None
+        if any(plan.num_model_nodes for plan in plans):
+            nodes, of_model, kv_loc_plan = self._with_model_trees(batch, plans, nodes)
         with self.clock.measure(Phase.BUILD):
-            return self._verify_input(batch, nodes, kv_loc_plan)
+            return self._verify_input(batch, nodes, of_model, kv_loc_plan)
 
     def draft_forward(self, forward_batch: ForwardBatch) -> Any:
         """EAGLE's draft loop, which selects the nodes of the model drafter's tree at its end."""
-        with self._model_tree_width():
+        with self._width(self._num_model_nodes):
             return super().draft_forward(forward_batch)
 
     def _draft_extend_for_decode(
         self, batch: ScheduleBatch, batch_result: GenerationBatchResult, **kwargs: Any
     ) -> None:
         if self.stub_draft_extend is None:
-            super()._draft_extend_for_decode(batch, batch_result, **kwargs)
+            timing = self.costs.time_extend(len(batch.reqs), self._step_width)
+            with self._width(self._step_width), timing:
+                super()._draft_extend_for_decode(batch, batch_result, **kwargs)
         else:
             self.stub_draft_extend(batch, batch_result)
 
     def _rebuild_topk1_chain_buffers(self) -> None:
-        with self._model_tree_width():
+        with self._width(self._num_model_nodes):
             super()._rebuild_topk1_chain_buffers()
 
     def _host_nodes(self, plans: list[DraftPlan], bonus_tokens: torch.Tensor) -> DraftNodes:
         """The drafts the host knows: cache chains; a bare root for every other request."""
-        n, w = len(plans), self.speculative_num_draft_tokens
+        n, w = len(plans), self._step_width
         # One array, one transfer: w token columns and the number of used nodes.
         with self.clock.measure(Phase.BUILD):
             rows = np.zeros((n, w + 1), dtype=np.int64)
@@ -105,21 +122,41 @@ class HvdDraftWorker(EagleDraftWorker):
 
     def _with_model_trees(
         self, batch: ScheduleBatch, plans: list[DraftPlan], nodes: DraftNodes
-    ) -> tuple[DraftNodes, KVLocPlan | None]:
-        """Run the model drafter and give its trees to the requests that chose it."""
-        parent_list, top_scores_index, draft_tokens, kv_loc_plan = self._run_model_drafter(batch)
-        num_drafts = draft_tokens.shape[1]
-        is_chosen = np.array([plan.source is DraftSource.MODEL for plan in plans])
+    ) -> tuple[DraftNodes, torch.Tensor, KVLocPlan | None]:
+        """Run the model drafter for the requests that want its trees, and add these."""
+        sizes = np.array([plan.num_model_nodes for plan in plans])
+        drafting = np.flatnonzero(sizes)
+        is_all = len(drafting) == len(plans)
         with self.clock.measure(Phase.TRANSFER):
-            chosen = to_device(is_chosen, self.device)
+            wanted = to_device(sizes[drafting], self.device)
+            rows = None if is_all else to_device(drafting, self.device)
+        drafting_batch = batch if rows is None else _only(batch, drafting.tolist(), rows)
+        with self.costs.time_draft(len(drafting), self.speculative_num_steps - 1):
+            parent_list, top_scores_index, draft_tokens, kv_loc_plan = self._run_model_drafter(
+                drafting_batch
+            )
         with self.clock.measure(Phase.BUILD):
             parents = parents_of_eagle_tree(parent_list, top_scores_index, self.topk)
-            model = slice(1, 1 + num_drafts)
-            token_ids, all_parents = nodes.token_ids.clone(), nodes.parents.clone()
-            token_ids[:, model] = torch.where(chosen[:, None], draft_tokens, token_ids[:, model])
-            all_parents[:, model] = torch.where(chosen[:, None], parents, all_parents[:, model])
-            num_nodes = torch.where(chosen, 1 + num_drafts, nodes.num_nodes)
-        return DraftNodes(token_ids, all_parents, num_nodes), kv_loc_plan
+            num_drafts = draft_tokens.shape[1]
+            if (sizes[drafting] == num_drafts).all():
+                is_kept = torch.ones_like(parents, dtype=torch.bool)
+            else:
+                assert self._node_ranks is not None, "a graph selects all nodes of the tree"
+                is_kept = self._node_ranks < wanted[:, None]
+            if rows is None:
+                merged, of_model = merge_trees(nodes, ModelTrees(draft_tokens, parents, is_kept))
+                return merged, of_model, kv_loc_plan
+            chains = DraftNodes(nodes.token_ids[rows], nodes.parents[rows], nodes.num_nodes[rows])
+            some, of_some = merge_trees(chains, ModelTrees(draft_tokens, parents, is_kept))
+            merged = DraftNodes(
+                nodes.token_ids.index_copy(0, rows, some.token_ids),
+                nodes.parents.index_copy(0, rows, some.parents),
+                nodes.num_nodes.index_copy(0, rows, some.num_nodes),
+            )
+            of_model = torch.zeros_like(nodes.token_ids, dtype=torch.bool)
+            of_model = of_model.index_copy(0, rows, of_some)
+        # A plan of the KV window is of the requests that drafted, and verification has all.
+        return merged, of_model, None
 
     def _run_model_drafter(
         self, batch: ScheduleBatch
@@ -138,18 +175,24 @@ class HvdDraftWorker(EagleDraftWorker):
             target_translator=self.target_worker.model_runner.kv_index_translator,
             num_draft_tokens=self.speculative_num_draft_tokens,
         )
+        self._node_ranks = None
         if can_run_graph:
             tree = self.cuda_graph_runner.execute(forward_batch)
         else:
             if self.speculative_num_steps > 1:  # one step only selects, without a forward
                 self.draft_attn_backend.init_forward_metadata(forward_batch)
                 forward_batch.mark_forward_metadata_ready()
-            tree = self.draft_forward(forward_batch)
+            with self._keep_ranks():
+                tree = self.draft_forward(forward_batch)
         parent_list, top_scores_index, draft_tokens, _ = tree
         return parent_list, top_scores_index, draft_tokens, kv_loc_plan
 
     def _verify_input(
-        self, batch: ScheduleBatch, nodes: DraftNodes, kv_loc_plan: KVLocPlan | None
+        self,
+        batch: ScheduleBatch,
+        nodes: DraftNodes,
+        of_model: torch.Tensor | None,
+        kv_loc_plan: KVLocPlan | None,
     ) -> HvdVerifyInput:
         n, w = nodes.token_ids.shape
         tree = link_nodes(nodes)
@@ -178,6 +221,7 @@ class HvdDraftWorker(EagleDraftWorker):
             seq_lens_cpu=None,
             kv_loc_plan=kv_loc_plan,
             prepared_out_cache_loc=None if kv_loc_plan is None else kv_loc_plan.write_virtual,
+            of_model=of_model,
         )
 
     def _num_mask_cells(self, batch: ScheduleBatch, n: int, w: int) -> int:
@@ -195,10 +239,48 @@ class HvdDraftWorker(EagleDraftWorker):
         return min(num_cells, verify_mask.buffer.numel())
 
     @contextmanager
-    def _model_tree_width(self) -> Iterator[None]:
+    def _width(self, num_nodes: int) -> Iterator[None]:
         verify_width = self.speculative_num_draft_tokens
-        self.speculative_num_draft_tokens = self._num_model_nodes
+        self.speculative_num_draft_tokens = num_nodes
         try:
             yield
         finally:
             self.speculative_num_draft_tokens = verify_width
+
+    @contextmanager
+    def _keep_ranks(self) -> Iterator[None]:
+        # SGLang selects the most probable candidates and drops their scores.
+        original = eagle_worker_v2.organize_draft_results
+
+        def organize(
+            scores: list[torch.Tensor], *lists: Any
+        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            parent_list, top_scores_index, draft_tokens = original(scores, *lists)
+            of_nodes = torch.cat(scores, dim=1).flatten(1).gather(1, top_scores_index)
+            # Of equal scores the earlier: no node comes before its parent.
+            order = torch.argsort(of_nodes, dim=1, descending=True, stable=True)
+            self._node_ranks = torch.argsort(order, dim=1)
+            return parent_list, top_scores_index, draft_tokens
+
+        eagle_worker_v2.organize_draft_results = organize
+        try:
+            yield
+        finally:
+            eagle_worker_v2.organize_draft_results = original
+
+
+def _only(batch: ScheduleBatch, rows: list[int], on_device: torch.Tensor) -> ScheduleBatch:
+    """Some requests of a batch, as far as the model drafter's rounds look at it."""
+    some = copy.copy(batch)
+    some.reqs = [batch.reqs[row] for row in rows]
+    some.multimodal_inputs = [batch.multimodal_inputs[row] for row in rows]
+    some.seq_lens = batch.seq_lens[on_device]
+    some.orig_seq_lens = batch.orig_seq_lens[on_device]
+    some.req_pool_indices = batch.req_pool_indices[on_device]
+    some.seq_lens_sum = None
+    if batch.seq_lens_cpu is not None:
+        some.seq_lens_cpu = batch.seq_lens_cpu[rows]
+        some.seq_lens_sum = int(some.seq_lens_cpu.sum())
+    some.spec_info = copy.copy(batch.spec_info)
+    some.spec_info.filter_batch(on_device)
+    return some

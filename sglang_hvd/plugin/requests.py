@@ -112,7 +112,11 @@ class HeldRequests:
         )
 
     def record_verify(
-        self, reqs: Sequence[Req], next_token_ids: torch.Tensor, accept_lens: torch.Tensor
+        self,
+        reqs: Sequence[Req],
+        next_token_ids: torch.Tensor,
+        accept_lens: torch.Tensor,
+        num_model_accepted: torch.Tensor | None,
     ) -> None:
         """Take note of a verification.
 
@@ -120,9 +124,14 @@ class HeldRequests:
             next_token_ids: int[num_requests * width] on the device, each request's committed
                 tokens at the front of its row.
             accept_lens: int[num_requests]; committed tokens, bonus included.
+            num_model_accepted: int[num_requests]; tokens of the model drafter's drafts that were
+                right, None if it did not draft.
         """
+        arrays = [next_token_ids, accept_lens]
+        if num_model_accepted is not None:
+            arrays.append(num_model_accepted)
         with self._clock.measure(Phase.TRANSFER):
-            copy = HostCopy([next_token_ids, accept_lens], self._stream)
+            copy = HostCopy(arrays, self._stream)
         self._launched = _Launched(
             held=[self._find(req) for req in reqs],
             copy=copy,
@@ -257,7 +266,11 @@ class HeldRequests:
             self._commit(launched, *arrays)
 
     def _commit(
-        self, launched: _Launched, token_ids: np.ndarray, accept_lens: np.ndarray | None = None
+        self,
+        launched: _Launched,
+        token_ids: np.ndarray,
+        accept_lens: np.ndarray | None = None,
+        num_model_accepted: np.ndarray | None = None,
     ) -> None:
         num_committed = np.ones(len(launched.held), int) if accept_lens is None else accept_lens
         keys, outcomes = [], []
@@ -270,7 +283,10 @@ class HeldRequests:
             if not launched.is_verify:
                 self._drafter.extend(held.key, committed)
                 continue
-            outcome = VerifyOutcome(token_ids=committed, num_accepted_drafts=len(committed) - 1)
+            of_model = None
+            if num_model_accepted is not None and held.source is DraftSource.BOTH:
+                of_model = int(num_model_accepted[row])
+            outcome = VerifyOutcome(committed, len(committed) - 1, of_model)
             keys.append(held.key)
             outcomes.append(outcome)
             self._count(held, outcome)

@@ -47,7 +47,13 @@ class VerifyTree:
 
 @dataclass
 class HvdVerifyInput(EagleVerifyInput):
-    """SGLang's verify input for trees of any shape, as deep as the verify width."""
+    """SGLang's verify input for trees of any shape, as deep as the verify width.
+
+    Attributes:
+        of_model: bool[n, w]; the slots that the model drafter's tree has, None if it did not draft.
+    """
+
+    of_model: torch.Tensor | None = None
 
     @property
     def max_tree_depth(self) -> int:
@@ -58,6 +64,61 @@ class HvdVerifyInput(EagleVerifyInput):
     def tree_topk(self) -> int:
         """-1: no fixed number of children per node."""
         return -1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTrees:
+    """The model drafter's trees of a batch, in topological order, root not included.
+
+    Attributes:
+        token_ids: int64[n, m].
+        parents: int64[n, m]; 0 is the root, j the j-th of these nodes.
+        is_kept: bool[n, m]; the nodes to verify. With a node its ancestors are kept.
+    """
+
+    token_ids: torch.Tensor
+    parents: torch.Tensor
+    is_kept: torch.Tensor
+
+
+def merge_trees(chains: DraftNodes, model: ModelTrees) -> tuple[DraftNodes, torch.Tensor]:
+    """Both drafts of each request as one trie: equal prefixes are shared.
+
+    Args:
+        chains: the cache drafts, chains from slot 1 on; a bare root where there is none. A row must
+            have room for its chain and the kept nodes of its model tree.
+        model: may be of any width.
+
+    Returns:
+        The trees, and bool[n, w]: the slots that the model drafter's tree has.
+    """
+    n, w = chains.token_ids.shape
+    m = model.token_ids.shape[1]
+    device = chains.token_ids.device
+    slot = torch.arange(m + 1, device=device)
+    parents = torch.cat([torch.full((n, 1), -1, device=device), model.parents], dim=1)
+    reach = _reach((parents[:, :, None] == slot) | (slot[:, None] == slot))
+    depth = reach.sum(dim=2)[:, 1:] - 1
+    # A node is on the chain if it and all its ancestors have the chain's tokens.
+    at_depth = chains.token_ids.gather(1, depth.clamp(max=w - 1))
+    differs = (model.token_ids != at_depth) | (depth >= chains.num_nodes[:, None])
+    on_chain = ~(reach[:, 1:, 1:] & differs[:, None, :]).any(dim=2)
+
+    is_new = model.is_kept & ~on_chain
+    place = chains.num_nodes[:, None] + torch.cumsum(is_new, dim=1) - 1
+    place = torch.where(on_chain, depth, place)
+    # Of what is neither kept nor on the chain nothing is kept: it goes to a slot behind the row.
+    place = torch.where(is_new | on_chain, place, w)
+    places = torch.cat([torch.zeros((n, 1), dtype=place.dtype, device=device), place], dim=1)
+    target = torch.where(is_new, place, w)
+    tokens = torch.cat([chains.token_ids, chains.token_ids[:, :1]], dim=1)
+    all_parents = torch.cat([chains.parents, chains.parents[:, :1]], dim=1)
+    tokens = tokens.scatter(1, target, model.token_ids)
+    all_parents = all_parents.scatter(1, target, places.gather(1, model.parents))
+    of_model = torch.zeros((n, w + 1), dtype=torch.bool, device=device)
+    of_model = of_model.scatter(1, torch.where(model.is_kept, place, w), True)
+    merged = DraftNodes(tokens[:, :w], all_parents[:, :w], chains.num_nodes + is_new.sum(dim=1))
+    return merged, of_model[:, :w]
 
 
 def link_nodes(nodes: DraftNodes) -> VerifyTree:
@@ -116,6 +177,20 @@ def parents_of_eagle_tree(
     parent_candidate = parent_list.gather(1, group)
     position = (top_scores_index[:, None, :] == parent_candidate[:, :, None]).int().argmax(dim=2)
     return torch.where(group == 0, 0, position + 1)
+
+
+def num_accepted_of_model(accept_index: torch.Tensor, of_model: torch.Tensor) -> torch.Tensor:
+    """How many tokens of each model drafter's draft were right: int64[n].
+
+    Args:
+        accept_index: int[n, depth]; the accepted slots of all requests, numbered through, the root
+            first; -1 behind them.
+        of_model: bool[n, w].
+    """
+    is_accepted = accept_index >= 0
+    is_accepted[:, 0] = False  # the root
+    slots = accept_index.clamp(min=0).to(torch.int64)
+    return (of_model.reshape(-1)[slots] & is_accepted).sum(dim=1)
 
 
 def pack_mask(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.runtime_context import get_observability, get_parallel
 from sglang.srt.speculative import eagle_worker_v2
 
+from sglang_hvd.allocation import StepAllocator, StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.algorithm import HvdLaunch, launch_of
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
@@ -26,8 +27,10 @@ from sglang_hvd.plugin.entry import require_hooks
 from sglang_hvd.plugin.host_transfer import copy_stream
 from sglang_hvd.plugin.recording import RequestRecorder
 from sglang_hvd.plugin.requests import HeldRequests
+from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
 from sglang_hvd.plugin.served_predictor import PredictorMetrics, ServedPredictor
 from sglang_hvd.plugin.server_info import HvdMetrics
+from sglang_hvd.plugin.verify_tree import num_accepted_of_model
 from sglang_hvd.plugin.vocabulary import token_strings
 
 if TYPE_CHECKING:
@@ -43,6 +46,9 @@ _PUBLISH_SECONDS = 0.2
 class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
     """EAGLE worker whose drafts come from the suffix cache or the model drafter, whichever pays."""
 
+    speculative_num_draft_tokens: int
+    topk: int
+
     def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
         require_hooks()
         launch = launch_of(server_args)
@@ -52,19 +58,30 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._launch: HvdLaunch = launch
         self._clock = self._draft_worker.clock
         self._published_at = 0.0
+        allocator = _allocator(launch, self.speculative_num_steps)
+        ranks = get_parallel().tp_group.cpu_group if get_parallel().tp_size > 1 else None
         drafter = HybridDrafter.from_config(
             launch.config,
             token_strings=token_strings(server_args),
             num_model_steps=self.speculative_num_steps,
+            num_model_nodes=launch.num_model_nodes - 1,
             verify_width=launch.verify_width,
+            allocator=allocator,
             deterministic=get_parallel().tp_size > 1,
             clock=self._clock,
         )
         self._served_predictor = ServedPredictor(
             drafter,
             launch.config,
-            ranks=get_parallel().tp_group.cpu_group if get_parallel().tp_size > 1 else None,
+            ranks=ranks,
             metrics=PredictorMetrics() if _is_metrics_rank() else None,
+        )
+        self._costs = self._draft_worker.costs = ServedCosts(
+            allocator,
+            is_fixed=launch.config.costs is not None,
+            widths=launch.widths,
+            device=self.device,
+            ranks=ranks,
         )
         self._held = HeldRequests(
             drafter,
@@ -93,6 +110,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         result = super().forward_batch_generation(batch, *args, **kwargs)
         if is_prefill:
             self._held.record_prefill(reqs, chunked_req, result.next_token_ids)
+        else:
+            self._costs.end_step()
         return result
 
     def verify(
@@ -101,9 +120,23 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         """Verify the chosen drafts; the committed tokens start their way to the host at once."""
         # With topk above 1 SGLang moves the accepted path to the front of each row, as any tree
         # needs; with topk 1 both drafts are chains, which stand there already.
-        result = super().verify(batch, pp_proxy_tensors, grammar_barrier)
+        verify_input = batch.spec_info
+        widest, topk = self.speculative_num_draft_tokens, self.topk
+        self.speculative_num_draft_tokens = verify_input.draft_token_num
+        if verify_input.of_model is not None:
+            self.topk = max(self.topk, 2)  # both drafts in one tree branch
+        try:
+            with self._costs.time_verify(len(batch.reqs), verify_input.draft_token_num):
+                result = super().verify(batch, pp_proxy_tensors, grammar_barrier)
+        finally:
+            self.speculative_num_draft_tokens, self.topk = widest, topk
         if not batch.forward_mode.is_idle():
-            self._held.record_verify(batch.reqs, result.next_token_ids, result.accept_lens)
+            of_model = None
+            if verify_input.of_model is not None:
+                of_model = num_accepted_of_model(result.accept_index, verify_input.of_model)
+            self._held.record_verify(
+                batch.reqs, result.next_token_ids, result.accept_lens, of_model
+            )
         return result
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
@@ -135,11 +168,29 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         return {
             **self._held.describe(),
             "predictor": self._served_predictor.describe(),
+            "costs": self._costs.describe(),
             "config": self._launch.config.model_dump(mode="json"),
             "verify_width": self._launch.verify_width,
+            "verify_widths": list(self._launch.widths),
             "num_model_nodes": self._launch.num_model_nodes,
             "num_model_draft_rounds": self._draft_worker.num_model_draft_rounds,
         }
+
+
+def _allocator(launch: HvdLaunch, num_steps: int) -> StepAllocator | None:
+    if launch.config.policy != "allocate":
+        return None
+    costs = launch.config.costs
+    num_nodes = launch.num_model_nodes - 1
+    sizes = [num_nodes]
+    if len(launch.widths) > 1:
+        sizes = [*(2**k - 1 for k in range(2, 10) if 2**k - 1 < num_nodes), num_nodes]
+    return StepAllocator(
+        before_any_step(launch.widths) if costs is None else StepCosts.load(costs),
+        widths=launch.widths,
+        model_sizes=sizes,
+        num_steps=[num_steps],
+    )
 
 
 def _is_metrics_rank() -> bool:

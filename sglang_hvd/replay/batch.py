@@ -204,10 +204,7 @@ class BatchReplay:
         return of_step, going_on
 
     def _ms(self, plans: Sequence[DraftPlan]) -> float:
-        used = 1 + max(
-            plan.num_model_nodes + (plan.cache_draft.num_tokens if plan.cache_draft else 0)
-            for plan in plans
-        )
+        used = 1 + max(plan.num_nodes for plan in plans)
         width = next(width for width in self._widths if width >= used)
         ms = self._costs.verify_ms(len(plans), [width])[0]
         if self._drafts_with_model:

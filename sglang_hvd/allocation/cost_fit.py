@@ -1,0 +1,112 @@
+"""Learns what steps cost from steps that were timed."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from sglang_hvd.allocation.costs import Float64, StepCosts
+
+# What the sums keep of themselves with each further time: the last few hundred count.
+_KEPT = 0.998
+
+# A time this much above what was expected says something of the machine, not of the step.
+_OUTLIER = 3.0
+_NUM_BEFORE_OUTLIERS = 32
+
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class CostFit:
+    """observe_* takes in times in milliseconds; costs is the table that they make.
+
+    A verification and a draft-extend of n requests, w nodes each, take a + b n + c n w, a round of
+    the model drafter for n requests a + b n, none of the terms negative: smooth, and never less for
+    more. While one width only was seen, its time is put down to the nodes: the next steps are
+    narrower, and tell. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._verify = _Fit(3)
+        self._extend = _Fit(3)
+        self._round = _Fit(2)
+
+    def observe_verify(self, num_requests: int, width: int, milliseconds: float) -> None:
+        """A step of the target model."""
+        self._verify.add([1, num_requests, num_requests * width], milliseconds)
+
+    def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
+        """A draft-extend."""
+        self._extend.add([1, num_requests, num_requests * width], milliseconds)
+
+    def observe_draft(self, num_requests: int, num_rounds: int, milliseconds: float) -> None:
+        """All rounds of the model drafter in one step."""
+        if num_rounds > 0:
+            self._round.add([1, num_requests], milliseconds / num_rounds)
+
+    @property
+    def num_observed(self) -> int:
+        """Verifications."""
+        return self._verify.num
+
+    def coefficients(self) -> Float64:
+        """All terms, so that another process can make the same table: float64[8]."""
+        return np.concatenate([self._verify.solve(), self._extend.solve(), self._round.solve()])
+
+
+def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:
+    """The table of CostFit.coefficients; None as long as no verification was timed.
+
+    widths: that steps verify.
+    """
+    verify, extend, of_round = np.split(coefficients, [3, 6])
+    if not verify.any():
+        return None
+    columns = sorted({1, 2, *widths})
+
+    def table(terms: Float64) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(float(terms @ [1, n, n * w]) for w in columns) for n in _BATCH_SIZES)
+
+    return StepCosts(
+        about="learned from the steps of this server",
+        batch_sizes=_BATCH_SIZES,
+        widths=tuple(columns),
+        verify=table(verify),
+        draft_round=tuple(float(of_round @ [1, n]) for n in _BATCH_SIZES),
+        draft_extend=table(extend),
+    )
+
+
+class _Fit:
+    """Least squares without negative terms, of the latest times."""
+
+    def __init__(self, num_terms: int) -> None:
+        self.num = 0
+        self._gram = np.zeros((num_terms, num_terms))
+        self._moment = np.zeros(num_terms)
+        self._terms: Float64 = np.zeros(num_terms)
+
+    def add(self, factors: Sequence[float], milliseconds: float) -> None:
+        row = np.asarray(factors, np.float64)
+        if self.num % _NUM_BEFORE_OUTLIERS == 0:
+            self._terms = self.solve()
+        if self.num >= _NUM_BEFORE_OUTLIERS:
+            milliseconds = min(milliseconds, _OUTLIER * float(self._terms @ row))
+        self.num += 1
+        self._gram = _KEPT * self._gram + np.outer(row, row)
+        self._moment = _KEPT * self._moment + milliseconds * row
+
+    def solve(self) -> Float64:
+        if self.num == 0:
+            return np.zeros(len(self._moment))
+        # Where the times do not tell the terms apart, the largest factor gets most.
+        gram = self._gram + 1e-6 * np.trace(self._gram) * np.eye(len(self._moment))
+        best, best_loss = np.zeros(len(self._moment)), 0.0
+        for size in range(1, len(self._moment) + 1):
+            for chosen in map(list, itertools.combinations(range(len(self._moment)), size)):
+                terms = np.zeros(len(self._moment))
+                terms[chosen] = np.linalg.solve(gram[np.ix_(chosen, chosen)], self._moment[chosen])
+                loss = float(terms @ gram @ terms - 2 * self._moment @ terms)
+                if (terms >= 0).all() and loss < best_loss:
+                    best, best_loss = terms, loss
+        return best

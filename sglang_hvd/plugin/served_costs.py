@@ -1,0 +1,137 @@
+"""What the steps of this server cost, timed while it serves.
+
+Every rank of a tensor-parallel group has to decide alike: all take the times of rank 0, at agreed
+steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from sglang_hvd.allocation import CostFit, StepAllocator, StepCosts, costs_of
+
+# Steps after which the table is made anew: soon at first, then as often as the last.
+_FIRST_TABLES = (2, 4, 8, 16, 32)
+_TABLE_EVERY = 64
+
+# Before any step was timed; the first tables take its place at once.
+_FIRST_COEFFICIENTS = np.array([5.0, 0.0, 0.1, 0.5, 0.0, 0.01, 0.5, 0.02])
+
+
+def before_any_step(widths: Sequence[int]) -> StepCosts:
+    """A table to begin with."""
+    costs = costs_of(_FIRST_COEFFICIENTS, widths)
+    assert costs is not None
+    return costs
+
+
+class ServedCosts:
+    """Times the parts of each step and keeps an allocator's table of costs up to date.
+
+    allocator: None, as under policies that weigh no costs: nothing is timed.
+    is_fixed: its table was given and stays.
+    ranks: the tensor-parallel group, on the host; None: this process is alone.
+    """
+
+    def __init__(
+        self,
+        allocator: StepAllocator | None,
+        *,
+        is_fixed: bool,
+        widths: Sequence[int],
+        device: str,
+        ranks: torch.distributed.ProcessGroup | None,
+    ) -> None:
+        self._allocator = allocator
+        self._widths = tuple(widths)
+        self._timer = _DeviceTimer(device) if allocator is not None and not is_fixed else None
+        self._ranks = ranks
+        self._fit = CostFit()
+        self._num_steps = 0
+
+    @contextmanager
+    def time_draft(self, num_requests: int, num_rounds: int) -> Iterator[None]:
+        """All rounds of the model drafter."""
+        with self._time(lambda ms: self._fit.observe_draft(num_requests, num_rounds, ms)):
+            yield
+
+    @contextmanager
+    def time_verify(self, num_requests: int, width: int) -> Iterator[None]:
+        """A verification."""
+        with self._time(lambda ms: self._fit.observe_verify(num_requests, width, ms)):
+            yield
+
+    @contextmanager
+    def time_extend(self, num_requests: int, width: int) -> Iterator[None]:
+        """A draft-extend."""
+        with self._time(lambda ms: self._fit.observe_extend(num_requests, width, ms)):
+            yield
+
+    def end_step(self) -> None:
+        """A step was launched; brings the table up to date when it is time. All ranks call it."""
+        if self._timer is None:
+            return
+        self._num_steps += 1
+        if self._num_steps % _TABLE_EVERY and self._num_steps not in _FIRST_TABLES:
+            return
+        self._timer.collect()
+        coefficients = torch.from_numpy(self._fit.coefficients())
+        if self._ranks is not None:
+            torch.distributed.broadcast(coefficients, group=self._ranks, group_src=0)
+        costs = costs_of(coefficients.numpy(), self._widths)
+        if costs is not None and self._allocator is not None:
+            self._allocator.use_costs(costs)
+
+    def describe(self) -> dict[str, Any] | None:
+        """For /server_info; plain values. None without an allocator."""
+        if self._allocator is None:
+            return None
+        return {
+            "num_timed_steps": self._fit.num_observed,
+            **self._allocator.costs.model_dump(mode="json"),
+        }
+
+    @contextmanager
+    def _time(self, observe: Callable[[float], None]) -> Iterator[None]:
+        if self._timer is None:
+            yield
+            return
+        with self._timer.measure(observe):
+            yield
+
+
+class _DeviceTimer:
+    """Times what is launched inside `measure`, without waiting for it.
+
+    On CUDA the time is known later, on the host at once.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._is_cuda = device == "cuda"
+        self._pending: deque[tuple[Any, Any, Callable[[float], None]]] = deque()
+
+    @contextmanager
+    def measure(self, observe: Callable[[float], None]) -> Iterator[None]:
+        if self._is_cuda:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            yield
+            end.record()
+            self._pending.append((begin, end, observe))
+            return
+        began = time.perf_counter()
+        yield
+        observe(1000 * (time.perf_counter() - began))
+
+    def collect(self) -> None:
+        """Hands over the times that are known by now."""
+        while self._pending and self._pending[0][1].query():
+            begin, end, observe = self._pending.popleft()
+            observe(begin.elapsed_time(end))
