@@ -78,7 +78,7 @@ def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:
 
 
 class _Fit:
-    """Least squares without negative terms, of the latest times."""
+    """Least squares of relative errors without negative terms, of the latest times."""
 
     def __init__(self, num_terms: int) -> None:
         self.num = 0
@@ -93,14 +93,16 @@ class _Fit:
         if self.num >= _NUM_BEFORE_OUTLIERS:
             milliseconds = min(milliseconds, _OUTLIER * float(self._terms @ row))
         self.num += 1
+        # In shares of the time: a wide step that takes long is not more exact than a narrow one.
+        row /= max(milliseconds, 1e-6)
         self._gram = _KEPT * self._gram + np.outer(row, row)
-        self._moment = _KEPT * self._moment + milliseconds * row
+        self._moment = _KEPT * self._moment + row
 
     def solve(self) -> Float64:
         if self.num == 0:
             return np.zeros(len(self._moment))
         # Where the times do not tell the terms apart, the largest factor gets most.
-        gram = self._gram + 1e-6 * np.trace(self._gram) * np.eye(len(self._moment))
+        gram = self._gram + 1e-7 * np.trace(self._gram) * np.eye(len(self._moment))
         best, best_loss = np.zeros(len(self._moment)), 0.0
         for size in range(1, len(self._moment) + 1):
             for chosen in map(list, itertools.combinations(range(len(self._moment)), size)):

@@ -38,6 +38,7 @@ class ServedCosts:
     allocator: None, as under policies that weigh no costs: nothing is timed.
     is_fixed: its table was given and stays.
     ranks: the tensor-parallel group, on the host; None: this process is alone.
+    now: the time of the host in seconds, to be replaced in tests.
     """
 
     def __init__(
@@ -48,10 +49,11 @@ class ServedCosts:
         widths: Sequence[int],
         device: str,
         ranks: torch.distributed.ProcessGroup | None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._allocator = allocator
         self._widths = tuple(widths)
-        self._timer = _DeviceTimer(device) if allocator is not None and not is_fixed else None
+        self._timer = _DeviceTimer(device, now) if allocator is not None and not is_fixed else None
         self._ranks = ranks
         self._fit = CostFit()
         self._num_steps = 0
@@ -113,8 +115,9 @@ class _DeviceTimer:
     On CUDA the time is known later, on the host at once.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, now: Callable[[], float]) -> None:
         self._is_cuda = device == "cuda"
+        self._now = now
         self._pending: deque[tuple[Any, Any, Callable[[float], None]]] = deque()
 
     @contextmanager
@@ -126,9 +129,9 @@ class _DeviceTimer:
             end.record()
             self._pending.append((begin, end, observe))
             return
-        began = time.perf_counter()
+        began = self._now()
         yield
-        observe(1000 * (time.perf_counter() - began))
+        observe(1000 * (self._now() - began))
 
     def collect(self) -> None:
         """Hands over the times that are known by now."""

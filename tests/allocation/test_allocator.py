@@ -1,0 +1,266 @@
+"""The allocator against every possible choice, and what a server needs of it."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_hvd.allocation import Allocation, DraftOdds, StepAllocator, StepCosts
+
+WIDTHS, SIZES, STEPS = (1, 2, 4, 7), (1, 3), (1, 2)
+MAX_NODES = 4
+
+
+def costs(
+    *, plain: float = 5.0, per_node: float = 0.1, of_round: float = 0.5, extend: float = 0.2
+) -> StepCosts:
+    """A step of n requests and w nodes each: plain + per_node n w."""
+    verify = tuple(tuple(plain + per_node * n * w for w in (1, 8)) for n in (1, 4))
+    return StepCosts(
+        about="made up",
+        batch_sizes=(1, 4),
+        widths=(1, 8),
+        verify=verify,
+        draft_round=(of_round, 2 * of_round),
+        draft_extend=((extend, extend), (extend, extend)),
+    )
+
+
+def odds(hazards: list[list[float]], model: list[tuple[float, float]]) -> DraftOdds:
+    """Chains by the probability of each token after those before it. model: probability of a token
+    of the model drafter's draft, and where the cache draft is right; half as likely, in odds, in
+    the smaller size."""
+    num = len(hazards)
+    probs = np.zeros((num, MAX_NODES), np.float32)
+    for row, of_row in zip(probs, hazards, strict=True):
+        row[: len(of_row)] = np.cumprod(of_row)
+    reaches = np.zeros((2, num, len(SIZES), STEPS[-1]), np.float32)
+    for i, of_request in enumerate(model):
+        for kind, prob in enumerate(of_request):
+            smaller = prob / 2 / (prob / 2 + 1 - prob)
+            reaches[kind, i, 0] = [smaller, 0]  # a tree of one node has one level
+            reaches[kind, i, 1] = [prob, prob**2]
+    # Joint probabilities cannot be larger than that of either.
+    for i in range(num):
+        for size, depth in itertools.product(range(len(SIZES)), range(STEPS[-1])):
+            if probs[i, depth] > 0:
+                bound = reaches[0, i, size, depth] / probs[i, depth]
+                reaches[1, i, size, depth] = min(reaches[1, i, size, depth], bound, 1)
+    return DraftOdds(
+        probs,
+        np.tile(np.arange(1, MAX_NODES + 1, dtype=np.int32), (num, 1)),
+        np.array(list(map(len, hazards)), np.int32),
+        reaches[0],
+        reaches[1],
+    )
+
+
+def expected(given: DraftOdds, row: int, num_cache: int, num_model: int, num_steps: int) -> float:
+    """Sum over the depths of the probability that either draft is right up to there."""
+    total = 0.0
+    for depth in range(MAX_NODES):
+        cache = float(given.probs[row, depth]) if depth < num_cache else 0.0
+        of_model = both = 0.0
+        if num_model and depth < num_steps:
+            size = SIZES.index(num_model)
+            of_model = float(given.reaches[row, size, depth])
+            both = cache * float(given.reaches_if_right[row, size, depth])
+        total += cache + of_model - both
+    return total
+
+
+def score(
+    given: DraftOdds,
+    table: StepCosts,
+    choices: list[tuple[int, int]],
+    num_steps: int,
+    width: int,
+    plain_ms: float,
+) -> float:
+    """Cycles gained less cycles' time, for requests of 2 tokens a cycle, as they all begin."""
+    num = len(choices)
+    drafting = sum(num_model > 0 for _, num_model in choices)
+    ms = table.verify_ms(num, [width])[0] + table.draft_extend_ms(num, [width])[0]
+    ms += table.draft_ms(drafting, num_steps)
+    gained = sum(
+        expected(given, row, num_cache, num_model, num_steps) / 2
+        for row, (num_cache, num_model) in enumerate(choices)
+    )
+    return float(gained - num / plain_ms * ms)
+
+
+hazard = st.floats(0, 1, width=16)
+chains = st.lists(hazard, max_size=MAX_NODES)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> DraftOdds:
+    num = draw(st.integers(1, 2))
+    return odds(
+        [draw(chains) for _ in range(num)], [(draw(hazard), draw(hazard)) for _ in range(num)]
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    batches(),
+    st.floats(0.5, 10),
+    st.floats(0, 1),
+    st.floats(0, 3),
+)
+def test_no_other_choice_makes_more_progress_in_its_time(
+    given: DraftOdds, plain: float, per_node: float, of_round: float
+) -> None:
+    table = costs(plain=plain, per_node=per_node, of_round=of_round)
+    num = len(given.num_nodes)
+    found = allocator(table).allocate(slots(num), given)
+    choices = list(zip(found.num_cache.tolist(), found.num_model.tolist(), strict=True))
+    plain_ms = table.verify_ms(num, [1])[0] + table.draft_extend_ms(num, [1])[0]
+    best = -np.inf
+    for width, steps in itertools.product(WIDTHS, STEPS):
+        of_request = [
+            [
+                (num_cache, num_model)
+                for num_cache in range(int(given.num_nodes[row]) + 1)
+                for num_model in (0, *SIZES)
+                if num_cache + num_model < width
+            ]
+            for row in range(num)
+        ]
+        for others in itertools.product(*of_request):
+            best = max(best, score(given, table, list(others), steps, width, plain_ms))
+    reached = score(given, table, choices, found.num_steps, found.width, plain_ms)
+    assert reached == pytest.approx(best, abs=1e-4)
+
+
+def allocator(table: StepCosts, **options: Any) -> StepAllocator:
+    made = StepAllocator(table, widths=WIDTHS, model_sizes=SIZES, num_steps=STEPS, **options)
+    for slot in range(4):
+        made.start(slot)
+    return made
+
+
+def slots(num: int) -> Any:
+    return np.arange(num, dtype=np.int32)
+
+
+def of(found: Allocation) -> tuple[list[int], list[int]]:
+    return found.num_cache.tolist(), found.num_model.tolist()
+
+
+SURE, HOPELESS = [1.0] * 4, [0.01] * 4
+
+
+def test_a_sure_cache_draft_leaves_the_model_drafter_out() -> None:
+    found = allocator(costs()).allocate(slots(1), odds([SURE], [(0.9, 0.9)]))
+    assert of(found) == ([4], [0])
+
+
+def test_only_the_request_that_needs_it_drafts_with_the_model() -> None:
+    found = allocator(costs()).allocate(slots(2), odds([SURE, []], [(0.9, 0.9), (0.9, 0.9)]))
+    assert of(found) == ([4, 0], [0, 3])
+
+
+def test_an_unsure_cache_draft_is_verified_beside_the_model_draft() -> None:
+    found = allocator(costs(per_node=0.001)).allocate(slots(1), odds([[0.5] * 3], [(0.6, 0.7)]))
+    assert of(found) == ([3], [3])
+    assert found.width == 7
+
+
+def test_nothing_that_pays_is_a_plain_step() -> None:
+    found = allocator(costs(per_node=3.0)).allocate(slots(1), odds([HOPELESS], [(0.1, 0.1)]))
+    assert of(found) == ([0], [0])
+    assert found.width == 1
+
+
+def test_a_step_is_no_wider_than_its_drafts() -> None:
+    found = allocator(costs(per_node=0.1)).allocate(slots(1), odds([[0.9]], [(0.01, 0.01)]))
+    assert of(found) == ([1], [0])
+    assert found.width == 2
+
+
+def test_as_nodes_get_dearer_the_step_narrows() -> None:
+    drafts = odds([[0.9] * 4] * 2, [(0.6, 0.6)] * 2)
+    widths = [
+        allocator(costs(per_node=per_node)).allocate(slots(2), drafts).width
+        for per_node in (0.0, 0.1, 0.3, 1.0, 3.0, 9.0)
+    ]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] == 7
+    assert widths[-1] == 1
+
+
+def test_where_all_or_none_draft_one_draft_costs_as_much_as_all() -> None:
+    given = odds([SURE] * 3 + [[]], [(0.5, 0.5)] * 4)
+    table = StepCosts(
+        about="a round for one is cheap, for four it is not",
+        batch_sizes=(1, 4),
+        widths=(1, 8),
+        verify=((5, 5), (5, 5)),
+        draft_round=(0.1, 40),
+        draft_extend=((0, 0), (0, 0)),
+    )
+    assert of(allocator(table).allocate(slots(4), given))[1] == [0, 0, 0, 3]
+    together = allocator(table, drafts_for_all=True).allocate(slots(4), given)
+    # One step is one draft without a round: it is free in both.
+    assert together.num_steps == 1
+
+
+def test_a_pinned_request_drafts_with_all_of_the_model_tree_and_nothing_else() -> None:
+    made, given = allocator(costs()), odds([SURE, SURE], [(0.0, 0.0)] * 2)
+    found = made.allocate(slots(2), given, np.array([True, False]))
+    assert of(found) == ([0, 4], [3, 0])
+    assert found.num_steps == STEPS[-1]
+
+
+def test_the_model_drafter_is_looked_at_now_and_then() -> None:
+    made = allocator(costs(of_round=50, extend=0))
+    given = odds([SURE, SURE], [(0.1, 0.1)] * 2)
+    looks = [step for step in range(600) if of(made.allocate(slots(2), given))[1] != [0, 0]]
+    assert looks == [256, 513]
+
+
+def test_a_cache_draft_is_looked_at_now_and_then() -> None:
+    made = StepAllocator(costs(per_node=9), widths=(1, 2), model_sizes=(1,), num_steps=(1,))
+    made.start(0)
+    probs = np.full((1, 1), 0.01, np.float32)
+    nothing = np.zeros((1, 1, 1), np.float32)
+    given = DraftOdds(probs, np.ones((1, 1), np.int32), np.ones(1, np.int32), nothing, nothing)
+    widths = [made.allocate(slots(1), given).width for _ in range(600)]
+    assert {step for step, width in enumerate(widths) if width > 1} >= {256, 513}
+
+
+def test_equal_calls_give_equal_results() -> None:
+    random = np.random.default_rng(1)
+    made = [allocator(costs()) for _ in range(2)]
+    for _ in range(50):
+        given = odds(random.random((2, 4)).tolist(), random.random((2, 2)).tolist())
+        first, second = (each.allocate(slots(2), given) for each in made)
+        assert (of(first), first.width) == (of(second), second.width)
+        for each in made:
+            each.observe(slots(2), first.num_cache + np.int32(1))
+
+
+def test_other_costs_hold_from_the_next_step_on() -> None:
+    made, given = allocator(costs(per_node=9)), odds([[0.9] * 4], [(0.1, 0.1)])
+    assert made.allocate(slots(1), given).width == 1
+    made.use_costs(costs(per_node=0))
+    assert made.allocate(slots(1), given).width > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"widths": (2, 2)}, "widths must rise"),
+        ({"widths": ()}, "widths must rise"),
+        ({"num_steps": (0, 1)}, "num_steps must rise"),
+        ({"model_sizes": (1, 7)}, "has no room for a root and 7 nodes"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+    given = {"widths": WIDTHS, "model_sizes": SIZES, "num_steps": STEPS, **settings}
+    with pytest.raises(ValueError, match=message):
+        StepAllocator(costs(), **given)

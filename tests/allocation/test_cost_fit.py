@@ -1,0 +1,83 @@
+"""Costs learned from timed steps."""
+
+import numpy as np
+import pytest
+
+from sglang_hvd.allocation import CostFit, costs_of
+
+WIDTHS = (1, 2, 8, 32)
+
+
+def linear(num_requests: int, width: int) -> float:
+    return 5 + 0.3 * num_requests + 0.02 * num_requests * width
+
+
+def test_steps_of_several_sizes_give_the_terms_of_their_times() -> None:
+    fit, random = CostFit(), np.random.default_rng(0)
+    for _ in range(400):
+        n, w = int(random.integers(1, 17)), int(random.choice(WIDTHS))
+        noise = 1 + 0.05 * random.standard_normal()
+        fit.observe_verify(n, w, linear(n, w) * noise)
+        fit.observe_extend(n, w, (0.4 + 0.001 * n * w) * noise)
+        fit.observe_draft(n, 7, 7 * (0.5 + 0.01 * n) * noise)
+    costs = costs_of(fit.coefficients(), WIDTHS)
+    assert costs is not None
+    for n, w in ((1, 1), (4, 32), (16, 8)):
+        assert costs.verify_ms(n, [w])[0] == pytest.approx(linear(n, w), rel=0.05)
+    assert costs.draft_ms(8, 8) == pytest.approx(7 * 0.58, rel=0.05)
+    assert costs.draft_extend_ms(16, [32])[0] == pytest.approx(0.912, rel=0.05)
+
+
+def test_what_was_never_seen_costs_more_the_wider_it_is() -> None:
+    fit = CostFit()
+    for _ in range(20):
+        fit.observe_verify(1, 32, 10.0)
+    costs = costs_of(fit.coefficients(), WIDTHS)
+    assert costs is not None
+    assert costs.verify_ms(1, [32])[0] == pytest.approx(10, rel=0.01)
+    assert costs.verify_ms(1, [1])[0] < 1
+
+
+def test_times_that_fall_with_the_width_do_not_make_a_table_that_does() -> None:
+    fit = CostFit()
+    for _ in range(20):
+        fit.observe_verify(1, 1, 10.0)
+        fit.observe_verify(1, 32, 8.0)
+    costs = costs_of(fit.coefficients(), WIDTHS)
+    assert costs is not None
+    narrow, wide = costs.verify_ms(1, [1, 32])
+    assert wide >= narrow > 8
+
+
+def test_a_single_pause_changes_little() -> None:
+    fit = CostFit()
+    for _ in range(100):
+        fit.observe_verify(1, 8, 5.0)
+    fit.observe_verify(1, 8, 5000.0)
+    costs = costs_of(fit.coefficients(), WIDTHS)
+    assert costs is not None
+    assert costs.verify_ms(1, [8])[0] == pytest.approx(5.1, abs=0.1)
+
+
+def test_costs_that_change_are_followed() -> None:
+    fit = CostFit()
+    for milliseconds in (5.0, 10.0):
+        for _ in range(2000):
+            fit.observe_verify(1, 8, milliseconds)
+    costs = costs_of(fit.coefficients(), WIDTHS)
+    assert costs is not None
+    assert costs.verify_ms(1, [8])[0] == pytest.approx(10, rel=0.05)
+
+
+def test_before_any_step_there_is_no_table() -> None:
+    fit = CostFit()
+    assert fit.num_observed == 0
+    assert costs_of(fit.coefficients(), WIDTHS) is None
+
+
+def test_another_process_makes_the_same_table_of_the_terms() -> None:
+    fit = CostFit()
+    for w in WIDTHS:
+        fit.observe_verify(3, w, linear(3, w))
+    sent = np.frombuffer(fit.coefficients().tobytes())
+    assert costs_of(sent, WIDTHS) == costs_of(fit.coefficients(), WIDTHS)

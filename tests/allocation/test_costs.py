@@ -1,0 +1,88 @@
+"""Tables of what steps cost."""
+
+from pathlib import Path
+
+import pytest
+
+from sglang_hvd.allocation import StepCosts
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "costs"
+
+TABLE = """
+about: made up
+batch_sizes: [1, 4]
+widths: [1, 8]
+verify:
+  - [6, 13]
+  - [9, 30]
+draft_round: [0.5, 0.8]
+draft_extend:
+  - [0.25, 0.25]
+  - [0.25, 1.3]
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "costs.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_between_and_beyond_its_entries_a_table_is_straight(tmp_path: Path) -> None:
+    costs = StepCosts.load(written(tmp_path, TABLE))
+    assert costs.verify_ms(1, [1, 2, 8, 9]).tolist() == [6, 7, 13, 14]
+    assert costs.verify_ms(2, [1, 8]) == pytest.approx([7, 13 + 17 / 3])
+    assert costs.verify_ms(5, [1]).tolist() == [10]
+    assert costs.draft_extend_ms(4, [8]).tolist() == [1.3]
+
+
+def test_a_draft_runs_a_round_less_than_it_has_steps(tmp_path: Path) -> None:
+    costs = StepCosts.load(written(tmp_path, TABLE))
+    assert costs.draft_ms(1, 1) == 0
+    assert costs.draft_ms(1, 4) == 1.5
+    assert costs.draft_ms(4, 4) == pytest.approx(2.4)
+    assert costs.draft_ms(0, 4) == 0
+
+
+def test_a_table_can_be_written_and_read_again(tmp_path: Path) -> None:
+    costs = StepCosts.load(written(tmp_path, TABLE))
+    again = StepCosts.load(written(tmp_path, costs.to_yaml()))
+    assert again == costs
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_tables_that_ship_can_be_read(path: Path) -> None:
+    costs = StepCosts.load(path)
+    assert costs.verify_ms(1, [1])[0] > 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[6, 13]", "[6]", "verify must have 2 x 2 entries"),
+        ("[6, 13]", "[13, 6]", "verify must not be negative and never fall"),
+        ("[9, 30]", "[5, 30]", "verify must not be negative and never fall"),
+        ("[6, 13]", "[0, 13]", "a plain step takes time"),
+        ("[6, 13]", "[.nan, 13]", "verify: 0: 0: Input should be a finite number"),
+        ("[0.5, 0.8]", "[0.5]", "draft_round must have 2 entries"),
+        ("[0.5, 0.8]", "[0.5, -0.8]", "draft_round must not be negative and never fall"),
+        ("batch_sizes: [1, 4]", "batch_sizes: [2, 4]", "batch_sizes must rise from 1"),
+        ("widths: [1, 8]", "widths: [1]", "widths must rise from 1 in two or more steps"),
+        ("about: made up", "", "about: Field required"),
+        ("about", "color: red\nabout", "color: Extra inputs are not permitted"),
+        (TABLE, "[1", "the cost table is no YAML or JSON"),
+    ],
+)
+def test_a_table_that_is_none_is_refused_in_one_line(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    path = written(tmp_path, TABLE.replace(old, new))
+    with pytest.raises(ValueError, match=message) as raised:
+        StepCosts.load(path)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot read the cost table: No such file"):
+        StepCosts.load(tmp_path / "none.yaml")

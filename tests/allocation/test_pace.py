@@ -1,0 +1,52 @@
+"""How fast requests and steps go."""
+
+import numpy as np
+import pytest
+
+from sglang_hvd.allocation.pace import Pace
+
+
+def slots(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int32)
+
+
+def test_a_token_is_worth_more_to_a_request_that_goes_slowly() -> None:
+    pace = Pace()
+    for slot in (0, 1):
+        pace.start(slot)
+    for _ in range(100):
+        pace.see_tokens(slots(0, 1), slots(1, 8))
+    assert pace.token_values(slots(0, 1)).tolist() == pytest.approx([1, 1 / 8], rel=0.01)
+
+
+def test_a_new_request_in_a_slot_begins_at_the_mean_of_all() -> None:
+    pace = Pace()
+    pace.start(0)
+    for _ in range(500):
+        pace.see_tokens(slots(0), slots(4))
+    pace.start(0)
+    pace.start(7)
+    assert pace.token_values(slots(0, 7)).tolist() == pytest.approx([1 / 4, 1 / 4], rel=0.01)
+
+
+def test_a_millisecond_costs_each_request_its_share_of_a_step() -> None:
+    pace = Pace()
+    assert pace.price(3, plain_ms=6.0) == 0.5
+    for _ in range(100):
+        pace.see_step(10.0)
+    assert pace.price(3, plain_ms=6.0) == pytest.approx(0.3)
+
+
+def test_the_mean_of_all_does_not_depend_on_how_cycles_come_in_batches() -> None:
+    together, apart = Pace(), Pace()
+    for pace in (together, apart):
+        pace.start(0)
+        pace.start(1)
+    for _ in range(300):
+        together.see_tokens(slots(0, 1), slots(2, 4))
+        apart.see_tokens(slots(0), slots(2))
+        apart.see_tokens(slots(1), slots(4))
+    for pace in (together, apart):
+        pace.start(2)
+    values = [pace.token_values(slots(2))[0] for pace in (together, apart)]
+    assert values[0] == pytest.approx(values[1], rel=0.02)

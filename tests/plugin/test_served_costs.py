@@ -1,0 +1,171 @@
+"""Step costs learned while serving, alone and on every rank of a tensor-parallel group."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sglang_hvd.allocation import DraftOdds, StepAllocator
+from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
+
+WIDTHS, SIZES, NUM_STEPS = (1, 4, 8, 16), (3, 7), 3
+NUM_RANK_STEPS = 100_000
+
+
+def allocator() -> StepAllocator:
+    made = StepAllocator(
+        before_any_step(WIDTHS), widths=WIDTHS, model_sizes=SIZES, num_steps=[NUM_STEPS]
+    )
+    for slot in range(8):
+        made.start(slot)
+    return made
+
+
+def clock(*, fixed: float, per_node: float, noise: float, seed: int) -> Callable[..., float]:
+    """A machine on which a verification takes fixed + per_node n w milliseconds, in seconds."""
+    random = np.random.default_rng(seed)
+
+    def duration(num_requests: int, width: int) -> float:
+        exact = fixed + per_node * num_requests * width
+        return exact * (1 + noise * float(random.random())) / 1000
+
+    return duration
+
+
+class Stopwatch:
+    """Time that passes only when it is told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def serve(
+    made: StepAllocator,
+    costs: ServedCosts,
+    watch: Stopwatch,
+    duration: Callable[..., float],
+    num_steps: int,
+) -> str:
+    """Steps of drafts that are drawn alike everywhere; returns a digest of all decisions."""
+    random = np.random.default_rng(5)
+    digest = hashlib.sha256()
+    kinds = []
+    for n in range(1, 9):
+        for _ in range(4):
+            hazards = random.random((n, 16)).astype(np.float32) ** 0.3
+            reaches = np.cumprod(random.random((n, len(SIZES), NUM_STEPS)), axis=2)
+            of_all = np.sort(reaches.astype(np.float32), axis=1)
+            kinds.append(
+                DraftOdds(
+                    np.cumprod(hazards, axis=1),
+                    np.tile(np.arange(1, 17, dtype=np.int32), (n, 1)),
+                    random.integers(0, 17, n).astype(np.int32),
+                    of_all,
+                    of_all,
+                )
+            )
+    slots = np.arange(8, dtype=np.int32)
+    for odds in itertools.islice(itertools.cycle(kinds), num_steps):
+        n = len(odds.num_nodes)
+        found = made.allocate(slots[:n], odds)
+        digest.update(found.num_cache.tobytes() + found.num_model.tobytes())
+        digest.update(bytes([found.width]))
+        with costs.time_draft(int((found.num_model > 0).sum()), NUM_STEPS - 1):
+            watch.seconds += duration(n, 2)
+        with costs.time_verify(n, found.width):
+            watch.seconds += duration(n, found.width)
+        with costs.time_extend(n, found.width):
+            watch.seconds += duration(n, 1) / 10
+        costs.end_step()
+        made.observe(slots[:n], np.minimum(found.num_cache, 3) + np.int32(1))
+    return digest.hexdigest()
+
+
+def served(
+    made: StepAllocator, watch: Stopwatch, *, is_fixed: bool = False, ranks: object = None
+) -> ServedCosts:
+    return ServedCosts(made, is_fixed=is_fixed, widths=WIDTHS, device="cpu", ranks=ranks, now=watch)
+
+
+def test_the_table_becomes_that_of_the_machine() -> None:
+    made, watch = allocator(), Stopwatch()
+    costs = served(made, watch)
+    serve(made, costs, watch, clock(fixed=7, per_node=0.25, noise=0, seed=1), 600)
+    for n, w in ((1, 1), (4, 8), (8, 16)):
+        assert made.costs.verify_ms(n, [w])[0] == pytest.approx(7 + 0.25 * n * w, rel=0.02)
+    described = costs.describe()
+    assert described is not None
+    assert described["num_timed_steps"] == 600
+    assert described["about"] == made.costs.about
+
+
+def test_on_a_machine_where_nodes_are_free_steps_are_wider() -> None:
+    widths = []
+    for per_node in (0.0, 2.0):
+        made, watch = allocator(), Stopwatch()
+        costs = served(made, watch)
+        serve(made, costs, watch, clock(fixed=7, per_node=per_node, noise=0, seed=1), 600)
+        probs = np.cumprod(np.full((4, 16), 0.8, np.float32), axis=1)
+        nothing = np.zeros((4, len(SIZES), NUM_STEPS), np.float32)
+        depths = np.tile(np.arange(1, 17, dtype=np.int32), (4, 1))
+        odds = DraftOdds(probs, depths, np.full(4, 15, np.int32), nothing, nothing)
+        widths.append(made.allocate(np.arange(4, dtype=np.int32), odds).width)
+    assert widths[0] == 16
+    assert widths[1] < 8
+
+
+def test_a_table_that_was_given_stays() -> None:
+    made, watch = allocator(), Stopwatch()
+    before = made.costs
+    costs = served(made, watch, is_fixed=True)
+    serve(made, costs, watch, clock(fixed=70, per_node=9, noise=0, seed=1), 200)
+    assert made.costs is before
+
+
+def test_without_an_allocator_nothing_is_timed() -> None:
+    costs = ServedCosts(
+        None, is_fixed=False, widths=WIDTHS, device="cpu", ranks=None, now=Stopwatch()
+    )
+    with costs.time_verify(1, 4):
+        pass
+    costs.end_step()
+    assert costs.describe() is None
+
+
+def _clock_of(rank: int) -> Callable[..., float]:
+    """The second rank's machine is slower at everything but wide steps."""
+    return clock(fixed=5 + 20 * rank, per_node=0.3 / (1 + 9 * rank), noise=1.0, seed=rank)
+
+
+def _serve_as_rank(rank: int, folder: str) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2
+    )
+    made, watch = allocator(), Stopwatch()
+    costs = served(made, watch, ranks=torch.distributed.group.WORLD)
+    digest = serve(made, costs, watch, _clock_of(rank), NUM_RANK_STEPS)
+    Path(folder, str(rank)).write_text(f"{digest} {costs.describe()}")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_with_different_clocks_decide_alike(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_serve_as_rank, args=(str(tmp_path),), nprocs=2)
+    first, second = ((tmp_path / str(rank)).read_text() for rank in range(2))
+    assert first == second
+
+
+def test_left_to_themselves_these_ranks_would_not() -> None:
+    digests = set()
+    for rank in range(2):
+        made, watch = allocator(), Stopwatch()
+        digests.add(serve(made, served(made, watch), watch, _clock_of(rank), 2000))
+    assert len(digests) == 2

@@ -1,0 +1,150 @@
+"""Replay of many sessions at a time: what is served, what it costs, what the oracle knows."""
+
+import numpy as np
+import pytest
+
+from sglang_hvd.allocation import StepAllocator, StepCosts
+from sglang_hvd.config import HvdConfig, Policy
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.payoff import TokenClasses
+from sglang_hvd.replay.batch import BatchReplay, DrawnTrace, ServedTotals
+from sglang_hvd.suffix_cache import SuffixCache
+from tests.payoff.made_up import constant_survival
+from tests.traces.made_up import trace
+
+CLASSES = TokenClasses.from_strings(["a", ",", "("])
+WIDTHS, SIZES = (1, 2, 4, 8), (1, 3)
+NUM_STEPS = 3
+
+# A step takes 10 ms and one for each request, a round of the model drafter 2 and draft-extend 1.
+COSTS = StepCosts(
+    about="made up",
+    batch_sizes=(1, 2),
+    widths=(1, 8),
+    verify=((11, 11), (12, 12)),
+    draft_round=(2, 2),
+    draft_extend=((1, 1), (1, 1)),
+)
+
+
+def drawn(prompt: list[int], output: list[int], accepted: int = 0) -> DrawnTrace:
+    by_size = {
+        size: np.full(len(output), min(accepted, size), np.int32) for size in (*SIZES, NUM_STEPS)
+    }
+    return DrawnTrace(trace(prompt, output), by_size)
+
+
+def fresh(num_tokens: int, seed: int) -> list[int]:
+    """Text that no draft has."""
+    return list(range(1000 * seed, 1000 * seed + num_tokens))
+
+
+def replay(
+    policy: Policy,
+    *,
+    prob: float = 0.5,
+    is_oracle: bool = False,
+    costs: StepCosts = COSTS,
+    shared_cache_tokens: int = 10_000,
+) -> BatchReplay:
+    config = HvdConfig(policy=policy, calibrate=False, shared_cache_tokens=shared_cache_tokens)
+    allocator = None
+    if policy == "allocate":
+        allocator = StepAllocator(costs, widths=WIDTHS, model_sizes=SIZES, num_steps=[NUM_STEPS])
+    drafter = HybridDrafter(
+        config,
+        cache=SuffixCache.of_config(config, background=False),
+        predictor=constant_survival(prob) if config.predicts else None,
+        token_classes=CLASSES if config.predicts else None,
+        num_model_steps=NUM_STEPS,
+        num_model_nodes=SIZES[-1],
+        verify_width=WIDTHS[-1],
+        allocator=allocator,
+    )
+    return BatchReplay(
+        drafter,
+        costs,
+        widths=WIDTHS,
+        drafts_with_model=config.drafts_with_model,
+        is_oracle=is_oracle,
+        model_sizes=SIZES,
+        num_model_steps=NUM_STEPS,
+    )
+
+
+def test_a_cycle_costs_what_the_table_says() -> None:
+    sessions = [[drawn([1], fresh(401, 1), accepted=2)]]
+    totals = replay("model").serve(sessions, batch_size=1, num_tokens=300)
+    # Three tokens in each step of 11 + 1 ms and two rounds.
+    assert totals.num_tokens == 3 * totals.num_steps == 300
+    assert totals.ms == totals.num_steps * (11 + 1 + 2 * 2)
+    assert (totals.num_model, totals.num_accepted) == (totals.num_cycles, 200)
+
+
+def test_without_the_model_drafter_nothing_is_paid_for_it() -> None:
+    totals = replay("cache").serve([[drawn([1], fresh(101, 1))]], batch_size=1, num_tokens=50)
+    assert totals.ms == 11 * totals.num_steps == 11 * totals.num_tokens
+
+
+def test_a_batch_shares_its_steps_and_is_always_full() -> None:
+    sessions = [[drawn([1], fresh(60, n))] for n in range(1, 4)]
+    totals = replay("cache").serve(sessions, batch_size=2, num_tokens=100)
+    assert totals.num_cycles == 2 * totals.num_steps == totals.num_tokens
+    assert totals.ms == 12 * totals.num_steps
+
+
+def test_turns_follow_each_other_and_draft_from_those_before() -> None:
+    output = fresh(40, 1)
+    once = [drawn([1], output)]
+    twice = [drawn([1], output), drawn([2], output)]
+    of_once = replay("cache").serve([once], batch_size=1, num_tokens=10**6)
+    of_twice = replay("cache").serve([twice], batch_size=1, num_tokens=10**6)
+    assert of_once.num_cache == 0
+    assert of_twice.num_accepted > 20
+
+
+def test_a_session_does_not_draft_from_its_own_repetition() -> None:
+    sessions = [[drawn([1], fresh(40, 1))]]
+    for batch_size in (1, 3):
+        totals = replay("cache").serve(sessions, batch_size=batch_size, num_tokens=39)
+        assert totals.num_accepted == 0
+
+
+def test_every_repetition_begins_with_what_came_earlier() -> None:
+    output = fresh(40, 1)
+    totals = replay("cache").serve(
+        [[drawn([1], output)]],
+        earlier=[trace([5], output)],
+        batch_size=1,
+        num_tokens=39,
+    )
+    assert totals.num_accepted > 20
+
+
+def test_the_oracle_verifies_what_is_right_and_nothing_else() -> None:
+    output = fresh(40, 1)
+    wrong = [*output[:20], *fresh(20, 9)]
+    # The first half of each text is a copy of its prompt; the predictor trusts nothing.
+    sessions = [[drawn(output, wrong, accepted=0)]]
+    blind = replay("allocate", prob=0.01).serve(sessions, batch_size=1, num_tokens=39)
+    oracle = replay("allocate", prob=0.01, is_oracle=True).serve(
+        sessions, batch_size=1, num_tokens=39
+    )
+    assert oracle.num_accepted >= 15
+    assert oracle.num_model == oracle.num_both == 0
+    assert oracle.num_tokens / oracle.ms > blind.num_tokens / blind.ms
+
+
+def test_a_draft_of_both_has_the_longer_of_the_two() -> None:
+    text = fresh(60, 1)
+    sessions = [[drawn(text, text, accepted=1)]]
+    totals = replay("both").serve(sessions, batch_size=1, num_tokens=50)
+    # The cache draft has 4 tokens beside the model drafter's 3.
+    assert totals.num_both > 0.8 * totals.num_cycles
+    assert totals.num_tokens / totals.num_cycles == pytest.approx(5, abs=0.3)
+
+
+@pytest.mark.parametrize("sessions", [[], [[drawn([1, 2], [3])]], [[drawn([1, 2], [])]]])
+def test_sessions_without_a_cycle_are_not_served(sessions: list[list[DrawnTrace]]) -> None:
+    totals = replay("cache").serve(sessions, batch_size=2, num_tokens=10)
+    assert totals == ServedTotals()

@@ -1,0 +1,205 @@
+"""The drafter under the policies that verify both drafts of a request."""
+
+import numpy as np
+import pytest
+
+from sglang_hvd.allocation import StepAllocator, StepCosts
+from sglang_hvd.config import HvdConfig, Policy
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.payoff import PayoffPredictor, TokenClasses
+from sglang_hvd.request_stats import RequestStats
+from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
+from tests.payoff.made_up import constant_survival, linear
+
+CLASSES = TokenClasses.from_strings(["a", ",", "("])
+WIDTHS, SIZES, NUM_STEPS = (1, 2, 4, 8, 16), (3, 7), 3
+
+# 3 tokens match, so the cache draft begins 4, 5, 6.
+REPEATS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
+
+
+def costs(per_node: float) -> StepCosts:
+    return StepCosts(
+        about="made up",
+        batch_sizes=(1, 2),
+        widths=(1, 16),
+        verify=((5 + per_node, 5 + 16 * per_node), (5 + 2 * per_node, 5 + 32 * per_node)),
+        draft_round=(0.5, 0.5),
+        draft_extend=((0, 0), (0, 0)),
+    )
+
+
+def drafter(
+    policy: Policy = "allocate",
+    *,
+    prob: float = 0.7,
+    per_node: float = 0.01,
+    verify_width: int = WIDTHS[-1],
+    predictor: PayoffPredictor | None = None,
+) -> HybridDrafter:
+    allocator = StepAllocator(
+        costs(per_node), widths=WIDTHS, model_sizes=SIZES, num_steps=[NUM_STEPS]
+    )
+    config = HvdConfig(policy=policy)
+    return HybridDrafter(
+        config,
+        cache=SuffixCache.of_config(config, background=False),
+        predictor=predictor or constant_survival(prob),
+        token_classes=CLASSES,
+        num_model_steps=NUM_STEPS,
+        num_model_nodes=SIZES[-1],
+        verify_width=verify_width,
+        allocator=allocator,
+    )
+
+
+def planned(made: HybridDrafter, rid: str = "r") -> DraftPlan:
+    made.start(rid, REPEATS)
+    made.extend(rid, [3])
+    [plan] = made.plan([rid])
+    return plan
+
+
+def drafted(plan: DraftPlan) -> list[int]:
+    return [] if plan.cache_draft is None else plan.cache_draft.token_ids.tolist()
+
+
+def test_both_drafts_share_the_verification() -> None:
+    plan = planned(drafter("both"))
+    assert plan.source is DraftSource.BOTH
+    assert (plan.num_model_nodes, plan.num_model_steps) == (7, 3)
+    assert drafted(plan) == [4, 5, 6, 7, 8, 9, 1, 2]
+    assert plan.num_nodes == 15
+
+
+def test_the_cache_draft_gets_the_room_that_the_model_tree_leaves() -> None:
+    assert drafted(planned(drafter("both", verify_width=10))) == [4, 5]
+    plan = planned(drafter("both", verify_width=8))
+    assert (plan.source, drafted(plan)) == (DraftSource.MODEL, [])
+
+
+def test_without_a_cache_draft_both_is_the_model_draft() -> None:
+    made = drafter("both")
+    made.start("r", [1, 2, 3])
+    [plan] = made.plan(["r"])
+    assert (plan.source, plan.cache_draft, plan.num_model_nodes) == (DraftSource.MODEL, None, 7)
+
+
+@pytest.mark.parametrize(
+    ("prob", "per_node", "source"),
+    [
+        (0.999, 0.01, DraftSource.CACHE),
+        (0.5, 0.01, DraftSource.BOTH),
+        (0.001, 9.0, DraftSource.PLAIN),
+    ],
+)
+def test_what_pays_is_allocated(prob: float, per_node: float, source: DraftSource) -> None:
+    assert planned(drafter(prob=prob, per_node=per_node)).source is source
+
+
+def test_a_cut_draft_knows_its_own_score() -> None:
+    plan = planned(drafter("both", verify_width=10))
+    assert plan.cache_draft is not None
+    whole = planned(drafter("cache")).cache_draft
+    assert whole is not None
+    # The votes are surer of the first tokens.
+    assert 2 / whole.num_tokens * whole.score < plan.cache_draft.score < whole.score
+    assert plan.cache_draft.match_len == whole.match_len
+
+
+@pytest.mark.parametrize("policy", ["allocate", "both"])
+def test_a_request_without_cache_verifies_the_whole_model_tree(policy: Policy) -> None:
+    made = drafter(policy, prob=0.999)
+    made.start("r", REPEATS, without_cache=True)
+    made.extend("r", [3])
+    for _ in range(3):
+        [plan] = made.plan(["r"])
+        assert (plan.source, plan.cache_draft) == (DraftSource.MODEL, None)
+        assert (plan.num_model_nodes, plan.num_model_steps) == (7, 3)
+        made.commit(["r"], [VerifyOutcome([4], 0)])
+
+
+def test_a_cycle_of_both_counts_for_both() -> None:
+    made = drafter("both")
+    planned(made)
+    made.commit(["r"], [VerifyOutcome([4, 5, 99], 2, num_model_accepted=1)])
+    assert made.stats("r") == RequestStats(
+        num_both_cycles=1, num_both_accepted_drafts=2, num_target_tokens=2
+    )
+
+
+def test_both_drafts_are_learned_from_a_cycle_that_verified_both() -> None:
+    made = drafter(prob=0.5)
+    assert planned(made).source is DraftSource.BOTH
+    # The cache draft had two tokens right, the model drafter three.
+    made.commit(["r"], [VerifyOutcome([4, 5, 99, 98], 3, num_model_accepted=3)])
+    of_model, of_cache = made.model_figures(), made.calibration()
+    assert of_model is not None
+    assert (of_model.num_verified, of_model.mean_accepted) == (1, 3)
+    assert of_cache is not None
+    [origin] = [figures for figures in of_cache.values() if figures.num_verified]
+    assert (origin.num_verified, origin.mean_accepted) == (1, 2)
+
+
+def test_where_it_is_not_known_what_the_model_drafter_had_right_nothing_is_learned_of_it() -> None:
+    made = drafter(prob=0.5)
+    assert planned(made).source is DraftSource.BOTH
+    made.commit(["r"], [VerifyOutcome([4, 5, 99], 2)])
+    figures = made.model_figures()
+    assert figures is not None
+    assert figures.num_verified == 0
+
+
+def test_what_a_cut_draft_brings_is_compared_with_what_was_expected_of_its_part() -> None:
+    made = drafter(prob=0.9, per_node=2.0)
+    plan = planned(made)
+    num = plan.cache_draft.num_tokens if plan.cache_draft else 0
+    assert 0 < num < 8
+    made.commit(["r"], [VerifyOutcome([*drafted(plan), 99], num)])
+    figures = made.calibration()
+    assert figures is not None
+    [origin] = [each for each in figures.values() if each.num_verified]
+    assert origin.mean_predicted == pytest.approx(sum(0.9**j for j in range(1, num + 1)), abs=1e-3)
+
+
+def test_a_plan_of_a_batch_is_one_allocation() -> None:
+    made = drafter(prob=0.999)
+    planned(made, "sure")
+    made.commit(["sure"], [VerifyOutcome([4], 0)])
+    made.start("new", [50, 60, 70])
+    sure, new = made.plan(["sure", "new"])
+    assert sure.source is DraftSource.CACHE
+    assert (new.source, new.cache_draft) == (DraftSource.MODEL, None)
+
+
+def test_allocation_needs_an_allocator_and_a_distribution() -> None:
+    with pytest.raises(ValueError, match="the allocate policy needs an allocator"):
+        HybridDrafter(
+            HvdConfig(policy="allocate"),
+            cache=SuffixCache.as_in_paper(),
+            predictor=constant_survival(0.5),
+            token_classes=CLASSES,
+            num_model_steps=3,
+            num_model_nodes=7,
+            verify_width=16,
+        )
+    with pytest.raises(ValueError, match="needs a predictor of distributions, got one of kind mlp"):
+        drafter(predictor=linear({}))
+
+
+def test_a_predictor_that_is_off_leaves_the_votes_to_decide() -> None:
+    made = drafter(prob=0.95, per_node=0.3)
+    outcomes = []
+    for number in range(400):
+        text = np.random.default_rng(number).integers(0, 10_000, 8).tolist()
+        made.start(number, [*text, *text[:3]])
+        made.extend(number, [text[3]])
+        [plan] = made.plan([number])
+        outcomes.append(plan.cache_draft is not None)
+        made.commit([number], [VerifyOutcome([77], 0, 0 if plan.num_model_nodes else None)])
+        made.finish(number, output_ids=None, keep=False)
+    figures = made.calibration()
+    assert figures is not None
+    assert figures["prompt"].is_fallback
+    assert outcomes[0]
