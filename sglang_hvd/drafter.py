@@ -447,33 +447,29 @@ class HybridDrafter:
         proposals: Proposals,
         payoffs: Sequence[float | None],
     ) -> list[DraftPlan]:
-        plans = []
-        for row, source in enumerate(self._decide(proposals, payoffs)):
-            if requests[row].without_cache:
+        sources = self._decide(proposals, payoffs)
+        num_nodes = proposals.drafts.num_nodes[: len(requests)].tolist()
+        num_cache = np.zeros(len(requests), np.int32)
+        for row, (request, source) in enumerate(zip(requests, sources, strict=True)):
+            if request.without_cache:
                 source = self._without_cache
             room = self._room
-            if source in (DraftSource.MODEL, DraftSource.BOTH):
+            if source is DraftSource.BOTH:
                 room -= self._num_model_nodes
-                if source is DraftSource.BOTH and room == 0:
+                if room == 0:
                     source = DraftSource.MODEL
-            plans.append(self._plan(proposals, row, source, room, payoffs[row]))
-        return plans
-
-    def _plan(
-        self,
-        proposals: Proposals,
-        row: int,
-        source: DraftSource,
-        num_cache: int,
-        payoff: float | None,
-    ) -> DraftPlan:
-        """With the first num_cache tokens of the cache draft and all of the model drafter's."""
-        chosen = None
-        if source in (DraftSource.CACHE, DraftSource.BOTH):
-            chosen = proposals.drafts.chain(row, num_cache)
-        if source in (DraftSource.CACHE, DraftSource.PLAIN):
-            return DraftPlan(source, chosen, payoff)
-        return DraftPlan(source, chosen, payoff, self._num_model_nodes, self._num_model_steps)
+            sources[row] = source
+            if source in (DraftSource.CACHE, DraftSource.BOTH):
+                num_cache[row] = min(num_nodes[row], room)
+        model = self._num_model_nodes, self._num_model_steps
+        return [
+            DraftPlan(source, chosen, payoff)
+            if source in (DraftSource.CACHE, DraftSource.PLAIN)
+            else DraftPlan(source, chosen, payoff, *model)
+            for source, chosen, payoff in zip(
+                sources, proposals.drafts.chains(num_cache), payoffs, strict=True
+            )
+        ]
 
     def _by_cost(
         self,
@@ -486,7 +482,9 @@ class HybridDrafter:
         assert proposals.prediction is not None
         assert proposals.model_reaches is not None
         survival, reaches = self._survival(proposals), proposals.model_reaches
-        is_pinned = np.array([request.without_cache for request in requests])
+        is_pinned = None
+        if any(request.without_cache for request in requests):
+            is_pinned = np.array([request.without_cache for request in requests])
         found = allocator.allocate(
             self._slots(requests),
             DraftOdds(
@@ -498,24 +496,23 @@ class HybridDrafter:
             ),
             is_pinned,
         )
-        size_of = {num_nodes: size for size, num_nodes in enumerate(allocator.model_sizes)}
         plans = []
-        for row, (num_cache, num_model) in enumerate(
-            zip(found.num_cache.tolist(), found.num_model.tolist(), strict=True)
+        for request, chosen, payoff, num_model, of_cache, of_model in zip(
+            requests,
+            proposals.drafts.chains(found.num_cache),
+            payoffs,
+            found.num_model.tolist(),
+            found.cache_expected.tolist(),
+            found.model_expected.tolist(),
+            strict=True,
         ):
-            request = requests[row]
-            chosen = proposals.drafts.chain(row, num_cache) if num_cache else None
-            request.cache_expected = float(survival[row, :num_cache].sum())
+            request.cache_expected, request.model_expected = of_cache, of_model
             if not num_model:
                 source = DraftSource.PLAIN if chosen is None else DraftSource.CACHE
-                plans.append(DraftPlan(source, chosen, payoffs[row]))
+                plans.append(DraftPlan(source, chosen, payoff))
                 continue
             source = DraftSource.MODEL if chosen is None else DraftSource.BOTH
-            num_steps = min(found.num_steps, num_model)
-            request.model_expected = float(
-                reaches.of_all[row, size_of[num_model], :num_steps].sum()
-            )
-            plans.append(DraftPlan(source, chosen, payoffs[row], num_model, num_steps))
+            plans.append(DraftPlan(source, chosen, payoff, num_model, found.num_steps))
         return plans
 
     def _survival(self, proposals: Proposals) -> npt.NDArray[np.float32]:

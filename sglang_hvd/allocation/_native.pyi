@@ -25,5 +25,7 @@ class Allocator:
         min_width: int,
         min_steps: int,
         num_cache: _Int32,
-        model_size: _Int32,
-    ) -> tuple[int, int, float]: ...
+        num_model: _Int32,
+        cache_expected: _Float32,
+        model_expected: _Float32,
+    ) -> tuple[int, int]: ...

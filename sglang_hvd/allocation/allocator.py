@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from sglang_hvd.allocation.costs import Float64, StepCosts
 from sglang_hvd.allocation.pace import Int32, Pace
 
 Float32 = npt.NDArray[np.float32]
+_Array = TypeVar("_Array", Int32, Float32)
 
 # Once in so many steps the model drafter is looked at if it was not in any of them, and a draft is
 # verified if none was: what is expected of them could be wrong.
@@ -37,18 +39,25 @@ class DraftOdds:
     reaches_if_right: Float32
 
 
+_ODDS = tuple(DraftOdds.__dataclass_fields__)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Allocation:
     """The drafts of one step.
 
     num_cache: int32[num_requests], first nodes of each cache draft to verify.
     num_model: int32[num_requests], nodes of the model drafter's draft to verify.
+    cache_expected, model_expected: float32[num_requests], accepted tokens expected of each of these
+        parts; 0 for pinned requests.
     num_steps: of the model drafter, where any request drafts with it.
     width: nodes that the step verifies per request, root included.
     """
 
     num_cache: Int32
     num_model: Int32
+    cache_expected: Float32
+    model_expected: Float32
     num_steps: int
     width: int
 
@@ -133,66 +142,62 @@ class StepAllocator:
         num_requests = len(slots)
         step_ms, draft_ms = self._costs_of(num_requests)
         price = self._pace.price(num_requests, float(step_ms[0]))
-        num_cache = np.zeros(num_requests, np.int32)
-        size = np.full(num_requests, -1, np.int32)
-        if is_pinned is None or not is_pinned.any():
-            looks_at_model, min_width = self._look(num_requests)
-            width, steps, _ = self._native.allocate(
-                odds.probs,
-                odds.depths,
-                odds.num_nodes,
-                self._model_sizes,
-                odds.reaches,
-                odds.reaches_if_right,
-                self._pace.token_values(slots),
-                price,
-                self._widths,
-                step_ms,
-                self._num_steps,
-                draft_ms,
-                0,
-                looks_at_model,
-                min_width,
-                0,
-                num_cache,
-                size,
-            )
+        looks_at_model, min_width = self._look(num_requests)
+        min_steps = num_pinned = 0
+        pinned = None if is_pinned is None else np.flatnonzero(is_pinned)
+        if pinned is not None and len(pinned):
+            free = np.setdiff1d(np.arange(num_requests), pinned)
+            of_free = DraftOdds(*(getattr(odds, name)[free] for name in _ODDS))
+            slots, num_pinned, looks_at_model = slots[free], len(pinned), -1
+            min_width = self._place_of_width(int(self._model_sizes[-1]))
+            min_steps = len(self._num_steps) - 1
         else:
-            free = np.flatnonzero(~is_pinned)
-            cache_of_free, size_of_free = num_cache[free], size[free]
-            width, steps, _ = self._native.allocate(
-                odds.probs[free],
-                odds.depths[free],
-                odds.num_nodes[free],
-                self._model_sizes,
-                odds.reaches[free],
-                odds.reaches_if_right[free],
-                self._pace.token_values(slots[free]),
-                price,
-                self._widths,
-                step_ms,
-                self._num_steps,
-                draft_ms,
-                num_requests - len(free),
-                -1,
-                self._place_of_width(int(self._model_sizes[-1])),
-                len(self._num_steps) - 1,
-                cache_of_free,
-                size_of_free,
-            )
-            num_cache[free], size[free] = cache_of_free, size_of_free
-            size[is_pinned] = len(self._model_sizes) - 1
-        num_model = np.where(size < 0, 0, self._model_sizes[size]).astype(np.int32)
-        num_drafting = int((size >= 0).sum())
+            of_free = odds
+        num_free = num_requests - num_pinned
+        num_cache, num_model = np.empty(num_free, np.int32), np.empty(num_free, np.int32)
+        cache_expected = np.empty(num_free, np.float32)
+        model_expected = np.empty(num_free, np.float32)
+        width, steps = self._native.allocate(
+            of_free.probs,
+            of_free.depths,
+            of_free.num_nodes,
+            self._model_sizes,
+            of_free.reaches,
+            of_free.reaches_if_right,
+            self._pace.token_values(slots),
+            price,
+            self._widths,
+            step_ms,
+            self._num_steps,
+            draft_ms,
+            num_pinned,
+            looks_at_model,
+            min_width,
+            min_steps,
+            num_cache,
+            num_model,
+            cache_expected,
+            model_expected,
+        )
+        if num_pinned:
+            num_cache = _spread(num_cache, free, num_requests, 0)
+            num_model = _spread(num_model, free, num_requests, int(self._model_sizes[-1]))
+            cache_expected = _spread(cache_expected, free, num_requests, 0)
+            model_expected = _spread(model_expected, free, num_requests, 0)
+        num_drafting = int(np.count_nonzero(num_model))
         self._steps_without_model = 0 if num_drafting else self._steps_without_model + 1
-        has_draft = num_drafting > 0 or bool(num_cache.any())
-        self._steps_without_draft = 0 if has_draft else self._steps_without_draft + 1
-        # The width may hold more than was found for it, where the next narrower one holds it too.
         used = int((num_cache + num_model).max(initial=0))
+        self._steps_without_draft = 0 if used else self._steps_without_draft + 1
+        # What was found for this width may fit into a narrower one.
         width = self._place_of_width(used)
         self._pace.see_step(float(step_ms[width] + draft_ms[steps, num_drafting]))
         return Allocation(
-            num_cache, num_model, int(self._num_steps[steps]), int(self._widths[width])
+            num_cache,
+            num_model,
+            cache_expected,
+            model_expected,
+            int(self._num_steps[steps]),
+            int(self._widths[width]),
         )
 
     def observe(self, slots: Int32, num_tokens: Int32) -> None:
@@ -228,3 +233,10 @@ class StepAllocator:
     def _place_of_width(self, num_nodes: int) -> int:
         """Of the narrowest that has room for a root and so many nodes."""
         return int(np.searchsorted(self._widths, num_nodes + 1))
+
+
+def _spread(values: _Array, places: npt.NDArray[np.int64], length: int, others: float) -> _Array:
+    """An array with these values at these places."""
+    spread = np.full_like(values, others, shape=length)
+    spread[places] = values
+    return spread

@@ -207,7 +207,7 @@ class SuffixCache:
         limits[:] = max_tokens
         batch = DraftBatch.of_size(len(rids), int(limits.max(initial=0)))
         self.propose_into(batch, rids, limits)
-        return [batch.chain(row) for row in range(len(rids))]
+        return batch.chains(batch.num_nodes)
 
     def propose_into(
         self,

@@ -65,10 +65,16 @@ struct Choice {
     std::int32_t model_size = -1;  // none
 };
 
+// Accepted tokens expected of the first nodes of a model drafter's draft.
+inline double expect_model(const ModelNodes& model, std::int32_t num_steps) {
+    double sum = 0;
+    for (std::int32_t step = 0; step < num_steps; ++step) sum += model.reaches[step];
+    return sum;
+}
+
 struct Allocation {
     std::vector<Choice> choices;
     std::size_t width = 0, steps = 0;  // places in BatchCosts
-    double expected = 0;               // accepted tokens of the whole batch
     double score = -std::numeric_limits<double>::infinity();
 };
 
@@ -175,17 +181,14 @@ private:
         best_.score = score;
         best_.width = width;
         best_.steps = steps;
-        best_.expected = 0;
         best_.choices.resize(num);
         for (std::size_t i = 0; i < num; ++i) {
             best_.choices[i] = {static_cast<std::int32_t>(std::min(cache[i].probs.size(), room)), -1};
-            best_.expected += alone_[i];
         }
         for (std::size_t place = 0; place < num_draft; ++place) {
             const std::size_t i = gains_[place].request;
             const Option& option = with_model_[i * num_steps + steps];
             best_.choices[i] = {option.num_cache, option.model_size};
-            best_.expected += option.expected - alone_[i];
         }
     }
 

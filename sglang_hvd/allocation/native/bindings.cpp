@@ -34,14 +34,15 @@ std::span<const T> span_of(const Input<T, 1>& array) {
 // Reuses what it allocates from call to call.
 class BatchAllocator {
 public:
-    std::tuple<std::int32_t, std::int32_t, double> allocate(
+    std::tuple<std::int32_t, std::int32_t> allocate(
         const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths,
         const Input<std::int32_t, 1>& num_nodes, const Input<std::int32_t, 1>& sizes,
         const Input<float, 3>& reaches, const Input<float, 3>& reaches_if_right,
         const Input<double, 1>& values, double price, const Input<std::int32_t, 1>& widths,
         const Input<double, 1>& step_ms, const Input<std::int32_t, 1>& num_steps,
         const Input<double, 2>& draft_ms, int num_pinned, int must_draft, int min_width, int min_steps,
-        const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& model_size) {
+        const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& num_model,
+        const Output<float, 1>& cache_expected, const Output<float, 1>& model_expected) {
         const std::size_t num = values.size(), num_sizes = sizes.size();
         const std::size_t max_steps = reaches.shape(2), row = probs.shape(1);
         require(probs.shape(0) >= num && depths.shape(0) >= num && depths.shape(1) == row &&
@@ -59,7 +60,9 @@ public:
         require(min_width >= 0 && static_cast<std::size_t>(min_width) < widths.size() && min_steps >= 0 &&
                     static_cast<std::size_t>(min_steps) < num_steps.size(),
                 "no such width or number of steps");
-        require(num_cache.size() == num && model_size.size() == num, "results need one row per request");
+        require(num_cache.size() == num && num_model.size() == num && cache_expected.size() == num &&
+                    model_expected.size() == num,
+                "results need one row per request");
         for (std::size_t w = 0; w < widths.size(); ++w)
             require(widths.data()[w] > (w == 0 ? 0 : widths.data()[w - 1]), "widths must rise from 1 or more");
         for (std::size_t s = 0; s < num_steps.size(); ++s)
@@ -87,11 +90,19 @@ public:
             static_cast<std::size_t>(num_pinned), must_draft, static_cast<std::size_t>(min_width),
             static_cast<std::size_t>(min_steps));
         for (std::size_t i = 0; i < num; ++i) {
-            num_cache.data()[i] = found.choices[i].num_cache;
-            model_size.data()[i] = found.choices[i].model_size;
+            const Choice choice = found.choices[i];
+            num_cache.data()[i] = choice.num_cache;
+            cache_expected.data()[i] = static_cast<float>(
+                expect_cache(cache_[i], static_cast<std::size_t>(choice.num_cache)));
+            num_model.data()[i] = 0;
+            model_expected.data()[i] = 0;
+            if (choice.model_size < 0) continue;
+            const ModelNodes& model = model_[i * num_sizes + static_cast<std::size_t>(choice.model_size)];
+            num_model.data()[i] = model.num_nodes;
+            model_expected.data()[i] =
+                static_cast<float>(expect_model(model, num_steps.data()[found.steps]));
         }
-        return {static_cast<std::int32_t>(found.width), static_cast<std::int32_t>(found.steps),
-                found.expected};
+        return {static_cast<std::int32_t>(found.width), static_cast<std::int32_t>(found.steps)};
     }
 
 private:
@@ -112,5 +123,5 @@ NB_MODULE(_native, m) {
              "reaches_if_right"_a.noconvert(), "values"_a.noconvert(), "price"_a, "widths"_a.noconvert(),
              "step_ms"_a.noconvert(), "num_steps"_a.noconvert(), "draft_ms"_a.noconvert(),
              "num_pinned"_a, "must_draft"_a, "min_width"_a, "min_steps"_a, "num_cache"_a.noconvert(),
-             "model_size"_a.noconvert());
+             "num_model"_a.noconvert(), "cache_expected"_a.noconvert(), "model_expected"_a.noconvert());
 }
