@@ -282,5 +282,7 @@ def _only(batch: ScheduleBatch, rows: list[int], on_device: torch.Tensor) -> Sch
         some.seq_lens_cpu = batch.seq_lens_cpu[rows]
         some.seq_lens_sum = int(some.seq_lens_cpu.sum())
     some.spec_info = copy.copy(batch.spec_info)
+    # Under overlap scheduling it would only filter these, by which the scheduler filled in the rest.
+    some.spec_info.future_indices = None
     some.spec_info.filter_batch(on_device)
     return some

@@ -90,7 +90,7 @@ def test_every_policy_with_a_model_chain_and_pages(
     _assert_sources(server, policy)
 
 
-@pytest.mark.parametrize("policy", ["allocate", "payoff", "frequency", "cache", "model", "both"])
+@pytest.mark.parametrize("policy", ["allocate", "payoff", "frequency", "cache", "model"])
 def test_a_qwen3_target(
     policy: str,
     start_hvd: Callable[..., Any],

@@ -14,7 +14,7 @@ INTERPRETED = {"TRITON_INTERPRET": "1"}
 MIXING = ("--hvd-threshold", "1.5")
 
 
-@pytest.mark.parametrize("policy", ["payoff", "cache"])
+@pytest.mark.parametrize("policy", ["allocate", "payoff", "cache"])
 def test_output_is_that_of_plain_serving_under_overlap_scheduling(
     policy: str,
     start_hvd: Callable[..., Any],
@@ -32,7 +32,7 @@ def test_output_is_that_of_plain_serving_under_overlap_scheduling(
     assert state["num_requests"] == 0
     # Every step was planned from exactly the tokens that SGLang had committed.
     assert state["num_resyncs"] == 0
-    assert state["num_cycles"]["cache"] > 0
+    assert state["num_cycles"]["cache"] + state["num_cycles"]["both"] > 0
 
 
 def test_stops_inside_a_draft_under_overlap_scheduling(
@@ -52,7 +52,9 @@ def test_stops_inside_a_draft_under_overlap_scheduling(
     assert server.hvd_state()["num_requests"] == 0
 
 
+@pytest.mark.parametrize("policy", ["payoff", "both"])
 def test_full_masks_with_triton_attention(
+    policy: str,
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
@@ -61,11 +63,11 @@ def test_full_masks_with_triton_attention(
     params = {"max_new_tokens": 32}
     expected = plain_ids(copying, **params)
     server = start_hvd(
-        *("payoff", *MIXING, "--attention-backend", "triton", "--hvd-verify-width", "16"),
+        *(policy, *MIXING, "--attention-backend", "triton", "--hvd-verify-width", "24"),
         environment=INTERPRETED,
     )
     answers = server.generate_all(copying, concurrency=2, **params)
     assert [answer["output_ids"] for answer in answers] == expected
     accepted = server.hvd_state()["num_accepted_drafts"]
-    assert accepted["cache"] > 0
+    assert accepted["cache"] + accepted["both"] > 0
     assert accepted["model"] > 0

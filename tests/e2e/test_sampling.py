@@ -118,7 +118,7 @@ def target(models: Any) -> Target:
 
 
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
-@pytest.mark.parametrize("policy", ["cache", "payoff"])
+@pytest.mark.parametrize("policy", ["cache", "payoff", "both", "allocate"])
 def test_samples_follow_the_target_model(
     policy: str,
     sampling: dict[str, float],
@@ -131,9 +131,9 @@ def test_samples_follow_the_target_model(
     observed = _sample(server, prompt_ids, **sampling)
     assert chi_square_p_value(observed, _expected(target, prompt_ids, **sampling)) > FALSE_ALARM
     accepted = server.hvd_state()["num_accepted_drafts"]
-    assert accepted["cache"] > 0
-    if policy == "payoff":
-        assert accepted["model"] > 0
+    sources = {"cache": ["cache"], "payoff": ["cache", "model"], "both": ["both"]}
+    assert all(accepted[source] > 0 for source in sources.get(policy, []))
+    assert sum(accepted.values()) > 0
 
 
 def test_the_test_tells_a_slightly_wrong_temperature_apart(
