@@ -3,18 +3,22 @@
     python -m benchmarks.replay --traces DIR --tokenizer FILE --costs FILE... [--json FILE]
 
 Sessions that the shipped predictor was trained on fill the shared cache and are not counted. The
-model drafter is simulated (sglang_hvd/replay/model_drafter.py). Its tree has the size and number of
-steps that are best for policy `model` at that batch size, for all policies but `allocate`, which
-chooses them itself. "fixed" is the best of --thresholds for policy `payoff`; the oracle allocates
-like `allocate`, and knows what each draft will bring.
+model drafter is simulated (sglang_hvd/replay/model_drafter.py). Each policy but `allocate` is run
+with several settings, and the rows are of the one that is best for all files at that batch size:
+the size of the model drafter's tree for `model`, which the others then take, the widest
+verification for them, and the threshold for "payoff fixed". A step is as wide as its drafts need.
+
+`allocate` chooses all of that itself. "allocate, one tree" cannot choose the number of steps: it
+has the tree of `model` or smaller ones, as a server has. The oracle allocates like `allocate` and
+knows what each draft will bring; "oracle, one tree" likewise. Regret is to the first.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import get_args
@@ -23,11 +27,12 @@ import numpy as np
 from tqdm import tqdm
 
 from sglang_hvd.allocation import StepAllocator, StepCosts
-from sglang_hvd.config import CacheMode, HvdConfig, Policy
+from sglang_hvd.config import PAPER_THRESHOLD, CacheMode, HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, SIZE_EFFECT, PayoffPredictor
 from sglang_hvd.replay.batch import BatchReplay, DrawnTrace
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
+from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.recordings import (
     Recording,
     Vocabulary,
@@ -41,19 +46,34 @@ WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 MODEL_SIZES = (3, 7, 15, 31)
 MODEL_STEPS = (2, 4, 6, 8)
 # Trees of policy `model` to choose from: nodes and steps.
-MODEL_SHAPES = ((3, 2), (7, 4), (15, 4), (15, 6), (31, 6), (31, 8))
+MODEL_TREES = ((3, 2), (7, 4), (15, 4), (15, 6), (31, 6), (31, 8))
+# Widest verifications of the policies that do not choose, to choose from.
+FIXED_WIDTHS = (8, 16, 32, 64)
 
 STRENGTHS = {"weak": 0.75, "usual": 2.7, "strong": 4.2}
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
-    """A policy as it is run. name: in the rows."""
+class Setting:
+    """How a policy is run.
 
-    name: str
+    tree: nodes and steps of the model drafter's draft.
+    width: of the widest verification.
+    is_flexible: `allocate` may choose the number of steps too.
+    """
+
     policy: Policy
+    tree: tuple[int, int]
+    width: int = WIDTHS[-1]
     threshold: float | None = None
     is_oracle: bool = False
+    is_flexible: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"tree {self.tree[0]} x {self.tree[1]}", f"width {self.width}"]
+        if self.threshold is not None:
+            parts.append(f"threshold {self.threshold:g}")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +87,7 @@ class Row:
     batch_size: int
     model_drafter: str
     policy: str
+    setting: str
     tokens_per_ms: float
     cycles_per_1k: float
     mean_accepted: float
@@ -78,7 +99,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Job:
-    """One recording under one drafter, table and batch size, with all contestants."""
+    """One recording under one drafter, table and batch size."""
 
     recording: Recording
     costs_name: str
@@ -86,28 +107,16 @@ class Job:
     batch_size: int
     drafter_name: str
     model_drafter: ModelDrafter
-    contestants: tuple[Contestant, ...]
-    shapes: tuple[tuple[int, int], ...]
     cache_mode: CacheMode
     num_tokens: int
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    thresholds = tuple(options.thresholds)
-    contestants = (
-        Contestant("plain", "cache"),  # with a cache that proposes nothing
-        Contestant("cache", "cache"),
-        Contestant("model", "model"),
-        Contestant("frequency", "frequency"),
-        Contestant("payoff", "payoff"),
-        *(Contestant(f"payoff {t:g}", "payoff", t) for t in thresholds),
-        Contestant("always-both", "both"),
-        Contestant("allocate", "allocate"),
-        Contestant("oracle", "allocate", is_oracle=True),
-    )
     drafters = {
-        f"{strength}, {kind}": ModelDrafter(STRENGTHS[strength], ODDS_RATIOS[kind])
+        f"{strength}, {kind}": ModelDrafter(
+            STRENGTHS[strength], ODDS_RATIOS[kind], size_effect=options.size_effect
+        )
         for strength in options.strengths
         for kind in options.kinds
     }
@@ -136,23 +145,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     batch_size,
                     drafter_name,
                     drafter,
-                    contestants,
-                    tuple(MODEL_SHAPES),
                     options.cache_mode,
                     options.tokens,
                 )
                 for recording in recordings
             ]
-            shape = _best_shape(pool.map(_try_shapes, jobs))
-            found = pool.map(_run, jobs, [shape] * len(jobs))
-            of_cell = [row for of_file in found for row in of_file]
+            trees = {"model": [Setting("model", tree) for tree in MODEL_TREES]}
+            of_model = _best(list(pool.map(_run, jobs, [trees] * len(jobs))))
+            tree = next(
+                setting for setting in trees["model"] if str(setting) == of_model[0].setting
+            )
+            others = _settings(tree.tree, options.thresholds)
+            found = list(pool.map(_run, jobs, [others] * len(jobs)))
+            of_cell = _beside_oracle([*of_model, *_best(found)])
             rows += of_cell
-            print(f"\n{name}, batch size {batch_size}, model drafter {drafter_name}: its tree has ")
-            print(f"{shape[0]} nodes in {shape[1]} steps\n")
+            print(f"\n{name}, batch size {batch_size}, model drafter {drafter_name}\n")
             print(_table(of_cell), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     return 0
+
+
+def _settings(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str, list[Setting]]:
+    """By name of the rows; of each list the best is shown."""
+
+    def widths(policy: Policy, threshold: float | None = None) -> list[Setting]:
+        return [
+            Setting(policy, tree, width, threshold)
+            for width in FIXED_WIDTHS
+            if width > tree[0] + (policy == "both")
+        ]
+
+    return {
+        "plain": [Setting("cache", tree, 1)],
+        "cache": widths("cache"),
+        "frequency": widths("frequency"),
+        "payoff": widths("payoff"),
+        "payoff 6": widths("payoff", PAPER_THRESHOLD),
+        "payoff fixed": [s for threshold in thresholds for s in widths("payoff", threshold)],
+        "always-both": widths("both"),
+        "allocate": [Setting("allocate", tree, is_flexible=True)],
+        "allocate, one tree": [Setting("allocate", tree)],
+        "oracle": [Setting("allocate", tree, is_oracle=True, is_flexible=True)],
+        "oracle, one tree": [Setting("allocate", tree, is_oracle=True)],
+    }
 
 
 _vocabulary: Vocabulary
@@ -163,12 +199,12 @@ def _set_up(vocabulary: Vocabulary) -> None:
     _vocabulary = vocabulary
 
 
-def _sessions(job: Job) -> tuple[str, list[Trace], list[list[DrawnTrace]]]:
-    """The family, what the predictor was trained on, and the other sessions."""
+def _run(job: Job, settings: Mapping[str, Sequence[Setting]]) -> list[Row]:
+    """A row for each setting; none if the predictor was trained on all sessions."""
     traces = job.recording.traces(_vocabulary)
     trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[job.cache_mode]).trained_sessions
     fingerprints = session_fingerprints(traces)
-    sizes = sorted({*MODEL_SIZES, *(nodes for nodes, _ in job.shapes)})
+    sizes = sorted({*MODEL_SIZES, *(nodes for nodes, _ in MODEL_TREES)})
     accepted = job.model_drafter.accepted_by_size(
         traces, HvdConfig(cache_mode=job.cache_mode), sizes
     )
@@ -180,66 +216,37 @@ def _sessions(job: Job) -> tuple[str, list[Trace], list[list[DrawnTrace]]]:
         else:
             drawn = DrawnTrace(trace, {size: accepted[size][place] for size in sizes})
             sessions.setdefault(trace.session, []).append(drawn)
-    return traces[0].family, earlier, list(sessions.values())
-
-
-def _try_shapes(job: Job) -> tuple[str, list[float]] | None:
-    """Tokens per millisecond of policy `model` with each shape."""
-    family, earlier, sessions = _sessions(job)
-    if not sessions:
-        return None
-    speeds = []
-    for shape in job.shapes:
-        row = _serve(job, Contestant("model", "model"), shape, family, earlier, sessions)
-        speeds.append(row.tokens_per_ms)
-    return family, speeds
-
-
-def _run(job: Job, shape: tuple[int, int]) -> list[Row]:
-    family, earlier, sessions = _sessions(job)
     if not sessions:
         return []
-    rows = [_serve(job, c, shape, family, earlier, sessions) for c in job.contestants]
-    return _beside_oracle(rows)
-
-
-def _beside_oracle(rows: Sequence[Row]) -> list[Row]:
-    speed = {row.policy: row.tokens_per_ms for row in rows}
     return [
-        Row(
-            **{
-                **asdict(row),
-                "speedup_vs_model": row.tokens_per_ms / speed["model"],
-                "regret_to_oracle": 1 - row.tokens_per_ms / speed["oracle"],
-            }
-        )
-        for row in rows
+        _serve(job, name, setting, traces[0].family, earlier, list(sessions.values()))
+        for name, of_name in settings.items()
+        for setting in of_name
     ]
 
 
 def _serve(
     job: Job,
-    contestant: Contestant,
-    shape: tuple[int, int],
+    name: str,
+    setting: Setting,
     family: str,
     earlier: Sequence[Trace],
     sessions: Sequence[Sequence[DrawnTrace]],
 ) -> Row:
     config = HvdConfig(
-        policy=contestant.policy,
+        policy=setting.policy,
         cache_mode=job.cache_mode,
-        threshold=contestant.threshold,
-        calibrate=not contestant.is_oracle,
-        max_draft_tokens=WIDTHS[-1] - 1,
+        threshold=setting.threshold,
+        calibrate=not setting.is_oracle,
     )
-    is_plain = contestant.name == "plain"
-    num_nodes, num_steps = shape
-    allocator = None
-    if contestant.policy == "allocate":
-        num_nodes, num_steps = MODEL_SIZES[-1], MODEL_STEPS[-1]
-        allocator = StepAllocator(
-            job.costs, widths=WIDTHS, model_sizes=MODEL_SIZES, num_steps=MODEL_STEPS
-        )
+    num_nodes, num_steps = setting.tree
+    sizes, allocator = [num_nodes], None
+    if setting.policy == "allocate":
+        steps = [num_steps]
+        if setting.is_flexible:
+            (num_nodes, num_steps), steps = MODEL_TREES[-1], list(MODEL_STEPS)
+        sizes = [size for size in MODEL_SIZES if size <= num_nodes]
+        allocator = StepAllocator(job.costs, widths=WIDTHS, model_sizes=sizes, num_steps=steps)
     drafter = HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
@@ -247,16 +254,14 @@ def _serve(
         token_classes=_vocabulary.token_classes if config.predicts else None,
         num_model_steps=num_steps,
         num_model_nodes=num_nodes,
-        verify_width=1 if is_plain else _verify_width(contestant, num_nodes),
+        verify_width=setting.width,
         allocator=allocator,
     )
     replay = BatchReplay(
         drafter,
-        job.costs,
-        widths=WIDTHS,
-        drafts_with_model=config.drafts_with_model,
-        is_oracle=contestant.is_oracle,
-        model_sizes=MODEL_SIZES,
+        PlanCosts(job.costs, WIDTHS, config.drafts_with_model),
+        is_oracle=setting.is_oracle,
+        model_sizes=sizes,
         num_model_steps=num_steps,
     )
     totals = replay.serve(
@@ -269,7 +274,8 @@ def _serve(
         costs=job.costs_name,
         batch_size=job.batch_size,
         model_drafter=job.drafter_name,
-        policy=contestant.name,
+        policy=name,
+        setting=str(setting),
         tokens_per_ms=totals.num_tokens / totals.ms,
         cycles_per_1k=1000 * totals.num_cycles / totals.num_tokens,
         mean_accepted=totals.num_accepted / num_drafted if num_drafted else 0.0,
@@ -278,34 +284,51 @@ def _serve(
     )
 
 
-def _verify_width(contestant: Contestant, num_nodes: int) -> int:
-    if contestant.policy in ("allocate", "both"):
-        return WIDTHS[-1]
-    return max(32, num_nodes + 1)
+def _best(of_files: Sequence[Sequence[Row]]) -> list[Row]:
+    """Of each name the rows of the setting with the greatest speed, in the mean over the families
+    of the mean of their files relative to the name's first setting."""
+    chosen = []
+    rows = [row for of_file in of_files for row in of_file]
+    for name in dict.fromkeys(row.policy for row in rows):
+        settings: dict[str, dict[str, list[float]]] = {}
+        first: dict[str, float] = {}
+        for row in rows:
+            if row.policy == name:
+                beside = row.tokens_per_ms / first.setdefault(row.file, row.tokens_per_ms)
+                families = settings.setdefault(row.setting, {})
+                families.setdefault(row.family, []).append(beside)
+        best = max(
+            settings,
+            key=lambda setting: np.mean([np.mean(s) for s in settings[setting].values()]),
+        )
+        chosen += [row for row in rows if row.policy == name and row.setting == best]
+    return chosen
 
 
-def _best_shape(tried: Iterable[tuple[str, list[float]] | None]) -> tuple[int, int]:
-    """By the mean over families of the speed relative to the first."""
-    families: dict[str, list[np.ndarray]] = {}
-    for found in tried:
-        if found is not None:
-            family, speeds = found
-            families.setdefault(family, []).append(np.array(speeds) / speeds[0])
-    means = np.mean([np.mean(speeds, axis=0) for speeds in families.values()], axis=0)
-    return MODEL_SHAPES[int(means.argmax())]
+def _beside_oracle(rows: Sequence[Row]) -> list[Row]:
+    speed = {(row.file, row.policy): row.tokens_per_ms for row in rows}
+    return [
+        replace(
+            row,
+            speedup_vs_model=row.tokens_per_ms / speed[row.file, "model"],
+            regret_to_oracle=1 - row.tokens_per_ms / speed[row.file, "oracle"],
+        )
+        for row in rows
+    ]
 
 
 def _table(rows: Sequence[Row]) -> str:
     """Means over the families, relative to policy `model`."""
     lines = [
-        "| policy | tokens/ms over model | regret to oracle | cycles per 1K | cache | both |",
-        "|---|---|---|---|---|---|",
+        "| policy | setting | tokens/ms over model | regret to oracle | cycles per 1K | cache "
+        "| both |",
+        "|---|---|---|---|---|---|---|",
     ]
     for policy in dict.fromkeys(row.policy for row in rows):
         families: dict[str, list[Row]] = {}
-        for row in rows:
-            if row.policy == policy:
-                families.setdefault(row.family, []).append(row)
+        of_policy = [row for row in rows if row.policy == policy]
+        for row in of_policy:
+            families.setdefault(row.family, []).append(row)
         means = [
             np.mean([np.mean([getattr(r, name) for r in rs]) for rs in families.values()])
             for name in (
@@ -317,8 +340,8 @@ def _table(rows: Sequence[Row]) -> str:
             )
         ]
         lines.append(
-            f"| {policy} | {means[0]:.3f} | {means[1]:.3f} | {means[2]:.0f} | {means[3]:.2f} "
-            f"| {means[4]:.2f} |"
+            f"| {policy} | {of_policy[0].setting} | {means[0]:.3f} | {means[1]:.3f} "
+            f"| {means[2]:.0f} | {means[3]:.2f} | {means[4]:.2f} |"
         )
     return "\n".join(lines)
 
@@ -334,7 +357,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--strengths", choices=STRENGTHS, nargs="+", default=["usual"])
     kinds = [kind for kind, ratio in ODDS_RATIOS.items() if ratio is not None]
     parser.add_argument("--kinds", choices=kinds, nargs="+", default=kinds)
-    parser.add_argument("--thresholds", type=float, nargs="+", default=[1, 2, 3, 4.5, 6])
+    parser.add_argument("--thresholds", type=float, nargs="+", default=[1, 2, 3, 4.5])
+    parser.add_argument(
+        "--size-effect",
+        type=float,
+        default=SIZE_EFFECT,
+        help="of the simulated tree, in log odds for each doubling of its nodes; `allocate` "
+        "assumes %(default)s",
+    )
     parser.add_argument(
         "--tokens", type=int, default=20_000, help="most tokens to measure per file and policy"
     )

@@ -149,7 +149,10 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "--predictor", type=Path, metavar="FILE", help="default: the one that ships"
     )
     parser.add_argument(
-        "--costs", type=Path, metavar="FILE", help="cost table, for tokens per millisecond"
+        "--costs",
+        type=Path,
+        metavar="FILE",
+        help="cost table (configs/costs), for tokens per millisecond and policy allocate",
     )
     parser.add_argument(
         "--warm-up",
@@ -221,7 +224,8 @@ def _add_analyze(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_replay(options: argparse.Namespace) -> int:
-    from sglang_hvd.replay.policies import CostTable, replay_policies
+    from sglang_hvd.allocation import StepCosts
+    from sglang_hvd.replay.policies import replay_policies
     from sglang_hvd.replay.tables import policy_table
 
     if not 0 <= options.warm_up < 1:
@@ -233,7 +237,7 @@ def _run_replay(options: argparse.Namespace) -> int:
         vocabulary,
         config=_config(options),
         predictor=options.predictor,
-        costs=None if options.costs is None else CostTable.load(options.costs),
+        costs=None if options.costs is None else StepCosts.load(options.costs),
         warm_up=options.warm_up,
         shares_cache=not options.local_cache,
         model_drafter=ModelDrafter(options.model_accepted, ODDS_RATIOS[options.model_drafter]),
@@ -331,18 +335,29 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _run_reload(options: argparse.Namespace) -> int:
-    from sglang_hvd.reload import reload_predictor
+    from sglang_hvd.running_server import reload_predictor
 
     print(reload_predictor(options.url, options.predictor, api_key=options.api_key))
     return 0
 
 
-def _add_reload(parser: argparse.ArgumentParser) -> None:
+def _run_costs(options: argparse.Namespace) -> int:
+    from sglang_hvd.running_server import costs_in_force
+
+    print(costs_in_force(options.url, api_key=options.api_key).to_yaml(), end="")
+    return 0
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="default: %(default)s")
+    parser.add_argument("--api-key", metavar="KEY", help="of a server that asks for one")
+
+
+def _add_reload(parser: argparse.ArgumentParser) -> None:
+    _add_server(parser)  # which server
     parser.add_argument(
         "--predictor", type=Path, required=True, metavar="FILE", help="as the server sees it"
     )
-    parser.add_argument("--api-key", metavar="KEY", help="of a server that asks for one")
 
 
 def _config(options: argparse.Namespace) -> HvdConfig:
@@ -384,5 +399,6 @@ _COMMANDS: Mapping[
     "train": (_add_train, _run_train, "train a payoff predictor on recorded generations"),
     "evaluate": (_add_evaluate, _run_evaluate, "judge payoff predictors on recordings"),
     "analyze": (_add_analyze, _run_analyze, "show where and why cache drafts pay off"),
+    "costs": (_add_server, _run_costs, "print what steps cost on a running server"),
     "reload": (_add_reload, _run_reload, "give a running server another predictor"),
 }

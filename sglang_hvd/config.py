@@ -186,6 +186,13 @@ class HvdConfig(BaseModel):
             raise ValueError("only the paper cache mode reads it: set cache_mode to paper too")
         return value
 
+    @field_validator("costs")
+    @classmethod
+    def _needs_allocate(cls, value: Path | None, field: ValidationInfo) -> Path | None:
+        if value is not None and field.data.get("policy") not in (None, "allocate"):
+            raise ValueError("only the allocate policy weighs costs: set policy to allocate too")
+        return value
+
     @field_validator("narrow_widths")
     @classmethod
     def _rises(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:

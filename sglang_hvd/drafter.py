@@ -54,8 +54,10 @@ class Proposals:
     features: None in a drafter without token classes.
     prediction: calibrated; None in a drafter without a predictor.
     model_payoffs: float32[num_requests], expected accepted length of the model drafter's draft;
-        None but under the payoff policy.
-    model_reaches: the same token by token; None but under the allocate policy.
+        None but under the policies allocate and payoff.
+    survival: float32[num_requests, MAX_DRAFT_LEN], probabilities of the cache drafts' tokens by
+        which to allocate; None but under the allocate policy.
+    model_reaches: the same of the model drafter's draft; None likewise.
     """
 
     num_requests: int
@@ -63,6 +65,7 @@ class Proposals:
     features: DraftFeatures | None
     prediction: Prediction | None
     model_payoffs: npt.NDArray[np.float32] | None = None
+    survival: npt.NDArray[np.float32] | None = None
     model_reaches: ModelReaches | None = None
 
     @property
@@ -78,12 +81,14 @@ class Proposals:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """planned: the cycle to commit. cache_expected, model_expected: accepted tokens expected of
-    what it verifies of each draft, under the allocate policy."""
+    """planned: the cycle to commit. draft_len: of the whole cache draft then. cache_expected,
+    model_expected: accepted tokens expected of what it verifies of each draft, under the allocate
+    policy."""
 
     slot: int
     without_cache: bool
     planned: DraftPlan | None = None
+    draft_len: int = 0
     cache_expected: float = 0.0
     model_expected: float = 0.0
     stats: RequestStats = RequestStats()  # noqa: RUF009  it is immutable
@@ -145,6 +150,9 @@ class HybridDrafter:
         )
         self._num_model_steps, self._num_model_nodes = num_model_steps, num_model_nodes
         self._room = verify_width - 1
+        self._max_cache_draft_tokens = min(config.max_draft_tokens, self._room)
+        if config.policy == "allocate":  # of the tokens behind nothing is known
+            self._max_cache_draft_tokens = min(self._max_cache_draft_tokens, MAX_DRAFT_LEN)
         self._clock = clock or StepClock()
         self._requests: dict[Hashable, _Request] = {}
         # Reused from step to step; _votes are _drafts where the votes make these.
@@ -268,7 +276,7 @@ class HybridDrafter:
 
         max_cache_draft_tokens: another limit than this drafter's.
         """
-        limit = max_cache_draft_tokens or min(self._config.max_draft_tokens, self._room)
+        limit = max_cache_draft_tokens or self._max_cache_draft_tokens
         self._reserve(len(rids), limit)
         with self._clock.measure(Phase.PROPOSE):
             limits = np.full(len(rids), limit, np.int32)
@@ -287,15 +295,14 @@ class HybridDrafter:
             prediction = self._predictor.predict(features)
             if self._calibration is not None:
                 prediction = self._calibration.expect(slots, self._drafts, prediction)
-            model_payoffs = model_reaches = None
+            model_payoffs = survival = model_reaches = None
             if self._model_payoff is not None:
-                model_payoffs = self._model_payoff.expect(slots, self._drafts, prediction.survival)
+                survival = self._heeded(prediction, len(rids))
+                model_payoffs = self._model_payoff.expect(slots, self._drafts, survival)
                 if self._allocator is not None:
-                    model_reaches = self._model_payoff.expect_sizes(
-                        slots, self._drafts, prediction.survival
-                    )
+                    model_reaches = self._model_payoff.expect_sizes(slots, self._drafts, survival)
         return Proposals(
-            len(rids), self._drafts, features, prediction, model_payoffs, model_reaches
+            len(rids), self._drafts, features, prediction, model_payoffs, survival, model_reaches
         )
 
     def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> list[DraftPlan]:
@@ -309,8 +316,9 @@ class HybridDrafter:
                 plans = self._by_cost(self._allocator, requests, proposals, payoffs)
             else:
                 plans = self._by_policy(requests, proposals, payoffs)
-            for request, plan in zip(requests, plans, strict=True):
-                request.planned = plan
+            draft_lens = proposals.drafts.num_nodes[: len(requests)].tolist()
+            for request, plan, draft_len in zip(requests, plans, draft_lens, strict=True):
+                request.planned, request.draft_len = plan, draft_len
             return plans
 
     def commit(self, rids: Sequence[Hashable], outcomes: Sequence[VerifyOutcome]) -> None:
@@ -328,7 +336,9 @@ class HybridDrafter:
         if self._tracker is not None:
             slots = self._slots(requests)
             accepted = list(map(_cache_accepted, requests, outcomes))
-            self._tracker.commit(slots, token_ids, lengths, accepted)
+            self._tracker.commit(
+                slots, token_ids, lengths, list(map(_for_history, requests, accepted))
+            )
             self._observe(requests, outcomes, accepted)
             if self._allocator is not None:
                 self._allocator.observe(slots, lengths)
@@ -479,9 +489,9 @@ class HybridDrafter:
         payoffs: Sequence[float | None],
     ) -> list[DraftPlan]:
         num = len(requests)
-        assert proposals.prediction is not None
-        assert proposals.model_reaches is not None
-        survival, reaches = self._survival(proposals), proposals.model_reaches
+        survival, reaches = proposals.survival, proposals.model_reaches
+        assert survival is not None, "checked when the predictor was taken"
+        assert reaches is not None
         is_pinned = None
         if any(request.without_cache for request in requests):
             is_pinned = np.array([request.without_cache for request in requests])
@@ -496,13 +506,20 @@ class HybridDrafter:
             ),
             is_pinned,
         )
+        cache_expected = found.cache_expected
+        assert proposals.prediction is not None
+        of_predictor = proposals.prediction.survival
+        if of_predictor is not survival and of_predictor is not None:
+            # The predictor is judged by what it says itself, heeded or not.
+            taken = np.arange(MAX_DRAFT_LEN) < found.num_cache[:, None]
+            cache_expected = (of_predictor * taken).sum(axis=1)
         plans = []
         for request, chosen, payoff, num_model, of_cache, of_model in zip(
             requests,
             proposals.drafts.chains(found.num_cache),
             payoffs,
             found.num_model.tolist(),
-            found.cache_expected.tolist(),
+            cache_expected.tolist(),
             found.model_expected.tolist(),
             strict=True,
         ):
@@ -515,17 +532,21 @@ class HybridDrafter:
             plans.append(DraftPlan(source, chosen, payoff, num_model, found.num_steps))
         return plans
 
-    def _survival(self, proposals: Proposals) -> npt.NDArray[np.float32]:
-        """Of each cache draft; what the votes say themselves where the predictor is not heeded."""
-        assert proposals.prediction is not None
-        survival = proposals.prediction.survival
-        assert survival is not None, "checked when the predictor was taken"
+    def _heeded(self, prediction: Prediction, num_requests: int) -> npt.NDArray[np.float32] | None:
+        """Probabilities of the cache drafts' tokens; what the votes say themselves where the
+        predictor is not heeded."""
+        survival = prediction.survival
+        if survival is None or self._allocator is None:
+            return survival
         if self._calibration is None or not self._calibration.has_fallback:
             return survival
-        num, longest = proposals.num_requests, min(proposals.drafts.probs.shape[1], MAX_DRAFT_LEN)
-        is_off = np.array(self._calibration.is_fallback(proposals.drafts, num))
+        longest = min(self._drafts.probs.shape[1], MAX_DRAFT_LEN)
+        is_off = np.array(self._calibration.is_fallback(self._drafts, num_requests))
+        lengths = self._drafts.num_nodes[:num_requests, None]
+        of_votes = self._drafts.probs[:num_requests, :longest]
+        of_votes = np.where(np.arange(longest) < lengths, of_votes, 0)
         survival = survival.copy()
-        survival[is_off, :longest] = proposals.drafts.probs[:num][is_off, :longest]
+        survival[is_off, :longest] = of_votes[is_off]
         return survival
 
     def _depths_of_chains(self, num_requests: int) -> npt.NDArray[np.int32]:
@@ -567,6 +588,15 @@ def _cache_accepted(request: _Request, outcome: VerifyOutcome) -> int | None:
     num = min(plan.cache_draft.num_tokens, len(outcome.token_ids))
     agrees = plan.cache_draft.token_ids[:num] == np.asarray(outcome.token_ids[:num])
     return num if agrees.all() else int(agrees.argmin())
+
+
+def _for_history(request: _Request, num_accepted: int | None) -> int | None:
+    """The predictor's features are of whole drafts: a part that was accepted whole tells less."""
+    plan = request.planned
+    if num_accepted is None or plan is None or plan.cache_draft is None:
+        return None
+    is_cut = plan.cache_draft.num_tokens < request.draft_len
+    return None if is_cut and num_accepted == plan.cache_draft.num_tokens else num_accepted
 
 
 def _cache_verified(

@@ -20,6 +20,7 @@ class Phase(enum.Enum):
     PREDICT = "predict"
     ALLOCATE = "allocate"  # decides what each request verifies
     BUILD = "build"  # lays the drafts out as verify trees
+    COSTS = "costs"  # learns what steps cost
     TRANSFER = "transfer"  # starts the copies between host and device
 
 

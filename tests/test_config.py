@@ -70,7 +70,14 @@ def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
         ("threshold: .nan", r"threshold: input should be a finite number, got nan"),
         ("threshold: true", r"threshold: input should be a valid number, got True"),
         ("threshold: -1", r"threshold: input should be greater than or equal to 0, got -1"),
-        ("policy: best", r"policy: input should be 'payoff', 'frequency', 'cache' or 'model'"),
+        (
+            "policy: best",
+            r"policy: input should be 'allocate', 'payoff', 'frequency', 'cache', 'model' or "
+            "'both'",
+        ),
+        ("costs: c.yaml", r"costs: only the allocate policy weighs costs"),
+        ("narrow_widths: [4, 2]", r"narrow_widths: widths must rise"),
+        ("narrow_widths: [0, 2]", r"narrow_widths: widths must rise"),
         ("max_depth: 1", r"max_depth: input should be greater than or equal to 2, got 1"),
         ("max_depth: 32", r"max_depth: only the paper cache mode reads it: set cache_mode"),
         ("max_depth: 8.5", r"max_depth: input should be a valid integer, got 8.5"),

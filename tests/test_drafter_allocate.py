@@ -6,7 +6,7 @@ import pytest
 from sglang_hvd.allocation import StepAllocator, StepCosts
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import PayoffPredictor, TokenClasses
+from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor, TokenClasses
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
@@ -36,12 +36,13 @@ def drafter(
     prob: float = 0.7,
     per_node: float = 0.01,
     verify_width: int = WIDTHS[-1],
+    widths: tuple[int, ...] = WIDTHS,
     predictor: PayoffPredictor | None = None,
 ) -> HybridDrafter:
     allocator = StepAllocator(
-        costs(per_node), widths=WIDTHS, model_sizes=SIZES, num_steps=[NUM_STEPS]
+        costs(per_node), widths=widths, model_sizes=SIZES, num_steps=[NUM_STEPS]
     )
-    config = HvdConfig(policy=policy)
+    config = HvdConfig(policy=policy, max_draft_tokens=128)
     return HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
@@ -188,18 +189,44 @@ def test_allocation_needs_an_allocator_and_a_distribution() -> None:
         drafter(predictor=linear({}))
 
 
-def test_a_predictor_that_is_off_leaves_the_votes_to_decide() -> None:
-    made = drafter(prob=0.95, per_node=0.3)
-    outcomes = []
-    for number in range(400):
+def test_a_predictor_that_is_off_leaves_the_votes_to_decide_and_is_still_judged() -> None:
+    # It promises much where next to nothing is accepted. The votes are less sure of a single match.
+    made, other = drafter(prob=0.95, per_node=0.3), drafter(prob=0.95, per_node=0.3)
+    changes = []
+    for number in range(900):
         text = np.random.default_rng(number).integers(0, 10_000, 8).tolist()
         made.start(number, [*text, *text[:3]])
         made.extend(number, [text[3]])
         [plan] = made.plan([number])
-        outcomes.append(plan.cache_draft is not None)
         made.commit([number], [VerifyOutcome([77], 0, 0 if plan.num_model_nodes else None)])
         made.finish(number, output_ids=None, keep=False)
-    figures = made.calibration()
-    assert figures is not None
-    assert figures["prompt"].is_fallback
-    assert outcomes[0]
+        figures = made.calibration()
+        assert figures is not None
+        if not changes or figures["prompt"].is_fallback is not changes[-1]:
+            changes.append(figures["prompt"].is_fallback)
+    assert changes == [False, True]  # and it is not taken for right again
+    trusting, heeding_votes = planned(other), planned(made)
+    assert len(drafted(heeding_votes)) < len(drafted(trusting))
+
+
+def test_of_tokens_that_nothing_is_known_of_none_is_drafted() -> None:
+    made = drafter(prob=0.9999, per_node=0.0, verify_width=129, widths=(1, 129))
+    text = list(range(200))
+    made.start("r", [*text, *text[:5]])
+    [plan] = made.plan(["r"])
+    assert len(drafted(plan)) == 64
+
+
+@pytest.mark.parametrize(("num_wrong", "cache_rate"), [(0, 0.0), (1, 1.0)])
+def test_a_part_that_was_accepted_whole_is_left_out_of_the_history(
+    num_wrong: int, cache_rate: float
+) -> None:
+    made = drafter(prob=0.9, per_node=2.0)
+    part = drafted(planned(made))
+    assert 1 < len(part) < 8
+    right = part[: len(part) - num_wrong]
+    made.commit(["r"], [VerifyOutcome([*right, 99], len(right))])
+    made.extend("r", [1, 2, 3])  # or there is no draft
+    features = made.propose(["r"]).features
+    assert features is not None
+    assert features.features[0, FEATURE_NAMES.index("recent_cache_rate")] == cache_rate

@@ -33,10 +33,10 @@ MAY_IMPORT = {
     "drafter": CORE - {"drafter"},
     "traces": {"types"},
     "replay": CORE | {"traces"},
-    "plugin": CORE | {"traces", "reload"},
+    "plugin": CORE | {"traces", "running_server"},
     "demo": CORE | {"traces", "replay"},
-    "reload": set(),
-    "cli": CORE | {"traces", "replay", "demo", "reload"},
+    "running_server": {"allocation"},
+    "cli": CORE | {"traces", "replay", "demo", "running_server"},
 }
 
 # Where a framework may be imported: a folder, or one file.

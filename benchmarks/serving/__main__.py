@@ -14,7 +14,6 @@ import contextlib
 import json
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,12 +21,12 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.serving.client import Played, play
+from benchmarks.serving.client import Answer, Played, play
 from sglang_hvd.demo.corpus.session import FAMILIES, Session
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import ensure_demo_models
 from sglang_hvd.demo.modes import MODES, server_flags
-from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer
+from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer, flush_cache
 
 _SEED = 11
 
@@ -42,6 +41,7 @@ class Row:
     cache_share: of the cycles, those that verified a cache draft, alone or in one tree with the
         model drafter's.
     ttft_ms_p50, itl_ms_p99: to the first chunk of a reply, and between chunks.
+    ms_per_cycle: of a request, its prefill included.
     outputs_identical: every reply is that of the first mode served one at a time.
     """
 
@@ -66,7 +66,9 @@ class Row:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     workloads = {
-        family: demo_sessions(family, count=options.sessions, seed=_SEED)
+        family: demo_sessions(
+            family, count=_num_sessions(max(options.concurrency), options), seed=_SEED
+        )
         for family in options.workloads
     }
     with contextlib.ExitStack() as stack:
@@ -99,27 +101,27 @@ def _measure(
     modes = list(urls)
     cells = [(name, c) for name in workloads for c in options.concurrency]
     found: dict[tuple[str, int, str], list[Played]] = {}
+    references = {
+        name: play(urls[modes[0]], sessions, concurrency=1, max_tokens=options.max_tokens)
+        for name, sessions in workloads.items()
+    }
     with tqdm(total=len(cells) * len(modes) * (options.rounds + 1), unit="run") as bar:
         for number in range(options.rounds + 1):
             for place, (name, concurrency) in enumerate(cells):
                 turn = (number + place) % len(modes)
                 for mode in [*modes[turn:], *modes[:turn]]:
-                    _flush(urls[mode])
+                    flush_cache(urls[mode])
                     played = play(
                         urls[mode],
-                        workloads[name],
+                        workloads[name][: _num_sessions(concurrency, options)],
                         concurrency=concurrency,
                         max_tokens=options.max_tokens,
                     )
                     bar.update()
                     if number > 0:  # else: warm-up
                         found.setdefault((name, concurrency, mode), []).append(played)
-    references = {
-        name: [answer.text for answer in found[name, min(options.concurrency), modes[0]][0].answers]
-        for name in workloads
-    }
     return [
-        _row(name, concurrency, mode, found, references[name])
+        _row(name, concurrency, mode, found, references[name].answers)
         for name, concurrency in cells
         for mode in modes
     ]
@@ -130,7 +132,7 @@ def _row(
     concurrency: int,
     mode: str,
     found: Mapping[tuple[str, int, str], Sequence[Played]],
-    reference: Sequence[str],
+    reference: Sequence[Answer],
 ) -> Row:
     rounds = found[name, concurrency, mode]
     speeds = np.array([_speed(played) for played in rounds])
@@ -156,13 +158,13 @@ def _row(
         speedup_vs_plain=speedup("plain"),
         speedup_vs_eagle3=speedup("eagle3"),
         cycles_per_1k=1000 * num_cycles / num_tokens,
-        ms_per_cycle=1000 * concurrency * sum(played.seconds for played in rounds) / num_cycles,
+        ms_per_cycle=1000 * sum(answer.seconds for answer in answers) / num_cycles,
         mean_accepted=sum(answer.num_accepted for answer in answers) / num_cycles,
         cache_share=sum(answer.num_cache_cycles for answer in answers) / num_cycles,
         ttft_ms_p50=1000 * float(np.median([answer.ttft for answer in answers])),
         itl_ms_p99=1000 * float(np.quantile(gaps, 0.99)) if gaps else 0.0,
         host_us_per_step=float(np.median(hosts)) if hosts else None,
-        outputs_identical=all([a.text for a in p.answers] == list(reference) for p in rounds),
+        outputs_identical=all(_is_identical(played, reference) for played in rounds),
     )
 
 
@@ -170,8 +172,14 @@ def _speed(played: Played) -> float:
     return sum(answer.num_tokens for answer in played.answers) / played.seconds
 
 
-def _flush(url: str) -> None:
-    urllib.request.urlopen(urllib.request.Request(f"{url}/flush_cache", method="POST")).read()
+def _is_identical(played: Played, reference: Sequence[Answer]) -> bool:
+    texts = {(answer.session, answer.turn): answer.text for answer in reference}
+    return all(texts[answer.session, answer.turn] == answer.text for answer in played.answers)
+
+
+def _num_sessions(concurrency: int, options: argparse.Namespace) -> int:
+    """Enough that each place is filled again: at the end of a run places stay empty."""
+    return max(options.sessions, 2 * concurrency)
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -218,7 +226,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--concurrency", type=_numbers, default=[1, 4, 16])
     parser.add_argument("--workloads", type=_workloads, default=list(FAMILIES))
-    parser.add_argument("--sessions", type=int, default=16, help="of each workload")
+    parser.add_argument(
+        "--sessions",
+        type=int,
+        default=8,
+        help="of each workload, at least; twice the concurrency if that is more",
+    )
     parser.add_argument("--max-tokens", type=int, default=128, help="of each reply")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -18,7 +18,7 @@ class Answer:
 
     session, turn: which of the sessions played, and which of its turns.
     text: the reply. num_tokens: generated.
-    ttft: seconds from the request to the first chunk.
+    seconds: from the request to the end. ttft: to the first chunk.
     gaps: seconds between chunks.
     num_cycles: decoding cycles behind the prefill; a server without speculation reports none: each
         token is one.
@@ -30,6 +30,7 @@ class Answer:
     turn: int
     text: str
     num_tokens: int
+    seconds: float
     ttft: float
     gaps: tuple[float, ...]
     num_cycles: int
@@ -90,7 +91,8 @@ async def _ask(
     max_tokens: int,
 ) -> Answer:
     start = last = time.perf_counter()
-    ttft, gaps, pieces, meta, usage = 0.0, [], [], {}, None
+    ttft: float | None = None
+    gaps, pieces, meta, usage = [], [], {}, None
     stream = await client.chat.completions.create(
         model=model,
         messages=messages,  # type: ignore[arg-type]
@@ -106,15 +108,16 @@ async def _ask(
             continue
         [choice] = chunk.choices
         meta = (choice.model_extra or {}).get("meta_info") or meta
+        now = time.perf_counter()
+        if ttft is None:
+            ttft = last = now
         if not choice.delta.content:
             continue
-        now = time.perf_counter()
         if pieces:
             gaps.append(now - last)
-        else:
-            ttft = now - start
         last = now
         pieces.append(choice.delta.content)
+    assert ttft is not None, "the server sent no chunk"
     assert usage is not None, "the server was asked for usage and sent none"
     hvd: dict[str, Any] = meta.get("hvd") or {}
     num_tokens = usage.completion_tokens
@@ -123,7 +126,8 @@ async def _ask(
         turn=turn,
         text="".join(pieces),
         num_tokens=num_tokens,
-        ttft=ttft,
+        seconds=time.perf_counter() - start,
+        ttft=ttft - start,
         gaps=tuple(gaps),
         num_cycles=meta.get("spec_verify_ct", max(num_tokens - 1, 1)),
         num_accepted=meta.get("spec_num_correct_drafts", 0),

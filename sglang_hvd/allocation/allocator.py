@@ -14,8 +14,8 @@ from sglang_hvd.allocation.pace import Int32, Pace
 Float32 = npt.NDArray[np.float32]
 _Array = TypeVar("_Array", Int32, Float32)
 
-# Once in so many steps the model drafter is looked at if it was not in any of them, and a draft is
-# verified if none was: what is expected of them could be wrong.
+# After so many steps without any draft of the model drafter one request drafts with it, and
+# likewise for cache drafts: what is expected of them could be wrong. Requests take turns.
 _LOOK_AFTER = 256
 
 
@@ -70,7 +70,6 @@ class StepAllocator:
     widths: nodes per request that a step can verify, root included.
     model_sizes: nodes of the model drafter's draft, root not included.
     num_steps: of the model drafter.
-    drafts_for_all: the model drafter runs for all requests of a step or for none.
 
     Raises ValueError where they do not fit each other.
     """
@@ -82,7 +81,6 @@ class StepAllocator:
         widths: Sequence[int],
         model_sizes: Sequence[int],
         num_steps: Sequence[int],
-        drafts_for_all: bool = False,
     ) -> None:
         for name, values in (
             ("widths", widths),
@@ -100,11 +98,10 @@ class StepAllocator:
         self._widths = np.array(widths, np.int32)
         self._model_sizes = np.array(model_sizes, np.int32)
         self._num_steps = np.array(num_steps, np.int32)
-        self._drafts_for_all = drafts_for_all
         self._native = _Allocator()
         self._pace = Pace()
         self._of_batch: dict[int, tuple[Float64, Float64]] = {}
-        self._steps_without_model = self._steps_without_draft = 0
+        self._steps_without_model = self._steps_without_cache = self._num_looks = 0
 
     @property
     def model_sizes(self) -> Sequence[int]:
@@ -142,18 +139,21 @@ class StepAllocator:
         num_requests = len(slots)
         step_ms, draft_ms = self._costs_of(num_requests)
         price = self._pace.price(num_requests, float(step_ms[0]))
-        looks_at_model, min_width = self._look(num_requests)
-        min_steps = num_pinned = 0
+        min_width = min_steps = num_pinned = 0
         pinned = None if is_pinned is None else np.flatnonzero(is_pinned)
         if pinned is not None and len(pinned):
             free = np.setdiff1d(np.arange(num_requests), pinned)
             of_free = DraftOdds(*(getattr(odds, name)[free] for name in _ODDS))
-            slots, num_pinned, looks_at_model = slots[free], len(pinned), -1
+            slots, num_pinned = slots[free], len(pinned)
             min_width = self._place_of_width(int(self._model_sizes[-1]))
             min_steps = len(self._num_steps) - 1
         else:
             of_free = odds
         num_free = num_requests - num_pinned
+        looking = None
+        if self._steps_without_model >= _LOOK_AFTER and num_free:
+            looking = self._turn(num_free)
+            min_width = max(min_width, self._place_of_width(int(self._model_sizes[0])))
         num_cache, num_model = np.empty(num_free, np.int32), np.empty(num_free, np.int32)
         cache_expected = np.empty(num_free, np.float32)
         model_expected = np.empty(num_free, np.float32)
@@ -171,7 +171,7 @@ class StepAllocator:
             self._num_steps,
             draft_ms,
             num_pinned,
-            looks_at_model,
+            -1 if looking is None else looking,
             min_width,
             min_steps,
             num_cache,
@@ -179,18 +179,25 @@ class StepAllocator:
             cache_expected,
             model_expected,
         )
+        self._steps_without_model = 0 if num_model.any() else self._steps_without_model + 1
+        if self._looks_at_cache(of_free, num_cache) and looking is None:
+            self._steps_without_cache = 0
+            with_draft = np.flatnonzero(of_free.num_nodes)
+            row = with_draft[self._turn(len(with_draft))]
+            num_cache[row], num_model[row] = 1, 0
+            cache_expected[row], model_expected[row] = of_free.probs[row, 0], 0
         if num_pinned:
             num_cache = _spread(num_cache, free, num_requests, 0)
             num_model = _spread(num_model, free, num_requests, int(self._model_sizes[-1]))
             cache_expected = _spread(cache_expected, free, num_requests, 0)
             model_expected = _spread(model_expected, free, num_requests, 0)
         num_drafting = int(np.count_nonzero(num_model))
-        self._steps_without_model = 0 if num_drafting else self._steps_without_model + 1
         used = int((num_cache + num_model).max(initial=0))
-        self._steps_without_draft = 0 if used else self._steps_without_draft + 1
         # What was found for this width may fit into a narrower one.
         width = self._place_of_width(used)
-        self._pace.see_step(float(step_ms[width] + draft_ms[steps, num_drafting]))
+        self._pace.see_step(
+            float(step_ms[width] + draft_ms[steps, num_drafting]), float(step_ms[0])
+        )
         return Allocation(
             num_cache,
             num_model,
@@ -211,24 +218,23 @@ class StepAllocator:
             widths = self._widths.tolist()
             step_ms = self._costs.verify_ms(num_requests, widths)
             step_ms = step_ms + self._costs.draft_extend_ms(num_requests, widths)
-            drafting = [
-                num_requests if self._drafts_for_all and num else num
-                for num in range(num_requests + 1)
-            ]
-            draft_ms = np.array(
-                [[self._costs.draft_ms(num, steps) for num in drafting] for steps in self.num_steps]
-            )
+            drafting = range(num_requests + 1)
+            draft_ms = np.array([self._costs.draft_ms(drafting, steps) for steps in self.num_steps])
             found = self._of_batch[num_requests] = step_ms, draft_ms
         return found
 
-    def _look(self, num_requests: int) -> tuple[int, int]:
-        """A request to look at the model drafter with, or -1, and the narrowest width to allow."""
-        if self._steps_without_model >= _LOOK_AFTER:
-            looking = self._steps_without_model % num_requests
-            return looking, self._place_of_width(int(self._model_sizes[0]))
-        if self._steps_without_draft >= _LOOK_AFTER:
-            return -1, min(1, len(self._widths) - 1)
-        return -1, 0
+    def _turn(self, num: int) -> int:
+        """Whose turn it is to be looked at."""
+        self._num_looks += 1
+        return self._num_looks % num
+
+    def _looks_at_cache(self, odds: DraftOdds, num_cache: Int32) -> bool:
+        """Whether a cache draft's first token is to be verified, since none was for long."""
+        if num_cache.any():
+            self._steps_without_cache = 0
+            return False
+        self._steps_without_cache += bool(odds.num_nodes.any())
+        return self._steps_without_cache > _LOOK_AFTER and len(self._widths) > 1
 
     def _place_of_width(self, num_nodes: int) -> int:
         """Of the narrowest that has room for a root and so many nodes."""

@@ -22,14 +22,15 @@ class CostFit:
 
     A verification and a draft-extend of n requests, w nodes each, take a + b n + c n w, a round of
     the model drafter for n requests a + b n, none of the terms negative: smooth, and never less for
-    more. While one width only was seen, its time is put down to the nodes: the next steps are
-    narrower, and tell. Not thread-safe.
+    more. What the times do not tell apart is put where the next steps will: the time of the only
+    width seen to the nodes, since narrower steps are then tried, and that of the only number of
+    drafting requests to none of them, since more then draft. Not thread-safe.
     """
 
     def __init__(self) -> None:
-        self._verify = _Fit(3)
-        self._extend = _Fit(3)
-        self._round = _Fit(2)
+        self._verify = _Fit((1, 1, 1))  # the largest factor, the nodes, gets most
+        self._extend = _Fit((1, 1, 1))
+        self._round = _Fit((1, 100))
 
     def observe_verify(self, num_requests: int, width: int, milliseconds: float) -> None:
         """A step of the target model."""
@@ -78,9 +79,14 @@ def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:
 
 
 class _Fit:
-    """Least squares of relative errors without negative terms, of the latest times."""
+    """Least squares of relative errors without negative terms, of the latest times.
 
-    def __init__(self, num_terms: int) -> None:
+    doubts: of each term; where the times do not tell two apart the less doubtful gets more.
+    """
+
+    def __init__(self, doubts: Sequence[float]) -> None:
+        num_terms = len(doubts)
+        self._doubts = np.diag(np.asarray(doubts, np.float64))
         self.num = 0
         self._gram = np.zeros((num_terms, num_terms))
         self._moment = np.zeros(num_terms)
@@ -101,8 +107,7 @@ class _Fit:
     def solve(self) -> Float64:
         if self.num == 0:
             return np.zeros(len(self._moment))
-        # Where the times do not tell the terms apart, the largest factor gets most.
-        gram = self._gram + 1e-7 * np.trace(self._gram) * np.eye(len(self._moment))
+        gram = self._gram + 1e-7 * np.trace(self._gram) * self._doubts
         best, best_loss = np.zeros(len(self._moment)), 0.0
         for size in range(1, len(self._moment) + 1):
             for chosen in map(list, itertools.combinations(range(len(self._moment)), size)):

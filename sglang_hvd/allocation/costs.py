@@ -92,14 +92,14 @@ class StepCosts(BaseModel):
         """Likewise."""
         return self._at(self._draft_extend, batch_size, widths)
 
-    def draft_ms(self, num_requests: int, num_steps: int) -> float:
-        """Of a draft of the model drafter for so many requests. Its first tokens come out of
-        draft-extend: it runs a round less than it has steps."""
-        if num_requests == 0:
-            return 0.0
+    def draft_ms(self, num_requests: Sequence[int], num_steps: int) -> Float64:
+        """Of a draft of the model drafter for so many requests, 0 for none: one time for each
+        number. Its first tokens come out of draft-extend: it runs a round less than it has steps.
+        """
+        numbers = np.asarray(num_requests)
         times = np.asarray(self.draft_round, np.float64)
-        [of_round] = _interpolate(np.array([num_requests]), self.batch_sizes, times)
-        return float(of_round * (num_steps - 1))
+        of_round = _interpolate(numbers, self.batch_sizes, times)
+        return np.where(numbers > 0, of_round * (num_steps - 1), 0.0)
 
     @cached_property
     def _verify(self) -> Float64:

@@ -13,10 +13,11 @@ _KEPT_OF_STEPS = 0.9
 
 # Tokens per cycle before anything was seen.
 _FIRST = 2.0
+_FIRST_STEP = 1.0  # time of a step over that of a plain one
 
 
 class Pace:
-    """Tokens per cycle of each request, by slot, and milliseconds per step.
+    """Tokens per cycle of each request, by slot, and the time of steps beside plain ones.
 
     It counts what the cost table says, not what a clock says: equal calls give equal results.
     """
@@ -24,7 +25,7 @@ class Pace:
     def __init__(self) -> None:
         self._of_requests = np.full(1, _FIRST)
         self._of_all = _FIRST
-        self._step_ms: float | None = None
+        self._of_plain = _FIRST_STEP
 
     def start(self, slot: int) -> None:
         """A new request has this slot; it begins at the mean of all."""
@@ -41,15 +42,15 @@ class Pace:
     def price(self, num_requests: int, plain_ms: float) -> float:
         """What a millisecond of a step costs so many requests, in cycles.
 
-        plain_ms: of a plain step, for the time before any step was seen.
+        plain_ms: of a plain step of this batch. Another batch, or another table, changes it at
+        once; how much longer steps take than plain ones changes slowly.
         """
-        return num_requests / (plain_ms if self._step_ms is None else self._step_ms)
+        return num_requests / (self._of_plain * plain_ms)
 
-    def see_step(self, milliseconds: float) -> None:
-        """Takes in the time of a step."""
-        if self._step_ms is None:
-            self._step_ms = milliseconds
-        self._step_ms += (1 - _KEPT_OF_STEPS) * (milliseconds - self._step_ms)
+    def see_step(self, milliseconds: float, plain_ms: float) -> None:
+        """Takes in the time of a step, and of a plain step of the same batch."""
+        ratio = milliseconds / plain_ms
+        self._of_plain += (1 - _KEPT_OF_STEPS) * (ratio - self._of_plain)
 
     def see_tokens(self, slots: Int32, num_tokens: Int32) -> None:
         """Takes in how many tokens a cycle of each request committed."""

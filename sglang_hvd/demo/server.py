@@ -164,6 +164,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def flush_cache(url: str, *, timeout_s: float = 20) -> None:
+    """Empties a server's caches; it refuses until it has put its last request away.
+
+    Raises HTTPError if it still does after the time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            _answer(urllib.request.Request(f"{url}/flush_cache", method="POST"), 60)
+            return
+        except urllib.error.HTTPError as error:
+            if error.code != 400 or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
 def _answer(request: urllib.request.Request, timeout_s: float) -> Any:
     with urllib.request.urlopen(request, timeout=timeout_s) as response:
         text = response.read().decode()

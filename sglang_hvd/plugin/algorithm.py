@@ -257,8 +257,8 @@ def _narrow_widths(config: HvdConfig, server_args: ServerArgs, widest: int) -> t
         return tuple(powers) if can_narrow else ()
     if config.narrow_widths and not can_narrow:
         raise ValueError(
-            "--hvd-narrow-widths works on a CPU with attention backend torch_native only: graphs "
-            f"are captured for the widest verification, {widest}"
+            "--hvd-narrow-widths works on a CPU only, with attention backend torch_native or "
+            f"intel_amx: elsewhere every step has the verify width, {widest}"
         )
     if config.narrow_widths and config.narrow_widths[-1] >= widest:
         raise ValueError(

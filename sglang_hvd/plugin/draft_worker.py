@@ -63,6 +63,8 @@ class HvdDraftWorker(EagleDraftWorker):
         self._widths = launch.widths
         self._step_width = launch.verify_width
         self.num_model_draft_rounds = 0
+        self.num_partial_draft_rounds = 0  # for some requests of the batch only
+        self.num_steps_by_width = dict.fromkeys(launch.widths, 0)
         self.clock = StepClock()
         super().__init__(server_args, *args, **kwargs)
 
@@ -74,6 +76,7 @@ class HvdDraftWorker(EagleDraftWorker):
         plans = self.plan_drafts(batch.reqs, seq_lens)
         used = 1 + max(plan.num_nodes for plan in plans)
         self._step_width = next(width for width in self._widths if width >= used)
+        self.num_steps_by_width[self._step_width] += 1
         bonus_tokens = batch.spec_info.bonus_tokens
         nodes = self._host_nodes(plans, bonus_tokens)
         kv_loc_plan = of_model = None
@@ -130,6 +133,7 @@ class HvdDraftWorker(EagleDraftWorker):
         with self.clock.measure(Phase.TRANSFER):
             wanted = to_device(sizes[drafting], self.device)
             rows = None if is_all else to_device(drafting, self.device)
+        self.num_partial_draft_rounds += not is_all
         drafting_batch = batch if rows is None else _only(batch, drafting.tolist(), rows)
         with self.costs.time_draft(len(drafting), self.speculative_num_steps - 1):
             parent_list, top_scores_index, draft_tokens, kv_loc_plan = self._run_model_drafter(
@@ -282,7 +286,7 @@ def _only(batch: ScheduleBatch, rows: list[int], on_device: torch.Tensor) -> Sch
         some.seq_lens_cpu = batch.seq_lens_cpu[rows]
         some.seq_lens_sum = int(some.seq_lens_cpu.sum())
     some.spec_info = copy.copy(batch.spec_info)
-    # Under overlap scheduling it would only filter these, by which the scheduler filled in the rest.
+    # Under overlap scheduling it would filter only these, which the scheduler has used by now.
     some.spec_info.future_indices = None
     some.spec_info.filter_batch(on_device)
     return some

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from sglang_hvd.allocation import CostFit, StepAllocator, StepCosts, costs_of
+from sglang_hvd.step_clock import Phase, StepClock
 
 # Steps after which the table is made anew: soon at first, then as often as the last.
 _FIRST_TABLES = (2, 4, 8, 16, 32)
@@ -38,6 +39,7 @@ class ServedCosts:
     allocator: None, as under policies that weigh no costs: nothing is timed.
     is_fixed: its table was given and stays.
     ranks: the tensor-parallel group, on the host; None: this process is alone.
+    clock: measures what this itself takes.
     now: the time of the host in seconds, to be replaced in tests.
     """
 
@@ -49,8 +51,10 @@ class ServedCosts:
         widths: Sequence[int],
         device: str,
         ranks: torch.distributed.ProcessGroup | None,
+        clock: StepClock,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._clock = clock
         self._allocator = allocator
         self._widths = tuple(widths)
         self._timer = _DeviceTimer(device, now) if allocator is not None and not is_fixed else None
@@ -83,7 +87,11 @@ class ServedCosts:
         self._num_steps += 1
         if self._num_steps % _TABLE_EVERY and self._num_steps not in _FIRST_TABLES:
             return
-        self._timer.collect()
+        with self._clock.measure(Phase.COSTS):
+            self._make_table(self._timer)
+
+    def _make_table(self, timer: _DeviceTimer) -> None:
+        timer.collect()
         coefficients = torch.from_numpy(self._fit.coefficients())
         if self._ranks is not None:
             torch.distributed.broadcast(coefficients, group=self._ranks, group_src=0)
@@ -105,7 +113,12 @@ class ServedCosts:
         if self._timer is None:
             yield
             return
-        with self._timer.measure(observe):
+
+        def observe_in_time(milliseconds: float) -> None:
+            with self._clock.measure(Phase.COSTS):
+                observe(milliseconds)
+
+        with self._timer.measure(observe if self._timer.is_cuda else observe_in_time):
             yield
 
 
@@ -116,13 +129,13 @@ class _DeviceTimer:
     """
 
     def __init__(self, device: str, now: Callable[[], float]) -> None:
-        self._is_cuda = device == "cuda"
+        self.is_cuda = device == "cuda"
         self._now = now
         self._pending: deque[tuple[Any, Any, Callable[[float], None]]] = deque()
 
     @contextmanager
     def measure(self, observe: Callable[[float], None]) -> Iterator[None]:
-        if self._is_cuda:
+        if self.is_cuda:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             yield

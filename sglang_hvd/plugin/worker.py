@@ -58,7 +58,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._launch: HvdLaunch = launch
         self._clock = self._draft_worker.clock
         self._published_at = 0.0
-        allocator = _allocator(launch, self.speculative_num_steps)
+        allocator = _allocator(launch, self.speculative_num_steps, self.topk)
         ranks = get_parallel().tp_group.cpu_group if get_parallel().tp_size > 1 else None
         drafter = HybridDrafter.from_config(
             launch.config,
@@ -82,6 +82,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             widths=launch.widths,
             device=self.device,
             ranks=ranks,
+            clock=self._clock,
         )
         self._held = HeldRequests(
             drafter,
@@ -174,16 +175,18 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "verify_widths": list(self._launch.widths),
             "num_model_nodes": self._launch.num_model_nodes,
             "num_model_draft_rounds": self._draft_worker.num_model_draft_rounds,
+            "num_partial_draft_rounds": self._draft_worker.num_partial_draft_rounds,
+            "num_steps_by_width": dict(self._draft_worker.num_steps_by_width),
         }
 
 
-def _allocator(launch: HvdLaunch, num_steps: int) -> StepAllocator | None:
+def _allocator(launch: HvdLaunch, num_steps: int, topk: int) -> StepAllocator | None:
     if launch.config.policy != "allocate":
         return None
     costs = launch.config.costs
     num_nodes = launch.num_model_nodes - 1
     sizes = [num_nodes]
-    if len(launch.widths) > 1:
+    if len(launch.widths) > 1 and topk > 1:  # else a graph or a chain selects all nodes
         sizes = [*(2**k - 1 for k in range(2, 10) if 2**k - 1 < num_nodes), num_nodes]
     return StepAllocator(
         before_any_step(launch.widths) if costs is None else StepCosts.load(costs),

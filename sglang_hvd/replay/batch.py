@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import StepCosts
 from sglang_hvd.drafter import HybridDrafter, Proposals
 from sglang_hvd.payoff import ModelReaches, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
+from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.simulator import num_agreeing, verify
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.types import DraftPlan, DraftSource
+from sglang_hvd.types import DraftSource
 
 Int32 = npt.NDArray[np.int32]
 
@@ -70,30 +70,21 @@ class _Running:
 class BatchReplay:
     """A drafter, and the engine that its plans run on.
 
-    widths: nodes per request that a step can verify, root included. A step takes the narrowest that
-        holds what was planned.
     is_oracle: what is expected of the drafts is what the recording makes of them.
+    model_sizes, num_model_steps: of the model drafter, for the oracle.
     """
 
     def __init__(
         self,
         drafter: HybridDrafter,
-        costs: StepCosts,
+        costs: PlanCosts,
         *,
-        widths: Sequence[int],
-        drafts_with_model: bool,
         is_oracle: bool = False,
         model_sizes: Sequence[int] = (),
         num_model_steps: int = 1,
     ) -> None:
-        """
-        drafts_with_model: its KV cache is kept up to date in every step.
-        model_sizes, num_model_steps: for the oracle.
-        """
         self._drafter = drafter
         self._costs = costs
-        self._widths = tuple(widths)
-        self._drafts_with_model = drafts_with_model
         self._is_oracle = is_oracle
         self._model_sizes, self._num_model_steps = tuple(model_sizes), num_model_steps
 
@@ -188,7 +179,7 @@ class BatchReplay:
             num_both=sources.count(DraftSource.BOTH),
             num_accepted=sum(outcome.num_accepted_drafts for outcome in outcomes),
             num_steps=1,
-            ms=self._ms(plans),
+            ms=self._costs.ms(plans),
         )
         going_on = []
         for request, outcome in zip(running, outcomes, strict=True):
@@ -202,17 +193,6 @@ class BatchReplay:
                 if self._start(request):
                     going_on.append(request)
         return of_step, going_on
-
-    def _ms(self, plans: Sequence[DraftPlan]) -> float:
-        used = 1 + max(plan.num_nodes for plan in plans)
-        width = next(width for width in self._widths if width >= used)
-        ms = self._costs.verify_ms(len(plans), [width])[0]
-        if self._drafts_with_model:
-            ms += self._costs.draft_extend_ms(len(plans), [width])[0]
-        drafting = [plan.num_model_steps for plan in plans if plan.num_model_nodes]
-        if drafting:
-            ms += self._costs.draft_ms(len(drafting), max(drafting))
-        return float(ms)
 
     def _with_labels(
         self, proposals: Proposals, running: Sequence[_Running], num_right: Sequence[int]
@@ -232,6 +212,7 @@ class BatchReplay:
         return replace(
             proposals,
             prediction=Prediction(np.array(num_right, np.float32), right.astype(np.float32)),
+            survival=right.astype(np.float32),
             model_reaches=ModelReaches(reaches, reaches),
         )
 

@@ -40,6 +40,7 @@ class ModelDrafter:
     odds_ratio: None: exactly mean_accepted tokens in each cycle, which is then a whole number.
     num_steps: the most tokens that are accepted in a cycle; 8 is the paper's (table 7).
     num_nodes: of the full tree, root not counted.
+    size_effect: log odds of a token that each doubling of the nodes adds.
 
     Raises ValueError for a strength that cannot be.
     """
@@ -48,6 +49,7 @@ class ModelDrafter:
     odds_ratio: float | None = None
     num_steps: int = 8
     num_nodes: int = 31
+    size_effect: float = SIZE_EFFECT
 
     def __post_init__(self) -> None:
         if not 0 <= self.mean_accepted < self.num_steps:
@@ -97,7 +99,7 @@ class ModelDrafter:
         ends = np.cumsum(lengths)[:-1]
         by_size = {}
         for size in sizes:
-            log_odds = low + SIZE_EFFECT * np.log2(size / self.num_nodes)
+            log_odds = low + self.size_effect * np.log2(size / self.num_nodes)
             accepted = self._accepted(draws, is_copied, lengths, log_odds)
             by_size[size] = np.split(np.minimum(accepted, np.int32(size)), ends)
         return by_size

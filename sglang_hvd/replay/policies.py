@@ -7,63 +7,22 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.payoff import DEFAULT_PREDICTORS
 from sglang_hvd.replay.evaluate import MEAN, THRESHOLD
 from sglang_hvd.replay.metrics import mean_of
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import Recording, Vocabulary
-from sglang_hvd.replay.simulator import CycleTotals
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
-
-
-class CostTable(BaseModel):
-    """What the kinds of cycles cost, in milliseconds.
-
-    plain: a step of the target model that verifies nothing.
-    verify: a step that verifies a draft, of the verify width.
-    model_draft: the model drafter's rounds of one cycle, beside the verification.
-    draft_extend: keeping the model drafter's KV cache up to date, in every cycle but plain ones.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    plain: float = Field(gt=0)
-    verify: float = Field(gt=0)
-    model_draft: float = Field(ge=0)
-    draft_extend: float = Field(ge=0)
-
-    @classmethod
-    def load(cls, path: Path) -> "CostTable":
-        """Reads a YAML or JSON file. Raises ValueError in one line."""
-        try:
-            return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise ValueError(f"{path}: cannot read the cost table: {error.strerror}") from None
-        except (UnicodeDecodeError, yaml.YAMLError):
-            raise ValueError(f"{path}: the cost table is no YAML or JSON") from None
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "table"
-            raise ValueError(f"{path}: cost table: {where}: {first['msg']}") from None
-
-    def ms(self, totals: CycleTotals) -> float:
-        """Time of some cycles at batch size 1."""
-        num_plain = totals.num_cycles - totals.num_drafted
-        return (
-            num_plain * self.plain
-            + totals.num_drafted * (self.verify + self.draft_extend)
-            + totals.num_model * self.model_draft
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
     """What a policy made of a file's measured sessions, or the mean over the families.
 
+    cache_share, both_share: of the cycles, by what they verified.
     oracle_share: share of the cycles' cache drafts that reach the paper's threshold.
     precision, recall: of what the policy verified against these.
     payoff_quantiles: accepted lengths of the cache drafts, at 10, 50, 90 and 99 %.
@@ -76,6 +35,7 @@ class PolicyResult:
     cycles_per_1k_tokens: float | None
     mean_accepted: float | None
     cache_share: float | None
+    both_share: float | None
     oracle_share: float | None
     precision: float | None
     recall: float | None
@@ -89,7 +49,7 @@ def replay_policies(
     *,
     config: HvdConfig,
     predictor: Path | None,
-    costs: CostTable | None,
+    costs: StepCosts | None,
     warm_up: float,
     shares_cache: bool,
     model_drafter: ModelDrafter,
@@ -101,11 +61,14 @@ def replay_policies(
     predictor: of the payoff policy; None: the one that ships.
     warm_up: share of each recording's sessions, the first ones, that only fill the shared cache.
     shares_cache: False: requests draft from their own session only.
+    costs: at batch size 1; without them policy `allocate` is left out.
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used.
     """
     results = []
     for policy in get_args(Policy):
+        if policy == "allocate" and costs is None:
+            continue
         walks = walk_recordings(
             recordings,
             vocabulary,
@@ -114,14 +77,13 @@ def replay_policies(
                 predictor=predictor or DEFAULT_PREDICTORS[config.cache_mode],
                 model_drafter=model_drafter,
                 shares_cache=shares_cache,
+                costs=costs,
             ),
             label=f"replay, policy {policy}",
             num_processes=num_processes,
         )
         of_policy = [
-            result
-            for walk in walks
-            if (result := _result(walk, policy, costs, warm_up)) is not None
+            result for walk in walks if (result := _result(walk, policy, warm_up)) is not None
         ]
         results += of_policy
         if of_policy:
@@ -131,9 +93,7 @@ def replay_policies(
     return results
 
 
-def _result(
-    walk: RecordingWalk, policy: str, costs: CostTable | None, warm_up: float
-) -> PolicyResult | None:
+def _result(walk: RecordingWalk, policy: str, warm_up: float) -> PolicyResult | None:
     num_warm = int(len(walk.sessions) * warm_up)
     without = frozenset(session.fingerprint for session in walk.sessions[:num_warm])
     totals, rows = walk.totals(without=without), walk.rows(without=without)
@@ -146,11 +106,12 @@ def _result(
         cycles_per_1k_tokens=totals.cycles_per_1k_tokens,
         mean_accepted=totals.mean_accepted_len,
         cache_share=totals.cache_share,
+        both_share=totals.num_both / totals.num_cycles,
         oracle_share=None,
         precision=None,
         recall=None,
         payoff_quantiles=None,
-        tokens_per_ms=None if costs is None else totals.num_tokens / costs.ms(totals),
+        tokens_per_ms=totals.num_tokens / totals.ms if totals.ms else None,
     )
     if rows is None:
         return result

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN, POSITION_FEATURES
 from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftPlan, DraftSource, TokenIds, VerifyOutcome
 
@@ -56,6 +57,7 @@ class CycleTotals:
     num_drafted, num_cache, num_both: cycles that verified a draft, those that verified the cache's
         alone, and those that verified both.
     num_accepted: accepted draft tokens.
+    ms: their time, 0 where no costs are known.
     """
 
     num_cycles: int = 0
@@ -64,6 +66,7 @@ class CycleTotals:
     num_cache: int = 0
     num_both: int = 0
     num_accepted: int = 0
+    ms: float = 0.0
 
     def __add__(self, other: "CycleTotals") -> "CycleTotals":
         return CycleTotals(
@@ -73,6 +76,7 @@ class CycleTotals:
             self.num_cache + other.num_cache,
             self.num_both + other.num_both,
             self.num_accepted + other.num_accepted,
+            self.ms + other.ms,
         )
 
     @property
@@ -164,8 +168,8 @@ def training_rows(cycles: Iterable[ReplayedCycle]) -> TrainingRows:
     )
 
 
-def count_cycles(cycles: Iterable[ReplayedCycle]) -> CycleTotals:
-    """What a policy made of some cycles (paper, appendices A and G)."""
+def count_cycles(cycles: Iterable[ReplayedCycle], costs: PlanCosts | None = None) -> CycleTotals:
+    """What a policy made of some cycles (paper, appendices A and G). costs: for their time."""
     return sum(
         (
             CycleTotals(
@@ -175,6 +179,7 @@ def count_cycles(cycles: Iterable[ReplayedCycle]) -> CycleTotals:
                 num_cache=int(cycle.plan.source is DraftSource.CACHE),
                 num_both=int(cycle.plan.source is DraftSource.BOTH),
                 num_accepted=cycle.outcome.num_accepted_drafts,
+                ms=0.0 if costs is None else costs.ms([cycle.plan]),
             )
             for cycle in cycles
         ),

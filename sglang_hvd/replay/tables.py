@@ -22,6 +22,7 @@ _POLICY = {
     "cycles_per_1k_tokens": "cycles per 1K tokens",
     "mean_accepted": "mean accepted",
     "cache_share": "cache share",
+    "both_share": "both share",
     "oracle_share": "oracle share",
     "precision": "precision",
     "recall": "recall",

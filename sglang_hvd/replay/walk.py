@@ -8,11 +8,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from sglang_hvd.allocation import StepAllocator, StepCosts
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.model_drafter import ModelDrafter
+from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.recordings import Recording, Vocabulary, session_fingerprints
 from sglang_hvd.replay.simulator import (
     CycleTotals,
@@ -33,6 +35,7 @@ class WalkSettings:
     predictor: for the payoff policy; its file, since walks run in other processes.
     model_drafter: what each cycle of the model drafter, which is not run, has accepted.
     draft_limits: longest cache drafts, one trace after the other in turns.
+    costs: of the machine, for the time of the cycles and policy `allocate`; None: neither.
     shares_cache: a session's finished outputs are drafts for later ones; False: for itself only.
     """
 
@@ -41,6 +44,13 @@ class WalkSettings:
     model_drafter: ModelDrafter = ModelDrafter()  # noqa: RUF009  it is immutable
     draft_limits: tuple[int, ...] = (DEFAULT_VERIFY_WIDTH - 1,)
     shares_cache: bool = True
+    costs: StepCosts | None = None
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Nodes per request that a step can verify: powers of two, and what the drafts need."""
+        widest = max(self.draft_limits) + 1
+        return (*(2**k for k in range(widest.bit_length()) if 2**k < widest), widest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,14 +155,25 @@ def walk_recording(
         if settings.predictor is not None:
             config = config.model_copy(update={"predictor": settings.predictor})
         predictor = PayoffPredictor.of_config(config)
+    # The drafts that the model drafter is drawn for count as chains.
+    num_steps = settings.model_drafter.num_steps
+    allocator = None
+    if settings.costs is not None and config.policy == "allocate":
+        allocator = StepAllocator(
+            settings.costs,
+            widths=settings.widths,
+            model_sizes=[num_steps],
+            num_steps=[num_steps],
+        )
     drafter = HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
         predictor=predictor,
         token_classes=vocabulary.token_classes,
-        num_model_steps=settings.model_drafter.num_steps,
-        num_model_nodes=settings.model_drafter.num_steps,
-        verify_width=max(settings.draft_limits) + 1,
+        num_model_steps=num_steps,
+        num_model_nodes=num_steps,
+        verify_width=settings.widths[-1],
+        allocator=allocator,
     )
     fingerprints = session_fingerprints(traces)
     cycles: dict[str, list[ReplayedCycle]] = {session: [] for session in fingerprints}
@@ -165,13 +186,16 @@ def walk_recording(
             max_cache_draft_tokens=settings.draft_limits[index % len(settings.draft_limits)],
             namespace="" if settings.shares_cache else trace.session,
         )
+    cost_of_plan = None
+    if settings.costs is not None:
+        cost_of_plan = PlanCosts(settings.costs, settings.widths, config.drafts_with_model)
     return RecordingWalk(
         recording.name,
         traces[0].family,
         tuple(
             SessionWalk(
                 fingerprints[session],
-                count_cycles(of_session),
+                count_cycles(of_session, cost_of_plan),
                 training_rows(of_session)
                 if any(cycle.draft is not None for cycle in of_session)
                 else None,

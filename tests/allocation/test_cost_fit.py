@@ -24,7 +24,7 @@ def test_steps_of_several_sizes_give_the_terms_of_their_times() -> None:
     assert costs is not None
     for n, w in ((1, 1), (4, 32), (16, 8)):
         assert costs.verify_ms(n, [w])[0] == pytest.approx(linear(n, w), rel=0.05)
-    assert costs.draft_ms(8, 8) == pytest.approx(7 * 0.58, rel=0.05)
+    assert costs.draft_ms([8], 8)[0] == pytest.approx(7 * 0.58, rel=0.05)
     assert costs.draft_extend_ms(16, [32])[0] == pytest.approx(0.912, rel=0.05)
 
 
@@ -36,6 +36,16 @@ def test_what_was_never_seen_costs_more_the_wider_it_is() -> None:
     assert costs is not None
     assert costs.verify_ms(1, [32])[0] == pytest.approx(10, rel=0.01)
     assert costs.verify_ms(1, [1])[0] < 1
+
+
+def test_a_round_that_was_timed_for_one_request_is_expected_to_take_as_long_for_more() -> None:
+    fit = CostFit()
+    for _ in range(20):
+        fit.observe_verify(1, 8, 5.0)
+        fit.observe_draft(1, 7, 3.5)
+    costs = costs_of(fit.coefficients(), WIDTHS)
+    assert costs is not None
+    assert costs.draft_ms([1, 16], 8) == pytest.approx([3.5, 3.5], rel=0.2)
 
 
 def test_times_that_fall_with_the_width_do_not_make_a_table_that_does() -> None:

@@ -33,8 +33,15 @@ def test_a_millisecond_costs_each_request_its_share_of_a_step() -> None:
     pace = Pace()
     assert pace.price(3, plain_ms=6.0) == 0.5
     for _ in range(100):
-        pace.see_step(10.0)
-    assert pace.price(3, plain_ms=6.0) == pytest.approx(0.3)
+        pace.see_step(10.0, plain_ms=5.0)
+    assert pace.price(3, plain_ms=5.0) == pytest.approx(0.3, rel=1e-3)
+
+
+def test_another_batch_or_table_changes_the_price_at_once() -> None:
+    pace = Pace()
+    for _ in range(100):
+        pace.see_step(10.0, plain_ms=5.0)
+    assert pace.price(64, plain_ms=20.0) == pytest.approx(64 / 40, rel=1e-3)
 
 
 def test_the_mean_of_all_does_not_depend_on_how_cycles_come_in_batches() -> None:

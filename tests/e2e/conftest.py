@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-import urllib.error
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import DemoModels, ensure_demo_models
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
-from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer
+from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer, flush_cache
 
 Shape = Literal["llama", "qwen3"]
 
@@ -52,17 +51,8 @@ class Server:
         return self.process.get("/server_info")["internal_states"][0]["hvd"]
 
     def flush_cache(self) -> None:
-        """POST /flush_cache; SGLang refuses it until its last answered request is put away."""
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                self.process.post("/flush_cache", {})
-            except urllib.error.HTTPError as error:
-                if error.code != 400 or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-            else:
-                return
+        """POST /flush_cache."""
+        flush_cache(self.process.url)
 
     def wait_until_idle(self) -> None:
         """Until the gauge in /metrics says that nothing is held for any request.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,11 @@ import pytest
 # Low enough that cache and model drafts mix within one batch.
 MIXING = ("--hvd-threshold", "1.5")
 CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
+LONG_CHAIN = ("--speculative-num-steps", "6", "--speculative-eagle-topk", "1")
+LONG_TREE = (
+    *("--speculative-num-steps", "5", "--speculative-eagle-topk", "4"),
+    *("--speculative-num-draft-tokens", "24"),
+)
 # Cache drafts of up to 64 tokens, verified beside a model drafter's tree of 16 nodes.
 WIDE = ("--hvd-verify-width", "65")
 PAPER = ("--hvd-cache-mode", "paper")
@@ -27,6 +33,9 @@ def _assert_sources(server: Any, policy: str) -> None:
     used = {source for source, count in server.hvd_state()["num_cycles"].items() if count}
     if policy == "allocate":  # what pays depends on the machine
         assert len(used) > 1
+        state = server.hvd_state()
+        assert len([num for num in state["num_steps_by_width"].values() if num]) > 1
+        assert state["costs"]["num_timed_steps"] > 0
     else:
         assert used == SOURCES[policy]
 
@@ -76,7 +85,7 @@ def test_every_policy_with_a_model_tree(
 
 
 @pytest.mark.parametrize("page_size", ["1", "16"])
-@pytest.mark.parametrize("policy", ["allocate", "payoff", "frequency", "cache", "model", "both"])
+@pytest.mark.parametrize("policy", ["allocate", "payoff", "frequency", "cache", "model"])
 def test_every_policy_with_a_model_chain_and_pages(
     policy: str,
     page_size: str,
@@ -128,3 +137,50 @@ def test_prefix_cache_hits_and_a_flush_between_requests(
     answer = server.generate(prompts[-1])
     assert answer["output_ids"] == expected[-1]
     assert answer["meta_info"]["cached_tokens"] == 0
+
+
+def test_the_model_drafter_runs_for_some_of_a_batch(
+    start_hvd: Callable[..., Any],
+    plain_ids: Callable[..., list[list[int]]],
+    prompts: list[str],
+) -> None:
+    expected = plain_ids(prompts)
+    server = start_hvd("payoff", *MIXING)
+    _assert_same_as_plain(server, expected, prompts)
+    state = server.hvd_state()
+    assert 0 < state["num_partial_draft_rounds"] < state["num_model_draft_rounds"]
+
+
+@pytest.mark.parametrize("drafting", [CHAIN, LONG_CHAIN], ids=["3 steps", "6 steps"])
+def test_both_drafts_of_a_model_chain_in_one_tree(
+    drafting: tuple[str, ...],
+    start_hvd: Callable[..., Any],
+    plain_ids: Callable[..., list[list[int]]],
+    prompts: list[str],
+) -> None:
+    expected = plain_ids(prompts)
+    server = start_hvd("both", drafting=drafting)
+    _assert_same_as_plain(server, expected, prompts)
+    _assert_sources(server, "both")
+
+
+def test_widths_and_sources_that_change_in_every_step(
+    start_hvd: Callable[..., Any],
+    plain_ids: Callable[..., list[list[int]]],
+    prompts: list[str],
+    tmp_path: Path,
+) -> None:
+    expected = plain_ids(prompts)
+    costs = tmp_path / "costs.yaml"
+    # Each node costs a little: what is verified differs from step to step.
+    costs.write_text(
+        "{about: made up, batch_sizes: [1, 16], widths: [1, 32], verify: [[5, 8], [6, 40]], "
+        "draft_round: [0.5, 0.7], draft_extend: [[0.2, 0.3], [0.3, 1]]}"
+    )
+    server = start_hvd("allocate", "--hvd-costs", str(costs), drafting=LONG_TREE)
+    _assert_same_as_plain(server, expected, prompts)
+    state = server.hvd_state()
+    assert len([num for num in state["num_steps_by_width"].values() if num]) >= 4
+    assert {source for source, num in state["num_cycles"].items() if num} >= {"cache", "both"}
+    assert state["num_partial_draft_rounds"] > 0
+    assert state["costs"]["about"] == "made up"

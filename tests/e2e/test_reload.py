@@ -13,7 +13,7 @@ import pytest
 
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.payoff import PayoffPredictor
-from sglang_hvd.reload import reload_predictor
+from sglang_hvd.running_server import reload_predictor
 
 
 @pytest.fixture

@@ -56,6 +56,7 @@ def drafter_of(predictor: Path, **settings: Any) -> HybridDrafter:
         HvdConfig(predictor=predictor, **settings),
         token_strings="abcdefghijklmnopqrst",
         num_model_steps=3,
+        num_model_nodes=3,
         verify_width=32,
         deterministic=True,
     )

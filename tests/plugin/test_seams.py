@@ -25,7 +25,7 @@ from sglang.srt.managers.tokenizer_control_mixin import TokenizerControlMixin
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.plugins import GENERAL_PLUGINS_GROUP
 from sglang.srt.server_args import ServerArgs
-from sglang.srt.speculative import eagle_worker_common, eagle_worker_v2
+from sglang.srt.speculative import eagle_utils, eagle_worker_common, eagle_worker_v2
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
 
@@ -38,7 +38,7 @@ from sglang_hvd.plugin.worker import HvdWorker
 # Private methods of ours that extend nothing.
 OWN_HELPERS = {
     *("_host_nodes", "_with_model_trees", "_run_model_drafter", "_verify_input"),
-    *("_num_mask_cells", "_model_tree_width", "_publish"),
+    *("_num_mask_cells", "_width", "_keep_ranks", "_publish"),
 }
 
 
@@ -93,6 +93,32 @@ def test_the_eagle_worker_has_the_methods_that_are_extended() -> None:
                 continue
             assert hasattr(cls, name), f"{cls.__name__}.{name}"
     assert "EagleDraftWorker(" in inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.__init__)
+
+
+def test_the_scores_of_the_model_drafters_nodes_can_be_kept() -> None:
+    body = inspect.getsource(eagle_worker_v2.EagleDraftWorker.draft_forward)
+    assert "= organize_draft_results(\n" in body
+    parameters = _parameters(eagle_worker_v2.organize_draft_results)
+    assert parameters == ["score_list", "token_list", "parents_list", "num_draft_token"]
+
+
+def test_the_width_of_a_verification_is_read_from_its_input() -> None:
+    prepare = inspect.getsource(eagle_utils.eagle_prepare_for_verify)
+    assert "draft_token_num=verify_input.draft_token_num" in prepare
+    verify = inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.verify)
+    assert "num_draft_tokens=self.speculative_num_draft_tokens" in verify
+    assert "topk=self.topk" in verify
+    run = inspect.getsource(eagle_worker_common.run_eagle_verify)
+    assert "accept_index=accept_index" in run
+    extend = inspect.getsource(eagle_worker_v2.EagleDraftWorker._draft_extend_for_decode)
+    assert "num_tokens_per_req=self.speculative_num_draft_tokens" in extend
+
+
+def test_a_draft_input_can_be_cut_to_some_requests() -> None:
+    body = inspect.getsource(EagleDraftInput.filter_batch)
+    assert "if self.future_indices is not None:" in body
+    for name in ("topk_p", "topk_index", "hidden_states", "bonus_tokens"):
+        assert f"self.{name} = self.{name}[new_indices]" in body
 
 
 def test_draft_extend_can_be_left_out() -> None:

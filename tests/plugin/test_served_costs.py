@@ -13,6 +13,7 @@ import torch
 
 from sglang_hvd.allocation import DraftOdds, StepAllocator
 from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
+from sglang_hvd.step_clock import StepClock
 
 WIDTHS, SIZES, NUM_STEPS = (1, 4, 8, 16), (3, 7), 3
 NUM_RANK_STEPS = 100_000
@@ -93,7 +94,15 @@ def serve(
 def served(
     made: StepAllocator, watch: Stopwatch, *, is_fixed: bool = False, ranks: object = None
 ) -> ServedCosts:
-    return ServedCosts(made, is_fixed=is_fixed, widths=WIDTHS, device="cpu", ranks=ranks, now=watch)
+    return ServedCosts(
+        made,
+        is_fixed=is_fixed,
+        widths=WIDTHS,
+        device="cpu",
+        ranks=ranks,
+        clock=StepClock(),
+        now=watch,
+    )
 
 
 def test_the_table_becomes_that_of_the_machine() -> None:
@@ -133,7 +142,13 @@ def test_a_table_that_was_given_stays() -> None:
 
 def test_without_an_allocator_nothing_is_timed() -> None:
     costs = ServedCosts(
-        None, is_fixed=False, widths=WIDTHS, device="cpu", ranks=None, now=Stopwatch()
+        None,
+        is_fixed=False,
+        widths=WIDTHS,
+        device="cpu",
+        ranks=None,
+        clock=StepClock(),
+        now=Stopwatch(),
     )
     with costs.time_verify(1, 4):
         pass

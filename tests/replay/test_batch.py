@@ -8,6 +8,7 @@ from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
 from sglang_hvd.replay.batch import BatchReplay, DrawnTrace, ServedTotals
+from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.suffix_cache import SuffixCache
 from tests.payoff.made_up import constant_survival
 from tests.traces.made_up import trace
@@ -63,9 +64,7 @@ def replay(
     )
     return BatchReplay(
         drafter,
-        costs,
-        widths=WIDTHS,
-        drafts_with_model=config.drafts_with_model,
+        PlanCosts(costs, WIDTHS, config.drafts_with_model),
         is_oracle=is_oracle,
         model_sizes=SIZES,
         num_model_steps=NUM_STEPS,

@@ -104,21 +104,26 @@ def test_replay_compares_the_policies(
     made_up_traces: Path, number_tokenizer: Path, tmp_path: Path
 ) -> None:
     costs, found = tmp_path / "costs.yaml", tmp_path / "rows.json"
-    costs.write_text("{plain: 10, verify: 12, model_draft: 4, draft_extend: 1}")
+    costs.write_text(
+        "{about: made up, batch_sizes: [1, 2], widths: [1, 2], verify: [[10, 12], [10, 12]], "
+        "draft_round: [0.5, 0.5], draft_extend: [[1, 1], [1, 1]]}"
+    )
     flags = ("--json", found, "--costs", costs, "--warm-up", 0.5)
     assert run("replay", made_up_traces, number_tokenizer, *flags) == 0
     rows = {(row["file"], row["policy"]): row for row in json.loads(found.read_text())}
-    assert len(rows) == 3 * 4
+    assert len(rows) == 3 * 6
     model = rows["copying", "model"]
-    # 4 measured sessions of 60 tokens in cycles of 3, of which each costs 12 + 1 + 4 ms.
+    # 4 measured sessions of 60 tokens in cycles of 3. A chain of 8 is verified at width 16, 12 ms
+    # and 2 for each node more, after 7 rounds.
     assert model["cycles_per_1k_tokens"] == pytest.approx(1000 / 3)
-    assert model["tokens_per_ms"] == pytest.approx(3 / 17)
+    assert model["tokens_per_ms"] == pytest.approx(3 / (40 + 1 + 3.5))
     assert (model["cache_share"], model["mean_accepted"]) == (0, 2)
     cache = rows["copying", "cache"]
     assert cache["cycles_per_1k_tokens"] < model["cycles_per_1k_tokens"]
     assert cache["recall"] == 1
     assert cache["precision"] == cache["oracle_share"]
-    assert rows["mean", "model"]["tokens_per_ms"] == pytest.approx(3 / 17)
+    assert rows["mean", "model"]["tokens_per_ms"] == pytest.approx(3 / 44.5)
+    assert rows["mean", "allocate"]["tokens_per_ms"] > rows["mean", "model"]["tokens_per_ms"]
 
 
 def test_a_local_cache_sees_its_own_session_only(
@@ -256,7 +261,7 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
     foreign = tmp_path / "foreign.safetensors"
     foreign.write_bytes(b"PK\x03\x04" * 50)
     costs = tmp_path / "costs.yaml"
-    costs.write_text("{plain: 10}")
+    costs.write_text("{verify: 10}")
     for command, traces, tokenizer, more, says in (
         ("train", empty, number_tokenizer, ["--output", output], "no traces (*.jsonl, *.hvdt)"),
         ("train", blank, number_tokenizer, ["--output", output], "blank.jsonl: empty"),
@@ -266,7 +271,13 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
         ("evaluate", made_up_traces, number_tokenizer, ["--json", output / "p"], "no folder"),
         ("evaluate", made_up_traces, number_tokenizer, ["--predictor", foreign], "is corrupt"),
         ("evaluate", made_up_traces, number_tokenizer, ["--eos-token", "<x>"], "has no token <x>"),
-        ("replay", made_up_traces, number_tokenizer, ["--costs", costs], "cost table: verify"),
+        (
+            "replay",
+            made_up_traces,
+            number_tokenizer,
+            ["--costs", costs],
+            "cost table: about: Field",
+        ),
         ("replay", made_up_traces, number_tokenizer, ["--warm-up", 1.5], "must lie in 0..1"),
         ("replay", tmp_path / "gone", number_tokenizer, [], "cannot read the traces"),
     ):

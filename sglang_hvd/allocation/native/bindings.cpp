@@ -85,6 +85,7 @@ public:
         }
         const BatchCosts costs{span_of(widths), span_of(step_ms), span_of(num_steps),
                                {draft_ms.data(), draft_ms.size()}};
+        const nb::gil_scoped_release release;
         const Allocation& found = allocator_.allocate(
             cache_, model_, num_sizes, max_steps, span_of(values), price, costs,
             static_cast<std::size_t>(num_pinned), must_draft, static_cast<std::size_t>(min_width),

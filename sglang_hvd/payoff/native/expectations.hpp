@@ -85,27 +85,39 @@ enum Beside { kCacheRight, kCacheWrong, kAfterCache, kWithoutCache, kNumBeside }
 // Probability that the model drafter has a token right if it had those before it.
 using TokenProbs = std::array<double, kNumBeside>;
 
+// P(the model drafter has more and more tokens right), token by token.
+class ModelReach {
+public:
+    // survival: of the cache draft, float[kMaxDepth]; null: not known.
+    ModelReach(const TokenProbs& probs, int draft_len, const float* survival)
+        : probs_(probs), draft_len_(survival == nullptr ? 0 : draft_len), survival_(survival) {}
+
+    double next() {
+        if (draft_len_ == 0) return model_right_ *= probs_[kWithoutCache];
+        const double right = step_ < std::min(draft_len_, kMaxDepth) ? survival_[step_] : 0;
+        const double leaves = model_right_ * (cache_right_ - right);
+        alone_ = alone_ * probs_[kAfterCache] +
+                 leaves * probs_[step_ < draft_len_ ? kCacheWrong : kAfterCache];
+        model_right_ *= probs_[kCacheRight];
+        cache_right_ = right;
+        ++step_;
+        return model_right_ * cache_right_ + alone_;
+    }
+
+private:
+    TokenProbs probs_;
+    int draft_len_, step_ = 0;
+    const float* survival_;
+    // Both right up to here; the model drafter alone.
+    double cache_right_ = 1, model_right_ = 1, alone_ = 0;
+};
+
 // Tokens of the model drafter's draft that are expected to be accepted.
-// survival: of the cache draft, float[kMaxDepth]; null: not known.
 inline double expected_of_model(const TokenProbs& probs, int num_steps, int draft_len,
                                 const float* survival) {
-    if (draft_len == 0 || survival == nullptr) {
-        const double prob = probs[kWithoutCache];
-        double all_right = 1, sum = 0;
-        for (int step = 0; step < num_steps; ++step) sum += all_right *= prob;
-        return sum;
-    }
-    // Both right up to here; the model drafter alone.
-    double cache_right = 1, model_right = 1, alone = 0, sum = 0;
-    for (int step = 0; step < num_steps; ++step) {
-        const double next = step < std::min(draft_len, kMaxDepth) ? survival[step] : 0;
-        const double leaves = model_right * (cache_right - next);
-        alone = alone * probs[kAfterCache] +
-                leaves * probs[step < draft_len ? kCacheWrong : kAfterCache];
-        model_right *= probs[kCacheRight];
-        cache_right = next;
-        sum += model_right * cache_right + alone;
-    }
+    ModelReach reach(probs, draft_len, survival);
+    double sum = 0;
+    for (int step = 0; step < num_steps; ++step) sum += reach.next();
     return sum;
 }
 
@@ -119,19 +131,11 @@ struct DraftSize {
 // are accepted, right[s] the same where the cache draft is right up to there. ratio: of the request.
 inline void reaches_of_model(const TokenProbs& probs, int num_steps, int draft_len, const float* survival,
                              double ratio, DraftSize size, float* out, float* right) {
-    const bool has_cache = draft_len > 0 && survival != nullptr;
+    ModelReach full(probs, draft_len, survival);
     const double if_right = probs[kCacheRight];
-    double cache_right = 1, model_right = 1, alone = 0, before = 1, reach = 1, reach_right = 1;
+    double before = 1, reach = 1, reach_right = 1;
     for (int step = 0; step < num_steps; ++step) {
-        double all = before * probs[kWithoutCache];
-        if (has_cache) {
-            const double next = step < std::min(draft_len, kMaxDepth) ? survival[step] : 0;
-            alone = alone * probs[kAfterCache] +
-                    model_right * (cache_right - next) * probs[step < draft_len ? kCacheWrong : kAfterCache];
-            model_right *= if_right;
-            cache_right = next;
-            all = model_right * cache_right + alone;
-        }
+        const double all = full.next();
         const double prob = before > 0 ? std::min(all / before, 1.0) : 0;
         before = all;
         const auto smaller = [&](double p) { return p * size.odds / (1 + p * (size.odds - 1)); };

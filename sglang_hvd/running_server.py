@@ -1,10 +1,12 @@
-"""Makes a running server use another payoff predictor: the client's side."""
+"""What can be asked of a running server."""
 
 import json
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+from sglang_hvd.allocation import StepCosts
 
 # Tells plugin/reload.py that an /update_weights_from_disk means the predictor.
 PREDICTOR_LOAD_FORMAT = "hvd_predictor"
@@ -23,17 +25,35 @@ def reload_predictor(url: str, path: Path, *, api_key: str | None = None) -> str
     the predictor it has.
     """
     url = url.rstrip("/")
-    # Another SGLang server would take the file for a model.
-    info = _ask(f"{url}/server_info", None, api_key)
-    states = info.get("internal_states") or [{}]
-    if not all("hvd" in state for state in states):
-        raise ValueError(f"the server at {url} does not run HVD")
+    _hvd_states(url, api_key)  # another SGLang server would take the file for a model
     answer = _ask(
         f"{url}/update_weights_from_disk",
         {"model_path": str(path.absolute()), "load_format": PREDICTOR_LOAD_FORMAT},
         api_key,
     )
     return str(answer["message"])
+
+
+def costs_in_force(url: str, *, api_key: str | None = None) -> StepCosts:
+    """The table of what steps cost by which a server allocates now.
+
+    url, api_key: as above.
+
+    Raises ValueError, in one line, if the server cannot be asked or weighs no costs.
+    """
+    url = url.rstrip("/")
+    costs = _hvd_states(url, api_key)[0].get("costs")
+    if costs is None:
+        raise ValueError(f"the server at {url} weighs no costs: its policy is not allocate")
+    return StepCosts.model_validate({name: costs[name] for name in StepCosts.model_fields})
+
+
+def _hvd_states(url: str, api_key: str | None) -> list[dict[str, Any]]:
+    info = _ask(f"{url}/server_info", None, api_key)
+    states = info.get("internal_states") or [{}]
+    if not all("hvd" in state for state in states):
+        raise ValueError(f"the server at {url} does not run HVD")
+    return [state["hvd"] for state in states]
 
 
 def _ask(url: str, body: dict[str, str] | None, api_key: str | None) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from sglang_hvd.reload import reload_predictor
+from sglang_hvd.allocation import StepCosts
+from sglang_hvd.running_server import costs_in_force, reload_predictor
 
 INFO: dict[str, Any] = {"internal_states": [{"hvd": {}}]}
 TAKEN: dict[str, Any] = {"success": True, "message": "the predictor is p", "num_paused_requests": 0}
@@ -109,3 +110,30 @@ def test_a_server_that_is_not_there_is_named() -> None:
 
 def test_what_is_no_url_is_named() -> None:
     assert "127.0.0.1:30000" in refused("127.0.0.1:30000")
+
+
+COSTS: dict[str, Any] = {
+    "about": "learned",
+    "batch_sizes": [1, 2],
+    "widths": [1, 8],
+    "verify": [[5, 6], [5, 7]],
+    "draft_round": [1, 1],
+    "draft_extend": [[0, 0], [0, 0]],
+}
+
+
+def test_the_costs_in_force_are_read_from_the_server(server: Server, tmp_path: Path) -> None:
+    state = {"hvd": {"costs": {"num_timed_steps": 9, **COSTS}}}
+    server.answers["/server_info"] = 200, json.dumps({"internal_states": [state]})
+    costs = costs_in_force(server.url)
+    assert costs == StepCosts.model_validate(COSTS)
+    path = tmp_path / "costs.yaml"
+    path.write_text(costs.to_yaml())
+    assert StepCosts.load(path) == costs
+
+
+def test_a_server_that_weighs_no_costs_says_so(server: Server) -> None:
+    state = {"hvd": {"costs": None}}
+    server.answers["/server_info"] = 200, json.dumps({"internal_states": [state]})
+    with pytest.raises(ValueError, match="weighs no costs: its policy is not allocate"):
+        costs_in_force(server.url)
