@@ -1,13 +1,19 @@
-"""Plays sessions against a server through the OpenAI API, so many at once, and keeps the times."""
+"""Plays sessions against a server, so many at once, and keeps the times.
+
+It streams from /generate: what a request verified is not told to the OpenAI API's streams. Prompts
+are rendered by the chat template of the server's tokenizer.
+"""
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import aiohttp
-from openai import AsyncOpenAI
+from transformers import AutoTokenizer
 
 from sglang_hvd.demo.corpus.session import Session
 
@@ -54,27 +60,32 @@ def play(url: str, sessions: Sequence[Session], *, concurrency: int, max_tokens:
 
 
 async def _play(url: str, sessions: Sequence[Session], concurrency: int, max_tokens: int) -> Played:
-    client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=600, max_retries=0)
-    model = (await client.models.list()).data[0].id
     waiting = list(enumerate(sessions))[::-1]
     answers: list[Answer] = []
+    # A request that is streamed for minutes is no fault.
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        info = await _get(http, f"{url}/model_info")
+        tokenizer = _tokenizer(info["tokenizer_path"])
 
-    async def worker() -> None:
-        while waiting:
-            number, session = waiting.pop()
-            messages: list[dict[str, str]] = []
-            for turn, said in enumerate(session.turns):
-                messages.append({"role": "user", "content": said.user})
-                answer = await _ask(client, model, number, turn, messages, max_tokens)
-                messages.append({"role": "assistant", "content": answer.text})
-                answers.append(answer)
+        async def worker() -> None:
+            while waiting:
+                number, session = waiting.pop()
+                messages: list[dict[str, str]] = []
+                for turn, said in enumerate(session.turns):
+                    messages.append({"role": "user", "content": said.user})
+                    prompt = tokenizer.apply_chat_template(
+                        messages, tokenize=False, add_generation_prompt=True
+                    )
+                    answer = await _ask(http, url, number, turn, prompt, max_tokens)
+                    messages.append({"role": "assistant", "content": answer.text})
+                    answers.append(answer)
 
-    before = await _host_times(url)
-    start = time.perf_counter()
-    await asyncio.gather(*(worker() for _ in range(concurrency)))
-    seconds = time.perf_counter() - start
-    after = await _host_times(url)
-    await client.close()
+        before = await _host_times(http, url)
+        start = time.perf_counter()
+        await asyncio.gather(*(worker() for _ in range(concurrency)))
+        seconds = time.perf_counter() - start
+        after = await _host_times(http, url)
     host = None
     if before is not None and after is not None and after[0] > before[0]:
         host = (after[1] - before[1]) / (after[0] - before[0])
@@ -83,51 +94,43 @@ async def _play(url: str, sessions: Sequence[Session], concurrency: int, max_tok
 
 
 async def _ask(
-    client: AsyncOpenAI,
-    model: str,
-    number: int,
-    turn: int,
-    messages: list[dict[str, str]],
-    max_tokens: int,
+    http: aiohttp.ClientSession, url: str, number: int, turn: int, prompt: str, max_tokens: int
 ) -> Answer:
+    body = {
+        "text": prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": max_tokens},
+        "stream": True,
+    }
     start = last = time.perf_counter()
     ttft: float | None = None
-    gaps, pieces, meta, usage = [], [], {}, None
-    stream = await client.chat.completions.create(
-        model=model,
-        messages=messages,  # type: ignore[arg-type]
-        temperature=0,
-        max_tokens=max_tokens,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"return_meta_info": True},
-    )
-    async for chunk in stream:
-        usage = chunk.usage or usage
-        if not chunk.choices:
-            continue
-        [choice] = chunk.choices
-        meta = (choice.model_extra or {}).get("meta_info") or meta
-        now = time.perf_counter()
-        if ttft is None:
-            ttft = last = now
-        if not choice.delta.content:
-            continue
-        if pieces:
-            gaps.append(now - last)
-        last = now
-        pieces.append(choice.delta.content)
-    assert ttft is not None, "the server sent no chunk"
-    assert usage is not None, "the server was asked for usage and sent none"
-    hvd: dict[str, Any] = meta.get("hvd") or {}
-    num_tokens = usage.completion_tokens
+    gaps: list[float] = []
+    answer: dict[str, Any] = {}
+    async with http.post(f"{url}/generate", json=body) as response:
+        response.raise_for_status()
+        async for line in response.content:
+            if not line.startswith(b"data: {"):
+                continue
+            answer = json.loads(line.removeprefix(b"data: "))
+            if "error" in answer:
+                raise RuntimeError(f"{url}: {answer['error']}")
+            now = time.perf_counter()
+            if ttft is None:
+                ttft = now - start
+            else:
+                gaps.append(now - last)
+            last = now
+    if ttft is None:
+        raise RuntimeError(f"{url}: the server sent no chunk")
+    meta: dict[str, Any] = answer["meta_info"]
+    [hvd] = meta.get("hvd") or [{}]
+    num_tokens = meta["completion_tokens"]
     return Answer(
         session=number,
         turn=turn,
-        text="".join(pieces),
+        text=answer["text"],
         num_tokens=num_tokens,
-        seconds=time.perf_counter() - start,
-        ttft=ttft - start,
+        seconds=last - start,
+        ttft=ttft,
         gaps=tuple(gaps),
         num_cycles=meta.get("spec_verify_ct", max(num_tokens - 1, 1)),
         num_accepted=meta.get("spec_num_correct_drafts", 0),
@@ -135,10 +138,20 @@ async def _ask(
     )
 
 
-async def _host_times(url: str) -> tuple[int, float] | None:
+@cache
+def _tokenizer(path: str) -> Any:
+    return AutoTokenizer.from_pretrained(path)
+
+
+async def _get(http: aiohttp.ClientSession, url: str) -> Any:
+    async with http.get(url) as response:
+        response.raise_for_status()
+        return await response.json()
+
+
+async def _host_times(http: aiohttp.ClientSession, url: str) -> tuple[int, float] | None:
     """Steps so far and the microseconds that HVD's host code took in them."""
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/server_info") as response:
-        info = await response.json()
+    info = await _get(http, f"{url}/server_info")
     hvd = info["internal_states"][0].get("hvd")
     if hvd is None or not hvd["steps"]["num_steps"]:
         return None if hvd is None else (0, 0.0)

@@ -21,7 +21,8 @@ class CostFit:
     """observe_* takes in times in milliseconds; costs is the table that they make.
 
     A verification and a draft-extend of n requests, w nodes each, take a + b n + c n w, a round of
-    the model drafter for n requests a + b n, none of the terms negative: smooth, and never less for
+    the model drafter for n requests and what a step takes beside all these a + b n, none of the
+    terms negative: smooth, and never less for
     more. What the times do not tell apart is put where the next steps will: the time of the only
     width seen to the nodes, since narrower steps are then tried, and that of the only number of
     drafting requests to none of them, since more then draft. Not thread-safe.
@@ -31,6 +32,7 @@ class CostFit:
         self._verify = _Fit((1, 1, 1))  # the largest factor, the nodes, gets most
         self._extend = _Fit((1, 1, 1))
         self._round = _Fit((1, 100))
+        self._rest = _Fit((1, 100))
 
     def observe_verify(self, num_requests: int, width: int, milliseconds: float) -> None:
         """A step of the target model."""
@@ -45,14 +47,19 @@ class CostFit:
         if num_rounds > 0:
             self._round.add([1, num_requests], milliseconds / num_rounds)
 
+    def observe_rest(self, num_requests: int, milliseconds: float) -> None:
+        """What a step took beside these: scheduling, planning, sampling."""
+        self._rest.add([1, num_requests], max(milliseconds, 0.0))
+
     @property
     def num_observed(self) -> int:
         """Verifications."""
         return self._verify.num
 
     def coefficients(self) -> Float64:
-        """All terms, so that another process can make the same table: float64[8]."""
-        return np.concatenate([self._verify.solve(), self._extend.solve(), self._round.solve()])
+        """All terms, so that another process can make the same table: float64[10]."""
+        fits = (self._verify, self._extend, self._round, self._rest)
+        return np.concatenate([fit.solve() for fit in fits])
 
 
 def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:
@@ -60,9 +67,10 @@ def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:
 
     widths: that steps verify.
     """
-    verify, extend, of_round = np.split(coefficients, [3, 6])
+    verify, extend, of_round, rest = np.split(coefficients, [3, 6, 8])
     if not verify.any():
         return None
+    verify = verify + np.array([*rest, 0])  # each step has it once, as it has a verification
     columns = sorted({1, 2, *widths})
 
     def table(terms: Float64) -> tuple[tuple[float, ...], ...]:

@@ -23,7 +23,7 @@ _FIRST_TABLES = (2, 4, 8, 16, 32)
 _TABLE_EVERY = 64
 
 # Before any step was timed; the first tables take its place at once.
-_FIRST_COEFFICIENTS = np.array([5.0, 0.0, 0.1, 0.5, 0.0, 0.01, 0.5, 0.02])
+_FIRST_COEFFICIENTS = np.array([5.0, 0.0, 0.1, 0.5, 0.0, 0.01, 0.5, 0.02, 0.0, 0.0])
 
 
 def before_any_step(widths: Sequence[int]) -> StepCosts:
@@ -61,6 +61,9 @@ class ServedCosts:
         self._ranks = ranks
         self._fit = CostFit()
         self._num_steps = 0
+        self._now = now
+        self._began: tuple[float, int] | None = None  # the last decode step, and its requests
+        self._parts_ms = 0.0  # of it
 
     @contextmanager
     def time_draft(self, num_requests: int, num_rounds: int) -> Iterator[None]:
@@ -79,6 +82,21 @@ class ServedCosts:
         """A draft-extend."""
         with self._time(lambda ms: self._fit.observe_extend(num_requests, width, ms)):
             yield
+
+    def begin_step(self, num_requests: int) -> None:
+        """A decode step begins. What the last one took beside its parts is known then, where
+        nothing came between."""
+        if self._timer is None or self._timer.is_cuda:
+            return  # a GPU works on while the host schedules and plans
+        now = self._now()
+        if self._began is not None:
+            began, of_requests = self._began
+            self._fit.observe_rest(of_requests, 1000 * (now - began) - self._parts_ms)
+        self._began, self._parts_ms = (now, num_requests), 0.0
+
+    def interrupt(self) -> None:
+        """A prefill, or nothing to do: the next decode step does not follow on the last."""
+        self._began = None
 
     def end_step(self) -> None:
         """A step was launched; brings the table up to date when it is time. All ranks call it."""
@@ -115,6 +133,7 @@ class ServedCosts:
             return
 
         def observe_in_time(milliseconds: float) -> None:
+            self._parts_ms += milliseconds
             with self._clock.measure(Phase.COSTS):
                 observe(milliseconds)
 

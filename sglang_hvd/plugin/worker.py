@@ -103,8 +103,10 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         is_prefill = batch.forward_mode.is_extend()
         if is_prefill:
             self._clock.end_step()
+            self._costs.interrupt()
         else:
             self._clock.begin_step()
+            self._costs.begin_step(len(batch.reqs))
         if time.monotonic() > self._published_at + _PUBLISH_SECONDS:
             self._publish()
         reqs, chunked_req = list(batch.reqs), batch.chunked_req
@@ -151,6 +153,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
     def on_idle(self) -> None:
         """Nothing runs: requests that ended unannounced are let go and the metrics show it."""
         self._clock.end_step()
+        self._costs.interrupt()
         self._held.drop_ended()
         self._publish()
 

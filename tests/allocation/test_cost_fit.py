@@ -28,6 +28,21 @@ def test_steps_of_several_sizes_give_the_terms_of_their_times() -> None:
     assert costs.draft_extend_ms(16, [32])[0] == pytest.approx(0.912, rel=0.05)
 
 
+def test_each_step_has_the_rest_once() -> None:
+    fit = CostFit()
+    for w in WIDTHS:
+        fit.observe_verify(1, w, linear(1, w))
+        fit.observe_rest(1, 2.0)
+        fit.observe_rest(1, -0.1)  # clocks differ
+    costs = costs_of(fit.coefficients(), WIDTHS)
+    assert costs is not None
+    alone = costs_of(np.append(fit.coefficients()[:8], [0, 0]), WIDTHS)
+    assert alone is not None
+    rest = costs.verify_ms(1, [1, 32]) - alone.verify_ms(1, [1, 32])
+    assert rest[0] == pytest.approx(rest[1])
+    assert 0 < rest[0] <= 2
+
+
 def test_what_was_never_seen_costs_more_the_wider_it_is() -> None:
     fit = CostFit()
     for _ in range(20):

@@ -77,6 +77,7 @@ def serve(
     slots = np.arange(8, dtype=np.int32)
     for odds in itertools.islice(itertools.cycle(kinds), num_steps):
         n = len(odds.num_nodes)
+        costs.begin_step(n)
         found = made.allocate(slots[:n], odds)
         digest.update(found.num_cache.tobytes() + found.num_model.tobytes())
         digest.update(bytes([found.width]))
@@ -115,6 +116,21 @@ def test_the_table_becomes_that_of_the_machine() -> None:
     assert described is not None
     assert described["num_timed_steps"] == 600
     assert described["about"] == made.costs.about
+
+
+def test_what_a_step_takes_beside_its_parts_is_part_of_its_costs() -> None:
+    made, watch = allocator(), Stopwatch()
+    costs = served(made, watch)
+    for number in range(40):
+        costs.begin_step(2)
+        with costs.time_verify(2, 8):
+            watch.seconds += 0.005
+        costs.end_step()
+        watch.seconds += 0.003
+        if number % 10 == 9:  # a prefill, or the server was idle
+            costs.interrupt()
+            watch.seconds += 60
+    assert made.costs.verify_ms(2, [8])[0] == pytest.approx(8, rel=0.01)
 
 
 def test_on_a_machine_where_nodes_are_free_steps_are_wider() -> None:
