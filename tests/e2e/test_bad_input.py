@@ -52,7 +52,7 @@ def fails_with(models: Any) -> Callable[..., str]:
 def test_an_unknown_policy(fails_with: Callable[..., str]) -> None:
     line = fails_with("--hvd-policy", "greedy")
     assert "--hvd-policy" in line
-    assert "'payoff', 'frequency', 'cache' or 'model'" in line
+    assert "'payoff', 'frequency', 'cache', 'model' or 'both'" in line
 
 
 def test_a_record_folder_that_cannot_be_written(
