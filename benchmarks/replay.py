@@ -267,7 +267,7 @@ def _serve(
     totals = replay.serve(
         sessions, earlier=earlier, batch_size=job.batch_size, num_tokens=job.num_tokens
     )
-    num_drafted = totals.num_cache + totals.num_model + totals.num_both
+    assert totals.cycles_per_1k_tokens is not None
     return Row(
         file=job.recording.name,
         family=family,
@@ -277,9 +277,9 @@ def _serve(
         policy=name,
         setting=str(setting),
         tokens_per_ms=totals.num_tokens / totals.ms,
-        cycles_per_1k=1000 * totals.num_cycles / totals.num_tokens,
-        mean_accepted=totals.num_accepted / num_drafted if num_drafted else 0.0,
-        cache_share=totals.num_cache / totals.num_cycles,
+        cycles_per_1k=totals.cycles_per_1k_tokens,
+        mean_accepted=totals.mean_accepted_len or 0.0,
+        cache_share=totals.cache_share or 0.0,
         both_share=totals.num_both / totals.num_cycles,
     )
 

@@ -30,7 +30,7 @@ from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.suffix_cache import SuffixCache, SuffixCacheStats
-from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
+from sglang_hvd.suffix_cache.token_ids import as_token_ids, num_agreeing, padded
 from sglang_hvd.types import (
     MATCH_FEATURES,
     DraftBatch,
@@ -585,9 +585,7 @@ def _cache_accepted(request: _Request, outcome: VerifyOutcome) -> int | None:
         return None
     if plan.source is DraftSource.CACHE:
         return outcome.num_accepted_drafts
-    num = min(plan.cache_draft.num_tokens, len(outcome.token_ids))
-    agrees = plan.cache_draft.token_ids[:num] == np.asarray(outcome.token_ids[:num])
-    return num if agrees.all() else int(agrees.argmin())
+    return num_agreeing(plan.cache_draft.token_ids, as_token_ids(outcome.token_ids))
 
 
 def _for_history(request: _Request, num_accepted: int | None) -> int | None:

@@ -1,7 +1,20 @@
 """Which draft each request verifies, and how much of it."""
 
-from sglang_hvd.allocation.allocator import Allocation, DraftOdds, StepAllocator
+from sglang_hvd.allocation.allocator import (
+    Allocation,
+    DraftOdds,
+    StepAllocator,
+    powers_of_two_below,
+)
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
 from sglang_hvd.allocation.costs import StepCosts
 
-__all__ = ["Allocation", "CostFit", "DraftOdds", "StepAllocator", "StepCosts", "costs_of"]
+__all__ = [
+    "Allocation",
+    "CostFit",
+    "DraftOdds",
+    "StepAllocator",
+    "StepCosts",
+    "costs_of",
+    "powers_of_two_below",
+]

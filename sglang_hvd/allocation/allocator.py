@@ -62,6 +62,11 @@ class Allocation:
     width: int
 
 
+def powers_of_two_below(widest: int) -> tuple[int, ...]:
+    """Narrower widths to choose from beside the widest."""
+    return tuple(2**k for k in range(widest.bit_length()) if 2**k < widest)
+
+
 class StepAllocator:
     """start for a new request, then allocate before each step and observe after it. Requests are
     known by slots: small numbers. Equal calls give equal results. Not thread-safe.

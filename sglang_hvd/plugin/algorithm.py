@@ -19,7 +19,7 @@ from sglang.srt.arg_groups.overrides import (
     resolving_view,
 )
 
-from sglang_hvd.allocation import StepCosts
+from sglang_hvd.allocation import StepCosts, powers_of_two_below
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, flag_name, load_config
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.plugin.draft_model import check_draft_model, target_context_length
@@ -253,8 +253,7 @@ def _narrow_widths(config: HvdConfig, server_args: ServerArgs, widest: int) -> t
     backends = {backend for backend in attention_backends_of(cfg) if backend is not None}
     can_narrow = cfg.device == "cpu" and backends <= _BACKENDS_OF_ANY_WIDTH
     if config.narrow_widths is None:
-        powers = [2**k for k in range(widest.bit_length()) if 2**k < widest]
-        return tuple(powers) if can_narrow else ()
+        return powers_of_two_below(widest) if can_narrow else ()
     if config.narrow_widths and not can_narrow:
         raise ValueError(
             "--hvd-narrow-widths works on a CPU only, with attention backend torch_native or "

@@ -17,9 +17,9 @@ from sglang_hvd.drafter import HybridDrafter, Proposals
 from sglang_hvd.payoff import ModelReaches, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.simulator import num_agreeing, verify
+from sglang_hvd.replay.simulator import CycleTotals, count_step, verify
+from sglang_hvd.suffix_cache.token_ids import num_agreeing
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.types import DraftSource
 
 Int32 = npt.NDArray[np.int32]
 
@@ -36,25 +36,6 @@ class DrawnTrace:
 
     trace: Trace
     accepted: Mapping[int, Int32]
-
-
-@dataclass(frozen=True, slots=True)
-class ServedTotals:
-    """Counts over the measured steps. Tokens that prefill generates are not among them.
-
-    num_cache, num_model, num_both: cycles by what they verified, plain ones not among them.
-    num_accepted: accepted draft tokens.
-    ms: time of the steps.
-    """
-
-    num_cycles: int = 0
-    num_tokens: int = 0
-    num_cache: int = 0
-    num_model: int = 0
-    num_both: int = 0
-    num_accepted: int = 0
-    num_steps: int = 0
-    ms: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +76,7 @@ class BatchReplay:
         earlier: Sequence[Trace] = (),
         batch_size: int,
         num_tokens: int,
-    ) -> ServedTotals:
+    ) -> CycleTotals:
         """Serves sessions until so many tokens were generated, or as many as all sessions have,
         after a quarter as many that are not counted.
 
@@ -104,10 +85,10 @@ class BatchReplay:
         """
         measured = min(num_tokens, sum(_num_cycle_tokens(turns) for turns in sessions))
         if not measured:
-            return ServedTotals()
+            return CycleTotals()
         waiting = self._endless(sessions, earlier)
         running: list[_Running] = []
-        totals, num_warm = ServedTotals(), 0
+        totals, num_warm = CycleTotals(), 0
         for step in itertools.count():
             wanted = min(batch_size, 1 + step // _STAGGER)
             while len(running) < wanted:
@@ -118,7 +99,7 @@ class BatchReplay:
             if wanted < batch_size or num_warm < measured // 4:
                 num_warm += of_step.num_tokens
                 continue
-            totals = _sum(totals, of_step)
+            totals += of_step
             if totals.num_tokens >= measured:
                 break
         for request in running:
@@ -149,7 +130,7 @@ class BatchReplay:
         self._drafter.extend(request, trace.output_ids[:1])
         return True
 
-    def _step(self, running: list[_Running]) -> tuple[ServedTotals, list[_Running]]:
+    def _step(self, running: list[_Running]) -> tuple[CycleTotals, list[_Running]]:
         proposals = self._drafter.propose(running)
         num_right = [
             num_agreeing(
@@ -170,17 +151,7 @@ class BatchReplay:
             rest = request.drawn.trace.output_ids[request.position :]
             outcomes.append(verify(plan, rest, of_cache, of_model))
         self._drafter.commit(running, outcomes)
-        sources = [plan.source for plan in plans]
-        of_step = ServedTotals(
-            num_cycles=len(plans),
-            num_tokens=sum(len(outcome.token_ids) for outcome in outcomes),
-            num_cache=sources.count(DraftSource.CACHE),
-            num_model=sources.count(DraftSource.MODEL),
-            num_both=sources.count(DraftSource.BOTH),
-            num_accepted=sum(outcome.num_accepted_drafts for outcome in outcomes),
-            num_steps=1,
-            ms=self._costs.ms(plans),
-        )
+        of_step = count_step(plans, outcomes, self._costs)
         going_on = []
         for request, outcome in zip(running, outcomes, strict=True):
             request.position += len(outcome.token_ids)
@@ -219,9 +190,3 @@ class BatchReplay:
 
 def _num_cycle_tokens(turns: Sequence[DrawnTrace]) -> int:
     return sum(max(len(drawn.trace.output_ids) - 1, 0) for drawn in turns)
-
-
-def _sum(a: ServedTotals, b: ServedTotals) -> ServedTotals:
-    return ServedTotals(
-        *(getattr(a, name) + getattr(b, name) for name in ServedTotals.__dataclass_fields__)
-    )

@@ -5,7 +5,7 @@ Under greedy decoding the target accepts of a cache draft exactly what agrees wi
 bring is given.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN, POSITION_FEATURES
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.plan_costs import PlanCosts
+from sglang_hvd.suffix_cache.token_ids import num_agreeing
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftPlan, DraftSource, TokenIds, VerifyOutcome
 
@@ -57,7 +58,8 @@ class CycleTotals:
     num_drafted, num_cache, num_both: cycles that verified a draft, those that verified the cache's
         alone, and those that verified both.
     num_accepted: accepted draft tokens.
-    ms: their time, 0 where no costs are known.
+    num_steps: of the engine, in which they ran.
+    ms: the time of these, 0 where no costs are known.
     """
 
     num_cycles: int = 0
@@ -66,6 +68,7 @@ class CycleTotals:
     num_cache: int = 0
     num_both: int = 0
     num_accepted: int = 0
+    num_steps: int = 0
     ms: float = 0.0
 
     def __add__(self, other: "CycleTotals") -> "CycleTotals":
@@ -76,6 +79,7 @@ class CycleTotals:
             self.num_cache + other.num_cache,
             self.num_both + other.num_both,
             self.num_accepted + other.num_accepted,
+            self.num_steps + other.num_steps,
             self.ms + other.ms,
         )
 
@@ -169,29 +173,30 @@ def training_rows(cycles: Iterable[ReplayedCycle]) -> TrainingRows:
 
 
 def count_cycles(cycles: Iterable[ReplayedCycle], costs: PlanCosts | None = None) -> CycleTotals:
-    """What a policy made of some cycles (paper, appendices A and G). costs: for their time."""
+    """What a policy made of the cycles of one request after the other (paper, appendices A and G).
+
+    costs: for their time.
+    """
     return sum(
-        (
-            CycleTotals(
-                num_cycles=1,
-                num_tokens=len(cycle.outcome.token_ids),
-                num_drafted=int(cycle.plan.source is not DraftSource.PLAIN),
-                num_cache=int(cycle.plan.source is DraftSource.CACHE),
-                num_both=int(cycle.plan.source is DraftSource.BOTH),
-                num_accepted=cycle.outcome.num_accepted_drafts,
-                ms=0.0 if costs is None else costs.ms([cycle.plan]),
-            )
-            for cycle in cycles
-        ),
-        CycleTotals(),
+        (count_step([cycle.plan], [cycle.outcome], costs) for cycle in cycles), CycleTotals()
     )
 
 
-def num_agreeing(draft_ids: TokenIds, rest: TokenIds) -> int:
-    """The label: leading draft tokens that agree with the recorded continuation."""
-    length = min(len(draft_ids), len(rest))
-    agrees = draft_ids[:length] == rest[:length]
-    return length if agrees.all() else int(agrees.argmin())
+def count_step(
+    plans: Sequence[DraftPlan], outcomes: Sequence[VerifyOutcome], costs: PlanCosts | None
+) -> CycleTotals:
+    """The cycles of one step, a request each."""
+    sources = [plan.source for plan in plans]
+    return CycleTotals(
+        num_cycles=len(plans),
+        num_tokens=sum(len(outcome.token_ids) for outcome in outcomes),
+        num_drafted=len(plans) - sources.count(DraftSource.PLAIN),
+        num_cache=sources.count(DraftSource.CACHE),
+        num_both=sources.count(DraftSource.BOTH),
+        num_accepted=sum(outcome.num_accepted_drafts for outcome in outcomes),
+        num_steps=1,
+        ms=0.0 if costs is None else costs.ms(plans),
+    )
 
 
 def verify(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from sglang_hvd.allocation import StepAllocator, StepCosts
+from sglang_hvd.allocation import StepAllocator, StepCosts, powers_of_two_below
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import PayoffPredictor
@@ -50,7 +50,7 @@ class WalkSettings:
     def widths(self) -> tuple[int, ...]:
         """Nodes per request that a step can verify: powers of two, and what the drafts need."""
         widest = max(self.draft_limits) + 1
-        return (*(2**k for k in range(widest.bit_length()) if 2**k < widest), widest)
+        return (*powers_of_two_below(widest), widest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

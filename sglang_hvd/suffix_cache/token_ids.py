@@ -47,3 +47,10 @@ def padded(
     for filled, row in zip(token_ids, checked, strict=True):
         filled[: len(row)] = row
     return token_ids, lengths
+
+
+def num_agreeing(draft_ids: TokenIds, text_ids: TokenIds) -> int:
+    """Leading tokens of a draft that agree with the text."""
+    length = min(len(draft_ids), len(text_ids))
+    agrees = draft_ids[:length] == text_ids[:length]
+    return length if agrees.all() else int(agrees.argmin())

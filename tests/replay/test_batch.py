@@ -7,8 +7,9 @@ from sglang_hvd.allocation import StepAllocator, StepCosts
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
-from sglang_hvd.replay.batch import BatchReplay, DrawnTrace, ServedTotals
+from sglang_hvd.replay.batch import BatchReplay, DrawnTrace
 from sglang_hvd.replay.plan_costs import PlanCosts
+from sglang_hvd.replay.simulator import CycleTotals
 from sglang_hvd.suffix_cache import SuffixCache
 from tests.payoff.made_up import constant_survival
 from tests.traces.made_up import trace
@@ -146,4 +147,4 @@ def test_a_draft_of_both_has_the_longer_of_the_two() -> None:
 @pytest.mark.parametrize("sessions", [[], [[drawn([1, 2], [3])]], [[drawn([1, 2], [])]]])
 def test_sessions_without_a_cycle_are_not_served(sessions: list[list[DrawnTrace]]) -> None:
     totals = replay("cache").serve(sessions, batch_size=2, num_tokens=10)
-    assert totals == ServedTotals()
+    assert totals == CycleTotals()

@@ -208,7 +208,7 @@ def test_a_summary_counts_cycles_tokens_and_sources() -> None:
     assert sources(cycles) == ["model", "cache", "model"]
     assert (summary.num_cycles, summary.num_tokens) == (3, 4)
     assert (summary.num_model, summary.num_cache) == (2, 1)
-    assert summary + summary == CycleTotals(6, 8, 6, 2, num_accepted=2)
+    assert summary + summary == CycleTotals(6, 8, 6, 2, num_accepted=2, num_steps=6)
     assert summary.mean_accepted_len == 1 / 3
     assert summary.cache_share == 1 / 3
     assert summary.cycles_per_1k_tokens == 750
