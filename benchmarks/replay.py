@@ -109,6 +109,7 @@ class Job:
     model_drafter: ModelDrafter
     cache_mode: CacheMode
     num_tokens: int
+    postpones_extend: bool
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -147,6 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     drafter,
                     options.cache_mode,
                     options.tokens,
+                    options.postpone_extend,
                 )
                 for recording in recordings
             ]
@@ -246,7 +248,13 @@ def _serve(
         if setting.is_flexible:
             (num_nodes, num_steps), steps = MODEL_TREES[-1], list(MODEL_STEPS)
         sizes = [size for size in MODEL_SIZES if size <= num_nodes]
-        allocator = StepAllocator(job.costs, widths=WIDTHS, model_sizes=sizes, num_steps=steps)
+        allocator = StepAllocator(
+            job.costs,
+            widths=WIDTHS,
+            model_sizes=sizes,
+            num_steps=steps,
+            postpones_extend=job.postpones_extend,
+        )
     drafter = HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
@@ -259,7 +267,7 @@ def _serve(
     )
     replay = BatchReplay(
         drafter,
-        PlanCosts(job.costs, WIDTHS, config.drafts_with_model),
+        PlanCosts(job.costs, WIDTHS, config.drafts_with_model, job.postpones_extend),
         is_oracle=setting.is_oracle,
         model_sizes=sizes,
         num_model_steps=num_steps,
@@ -367,6 +375,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--tokens", type=int, default=20_000, help="most tokens to measure per file and policy"
+    )
+    parser.add_argument(
+        "--postpone-extend",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="bring the model drafter's KV cache up to date for a request when it drafts, not in "
+        "every step for all",
     )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE")

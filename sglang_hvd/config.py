@@ -146,6 +146,11 @@ class HvdConfig(BaseModel):
         description="Narrower verifications, in nodes per request, for steps with short drafts: a "
         "list that rises, [] for none. Default: powers of two on a CPU, none on a GPU.",
     )
+    postpone_extend: bool | None = Field(
+        default=None,
+        description="Bring the model drafter's KV cache up to date for a request when it drafts, "
+        "not in every step for all. Default: on a CPU only; on a GPU it would wait for the host.",
+    )
     report_cycles: bool = Field(
         default=False,
         description="Add every cycle's draft source and accepted draft tokens to a response's "

@@ -18,6 +18,10 @@ _Array = TypeVar("_Array", Int32, Float32)
 # likewise for cache drafts: what is expected of them could be wrong. Requests take turns.
 _LOOK_AFTER = 256
 
+# Tokens that the model drafter's KV cache typically lacks when a request drafts, where draft-extend
+# is postponed: some two cycles.
+_TYPICAL_BEHIND = 8
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftOdds:
@@ -75,6 +79,8 @@ class StepAllocator:
     widths: nodes per request that a step can verify, root included.
     model_sizes: nodes of the model drafter's draft, root not included.
     num_steps: of the model drafter.
+    postpones_extend: the model drafter's KV cache is brought up to date for a request when it drafts,
+        not in every step for all.
 
     Raises ValueError where they do not fit each other.
     """
@@ -86,6 +92,7 @@ class StepAllocator:
         widths: Sequence[int],
         model_sizes: Sequence[int],
         num_steps: Sequence[int],
+        postpones_extend: bool = False,
     ) -> None:
         for name, values in (
             ("widths", widths),
@@ -103,6 +110,7 @@ class StepAllocator:
         self._widths = np.array(widths, np.int32)
         self._model_sizes = np.array(model_sizes, np.int32)
         self._num_steps = np.array(num_steps, np.int32)
+        self._postpones_extend = postpones_extend
         self._native = _Allocator()
         self._pace = Pace()
         self._of_batch: dict[int, tuple[Float64, Float64]] = {}
@@ -222,9 +230,13 @@ class StepAllocator:
         if found is None:
             widths = self._widths.tolist()
             step_ms = self._costs.verify_ms(num_requests, widths)
-            step_ms = step_ms + self._costs.draft_extend_ms(num_requests, widths)
             drafting = range(num_requests + 1)
             draft_ms = np.array([self._costs.draft_ms(drafting, steps) for steps in self.num_steps])
+            if self._postpones_extend:
+                for number in drafting[1:]:
+                    draft_ms[:, number] += self._costs.draft_extend_ms(number, [_TYPICAL_BEHIND])
+            else:
+                step_ms = step_ms + self._costs.draft_extend_ms(num_requests, widths)
             found = self._of_batch[num_requests] = step_ms, draft_ms
         return found
 

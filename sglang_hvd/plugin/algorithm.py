@@ -51,11 +51,13 @@ class HvdLaunch:
         config: the settings in force.
         num_model_nodes: nodes of the model drafter's tree, root included.
         widths: nodes per request in one verification, root included, to choose from; rising.
+        postpones_extend: draft-extend runs for a request when it drafts, not in every step for all.
     """
 
     config: HvdConfig
     num_model_nodes: int
     widths: tuple[int, ...]
+    postpones_extend: bool
 
     @property
     def verify_width(self) -> int:
@@ -63,7 +65,7 @@ class HvdLaunch:
         return self.widths[-1]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self.config, self.num_model_nodes, self.widths)
+        return _arrive, (self.config, self.num_model_nodes, self.widths, self.postpones_extend)
 
 
 def launch_of(server_args: ServerArgs) -> HvdLaunch | None:
@@ -134,7 +136,8 @@ def resolve_verify_width(
         )
     declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=width)
     widths = (*_narrow_widths(config, server_args, width), width)
-    server_args._hvd_launch = HvdLaunch(config, num_model_nodes, widths)
+    postpones_extend = _postpones_extend(config, cfg.device)
+    server_args._hvd_launch = HvdLaunch(config, num_model_nodes, widths, postpones_extend)
     logger.info(
         "HVD: policy %s, verify width %d (model drafter's tree %d). The width takes %d tokens "
         "from the usable context; each running request reserves at least %d KV slots.",
@@ -161,13 +164,15 @@ def create_hvd_worker(
     return HvdWorker
 
 
-def _arrive(config: HvdConfig, num_model_nodes: int, widths: tuple[int, ...]) -> HvdLaunch:
+def _arrive(
+    config: HvdConfig, num_model_nodes: int, widths: tuple[int, ...], postpones_extend: bool
+) -> HvdLaunch:
     # Runs when a scheduler process unpickles its arguments. Without this check a process in
     # which the plugin failed to load would serve plain EAGLE3 under the name of HVD.
     from sglang_hvd.plugin.entry import require_hooks
 
     require_hooks()
-    return HvdLaunch(config, num_model_nodes, widths)
+    return HvdLaunch(config, num_model_nodes, widths, postpones_extend)
 
 
 def _is_requested(server_args: ServerArgs) -> bool:
@@ -265,6 +270,13 @@ def _narrow_widths(config: HvdConfig, server_args: ServerArgs, widest: int) -> t
             f"{widest}"
         )
     return config.narrow_widths
+
+
+def _postpones_extend(config: HvdConfig, device: str) -> bool:
+    if not config.drafts_with_model:
+        return False  # there is none
+    # On a GPU draft-extend runs while the host reads what was accepted; postponed, it waits for it.
+    return device == "cpu" if config.postpone_extend is None else config.postpone_extend
 
 
 def _verify_width(config: HvdConfig, num_model_nodes: int) -> int:

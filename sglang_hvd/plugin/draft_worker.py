@@ -9,12 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
 from sglang.srt.speculative import eagle_worker_v2
+from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+from sglang.srt.speculative.spec_utils import fast_topk, renorm_draft_probs
 
 from sglang_hvd.plugin.algorithm import launch_of
 from sglang_hvd.plugin.host_transfer import to_device
+from sglang_hvd.plugin.postponed_extend import (
+    MAX_POSTPONED_TOKENS,
+    MissingTokens,
+    PostponedExtend,
+)
 from sglang_hvd.plugin.served_costs import ServedCosts
 from sglang_hvd.plugin.verify_tree import (
     DraftNodes,
@@ -32,7 +44,6 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 
 class HvdDraftWorker(EagleDraftWorker):
@@ -46,12 +57,15 @@ class HvdDraftWorker(EagleDraftWorker):
 
     speculative_num_draft_tokens: int
 
-    # Both set by HvdWorker once its drafter exists: (requests, cached lengths) -> plans.
+    # Set by HvdWorker once its drafter exists: (requests, cached lengths) -> plans, and then
+    # requests -> cached lengths, as the drafter knows them.
     plan_drafts: Callable[[Sequence[Req], Sequence[int] | None], list[DraftPlan]]
+    cached_lens: Callable[[Sequence[Req]], list[int]]
     costs: ServedCosts
-    # Set by HvdWorker under a policy that never runs the model drafter, so that its KV cache need
-    # not follow: (batch, result) -> None, stands in for draft-extend.
+    # Set by HvdWorker where no draft-extend follows verification: (batch, result) -> None, stands in
+    # for it.
     stub_draft_extend: Callable[[ScheduleBatch, GenerationBatchResult], None] | None = None
+    postponed: PostponedExtend | None = None
 
     # int64[drafting requests, nodes]: the place of each node of the last draft by its score.
     _node_ranks: torch.Tensor | None = None
@@ -62,6 +76,8 @@ class HvdDraftWorker(EagleDraftWorker):
         self._num_model_nodes = launch.num_model_nodes
         self._widths = launch.widths
         self._step_width = launch.verify_width
+        self._cached_lens: list[int] = []  # of the step's requests, where extends are postponed
+        self.num_catch_ups = 0
         self.num_model_draft_rounds = 0
         self.num_partial_draft_rounds = 0  # for some requests of the batch only
         self.num_steps_by_width = dict.fromkeys(launch.widths, 0)
@@ -78,6 +94,9 @@ class HvdDraftWorker(EagleDraftWorker):
         self._step_width = next(width for width in self._widths if width >= used)
         self.num_steps_by_width[self._step_width] += 1
         bonus_tokens = batch.spec_info.bonus_tokens
+        if self.postponed is not None:
+            self._cached_lens = self.cached_lens(batch.reqs)
+            self._catch_up(batch, plans, self.postponed)
         nodes = self._host_nodes(plans, bonus_tokens)
         kv_loc_plan = of_model = None
         if any(plan.num_model_nodes for plan in plans):
@@ -97,8 +116,21 @@ class HvdDraftWorker(EagleDraftWorker):
             timing = self.costs.time_extend(len(batch.reqs), self._step_width)
             with self._width(self._step_width), timing:
                 super()._draft_extend_for_decode(batch, batch_result, **kwargs)
-        else:
-            self.stub_draft_extend(batch, batch_result)
+            return
+        self.stub_draft_extend(batch, batch_result)
+        if self.postponed is not None:
+            self.postponed.see(
+                batch.reqs,
+                self._cached_lens,
+                batch_result.next_token_ids,
+                batch_result.logits_output.hidden_states,
+            )
+
+    def _draft_extend_for_prefill(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
+        if self.postponed is not None:
+            for req in batch.reqs:
+                self.postponed.forget(req)
+        return super()._draft_extend_for_prefill(batch, *args, **kwargs)
 
     def _rebuild_topk1_chain_buffers(self) -> None:
         with self._width(self._num_model_nodes):
@@ -122,6 +154,78 @@ class HvdDraftWorker(EagleDraftWorker):
         token_ids[:, 0] = bonus_tokens
         chain = torch.arange(-1, w - 1, device=on_device.device).expand(n, w)
         return DraftNodes(token_ids=token_ids, parents=chain, num_nodes=on_device[:, w])
+
+    def _catch_up(
+        self, batch: ScheduleBatch, plans: list[DraftPlan], postponed: PostponedExtend
+    ) -> None:
+        """Run the draft-extend of the requests that draft now, and of those that wait for long."""
+        postponed.settle(batch.reqs, self._cached_lens)
+        num_missing = [postponed.num_missing(req) for req in batch.reqs]
+        rows = [
+            row
+            for row, (plan, missing) in enumerate(zip(plans, num_missing, strict=True))
+            if missing and (plan.num_model_nodes or missing >= MAX_POSTPONED_TOKENS)
+        ]
+        if not rows:
+            return
+        self.num_catch_ups += 1
+        tokens = postponed.take([batch.reqs[row] for row in rows])
+        width = round(len(tokens.token_ids) / len(rows))
+        with self.clock.measure(Phase.TRANSFER):
+            on_device = to_device(np.array(rows), self.device)
+        with self.costs.time_extend(len(rows), width):
+            drafted = self._extend(_only(batch, rows, on_device), tokens, rows)
+        spec_info = copy.copy(batch.spec_info)
+        for name, values in drafted.items():
+            setattr(spec_info, name, getattr(spec_info, name).index_copy(0, on_device, values))
+        batch.spec_info = spec_info
+
+    def _extend(
+        self, some: ScheduleBatch, tokens: MissingTokens, rows: list[int]
+    ) -> dict[str, torch.Tensor]:
+        """Bring the draft KV cache of all requests of a batch up to date; what drafting begins with."""
+        cached_lens = [self._cached_lens[row] for row in rows]
+        starts = [end - num for end, num in zip(cached_lens, tokens.lengths, strict=True)]
+        # One array, one transfer: rows of the batch, and positions.
+        places = np.empty((2, len(tokens.token_ids)), np.int64)
+        places[0] = np.repeat(np.arange(len(rows)), tokens.lengths)
+        places[1] = np.concatenate([np.arange(*ends) for ends in zip(starts, cached_lens, strict=True)])
+        on_device = to_device(places, self.device)
+        some.forward_mode = ForwardMode.EXTEND
+        some.input_ids = tokens.token_ids.to(torch.int64)
+        some.out_cache_loc = self.req_to_token_pool.req_to_token[
+            some.req_pool_indices[on_device[0]], on_device[1]
+        ].to(torch.int64)
+        some.prefix_lens, some.extend_lens = starts, tokens.lengths
+        some.extend_num_tokens = len(tokens.token_ids)
+        some.seq_lens_cpu = torch.tensor(cached_lens)
+        some.seq_lens_sum = sum(cached_lens)
+        some.multimodal_inputs = [None] * len(rows)
+        some.spec_info = EagleDraftExtendInput(
+            hidden_states=tokens.hidden_states,
+            num_tokens_per_req=1,
+            num_tokens_for_logprob_per_req=1,
+        )
+        forward_batch = ForwardBatch.init_new(
+            some,
+            self.draft_runner,
+            capture_hidden_mode=CaptureHiddenMode.LAST,
+            return_hidden_states_before_norm=False,
+        )
+        forward_batch.return_logprob = False
+        output = self.draft_runner.forward(forward_batch).logits_output
+        # As EagleDraftWorker does after verification.
+        if self.topk == 1:
+            topk_index = output.next_token_logits.argmax(dim=-1, keepdim=True)
+            topk_p = torch.ones_like(topk_index, dtype=torch.float32)
+        else:
+            probs = renorm_draft_probs(output.next_token_logits, None, False)
+            topk_p, topk_index = fast_topk(probs, self.topk, dim=-1)
+        return {
+            "topk_p": topk_p,
+            "topk_index": topk_index,
+            "hidden_states": output.hidden_states,
+        }
 
     def _with_model_trees(
         self, batch: ScheduleBatch, plans: list[DraftPlan], nodes: DraftNodes

@@ -161,6 +161,12 @@ class HeldRequests:
             h.source = plan.source
         return plans
 
+    def cached_lens(self, reqs: Sequence[Req]) -> list[int]:
+        """Tokens in the KV cache of each of these requests, which were planned for."""
+        held = [self._find(req) for req in reqs]
+        assert all(h is not None for h in held), "plan starts requests that it does not know"
+        return [h.num_tokens - 1 for h in held if h is not None]
+
     def note_finished(self, rid: str) -> None:
         """A request ended while running: its output goes to the shared cache."""
         for h in [h for h in self._held.values() if h.rid == rid]:

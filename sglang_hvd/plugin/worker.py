@@ -2,9 +2,9 @@
 
 Each decode step: plan (suffix cache, features, predictor, gate), run the model drafter if a
 request needs it, verify every request's chosen draft in one forward, hand the committed tokens
-back. Draft-extend runs on every step, so the model drafter's KV cache stays right through steps
-that verified cache drafts. Only the cache policy, which never drafts with the model drafter, leaves
-it out of decode steps.
+back. Draft-extend runs on every step, or for a request when it drafts next, so the model drafter's
+KV cache is right through steps that verified cache drafts. Only the cache policy, which never
+drafts with the model drafter, leaves it out of decode steps.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from sglang_hvd.plugin.algorithm import HvdLaunch, launch_of
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import require_hooks
 from sglang_hvd.plugin.host_transfer import copy_stream
+from sglang_hvd.plugin.postponed_extend import PostponedExtend
 from sglang_hvd.plugin.recording import RequestRecorder
 from sglang_hvd.plugin.requests import HeldRequests
 from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
@@ -93,8 +94,11 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             recorder=_recorder(launch, server_args),
         )
         self._draft_worker.plan_drafts = self._held.plan
-        if not launch.config.drafts_with_model:
+        self._draft_worker.cached_lens = self._held.cached_lens
+        if launch.postpones_extend or not launch.config.drafts_with_model:
             self._draft_worker.stub_draft_extend = self._stub_skipped_draft_extend
+        if launch.postpones_extend:
+            self._draft_worker.postponed = PostponedExtend()
 
     def forward_batch_generation(
         self, batch: ScheduleBatch, *args: Any, **kwargs: Any
@@ -179,6 +183,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "num_model_nodes": self._launch.num_model_nodes,
             "num_model_draft_rounds": self._draft_worker.num_model_draft_rounds,
             "num_partial_draft_rounds": self._draft_worker.num_partial_draft_rounds,
+            "postpones_extend": self._launch.postpones_extend,
+            "num_catch_ups": self._draft_worker.num_catch_ups,
             "num_steps_by_width": dict(self._draft_worker.num_steps_by_width),
         }
 
@@ -196,6 +202,7 @@ def _allocator(launch: HvdLaunch, num_steps: int, topk: int) -> StepAllocator | 
         widths=launch.widths,
         model_sizes=sizes,
         num_steps=[num_steps],
+        postpones_extend=launch.postpones_extend,
     )
 
 

@@ -46,6 +46,7 @@ class _Running:
     namespace: str
     later: list[DrawnTrace]
     position: int = 1
+    num_behind: int = 0
 
 
 class BatchReplay:
@@ -77,14 +78,13 @@ class BatchReplay:
         batch_size: int,
         num_tokens: int,
     ) -> CycleTotals:
-        """Serves sessions until so many tokens were generated, or as many as all sessions have,
-        after a quarter as many that are not counted.
+        """Serves sessions until so many tokens were generated, after a quarter as many that are not
+        counted.
 
         sessions: turns in order.
         earlier: what each namespace holds from the beginning.
         """
-        measured = min(num_tokens, sum(_num_cycle_tokens(turns) for turns in sessions))
-        if not measured:
+        if not any(_has_cycles(turns) for turns in sessions):
             return CycleTotals()
         waiting = self._endless(sessions, earlier)
         running: list[_Running] = []
@@ -96,11 +96,11 @@ class BatchReplay:
                 if self._start(request):
                     running.append(request)
             of_step, running = self._step(running)
-            if wanted < batch_size or num_warm < measured // 4:
+            if wanted < batch_size or num_warm < num_tokens // 4:
                 num_warm += of_step.num_tokens
                 continue
             totals += of_step
-            if totals.num_tokens >= measured:
+            if totals.num_tokens >= num_tokens:
                 break
         for request in running:
             self._drafter.finish(request, output_ids=None, keep=False)
@@ -125,7 +125,7 @@ class BatchReplay:
                 return False
             request.drawn = request.later.pop(0)
         trace = request.drawn.trace
-        request.position = 1
+        request.position, request.num_behind = 1, 0
         self._drafter.start(request, trace.prompt_ids, namespace=request.namespace)
         self._drafter.extend(request, trace.output_ids[:1])
         return True
@@ -151,10 +151,14 @@ class BatchReplay:
             rest = request.drawn.trace.output_ids[request.position :]
             outcomes.append(verify(plan, rest, of_cache, of_model))
         self._drafter.commit(running, outcomes)
-        of_step = count_step(plans, outcomes, self._costs)
+        behind = [request.num_behind for request in running]
+        of_step = count_step(plans, outcomes, self._costs, behind)
         going_on = []
-        for request, outcome in zip(running, outcomes, strict=True):
+        for request, plan, outcome in zip(running, plans, outcomes, strict=True):
             request.position += len(outcome.token_ids)
+            if plan.num_model_nodes:
+                request.num_behind = 0
+            request.num_behind += len(outcome.token_ids)
             if request.position < len(request.drawn.trace.output_ids):
                 going_on.append(request)
                 continue
@@ -188,5 +192,5 @@ class BatchReplay:
         )
 
 
-def _num_cycle_tokens(turns: Sequence[DrawnTrace]) -> int:
-    return sum(max(len(drawn.trace.output_ids) - 1, 0) for drawn in turns)
+def _has_cycles(turns: Sequence[DrawnTrace]) -> bool:
+    return any(len(drawn.trace.output_ids) > 1 for drawn in turns)

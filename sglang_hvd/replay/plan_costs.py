@@ -11,22 +11,40 @@ class PlanCosts:
 
     widths: nodes per request that a step can verify, root included. A step takes the narrowest that
         holds what was planned.
-    drafts_with_model: whether the model drafter's KV cache is kept up to date, in every step.
+    drafts_with_model: whether the model drafter's KV cache is kept up to date.
+    postpones_extend: not in every step for all, but for a request when it drafts next.
     """
 
-    def __init__(self, costs: StepCosts, widths: Sequence[int], drafts_with_model: bool) -> None:
+    def __init__(
+        self,
+        costs: StepCosts,
+        widths: Sequence[int],
+        drafts_with_model: bool,
+        postpones_extend: bool = False,
+    ) -> None:
         self._costs = costs
         self._widths = tuple(widths)
         self._drafts_with_model = drafts_with_model
+        self._postpones_extend = postpones_extend
 
-    def ms(self, plans: Sequence[DraftPlan]) -> float:
-        """In milliseconds."""
+    def ms(self, plans: Sequence[DraftPlan], num_behind: Sequence[int]) -> float:
+        """In milliseconds.
+
+        num_behind: tokens of each request that the model drafter's KV cache lacks.
+        """
         used = 1 + max(plan.num_nodes for plan in plans)
         width = next(width for width in self._widths if width >= used)
         ms = self._costs.verify_ms(len(plans), [width])[0]
-        if self._drafts_with_model:
+        if self._drafts_with_model and not self._postpones_extend:
             ms += self._costs.draft_extend_ms(len(plans), [width])[0]
         drafting = [plan.num_model_steps for plan in plans if plan.num_model_nodes]
         if drafting:
             ms += self._costs.draft_ms([len(drafting)], max(drafting))[0]
+        if self._postpones_extend:
+            behind = [
+                num for num, plan in zip(num_behind, plans, strict=True) if num and plan.num_model_nodes
+            ]
+            if behind:
+                mean = round(sum(behind) / len(behind))
+                ms += self._costs.draft_extend_ms(len(behind), [mean])[0]
         return float(ms)

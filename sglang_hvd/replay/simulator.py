@@ -177,15 +177,25 @@ def count_cycles(cycles: Iterable[ReplayedCycle], costs: PlanCosts | None = None
 
     costs: for their time.
     """
-    return sum(
-        (count_step([cycle.plan], [cycle.outcome], costs) for cycle in cycles), CycleTotals()
-    )
+    totals, num_behind = CycleTotals(), 0
+    for cycle in cycles:
+        totals += count_step([cycle.plan], [cycle.outcome], costs, [num_behind])
+        if cycle.plan.num_model_nodes:
+            num_behind = 0
+        num_behind += len(cycle.outcome.token_ids)
+    return totals
 
 
 def count_step(
-    plans: Sequence[DraftPlan], outcomes: Sequence[VerifyOutcome], costs: PlanCosts | None
+    plans: Sequence[DraftPlan],
+    outcomes: Sequence[VerifyOutcome],
+    costs: PlanCosts | None,
+    num_behind: Sequence[int],
 ) -> CycleTotals:
-    """The cycles of one step, a request each."""
+    """The cycles of one step, a request each.
+
+    num_behind: tokens of each request that the model drafter's KV cache lacks before it.
+    """
     sources = [plan.source for plan in plans]
     return CycleTotals(
         num_cycles=len(plans),
@@ -195,7 +205,7 @@ def count_step(
         num_both=sources.count(DraftSource.BOTH),
         num_accepted=sum(outcome.num_accepted_drafts for outcome in outcomes),
         num_steps=1,
-        ms=0.0 if costs is None else costs.ms(plans),
+        ms=0.0 if costs is None else costs.ms(plans, num_behind),
     )
 
 

@@ -184,3 +184,28 @@ def test_widths_and_sources_that_change_in_every_step(
     assert {source for source, num in state["num_cycles"].items() if num} >= {"cache", "both"}
     assert state["num_partial_draft_rounds"] > 0
     assert state["costs"]["about"] == "made up"
+
+
+@pytest.mark.parametrize("drafting", [LONG_TREE, CHAIN], ids=["tree", "chain"])
+def test_a_postponed_draft_extend_leaves_the_same_draft_kv(
+    drafting: tuple[str, ...],
+    start_hvd: Callable[..., Any],
+    plain_ids: Callable[..., list[list[int]]],
+    prompts: list[str],
+) -> None:
+    expected = plain_ids(prompts)
+    cycles = {}
+    for postpones in ("true", "false"):
+        # Its gate does not depend on what was accepted before.
+        flags = ("--hvd-postpone-extend", postpones, "--hvd-report-cycles", "true")
+        server = start_hvd("frequency", *flags, drafting=drafting)
+        answers = []
+        for prompt in prompts:
+            server.flush_cache()  # what a request lacks when it ends a later turn lacks too
+            answers.append(server.generate(prompt))
+        assert [answer["output_ids"] for answer in answers] == expected
+        cycles[postpones] = [answer["meta_info"]["hvd"][0]["cycles"] for answer in answers]
+        state = server.hvd_state()
+        assert (state["num_catch_ups"] > 0) == (postpones == "true")
+        assert state["num_cycles"]["cache"] > state["num_cycles"]["model"] / 4
+    assert cycles["true"] == cycles["false"]

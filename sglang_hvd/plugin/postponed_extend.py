@@ -1,0 +1,155 @@
+"""Draft-extend when a request drafts, not after every verification.
+
+Draft-extend brings the model drafter's KV cache up to date: it needs the committed tokens and the
+target's hidden states at the positions before them. Kept until the request drafts next, they are
+caught up with in one forward, over the committed tokens only; through a streak of cache drafts none
+is run.
+
+What a request lacks when it ends stays missing. A later turn that finds its tokens in the prefix
+cache drafts without them, a little worse: at most MAX_POSTPONED_TOKENS and one verification of them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+# Tokens of a request from which it does not wait for its next draft. One verification more can be
+# there by then; the hidden states of an 8B model take 24 KB a token.
+MAX_POSTPONED_TOKENS = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Missing:
+    """What a request's draft KV cache lacks.
+
+    token_ids: int64[num_tokens] each, the token after each position.
+    hidden_states: [num_tokens, hidden_size] each, the target's at these positions.
+    """
+
+    num_tokens: int = 0
+    token_ids: list[torch.Tensor] = field(default_factory=list)
+    hidden_states: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verified:
+    """The last verification; how much of it was committed is not known yet.
+
+    reqs: held weakly, since some may end before the next step.
+    num_cached: tokens in the KV cache of each request before it.
+    token_ids: int64[num_requests * width]; the committed ones at the front of each row.
+    hidden_states: [num_requests * width, hidden_size], likewise.
+    """
+
+    reqs: list[weakref.ref[Req]]
+    num_cached: list[int]
+    token_ids: torch.Tensor
+    hidden_states: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class MissingTokens:
+    """What some requests lack, one after the other.
+
+    lengths: tokens of each request, at least 1.
+    token_ids, hidden_states: see above, of all requests.
+    """
+
+    lengths: list[int]
+    token_ids: torch.Tensor
+    hidden_states: torch.Tensor
+
+
+class PostponedExtend:
+    """What is missing of each request. See after each verification, then settle before the next."""
+
+    _missing: weakref.WeakKeyDictionary[Req, _Missing]
+
+    def __init__(self) -> None:
+        self._missing = weakref.WeakKeyDictionary()
+        self._verified: _Verified | None = None
+
+    def see(
+        self,
+        reqs: Sequence[Req],
+        num_cached: Sequence[int],
+        token_ids: torch.Tensor,
+        hidden_states: torch.Tensor,
+    ) -> None:
+        """Takes in a verification.
+
+        num_cached: tokens in the KV cache of each request before it.
+        token_ids, hidden_states: one row for each slot; the committed ones at the front of each
+            request's slots.
+        """
+        if hidden_states.is_cuda:  # another graph may write where they are
+            token_ids, hidden_states = token_ids.clone(), hidden_states.clone()
+        self._verified = _Verified(
+            [weakref.ref(req) for req in reqs], list(num_cached), token_ids, hidden_states
+        )
+
+    def settle(self, reqs: Sequence[Req], num_cached: Sequence[int]) -> None:
+        """Takes in how much of the last verification was committed.
+
+        num_cached: tokens in the KV cache of each of these requests now. What is kept of others is
+            dropped.
+        """
+        verified, self._verified = self._verified, None
+        if verified is None:
+            return
+        now = dict(zip(map(id, reqs), num_cached, strict=True))
+        width = len(verified.token_ids) // len(verified.reqs)
+        found: list[tuple[Req, int]] = []
+        slots: list[torch.Tensor] = []
+        for row, (ref, before) in enumerate(zip(verified.reqs, verified.num_cached, strict=True)):
+            req = ref()
+            if req is None or id(req) not in now:
+                continue
+            num_new = now[id(req)] - before
+            # A request that was retracted and came back has another length, and a new draft KV.
+            if not 0 < num_new <= width:
+                self.forget(req)
+                continue
+            found.append((req, num_new))
+            slots.append(torch.arange(row * width, row * width + num_new))
+        if not found:
+            return
+        places = torch.cat(slots).to(verified.token_ids.device, non_blocking=True)
+        lengths = [num_new for _, num_new in found]
+        # Copies: most of the slots were not accepted and need not stay.
+        pieces = zip(
+            verified.token_ids[places].split(lengths),
+            verified.hidden_states[places].split(lengths),
+            strict=True,
+        )
+        for (req, num_new), (token_ids, hidden_states) in zip(found, pieces, strict=True):
+            missing = self._missing.setdefault(req, _Missing())
+            missing.num_tokens += num_new
+            missing.token_ids.append(token_ids)
+            missing.hidden_states.append(hidden_states)
+
+    def forget(self, req: Req) -> None:
+        """A prefill wrote all of its draft KV cache."""
+        self._missing.pop(req, None)
+
+    def num_missing(self, req: Req) -> int:
+        """Tokens that its draft KV cache lacks."""
+        missing = self._missing.get(req)
+        return 0 if missing is None else missing.num_tokens
+
+    def take(self, reqs: Sequence[Req]) -> MissingTokens:
+        """What these requests lack; nothing of it is missing any more. Each lacks something."""
+        missing = [self._missing.pop(req) for req in reqs]
+        return MissingTokens(
+            [of_req.num_tokens for of_req in missing],
+            torch.cat([piece for of_req in missing for piece in of_req.token_ids]),
+            torch.cat([piece for of_req in missing for piece in of_req.hidden_states]),
+        )
