@@ -1,29 +1,24 @@
-"""Plays sessions against a server, so many at once, and keeps the times.
+"""Plays conversations against a server, so many at once, and keeps the times.
 
-It streams from /generate: what a request verified is not told to the OpenAI API's streams. Prompts
-are rendered by the chat template of the server's tokenizer.
+It streams from /generate: what a request verified is not told to the OpenAI API's streams.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import aiohttp
-from transformers import AutoTokenizer
-
-from sglang_hvd.demo.corpus.session import Session
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One streamed reply.
 
-    session, turn: which of the sessions played, and which of its turns.
-    text: the reply. num_tokens: generated.
+    conversation, turn: which of those played, and which of its turns.
+    text: the reply. token_ids: generated.
     seconds: from the request to the end. ttft: to the first chunk.
     gaps: seconds between chunks.
     num_cycles: decoding cycles behind the prefill; a server without speculation reports none: each
@@ -32,16 +27,24 @@ class Answer:
     num_cache_cycles: cycles that verified a cache draft, alone or with the model drafter's.
     """
 
-    session: int
+    conversation: int
     turn: int
     text: str
-    num_tokens: int
+    token_ids: tuple[int, ...]
     seconds: float
     ttft: float
     gaps: tuple[float, ...]
     num_cycles: int
     num_accepted: int
     num_cache_cycles: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+# What is asked next, as the body of /generate, after these answers; None: the conversation is over.
+Conversation = Callable[[Sequence[Answer]], dict[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +57,25 @@ class Played:
     host_us_per_step: float | None
 
 
-def play(url: str, sessions: Sequence[Session], *, concurrency: int, max_tokens: int) -> Played:
-    """Plays each session turn by turn, `concurrency` sessions at a time."""
-    return asyncio.run(_play(url, sessions, concurrency, max_tokens))
+def play(url: str, conversations: Sequence[Conversation], *, concurrency: int) -> Played:
+    """Plays each conversation turn by turn, `concurrency` of them at a time."""
+    return asyncio.run(_play(url, conversations, concurrency))
 
 
-async def _play(url: str, sessions: Sequence[Session], concurrency: int, max_tokens: int) -> Played:
-    waiting = list(enumerate(sessions))[::-1]
+async def _play(url: str, conversations: Sequence[Conversation], concurrency: int) -> Played:
+    waiting = list(enumerate(conversations))[::-1]
     answers: list[Answer] = []
     # A request that is streamed for minutes is no fault.
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
     async with aiohttp.ClientSession(timeout=timeout) as http:
-        info = await _get(http, f"{url}/model_info")
-        tokenizer = _tokenizer(info["tokenizer_path"])
 
         async def worker() -> None:
             while waiting:
-                number, session = waiting.pop()
-                messages: list[dict[str, str]] = []
-                for turn, said in enumerate(session.turns):
-                    messages.append({"role": "user", "content": said.user})
-                    prompt = tokenizer.apply_chat_template(
-                        messages, tokenize=False, add_generation_prompt=True
-                    )
-                    answer = await _ask(http, url, number, turn, prompt, max_tokens)
-                    messages.append({"role": "assistant", "content": answer.text})
-                    answers.append(answer)
+                number, conversation = waiting.pop()
+                so_far: list[Answer] = []
+                while (body := conversation(so_far)) is not None:
+                    so_far.append(await _ask(http, url, number, len(so_far), body))
+                answers.extend(so_far)
 
         before = await _host_times(http, url)
         start = time.perf_counter()
@@ -89,18 +85,14 @@ async def _play(url: str, sessions: Sequence[Session], concurrency: int, max_tok
     host = None
     if before is not None and after is not None and after[0] > before[0]:
         host = (after[1] - before[1]) / (after[0] - before[0])
-    answers.sort(key=lambda answer: (answer.session, answer.turn))
+    answers.sort(key=lambda answer: (answer.conversation, answer.turn))
     return Played(tuple(answers), seconds, host)
 
 
 async def _ask(
-    http: aiohttp.ClientSession, url: str, number: int, turn: int, prompt: str, max_tokens: int
+    http: aiohttp.ClientSession, url: str, number: int, turn: int, body: dict[str, Any]
 ) -> Answer:
-    body = {
-        "text": prompt,
-        "sampling_params": {"temperature": 0, "max_new_tokens": max_tokens},
-        "stream": True,
-    }
+    body = {**body, "stream": True}
     start = last = time.perf_counter()
     ttft: float | None = None
     gaps: list[float] = []
@@ -123,24 +115,19 @@ async def _ask(
         raise RuntimeError(f"{url}: the server sent no chunk")
     meta: dict[str, Any] = answer["meta_info"]
     [hvd] = meta.get("hvd") or [{}]
-    num_tokens = meta["completion_tokens"]
+    token_ids = tuple(answer["output_ids"])
     return Answer(
-        session=number,
+        conversation=number,
         turn=turn,
         text=answer["text"],
-        num_tokens=num_tokens,
+        token_ids=token_ids,
         seconds=last - start,
         ttft=ttft,
         gaps=tuple(gaps),
-        num_cycles=meta.get("spec_verify_ct", max(num_tokens - 1, 1)),
+        num_cycles=meta.get("spec_verify_ct", max(len(token_ids) - 1, 1)),
         num_accepted=meta.get("spec_num_correct_drafts", 0),
         num_cache_cycles=hvd.get("num_cache_cycles", 0) + hvd.get("num_both_cycles", 0),
     )
-
-
-@cache
-def _tokenizer(path: str) -> Any:
-    return AutoTokenizer.from_pretrained(path)
 
 
 async def _get(http: aiohttp.ClientSession, url: str) -> Any:

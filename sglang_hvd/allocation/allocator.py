@@ -79,8 +79,8 @@ class StepAllocator:
     widths: nodes per request that a step can verify, root included.
     model_sizes: nodes of the model drafter's draft, root not included.
     num_steps: of the model drafter.
-    postpones_extend: the model drafter's KV cache is brought up to date for a request when it drafts,
-        not in every step for all.
+    postpones_extend: the model drafter's KV cache is brought up to date for a request when it
+        drafts, not in every step for all.
 
     Raises ValueError where they do not fit each other.
     """

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
@@ -62,8 +63,8 @@ class HvdDraftWorker(EagleDraftWorker):
     plan_drafts: Callable[[Sequence[Req], Sequence[int] | None], list[DraftPlan]]
     cached_lens: Callable[[Sequence[Req]], list[int]]
     costs: ServedCosts
-    # Set by HvdWorker where no draft-extend follows verification: (batch, result) -> None, stands in
-    # for it.
+    # Set by HvdWorker where no draft-extend follows verification: (batch, result) -> None, stands
+    # in for it.
     stub_draft_extend: Callable[[ScheduleBatch, GenerationBatchResult], None] | None = None
     postponed: PostponedExtend | None = None
 
@@ -183,13 +184,15 @@ class HvdDraftWorker(EagleDraftWorker):
     def _extend(
         self, some: ScheduleBatch, tokens: MissingTokens, rows: list[int]
     ) -> dict[str, torch.Tensor]:
-        """Bring the draft KV cache of all requests of a batch up to date; what drafting begins with."""
+        """Bring the draft KV cache of a batch up to date. What its drafts begin with, by name."""
         cached_lens = [self._cached_lens[row] for row in rows]
         starts = [end - num for end, num in zip(cached_lens, tokens.lengths, strict=True)]
         # One array, one transfer: rows of the batch, and positions.
         places = np.empty((2, len(tokens.token_ids)), np.int64)
         places[0] = np.repeat(np.arange(len(rows)), tokens.lengths)
-        places[1] = np.concatenate([np.arange(*ends) for ends in zip(starts, cached_lens, strict=True)])
+        places[1] = np.concatenate(
+            [np.arange(*ends) for ends in zip(starts, cached_lens, strict=True)]
+        )
         on_device = to_device(places, self.device)
         some.forward_mode = ForwardMode.EXTEND
         some.input_ids = tokens.token_ids.to(torch.int64)
@@ -241,7 +244,7 @@ class HvdDraftWorker(EagleDraftWorker):
         drafting_batch = batch if rows is None else _only(batch, drafting.tolist(), rows)
         with self.costs.time_draft(len(drafting), self.speculative_num_steps - 1):
             parent_list, top_scores_index, draft_tokens, kv_loc_plan = self._run_model_drafter(
-                drafting_batch
+                drafting_batch, sizes[drafting]
             )
         with self.clock.measure(Phase.BUILD):
             parents = parents_of_eagle_tree(parent_list, top_scores_index, self.topk)
@@ -267,10 +270,11 @@ class HvdDraftWorker(EagleDraftWorker):
         return merged, of_model, None
 
     def _run_model_drafter(
-        self, batch: ScheduleBatch
+        self, batch: ScheduleBatch, sizes: npt.NDArray[np.int64]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, KVLocPlan | None]:
         # EagleDraftWorker.draft up to the tree it selects. Its own ending would lay out and mask
         # a verification of the model drafter's tree alone, at the model drafter's width.
+        # sizes: nodes that each request verifies of its tree, root not included.
         self.num_model_draft_rounds += 1
         forward_batch, can_run_graph, kv_loc_plan = prepare_for_draft(
             batch.spec_info,
@@ -290,7 +294,8 @@ class HvdDraftWorker(EagleDraftWorker):
             if self.speculative_num_steps > 1:  # one step only selects, without a forward
                 self.draft_attn_backend.init_forward_metadata(forward_batch)
                 forward_batch.mark_forward_metadata_ready()
-            with self._keep_ranks():
+            is_cut = bool((sizes < self._num_model_nodes - 1).any())
+            with self._keep_ranks() if is_cut else nullcontext():
                 tree = self.draft_forward(forward_batch)
         parent_list, top_scores_index, draft_tokens, _ = tree
         return parent_list, top_scores_index, draft_tokens, kv_loc_plan

@@ -42,7 +42,9 @@ class PlanCosts:
             ms += self._costs.draft_ms([len(drafting)], max(drafting))[0]
         if self._postpones_extend:
             behind = [
-                num for num, plan in zip(num_behind, plans, strict=True) if num and plan.num_model_nodes
+                num
+                for num, plan in zip(num_behind, plans, strict=True)
+                if num and plan.num_model_nodes
             ]
             if behind:
                 mean = round(sum(behind) / len(behind))

@@ -1,0 +1,155 @@
+"""Modes of serving, measured by turns: each cell of workload and concurrency a row per mode."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks.serving.client import Answer, Conversation, Played, play
+from sglang_hvd.demo.server import flush_cache
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians over the rounds.
+
+    tokens_per_s_spread: largest less smallest of the rounds.
+    speedup_vs_plain, speedup_vs_eagle3: median over the rounds of the ratio within a round; None
+        where that mode did not run.
+    cache_share: of the cycles, those that verified a cache draft, alone or in one tree with the
+        model drafter's.
+    ttft_ms_p50, itl_ms_p99: to the first chunk of a reply, and between chunks.
+    ms_per_cycle: of a request, its prefill included.
+    outputs_identical: every reply is the one expected, for the demo that of the first mode, served
+        one at a time.
+    """
+
+    workload: str
+    family: str
+    mode: str
+    concurrency: int
+    tokens_per_s: float
+    tokens_per_s_spread: float
+    speedup_vs_plain: float | None
+    speedup_vs_eagle3: float | None
+    cycles_per_1k: float
+    ms_per_cycle: float
+    mean_accepted: float
+    cache_share: float
+    ttft_ms_p50: float
+    itl_ms_p99: float
+    host_us_per_step: float | None
+    outputs_identical: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is measured in each mode.
+
+    is_expected: whether an answer is the one that every mode has to give.
+    """
+
+    workload: str
+    family: str
+    concurrency: int
+    conversations: Sequence[Conversation]
+    is_expected: Callable[[Answer], bool]
+
+
+def measure(
+    urls: Mapping[str, str], cells: Sequence[Cell], *, rounds: int, warm_up: bool = True
+) -> list[Row]:
+    """Plays every cell on every server, `rounds` times.
+
+    urls: of the servers, by mode. They take turns, in another order each time: what the machine
+        does meanwhile falls on all of them. Their caches are flushed before each measurement.
+    warm_up: a first round is not counted.
+    """
+    modes = list(urls)
+    found: dict[tuple[int, str], list[Played]] = {}
+    with tqdm(total=len(cells) * len(modes) * (rounds + warm_up), unit="run") as bar:
+        for number in range(rounds + warm_up):
+            for place, cell in enumerate(cells):
+                turn = (number + place) % len(modes)
+                for mode in [*modes[turn:], *modes[:turn]]:
+                    flush_cache(urls[mode])
+                    played = play(urls[mode], cell.conversations, concurrency=cell.concurrency)
+                    bar.update()
+                    if number >= warm_up:
+                        found.setdefault((place, mode), []).append(played)
+    return [
+        _row(cell, mode, {mode: found[place, mode] for mode in modes})
+        for place, cell in enumerate(cells)
+        for mode in modes
+    ]
+
+
+def _row(cell: Cell, mode: str, found: Mapping[str, Sequence[Played]]) -> Row:
+    rounds = found[mode]
+    speeds = np.array([_speed(played) for played in rounds])
+    answers = [answer for played in rounds for answer in played.answers]
+    num_tokens = sum(answer.num_tokens for answer in answers)
+    num_cycles = sum(answer.num_cycles for answer in answers)
+    gaps = [gap for answer in answers for gap in answer.gaps]
+    hosts = [p.host_us_per_step for p in rounds if p.host_us_per_step is not None]
+
+    def speedup(over: str) -> float | None:
+        if over not in found:
+            return None
+        return float(np.median(speeds / np.array([_speed(played) for played in found[over]])))
+
+    return Row(
+        workload=cell.workload,
+        family=cell.family,
+        mode=mode,
+        concurrency=cell.concurrency,
+        tokens_per_s=float(np.median(speeds)),
+        tokens_per_s_spread=float(np.ptp(speeds)),
+        speedup_vs_plain=speedup("plain"),
+        speedup_vs_eagle3=speedup("eagle3"),
+        cycles_per_1k=1000 * num_cycles / num_tokens,
+        ms_per_cycle=1000 * sum(answer.seconds for answer in answers) / num_cycles,
+        mean_accepted=sum(answer.num_accepted for answer in answers) / num_cycles,
+        cache_share=sum(answer.num_cache_cycles for answer in answers) / num_cycles,
+        ttft_ms_p50=1000 * float(np.median([answer.ttft for answer in answers])),
+        itl_ms_p99=1000 * float(np.quantile(gaps, 0.99)) if gaps else 0.0,
+        host_us_per_step=float(np.median(hosts)) if hosts else None,
+        outputs_identical=all(map(cell.is_expected, answers)),
+    )
+
+
+def _speed(played: Played) -> float:
+    return sum(answer.num_tokens for answer in played.answers) / played.seconds
+
+
+def table_of(rows: Sequence[Row]) -> str:
+    """Markdown."""
+    columns = {
+        "workload": "workload",
+        "concurrency": "at once",
+        "mode": "mode",
+        "tokens_per_s": "tokens/s",
+        "tokens_per_s_spread": "spread",
+        "speedup_vs_plain": "x plain",
+        "speedup_vs_eagle3": "x EAGLE3",
+        "cycles_per_1k": "cycles per 1K",
+        "mean_accepted": "accepted",
+        "cache_share": "cache",
+        "ttft_ms_p50": "TTFT ms",
+        "itl_ms_p99": "ITL p99 ms",
+        "host_us_per_step": "host us",
+        "outputs_identical": "identical",
+    }
+    lines = [f"| {' | '.join(columns.values())} |", "|" + "---|" * len(columns)]
+    for row in rows:
+        lines.append(f"| {' | '.join(_cell(getattr(row, name)) for name in columns)} |")
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

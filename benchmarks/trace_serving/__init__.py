@@ -1,0 +1,1 @@
+"""Recorded generations served by the real engine, with any weights."""

@@ -1,0 +1,279 @@
+"""Recorded generations through the real server, every mode side by side.
+
+    python -m benchmarks.trace_serving --traces DIR --tokenizer FILE [--concurrency 1,16,64]
+        [--modes plain,eagle3,...] [--shape tiny|llama-3.1-8b|qwen3-8b] [--json FILE] [-- FLAGS]
+
+The models have random weights. The target's next token is dictated by the recording, and of the
+model drafter's tree as many tokens are right as are drawn (sglang_hvd/replay/model_drafter.py),
+so its rows are marked simulated. Scheduling, prefill, both models' forwards, the suffix cache, the
+predictor and the policy are the real ones and see real text at real concurrency; requests of a
+session follow each other with the recorded prompts. Sessions that the shipped predictor was trained
+on are left out. A recording with fewer sessions than are served at a time is served several times
+at once, each time in a cache namespace of its own.
+
+FLAGS go to every server. `identical` says that every reply is what was recorded.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.serving.client import Answer, Conversation
+from benchmarks.serving.measure import Cell, Row, measure, table_of
+from benchmarks.trace_serving.models import SHAPES, OwnVocabulary, write_models
+from benchmarks.trace_serving.script import Script, rid_of
+from sglang_hvd.config import HvdConfig
+from sglang_hvd.demo.models import DemoModels
+from sglang_hvd.demo.modes import MODES, server_flags
+from sglang_hvd.demo.server import CPU_ENVIRONMENT, SglangServer
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
+from sglang_hvd.replay.recordings import Vocabulary, find_recordings, session_fingerprints
+from sglang_hvd.traces.trace import Trace
+
+STRENGTHS = {"weak": 0.75, "usual": 2.7, "strong": 4.2}
+
+# These run no model drafter.
+_NOT_SIMULATED = ("plain", "ngram", "cache")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow(Row):
+    """simulated: the model drafter's acceptance is drawn."""
+
+    simulated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A recording's sessions as they are played: places in the list of all texts, turn by turn."""
+
+    name: str
+    family: str
+    sessions: Sequence[Sequence[int]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    texts, played, vocabulary = _texts(options)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        script = folder / "script.npz"
+        _script(texts, played, options).save(script)
+        models = _models(texts, vocabulary, folder, options)
+        urls = stack.enter_context(_servers(models, script, folder, options))
+        cells = [
+            _cell(recording, texts, concurrency, options.max_tokens)
+            for recording in played
+            for concurrency in options.concurrency
+        ]
+        rows = measure(urls, cells, rounds=options.rounds, warm_up=options.warm_up)
+    print(table_of(rows))
+    if options.json is not None:
+        marked = [TraceRow(**asdict(row), simulated=row.mode not in _NOT_SIMULATED) for row in rows]
+        options.json.write_text(json.dumps([asdict(row) for row in marked], indent=1) + "\n")
+    return 0 if all(row.outputs_identical for row in rows) else 1
+
+
+def _texts(options: argparse.Namespace) -> tuple[list[Trace], list[Played], OwnVocabulary]:
+    """The texts of all recordings, and which of them are played."""
+    vocabulary = Vocabulary(options.tokenizer, options.eos_token)
+    trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS["votes"]).trained_sessions
+    texts: list[Trace] = []
+    played = []
+    for recording in find_recordings(options.traces):
+        if options.files and recording.name not in options.files:
+            continue
+        traces = recording.traces(vocabulary)
+        fingerprints = session_fingerprints(traces)
+        sessions: dict[str, list[int]] = {}
+        for trace in traces:
+            of_session = sessions.setdefault(trace.session, [])
+            is_whole = len(of_session) == trace.turn or not of_session
+            fits = len(trace.prompt_ids) + len(trace.output_ids) <= options.context_length
+            if fingerprints[trace.session] in trained_on or not fits or not is_whole:
+                continue
+            if len(of_session) < options.turns and len(trace.output_ids) > 1:
+                of_session.append(len(texts))
+                texts.append(trace)
+        kept = [of_session for of_session in sessions.values() if of_session]
+        if not kept:
+            print(f"{recording.name}: no session fits, left out", file=sys.stderr)
+            continue
+        played.append(Played(recording.name, traces[0].family, kept))
+    if not played:
+        raise SystemExit(f"error: {options.traces}: nothing to play")
+    own = OwnVocabulary.of(texts)
+    return own.renumbered(texts), played, own
+
+
+def _script(
+    texts: Sequence[Trace], played: Sequence[Played], options: argparse.Namespace
+) -> Script:
+    drafter = ModelDrafter(STRENGTHS[options.strength], ODDS_RATIOS[options.kind])
+    num_nodes = options.tree[2] - 1
+    sizes = [*(2**k - 1 for k in range(2, 10) if 2**k - 1 < num_nodes), num_nodes]
+    accepted: dict[int, list[Any]] = {size: [] for size in sizes}
+    for recording in played:
+        of_recording = [texts[text] for text in itertools.chain(*recording.sessions)]
+        drawn = drafter.accepted_by_size(of_recording, HvdConfig(), sizes)
+        for size in sizes:
+            accepted[size] += drawn[size]
+    # Texts stand in the order of the recordings' sessions, which is not that of their lines.
+    order = [text for recording in played for text in itertools.chain(*recording.sessions)]
+    by_text = {
+        size: [
+            of_size for _, of_size in sorted(zip(order, accepted[size], strict=True), key=_first)
+        ]
+        for size in sizes
+    }
+    return Script.of(texts, by_text)
+
+
+def _first(pair: tuple[int, Any]) -> int:
+    return pair[0]
+
+
+def _models(
+    texts: Sequence[Trace], own: OwnVocabulary, folder: Path, options: argparse.Namespace
+) -> DemoModels:
+    target, drafter = write_models(
+        options.shape,
+        folder,
+        num_tokens=len(own.token_ids),
+        # Behind the text there has to be room for a verification.
+        context_length=options.context_length + 256,
+    )
+    own.write_tokenizer(Vocabulary(options.tokenizer, None).tokenizer, target)
+    return DemoModels(target, drafter, DEFAULT_PREDICTORS["votes"])
+
+
+@contextlib.contextmanager
+def _servers(
+    models: DemoModels, script: Path, folder: Path, options: argparse.Namespace
+) -> Iterator[dict[str, str]]:
+    steps, topk, num_nodes = map(str, options.tree)
+    tree = (
+        *("--speculative-num-steps", steps, "--speculative-eagle-topk", topk),
+        *("--speculative-num-draft-tokens", num_nodes),
+    )
+    common = [
+        *("--script", str(script), "--load-format", "dummy"),
+        *("--max-running-requests", str(max(options.concurrency))),
+        *options.flags,
+    ]
+    environment = {}
+    if options.device == "cpu":
+        common += ["--device", "cpu", "--sleep-on-idle", "--dtype", "float32"]
+        common += ["--max-total-tokens", str(options.kv_tokens)]
+        environment = CPU_ENVIRONMENT
+    with contextlib.ExitStack() as stack:
+        urls = {}
+        for mode in options.modes:
+            of_mode = server_flags(mode, models)
+            # The last of a flag counts: ngram has no tree, the others take this one.
+            of_tree = tree if mode not in ("plain", "ngram") else ()
+            server = SglangServer(
+                [*of_mode, *of_tree, *common],
+                log_file=folder / f"{mode}.log",
+                environment=environment,
+                module="benchmarks.trace_serving.server",
+                timeout_s=600,
+            )
+            urls[mode] = stack.enter_context(server).url
+        yield urls
+
+
+def _cell(recording: Played, texts: Sequence[Trace], concurrency: int, max_tokens: int) -> Cell:
+    num_sessions = max(concurrency, 2)
+    repeated = itertools.islice(itertools.cycle(enumerate(recording.sessions)), num_sessions)
+    conversations, wanted = [], []
+    for number, (_, session) in enumerate(repeated):
+        salt = str(number // len(recording.sessions))
+        conversations.append(_conversation(texts, session, salt, max_tokens))
+        wanted.append([texts[text].output_ids[:max_tokens].tolist() for text in session])
+
+    def is_expected(answer: Answer) -> bool:
+        return wanted[answer.conversation][answer.turn] == list(answer.token_ids)
+
+    return Cell(recording.name, recording.family, concurrency, conversations, is_expected)
+
+
+def _conversation(
+    texts: Sequence[Trace], session: Sequence[int], salt: str, max_tokens: int
+) -> Conversation:
+    def next_body(answers: Sequence[Answer]) -> Mapping[str, Any] | None:
+        if len(answers) == len(session):
+            return None
+        text = session[len(answers)]
+        return {
+            "input_ids": texts[text].prompt_ids.tolist(),
+            "rid": rid_of(text, uuid.uuid4().hex),
+            "cache_salt": salt,
+            "sampling_params": {
+                "temperature": 0,
+                "max_new_tokens": min(len(texts[text].output_ids), max_tokens),
+                "ignore_eos": True,
+            },
+        }
+
+    return next_body
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Recorded generations through the real server.")
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--eos-token", default="<|im_end|>")
+    parser.add_argument("--files", nargs="+", metavar="NAME", help="these recordings only")
+    parser.add_argument(
+        "--modes",
+        type=lambda text: text.split(","),
+        default=["plain", "eagle3", "cache", "frequency", "payoff", "allocate"],
+        help=f"of {','.join(MODES)}",
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=lambda text: [int(number) for number in text.split(",")],
+        default=[1, 16, 64],
+    )
+    parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--strength", choices=STRENGTHS, default="usual")
+    kinds = [kind for kind, ratio in ODDS_RATIOS.items() if ratio is not None]
+    parser.add_argument("--kind", choices=kinds, default="correlated")
+    parser.add_argument(
+        "--tree",
+        type=int,
+        nargs=3,
+        default=[3, 4, 16],
+        metavar=("STEPS", "TOPK", "NODES"),
+        help="of the model drafter, root counted",
+    )
+    parser.add_argument("--turns", type=int, default=2, help="of each session, at most")
+    parser.add_argument("--max-tokens", type=int, default=64, help="of each reply")
+    parser.add_argument(
+        "--context-length", type=int, default=12_288, help="longer turns are left out, in tokens"
+    )
+    parser.add_argument("--kv-tokens", type=int, default=400_000, help="of the KV cache on a CPU")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--warm-up", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("flags", nargs="*", help="of SGLang, behind --")
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.modes) - set(MODES))
+    if unknown:
+        parser.error(f"--modes: {', '.join(unknown)}: known are {', '.join(MODES)}")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
