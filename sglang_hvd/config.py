@@ -17,6 +17,7 @@ from pydantic import (
 
 Policy = Literal["allocate", "payoff", "frequency", "cache", "model", "both"]
 CacheMode = Literal["votes", "paper"]
+CostProfile = Literal["kept", "fresh", "off"]
 
 # Predicted accepted length from which the paper verifies a cache draft (section 3.4).
 PAPER_THRESHOLD = 6.0
@@ -61,7 +62,13 @@ class HvdConfig(BaseModel):
         default=None,
         strict=False,
         description="allocate policy: table of what steps cost (YAML, see configs/costs). Default: "
-        "learned from the steps of this server while it runs.",
+        "timed before this server serves, and refined by its steps.",
+    )
+    cost_profile: CostProfile = Field(
+        default="kept",
+        description="allocate policy without costs: time the engine before it serves. kept: once, "
+        "and use that table at later starts of the same server on the same machine. fresh: at "
+        "every start. off: not at all.",
     )
     predictor: Path | None = Field(
         default=None,

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +97,16 @@ def _texts(options: argparse.Namespace) -> tuple[list[Trace], list[Played], OwnV
         sessions: dict[str, list[int]] = {}
         for trace in traces:
             of_session = sessions.setdefault(trace.session, [])
-            is_whole = len(of_session) == trace.turn or not of_session
-            fits = len(trace.prompt_ids) + len(trace.output_ids) <= options.context_length
-            if fingerprints[trace.session] in trained_on or not fits or not is_whole:
-                continue
-            if len(of_session) < options.turns and len(trace.output_ids) > 1:
+            if not of_session:
+                trace = _cut(trace, options.context_length)
+            fits = len(trace.text_ids) <= options.context_length
+            is_next = not of_session or trace.turn == texts[of_session[-1]].turn + 1
+            is_wanted = fits and is_next and len(of_session) < options.turns
+            if (
+                is_wanted
+                and fingerprints[trace.session] not in trained_on
+                and len(trace.output_ids) > 1
+            ):
                 of_session.append(len(texts))
                 texts.append(trace)
         kept = [of_session for of_session in sessions.values() if of_session]
@@ -113,6 +118,12 @@ def _texts(options: argparse.Namespace) -> tuple[list[Trace], list[Played], OwnV
         raise SystemExit(f"error: {options.traces}: nothing to play")
     own = OwnVocabulary.of(texts)
     return own.renumbered(texts), played, own
+
+
+def _cut(trace: Trace, context_length: int) -> Trace:
+    """A prompt that is too long, without its beginning."""
+    too_many = max(len(trace.text_ids) - context_length, 0)
+    return replace(trace, prompt_ids=trace.prompt_ids[min(too_many, len(trace.prompt_ids) - 1) :])
 
 
 def _script(
@@ -261,7 +272,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=2, help="of each session, at most")
     parser.add_argument("--max-tokens", type=int, default=64, help="of each reply")
     parser.add_argument(
-        "--context-length", type=int, default=12_288, help="longer turns are left out, in tokens"
+        "--context-length",
+        type=int,
+        default=4096,
+        help="in tokens; a longer first turn loses the beginning of its prompt, and a session ends "
+        "before a later one",
     )
     parser.add_argument("--kv-tokens", type=int, default=400_000, help="of the KV cache on a CPU")
     parser.add_argument("--rounds", type=int, default=1)

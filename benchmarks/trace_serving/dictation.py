@@ -36,7 +36,8 @@ class Dictation:
         if runner.is_draft_worker or forward_batch.forward_mode.is_idle():
             return output
         logits = output.logits_output.next_token_logits
-        starts = [self._script.start_of(rid) for rid in forward_batch.rids]
+        # A batch that is timed before the server serves has no requests.
+        starts = [self._script.start_of(rid) for rid in forward_batch.rids or ()]
         requests = [row for row, start in enumerate(starts) if start is not None]
         if logits is None or not requests:
             return output

@@ -7,11 +7,13 @@ from sglang_hvd.allocation.allocator import (
     powers_of_two_below,
 )
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
+from sglang_hvd.allocation.cost_scale import CostScale
 from sglang_hvd.allocation.costs import StepCosts
 
 __all__ = [
     "Allocation",
     "CostFit",
+    "CostScale",
     "DraftOdds",
     "StepAllocator",
     "StepCosts",

@@ -17,6 +17,21 @@ _NUM_BEFORE_OUTLIERS = 32
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
+class RestFit:
+    """What a step of n requests takes beside its parts, a + b n."""
+
+    def __init__(self) -> None:
+        self._fit = _Fit((1, 100))
+
+    def add(self, num_requests: int, milliseconds: float) -> None:
+        """Takes in the time of a step."""
+        self._fit.add([1, num_requests], max(milliseconds, 0.0))
+
+    def solve(self) -> Float64:
+        """float64[2]: a and b."""
+        return self._fit.solve()
+
+
 class CostFit:
     """observe_* takes in times in milliseconds; costs is the table that they make.
 
@@ -28,11 +43,13 @@ class CostFit:
     drafting requests to none of them, since more then draft. Not thread-safe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, widths: Sequence[int]) -> None:
+        """widths: that steps verify."""
+        self._widths = tuple(widths)
         self._verify = _Fit((1, 1, 1))  # the largest factor, the nodes, gets most
         self._extend = _Fit((1, 1, 1))
         self._round = _Fit((1, 100))
-        self._rest = _Fit((1, 100))
+        self._rest = RestFit()
 
     def observe_verify(self, num_requests: int, width: int, milliseconds: float) -> None:
         """A step of the target model."""
@@ -49,7 +66,7 @@ class CostFit:
 
     def observe_rest(self, num_requests: int, milliseconds: float) -> None:
         """What a step took beside these: scheduling, planning, sampling."""
-        self._rest.add([1, num_requests], max(milliseconds, 0.0))
+        self._rest.add(num_requests, milliseconds)
 
     @property
     def num_observed(self) -> int:
@@ -58,8 +75,13 @@ class CostFit:
 
     def coefficients(self) -> Float64:
         """All terms, so that another process can make the same table: float64[10]."""
-        fits = (self._verify, self._extend, self._round, self._rest)
-        return np.concatenate([fit.solve() for fit in fits])
+        fits = (self._verify, self._extend, self._round)
+        return np.concatenate([*(fit.solve() for fit in fits), self._rest.solve()])
+
+    def table(self, coefficients: Float64) -> StepCosts | None:
+        """What coefficients, of this or of another process, make; None as long as no verification
+        was timed."""
+        return costs_of(coefficients, self._widths)
 
 
 def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:

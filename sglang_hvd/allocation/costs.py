@@ -63,7 +63,7 @@ class StepCosts(BaseModel):
     def load(cls, path: Path) -> "StepCosts":
         """Reads a YAML or JSON file. Raises ValueError in one line."""
         try:
-            return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+            return cls.from_yaml(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ValueError(f"{path}: cannot read the cost table: {error.strerror}") from None
         except (UnicodeDecodeError, yaml.YAMLError):
@@ -73,6 +73,11 @@ class StepCosts(BaseModel):
             where = "".join(f"{name}: " for name in first["loc"])
             reason = first["msg"].removeprefix("Value error, ")
             raise ValueError(f"{path}: cost table: {where}{reason}") from None
+
+    @classmethod
+    def from_yaml(cls, text: str) -> "StepCosts":
+        """What to_yaml wrote. Raises YAMLError or ValidationError for anything else."""
+        return cls.model_validate(yaml.safe_load(text))
 
     def to_yaml(self) -> str:
         """The file that load reads."""

@@ -2,11 +2,10 @@
 
 Draft-extend brings the model drafter's KV cache up to date: it needs the committed tokens and the
 target's hidden states at the positions before them. Kept until the request drafts next, they are
-caught up with in one forward, over the committed tokens only; through a streak of cache drafts
-none is run.
+caught up with in one forward, over committed tokens only. A streak of cache drafts runs none.
 
 What a request lacks when it ends stays missing. A later turn that finds its tokens in the prefix
-cache drafts without them, a little worse: at most MAX_POSTPONED_TOKENS and one verification of them.
+cache drafts without them, a little worse: MAX_POSTPONED_TOKENS and one verification at most.
 """
 
 from __future__ import annotations

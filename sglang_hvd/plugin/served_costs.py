@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglang_hvd.allocation import CostFit, StepAllocator, StepCosts, costs_of
+from sglang_hvd.allocation import CostFit, CostScale, StepAllocator, StepCosts, costs_of
 from sglang_hvd.step_clock import Phase, StepClock
 
 # Steps after which the table is made anew: soon at first, then as often as the last.
@@ -56,14 +56,20 @@ class ServedCosts:
     ) -> None:
         self._clock = clock
         self._allocator = allocator
-        self._widths = tuple(widths)
         self._timer = _DeviceTimer(device, now) if allocator is not None and not is_fixed else None
         self._ranks = ranks
-        self._fit = CostFit()
+        self._fit: CostFit | CostScale = CostFit(widths)
         self._num_steps = 0
         self._now = now
         self._began: tuple[float, int] | None = None  # the last decode step, and its requests
         self._parts_ms = 0.0  # of it
+
+    def begin_with(self, costs: StepCosts) -> None:
+        """A table that was timed before the first step; its steps refine it from then on. Every
+        rank has to begin with the same."""
+        assert self._allocator is not None, "a policy that weighs no costs"
+        self._allocator.use_costs(costs)
+        self._fit = CostScale(costs)
 
     @contextmanager
     def time_draft(self, num_requests: int, num_rounds: int) -> Iterator[None]:
@@ -113,7 +119,7 @@ class ServedCosts:
         coefficients = torch.from_numpy(self._fit.coefficients())
         if self._ranks is not None:
             torch.distributed.broadcast(coefficients, group=self._ranks, group_src=0)
-        costs = costs_of(coefficients.numpy(), self._widths)
+        costs = self._fit.table(coefficients.numpy())
         if costs is not None and self._allocator is not None:
             self._allocator.use_costs(costs)
 

@@ -25,6 +25,7 @@ from sglang_hvd.plugin.algorithm import HvdLaunch, launch_of
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import require_hooks
 from sglang_hvd.plugin.host_transfer import copy_stream
+from sglang_hvd.plugin.kept_costs import profiled_costs
 from sglang_hvd.plugin.postponed_extend import PostponedExtend
 from sglang_hvd.plugin.recording import RequestRecorder
 from sglang_hvd.plugin.requests import HeldRequests
@@ -61,6 +62,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._published_at = 0.0
         allocator = _allocator(launch, self.speculative_num_steps, self.topk)
         ranks = get_parallel().tp_group.cpu_group if get_parallel().tp_size > 1 else None
+        self._ranks = ranks
         drafter = HybridDrafter.from_config(
             launch.config,
             token_strings=token_strings(server_args),
@@ -99,6 +101,23 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._draft_worker.stub_draft_extend = self._stub_skipped_draft_extend
         if launch.postpones_extend:
             self._draft_worker.postponed = PostponedExtend()
+
+    def init_cuda_graphs(self) -> None:
+        """SGLang's last call before it serves: graphs are captured, and steps can be timed."""
+        super().init_cuda_graphs()
+        config = self._launch.config
+        if config.policy != "allocate" or config.costs is not None or config.cost_profile == "off":
+            return
+        self._costs.begin_with(
+            profiled_costs(
+                self._draft_worker,
+                self._launch,
+                folder=Path.home() / ".cache" / "sglang_hvd" / "costs",
+                most_requests=self.target_worker.model_runner.max_running_requests,
+                ranks=self._ranks,
+                is_first_rank=get_parallel().tp_rank == 0,
+            )
+        )
 
     def forward_batch_generation(
         self, batch: ScheduleBatch, *args: Any, **kwargs: Any

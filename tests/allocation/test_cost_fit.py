@@ -13,7 +13,7 @@ def linear(num_requests: int, width: int) -> float:
 
 
 def test_steps_of_several_sizes_give_the_terms_of_their_times() -> None:
-    fit, random = CostFit(), np.random.default_rng(0)
+    fit, random = CostFit(WIDTHS), np.random.default_rng(0)
     for _ in range(400):
         n, w = int(random.integers(1, 17)), int(random.choice(WIDTHS))
         noise = 1 + 0.05 * random.standard_normal()
@@ -29,7 +29,7 @@ def test_steps_of_several_sizes_give_the_terms_of_their_times() -> None:
 
 
 def test_each_step_has_the_rest_once() -> None:
-    fit = CostFit()
+    fit = CostFit(WIDTHS)
     for w in WIDTHS:
         fit.observe_verify(1, w, linear(1, w))
         fit.observe_rest(1, 2.0)
@@ -44,7 +44,7 @@ def test_each_step_has_the_rest_once() -> None:
 
 
 def test_what_was_never_seen_costs_more_the_wider_it_is() -> None:
-    fit = CostFit()
+    fit = CostFit(WIDTHS)
     for _ in range(20):
         fit.observe_verify(1, 32, 10.0)
     costs = costs_of(fit.coefficients(), WIDTHS)
@@ -54,7 +54,7 @@ def test_what_was_never_seen_costs_more_the_wider_it_is() -> None:
 
 
 def test_a_round_that_was_timed_for_one_request_is_expected_to_take_as_long_for_more() -> None:
-    fit = CostFit()
+    fit = CostFit(WIDTHS)
     for _ in range(20):
         fit.observe_verify(1, 8, 5.0)
         fit.observe_draft(1, 7, 3.5)
@@ -64,7 +64,7 @@ def test_a_round_that_was_timed_for_one_request_is_expected_to_take_as_long_for_
 
 
 def test_times_that_fall_with_the_width_do_not_make_a_table_that_does() -> None:
-    fit = CostFit()
+    fit = CostFit(WIDTHS)
     for _ in range(20):
         fit.observe_verify(1, 1, 10.0)
         fit.observe_verify(1, 32, 8.0)
@@ -75,7 +75,7 @@ def test_times_that_fall_with_the_width_do_not_make_a_table_that_does() -> None:
 
 
 def test_a_single_pause_changes_little() -> None:
-    fit = CostFit()
+    fit = CostFit(WIDTHS)
     for _ in range(100):
         fit.observe_verify(1, 8, 5.0)
     fit.observe_verify(1, 8, 5000.0)
@@ -85,7 +85,7 @@ def test_a_single_pause_changes_little() -> None:
 
 
 def test_costs_that_change_are_followed() -> None:
-    fit = CostFit()
+    fit = CostFit(WIDTHS)
     for milliseconds in (5.0, 10.0):
         for _ in range(2000):
             fit.observe_verify(1, 8, milliseconds)
@@ -95,13 +95,13 @@ def test_costs_that_change_are_followed() -> None:
 
 
 def test_before_any_step_there_is_no_table() -> None:
-    fit = CostFit()
+    fit = CostFit(WIDTHS)
     assert fit.num_observed == 0
     assert costs_of(fit.coefficients(), WIDTHS) is None
 
 
 def test_another_process_makes_the_same_table_of_the_terms() -> None:
-    fit = CostFit()
+    fit = CostFit(WIDTHS)
     for w in WIDTHS:
         fit.observe_verify(3, w, linear(3, w))
     sent = np.frombuffer(fit.coefficients().tobytes())

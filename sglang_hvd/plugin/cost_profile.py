@@ -1,0 +1,272 @@
+"""Times the parts of a decode step on the running engine, before it serves.
+
+Every forward is one that serving runs, through the same graphs where there are any, on requests
+that do not exist: all their KV slots are the one that SGLang keeps for padding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sglang.srt.layers.moe.utils import (
+    speculative_moe_a2a_backend_context,
+    speculative_moe_backend_context,
+)
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
+from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput
+from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
+from sglang.srt.speculative.spec_utils import draft_tp_context
+
+from sglang_hvd.allocation import StepCosts
+from sglang_hvd.plugin.verify_tree import DraftNodes
+
+if TYPE_CHECKING:
+    from sglang_hvd.plugin.draft_worker import HvdDraftWorker
+
+_NUM_RUNS = 3  # after one that is not counted; the median counts
+_CONTEXT_TOKENS = 512
+
+# A step of more nodes is not timed: the table goes on as it ended.
+_MOST_NODES = 4096
+
+
+class CostProfile:
+    """One run for one table."""
+
+    def __init__(self, worker: HvdDraftWorker, *, widths: Sequence[int], postpones: bool) -> None:
+        self._worker = worker
+        self._widths = tuple(widths)
+        self._postpones = postpones
+        self._target = worker.target_worker.model_runner
+        self._device = torch.device(worker.device)
+        longest = self._target.model_config.context_len - self._widths[-1] - 1
+        self._context = max(min(_CONTEXT_TOKENS, longest), self._widths[-1])
+        self._hidden: torch.Tensor | None = None  # one of the target's hidden states
+
+    def table(self, most_requests: int) -> StepCosts:
+        """The costs of up to so many requests."""
+        batch_sizes = [1]
+        while batch_sizes[-1] < most_requests:
+            batch_sizes.append(min(4 * batch_sizes[-1], most_requests))
+        verify, draft_round, extend = [], [], []
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode())
+            for n in batch_sizes:
+                widths = [w for w in self._widths if n * w <= _MOST_NODES] or self._widths[:1]
+                verify.append([self._ms(self._verify(n, w)) for w in widths])
+                with self._drafting():
+                    rounds = self._worker.speculative_num_steps - 1
+                    draft_round.append(self._ms(self._draft(n)) / rounds if rounds else 0.0)
+                    extend.append([self._ms(self._extend(n, w)) for w in widths])
+        # A table needs two of each; what is beyond was not timed and is not asked for.
+        if len(batch_sizes) == 1:
+            batch_sizes, verify, extend = [1, 2], verify * 2, extend * 2
+            draft_round = draft_round * 2
+        columns = self._widths if self._widths[0] == 1 else (1, *self._widths)
+        return StepCosts(
+            about="timed on this server before it served",
+            batch_sizes=tuple(batch_sizes),
+            widths=columns,
+            verify=_rising(verify, len(columns)),
+            draft_round=tuple(np.maximum.accumulate(draft_round).round(4).tolist()),
+            draft_extend=_rising(extend, len(columns)),
+        )
+
+    def _ms(self, run: Callable[[], object]) -> float:
+        times = []
+        for _ in range(_NUM_RUNS + 1):
+            self._synchronize()
+            began = time.perf_counter()
+            run()
+            self._synchronize()
+            times.append(1000 * (time.perf_counter() - began))
+        return float(np.median(times[1:]))
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _drafting(self) -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(draft_tp_context(self._worker.parallel_layout))
+        stack.enter_context(speculative_moe_backend_context())
+        stack.enter_context(speculative_moe_a2a_backend_context())
+        return stack
+
+    def _verify(self, n: int, width: int) -> Callable[[], object]:
+        runner = self._target
+        seq_lens = self._full(n, self._context)
+        nodes = DraftNodes(
+            token_ids=self._full((n, width), 0),
+            parents=torch.arange(-1, width - 1, device=self._device).expand(n, width),
+            num_nodes=self._full(n, width),
+        )
+        batch = SimpleNamespace(seq_lens=seq_lens, seq_lens_sum=n * self._context)
+
+        def run() -> None:
+            verify_input = self._worker._verify_input(batch, nodes, None, None)  # type: ignore[arg-type]
+            verify_input.capture_hidden_mode = CaptureHiddenMode.FULL
+            verify_input.seq_lens_cpu, verify_input.seq_lens_sum = seq_lens.cpu(), n * self._context
+            forward_batch = self._batch(
+                ForwardMode.TARGET_VERIFY,
+                n,
+                width,
+                verify_input,
+                positions=verify_input.positions,
+                capture_hidden_mode=CaptureHiddenMode.FULL,
+            )
+            runner.kv_index_translator.bind_runner_slots(forward_batch)
+            graphs = runner.decode_cuda_graph_runner
+            if graphs and graphs.can_run_graph(forward_batch):
+                graphs.load_batch(forward_batch)
+                forward_batch.mark_forward_metadata_ready()
+            output = runner.forward(forward_batch).logits_output
+            torch.argmax(output.next_token_logits, dim=-1)
+            self._hidden = output.hidden_states[:1].clone()
+
+        return run
+
+    def _draft(self, n: int) -> Callable[[], object]:
+        worker = self._worker
+        runner, topk, steps = worker.draft_runner, worker.topk, worker.speculative_num_steps
+        hidden_size, dtype = get_draft_recurrent_hidden_state_spec(runner)
+
+        def run() -> None:
+            draft_input = EagleDraftInput(
+                topk_p=torch.full((n, topk), 1 / topk, device=self._device),
+                topk_index=self._full((n, topk), 0),
+                hidden_states=torch.zeros((n, hidden_size), dtype=dtype, device=self._device),
+                capture_hidden_mode=CaptureHiddenMode.LAST,
+                bonus_tokens=self._full(n, 0),
+                num_tokens_per_req=topk,
+                num_tokens_for_logprob_per_req=topk,
+            )
+            draft_input.positions = self._full(n * topk, self._context)
+            forward_batch = self._batch(
+                ForwardMode.DECODE,
+                n,
+                topk * steps,
+                draft_input,
+                positions=draft_input.positions,
+                capture_hidden_mode=CaptureHiddenMode.LAST,
+            )
+            forward_batch.input_ids = None
+            runner.kv_index_translator.bind_runner_slots(forward_batch)
+            graphs = worker.cuda_graph_runner
+            if graphs and graphs.can_run_graph(forward_batch):
+                graphs.execute(forward_batch)
+                return
+            if steps > 1:
+                worker.draft_attn_backend.init_forward_metadata(forward_batch)
+                forward_batch.mark_forward_metadata_ready()
+            worker.draft_forward(forward_batch)
+
+        return run
+
+    def _extend(self, n: int, width: int) -> Callable[[], object]:
+        worker, runner = self._worker, self._worker.draft_runner
+        assert self._hidden is not None, "a verification runs first"
+        hidden = self._hidden.expand(n * width, -1).contiguous()
+        mode = ForwardMode.EXTEND if self._postpones else ForwardMode.DRAFT_EXTEND_V2
+        capture = CaptureHiddenMode.LAST if self._postpones else CaptureHiddenMode.FULL
+        last = torch.arange(width - 1, n * width, width, device=self._device)
+        start = self._context - width
+
+        def run() -> None:
+            num_tokens = 1 if self._postpones else width
+            extend_input = EagleDraftExtendInput(
+                hidden_states=hidden,
+                num_correct_drafts=self._full(n, width - 1),
+                num_accept_tokens=self._full(n, width),
+                num_tokens_per_req=num_tokens,
+                num_tokens_for_logprob_per_req=num_tokens,
+            )
+            forward_batch = self._batch(
+                mode,
+                n,
+                width,
+                extend_input,
+                positions=torch.arange(start, start + width, device=self._device).repeat(n),
+                capture_hidden_mode=capture,
+            )
+            forward_batch.extend_num_tokens = n * width
+            forward_batch.extend_seq_lens_cpu = [width] * n
+            forward_batch.extend_prefix_lens_cpu = [start] * n
+            forward_batch.extend_seq_lens = self._full(n, width, torch.int32)
+            forward_batch.extend_prefix_lens = self._full(n, start, torch.int32)
+            forward_batch.extend_start_loc = torch.arange(
+                0, n * width, width, dtype=torch.int32, device=self._device
+            )
+            runner.kv_index_translator.bind_runner_slots(forward_batch)
+            if self._postpones:
+                runner.forward(forward_batch)
+                return
+            graphs = worker.cuda_graph_runner_for_draft_extend
+            if graphs and graphs.can_run_graph(forward_batch):
+                graphs.execute(forward_batch, last)
+                return
+            runner.attn_backend.init_forward_metadata(forward_batch)
+            forward_batch.mark_forward_metadata_ready()
+            runner.forward(forward_batch)
+
+        return run
+
+    def _batch(
+        self,
+        mode: ForwardMode,
+        n: int,
+        tokens_per_request: int,
+        spec_info: Any,
+        *,
+        positions: torch.Tensor,
+        capture_hidden_mode: CaptureHiddenMode,
+    ) -> ForwardBatch:
+        seq_lens = self._full(n, self._context)
+        return ForwardBatch(
+            forward_mode=mode,
+            batch_size=n,
+            input_ids=self._full(n * tokens_per_request, 0),
+            req_pool_indices=self._full(n, 0),
+            seq_lens=seq_lens,
+            seq_lens_cpu=seq_lens.cpu(),
+            seq_lens_sum=n * self._context,
+            orig_seq_lens=seq_lens.to(torch.int32),
+            out_cache_loc=self._full(n * tokens_per_request, 0),
+            positions=positions,
+            return_logprob=False,
+            spec_algorithm=self._target.spec_algorithm,
+            spec_info=spec_info,
+            capture_hidden_mode=capture_hidden_mode,
+            global_forward_mode=mode,
+        )
+
+    def _full(
+        self, shape: int | tuple[int, ...], value: int, dtype: torch.dtype = torch.int64
+    ) -> torch.Tensor:
+        return torch.full(
+            shape if isinstance(shape, tuple) else (shape,), value, dtype=dtype, device=self._device
+        )
+
+
+def _rising(rows: list[list[float]], num_columns: int) -> tuple[tuple[float, ...], ...]:
+    """A table that never falls. Short rows are lengthened by their last entries' slope; a first
+    column that was not timed costs what the next one does."""
+    filled = []
+    for row in rows:
+        longest = max(map(len, rows))
+        of_row = list(row)
+        while len(of_row) < longest:
+            of_row.append(of_row[-1] * 2)
+        filled.append([of_row[0]] * (num_columns - longest) + of_row)
+    table = np.maximum.accumulate(np.maximum.accumulate(np.array(filled), axis=0), axis=1)
+    return tuple(tuple(row) for row in table.round(4).tolist())
