@@ -38,7 +38,7 @@ from sglang_hvd.plugin.worker import HvdWorker
 # Private methods of ours that extend nothing.
 OWN_HELPERS = {
     *("_host_nodes", "_with_model_trees", "_run_model_drafter", "_verify_input"),
-    *("_num_mask_cells", "_width", "_keep_ranks", "_publish"),
+    *("_num_mask_cells", "_width", "_keep_ranks", "_publish", "_catch_up", "_extend"),
 }
 
 
@@ -126,6 +126,22 @@ def test_draft_extend_can_be_left_out() -> None:
     assert _parameters(stub) == ["self", "batch", "batch_output"]
     extend = eagle_worker_v2.EagleDraftWorker._draft_extend_for_decode
     assert _parameters(extend) == ["self", "batch", "batch_result", "kv_loc_plan"]
+
+
+def test_draft_extend_of_a_prefill_is_what_catching_up_runs() -> None:
+    extend = inspect.getsource(eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill)
+    assert "capture_hidden_mode=capture_hidden_mode" in extend
+    assert "probs = renorm_draft_probs(" in extend
+    assert "topk_p, topk_index = fast_topk(probs, self.topk, dim=-1)" in extend
+    # Tokens and positions are one apart: the token after a position meets its hidden state.
+    assert "torch.cat((input_ids[1:], tail_tokens[i].reshape(1)))" in extend
+
+
+def test_graphs_are_captured_last_before_serving() -> None:
+    body = inspect.getsource(Scheduler.init_all_cuda_graphs)
+    assert body.index("self.tp_worker.init_cuda_graphs()") < body.index(
+        "self.draft_worker.init_cuda_graphs()"
+    )
 
 
 def test_run_eagle_verify_takes_topk_apart_from_the_tree() -> None:

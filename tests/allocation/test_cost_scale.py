@@ -1,0 +1,74 @@
+"""A table that was timed beforehand, kept right by the steps that are served."""
+
+import pytest
+
+from sglang_hvd.allocation import CostScale, StepCosts
+
+BASE = StepCosts(
+    about="timed",
+    batch_sizes=(1, 8),
+    widths=(1, 16),
+    verify=((5.0, 8.0), (7.0, 20.0)),
+    draft_round=(0.5, 0.9),
+    draft_extend=((0.2, 0.3), (0.4, 1.0)),
+)
+
+
+def test_without_steps_the_table_is_what_was_timed() -> None:
+    scale = CostScale(BASE)
+    table = scale.table(scale.coefficients())
+    assert (table.verify, table.draft_round, table.draft_extend) == (
+        BASE.verify,
+        BASE.draft_round,
+        BASE.draft_extend,
+    )
+    assert table.about == "timed, refined by its steps"
+
+
+def test_each_part_follows_its_own_times_and_keeps_its_shape() -> None:
+    scale = CostScale(BASE)
+    for n, width in ((1, 1), (8, 16), (3, 5)) * 200:
+        scale.observe_verify(n, width, 1.5 * float(BASE.verify_ms(n, [width])[0]))
+        scale.observe_extend(n, width, 0.5 * float(BASE.draft_extend_ms(n, [width])[0]))
+        scale.observe_draft(n, 3, 2.0 * float(BASE.draft_ms([n], 4)[0]))
+    table = scale.table(scale.coefficients())
+    assert table.verify_ms(8, [16])[0] == pytest.approx(30.0, rel=0.02)
+    assert table.verify_ms(1, [1])[0] == pytest.approx(7.5, rel=0.02)
+    assert table.draft_extend_ms(8, [16])[0] == pytest.approx(0.5, rel=0.02)
+    assert table.draft_ms([8], 2)[0] == pytest.approx(1.8, rel=0.02)
+    assert scale.num_observed == 600
+
+
+def test_what_a_step_takes_beside_its_parts_is_added_to_every_width() -> None:
+    scale = CostScale(BASE)
+    for n in (1, 8) * 50:
+        scale.observe_rest(n, 2.0 + 0.5 * n)
+    table = scale.table(scale.coefficients())
+    assert table.verify_ms(1, [1, 16]) == pytest.approx([7.5, 10.5], rel=0.02)
+    assert table.verify_ms(8, [16])[0] == pytest.approx(26.0, rel=0.02)
+
+
+def test_one_time_far_off_changes_little() -> None:
+    scale = CostScale(BASE)
+    for _ in range(100):
+        scale.observe_verify(1, 1, 5.0)
+    scale.observe_verify(1, 1, 5000.0)
+    table = scale.table(scale.coefficients())
+    assert table.verify_ms(1, [1])[0] == pytest.approx(5.0, rel=0.05)
+
+
+def test_a_part_that_takes_no_time_is_left_alone() -> None:
+    free = BASE.model_copy(update={"draft_round": (0.0, 0.0)})
+    scale = CostScale(free)
+    scale.observe_draft(4, 3, 7.0)
+    scale.observe_draft(4, 0, 7.0)
+    assert scale.table(scale.coefficients()).draft_round == (0.0, 0.0)
+
+
+def test_another_process_makes_the_same_table_of_the_coefficients() -> None:
+    scale = CostScale(BASE)
+    for n in (1, 8, 2):
+        scale.observe_verify(n, 16, 11.0)
+        scale.observe_rest(n, 1.0)
+    coefficients = scale.coefficients()
+    assert CostScale(BASE).table(coefficients) == scale.table(coefficients)

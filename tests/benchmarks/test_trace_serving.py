@@ -1,0 +1,135 @@
+"""Recorded generations, dictated to real servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from benchmarks.trace_serving import server
+from benchmarks.trace_serving.__main__ import main
+from benchmarks.trace_serving.models import OwnVocabulary
+from benchmarks.trace_serving.script import Script, rid_of
+from benchmarks.trace_serving.tree_shape import TreeShape
+from sglang_hvd.demo.corpus.session import FAMILIES
+from sglang_hvd.demo.corpus.sessions import demo_sessions
+from sglang_hvd.demo.tokenizer import train_tokenizer
+from sglang_hvd.plugin.verify_tree import parents_of_eagle_tree
+from sglang_hvd.traces.trace import Trace
+
+
+def trace(prompt: list[int], output: list[int]) -> Trace:
+    ids = [np.array(tokens, np.int32) for tokens in (prompt, output)]
+    return Trace(ids[0], ids[1], session="s", turn=0, family="f")
+
+
+@pytest.mark.parametrize(
+    ("topk", "num_steps", "num_nodes"),
+    [(4, 3, 15), (4, 3, 36), (1, 3, 3), (4, 6, 3), (10, 8, 59), (2, 1, 2)],
+)
+def test_a_simulated_tree_is_one_that_eagle_could_draft(
+    topk: int, num_steps: int, num_nodes: int
+) -> None:
+    shape = TreeShape.of(topk, num_steps, num_nodes)
+    parents = parents_of_eagle_tree(
+        torch.from_numpy(shape.parent_list)[None], torch.from_numpy(shape.candidates)[None], topk
+    )[0].tolist()
+    depths = shape.depths.tolist()
+    for node, (parent, depth) in enumerate(zip(parents, depths, strict=True), start=1):
+        assert parent < node
+        assert depth == 1 + (depths[parent - 1] if parent else 0)
+    # The chain is as deep as the tree, and every smaller tree holds as much of it as fits.
+    chain = [node for node, sibling in enumerate(shape.siblings.tolist(), start=1) if sibling == 0]
+    assert len(chain) == min(num_steps, num_nodes)
+    assert [parents[node - 1] for node in chain] == [0, *chain[:-1]]
+    assert sorted(shape.ranks.tolist()) == list(range(num_nodes))
+    assert [shape.ranks[node - 1] for node in chain] == list(range(len(chain)))
+    # Siblings get different tokens.
+    places = list(zip(parents, shape.siblings.tolist(), strict=True))
+    assert len(set(places)) == len(places)
+
+
+def test_a_tree_of_more_nodes_than_candidates_is_refused() -> None:
+    with pytest.raises(ValueError, match="have 2 candidates"):
+        TreeShape.of(2, 1, 3)
+
+
+def test_a_script_knows_its_texts_by_request(tmp_path: Path) -> None:
+    traces = [trace([1, 2], [3, 4, 5]), trace([6], [7, 8])]
+    accepted = {3: [np.array([1, 0, 2], np.int32), np.array([0, 1], np.int32)]}
+    path = tmp_path / "script.npz"
+    Script.of(traces, accepted).save(path)
+    script = Script.load(path)
+    assert script.start_of(rid_of(0, "x")) == 0
+    start = script.start_of(rid_of(1, "a-b"))
+    assert start == 5
+    assert script.token_ids[start : start + 3].tolist() == [6, 7, 8]
+    assert script.accepted[3].tolist() == [0, 0, 1, 0, 2, 0, 0, 1]
+    assert script.start_of("HEALTH_CHECK_1") is None
+
+
+def test_the_vocabulary_of_some_texts_spells_them_the_same(tmp_path: Path) -> None:
+    sessions = demo_sessions(FAMILIES[0], count=4, seed=1)
+    original = train_tokenizer(sessions, vocab_size=600)
+    text = sessions[0].turns[0].assistant
+    ids = original.encode(text).ids
+    own = OwnVocabulary.of([trace(ids[:5], ids[5:])])
+    [renumbered] = own.renumbered([trace(ids[:5], ids[5:])])
+    assert renumbered.text_ids.max() == len(own.token_ids) - 1 < len(ids)
+    own.write_tokenizer(original, tmp_path)
+    written = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert written.decode(renumbered.text_ids.tolist()) == text
+
+
+def test_only_the_benchmarks_own_server_dictates() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    assert server.__name__ not in ("__main__", "__mp_main__")
+    ours = {server.HOOKED[target] for target in server.HOOKED}
+    hooks = [hook for hooks in HookRegistry._hooks.values() for _, hook, _ in hooks]
+    assert not [hook for hook in hooks if getattr(hook, "__name__", "") in ours]
+
+
+@pytest.mark.e2e
+def test_recorded_sessions_come_back_token_by_token_in_every_mode(tmp_path: Path) -> None:
+    sessions = demo_sessions("editing", count=5, seed=3)
+    lines = []
+    for number, session in enumerate(sessions):
+        for turn, said in enumerate(session.turns):
+            prompt = f"<|im_start|>user\n{said.user}<|im_end|>\n<|im_start|>assistant\n"
+            line = {
+                **{"family": "editing", "dataset": "made", "licence": "MIT", "source_repo": "-"},
+                **{"session": str(number), "turn": turn, "prompt_kind": "delta"},
+                "prompt": prompt if turn == 0 else f"<|im_end|>\n{prompt}",
+                "output": said.assistant,
+            }
+            lines.append(json.dumps(line))
+    traces = tmp_path / "made.jsonl"
+    traces.write_text("\n".join(lines) + "\n")
+    tokenizer = tmp_path / "tokenizer.json"
+    train_tokenizer(sessions, vocab_size=800).save(str(tokenizer))
+    rows_file = tmp_path / "rows.json"
+    status = main(
+        [
+            *("--traces", str(traces), "--tokenizer", str(tokenizer), "--json", str(rows_file)),
+            *("--modes", "plain,eagle3,ngram,payoff,both,allocate", "--concurrency", "1,8"),
+            *("--kind", "independent"),
+        ]
+    )
+    assert status == 0
+    rows = json.loads(rows_file.read_text())
+    assert len(rows) == 12
+    assert all(row["outputs_identical"] for row in rows)
+    by_mode = {(row["mode"], row["concurrency"]): row for row in rows}
+    assert {mode for (mode, _), row in by_mode.items() if row["simulated"]} == {
+        *("eagle3", "payoff", "both", "allocate")
+    }
+    # 2.7 tokens of a tree of 31 nodes in 8 steps; this one has 15 nodes and 3 steps.
+    assert 1.0 < by_mode["eagle3", 8]["mean_accepted"] < 2.5
+    assert by_mode["both", 8]["mean_accepted"] > by_mode["eagle3", 8]["mean_accepted"]
+    assert by_mode["payoff", 8]["cycles_per_1k"] < by_mode["eagle3", 8]["cycles_per_1k"]
+    assert by_mode["plain", 1]["mean_accepted"] == 0

@@ -1,0 +1,42 @@
+"""The engine's steps are timed before it serves, once for a server and machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sglang_hvd.allocation import StepCosts
+
+TIMED = "timed on this server before it served"
+
+
+def test_costs_are_timed_kept_and_used_at_the_next_start(
+    start_hvd: Callable[..., Any], tmp_path: Path
+) -> None:
+    environment = {"HOME": str(tmp_path)}
+    server = start_hvd("allocate", environment=environment)
+    assert server.hvd_state()["costs"]["about"].startswith(TIMED)
+    [kept] = (tmp_path / ".cache" / "sglang_hvd" / "costs").iterdir()
+    costs = StepCosts.load(kept)
+    assert costs.batch_sizes[0] == 1
+    assert costs.batch_sizes[-1] == 16  # as many as can run
+    assert costs.verify[-1][-1] > costs.verify[0][0]
+    assert costs.draft_round[0] > 0
+    assert costs.draft_extend[0][0] > 0
+
+    kept.write_text(costs.model_copy(update={"about": "by hand"}).to_yaml())
+    again = start_hvd("allocate", "--hvd-report-cycles", "true", environment=environment)
+    assert again.hvd_state()["costs"]["about"].startswith("by hand")
+
+    kept.write_text("verify: nothing")
+    mended = start_hvd("allocate", "--hvd-report-cycles", "false", environment=environment)
+    assert mended.hvd_state()["costs"]["about"].startswith(TIMED)
+    assert "Costs are timed anew" in mended.process.log
+    assert StepCosts.load(kept).batch_sizes[-1] == 16
+
+
+def test_without_a_profile_the_first_steps_tell(start_hvd: Callable[..., Any]) -> None:
+    server = start_hvd("allocate", "--hvd-cost-profile", "off")
+    server.generate("1 2 3", max_new_tokens=24)
+    assert server.hvd_state()["costs"]["about"] == "learned from the steps of this server"

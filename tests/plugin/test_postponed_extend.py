@@ -1,0 +1,76 @@
+"""Committed tokens and hidden states that wait until their request drafts."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+
+from sglang_hvd.plugin.postponed_extend import PostponedExtend
+
+WIDTH = 4
+
+
+class Req:
+    """Stands for a request: all that matters is which one it is."""
+
+
+def verified(step: int, num_requests: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids step*100 + slot, and hidden states that name them."""
+    token_ids = 100 * step + torch.arange(num_requests * WIDTH)
+    return token_ids, token_ids[:, None].float() * torch.tensor([1.0, -1.0])
+
+
+def see(postponed: PostponedExtend, step: int, reqs: list[Any], cached: list[int]) -> None:
+    postponed.see(reqs, cached, *verified(step, len(reqs)))
+
+
+def test_committed_tokens_wait_in_order_and_the_rest_is_dropped() -> None:
+    postponed, a, b = PostponedExtend(), Req(), Req()
+    see(postponed, 1, [a, b], [10, 20])
+    postponed.settle([a, b], [12, 21])  # two and one were committed
+    see(postponed, 2, [b, a], [21, 12])
+    postponed.settle([b, a], [25, 13])
+    assert (postponed.num_missing(a), postponed.num_missing(b)) == (3, 5)
+    tokens = postponed.take([b, a])
+    assert tokens.lengths == [5, 3]
+    assert tokens.token_ids.tolist() == [104, 200, 201, 202, 203, 100, 101, 204]
+    assert tokens.hidden_states[:, 1].tolist() == [-float(t) for t in tokens.token_ids]
+    assert postponed.num_missing(a) == postponed.num_missing(b) == 0
+
+
+def test_a_prefill_leaves_nothing_missing() -> None:
+    postponed, a = PostponedExtend(), Req()
+    see(postponed, 1, [a], [10])
+    postponed.settle([a], [13])
+    postponed.forget(a)
+    assert postponed.num_missing(a) == 0
+    postponed.forget(a)
+
+
+def test_a_request_that_left_the_batch_is_not_kept() -> None:
+    postponed, a, b = PostponedExtend(), Req(), Req()
+    see(postponed, 1, [a, b], [10, 20])
+    del a
+    gc.collect()
+    postponed.settle([b], [22])
+    assert postponed.num_missing(b) == 2
+    assert len(postponed._missing) == 1
+
+
+def test_a_request_that_came_back_with_another_length_starts_anew() -> None:
+    postponed, a = PostponedExtend(), Req()
+    see(postponed, 1, [a], [10])
+    postponed.settle([a], [12])
+    see(postponed, 2, [a], [12])
+    postponed.settle([a], [40])  # retracted, and prefilled again
+    assert postponed.num_missing(a) == 0
+
+
+def test_settling_twice_adds_nothing() -> None:
+    postponed, a = PostponedExtend(), Req()
+    see(postponed, 1, [a], [10])
+    postponed.settle([a], [12])
+    postponed.settle([a], [12])
+    assert postponed.num_missing(a) == 2
