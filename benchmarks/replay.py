@@ -379,7 +379,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--postpone-extend",
         action=argparse.BooleanOptionalAction,
-        default=True,
+        default=False,
         help="bring the model drafter's KV cache up to date for a request when it drafts, not in "
         "every step for all",
     )

@@ -114,7 +114,7 @@ class CostProfile:
         batch = SimpleNamespace(seq_lens=seq_lens, seq_lens_sum=n * self._context)
 
         def run() -> None:
-            verify_input = self._worker._verify_input(batch, nodes, None, None)  # type: ignore[arg-type]
+            verify_input = self._worker._verify_input(batch, nodes, None, None)
             verify_input.capture_hidden_mode = CaptureHiddenMode.FULL
             verify_input.seq_lens_cpu, verify_input.seq_lens_sum = seq_lens.cpu(), n * self._context
             forward_batch = self._batch(

@@ -1,0 +1,401 @@
+"""What only a GPU shows: identity under graphs and overlap, costs of 8B shapes, recorded traffic.
+
+    python -m benchmarks.gpu_check --out DIR [--parts identity,memory,costs,traces]
+        [--traces DIR --tokenizer FILE] [--device cuda|cpu]
+
+Models are made here: the demo pair, and 8B shapes with random weights. Each part writes its own
+file below DIR when it ends and is not run again while that file is there. The exit status is 1 if
+any part failed. On a CPU (--device cpu) the same parts run small, without graphs: that is how they
+are tested.
+
+identity: every policy's greedy output beside plain serving's on the demo pair, over attention
+    backends, graphs, overlap scheduling, trees and chains, and concurrency. Where a token differs,
+    the gap is shown between the two log probabilities that plain serving gives there. In bfloat16
+    some logits tie: such a difference is reported with its gap, and still counts as a difference.
+memory: the layout of verify trees under compute-sanitizer. HVD has no CUDA kernels of its own.
+costs: what steps of the shapes cost, timed by the server before it serves, by verify width.
+traces: benchmarks.trace_serving on the shapes.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.trace_serving.models import write_models
+from sglang_hvd.demo.corpus.session import FAMILIES
+from sglang_hvd.demo.corpus.sessions import demo_sessions
+from sglang_hvd.demo.models import DemoModels, ensure_demo_models
+from sglang_hvd.demo.modes import MODEL_TREE_FLAGS, Mode, server_flags
+from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer
+
+CHAIN_FLAGS = (
+    *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1"),
+    *("--speculative-num-draft-tokens", "4"),
+)
+POLICIES: tuple[Mode, ...] = ("model", "cache", "frequency", "payoff", "both", "allocate")
+MAX_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How a server runs, the policy apart."""
+
+    backend: str
+    dtype: str
+    has_graphs: bool
+    has_overlap: bool
+    is_tree: bool
+
+    def flags(self, device: str) -> list[str]:
+        """Of SGLang, for any mode."""
+        flags = ["--dtype", self.dtype]
+        if device == "cpu":
+            return [*CPU_FLAGS, *flags]
+        flags += ["--attention-backend", self.backend, "--mem-fraction-static", "0.15"]
+        flags += [] if self.has_graphs else ["--disable-cuda-graph"]
+        return flags if self.has_overlap else [*flags, "--disable-overlap-schedule"]
+
+    def refuses(self, policy: Mode) -> bool:
+        """HVD refuses both drafts on FA3 with topk 1, whose verification knows chains only."""
+        return policy in ("both", "allocate") and self.backend == "fa3" and not self.is_tree
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """position: of the first token that differs. gap: between the log probabilities that plain
+    serving gives its own token and the other one there; None if the other is not among its first
+    twenty."""
+
+    prompt: int
+    position: int
+    gap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityRow:
+    """differences: of the prompts whose output is not plain serving's."""
+
+    setup: dict[str, Any]
+    policy: str
+    concurrency: int
+    num_prompts: int
+    differences: list[Difference]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    parts: dict[str, Callable[[argparse.Namespace], tuple[bool, Any]]] = {
+        "identity": _identity,
+        "memory": _memory,
+        "costs": _costs,
+        "traces": _traces,
+    }
+    has_failed = False
+    for name in options.parts:
+        file = options.out / f"{name}.json"
+        if file.is_file():
+            result = json.loads(file.read_text())
+            print(f"{name}: done before, {'passed' if result['passed'] else 'FAILED'}")
+        else:
+            began = time.monotonic()
+            passed, rows = parts[name](options)
+            result = {"passed": passed, "machine": _machine(options.device), "rows": rows}
+            file.write_text(json.dumps(result, indent=1) + "\n")
+            seconds = time.monotonic() - began
+            print(f"{name}: {'passed' if passed else 'FAILED'} in {seconds:.0f} s, {file}")
+        has_failed |= not result["passed"]
+    return int(has_failed)
+
+
+def _identity(options: argparse.Namespace) -> tuple[bool, Any]:
+    models = ensure_demo_models(Path.home() / ".cache" / "sglang_hvd")
+    prompts = _prompts(options.prompts)
+    rows = []
+    for setup in _setups(options.device):
+        with _server("plain", models, setup, options) as plain:
+            expected = [_generate(plain, prompt) for prompt in prompts]
+            for policy in POLICIES:
+                if setup.refuses(policy):
+                    continue
+                with _server(policy, models, setup, options) as server:
+                    for concurrency in options.concurrency:
+                        got = _generate_all(server, prompts, concurrency)
+                        rows.append(
+                            IdentityRow(
+                                asdict(setup),
+                                policy,
+                                concurrency,
+                                len(prompts),
+                                _differences(plain, prompts, expected, got),
+                            )
+                        )
+                        print(f"  {setup} {policy} at {concurrency}: {rows[-1].differences}")
+    return all(not row.differences for row in rows), [asdict(row) for row in rows]
+
+
+def _setups(device: str) -> list[Setup]:
+    if device == "cpu":
+        return [Setup("torch_native", "float32", False, False, tree) for tree in (True, False)]
+    setups = [
+        Setup(backend, "bfloat16", True, True, is_tree)
+        for backend, is_tree in itertools.product(("flashinfer", "fa3", "triton"), (True, False))
+    ]
+    # Graphs and overlap each off once, and another precision.
+    setups.append(Setup("flashinfer", "bfloat16", False, True, True))
+    setups.append(Setup("flashinfer", "bfloat16", True, False, True))
+    setups.append(Setup("flashinfer", "float16", True, True, True))
+    return setups
+
+
+@contextlib.contextmanager
+def _server(
+    mode: Mode, models: DemoModels, setup: Setup, options: argparse.Namespace
+) -> Iterator[SglangServer]:
+    flags = [*server_flags(mode, models), *setup.flags(options.device)]
+    if mode != "plain":
+        flags += MODEL_TREE_FLAGS if setup.is_tree else CHAIN_FLAGS
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SglangServer(
+            flags,
+            log_file=Path(folder) / "server.log",
+            environment=CPU_ENVIRONMENT if options.device == "cpu" else {},
+        ) as server,
+    ):
+        yield server
+
+
+def _prompts(count: int) -> list[str]:
+    prompts = [
+        f"<|im_start|>user\n{session.turns[0].user}<|im_end|>\n<|im_start|>assistant\n"
+        for family in FAMILIES
+        for session in demo_sessions(family, count=2, seed=11)
+    ]
+    return prompts[:count]
+
+
+def _generate(server: SglangServer, prompt: str) -> list[int]:
+    sampling = {"temperature": 0, "max_new_tokens": MAX_TOKENS}
+    answer = server.post("/generate", {"text": prompt, "sampling_params": sampling})
+    return list(answer["output_ids"])
+
+
+def _generate_all(
+    server: SglangServer, prompts: Sequence[str], concurrency: int
+) -> list[list[int]]:
+    with ThreadPoolExecutor(concurrency) as pool:
+        return list(pool.map(lambda prompt: _generate(server, prompt), prompts))
+
+
+def _differences(
+    plain: SglangServer,
+    prompts: Sequence[str],
+    expected: Sequence[list[int]],
+    got: Sequence[list[int]],
+) -> list[Difference]:
+    found = []
+    for number, (prompt, wanted, other) in enumerate(zip(prompts, expected, got, strict=True)):
+        if wanted != other:
+            pairs = itertools.zip_longest(wanted, other)
+            position = next(place for place, (a, b) in enumerate(pairs) if a != b)
+            found.append(Difference(number, position, _gap(plain, prompt, position, other)))
+    return found
+
+
+def _gap(plain: SglangServer, prompt: str, position: int, other: list[int]) -> float | None:
+    answer = plain.post(
+        "/generate",
+        {
+            "text": prompt,
+            "sampling_params": {"temperature": 0, "max_new_tokens": position + 1},
+            "return_logprob": True,
+            "top_logprobs_num": 20,
+        },
+    )
+    top = answer["meta_info"]["output_top_logprobs"]
+    if position >= len(top) or position >= len(other):
+        return None
+    by_token = {token: logprob for logprob, token, _ in top[position]}
+    logprob = by_token.get(other[position])
+    return None if logprob is None else max(by_token.values()) - logprob
+
+
+def _memory(options: argparse.Namespace) -> tuple[bool, Any]:
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--lay-out", options.device]
+    sanitizer = shutil.which("compute-sanitizer")
+    if options.device == "cuda":
+        if sanitizer is None:
+            return False, [{"problem": "compute-sanitizer is not on the PATH"}]
+        command = [sanitizer, "--tool", "memcheck", "--error-exitcode", "9", *command]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    rows = [{"command": command, "status": done.returncode, "output": done.stdout[-2000:]}]
+    return done.returncode == 0, rows
+
+
+def _lay_out(device: str) -> int:
+    """Random cache chains and model trees merged, linked and written as masks."""
+    from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
+
+    from sglang_hvd.plugin.verify_tree import (
+        DraftNodes,
+        ModelTrees,
+        link_nodes,
+        merge_trees,
+        pack_mask,
+    )
+
+    torch.manual_seed(0)
+    for n, width, num_model in itertools.product((1, 7, 64), (16, 64), (3, 7)):
+        num_chain = torch.randint(0, width - num_model, (n,), device=device)
+        chains = DraftNodes(
+            torch.randint(0, 3, (n, width), device=device),
+            torch.arange(-1, width - 1, device=device).expand(n, width),
+            1 + num_chain,
+        )
+        slots = torch.arange(num_model, device=device)
+        parents = (torch.rand((n, num_model), device=device) * (slots + 1)).long()
+        tokens = slots.expand(n, num_model) % 3
+        kept = torch.ones((n, num_model), dtype=torch.bool, device=device)
+        nodes, _ = merge_trees(chains, ModelTrees(tokens, parents, kept))
+        tree = link_nodes(nodes)
+        seq_lens = torch.randint(1, 300, (n,), device=device)
+        num_cells = int((width * (seq_lens + width)).sum())
+        mask = pack_mask(
+            tree.visible, seq_lens, mode=TreeMaskMode.FULL_MASK, num_cells=num_cells, buffer=None
+        )
+        assert mask[:num_cells].view(torch.uint8).max() == 1
+    return 0
+
+
+def _costs(options: argparse.Namespace) -> tuple[bool, Any]:
+    rows = []
+    for shape, width in itertools.product(options.shapes, options.widths):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            models = _dummy_models(shape, folder)
+            began = time.monotonic()
+            with SglangServer(
+                [
+                    *server_flags("allocate", models),
+                    *("--hvd-cost-profile", "fresh", "--hvd-verify-width", str(width)),
+                    *("--load-format", "dummy"),
+                    *_running(options),
+                ],
+                log_file=folder / "server.log",
+                environment=CPU_ENVIRONMENT if options.device == "cpu" else {},
+                timeout_s=600,
+            ) as server:
+                seconds = time.monotonic() - began
+                state = server.get("/server_info")["internal_states"][0]
+                rows.append(
+                    {
+                        "shape": shape,
+                        "verify_width": width,
+                        "seconds_to_start": seconds,
+                        "costs": state["hvd"]["costs"],
+                    }
+                )
+    return True, rows
+
+
+def _dummy_models(shape: str, folder: Path) -> DemoModels:
+    from sglang_hvd.payoff import DEFAULT_PREDICTORS
+
+    demo = ensure_demo_models(Path.home() / ".cache" / "sglang_hvd")
+    target, drafter = write_models(shape, folder, num_tokens=2048, context_length=4096)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo.target / name, target / name)
+    return DemoModels(target, drafter, DEFAULT_PREDICTORS["votes"])
+
+
+def _running(options: argparse.Namespace) -> list[str]:
+    if options.device == "cpu":
+        return [*CPU_FLAGS, "--max-running-requests", "4"]
+    return ["--max-running-requests", "64", "--mem-fraction-static", "0.6"]
+
+
+def _traces(options: argparse.Namespace) -> tuple[bool, Any]:
+    if options.traces is None or options.tokenizer is None:
+        return False, [{"problem": "give --traces and --tokenizer"}]
+    from benchmarks.trace_serving.__main__ import main as serve_traces
+
+    rows, passed = [], True
+    for shape in options.shapes:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "rows.json"
+            modes = "plain,eagle3,cache,frequency,payoff,allocate"
+            status = serve_traces(
+                [
+                    *("--traces", str(options.traces), "--tokenizer", str(options.tokenizer)),
+                    *("--shape", shape, "--device", options.device, "--json", str(file)),
+                    *("--concurrency", ",".join(map(str, options.concurrency))),
+                    *("--modes", modes if options.device == "cuda" else "plain,payoff"),
+                    *(["--files", *options.files] if options.files else []),
+                    # Six servers share one GPU.
+                    *(["--", "--mem-fraction-static", "0.14"] if options.device == "cuda" else []),
+                ]
+            )
+            passed &= status == 0
+            rows += [{"shape": shape, **row} for row in json.loads(file.read_text())]
+    return passed, rows
+
+
+def _machine(device: str) -> dict[str, str]:
+    machine = {name: version(name) for name in ("sglang", "torch")}
+    machine["python"] = platform.python_version()
+    if device == "cuda":
+        machine["gpu"] = torch.cuda.get_device_name()
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        machine["driver"] = subprocess.run(
+            query, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    return machine
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="What only a GPU shows.")
+    parts = ["identity", "memory", "costs", "traces"]
+    parser.add_argument("--out", type=Path, default=Path("gpu-check"), metavar="DIR")
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=parts)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--traces", type=Path, metavar="DIR")
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE")
+    parser.add_argument("--files", nargs="+", metavar="NAME", help="these recordings only")
+    parser.add_argument("--prompts", type=int, default=12, help="of the identity part")
+    parser.add_argument(
+        "--concurrency", type=lambda text: [int(n) for n in text.split(",")], default=[1, 8, 32]
+    )
+    parser.add_argument(
+        "--shapes", type=lambda text: text.split(","), default=["llama-3.1-8b", "qwen3-8b"]
+    )
+    parser.add_argument(
+        "--widths", type=lambda text: [int(n) for n in text.split(",")], default=[16, 32, 64]
+    )
+    parser.add_argument("--lay-out", metavar="DEVICE", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.parts) - set(parts))
+    if unknown:
+        parser.error(f"--parts: {', '.join(unknown)}: known are {', '.join(parts)}")
+    if options.lay_out is not None:
+        raise SystemExit(_lay_out(options.lay_out))
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Brings a server to a GPU machine that no package registry can be reached from.
+
+    python scripts/offline_install.py pack DIR           where there is a registry
+    python scripts/offline_install.py check DIR          on the GPU machine: what it has and lacks
+    python scripts/offline_install.py install DIR        on the GPU machine
+
+pack downloads the wheels for the GPU machine's Python and cuts each file into pieces of at most
+--piece-mb, so that small transfers carry them. install joins the pieces, compares their checksums
+and installs without a registry. SGLang 0.5.23 needs torch 2.14; torch itself needs the CUDA 13
+libraries, which a machine that runs torch 2.11 for CUDA 13.0 has: they are left out
+(--with-cuda-libraries packs them too, about 2.5 GB). flashinfer compiles its kernels on first use
+with the machine's nvcc. Only the standard library is needed, since a bare machine runs this.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PACKAGES = ("sglang==0.5.23",)
+MODULES = ("torch", "sgl_kernel", "flashinfer", "triton", "transformers", "xgrammar", "sglang")
+_INDEX = "pieces.json"
+
+
+def pack(folder: Path, packages: list[str], piece_bytes: int, *, python: str, cuda: bool) -> None:
+    """Downloads wheels and cuts them; pieces.json says which pieces make which file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        wheels = Path(name)
+        command = [sys.executable, "-m", "pip", "download", "--dest", name, "--only-binary=:all:"]
+        command += ["--python-version", python, "--implementation", "cp"]
+        for platform in ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"):
+            command += ["--platform", platform]
+        subprocess.run([*command, *packages], check=True)
+        index = {}
+        for wheel in sorted(wheels.iterdir()):
+            if wheel.name.startswith("nvidia_") and not cuda:
+                continue
+            index[wheel.name] = cut(wheel, folder, piece_bytes)
+    (folder / _INDEX).write_text(json.dumps(index, indent=1) + "\n")
+    total = sum(path.stat().st_size for path in folder.iterdir())
+    print(f"{len(index)} files, {total / 2**20:.0f} MiB in {folder}")
+
+
+def cut(file: Path, folder: Path, piece_bytes: int) -> dict[str, object]:
+    """Writes the pieces of a file; what join needs to know of them."""
+    digest, pieces = hashlib.sha256(), []
+    with file.open("rb") as source:
+        while data := source.read(piece_bytes):
+            digest.update(data)
+            piece = folder / f"{file.name}.{len(pieces):03d}"
+            piece.write_bytes(data)
+            pieces.append(piece.name)
+    return {"pieces": pieces, "sha256": digest.hexdigest()}
+
+
+def join(folder: Path, out: Path) -> list[Path]:
+    """Makes the files of their pieces. Raises ValueError for a piece that is missing or damaged."""
+    files = []
+    for name, entry in json.loads((folder / _INDEX).read_text()).items():
+        digest = hashlib.sha256()
+        with (out / name).open("wb") as target:
+            for piece in entry["pieces"]:
+                if not (folder / piece).is_file():
+                    raise ValueError(f"{folder / piece} is missing: copy it again")
+                data = (folder / piece).read_bytes()
+                digest.update(data)
+                target.write(data)
+        if digest.hexdigest() != entry["sha256"]:
+            raise ValueError(f"{name}: a piece in {folder} is damaged: copy them again")
+        files.append(out / name)
+    return files
+
+
+def install(folder: Path) -> None:
+    """Joins and installs everything, without the dependencies that were left out."""
+    with tempfile.TemporaryDirectory() as name:
+        files = join(folder, Path(name))
+        command = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps"]
+        subprocess.run([*command, *map(str, files)], check=True)
+
+
+def check() -> int:
+    """What is there to run a server with; 0 if nothing is missing."""
+    missing = [module for module in MODULES if importlib.util.find_spec(module) is None]
+    for module in MODULES:
+        print(f"{module}: {'missing' if module in missing else 'there'}")
+    for tool in ("nvidia-smi", "nvcc", "compute-sanitizer"):
+        path = shutil.which(tool)
+        print(f"{tool}: {path or 'missing'}")
+        if path is None and tool == "nvcc":
+            missing.append(tool)
+    if "torch" not in missing:
+        probe = "import torch; print('torch', torch.__version__, 'CUDA', torch.cuda.is_available())"
+        done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+        print(done.stdout.strip() or done.stderr.strip().splitlines()[-1])
+    return int(bool(missing))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Install on a machine without a registry.")
+    parser.add_argument("step", choices=["pack", "check", "install"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--packages", nargs="+", default=list(PACKAGES))
+    parser.add_argument("--python", default="3.11", help="of the GPU machine")
+    parser.add_argument("--piece-mb", type=int, default=60)
+    parser.add_argument("--with-cuda-libraries", action="store_true")
+    options = parser.parse_args()
+    if options.step == "check":
+        return check()
+    try:
+        if options.step == "pack":
+            piece_bytes = options.piece_mb * 10**6
+            cuda = options.with_cuda_libraries
+            pack(options.folder, options.packages, piece_bytes, python=options.python, cuda=cuda)
+        else:
+            install(options.folder)
+    except (ValueError, OSError, subprocess.CalledProcessError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
