@@ -17,7 +17,7 @@ from pydantic import (
 
 Policy = Literal["allocate", "payoff", "frequency", "cache", "model", "both"]
 CacheMode = Literal["votes", "paper"]
-CostProfile = Literal["kept", "fresh", "off"]
+CostProfile = Literal["kept", "fresh", "skip"]
 
 # Predicted accepted length from which the paper verifies a cache draft (section 3.4).
 PAPER_THRESHOLD = 6.0
@@ -68,7 +68,7 @@ class HvdConfig(BaseModel):
         default="kept",
         description="allocate policy without costs: time the engine before it serves. kept: once, "
         "and use that table at later starts of the same server on the same machine. fresh: at "
-        "every start. off: not at all.",
+        "every start. skip: not at all.",
     )
     predictor: Path | None = Field(
         default=None,

@@ -106,7 +106,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         """SGLang's last call before it serves: graphs are captured, and steps can be timed."""
         super().init_cuda_graphs()
         config = self._launch.config
-        if config.policy != "allocate" or config.costs is not None or config.cost_profile == "off":
+        if config.policy != "allocate" or config.costs is not None or config.cost_profile == "skip":
             return
         self._costs.begin_with(
             profiled_costs(

@@ -37,6 +37,6 @@ def test_costs_are_timed_kept_and_used_at_the_next_start(
 
 
 def test_without_a_profile_the_first_steps_tell(start_hvd: Callable[..., Any]) -> None:
-    server = start_hvd("allocate", "--hvd-cost-profile", "off")
+    server = start_hvd("allocate", "--hvd-cost-profile", "skip")
     server.generate("1 2 3", max_new_tokens=24)
     assert server.hvd_state()["costs"]["about"] == "learned from the steps of this server"
