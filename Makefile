@@ -19,7 +19,7 @@ export SGLANG_USE_CPU_ENGINE := 1
 export TORCHDYNAMO_DISABLE := 1
 export CUDA_VISIBLE_DEVICES :=
 
-.PHONY: demo test serve bench lint venv clean
+.PHONY: demo test serve bench gpu-check lint venv clean
 .DELETE_ON_ERROR:
 
 demo: venv
@@ -34,6 +34,11 @@ serve: venv
 
 bench: venv
 	$(BIN)/python -m benchmarks.suffix_cache $(ARGS)
+
+# In the environment that serves on the GPU, not in .venv: PYTHON=... names its interpreter.
+gpu-check:
+	env -u SGLANG_USE_CPU_ENGINE -u TORCHDYNAMO_DISABLE -u CUDA_VISIBLE_DEVICES \
+		$(or $(PYTHON),python3) -m benchmarks.gpu_check $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check .

@@ -13,7 +13,9 @@ identity: every policy's greedy output beside plain serving's on the demo pair, 
     the gap is shown between the two log probabilities that plain serving gives there. In bfloat16
     some logits tie: such a difference is reported with its gap, and still counts as a difference.
 memory: the layout of verify trees under compute-sanitizer. HVD has no CUDA kernels of its own.
-costs: what steps of the shapes cost, timed by the server before it serves, by verify width.
+    A GPU server has one verify width, so nothing switches widths there.
+costs: what steps of the shapes cost, timed by the server before it serves, by verify width. A plain
+    step is not among them, nor the gap between steps.
 traces: benchmarks.trace_serving on the shapes.
 """
 
@@ -60,6 +62,8 @@ class Setup:
     has_graphs: bool
     has_overlap: bool
     is_tree: bool
+    verify_width: int = 32
+    postpones: bool = False
 
     def flags(self, device: str) -> list[str]:
         """Of SGLang, for any mode."""
@@ -131,7 +135,7 @@ def _identity(options: argparse.Namespace) -> tuple[bool, Any]:
         with _server("plain", models, setup, options) as plain:
             expected = [_generate(plain, prompt) for prompt in prompts]
             for policy in POLICIES:
-                if setup.refuses(policy):
+                if setup.refuses(policy) or policy not in options.policies:
                     continue
                 with _server(policy, models, setup, options) as server:
                     for concurrency in options.concurrency:
@@ -151,12 +155,19 @@ def _identity(options: argparse.Namespace) -> tuple[bool, Any]:
 
 def _setups(device: str) -> list[Setup]:
     if device == "cpu":
-        return [Setup("torch_native", "float32", False, False, tree) for tree in (True, False)]
+        return [
+            Setup("torch_native", "float32", False, False, True, postpones=True),
+            Setup("torch_native", "float32", False, False, False, verify_width=16),
+        ]
     setups = [
         Setup(backend, "bfloat16", True, True, is_tree)
         for backend, is_tree in itertools.product(("flashinfer", "fa3", "triton"), (True, False))
     ]
-    # Graphs and overlap each off once, and another precision.
+    # Graphs and overlap each off once, other widths, draft-extend postponed, and float16.
+    setups += [
+        Setup("flashinfer", "bfloat16", True, True, True, verify_width=width) for width in (16, 64)
+    ]
+    setups.append(Setup("flashinfer", "bfloat16", True, True, True, postpones=True))
     setups.append(Setup("flashinfer", "bfloat16", False, True, True))
     setups.append(Setup("flashinfer", "bfloat16", True, False, True))
     setups.append(Setup("flashinfer", "float16", True, True, True))
@@ -170,6 +181,8 @@ def _server(
     flags = [*server_flags(mode, models), *setup.flags(options.device)]
     if mode != "plain":
         flags += MODEL_TREE_FLAGS if setup.is_tree else CHAIN_FLAGS
+        flags += ["--hvd-verify-width", str(setup.verify_width)]
+        flags += ["--hvd-postpone-extend", str(setup.postpones).lower()]
     with (
         tempfile.TemporaryDirectory() as folder,
         SglangServer(
@@ -347,8 +360,6 @@ def _traces(options: argparse.Namespace) -> tuple[bool, Any]:
                     *("--concurrency", ",".join(map(str, options.concurrency))),
                     *("--modes", modes if options.device == "cuda" else "plain,payoff"),
                     *(["--files", *options.files] if options.files else []),
-                    # Six servers share one GPU.
-                    *(["--", "--mem-fraction-static", "0.14"] if options.device == "cuda" else []),
                 ]
             )
             passed &= status == 0
@@ -386,6 +397,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--widths", type=lambda text: [int(n) for n in text.split(",")], default=[16, 32, 64]
+    )
+    parser.add_argument(
+        "--policies",
+        type=lambda text: text.split(","),
+        default=list(POLICIES),
+        help="of the identity part (default: all)",
     )
     parser.add_argument("--lay-out", metavar="DEVICE", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

@@ -53,8 +53,8 @@ class TraceRow(Row):
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """A recording's sessions as they are played: places in the list of all texts, turn by turn."""
+class Playlist:
+    """A recording's sessions: places in the list of all texts, turn by turn."""
 
     name: str
     family: str
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         models = _models(texts, vocabulary, folder, options)
         urls = stack.enter_context(_servers(models, script, folder, options))
         cells = [
-            _cell(recording, texts, concurrency, options.max_tokens)
+            _cell(recording, texts, concurrency, options)
             for recording in played
             for concurrency in options.concurrency
         ]
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(row.outputs_identical for row in rows) else 1
 
 
-def _texts(options: argparse.Namespace) -> tuple[list[Trace], list[Played], OwnVocabulary]:
+def _texts(options: argparse.Namespace) -> tuple[list[Trace], list[Playlist], OwnVocabulary]:
     """The texts of all recordings, and which of them are played."""
     vocabulary = Vocabulary(options.tokenizer, options.eos_token)
     trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS["votes"]).trained_sessions
@@ -113,7 +113,7 @@ def _texts(options: argparse.Namespace) -> tuple[list[Trace], list[Played], OwnV
         if not kept:
             print(f"{recording.name}: no session fits, left out", file=sys.stderr)
             continue
-        played.append(Played(recording.name, traces[0].family, kept))
+        played.append(Playlist(recording.name, traces[0].family, kept))
     if not played:
         raise SystemExit(f"error: {options.traces}: nothing to play")
     own = OwnVocabulary.of(texts)
@@ -127,7 +127,7 @@ def _cut(trace: Trace, context_length: int) -> Trace:
 
 
 def _script(
-    texts: Sequence[Trace], played: Sequence[Played], options: argparse.Namespace
+    texts: Sequence[Trace], played: Sequence[Playlist], options: argparse.Namespace
 ) -> Script:
     drafter = ModelDrafter(STRENGTHS[options.strength], ODDS_RATIOS[options.kind])
     num_nodes = options.tree[2] - 1
@@ -188,12 +188,17 @@ def _servers(
         environment = CPU_ENVIRONMENT
     with contextlib.ExitStack() as stack:
         urls = {}
-        for mode in options.modes:
+        for number, mode in enumerate(options.modes):
             of_mode = server_flags(mode, models)
+            of_gpu = []
+            if options.device == "cuda":
+                # A server takes a share of what those before it left.
+                share = options.gpu_share / len(options.modes)
+                of_gpu = ["--mem-fraction-static", f"{share / (1 - number * share):.3f}"]
             # The last of a flag counts: ngram has no tree, the others take this one.
             of_tree = tree if mode not in ("plain", "ngram") else ()
             server = SglangServer(
-                [*of_mode, *of_tree, *common],
+                [*of_mode, *of_tree, *of_gpu, *common],
                 log_file=folder / f"{mode}.log",
                 environment=environment,
                 module="benchmarks.trace_serving.server",
@@ -203,8 +208,11 @@ def _servers(
         yield urls
 
 
-def _cell(recording: Played, texts: Sequence[Trace], concurrency: int, max_tokens: int) -> Cell:
-    num_sessions = max(concurrency, 2)
+def _cell(
+    recording: Playlist, texts: Sequence[Trace], concurrency: int, options: argparse.Namespace
+) -> Cell:
+    num_sessions = max(options.sessions_per_place * concurrency, options.sessions)
+    max_tokens = options.max_tokens
     repeated = itertools.islice(itertools.cycle(enumerate(recording.sessions)), num_sessions)
     conversations, wanted = [], []
     for number, (_, session) in enumerate(repeated):
@@ -269,6 +277,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar=("STEPS", "TOPK", "NODES"),
         help="of the model drafter, root counted",
     )
+    parser.add_argument(
+        "--sessions-per-place",
+        type=int,
+        default=2,
+        help="sessions for each that is served at a time: with one, places stay empty at the end",
+    )
+    parser.add_argument("--sessions", type=int, default=8, help="at least so many")
     parser.add_argument("--turns", type=int, default=2, help="of each session, at most")
     parser.add_argument("--max-tokens", type=int, default=64, help="of each reply")
     parser.add_argument(
@@ -279,12 +294,17 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "before a later one",
     )
     parser.add_argument("--kv-tokens", type=int, default=400_000, help="of the KV cache on a CPU")
+    parser.add_argument(
+        "--gpu-share", type=float, default=0.9, help="of a GPU's memory, for all servers together"
+    )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--warm-up", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("flags", nargs="*", help="of SGLang, behind --")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.modes) - set(MODES))
+    if options.max_tokens < 2:
+        parser.error("--max-tokens: the first token of a reply is none of decoding, give 2 or more")
     if unknown:
         parser.error(f"--modes: {', '.join(unknown)}: known are {', '.join(MODES)}")
     return options

@@ -1,6 +1,7 @@
 """Which draft each request verifies, and how much of it."""
 
 from sglang_hvd.allocation.allocator import (
+    MAX_POSTPONED_TOKENS,
     Allocation,
     DraftOdds,
     StepAllocator,
@@ -11,6 +12,7 @@ from sglang_hvd.allocation.cost_scale import CostScale
 from sglang_hvd.allocation.costs import StepCosts
 
 __all__ = [
+    "MAX_POSTPONED_TOKENS",
     "Allocation",
     "CostFit",
     "CostScale",

@@ -18,9 +18,10 @@ _Array = TypeVar("_Array", Int32, Float32)
 # likewise for cache drafts: what is expected of them could be wrong. Requests take turns.
 _LOOK_AFTER = 256
 
-# Tokens that the model drafter's KV cache typically lacks when a request drafts, where draft-extend
-# is postponed: some two cycles.
-_TYPICAL_BEHIND = 8
+# Where draft-extend is postponed: tokens that the model drafter's KV cache typically lacks when a
+# request drafts, some two cycles, and those from which it is brought up to date anyway.
+_TYPICAL_MISSING = 8
+MAX_POSTPONED_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,8 +234,7 @@ class StepAllocator:
             drafting = range(num_requests + 1)
             draft_ms = np.array([self._costs.draft_ms(drafting, steps) for steps in self.num_steps])
             if self._postpones_extend:
-                for number in drafting[1:]:
-                    draft_ms[:, number] += self._costs.draft_extend_ms(number, [_TYPICAL_BEHIND])
+                draft_ms = draft_ms + self._costs.catch_up_ms(drafting, _TYPICAL_MISSING)
             else:
                 step_ms = step_ms + self._costs.draft_extend_ms(num_requests, widths)
             found = self._of_batch[num_requests] = step_ms, draft_ms

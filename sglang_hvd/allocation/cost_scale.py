@@ -58,7 +58,7 @@ class CostScale:
         base = self._base
         rest = [fixed + per_request * n for n in base.batch_sizes]
         return StepCosts(
-            about=f"{base.about.removesuffix(_REFINED)}{_REFINED}",
+            about=f"{base.about}, refined by its steps",
             batch_sizes=base.batch_sizes,
             widths=base.widths,
             verify=tuple(
@@ -68,9 +68,6 @@ class CostScale:
             draft_round=tuple(time * of_round for time in base.draft_round),
             draft_extend=tuple(tuple(time * extend for time in row) for row in base.draft_extend),
         )
-
-
-_REFINED = ", refined by its steps"
 
 
 class _Ratio:

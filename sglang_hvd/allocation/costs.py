@@ -97,6 +97,14 @@ class StepCosts(BaseModel):
         """Likewise."""
         return self._at(self._draft_extend, batch_size, widths)
 
+    def catch_up_ms(self, num_requests: Sequence[int], num_tokens: int) -> Float64:
+        """Of a draft-extend over so many tokens of each request, for each number of requests, 0 for
+        none."""
+        numbers = np.asarray(num_requests)
+        [of_batch] = _interpolate(np.array([num_tokens]), self.widths, self._draft_extend.T)
+        times = _interpolate(numbers, self.batch_sizes, of_batch)
+        return np.where(numbers > 0, times, 0.0)
+
     def draft_ms(self, num_requests: Sequence[int], num_steps: int) -> Float64:
         """Of a draft of the model drafter for so many requests, 0 for none: one time for each
         number. Its first tokens come out of draft-extend: it runs a round less than it has steps.

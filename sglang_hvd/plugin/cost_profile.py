@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _NUM_RUNS = 3  # after one that is not counted; the median counts
 _CONTEXT_TOKENS = 512
 
-# A step of more nodes is not timed: the table goes on as it ended.
+# A step of more nodes is not timed: the table goes on with its last slope.
 _MOST_NODES = 4096
 
 
@@ -54,20 +55,21 @@ class CostProfile:
         self._hidden: torch.Tensor | None = None  # one of the target's hidden states
 
     def table(self, most_requests: int) -> StepCosts:
-        """The costs of up to so many requests."""
+        """The costs of up to so many requests, or as many as _MOST_NODES allow."""
+        most_requests = max(min(most_requests, _MOST_NODES // self._widths[0]), 1)
         batch_sizes = [1]
         while batch_sizes[-1] < most_requests:
             batch_sizes.append(min(4 * batch_sizes[-1], most_requests))
         verify, draft_round, extend = [], [], []
-        with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode())
+        with torch.inference_mode():
             for n in batch_sizes:
-                widths = [w for w in self._widths if n * w <= _MOST_NODES] or self._widths[:1]
-                verify.append([self._ms(self._verify(n, w)) for w in widths])
+                widths = [w for w in self._widths if n * w <= _MOST_NODES]
+                verify.append([self._ms(partial(self._verify, n, w)) for w in widths])
                 with self._drafting():
                     rounds = self._worker.speculative_num_steps - 1
-                    draft_round.append(self._ms(self._draft(n)) / rounds if rounds else 0.0)
-                    extend.append([self._ms(self._extend(n, w)) for w in widths])
+                    of_draft = self._ms(partial(self._draft, n)) if rounds else 0.0
+                    draft_round.append(of_draft / max(rounds, 1))
+                    extend.append([self._ms(partial(self._extend, n, w)) for w in widths])
         # A table needs two of each; what is beyond was not timed and is not asked for.
         if len(batch_sizes) == 1:
             batch_sizes, verify, extend = [1, 2], verify * 2, extend * 2
@@ -77,24 +79,28 @@ class CostProfile:
             about="timed on this server before it served",
             batch_sizes=tuple(batch_sizes),
             widths=columns,
-            verify=_rising(verify, len(columns)),
+            verify=_rising(verify, columns),
             draft_round=tuple(np.maximum.accumulate(draft_round).round(4).tolist()),
-            draft_extend=_rising(extend, len(columns)),
+            draft_extend=_rising(extend, columns),
         )
 
-    def _ms(self, run: Callable[[], object]) -> float:
+    def _ms(self, prepare: Callable[[], Callable[[], object]]) -> float:
+        """Of what prepare makes; on a GPU the device's time, since the host works ahead there."""
         times = []
         for _ in range(_NUM_RUNS + 1):
-            self._synchronize()
-            began = time.perf_counter()
-            run()
-            self._synchronize()
-            times.append(1000 * (time.perf_counter() - began))
+            run = prepare()
+            if self._device.type == "cuda":
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                run()
+                end.record()
+                end.synchronize()
+                times.append(begin.elapsed_time(end))
+            else:
+                began = time.perf_counter()
+                run()
+                times.append(1000 * (time.perf_counter() - began))
         return float(np.median(times[1:]))
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def _drafting(self) -> ExitStack:
         stack = ExitStack()
@@ -112,20 +118,20 @@ class CostProfile:
             num_nodes=self._full(n, width),
         )
         batch = SimpleNamespace(seq_lens=seq_lens, seq_lens_sum=n * self._context)
+        verify_input = self._worker._verify_input(batch, nodes, None, None)
+        verify_input.capture_hidden_mode = CaptureHiddenMode.FULL
+        verify_input.seq_lens_cpu, verify_input.seq_lens_sum = seq_lens.cpu(), n * self._context
+        forward_batch = self._batch(
+            ForwardMode.TARGET_VERIFY,
+            n,
+            width,
+            verify_input,
+            positions=verify_input.positions,
+            capture_hidden_mode=CaptureHiddenMode.FULL,
+        )
+        runner.kv_index_translator.bind_runner_slots(forward_batch)
 
         def run() -> None:
-            verify_input = self._worker._verify_input(batch, nodes, None, None)
-            verify_input.capture_hidden_mode = CaptureHiddenMode.FULL
-            verify_input.seq_lens_cpu, verify_input.seq_lens_sum = seq_lens.cpu(), n * self._context
-            forward_batch = self._batch(
-                ForwardMode.TARGET_VERIFY,
-                n,
-                width,
-                verify_input,
-                positions=verify_input.positions,
-                capture_hidden_mode=CaptureHiddenMode.FULL,
-            )
-            runner.kv_index_translator.bind_runner_slots(forward_batch)
             graphs = runner.decode_cuda_graph_runner
             if graphs and graphs.can_run_graph(forward_batch):
                 graphs.load_batch(forward_batch)
@@ -140,28 +146,28 @@ class CostProfile:
         worker = self._worker
         runner, topk, steps = worker.draft_runner, worker.topk, worker.speculative_num_steps
         hidden_size, dtype = get_draft_recurrent_hidden_state_spec(runner)
+        draft_input = EagleDraftInput(
+            topk_p=torch.full((n, topk), 1 / topk, device=self._device),
+            topk_index=self._full((n, topk), 0),
+            hidden_states=torch.zeros((n, hidden_size), dtype=dtype, device=self._device),
+            capture_hidden_mode=CaptureHiddenMode.LAST,
+            bonus_tokens=self._full(n, 0),
+            num_tokens_per_req=topk,
+            num_tokens_for_logprob_per_req=topk,
+        )
+        draft_input.positions = self._full(n * topk, self._context)
+        forward_batch = self._batch(
+            ForwardMode.DECODE,
+            n,
+            topk * steps,
+            draft_input,
+            positions=draft_input.positions,
+            capture_hidden_mode=CaptureHiddenMode.LAST,
+        )
+        forward_batch.input_ids = None
+        runner.kv_index_translator.bind_runner_slots(forward_batch)
 
         def run() -> None:
-            draft_input = EagleDraftInput(
-                topk_p=torch.full((n, topk), 1 / topk, device=self._device),
-                topk_index=self._full((n, topk), 0),
-                hidden_states=torch.zeros((n, hidden_size), dtype=dtype, device=self._device),
-                capture_hidden_mode=CaptureHiddenMode.LAST,
-                bonus_tokens=self._full(n, 0),
-                num_tokens_per_req=topk,
-                num_tokens_for_logprob_per_req=topk,
-            )
-            draft_input.positions = self._full(n * topk, self._context)
-            forward_batch = self._batch(
-                ForwardMode.DECODE,
-                n,
-                topk * steps,
-                draft_input,
-                positions=draft_input.positions,
-                capture_hidden_mode=CaptureHiddenMode.LAST,
-            )
-            forward_batch.input_ids = None
-            runner.kv_index_translator.bind_runner_slots(forward_batch)
             graphs = worker.cuda_graph_runner
             if graphs and graphs.can_run_graph(forward_batch):
                 graphs.execute(forward_batch)
@@ -181,33 +187,33 @@ class CostProfile:
         capture = CaptureHiddenMode.LAST if self._postpones else CaptureHiddenMode.FULL
         last = torch.arange(width - 1, n * width, width, device=self._device)
         start = self._context - width
+        num_tokens = 1 if self._postpones else width
+        extend_input = EagleDraftExtendInput(
+            hidden_states=hidden,
+            num_correct_drafts=self._full(n, width - 1),
+            num_accept_tokens=self._full(n, width),
+            num_tokens_per_req=num_tokens,
+            num_tokens_for_logprob_per_req=num_tokens,
+        )
+        forward_batch = self._batch(
+            mode,
+            n,
+            width,
+            extend_input,
+            positions=torch.arange(start, start + width, device=self._device).repeat(n),
+            capture_hidden_mode=capture,
+        )
+        forward_batch.extend_num_tokens = n * width
+        forward_batch.extend_seq_lens_cpu = [width] * n
+        forward_batch.extend_prefix_lens_cpu = [start] * n
+        forward_batch.extend_seq_lens = self._full(n, width, torch.int32)
+        forward_batch.extend_prefix_lens = self._full(n, start, torch.int32)
+        forward_batch.extend_start_loc = torch.arange(
+            0, n * width, width, dtype=torch.int32, device=self._device
+        )
+        runner.kv_index_translator.bind_runner_slots(forward_batch)
 
         def run() -> None:
-            num_tokens = 1 if self._postpones else width
-            extend_input = EagleDraftExtendInput(
-                hidden_states=hidden,
-                num_correct_drafts=self._full(n, width - 1),
-                num_accept_tokens=self._full(n, width),
-                num_tokens_per_req=num_tokens,
-                num_tokens_for_logprob_per_req=num_tokens,
-            )
-            forward_batch = self._batch(
-                mode,
-                n,
-                width,
-                extend_input,
-                positions=torch.arange(start, start + width, device=self._device).repeat(n),
-                capture_hidden_mode=capture,
-            )
-            forward_batch.extend_num_tokens = n * width
-            forward_batch.extend_seq_lens_cpu = [width] * n
-            forward_batch.extend_prefix_lens_cpu = [start] * n
-            forward_batch.extend_seq_lens = self._full(n, width, torch.int32)
-            forward_batch.extend_prefix_lens = self._full(n, start, torch.int32)
-            forward_batch.extend_start_loc = torch.arange(
-                0, n * width, width, dtype=torch.int32, device=self._device
-            )
-            runner.kv_index_translator.bind_runner_slots(forward_batch)
             if self._postpones:
                 runner.forward(forward_batch)
                 return
@@ -258,15 +264,21 @@ class CostProfile:
         )
 
 
-def _rising(rows: list[list[float]], num_columns: int) -> tuple[tuple[float, ...], ...]:
-    """A table that never falls. Short rows are lengthened by their last entries' slope; a first
-    column that was not timed costs what the next one does."""
-    filled = []
+def _rising(rows: list[list[float]], columns: Sequence[int]) -> tuple[tuple[float, ...], ...]:
+    """A table that never falls. A first column that was not timed costs what the next one does. A
+    short row goes on with its last slope, or with the row's above for a row of one."""
+    num_timed = len(rows[0])
+    first = len(columns) - num_timed
+    filled: list[list[float]] = []
     for row in rows:
-        longest = max(map(len, rows))
         of_row = list(row)
-        while len(of_row) < longest:
-            of_row.append(of_row[-1] * 2)
-        filled.append([of_row[0]] * (num_columns - longest) + of_row)
+        while len(of_row) < num_timed:
+            at = first + len(of_row)
+            if len(of_row) > 1:
+                slope = (of_row[-1] - of_row[-2]) / (columns[at - 1] - columns[at - 2])
+                of_row.append(of_row[-1] + slope * (columns[at] - columns[at - 1]))
+            else:
+                of_row.append(of_row[-1] * filled[-1][at] / filled[-1][at - 1])
+        filled.append([of_row[0]] * first + of_row)
     table = np.maximum.accumulate(np.maximum.accumulate(np.array(filled), axis=0), axis=1)
     return tuple(tuple(row) for row in table.round(4).tolist())

@@ -21,13 +21,10 @@ from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_utils import fast_topk, renorm_draft_probs
 
+from sglang_hvd.allocation import MAX_POSTPONED_TOKENS
 from sglang_hvd.plugin.algorithm import launch_of
 from sglang_hvd.plugin.host_transfer import to_device
-from sglang_hvd.plugin.postponed_extend import (
-    MAX_POSTPONED_TOKENS,
-    MissingTokens,
-    PostponedExtend,
-)
+from sglang_hvd.plugin.postponed_extend import MissingTokens, PostponedExtend
 from sglang_hvd.plugin.served_costs import ServedCosts
 from sglang_hvd.plugin.verify_tree import (
     DraftNodes,
@@ -52,8 +49,8 @@ class HvdDraftWorker(EagleDraftWorker):
 
     `speculative_num_draft_tokens` is the widest verification, as everywhere in SGLang: KV windows
     follow it. A step verifies at the narrowest of the launch's widths that holds its drafts, and
-    draft-extend follows. The model drafter's own tree has `_num_model_nodes` nodes, or as many of
-    the most probable of them as a plan asks for.
+    draft-extend follows, unless it is postponed. The model drafter's own tree has
+    `_num_model_nodes` nodes, or as many of the most probable of them as a plan asks for.
     """
 
     speculative_num_draft_tokens: int

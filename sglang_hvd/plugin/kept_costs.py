@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
-import tempfile
+import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +18,25 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.plugin.cost_profile import CostProfile
 from sglang_hvd.plugin.entry import SUPPORTED_SGLANG
+from sglang_hvd.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from sglang_hvd.plugin.algorithm import HvdLaunch
     from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 
 logger = logging.getLogger(__name__)
 
+# Of the way in which costs are timed: tables of another way are not used.
+_PROFILE = 1
+
 
 def profiled_costs(
     worker: HvdDraftWorker,
-    launch: HvdLaunch,
+    widths: Sequence[int],
     *,
-    folder: Path,
+    num_model_nodes: int,
+    postpones: bool,
+    use_kept: bool,
+    folder: Path | None,
     most_requests: int,
     ranks: torch.distributed.ProcessGroup | None,
     is_first_rank: bool,
@@ -36,12 +44,16 @@ def profiled_costs(
     """The table that was kept, or one that is timed now and kept. All ranks call it and get that of
     the first; ranks: their group, None for a process that is alone.
 
-    folder: of the kept tables. One that cannot be read or written is reported, and the table is
-        timed.
+    widths, num_model_nodes, postpones: of the launch.
+    use_kept: a kept table may be used.
+    folder: of the kept tables, None for none. One that cannot be read or written is reported, and
+        the table is timed.
     """
-    path = folder / f"{_key(worker, launch, most_requests)}.yaml"
+    tree = [worker.speculative_num_steps, worker.topk, num_model_nodes]
+    key = _key(worker, [list(widths), tree, postpones, most_requests])
+    path = None if folder is None else folder / f"{key}.yaml"
     kept = None
-    if is_first_rank and launch.config.cost_profile == "kept" and path.is_file():
+    if is_first_rank and use_kept and path is not None and path.is_file():
         try:
             kept = StepCosts.load(path)
         except ValueError as error:
@@ -49,22 +61,28 @@ def profiled_costs(
     text = _of_first_rank(None if kept is None else kept.to_yaml(), ranks)
     if text is not None:
         return StepCosts.from_yaml(text)
-    profile = CostProfile(worker, widths=launch.widths, postpones=launch.postpones_extend)
+    profile = CostProfile(worker, widths=widths, postpones=postpones)
     text = _of_first_rank(profile.table(most_requests).to_yaml(), ranks)
     assert text is not None
-    if is_first_rank:
+    if is_first_rank and path is not None:
         _keep(path, text)
     return StepCosts.from_yaml(text)
+
+
+def costs_folder() -> Path | None:
+    """Of this user's kept tables; None for a user without a home."""
+    try:
+        return Path.home() / ".cache" / "sglang_hvd" / "costs"
+    except RuntimeError:
+        return None
 
 
 def _keep(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(text)
-        os.replace(file.name, path)
-    except OSError as error:
-        logger.warning("HVD: cannot keep the table of costs in %s: %s", path.parent, error)
+        write_whole(path, text.encode())
+    except (OSError, ValueError) as error:
+        logger.warning("HVD: the table of costs is not kept: %s", error)
 
 
 def _of_first_rank(text: str | None, ranks: torch.distributed.ProcessGroup | None) -> str | None:
@@ -75,24 +93,25 @@ def _of_first_rank(text: str | None, ranks: torch.distributed.ProcessGroup | Non
     return texts[0]
 
 
-def _key(worker: HvdDraftWorker, launch: HvdLaunch, most_requests: int) -> str:
-    """Tells apart everything that changes what a step costs."""
+def _key(worker: HvdDraftWorker, steps: list[Any]) -> str:
+    """Tells apart what changes the costs of a step from one server or machine to another."""
     target, drafter = worker.target_worker.model_runner, worker.draft_runner
+    graphs = target.decode_cuda_graph_runner
     facts: dict[str, Any] = {
+        "profile": _PROFILE,
         "sglang": SUPPORTED_SGLANG,
         "torch": torch.__version__,
         "target": target.model_config.hf_config.to_dict(),
         "drafter": drafter.model_config.hf_config.to_dict(),
-        "quantization": target.model_config.quantization,
-        "dtype": str(target.dtype),
+        "quantization": [runner.model_config.quantization for runner in (target, drafter)],
+        "dtype": [str(runner.dtype) for runner in (target, drafter)],
+        "kv_cache_dtype": str(target.kv_cache_dtype),
+        "has_lora": target.lora_manager is not None,
         "tp_size": get_parallel().tp_size,
         "device": _device_name(worker.device),
-        "attention": type(target.attn_backend).__name__,
-        "has_graphs": target.decode_cuda_graph_runner is not None,
-        "widths": launch.widths,
-        "tree": [worker.speculative_num_steps, worker.topk, launch.num_model_nodes],
-        "postpones_extend": launch.postpones_extend,
-        "most_requests": most_requests,
+        "attention": [type(runner.attn_backend).__name__ for runner in (target, drafter)],
+        "graphs": None if graphs is None else list(graphs.capture_bs),
+        "steps": steps,
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     return digest.hexdigest()[:16]
@@ -101,4 +120,7 @@ def _key(worker: HvdDraftWorker, launch: HvdLaunch, most_requests: int) -> str:
 def _device_name(device: str) -> str:
     if device == "cuda":
         return torch.cuda.get_device_name()
-    return f"{device}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open() as lines:
+        model = next((line.strip() for line in lines if line.startswith("model name")), model)
+    return f"{device}, {model}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"

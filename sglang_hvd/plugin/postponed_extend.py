@@ -5,7 +5,8 @@ target's hidden states at the positions before them. Kept until the request draf
 caught up with in one forward, over committed tokens only. A streak of cache drafts runs none.
 
 What a request lacks when it ends stays missing. A later turn that finds its tokens in the prefix
-cache drafts without them, a little worse: MAX_POSTPONED_TOKENS and one verification at most.
+cache drafts without them, a little worse: MAX_POSTPONED_TOKENS and one verification at most. The
+hidden states that wait are as many: of an 8B model they take 24 KB a token.
 """
 
 from __future__ import annotations
@@ -19,10 +20,6 @@ import torch
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
-
-# Tokens of a request from which it does not wait for its next draft. One verification more can be
-# there by then; the hidden states of an 8B model take 24 KB a token.
-MAX_POSTPONED_TOKENS = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -42,13 +39,13 @@ class _Missing:
 class _Verified:
     """The last verification; how much of it was committed is not known yet.
 
-    reqs: held weakly, since some may end before the next step.
+    reqs: held weakly, since some may end before the next step; None: prefilled again since.
     num_cached: tokens in the KV cache of each request before it.
     token_ids: int64[num_requests * width]; the committed ones at the front of each row.
     hidden_states: [num_requests * width, hidden_size], likewise.
     """
 
-    reqs: list[weakref.ref[Req]]
+    reqs: list[weakref.ref[Req] | None]
     num_cached: list[int]
     token_ids: torch.Tensor
     hidden_states: torch.Tensor
@@ -99,22 +96,23 @@ class PostponedExtend:
         """Takes in how much of the last verification was committed.
 
         num_cached: tokens in the KV cache of each of these requests now. What is kept of others is
-            dropped.
+            dropped: they come back with a prefill, if at all.
         """
         verified, self._verified = self._verified, None
+        now = dict(zip(map(id, reqs), num_cached, strict=True))
+        for req in [req for req in self._missing if id(req) not in now]:
+            del self._missing[req]
         if verified is None:
             return
-        now = dict(zip(map(id, reqs), num_cached, strict=True))
         width = len(verified.token_ids) // len(verified.reqs)
         found: list[tuple[Req, int]] = []
         slots: list[torch.Tensor] = []
         for row, (ref, before) in enumerate(zip(verified.reqs, verified.num_cached, strict=True)):
-            req = ref()
+            req = None if ref is None else ref()
             if req is None or id(req) not in now:
                 continue
             num_new = now[id(req)] - before
-            # A request that was retracted and came back has another length, and a new draft KV.
-            if not 0 < num_new <= width:
+            if not 0 < num_new <= width:  # not what was verified: the drafter's tokens were wrong
                 self.forget(req)
                 continue
             found.append((req, num_new))
@@ -132,12 +130,18 @@ class PostponedExtend:
         for (req, num_new), (token_ids, hidden_states) in zip(found, pieces, strict=True):
             missing = self._missing.setdefault(req, _Missing())
             missing.num_tokens += num_new
-            missing.token_ids.append(token_ids)
-            missing.hidden_states.append(hidden_states)
+            # Their own memory: as views they would keep those of the whole batch.
+            missing.token_ids.append(token_ids.clone())
+            missing.hidden_states.append(hidden_states.clone())
 
     def forget(self, req: Req) -> None:
         """A prefill wrote all of its draft KV cache."""
         self._missing.pop(req, None)
+        if self._verified is not None:
+            verified = self._verified.reqs
+            for row, ref in enumerate(verified):
+                if ref is not None and ref() is req:
+                    verified[row] = None
 
     def num_missing(self, req: Req) -> int:
         """Tokens that its draft KV cache lacks."""

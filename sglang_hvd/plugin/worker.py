@@ -25,7 +25,7 @@ from sglang_hvd.plugin.algorithm import HvdLaunch, launch_of
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import require_hooks
 from sglang_hvd.plugin.host_transfer import copy_stream
-from sglang_hvd.plugin.kept_costs import profiled_costs
+from sglang_hvd.plugin.kept_costs import costs_folder, profiled_costs
 from sglang_hvd.plugin.postponed_extend import PostponedExtend
 from sglang_hvd.plugin.recording import RequestRecorder
 from sglang_hvd.plugin.requests import HeldRequests
@@ -60,7 +60,11 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._launch: HvdLaunch = launch
         self._clock = self._draft_worker.clock
         self._published_at = 0.0
-        allocator = _allocator(launch, self.speculative_num_steps, self.topk)
+        runners = self.target_worker.model_runner, self._draft_worker.draft_runner
+        self._has_mrope = any(runner.model_config.model_is_mrope for runner in runners)
+        # Positions of images depend on more than their place, which catching up does not know.
+        self._postpones = launch.postpones_extend and not self._has_mrope
+        allocator = _allocator(launch, self.speculative_num_steps, self.topk, self._postpones)
         ranks = get_parallel().tp_group.cpu_group if get_parallel().tp_size > 1 else None
         self._ranks = ranks
         drafter = HybridDrafter.from_config(
@@ -97,22 +101,28 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         )
         self._draft_worker.plan_drafts = self._held.plan
         self._draft_worker.cached_lens = self._held.cached_lens
-        if launch.postpones_extend or not launch.config.drafts_with_model:
+        if self._postpones or not launch.config.drafts_with_model:
             self._draft_worker.stub_draft_extend = self._stub_skipped_draft_extend
-        if launch.postpones_extend:
+        if self._postpones:
             self._draft_worker.postponed = PostponedExtend()
 
     def init_cuda_graphs(self) -> None:
-        """SGLang's last call before it serves: graphs are captured, and steps can be timed."""
+        """SGLang's call when pools and attention backends are there: captures graphs. With them
+        steps can be timed."""
         super().init_cuda_graphs()
         config = self._launch.config
         if config.policy != "allocate" or config.costs is not None or config.cost_profile == "skip":
             return
+        if self._has_mrope:
+            return  # such positions need real requests: the first steps tell
         self._costs.begin_with(
             profiled_costs(
                 self._draft_worker,
-                self._launch,
-                folder=Path.home() / ".cache" / "sglang_hvd" / "costs",
+                self._launch.widths,
+                num_model_nodes=self._launch.num_model_nodes,
+                postpones=self._postpones,
+                use_kept=config.cost_profile == "kept",
+                folder=costs_folder(),
                 most_requests=self.target_worker.model_runner.max_running_requests,
                 ranks=self._ranks,
                 is_first_rank=get_parallel().tp_rank == 0,
@@ -202,13 +212,15 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "num_model_nodes": self._launch.num_model_nodes,
             "num_model_draft_rounds": self._draft_worker.num_model_draft_rounds,
             "num_partial_draft_rounds": self._draft_worker.num_partial_draft_rounds,
-            "postpones_extend": self._launch.postpones_extend,
+            "postpones_extend": self._postpones,
             "num_catch_ups": self._draft_worker.num_catch_ups,
             "num_steps_by_width": dict(self._draft_worker.num_steps_by_width),
         }
 
 
-def _allocator(launch: HvdLaunch, num_steps: int, topk: int) -> StepAllocator | None:
+def _allocator(
+    launch: HvdLaunch, num_steps: int, topk: int, postpones_extend: bool
+) -> StepAllocator | None:
     if launch.config.policy != "allocate":
         return None
     costs = launch.config.costs
@@ -221,7 +233,7 @@ def _allocator(launch: HvdLaunch, num_steps: int, topk: int) -> StepAllocator | 
         widths=launch.widths,
         model_sizes=sizes,
         num_steps=[num_steps],
-        postpones_extend=launch.postpones_extend,
+        postpones_extend=postpones_extend,
     )
 
 

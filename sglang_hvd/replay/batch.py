@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sglang_hvd.drafter import HybridDrafter, Proposals
 from sglang_hvd.payoff import ModelReaches, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
-from sglang_hvd.replay.plan_costs import PlanCosts
+from sglang_hvd.replay.plan_costs import PlanCosts, catches_up
 from sglang_hvd.replay.simulator import CycleTotals, count_step, verify
 from sglang_hvd.suffix_cache.token_ids import num_agreeing
 from sglang_hvd.traces.trace import Trace
@@ -46,7 +46,7 @@ class _Running:
     namespace: str
     later: list[DrawnTrace]
     position: int = 1
-    num_behind: int = 0
+    num_missing: int = 0
 
 
 class BatchReplay:
@@ -125,7 +125,7 @@ class BatchReplay:
                 return False
             request.drawn = request.later.pop(0)
         trace = request.drawn.trace
-        request.position, request.num_behind = 1, 0
+        request.position, request.num_missing = 1, 0
         self._drafter.start(request, trace.prompt_ids, namespace=request.namespace)
         self._drafter.extend(request, trace.output_ids[:1])
         return True
@@ -151,14 +151,14 @@ class BatchReplay:
             rest = request.drawn.trace.output_ids[request.position :]
             outcomes.append(verify(plan, rest, of_cache, of_model))
         self._drafter.commit(running, outcomes)
-        behind = [request.num_behind for request in running]
-        of_step = count_step(plans, outcomes, self._costs, behind)
+        num_missing = [request.num_missing for request in running]
+        of_step = count_step(plans, outcomes, self._costs, num_missing)
         going_on = []
         for request, plan, outcome in zip(running, plans, outcomes, strict=True):
             request.position += len(outcome.token_ids)
-            if plan.num_model_nodes:
-                request.num_behind = 0
-            request.num_behind += len(outcome.token_ids)
+            if catches_up(plan, request.num_missing):
+                request.num_missing = 0
+            request.num_missing += len(outcome.token_ids)
             if request.position < len(request.drawn.trace.output_ids):
                 going_on.append(request)
                 continue

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sglang_hvd.allocation import StepCosts
+from sglang_hvd.allocation import MAX_POSTPONED_TOKENS, StepCosts
 from sglang_hvd.types import DraftPlan
 
 
@@ -27,26 +27,29 @@ class PlanCosts:
         self._drafts_with_model = drafts_with_model
         self._postpones_extend = postpones_extend
 
-    def ms(self, plans: Sequence[DraftPlan], num_behind: Sequence[int]) -> float:
+    def ms(self, plans: Sequence[DraftPlan], num_missing: Sequence[int]) -> float:
         """In milliseconds.
 
-        num_behind: tokens of each request that the model drafter's KV cache lacks.
+        num_missing: tokens of each request that the model drafter's KV cache lacks.
         """
         used = 1 + max(plan.num_nodes for plan in plans)
         width = next(width for width in self._widths if width >= used)
         ms = self._costs.verify_ms(len(plans), [width])[0]
-        if self._drafts_with_model and not self._postpones_extend:
-            ms += self._costs.draft_extend_ms(len(plans), [width])[0]
         drafting = [plan.num_model_steps for plan in plans if plan.num_model_nodes]
         if drafting:
             ms += self._costs.draft_ms([len(drafting)], max(drafting))[0]
-        if self._postpones_extend:
-            behind = [
-                num
-                for num, plan in zip(num_behind, plans, strict=True)
-                if num and plan.num_model_nodes
-            ]
-            if behind:
-                mean = round(sum(behind) / len(behind))
-                ms += self._costs.draft_extend_ms(len(behind), [mean])[0]
+        if not self._drafts_with_model:
+            return float(ms)
+        if not self._postpones_extend:
+            return float(ms + self._costs.draft_extend_ms(len(plans), [width])[0])
+        pairs = zip(plans, num_missing, strict=True)
+        caught_up = [missing for plan, missing in pairs if catches_up(plan, missing)]
+        if caught_up:
+            mean = round(sum(caught_up) / len(caught_up))
+            ms += self._costs.catch_up_ms([len(caught_up)], mean)[0]
         return float(ms)
+
+
+def catches_up(plan: DraftPlan, num_missing: int) -> bool:
+    """Whether a request's postponed draft-extend runs in a step."""
+    return num_missing > 0 and (plan.num_model_nodes > 0 or num_missing >= MAX_POSTPONED_TOKENS)

@@ -175,26 +175,22 @@ def training_rows(cycles: Iterable[ReplayedCycle]) -> TrainingRows:
 def count_cycles(cycles: Iterable[ReplayedCycle], costs: PlanCosts | None = None) -> CycleTotals:
     """What a policy made of the cycles of one request after the other (paper, appendices A and G).
 
-    costs: for their time.
+    costs: for their time; with draft-extend in every cycle.
     """
-    totals, num_behind = CycleTotals(), 0
-    for cycle in cycles:
-        totals += count_step([cycle.plan], [cycle.outcome], costs, [num_behind])
-        if cycle.plan.num_model_nodes:
-            num_behind = 0
-        num_behind += len(cycle.outcome.token_ids)
-    return totals
+    return sum(
+        (count_step([cycle.plan], [cycle.outcome], costs, [0]) for cycle in cycles), CycleTotals()
+    )
 
 
 def count_step(
     plans: Sequence[DraftPlan],
     outcomes: Sequence[VerifyOutcome],
     costs: PlanCosts | None,
-    num_behind: Sequence[int],
+    num_missing: Sequence[int],
 ) -> CycleTotals:
     """The cycles of one step, a request each.
 
-    num_behind: tokens of each request that the model drafter's KV cache lacks before it.
+    num_missing: tokens of each request that the model drafter's KV cache lacks before it.
     """
     sources = [plan.source for plan in plans]
     return CycleTotals(
@@ -205,7 +201,7 @@ def count_step(
         num_both=sources.count(DraftSource.BOTH),
         num_accepted=sum(outcome.num_accepted_drafts for outcome in outcomes),
         num_steps=1,
-        ms=0.0 if costs is None else costs.ms(plans, num_behind),
+        ms=0.0 if costs is None else costs.ms(plans, num_missing),
     )
 
 

@@ -196,15 +196,20 @@ def test_a_postponed_draft_extend_leaves_the_same_draft_kv(
     expected = plain_ids(prompts)
     cycles = {}
     for postpones in ("true", "false"):
-        # Its gate does not depend on what was accepted before.
-        flags = ("--hvd-postpone-extend", postpones, "--hvd-report-cycles", "true")
-        server = start_hvd("frequency", *flags, drafting=drafting)
-        answers = []
-        for prompt in prompts:
-            server.flush_cache()  # what a request lacks when it ends a later turn lacks too
-            answers.append(server.generate(prompt))
-        assert [answer["output_ids"] for answer in answers] == expected
-        cycles[postpones] = [answer["meta_info"]["hvd"][0]["cycles"] for answer in answers]
+        server = start_hvd(
+            "frequency",  # its gate does not depend on what was accepted before
+            *("--hvd-postpone-extend", postpones, "--hvd-report-cycles", "true"),
+            # Nothing passes from one request to another, so that they may run together: not
+            # drafts, and not the KV cache of a reply, which lacks what its end lacked.
+            *("--hvd-shared-cache-tokens", "0", "--hvd-session-cache-tokens", "0"),
+            "--disable-radix-cache",
+            drafting=drafting,
+        )
+        cycles[postpones] = []
+        for concurrency in (1, 8):
+            answers = server.generate_all(prompts, concurrency=concurrency)
+            assert [answer["output_ids"] for answer in answers] == expected
+            cycles[postpones].append([a["meta_info"]["hvd"][0]["cycles"] for a in answers])
         state = server.hvd_state()
         assert (state["num_catch_ups"] > 0) == (postpones == "true")
         assert state["num_cycles"]["cache"] > state["num_cycles"]["model"] / 4

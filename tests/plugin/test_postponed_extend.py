@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
 import torch
 
 from sglang_hvd.plugin.postponed_extend import PostponedExtend
@@ -64,8 +65,28 @@ def test_a_request_that_came_back_with_another_length_starts_anew() -> None:
     see(postponed, 1, [a], [10])
     postponed.settle([a], [12])
     see(postponed, 2, [a], [12])
-    postponed.settle([a], [40])  # retracted, and prefilled again
+    postponed.settle([a], [40])
     assert postponed.num_missing(a) == 0
+
+
+@pytest.mark.parametrize("num_new", [1, 2, WIDTH, WIDTH + 1])
+def test_a_request_that_was_prefilled_again_is_not_settled_from_before(num_new: int) -> None:
+    postponed, a, b = PostponedExtend(), Req(), Req()
+    see(postponed, 1, [a, b], [10, 20])
+    postponed.forget(a)  # retracted, and prefilled with what it had
+    postponed.settle([a, b], [10 + num_new, 21])
+    assert (postponed.num_missing(a), postponed.num_missing(b)) == (0, 1)
+
+
+def test_what_waits_takes_its_own_memory_only_and_not_for_requests_that_left() -> None:
+    postponed, a, b = PostponedExtend(), Req(), Req()
+    see(postponed, 1, [a, b], [10, 20])
+    postponed.settle([a, b], [11, 24])
+    assert len(postponed._missing) == 2
+    postponed.settle([a], [11])  # b waits to be prefilled again
+    assert len(postponed._missing) == 1
+    tokens = postponed._missing[a].hidden_states[0]
+    assert tokens.untyped_storage().nbytes() == tokens.numel() * tokens.element_size()
 
 
 def test_settling_twice_adds_nothing() -> None:

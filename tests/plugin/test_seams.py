@@ -137,11 +137,14 @@ def test_draft_extend_of_a_prefill_is_what_catching_up_runs() -> None:
     assert "torch.cat((input_ids[1:], tail_tokens[i].reshape(1)))" in extend
 
 
-def test_graphs_are_captured_last_before_serving() -> None:
+def test_the_drafters_graphs_come_after_pools_backends_and_the_targets_graphs() -> None:
     body = inspect.getsource(Scheduler.init_all_cuda_graphs)
     assert body.index("self.tp_worker.init_cuda_graphs()") < body.index(
         "self.draft_worker.init_cuda_graphs()"
     )
+    body = inspect.getsource(Scheduler)
+    graphs = body.index("self.init_all_cuda_graphs()")
+    assert body.index("self.init_all_attention_backends()") < graphs
 
 
 def test_run_eagle_verify_takes_topk_apart_from_the_tree() -> None:
