@@ -241,6 +241,21 @@ def test_without_cache_drafts_none_is_looked_at() -> None:
     assert not any(made.allocate(slots(2), given).num_cache.any() for _ in range(600))
 
 
+def test_a_postponed_draft_extend_is_paid_for_by_the_requests_that_draft() -> None:
+    unsure = odds([[0.4, 0.3]], [(0.8, 0.9)])
+    # In every step for all: then drafting costs no more for it.
+    dear = costs(of_round=0.0, extend=30.0, per_node=0.0)
+    assert of(allocator(dear).allocate(slots(1), unsure)) == ([2], [3])
+    postponed = StepAllocator(
+        dear, widths=WIDTHS, model_sizes=SIZES, num_steps=STEPS, postpones_extend=True
+    )
+    postponed.start(0)
+    assert of(postponed.allocate(slots(1), unsure)) == ([2], [0])
+    cheap = costs(of_round=0.0, extend=0.1, per_node=0.0)
+    postponed.use_costs(cheap)
+    assert of(postponed.allocate(slots(1), unsure)) == ([2], [3])
+
+
 def test_equal_calls_give_equal_results() -> None:
     random = np.random.default_rng(1)
     made = [allocator(costs()) for _ in range(2)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_hvd.allocation import DraftOdds, StepAllocator
+from sglang_hvd.allocation import DraftOdds, StepAllocator, StepCosts
 from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
 from sglang_hvd.step_clock import StepClock
 
@@ -172,31 +172,60 @@ def test_without_an_allocator_nothing_is_timed() -> None:
     assert costs.describe() is None
 
 
+PROFILE = StepCosts(
+    about="timed",
+    batch_sizes=(1, 8),
+    widths=(1, 16),
+    verify=((6.0, 9.0), (8.0, 40.0)),
+    draft_round=(0.5, 0.8),
+    draft_extend=((0.5, 0.6), (0.6, 2.0)),
+)
+
+
+def test_a_profile_is_in_force_at_once_and_refined_by_the_steps() -> None:
+    made, watch = allocator(), Stopwatch()
+    costs = served(made, watch)
+    costs.begin_with(PROFILE)
+    assert made.costs is PROFILE
+    serve(made, costs, watch, clock(fixed=60, per_node=0, noise=0, seed=0), 300)
+    described = costs.describe()
+    assert described is not None
+    assert described["about"] == "timed, refined by its steps"
+    assert made.costs.verify_ms(1, [1])[0] > 2 * PROFILE.verify_ms(1, [1])[0]
+
+
 def _clock_of(rank: int) -> Callable[..., float]:
     """The second rank's machine is slower at everything but wide steps."""
     return clock(fixed=5 + 20 * rank, per_node=0.3 / (1 + 9 * rank), noise=1.0, seed=rank)
 
 
-def _serve_as_rank(rank: int, folder: str) -> None:
+def _serve_as_rank(rank: int, folder: str, has_profile: bool) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2
     )
     made, watch = allocator(), Stopwatch()
     costs = served(made, watch, ranks=torch.distributed.group.WORLD)
+    if has_profile:
+        costs.begin_with(PROFILE)
     digest = serve(made, costs, watch, _clock_of(rank), NUM_RANK_STEPS)
     Path(folder, str(rank)).write_text(f"{digest} {costs.describe()}")
     torch.distributed.destroy_process_group()
 
 
-def test_two_ranks_with_different_clocks_decide_alike(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_serve_as_rank, args=(str(tmp_path),), nprocs=2)
+@pytest.mark.parametrize("has_profile", [True, False])
+def test_two_ranks_with_different_clocks_decide_alike(tmp_path: Path, has_profile: bool) -> None:
+    torch.multiprocessing.spawn(_serve_as_rank, args=(str(tmp_path), has_profile), nprocs=2)
     first, second = ((tmp_path / str(rank)).read_text() for rank in range(2))
     assert first == second
 
 
-def test_left_to_themselves_these_ranks_would_not() -> None:
+@pytest.mark.parametrize("has_profile", [True, False])
+def test_left_to_themselves_these_ranks_would_not(has_profile: bool) -> None:
     digests = set()
     for rank in range(2):
         made, watch = allocator(), Stopwatch()
-        digests.add(serve(made, served(made, watch), watch, _clock_of(rank), 2000))
+        costs = served(made, watch)
+        if has_profile:
+            costs.begin_with(PROFILE)
+        digests.add(serve(made, costs, watch, _clock_of(rank), 2000))
     assert len(digests) == 2

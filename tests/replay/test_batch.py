@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sglang_hvd.allocation import StepAllocator, StepCosts
+from sglang_hvd.allocation import MAX_POSTPONED_TOKENS, StepAllocator, StepCosts
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
@@ -11,6 +11,7 @@ from sglang_hvd.replay.batch import BatchReplay, DrawnTrace
 from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.simulator import CycleTotals
 from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.types import DraftPlan, DraftSource
 from tests.payoff.made_up import constant_survival
 from tests.traces.made_up import trace
 
@@ -27,6 +28,13 @@ COSTS = StepCosts(
     draft_round=(2, 2),
     draft_extend=((1, 1), (1, 1)),
 )
+
+
+def costs_with_extend(per_token: float) -> StepCosts:
+    extend = tuple(per_token * width for width in (1, 128))
+    verify = ((11, 11), (12, 12))
+    update = {"widths": (1, 128), "verify": verify, "draft_extend": (extend, extend)}
+    return COSTS.model_copy(update=update)
 
 
 def drawn(prompt: list[int], output: list[int], accepted: int = 0) -> DrawnTrace:
@@ -79,6 +87,37 @@ def test_a_cycle_costs_what_the_table_says() -> None:
     assert totals.num_tokens == 3 * totals.num_steps == 300
     assert totals.ms == totals.num_steps * (11 + 1 + 2 * 2)
     assert (totals.num_model, totals.num_accepted) == (totals.num_cycles, 200)
+
+
+def test_a_postponed_draft_extend_is_paid_for_when_a_request_drafts() -> None:
+    table = costs_with_extend(per_token=0.5)
+    priced = PlanCosts(table, WIDTHS, drafts_with_model=True, postpones_extend=True)
+    plain = DraftPlan(DraftSource.PLAIN, None, None)
+    model = DraftPlan(DraftSource.MODEL, None, None, SIZES[0], NUM_STEPS)
+    assert priced.ms([plain], [40]) == table.verify_ms(1, [1])[0]
+    without = priced.ms([model, plain], [0, 40])
+    assert priced.ms([model, plain], [6, 40]) - without == pytest.approx(
+        table.draft_extend_ms(1, [6])[0]
+    )
+    # Not for ever: then it is caught up with anyway.
+    assert priced.ms([plain], [MAX_POSTPONED_TOKENS]) > priced.ms([plain], [40])
+    always = PlanCosts(table, WIDTHS, drafts_with_model=True)
+    assert always.ms([plain], [40]) == pytest.approx(
+        table.verify_ms(1, [1])[0] + table.draft_extend_ms(1, [1])[0]
+    )
+
+
+def test_a_request_that_drafts_in_every_step_catches_up_with_what_it_committed() -> None:
+    table = costs_with_extend(per_token=0.5)
+    sessions = [[drawn([1], fresh(401, 1), accepted=2)]]
+    made = replay("model", costs=table)
+    made._costs = PlanCosts(table, WIDTHS, True, postpones_extend=True)
+    totals = made.serve(sessions, batch_size=1, num_tokens=90)
+    rounds = table.draft_ms([1], NUM_STEPS)[0]
+    width = next(width for width in WIDTHS if width > SIZES[-1])
+    # Three tokens in each step.
+    step = table.verify_ms(1, [width])[0] + rounds + table.draft_extend_ms(1, [3])[0]
+    assert totals.ms == pytest.approx(totals.num_steps * step)
 
 
 def test_without_the_model_drafter_nothing_is_paid_for_it() -> None:

@@ -1,0 +1,91 @@
+"""`make gpu-check` on a CPU, as far as that goes, and what it brings to a GPU machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from benchmarks import gpu_check
+
+
+@pytest.fixture
+def offline_install() -> ModuleType:
+    path = Path(__file__).parents[2] / "scripts" / "offline_install.py"
+    spec = importlib.util.spec_from_file_location("offline_install", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_file_is_the_same_after_it_was_cut_and_joined(
+    offline_install: ModuleType, tmp_path: Path
+) -> None:
+    wheel, pieces, out = tmp_path / "a.whl", tmp_path / "pieces", tmp_path / "out"
+    pieces.mkdir()
+    out.mkdir()
+    wheel.write_bytes(bytes(range(256)) * 41)
+    entry = offline_install.cut(wheel, pieces, 1000)
+    assert len(entry["pieces"]) == 11
+    assert max(path.stat().st_size for path in pieces.iterdir()) == 1000
+    (pieces / "pieces.json").write_text(json.dumps({wheel.name: entry}))
+    [joined] = offline_install.join(pieces, out)
+    assert joined.read_bytes() == wheel.read_bytes()
+
+
+def test_a_damaged_or_missing_piece_is_named(offline_install: ModuleType, tmp_path: Path) -> None:
+    wheel, out = tmp_path / "a.whl", tmp_path / "out"
+    out.mkdir()
+    wheel.write_bytes(b"x" * 2500)
+    entry = offline_install.cut(wheel, tmp_path, 1000)
+    (tmp_path / "pieces.json").write_text(json.dumps({wheel.name: entry}))
+    (tmp_path / "a.whl.001").write_bytes(b"y" * 1000)
+    with pytest.raises(ValueError, match=r"a\.whl: a piece in .* is damaged"):
+        offline_install.join(tmp_path, out)
+    (tmp_path / "a.whl.001").unlink()
+    with pytest.raises(ValueError, match=r"a\.whl\.001 is missing"):
+        offline_install.join(tmp_path, out)
+
+
+def test_fa3_with_chains_is_left_out_for_policies_that_merge_drafts() -> None:
+    chains = gpu_check.Setup("fa3", "bfloat16", True, True, False)
+    assert [policy for policy in gpu_check.POLICIES if chains.refuses(policy)] == [
+        *("both", "allocate")
+    ]
+    flags = chains.flags("cuda")
+    assert "--disable-cuda-graph" not in flags
+    assert flags[flags.index("--attention-backend") + 1] == "fa3"
+
+
+@pytest.mark.e2e
+def test_parts_pass_on_a_cpu_and_are_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        *("--device", "cpu", "--out", str(tmp_path), "--parts", "memory,costs,identity"),
+        *("--shapes", "tiny", "--widths", "16", "--prompts", "2", "--concurrency", "2"),
+        *("--policies", "allocate"),
+    ]
+    assert gpu_check.main(arguments) == 0
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert set(found) == {"memory", "costs", "identity"}
+    [row] = found["costs"]["rows"]
+    assert row["costs"]["verify"][0][0] > 0
+    rows = found["identity"]["rows"]
+    assert [row["setup"]["postpones"] for row in rows] == [True, False]
+    assert all(row["num_prompts"] == 2 and row["differences"] == [] for row in rows)
+
+    found["memory"]["passed"] = False
+    (tmp_path / "memory.json").write_text(json.dumps(found["memory"]))
+    capsys.readouterr()
+    assert gpu_check.main(arguments) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "memory: done before, FAILED",
+        "costs: done before, passed",
+        "identity: done before, passed",
+    ]
