@@ -31,7 +31,7 @@ from sglang_hvd.config import PAPER_THRESHOLD, CacheMode, HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, SIZE_EFFECT, PayoffPredictor
 from sglang_hvd.replay.batch import BatchReplay, DrawnTrace
-from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
+from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
 from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.recordings import (
     Recording,
@@ -49,8 +49,6 @@ MODEL_STEPS = (2, 4, 6, 8)
 MODEL_TREES = ((3, 2), (7, 4), (15, 4), (15, 6), (31, 6), (31, 8))
 # Widest verifications of the policies that do not choose, to choose from.
 FIXED_WIDTHS = (8, 16, 32, 64)
-
-STRENGTHS = {"weak": 0.75, "usual": 2.7, "strong": 4.2}
 
 
 @dataclass(frozen=True, slots=True)

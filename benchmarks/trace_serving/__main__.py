@@ -30,16 +30,15 @@ from benchmarks.serving.client import Answer, Conversation
 from benchmarks.serving.measure import Cell, Row, measure, table_of
 from benchmarks.trace_serving.models import SHAPES, OwnVocabulary, write_models
 from benchmarks.trace_serving.script import Script, rid_of
+from sglang_hvd.allocation import model_tree_sizes
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODES, server_flags
 from sglang_hvd.demo.server import CPU_ENVIRONMENT, SglangServer
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
-from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
+from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
 from sglang_hvd.replay.recordings import Vocabulary, find_recordings, session_fingerprints
 from sglang_hvd.traces.trace import Trace
-
-STRENGTHS = {"weak": 0.75, "usual": 2.7, "strong": 4.2}
 
 # These run no model drafter.
 _NOT_SIMULATED = ("plain", "ngram", "cache")
@@ -63,12 +62,13 @@ class Playlist:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    texts, played, vocabulary = _texts(options)
+    vocabulary = Vocabulary(options.tokenizer, options.eos_token)
+    texts, played, own = _texts(vocabulary, options)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         script = folder / "script.npz"
         _script(texts, played, options).save(script)
-        models = _models(texts, vocabulary, folder, options)
+        models = _models(own, vocabulary, folder, options)
         urls = stack.enter_context(_servers(models, script, folder, options))
         cells = [
             _cell(recording, texts, concurrency, options)
@@ -83,9 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(row.outputs_identical for row in rows) else 1
 
 
-def _texts(options: argparse.Namespace) -> tuple[list[Trace], list[Playlist], OwnVocabulary]:
-    """The texts of all recordings, and which of them are played."""
-    vocabulary = Vocabulary(options.tokenizer, options.eos_token)
+def _texts(
+    vocabulary: Vocabulary, options: argparse.Namespace
+) -> tuple[list[Trace], list[Playlist], OwnVocabulary]:
+    """The texts that are played, by recording, in their own vocabulary."""
     trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS["votes"]).trained_sessions
     texts: list[Trace] = []
     played = []
@@ -130,31 +131,26 @@ def _script(
     texts: Sequence[Trace], played: Sequence[Playlist], options: argparse.Namespace
 ) -> Script:
     drafter = ModelDrafter(STRENGTHS[options.strength], ODDS_RATIOS[options.kind])
-    num_nodes = options.tree[2] - 1
-    sizes = [*(2**k - 1 for k in range(2, 10) if 2**k - 1 < num_nodes), num_nodes]
-    accepted: dict[int, list[Any]] = {size: [] for size in sizes}
+    sizes = model_tree_sizes(options.tree[2] - 1)
+    # By text: recordings go session by session, which is not the order of their lines.
+    accepted: dict[int, dict[int, Any]] = {size: {} for size in sizes}
     for recording in played:
-        of_recording = [texts[text] for text in itertools.chain(*recording.sessions)]
+        places = list(itertools.chain(*recording.sessions))
+        of_recording = [texts[place] for place in places]
         drawn = drafter.accepted_by_size(of_recording, HvdConfig(), sizes)
         for size in sizes:
-            accepted[size] += drawn[size]
-    # Texts stand in the order of the recordings' sessions, which is not that of their lines.
-    order = [text for recording in played for text in itertools.chain(*recording.sessions)]
-    by_text = {
-        size: [
-            of_size for _, of_size in sorted(zip(order, accepted[size], strict=True), key=_first)
-        ]
-        for size in sizes
-    }
-    return Script.of(texts, by_text)
-
-
-def _first(pair: tuple[int, Any]) -> int:
-    return pair[0]
+            accepted[size].update(zip(places, drawn[size], strict=True))
+    return Script.of(
+        texts,
+        {
+            size: [of_size[place] for place in range(len(texts))]
+            for size, of_size in accepted.items()
+        },
+    )
 
 
 def _models(
-    texts: Sequence[Trace], own: OwnVocabulary, folder: Path, options: argparse.Namespace
+    own: OwnVocabulary, vocabulary: Vocabulary, folder: Path, options: argparse.Namespace
 ) -> DemoModels:
     target, drafter = write_models(
         options.shape,
@@ -163,7 +159,7 @@ def _models(
         # Behind the text there has to be room for a verification.
         context_length=options.context_length + 256,
     )
-    own.write_tokenizer(Vocabulary(options.tokenizer, None).tokenizer, target)
+    own.write_tokenizer(vocabulary.tokenizer, target)
     return DemoModels(target, drafter, DEFAULT_PREDICTORS["votes"])
 
 

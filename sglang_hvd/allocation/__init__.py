@@ -5,6 +5,8 @@ from sglang_hvd.allocation.allocator import (
     Allocation,
     DraftOdds,
     StepAllocator,
+    catches_up,
+    model_tree_sizes,
     powers_of_two_below,
 )
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
@@ -19,6 +21,8 @@ __all__ = [
     "DraftOdds",
     "StepAllocator",
     "StepCosts",
+    "catches_up",
     "costs_of",
+    "model_tree_sizes",
     "powers_of_two_below",
 ]

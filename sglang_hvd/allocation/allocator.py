@@ -10,6 +10,7 @@ import numpy.typing as npt
 from sglang_hvd.allocation._native import Allocator as _Allocator
 from sglang_hvd.allocation.costs import Float64, StepCosts
 from sglang_hvd.allocation.pace import Int32, Pace
+from sglang_hvd.types import DraftPlan
 
 Float32 = npt.NDArray[np.float32]
 _Array = TypeVar("_Array", Int32, Float32)
@@ -70,6 +71,22 @@ class Allocation:
 def powers_of_two_below(widest: int) -> tuple[int, ...]:
     """Narrower widths to choose from beside the widest."""
     return tuple(2**k for k in range(widest.bit_length()) if 2**k < widest)
+
+
+def model_tree_sizes(num_nodes: int) -> tuple[int, ...]:
+    """Sizes to choose from of a model drafter's tree, root not included; the last is the whole."""
+    return (
+        *(2**k - 1 for k in range(2, num_nodes.bit_length() + 1) if 2**k <= num_nodes),
+        num_nodes,
+    )
+
+
+def catches_up(plan: DraftPlan, num_missing: int) -> bool:
+    """Whether a request's postponed draft-extend runs in a step.
+
+    num_missing: tokens that the model drafter's KV cache lacks of it.
+    """
+    return num_missing > 0 and (plan.num_model_nodes > 0 or num_missing >= MAX_POSTPONED_TOKENS)
 
 
 class StepAllocator:

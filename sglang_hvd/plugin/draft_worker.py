@@ -21,7 +21,7 @@ from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_utils import fast_topk, renorm_draft_probs
 
-from sglang_hvd.allocation import MAX_POSTPONED_TOKENS
+from sglang_hvd.allocation import catches_up
 from sglang_hvd.plugin.algorithm import launch_of
 from sglang_hvd.plugin.host_transfer import to_device
 from sglang_hvd.plugin.postponed_extend import MissingTokens, PostponedExtend
@@ -162,7 +162,7 @@ class HvdDraftWorker(EagleDraftWorker):
         rows = [
             row
             for row, (plan, missing) in enumerate(zip(plans, num_missing, strict=True))
-            if missing and (plan.num_model_nodes or missing >= MAX_POSTPONED_TOKENS)
+            if catches_up(plan, missing)
         ]
         if not rows:
             return

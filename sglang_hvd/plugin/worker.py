@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.runtime_context import get_observability, get_parallel
 from sglang.srt.speculative import eagle_worker_v2
 
-from sglang_hvd.allocation import StepAllocator, StepCosts
+from sglang_hvd.allocation import StepAllocator, StepCosts, model_tree_sizes
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.algorithm import HvdLaunch, launch_of
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
@@ -224,10 +224,9 @@ def _allocator(
     if launch.config.policy != "allocate":
         return None
     costs = launch.config.costs
-    num_nodes = launch.num_model_nodes - 1
-    sizes = [num_nodes]
-    if len(launch.widths) > 1 and topk > 1:  # else a graph or a chain selects all nodes
-        sizes = [*(2**k - 1 for k in range(2, 10) if 2**k - 1 < num_nodes), num_nodes]
+    sizes = model_tree_sizes(launch.num_model_nodes - 1)
+    if len(launch.widths) == 1 or topk == 1:  # a graph or a chain selects all nodes
+        sizes = sizes[-1:]
     return StepAllocator(
         before_any_step(launch.widths) if costs is None else StepCosts.load(costs),
         widths=launch.widths,

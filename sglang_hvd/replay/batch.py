@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from sglang_hvd.allocation import catches_up
 from sglang_hvd.drafter import HybridDrafter, Proposals
 from sglang_hvd.payoff import ModelReaches, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
-from sglang_hvd.replay.plan_costs import PlanCosts, catches_up
+from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.simulator import CycleTotals, count_step, verify
 from sglang_hvd.suffix_cache.token_ids import num_agreeing
 from sglang_hvd.traces.trace import Trace

@@ -28,6 +28,9 @@ Bool = npt.NDArray[np.bool_]
 # None: every cycle has the same.
 ODDS_RATIOS = {"constant": None, "independent": 1.0, "correlated": 8.0}
 
+# By name: mean accepted tokens.
+STRENGTHS = {"weak": 0.75, "usual": 2.7, "strong": 4.2}
+
 _BISECTIONS = 40
 
 

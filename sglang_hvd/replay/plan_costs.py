@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sglang_hvd.allocation import MAX_POSTPONED_TOKENS, StepCosts
+from sglang_hvd.allocation import StepCosts, catches_up
 from sglang_hvd.types import DraftPlan
 
 
@@ -48,8 +48,3 @@ class PlanCosts:
             mean = round(sum(caught_up) / len(caught_up))
             ms += self._costs.catch_up_ms([len(caught_up)], mean)[0]
         return float(ms)
-
-
-def catches_up(plan: DraftPlan, num_missing: int) -> bool:
-    """Whether a request's postponed draft-extend runs in a step."""
-    return num_missing > 0 and (plan.num_model_nodes > 0 or num_missing >= MAX_POSTPONED_TOKENS)
