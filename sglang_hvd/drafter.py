@@ -81,14 +81,15 @@ class Proposals:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """planned: the cycle to commit. draft_len: of the whole cache draft then. cache_expected,
-    model_expected: accepted tokens expected of what it verifies of each draft, under the allocate
-    policy."""
+    """planned: the cycle to commit. draft_len: of the whole cache draft then. Under the allocate
+    policy, model_size: of the model drafter's draft, which has fewer nodes in few steps;
+    cache_expected, model_expected: accepted tokens expected of what it verifies of each draft."""
 
     slot: int
     without_cache: bool
     planned: DraftPlan | None = None
     draft_len: int = 0
+    model_size: int = 0
     cache_expected: float = 0.0
     model_expected: float = 0.0
     stats: RequestStats = RequestStats()  # noqa: RUF009  it is immutable
@@ -514,15 +515,17 @@ class HybridDrafter:
             taken = np.arange(MAX_DRAFT_LEN) < found.num_cache[:, None]
             cache_expected = (of_predictor * taken).sum(axis=1)
         plans = []
-        for request, chosen, payoff, num_model, of_cache, of_model in zip(
+        for request, chosen, payoff, num_model, model_size, of_cache, of_model in zip(
             requests,
             proposals.drafts.chains(found.num_cache),
             payoffs,
             found.num_model.tolist(),
+            found.model_size.tolist(),
             cache_expected.tolist(),
             found.model_expected.tolist(),
             strict=True,
         ):
+            request.model_size = model_size
             request.cache_expected, request.model_expected = of_cache, of_model
             if not num_model:
                 source = DraftSource.PLAIN if chosen is None else DraftSource.CACHE
@@ -622,7 +625,7 @@ def _model_verified(
     if num_accepted is None or not is_cut:
         return num_accepted
     return VerifiedModelDraft(
-        num_accepted, plan.num_model_nodes, plan.num_model_steps, request.model_expected
+        num_accepted, request.model_size, plan.num_model_steps, request.model_expected
     )
 
 

@@ -50,7 +50,7 @@ class DraftPlan(NamedTuple):
     payoff: predicted accepted length of the request's cache draft in tokens, bonus token not
         counted; None where nothing was predicted (no cache draft, or a policy without predictor).
     num_model_nodes, num_model_steps: size of the model drafter's draft to verify, root not counted,
-        and the steps it comes from; 0 unless source is MODEL or BOTH.
+        and the steps it comes from, the same for all of a batch; 0 unless source is MODEL or BOTH.
     """
 
     source: DraftSource

@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.trace_serving.script import Script
 from benchmarks.trace_serving.tree_shape import TreeShape
+from sglang_hvd.types import DraftPlan
 
 _LARGE = 1e30
 
@@ -72,16 +73,16 @@ class Dictation:
         return build(batch, draft_input, *tree, *args, **kw)
 
     def run_model_drafter(
-        self, run: Callable[..., Any], worker: Any, batch: Any, sizes: np.ndarray
+        self, run: Callable[..., Any], worker: Any, batch: Any, plans: Sequence[DraftPlan]
     ) -> Any:
         """AROUND HvdDraftWorker._run_model_drafter."""
-        _, _, draft_tokens, kv_loc_plan = run(worker, batch, sizes)
-        shape = self._shape(worker.topk, worker.speculative_num_steps, draft_tokens.shape[1])
-        tree = self._tree(batch, shape, sizes.tolist(), draft_tokens)
-        if (sizes < draft_tokens.shape[1]).any():
-            ranks = _to(shape.ranks, draft_tokens.device)
-            worker._node_ranks = ranks.expand(draft_tokens.shape)
-        return *tree, kv_loc_plan
+        (_, _, draft_tokens, _), kv_loc_plan = run(worker, batch, plans)
+        shape = self._shape(worker.topk, plans[0].num_model_steps, draft_tokens.shape[1])
+        # In few steps a tree has fewer nodes than its size.
+        sizes = [min(s for s in self._script.accepted if s >= p.num_model_nodes) for p in plans]
+        tree = self._tree(batch, shape, sizes, draft_tokens)
+        ranks = _to(shape.ranks, draft_tokens.device).expand(draft_tokens.shape)
+        return (*tree, ranks), kv_loc_plan
 
     def _tree(
         self,

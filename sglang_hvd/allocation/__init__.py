@@ -6,7 +6,9 @@ from sglang_hvd.allocation.allocator import (
     DraftOdds,
     StepAllocator,
     catches_up,
+    draft_step_choices,
     model_tree_sizes,
+    most_tree_nodes,
     powers_of_two_below,
 )
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
@@ -23,6 +25,8 @@ __all__ = [
     "StepCosts",
     "catches_up",
     "costs_of",
+    "draft_step_choices",
     "model_tree_sizes",
+    "most_tree_nodes",
     "powers_of_two_below",
 ]

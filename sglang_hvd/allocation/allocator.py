@@ -1,5 +1,6 @@
 """Policy `allocate`: the drafts of a step by what they bring and what they cost."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -54,6 +55,8 @@ class Allocation:
 
     num_cache: int32[num_requests], first nodes of each cache draft to verify.
     num_model: int32[num_requests], nodes of the model drafter's draft to verify.
+    model_size: int32[num_requests], of model_sizes the one that is chosen, 0 for none; num_model is
+        less where so few steps have not so many nodes.
     cache_expected, model_expected: float32[num_requests], accepted tokens expected of each of these
         parts; 0 for pinned requests.
     num_steps: of the model drafter, where any request drafts with it.
@@ -62,6 +65,7 @@ class Allocation:
 
     num_cache: Int32
     num_model: Int32
+    model_size: Int32
     cache_expected: Float32
     model_expected: Float32
     num_steps: int
@@ -81,6 +85,17 @@ def model_tree_sizes(num_nodes: int) -> tuple[int, ...]:
     )
 
 
+def most_tree_nodes(topk: int, num_steps: int) -> int:
+    """Nodes that EAGLE's tree can have, root not included: topk children of the root, and topk of
+    each of the topk nodes that every later step expands."""
+    return topk + (num_steps - 1) * topk**2
+
+
+def draft_step_choices(num_steps: int) -> tuple[int, ...]:
+    """At most four numbers of steps to choose from, up to this one, rising."""
+    return tuple(range(num_steps, 0, -math.ceil(num_steps / 4)))[::-1]
+
+
 def catches_up(plan: DraftPlan, num_missing: int) -> bool:
     """Whether a request's postponed draft-extend runs in a step.
 
@@ -97,6 +112,8 @@ class StepAllocator:
     widths: nodes per request that a step can verify, root included.
     model_sizes: nodes of the model drafter's draft, root not included.
     num_steps: of the model drafter.
+    most_nodes: nodes that its draft can have, root not included, by num_steps; None: any number.
+    merges: a request may verify both drafts in one tree.
     postpones_extend: the model drafter's KV cache is brought up to date for a request when it
         drafts, not in every step for all.
 
@@ -110,6 +127,8 @@ class StepAllocator:
         widths: Sequence[int],
         model_sizes: Sequence[int],
         num_steps: Sequence[int],
+        most_nodes: Sequence[int] | None = None,
+        merges: bool = True,
         postpones_extend: bool = False,
     ) -> None:
         for name, values in (
@@ -128,6 +147,12 @@ class StepAllocator:
         self._widths = np.array(widths, np.int32)
         self._model_sizes = np.array(model_sizes, np.int32)
         self._num_steps = np.array(num_steps, np.int32)
+        if most_nodes is None:
+            most_nodes = [model_sizes[-1]] * len(num_steps)
+        if len(most_nodes) != len(num_steps) or min(most_nodes) < 1:
+            raise ValueError("most_nodes must have one number for each of num_steps, 1 or more")
+        self._most_nodes = np.array(most_nodes, np.int32)
+        self._merges = merges
         self._postpones_extend = postpones_extend
         self._native = _Allocator()
         self._pace = Pace()
@@ -185,7 +210,7 @@ class StepAllocator:
         if self._steps_without_model >= _LOOK_AFTER and num_free:
             looking = self._turn(num_free)
             min_width = max(min_width, self._place_of_width(int(self._model_sizes[0])))
-        num_cache, num_model = np.empty(num_free, np.int32), np.empty(num_free, np.int32)
+        num_cache, num_model, model_size = np.empty((3, num_free), np.int32)
         cache_expected = np.empty(num_free, np.float32)
         model_expected = np.empty(num_free, np.float32)
         width, steps = self._native.allocate(
@@ -200,13 +225,16 @@ class StepAllocator:
             self._widths,
             step_ms,
             self._num_steps,
+            self._most_nodes,
             draft_ms,
             num_pinned,
             -1 if looking is None else looking,
             min_width,
             min_steps,
+            self._merges,
             num_cache,
             num_model,
+            model_size,
             cache_expected,
             model_expected,
         )
@@ -215,11 +243,12 @@ class StepAllocator:
             self._steps_without_cache = 0
             with_draft = np.flatnonzero(of_free.num_nodes)
             row = with_draft[self._turn(len(with_draft))]
-            num_cache[row], num_model[row] = 1, 0
+            num_cache[row], num_model[row], model_size[row] = 1, 0, 0
             cache_expected[row], model_expected[row] = of_free.probs[row, 0], 0
         if num_pinned:
             num_cache = _spread(num_cache, free, num_requests, 0)
             num_model = _spread(num_model, free, num_requests, int(self._model_sizes[-1]))
+            model_size = _spread(model_size, free, num_requests, int(self._model_sizes[-1]))
             cache_expected = _spread(cache_expected, free, num_requests, 0)
             model_expected = _spread(model_expected, free, num_requests, 0)
         num_drafting = int(np.count_nonzero(num_model))
@@ -232,6 +261,7 @@ class StepAllocator:
         return Allocation(
             num_cache,
             num_model,
+            model_size,
             cache_expected,
             model_expected,
             int(self._num_steps[steps]),

@@ -35,12 +35,12 @@ class RestFit:
 class CostFit:
     """observe_* takes in times in milliseconds; costs is the table that they make.
 
-    A verification and a draft-extend of n requests, w nodes each, take a + b n + c n w, a round of
-    the model drafter for n requests and what a step takes beside all these a + b n, none of the
-    terms negative: smooth, and never less for
-    more. What the times do not tell apart is put where the next steps will: the time of the only
-    width seen to the nodes, since narrower steps are then tried, and that of the only number of
-    drafting requests to none of them, since more then draft. Not thread-safe.
+    A verification and a draft-extend of n requests, w nodes each, take a + b n + c n w, r rounds of
+    the model drafter for n requests a + r (b + c n), what a step takes beside all these a + b n,
+    none of the terms negative: smooth, and never less for more. What the times do not tell apart is
+    put where the next steps will: the time of the only width seen to the nodes, since narrower
+    steps are then tried, that of the only number of rounds to the rounds, likewise, and that of the
+    only number of drafting requests to none of them, since more then draft. Not thread-safe.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
@@ -48,7 +48,7 @@ class CostFit:
         self._widths = tuple(widths)
         self._verify = _Fit((1, 1, 1))  # the largest factor, the nodes, gets most
         self._extend = _Fit((1, 1, 1))
-        self._round = _Fit((1, 100))
+        self._draft = _Fit((10, 1, 100))
         self._rest = RestFit()
 
     def observe_verify(self, num_requests: int, width: int, milliseconds: float) -> None:
@@ -61,8 +61,7 @@ class CostFit:
 
     def observe_draft(self, num_requests: int, num_rounds: int, milliseconds: float) -> None:
         """All rounds of the model drafter in one step."""
-        if num_rounds > 0:
-            self._round.add([1, num_requests], milliseconds / num_rounds)
+        self._draft.add([1, num_rounds, num_rounds * num_requests], milliseconds)
 
     def observe_rest(self, num_requests: int, milliseconds: float) -> None:
         """What a step took beside these: scheduling, planning, sampling."""
@@ -74,8 +73,8 @@ class CostFit:
         return self._verify.num
 
     def coefficients(self) -> Float64:
-        """All terms, so that another process can make the same table: float64[10]."""
-        fits = (self._verify, self._extend, self._round)
+        """All terms, so that another process can make the same table: float64[11]."""
+        fits = (self._verify, self._extend, self._draft)
         return np.concatenate([*(fit.solve() for fit in fits), self._rest.solve()])
 
     def table(self, coefficients: Float64) -> StepCosts | None:
@@ -89,7 +88,7 @@ def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:
 
     widths: that steps verify.
     """
-    verify, extend, of_round, rest = np.split(coefficients, [3, 6, 8])
+    verify, extend, draft, rest = np.split(coefficients, [3, 6, 9])
     if not verify.any():
         return None
     verify = verify + np.array([*rest, 0])  # each step has it once, as it has a verification
@@ -103,8 +102,9 @@ def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:
         batch_sizes=_BATCH_SIZES,
         widths=tuple(columns),
         verify=table(verify),
-        draft_round=tuple(float(of_round @ [1, n]) for n in _BATCH_SIZES),
+        draft_round=tuple(float(draft @ [0, 1, n]) for n in _BATCH_SIZES),
         draft_extend=table(extend),
+        draft_once=(float(draft[0]),) * len(_BATCH_SIZES),
     )
 
 

@@ -17,13 +17,13 @@ _OUTLIER = 3.0
 
 class CostScale:
     """observe_* takes in times in milliseconds. Each part of the table, the verifications, the
-    draft-extends and the rounds of the model drafter, is multiplied by what its times are over what
+    draft-extends and the drafts of the model drafter, is multiplied by what its times are over what
     the table says. What a step takes beside them is learned. Not thread-safe.
     """
 
     def __init__(self, base: StepCosts) -> None:
         self._base = base
-        self._verify, self._extend, self._round = _Ratio(), _Ratio(), _Ratio()
+        self._verify, self._extend, self._draft = _Ratio(), _Ratio(), _Ratio()
         self._rest = RestFit()
         self.num_observed = 0
 
@@ -39,9 +39,8 @@ class CostScale:
 
     def observe_draft(self, num_requests: int, num_rounds: int, milliseconds: float) -> None:
         """All rounds of the model drafter in one step."""
-        if num_rounds > 0:
-            expected = float(self._base.draft_ms([num_requests], num_rounds + 1)[0])
-            self._round.add(expected, milliseconds)
+        expected = float(self._base.draft_ms([num_requests], num_rounds + 1)[0])
+        self._draft.add(expected, milliseconds)
 
     def observe_rest(self, num_requests: int, milliseconds: float) -> None:
         """What a step took beside these."""
@@ -49,12 +48,12 @@ class CostScale:
 
     def coefficients(self) -> Float64:
         """All that is learned, so that another process can make the same table: float64[5]."""
-        ratios = [ratio.value for ratio in (self._verify, self._extend, self._round)]
+        ratios = [ratio.value for ratio in (self._verify, self._extend, self._draft)]
         return np.concatenate([ratios, self._rest.solve()])
 
     def table(self, coefficients: Float64) -> StepCosts:
         """The base as the coefficients change it."""
-        verify, extend, of_round, fixed, per_request = coefficients.tolist()
+        verify, extend, draft, fixed, per_request = coefficients.tolist()
         base = self._base
         rest = [fixed + per_request * n for n in base.batch_sizes]
         return StepCosts(
@@ -65,8 +64,11 @@ class CostScale:
                 tuple(time * verify + of_batch for time in row)
                 for row, of_batch in zip(base.verify, rest, strict=True)
             ),
-            draft_round=tuple(time * of_round for time in base.draft_round),
+            draft_round=tuple(time * draft for time in base.draft_round),
             draft_extend=tuple(tuple(time * extend for time in row) for row in base.draft_extend),
+            draft_once=None
+            if base.draft_once is None
+            else tuple(time * draft for time in base.draft_once),
         )
 
 

@@ -20,6 +20,7 @@ class StepCosts(BaseModel):
     widths: nodes that one request verifies, root included, rising from 1: a plain step.
     verify: a step of the target model, by batch size and width.
     draft_round: one round of the model drafter, by the number of requests that draft.
+    draft_once: what its draft takes beside its rounds, likewise; None: nothing.
     draft_extend: keeping the model drafter's KV cache up to date, by batch size and width.
 
     More requests or more nodes never cost less.
@@ -33,6 +34,7 @@ class StepCosts(BaseModel):
     verify: tuple[tuple[float, ...], ...]
     draft_round: tuple[float, ...]
     draft_extend: tuple[tuple[float, ...], ...]
+    draft_once: tuple[float, ...] | None = None
 
     @model_validator(mode="after")
     def _is_a_table(self) -> "StepCosts":
@@ -45,8 +47,11 @@ class StepCosts(BaseModel):
             ("verify", shape),
             ("draft_round", shape[:1]),
             ("draft_extend", shape),
+            ("draft_once", shape[:1]),
         ):
             rows = getattr(self, name)
+            if rows is None:
+                continue
             lengths = {len(row) for row in rows} if len(wanted) == 2 else set(wanted[1:])
             if len(rows) != wanted[0] or lengths != set(wanted[1:]):
                 raise ValueError(f"{name} must have {' x '.join(map(str, wanted))} entries")
@@ -82,7 +87,8 @@ class StepCosts(BaseModel):
     def to_yaml(self) -> str:
         """The file that load reads."""
         lines = [f"about: {yaml.safe_dump(self.about, width=10_000).splitlines()[0]}"]
-        for name in ("batch_sizes", "widths", "draft_round"):
+        once = [] if self.draft_once is None else ["draft_once"]
+        for name in ("batch_sizes", "widths", "draft_round", *once):
             lines.append(f"{name}: {_row(getattr(self, name))}")
         for name in ("verify", "draft_extend"):
             lines.append(f"{name}:")
@@ -110,9 +116,10 @@ class StepCosts(BaseModel):
         number. Its first tokens come out of draft-extend: it runs a round less than it has steps.
         """
         numbers = np.asarray(num_requests)
-        times = np.asarray(self.draft_round, np.float64)
-        of_round = _interpolate(numbers, self.batch_sizes, times)
-        return np.where(numbers > 0, of_round * (num_steps - 1), 0.0)
+        times = np.asarray(self.draft_round, np.float64) * (num_steps - 1)
+        if self.draft_once is not None:
+            times = times + np.asarray(self.draft_once)
+        return np.where(numbers > 0, _interpolate(numbers, self.batch_sizes, times), 0.0)
 
     @cached_property
     def _verify(self) -> Float64:

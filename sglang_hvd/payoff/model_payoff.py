@@ -91,7 +91,7 @@ class VerifiedModelDraft:
     """What was verified of a model drafter's draft, and what of it was accepted.
 
     num_accepted: tokens.
-    num_nodes: of the draft, root not included.
+    num_nodes: its size, root not included; in few steps it may have fewer.
     num_steps: most tokens that could be accepted.
     expected: accepted tokens that were expected of it.
     """

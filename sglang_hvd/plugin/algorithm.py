@@ -19,7 +19,7 @@ from sglang.srt.arg_groups.overrides import (
     resolving_view,
 )
 
-from sglang_hvd.allocation import StepCosts, powers_of_two_below
+from sglang_hvd.allocation import StepCosts, most_tree_nodes, powers_of_two_below
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, flag_name, load_config
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.plugin.draft_model import check_draft_model, target_context_length
@@ -228,7 +228,7 @@ def _refuse_untested(cfg: Any) -> None:
 
 
 def _check_model_tree(num_nodes: int, topk: int, num_steps: int) -> None:
-    num_candidates = 1 + topk + (num_steps - 1) * topk**2
+    num_candidates = 1 + most_tree_nodes(topk, num_steps)
     if num_nodes > num_candidates:
         raise ValueError(
             f"--speculative-num-draft-tokens {num_nodes} is more than the model drafter can "

@@ -60,20 +60,25 @@ class CostProfile:
         batch_sizes = [1]
         while batch_sizes[-1] < most_requests:
             batch_sizes.append(min(4 * batch_sizes[-1], most_requests))
-        verify, draft_round, extend = [], [], []
+        verify, draft_once, draft_round, extend = [], [], [], []
+        num_steps = self._worker.speculative_num_steps
         with torch.inference_mode():
             for n in batch_sizes:
                 widths = [w for w in self._widths if n * w <= _MOST_NODES]
                 verify.append([self._ms(partial(self._verify, n, w)) for w in widths])
                 with self._drafting():
-                    rounds = self._worker.speculative_num_steps - 1
-                    of_draft = self._ms(partial(self._draft, n)) if rounds else 0.0
-                    draft_round.append(of_draft / max(rounds, 1))
+                    # A graph runs all steps: what its draft takes is then that of its rounds.
+                    once = 0.0
+                    if num_steps == 1 or not self._worker.has_draft_graphs:
+                        once = self._ms(partial(self._draft, n, 1))
+                    of_draft = self._ms(partial(self._draft, n, num_steps))
+                    draft_once.append(once)
+                    draft_round.append(max(of_draft - once, 0.0) / max(num_steps - 1, 1))
                     extend.append([self._ms(partial(self._extend, n, w)) for w in widths])
         # A table needs two of each; what is beyond was not timed and is not asked for.
         if len(batch_sizes) == 1:
             batch_sizes, verify, extend = [1, 2], verify * 2, extend * 2
-            draft_round = draft_round * 2
+            draft_once, draft_round = draft_once * 2, draft_round * 2
         columns = self._widths if self._widths[0] == 1 else (1, *self._widths)
         return StepCosts(
             about="timed on this server before it served",
@@ -82,6 +87,7 @@ class CostProfile:
             verify=_rising(verify, columns),
             draft_round=tuple(np.maximum.accumulate(draft_round).round(4).tolist()),
             draft_extend=_rising(extend, columns),
+            draft_once=tuple(np.maximum.accumulate(draft_once).round(4).tolist()),
         )
 
     def _ms(self, prepare: Callable[[], Callable[[], object]]) -> float:
@@ -142,9 +148,9 @@ class CostProfile:
 
         return run
 
-    def _draft(self, n: int) -> Callable[[], object]:
+    def _draft(self, n: int, num_steps: int) -> Callable[[], object]:
         worker = self._worker
-        runner, topk, steps = worker.draft_runner, worker.topk, worker.speculative_num_steps
+        runner, topk, slots = worker.draft_runner, worker.topk, worker.speculative_num_steps
         hidden_size, dtype = get_draft_recurrent_hidden_state_spec(runner)
         draft_input = EagleDraftInput(
             topk_p=torch.full((n, topk), 1 / topk, device=self._device),
@@ -159,7 +165,7 @@ class CostProfile:
         forward_batch = self._batch(
             ForwardMode.DECODE,
             n,
-            topk * steps,
+            topk * slots,
             draft_input,
             positions=draft_input.positions,
             capture_hidden_mode=CaptureHiddenMode.LAST,
@@ -169,13 +175,8 @@ class CostProfile:
 
         def run() -> None:
             graphs = worker.cuda_graph_runner
-            if graphs and graphs.can_run_graph(forward_batch):
-                graphs.execute(forward_batch)
-                return
-            if steps > 1:
-                worker.draft_attn_backend.init_forward_metadata(forward_batch)
-                forward_batch.mark_forward_metadata_ready()
-            worker.draft_forward(forward_batch)
+            can_run_graph = bool(graphs) and graphs.can_run_graph(forward_batch)
+            worker.run_draft(forward_batch, num_steps, can_run_graph)
 
         return run
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
@@ -21,7 +21,7 @@ from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_utils import fast_topk, renorm_draft_probs
 
-from sglang_hvd.allocation import catches_up
+from sglang_hvd.allocation import catches_up, most_tree_nodes
 from sglang_hvd.plugin.algorithm import launch_of
 from sglang_hvd.plugin.host_transfer import to_device
 from sglang_hvd.plugin.postponed_extend import MissingTokens, PostponedExtend
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
 
 
+# Parents, indices, tokens and ranks, as HvdDraftWorker.draft_forward returns them.
+_Tree = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
 class HvdDraftWorker(EagleDraftWorker):
     """EAGLE's draft worker with widths of its own.
 
@@ -54,6 +58,7 @@ class HvdDraftWorker(EagleDraftWorker):
     """
 
     speculative_num_draft_tokens: int
+    speculative_num_steps: int
 
     # Set by HvdWorker once its drafter exists: (requests, cached lengths) -> plans, and then
     # requests -> cached lengths, as the drafter knows them.
@@ -64,9 +69,6 @@ class HvdDraftWorker(EagleDraftWorker):
     # in for it.
     stub_draft_extend: Callable[[ScheduleBatch, GenerationBatchResult], None] | None = None
     postponed: PostponedExtend | None = None
-
-    # int64[drafting requests, nodes]: the place of each node of the last draft by its score.
-    _node_ranks: torch.Tensor | None = None
 
     def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
         launch = launch_of(server_args)
@@ -81,6 +83,8 @@ class HvdDraftWorker(EagleDraftWorker):
         self.num_steps_by_width = dict.fromkeys(launch.widths, 0)
         self.clock = StepClock()
         super().__init__(server_args, *args, **kwargs)
+        self._num_draft_steps = self.speculative_num_steps  # of the draft that runs
+        self.num_drafts_by_steps: Counter[int] = Counter()
 
     def draft(self, batch: ScheduleBatch, *, with_topology: bool = False) -> HvdVerifyInput:
         """Choose a draft for every request and lay all of them out for one verification."""
@@ -102,10 +106,49 @@ class HvdDraftWorker(EagleDraftWorker):
         with self.clock.measure(Phase.BUILD):
             return self._verify_input(batch, nodes, of_model, kv_loc_plan)
 
+    @property
+    def has_draft_graphs(self) -> bool:
+        """Whether the draft loop is captured, in all its steps."""
+        return self.cuda_graph_runner is not None
+
+    def run_draft(self, forward_batch: ForwardBatch, num_steps: int, can_run_graph: bool) -> _Tree:
+        """The model drafter's draft of a batch that was prepared for all steps."""
+        if can_run_graph:
+            assert num_steps == self.speculative_num_steps, "a graph runs all steps"
+            return self.cuda_graph_runner.execute(forward_batch)
+        if num_steps > 1:  # one step only selects, without a forward
+            self.draft_attn_backend.init_forward_metadata(forward_batch)
+            forward_batch.mark_forward_metadata_ready()
+        self._num_draft_steps = num_steps
+        try:
+            return self.draft_forward(forward_batch)
+        finally:
+            self._num_draft_steps = self.speculative_num_steps
+
     def draft_forward(self, forward_batch: ForwardBatch) -> Any:
-        """EAGLE's draft loop, which selects the nodes of the model drafter's tree at its end."""
-        with self._width(self._num_model_nodes):
-            return super().draft_forward(forward_batch)
+        """EAGLE's draft loop, in as many steps as are drafted now, which selects the nodes of the
+        model drafter's tree at its end.
+
+        Returns what SGLang's does, but in the place of draft probabilities, which only rejection
+        sampling has, int64[n, m]: the place of each node by its score; None for a chain.
+        """
+        num_steps, all_steps = self._num_draft_steps, self.speculative_num_steps
+        if num_steps < all_steps:
+            # KV slots lie as for all steps, which attention expects: each branch uses its first.
+            of_branches = forward_batch.out_cache_loc.view(-1, all_steps)
+            forward_batch.out_cache_loc = of_branches[:, :num_steps].reshape(-1)
+        num_nodes = min(self._num_model_nodes, 1 + most_tree_nodes(self.topk, num_steps))
+        self.speculative_num_steps = num_steps
+        try:
+            with self._width(num_nodes), _ranking_nodes() as ranks:
+                parent_list, top_scores_index, draft_tokens, _ = super().draft_forward(
+                    forward_batch
+                )
+        finally:
+            self.speculative_num_steps = all_steps
+        # SGLang keeps the indices of a chain at hand, for all steps.
+        top_scores_index = top_scores_index[:, : draft_tokens.shape[1]]
+        return parent_list, top_scores_index, draft_tokens, ranks[0] if ranks else None
 
     def _draft_extend_for_decode(
         self, batch: ScheduleBatch, batch_result: GenerationBatchResult, **kwargs: Any
@@ -239,18 +282,19 @@ class HvdDraftWorker(EagleDraftWorker):
             rows = None if is_all else to_device(drafting, self.device)
         self.num_partial_draft_rounds += not is_all
         drafting_batch = batch if rows is None else _only(batch, drafting.tolist(), rows)
-        with self.costs.time_draft(len(drafting), self.speculative_num_steps - 1):
-            parent_list, top_scores_index, draft_tokens, kv_loc_plan = self._run_model_drafter(
-                drafting_batch, sizes[drafting]
+        num_steps = plans[drafting[0]].num_model_steps
+        self.num_drafts_by_steps[num_steps] += 1
+        with self.costs.time_draft(len(drafting), num_steps - 1):
+            (parent_list, top_scores_index, draft_tokens, ranks), kv_loc_plan = (
+                self._run_model_drafter(drafting_batch, [plans[row] for row in drafting])
             )
         with self.clock.measure(Phase.BUILD):
             parents = parents_of_eagle_tree(parent_list, top_scores_index, self.topk)
-            num_drafts = draft_tokens.shape[1]
-            if (sizes[drafting] == num_drafts).all():
+            if (sizes[drafting] >= draft_tokens.shape[1]).all():
                 is_kept = torch.ones_like(parents, dtype=torch.bool)
             else:
-                assert self._node_ranks is not None, "a graph selects all nodes of the tree"
-                is_kept = self._node_ranks < wanted[:, None]
+                assert ranks is not None, "a chain is not cut"
+                is_kept = ranks < wanted[:, None]
             if rows is None:
                 merged, of_model = merge_trees(nodes, ModelTrees(draft_tokens, parents, is_kept))
                 return merged, of_model, kv_loc_plan
@@ -267,11 +311,10 @@ class HvdDraftWorker(EagleDraftWorker):
         return merged, of_model, None
 
     def _run_model_drafter(
-        self, batch: ScheduleBatch, sizes: npt.NDArray[np.int64]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, KVLocPlan | None]:
+        self, batch: ScheduleBatch, plans: list[DraftPlan]
+    ) -> tuple[_Tree, KVLocPlan | None]:
         # EagleDraftWorker.draft up to the tree it selects. Its own ending would lay out and mask
         # a verification of the model drafter's tree alone, at the model drafter's width.
-        # sizes: nodes that each request verifies of its tree, root not included.
         self.num_model_draft_rounds += 1
         forward_batch, can_run_graph, kv_loc_plan = prepare_for_draft(
             batch.spec_info,
@@ -284,18 +327,7 @@ class HvdDraftWorker(EagleDraftWorker):
             target_translator=self.target_worker.model_runner.kv_index_translator,
             num_draft_tokens=self.speculative_num_draft_tokens,
         )
-        self._node_ranks = None
-        if can_run_graph:
-            tree = self.cuda_graph_runner.execute(forward_batch)
-        else:
-            if self.speculative_num_steps > 1:  # one step only selects, without a forward
-                self.draft_attn_backend.init_forward_metadata(forward_batch)
-                forward_batch.mark_forward_metadata_ready()
-            is_cut = bool((sizes < self._num_model_nodes - 1).any())
-            with self._keep_ranks() if is_cut else nullcontext():
-                tree = self.draft_forward(forward_batch)
-        parent_list, top_scores_index, draft_tokens, _ = tree
-        return parent_list, top_scores_index, draft_tokens, kv_loc_plan
+        return self.run_draft(forward_batch, plans[0].num_model_steps, can_run_graph), kv_loc_plan
 
     def _verify_input(
         self,
@@ -357,26 +389,28 @@ class HvdDraftWorker(EagleDraftWorker):
         finally:
             self.speculative_num_draft_tokens = verify_width
 
-    @contextmanager
-    def _keep_ranks(self) -> Iterator[None]:
-        # SGLang selects the most probable candidates and drops their scores.
-        original = eagle_worker_v2.organize_draft_results
 
-        def organize(
-            scores: list[torch.Tensor], *lists: Any
-        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            parent_list, top_scores_index, draft_tokens = original(scores, *lists)
-            of_nodes = torch.cat(scores, dim=1).flatten(1).gather(1, top_scores_index)
-            # Of equal scores the earlier: no node comes before its parent.
-            order = torch.argsort(of_nodes, dim=1, descending=True, stable=True)
-            self._node_ranks = torch.argsort(order, dim=1)
-            return parent_list, top_scores_index, draft_tokens
+@contextmanager
+def _ranking_nodes() -> Iterator[list[torch.Tensor]]:
+    """Yields a list that gets the ranks of the nodes that SGLang selects meanwhile: it selects the
+    most probable candidates and drops their scores."""
+    original, ranks = eagle_worker_v2.organize_draft_results, []
 
-        eagle_worker_v2.organize_draft_results = organize
-        try:
-            yield
-        finally:
-            eagle_worker_v2.organize_draft_results = original
+    def organize(
+        scores: list[torch.Tensor], *lists: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        selected = original(scores, *lists)
+        of_nodes = torch.cat(scores, dim=1).flatten(1).gather(1, selected[1])
+        # Of equal scores the earlier: no node comes before its parent.
+        order = torch.argsort(of_nodes, dim=1, descending=True, stable=True)
+        ranks.append(torch.argsort(order, dim=1))
+        return selected
+
+    eagle_worker_v2.organize_draft_results = organize
+    try:
+        yield ranks
+    finally:
+        eagle_worker_v2.organize_draft_results = original
 
 
 def _only(batch: ScheduleBatch, rows: list[int], on_device: torch.Tensor) -> ScheduleBatch:

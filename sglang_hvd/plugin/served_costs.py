@@ -23,7 +23,7 @@ _FIRST_TABLES = (2, 4, 8, 16, 32)
 _TABLE_EVERY = 64
 
 # Before any step was timed; the first tables take its place at once.
-_FIRST_COEFFICIENTS = np.array([5.0, 0.0, 0.1, 0.5, 0.0, 0.01, 0.5, 0.02, 0.0, 0.0])
+_FIRST_COEFFICIENTS = np.array([5.0, 0.0, 0.1, 0.5, 0.0, 0.01, 0.0, 0.5, 0.02, 0.0, 0.0])
 
 
 def before_any_step(widths: Sequence[int]) -> StepCosts:

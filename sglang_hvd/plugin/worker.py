@@ -16,10 +16,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.model_executor.cuda_graph_config import (
+    Backend,
+    Phase,
+    check_cuda_graph_backend,
+)
 from sglang.srt.runtime_context import get_observability, get_parallel
 from sglang.srt.speculative import eagle_worker_v2
 
-from sglang_hvd.allocation import StepAllocator, StepCosts, model_tree_sizes
+from sglang_hvd.allocation import (
+    StepAllocator,
+    StepCosts,
+    draft_step_choices,
+    model_tree_sizes,
+    most_tree_nodes,
+)
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.algorithm import HvdLaunch, launch_of
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
@@ -64,7 +75,14 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._has_mrope = any(runner.model_config.model_is_mrope for runner in runners)
         # Positions of images depend on more than their place, which catching up does not know.
         self._postpones = launch.postpones_extend and not self._has_mrope
-        allocator = _allocator(launch, self.speculative_num_steps, self.topk, self._postpones)
+        allocator = _allocator(
+            launch,
+            self.speculative_num_steps,
+            self.topk,
+            captures_drafts=self.device != "cpu"
+            and not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED),
+            postpones_extend=self._postpones,
+        )
         ranks = get_parallel().tp_group.cpu_group if get_parallel().tp_size > 1 else None
         self._ranks = ranks
         drafter = HybridDrafter.from_config(
@@ -215,23 +233,26 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "postpones_extend": self._postpones,
             "num_catch_ups": self._draft_worker.num_catch_ups,
             "num_steps_by_width": dict(self._draft_worker.num_steps_by_width),
+            "num_drafts_by_steps": dict(sorted(self._draft_worker.num_drafts_by_steps.items())),
         }
 
 
 def _allocator(
-    launch: HvdLaunch, num_steps: int, topk: int, postpones_extend: bool
+    launch: HvdLaunch, num_steps: int, topk: int, *, captures_drafts: bool, postpones_extend: bool
 ) -> StepAllocator | None:
     if launch.config.policy != "allocate":
         return None
     costs = launch.config.costs
     sizes = model_tree_sizes(launch.num_model_nodes - 1)
-    if len(launch.widths) == 1 or topk == 1:  # a graph or a chain selects all nodes
+    if len(launch.widths) == 1 or topk == 1:  # nothing is saved, or it is a chain, which steps cut
         sizes = sizes[-1:]
+    steps = (num_steps,) if captures_drafts else draft_step_choices(num_steps)
     return StepAllocator(
         before_any_step(launch.widths) if costs is None else StepCosts.load(costs),
         widths=launch.widths,
         model_sizes=sizes,
-        num_steps=[num_steps],
+        num_steps=steps,
+        most_nodes=[most_tree_nodes(topk, num) for num in steps],
         postpones_extend=postpones_extend,
     )
 

@@ -58,16 +58,16 @@ def odds(hazards: list[list[float]], model: list[tuple[float, float]]) -> DraftO
     )
 
 
-def expected(given: DraftOdds, row: int, num_cache: int, num_model: int, num_steps: int) -> float:
+def expected(given: DraftOdds, row: int, num_cache: int, size: int, num_steps: int) -> float:
     """Sum over the depths of the probability that either draft is right up to there."""
     total = 0.0
     for depth in range(MAX_NODES):
         cache = float(given.probs[row, depth]) if depth < num_cache else 0.0
         of_model = both = 0.0
-        if num_model and depth < num_steps:
-            size = SIZES.index(num_model)
-            of_model = float(given.reaches[row, size, depth])
-            both = cache * float(given.reaches_if_right[row, size, depth])
+        if size and depth < num_steps:
+            place = SIZES.index(size)
+            of_model = float(given.reaches[row, place, depth])
+            both = cache * float(given.reaches_if_right[row, place, depth])
         total += cache + of_model - both
     return total
 
@@ -82,12 +82,12 @@ def score(
 ) -> float:
     """Cycles gained less cycles' time, for requests of 2 tokens a cycle, as they all begin."""
     num = len(choices)
-    drafting = sum(num_model > 0 for _, num_model in choices)
+    drafting = sum(size > 0 for _, size in choices)
     ms = table.verify_ms(num, [width])[0] + table.draft_extend_ms(num, [width])[0]
     ms += table.draft_ms([drafting], num_steps)[0]
     gained = sum(
-        expected(given, row, num_cache, num_model, num_steps) / 2
-        for row, (num_cache, num_model) in enumerate(choices)
+        expected(given, row, num_cache, size, num_steps) / 2
+        for row, (num_cache, size) in enumerate(choices)
     )
     return float(gained - num / plain_ms * ms)
 
@@ -110,23 +110,45 @@ def batches(draw: st.DrawFn) -> DraftOdds:
     st.floats(0.5, 10),
     st.floats(0, 1),
     st.floats(0, 3),
+    st.sampled_from([(3, 3), (1, 3), (2, 3)]),
+    st.booleans(),
 )
 def test_no_other_choice_makes_more_progress_in_its_time(
-    given: DraftOdds, plain: float, per_node: float, of_round: float
+    given: DraftOdds,
+    plain: float,
+    per_node: float,
+    of_round: float,
+    most_nodes: tuple[int, int],
+    merges: bool,
 ) -> None:
     table = costs(plain=plain, per_node=per_node, of_round=of_round)
     num = len(given.num_nodes)
-    found = allocator(table).allocate(slots(num), given)
-    choices = list(zip(found.num_cache.tolist(), found.num_model.tolist(), strict=True))
+    made = StepAllocator(
+        table,
+        widths=WIDTHS,
+        model_sizes=SIZES,
+        num_steps=STEPS,
+        most_nodes=most_nodes,
+        merges=merges,
+    )
+    for slot in range(num):
+        made.start(slot)
+    found = made.allocate(slots(num), given)
+    choices = list(zip(found.num_cache.tolist(), found.model_size.tolist(), strict=True))
+    has_nodes = np.minimum(found.model_size, most_nodes[STEPS.index(found.num_steps)])
+    assert found.num_model.tolist() == has_nodes.tolist()
+    assert (found.num_cache + found.num_model).max() < found.width
+    assert merges or not (found.num_cache * found.num_model).any()
     plain_ms = table.verify_ms(num, [1])[0] + table.draft_extend_ms(num, [1])[0]
     best = -np.inf
-    for width, steps in itertools.product(WIDTHS, STEPS):
+    for width, (steps, most) in itertools.product(WIDTHS, zip(STEPS, most_nodes, strict=True)):
         of_request = [
             [
-                (num_cache, num_model)
+                (num_cache, size)
                 for num_cache in range(int(given.num_nodes[row]) + 1)
-                for num_model in (0, *SIZES)
-                if num_cache + num_model < width
+                for size in (0, *SIZES)
+                if num_cache + min(size, most) < width
+                if merges or not (num_cache and size)
             ]
             for row in range(num)
         ]
@@ -280,6 +302,7 @@ def test_other_costs_hold_from_the_next_step_on() -> None:
         ({"widths": (2, 2)}, "widths must rise"),
         ({"widths": ()}, "widths must rise"),
         ({"num_steps": (0, 1)}, "num_steps must rise"),
+        ({"most_nodes": (1,)}, "most_nodes must have one number for each of num_steps"),
         ({"model_sizes": (1, 7)}, "has no room for a root and 7 nodes"),
     ],
 )

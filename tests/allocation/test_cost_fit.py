@@ -36,7 +36,7 @@ def test_each_step_has_the_rest_once() -> None:
         fit.observe_rest(1, -0.1)  # clocks differ
     costs = costs_of(fit.coefficients(), WIDTHS)
     assert costs is not None
-    alone = costs_of(np.append(fit.coefficients()[:8], [0, 0]), WIDTHS)
+    alone = costs_of(np.append(fit.coefficients()[:-2], [0, 0]), WIDTHS)
     assert alone is not None
     rest = costs.verify_ms(1, [1, 32]) - alone.verify_ms(1, [1, 32])
     assert rest[0] == pytest.approx(rest[1])
@@ -61,6 +61,29 @@ def test_a_round_that_was_timed_for_one_request_is_expected_to_take_as_long_for_
     costs = costs_of(fit.coefficients(), WIDTHS)
     assert costs is not None
     assert costs.draft_ms([1, 16], 8) == pytest.approx([3.5, 3.5], rel=0.2)
+
+
+def test_what_a_draft_takes_beside_its_rounds_is_told_by_drafts_of_several_lengths() -> None:
+    fit = CostFit(WIDTHS)
+    for rounds in (0, 1, 3, 7) * 20:
+        fit.observe_verify(1, 8, 5.0)
+        fit.observe_draft(1, rounds, 0.3 + 0.5 * rounds)
+    costs = costs_of(fit.coefficients(), WIDTHS)
+    assert costs is not None
+    for num_steps in (1, 4, 8):
+        taken = 0.3 + 0.5 * (num_steps - 1)
+        assert costs.draft_ms([1, 0], num_steps) == pytest.approx([taken, 0], rel=0.05)
+
+
+def test_the_time_of_drafts_of_one_length_is_put_to_their_rounds() -> None:
+    fit = CostFit(WIDTHS)
+    for _ in range(20):
+        fit.observe_verify(1, 8, 5.0)
+        fit.observe_draft(1, 7, 3.5)
+    costs = costs_of(fit.coefficients(), WIDTHS)
+    assert costs is not None
+    assert costs.draft_ms([1], 8)[0] == pytest.approx(3.5, rel=0.02)
+    assert costs.draft_ms([1], 2)[0] < 0.8
 
 
 def test_times_that_fall_with_the_width_do_not_make_a_table_that_does() -> None:

@@ -39,6 +39,16 @@ def test_each_part_follows_its_own_times_and_keeps_its_shape() -> None:
     assert scale.num_observed == 600
 
 
+def test_what_a_draft_takes_beside_its_rounds_follows_with_them() -> None:
+    base = BASE.model_copy(update={"draft_once": (0.3, 0.6)})
+    scale = CostScale(base)
+    for rounds in (0, 3) * 200:
+        scale.observe_draft(8, rounds, 2.0 * float(base.draft_ms([8], rounds + 1)[0]))
+    table = scale.table(scale.coefficients())
+    assert table.draft_ms([8], 1)[0] == pytest.approx(1.2, rel=0.02)
+    assert table.draft_ms([8], 2)[0] == pytest.approx(3.0, rel=0.02)
+
+
 def test_what_a_step_takes_beside_its_parts_is_added_to_every_width() -> None:
     scale = CostScale(BASE)
     for n in (1, 8) * 50:

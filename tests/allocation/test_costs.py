@@ -42,8 +42,18 @@ def test_a_draft_runs_a_round_less_than_it_has_steps(tmp_path: Path) -> None:
     assert costs.draft_ms([0, 1, 4], 4) == pytest.approx([0, 1.5, 2.4])
 
 
-def test_a_table_can_be_written_and_read_again(tmp_path: Path) -> None:
-    costs = StepCosts.load(written(tmp_path, TABLE))
+ONCE = "draft_once: [0.25, 0.5]\n"
+
+
+def test_a_draft_may_take_something_beside_its_rounds(tmp_path: Path) -> None:
+    costs = StepCosts.load(written(tmp_path, TABLE + ONCE))
+    assert costs.draft_ms([0, 1, 4], 1).tolist() == [0, 0.25, 0.5]
+    assert costs.draft_ms([0, 1, 4], 4) == pytest.approx([0, 1.75, 2.9])
+
+
+@pytest.mark.parametrize("table", [TABLE, TABLE + ONCE])
+def test_a_table_can_be_written_and_read_again(tmp_path: Path, table: str) -> None:
+    costs = StepCosts.load(written(tmp_path, table))
     again = StepCosts.load(written(tmp_path, costs.to_yaml()))
     assert again == costs
 
@@ -68,6 +78,7 @@ def test_the_tables_that_ship_can_be_read(path: Path) -> None:
         ("widths: [1, 8]", "widths: [1]", "widths must rise from 1 in two or more steps"),
         ("about: made up", "", "about: Field required"),
         ("about", "color: red\nabout", "color: Extra inputs are not permitted"),
+        ("about", "draft_once: [0.5]\nabout", "draft_once must have 2 entries"),
         (TABLE, "[1", "the cost table is no YAML or JSON"),
     ],
 )

@@ -164,7 +164,9 @@ def test_both_drafts_of_a_model_chain_in_one_tree(
     _assert_sources(server, "both")
 
 
-def test_widths_and_sources_that_change_in_every_step(
+@pytest.mark.parametrize("drafting", [LONG_TREE, LONG_CHAIN], ids=["tree", "chain"])
+def test_widths_sources_and_draft_steps_that_change_in_every_step(
+    drafting: tuple[str, ...],
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
@@ -177,12 +179,13 @@ def test_widths_and_sources_that_change_in_every_step(
         "{about: made up, batch_sizes: [1, 16], widths: [1, 32], verify: [[5, 8], [6, 40]], "
         "draft_round: [0.5, 0.7], draft_extend: [[0.2, 0.3], [0.3, 1]]}"
     )
-    server = start_hvd("allocate", "--hvd-costs", str(costs), drafting=LONG_TREE)
+    server = start_hvd("allocate", "--hvd-costs", str(costs), drafting=drafting)
     _assert_same_as_plain(server, expected, prompts)
     state = server.hvd_state()
     assert len([num for num in state["num_steps_by_width"].values() if num]) >= 4
     assert {source for source, num in state["num_cycles"].items() if num} >= {"cache", "both"}
     assert state["num_partial_draft_rounds"] > 0
+    assert len(state["num_drafts_by_steps"]) >= 2
     assert state["costs"]["about"] == "made up"
 
 
@@ -212,5 +215,5 @@ def test_a_postponed_draft_extend_leaves_the_same_draft_kv(
             cycles[postpones].append([a["meta_info"]["hvd"][0]["cycles"] for a in answers])
         state = server.hvd_state()
         assert (state["num_catch_ups"] > 0) == (postpones == "true")
-        assert state["num_cycles"]["cache"] > state["num_cycles"]["model"] / 4
+        assert state["num_cycles"]["cache"] > state["num_cycles"]["model"] / 8
     assert cycles["true"] == cycles["false"]

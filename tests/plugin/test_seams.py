@@ -38,7 +38,7 @@ from sglang_hvd.plugin.worker import HvdWorker
 # Private methods of ours that extend nothing.
 OWN_HELPERS = {
     *("_host_nodes", "_with_model_trees", "_run_model_drafter", "_verify_input"),
-    *("_num_mask_cells", "_width", "_keep_ranks", "_publish", "_catch_up", "_extend"),
+    *("_num_mask_cells", "_width", "_publish", "_catch_up", "_extend", "run_draft"),
 }
 
 

@@ -57,12 +57,14 @@ struct BatchCosts {
     std::span<const std::int32_t> widths;  // nodes per request, root included, rising
     std::span<const double> step;          // by width: what every request takes part in
     std::span<const std::int32_t> num_steps;  // of the model drafter, to choose from, rising
+    std::span<const std::int32_t> most_nodes;  // by num_steps: that its draft can have then
     std::span<const double> draft;            // [num_steps][all requests + 1]: by how many draft
 };
 
 struct Choice {
     std::int32_t num_cache = 0;
     std::int32_t model_size = -1;  // none
+    std::int32_t num_model = 0;    // nodes
 };
 
 // Accepted tokens expected of the first nodes of a model drafter's draft.
@@ -85,16 +87,17 @@ public:
     // num_pinned: requests that are not among these and for which the model drafter runs anyway.
     // must_draft: one of these for which it runs too; -1: none.
     // min_width, min_steps: places in costs of the lowest that may be chosen.
+    // merges: a request may verify both drafts.
     const Allocation& allocate(std::span<const CacheNodes> cache, std::span<const ModelNodes> model,
                                std::size_t num_sizes, std::size_t max_steps,
                                std::span<const double> values, double price, const BatchCosts& costs,
                                std::size_t num_pinned, std::ptrdiff_t must_draft, std::size_t min_width,
-                               std::size_t min_steps) {
+                               std::size_t min_steps, bool merges) {
         best_.score = -std::numeric_limits<double>::infinity();
         const std::size_t num = cache.size();
         for (std::size_t width = min_width; width < costs.widths.size(); ++width) {
             const auto room = static_cast<std::size_t>(costs.widths[width] - 1);
-            value_at(cache, model, num_sizes, max_steps, room, costs);
+            value_at(cache, model, num_sizes, max_steps, room, costs, merges);
             for (std::size_t steps = min_steps; steps < costs.num_steps.size(); ++steps) {
                 weigh(num, steps, costs.num_steps.size(), values, must_draft);
                 const double* draft_ms = costs.draft.data() + steps * (num + num_pinned + 1) + num_pinned;
@@ -122,7 +125,7 @@ public:
 private:
     struct Option {
         double expected = 0;
-        std::int32_t num_cache = 0, model_size = -1;
+        Choice choice;
     };
     struct Gain {
         double value;
@@ -133,7 +136,7 @@ private:
     // draft beside it in the best size.
     void value_at(std::span<const CacheNodes> cache, std::span<const ModelNodes> model,
                   std::size_t num_sizes, std::size_t max_steps, std::size_t room,
-                  const BatchCosts& costs) {
+                  const BatchCosts& costs, bool merges) {
         const std::size_t num = cache.size(), num_steps = costs.num_steps.size();
         alone_.assign(num, 0);
         with_model_.assign(num * num_steps, {});
@@ -145,17 +148,22 @@ private:
             wants_more_ |= len > room;
             for (std::size_t size = 0; size < num_sizes; ++size) {
                 const ModelNodes& of_size = model[i * num_sizes + size];
-                const auto nodes = static_cast<std::size_t>(of_size.num_nodes);
-                wants_more_ |= len + nodes > room;
-                if (nodes > room) continue;
-                has_model_ = true;
-                const std::size_t num_cache = std::min(len, room - nodes);
-                expect_both(cache[i], num_cache, of_size, max_steps, by_depth_, by_steps_.data());
-                for (std::size_t s = 0; s < num_steps; ++s) {
+                const std::size_t beside = merges ? len : 0;
+                std::size_t known = len + 1;  // what by_steps_ is for
+                for (std::size_t s = num_steps; s-- > 0;) {
+                    const std::int32_t num_model = std::min(of_size.num_nodes, costs.most_nodes[s]);
+                    const auto nodes = static_cast<std::size_t>(num_model);
+                    wants_more_ |= beside + nodes > room;
+                    if (nodes > room) continue;
+                    has_model_ = true;
+                    const std::size_t num_cache = std::min(beside, room - nodes);
+                    if (num_cache != known)
+                        expect_both(cache[i], num_cache, of_size, max_steps, by_depth_, by_steps_.data());
+                    known = num_cache;
                     const double expected = by_steps_[static_cast<std::size_t>(costs.num_steps[s]) - 1];
                     Option& option = with_model_[i * num_steps + s];
-                    if (option.model_size < 0 || expected > option.expected)
-                        option = {expected, static_cast<std::int32_t>(num_cache), static_cast<std::int32_t>(size)};
+                    if (option.choice.model_size < 0 || expected > option.expected)
+                        option = {expected, {static_cast<std::int32_t>(num_cache), static_cast<std::int32_t>(size), num_model}};
                 }
             }
         }
@@ -167,7 +175,7 @@ private:
         gains_.clear();
         for (std::size_t i = 0; i < num; ++i) {
             const Option& option = with_model_[i * num_steps + steps];
-            if (option.model_size >= 0) gains_.push_back({values[i] * (option.expected - alone_[i]), i});
+            if (option.choice.model_size >= 0) gains_.push_back({values[i] * (option.expected - alone_[i]), i});
         }
         std::sort(gains_.begin(), gains_.end(), [&](const Gain& a, const Gain& b) {
             const bool first = static_cast<std::ptrdiff_t>(a.request) == must_draft;
@@ -183,12 +191,11 @@ private:
         best_.steps = steps;
         best_.choices.resize(num);
         for (std::size_t i = 0; i < num; ++i) {
-            best_.choices[i] = {static_cast<std::int32_t>(std::min(cache[i].probs.size(), room)), -1};
+            best_.choices[i] = {static_cast<std::int32_t>(std::min(cache[i].probs.size(), room)), -1, 0};
         }
         for (std::size_t place = 0; place < num_draft; ++place) {
             const std::size_t i = gains_[place].request;
-            const Option& option = with_model_[i * num_steps + steps];
-            best_.choices[i] = {option.num_cache, option.model_size};
+            best_.choices[i] = with_model_[i * num_steps + steps].choice;
         }
     }
 

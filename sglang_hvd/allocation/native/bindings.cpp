@@ -40,9 +40,9 @@ public:
         const Input<float, 3>& reaches, const Input<float, 3>& reaches_if_right,
         const Input<double, 1>& values, double price, const Input<std::int32_t, 1>& widths,
         const Input<double, 1>& step_ms, const Input<std::int32_t, 1>& num_steps,
-        const Input<double, 2>& draft_ms, int num_pinned, int must_draft, int min_width, int min_steps,
-        const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& num_model,
-        const Output<float, 1>& cache_expected, const Output<float, 1>& model_expected) {
+        const Input<std::int32_t, 1>& most_nodes, const Input<double, 2>& draft_ms, int num_pinned, int must_draft, int min_width, int min_steps,
+        bool merges, const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& num_model,
+        const Output<std::int32_t, 1>& model_size, const Output<float, 1>& cache_expected, const Output<float, 1>& model_expected) {
         const std::size_t num = values.size(), num_sizes = sizes.size();
         const std::size_t max_steps = reaches.shape(2), row = probs.shape(1);
         require(probs.shape(0) >= num && depths.shape(0) >= num && depths.shape(1) == row &&
@@ -56,19 +56,22 @@ public:
         require(num_steps.size() > 0 && num_pinned >= 0 && draft_ms.shape(0) == num_steps.size() &&
                     draft_ms.shape(1) == num + static_cast<std::size_t>(num_pinned) + 1,
                 "drafting needs a time for each number of steps and requests");
+        require(most_nodes.size() == num_steps.size(), "each number of steps needs its most nodes");
         require(must_draft < static_cast<std::ptrdiff_t>(num), "no such request");
         require(min_width >= 0 && static_cast<std::size_t>(min_width) < widths.size() && min_steps >= 0 &&
                     static_cast<std::size_t>(min_steps) < num_steps.size(),
                 "no such width or number of steps");
-        require(num_cache.size() == num && num_model.size() == num && cache_expected.size() == num &&
+        require(num_cache.size() == num && num_model.size() == num && model_size.size() == num &&
+                    cache_expected.size() == num &&
                     model_expected.size() == num,
                 "results need one row per request");
         for (std::size_t w = 0; w < widths.size(); ++w)
             require(widths.data()[w] > (w == 0 ? 0 : widths.data()[w - 1]), "widths must rise from 1 or more");
         for (std::size_t s = 0; s < num_steps.size(); ++s)
             require(num_steps.data()[s] > (s == 0 ? 0 : num_steps.data()[s - 1]) &&
-                        static_cast<std::size_t>(num_steps.data()[s]) <= max_steps,
-                    "numbers of steps must rise, from 1 to as many as are known");
+                        static_cast<std::size_t>(num_steps.data()[s]) <= max_steps &&
+                        most_nodes.data()[s] >= 1,
+                    "numbers of steps must rise, from 1 to as many as are known, with a node or more each");
         cache_.clear();
         model_.clear();
         for (std::size_t i = 0; i < num; ++i) {
@@ -83,23 +86,24 @@ public:
                 model_.push_back({sizes.data()[size], reaches.data() + first, reaches_if_right.data() + first});
             }
         }
-        const BatchCosts costs{span_of(widths), span_of(step_ms), span_of(num_steps),
+        const BatchCosts costs{span_of(widths), span_of(step_ms), span_of(num_steps), span_of(most_nodes),
                                {draft_ms.data(), draft_ms.size()}};
         const nb::gil_scoped_release release;
         const Allocation& found = allocator_.allocate(
             cache_, model_, num_sizes, max_steps, span_of(values), price, costs,
             static_cast<std::size_t>(num_pinned), must_draft, static_cast<std::size_t>(min_width),
-            static_cast<std::size_t>(min_steps));
+            static_cast<std::size_t>(min_steps), merges);
         for (std::size_t i = 0; i < num; ++i) {
             const Choice choice = found.choices[i];
             num_cache.data()[i] = choice.num_cache;
             cache_expected.data()[i] = static_cast<float>(
                 expect_cache(cache_[i], static_cast<std::size_t>(choice.num_cache)));
-            num_model.data()[i] = 0;
+            num_model.data()[i] = choice.num_model;
+            model_size.data()[i] = 0;
             model_expected.data()[i] = 0;
             if (choice.model_size < 0) continue;
             const ModelNodes& model = model_[i * num_sizes + static_cast<std::size_t>(choice.model_size)];
-            num_model.data()[i] = model.num_nodes;
+            model_size.data()[i] = model.num_nodes;
             model_expected.data()[i] =
                 static_cast<float>(expect_model(model, num_steps.data()[found.steps]));
         }
@@ -122,7 +126,9 @@ NB_MODULE(_native, m) {
         .def("allocate", &BatchAllocator::allocate, "probs"_a.noconvert(), "depths"_a.noconvert(),
              "num_nodes"_a.noconvert(), "sizes"_a.noconvert(), "reaches"_a.noconvert(),
              "reaches_if_right"_a.noconvert(), "values"_a.noconvert(), "price"_a, "widths"_a.noconvert(),
-             "step_ms"_a.noconvert(), "num_steps"_a.noconvert(), "draft_ms"_a.noconvert(),
-             "num_pinned"_a, "must_draft"_a, "min_width"_a, "min_steps"_a, "num_cache"_a.noconvert(),
-             "num_model"_a.noconvert(), "cache_expected"_a.noconvert(), "model_expected"_a.noconvert());
+             "step_ms"_a.noconvert(), "num_steps"_a.noconvert(), "most_nodes"_a.noconvert(),
+             "draft_ms"_a.noconvert(),
+             "num_pinned"_a, "must_draft"_a, "min_width"_a, "min_steps"_a, "merges"_a, "num_cache"_a.noconvert(),
+             "num_model"_a.noconvert(), "model_size"_a.noconvert(),
+             "cache_expected"_a.noconvert(), "model_expected"_a.noconvert());
 }
