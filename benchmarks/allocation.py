@@ -2,8 +2,8 @@
 
     python -m benchmarks.allocation [--json FILE]
 
-The drafts are drawn: chains of up to 31 nodes, a model drafter of 4 sizes and 8 steps, widths up to
-32. Times in microseconds, medians over rounds with the quartiles: `search` is the allocator alone,
+The drafts are drawn: chains of up to 31 nodes, a model drafter of 4 sizes and 2, 4, 6 or 8 steps,
+widths up to 32. Times in microseconds, medians over rounds with the quartiles: `search` is the allocator alone,
 `plan` the drafter's whole second half, plans for the engine included.
 """
 
@@ -17,13 +17,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.roofline import h100
-from sglang_hvd.allocation import DraftOdds, StepAllocator
+from sglang_hvd.allocation import DraftOdds, StepAllocator, draft_step_choices, most_tree_nodes
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor, TokenClasses
 from sglang_hvd.suffix_cache import SuffixCache
 
 WIDTHS, SIZES, NUM_STEPS = (1, 2, 4, 8, 16, 32), (3, 7, 15, 31), 8
+TOPK = 4
 _ROUNDS, _CALLS = 31, 200
 
 
@@ -57,7 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _allocator(num_requests: int) -> StepAllocator:
-    made = StepAllocator(h100(), widths=WIDTHS, model_sizes=SIZES, num_steps=[NUM_STEPS])
+    steps = draft_step_choices(NUM_STEPS)
+    made = StepAllocator(
+        h100(),
+        widths=WIDTHS,
+        model_sizes=SIZES,
+        num_steps=steps,
+        most_nodes=[most_tree_nodes(TOPK, num) for num in steps],
+    )
     for slot in range(num_requests):
         made.start(slot)
     return made
