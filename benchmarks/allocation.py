@@ -3,8 +3,8 @@
     python -m benchmarks.allocation [--json FILE]
 
 The drafts are drawn: chains of up to 31 nodes, a model drafter of 4 sizes and 2, 4, 6 or 8 steps,
-widths up to 32. Times in microseconds, medians over rounds with the quartiles: `search` is the allocator alone,
-`plan` the drafter's whole second half, plans for the engine included.
+widths up to 32. Times in microseconds, medians over rounds with the quartiles: `search` is the
+allocator alone, `plan` the drafter's whole second half, plans for the engine included.
 """
 
 import argparse

@@ -151,7 +151,9 @@ class HvdConfig(BaseModel):
         default=None,
         strict=False,
         description="Narrower verifications, in nodes per request, for steps with short drafts: a "
-        "list that rises, [] for none. Default: powers of two on a CPU, none on a GPU.",
+        "list that rises, [] for none. Each takes memory on a GPU, for its attention backends and "
+        "graphs. Default: powers of two where widths cost nothing, on a CPU with attention backend "
+        "torch_native or intel_amx; else none.",
     )
     postpone_extend: bool | None = Field(
         default=None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.arg_groups.overrides import (
@@ -37,7 +37,7 @@ ALGORITHM_NAME = "HVD"
 # Backends that verify a tree by its mask; the CPU host registers its own under torch_native.
 _TREE_BACKENDS = {"flashinfer", "fa3", "triton", "torch_native", "intel_amx"}
 _CHAIN_BACKENDS = _TREE_BACKENDS | {"trtllm_mha"}
-# With topk 1 it takes every draft for a chain.
+# With topk 1 they take every draft for a chain.
 _BACKENDS_OF_BOTH = _TREE_BACKENDS - {"fa3"}
 # These read the width of each verification from the batch, not from the settings.
 _BACKENDS_OF_ANY_WIDTH = {"torch_native", "intel_amx"}
@@ -51,12 +51,16 @@ class HvdLaunch:
         config: the settings in force.
         num_model_nodes: nodes of the model drafter's tree, root included.
         widths: nodes per request in one verification, root included, to choose from; rising.
+        has_width_states: attention backends and graphs are of one width each.
+        merges: a request may verify both drafts in one tree.
         postpones_extend: draft-extend runs for a request when it drafts, not in every step for all.
     """
 
     config: HvdConfig
     num_model_nodes: int
     widths: tuple[int, ...]
+    has_width_states: bool
+    merges: bool
     postpones_extend: bool
 
     @property
@@ -65,7 +69,7 @@ class HvdLaunch:
         return self.widths[-1]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self.config, self.num_model_nodes, self.widths, self.postpones_extend)
+        return _arrive, tuple(getattr(self, field.name) for field in fields(self))
 
 
 def launch_of(server_args: ServerArgs) -> HvdLaunch | None:
@@ -135,9 +139,17 @@ def resolve_verify_width(
             "lower it"
         )
     declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=width)
-    widths = (*_narrow_widths(config, server_args, width), width)
-    postpones_extend = _postpones_extend(config, cfg.device)
-    server_args._hvd_launch = HvdLaunch(config, num_model_nodes, widths, postpones_extend)
+    # These backends read the width from each batch.
+    is_any_width = cfg.device == "cpu" and _backends(server_args) <= _BACKENDS_OF_ANY_WIDTH
+    narrow = _narrow_widths(config, width, is_any_width)
+    server_args._hvd_launch = HvdLaunch(
+        config,
+        num_model_nodes,
+        widths=(*narrow, width),
+        has_width_states=bool(narrow) and not is_any_width,
+        merges=_merges(server_args),
+        postpones_extend=_postpones_extend(config, cfg.device),
+    )
     logger.info(
         "HVD: policy %s, verify width %d (model drafter's tree %d). The width takes %d tokens "
         "from the usable context; each running request reserves at least %d KV slots.",
@@ -164,15 +176,13 @@ def create_hvd_worker(
     return HvdWorker
 
 
-def _arrive(
-    config: HvdConfig, num_model_nodes: int, widths: tuple[int, ...], postpones_extend: bool
-) -> HvdLaunch:
+def _arrive(*launch: Any) -> HvdLaunch:
     # Runs when a scheduler process unpickles its arguments. Without this check a process in
     # which the plugin failed to load would serve plain EAGLE3 under the name of HVD.
     from sglang_hvd.plugin.entry import require_hooks
 
     require_hooks()
-    return HvdLaunch(config, num_model_nodes, widths, postpones_extend)
+    return HvdLaunch(*launch)
 
 
 def _is_requested(server_args: ServerArgs) -> bool:
@@ -242,28 +252,29 @@ def _check_backends(server_args: ServerArgs) -> None:
     is_tree = cfg.speculative_eagle_topk > 1
     supported = _TREE_BACKENDS if is_tree else _CHAIN_BACKENDS
     shape = f"trees (topk {cfg.speculative_eagle_topk})" if is_tree else "chains"
-    policy = server_args.__dict__["_hvd_config"].policy
-    if policy in ("allocate", "both") and not is_tree:
-        supported, shape = _BACKENDS_OF_BOTH, f"both drafts of policy {policy} with topk 1"
-    for backend in attention_backends_of(cfg):
-        if backend is not None and backend not in supported:
+    if server_args.__dict__["_hvd_config"].policy == "both" and not is_tree:
+        supported, shape = _BACKENDS_OF_BOTH, "both drafts with topk 1"
+    for backend in _backends(server_args):
+        if backend not in supported:
             raise ValueError(
                 f"HVD cannot verify {shape} on attention backend {backend}: "
                 f"use one of {', '.join(sorted(supported))}"
             )
 
 
-def _narrow_widths(config: HvdConfig, server_args: ServerArgs, widest: int) -> tuple[int, ...]:
-    cfg = resolved_view(server_args)
-    backends = {backend for backend in attention_backends_of(cfg) if backend is not None}
-    can_narrow = cfg.device == "cpu" and backends <= _BACKENDS_OF_ANY_WIDTH
+def _backends(server_args: ServerArgs) -> set[str]:
+    backends = attention_backends_of(resolved_view(server_args))
+    return {backend for backend in backends if backend is not None}
+
+
+def _merges(server_args: ServerArgs) -> bool:
+    is_tree = resolved_view(server_args).speculative_eagle_topk > 1
+    return is_tree or _backends(server_args) <= _BACKENDS_OF_BOTH
+
+
+def _narrow_widths(config: HvdConfig, widest: int, is_any_width: bool) -> tuple[int, ...]:
     if config.narrow_widths is None:
-        return powers_of_two_below(widest) if can_narrow else ()
-    if config.narrow_widths and not can_narrow:
-        raise ValueError(
-            "--hvd-narrow-widths works on a CPU only, with attention backend torch_native or "
-            f"intel_amx: elsewhere every step has the verify width, {widest}"
-        )
+        return powers_of_two_below(widest) if is_any_width else ()
     if config.narrow_widths and config.narrow_widths[-1] >= widest:
         raise ValueError(
             f"--hvd-narrow-widths {list(config.narrow_widths)} must stay below the verify width "

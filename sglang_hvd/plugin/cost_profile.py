@@ -116,6 +116,7 @@ class CostProfile:
         return stack
 
     def _verify(self, n: int, width: int) -> Callable[[], object]:
+        self._worker.use_width(width)
         runner = self._target
         seq_lens = self._full(n, self._context)
         nodes = DraftNodes(
@@ -181,6 +182,7 @@ class CostProfile:
         return run
 
     def _extend(self, n: int, width: int) -> Callable[[], object]:
+        self._worker.use_width(width)
         worker, runner = self._worker, self._worker.draft_runner
         assert self._hidden is not None, "a verification runs first"
         hidden = self._hidden.expand(n * width, -1).contiguous()

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
 
+    from sglang_hvd.plugin.width_states import WidthStates
+
 
 # Parents, indices, tokens and ranks, as HvdDraftWorker.draft_forward returns them.
 _Tree = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -69,6 +71,8 @@ class HvdDraftWorker(EagleDraftWorker):
     # in for it.
     stub_draft_extend: Callable[[ScheduleBatch, GenerationBatchResult], None] | None = None
     postponed: PostponedExtend | None = None
+    # Set by HvdWorker where backends and graphs have one width each.
+    width_states: WidthStates | None = None
 
     def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
         launch = launch_of(server_args)
@@ -93,7 +97,7 @@ class HvdDraftWorker(EagleDraftWorker):
         seq_lens = batch.seq_lens_cpu.tolist() if batch.seq_lens_cpu is not None else None
         plans = self.plan_drafts(batch.reqs, seq_lens)
         used = 1 + max(plan.num_nodes for plan in plans)
-        self._step_width = next(width for width in self._widths if width >= used)
+        self.use_width(next(width for width in self._widths if width >= used))
         self.num_steps_by_width[self._step_width] += 1
         bonus_tokens = batch.spec_info.bonus_tokens
         if self.postponed is not None:
@@ -105,6 +109,12 @@ class HvdDraftWorker(EagleDraftWorker):
             nodes, of_model, kv_loc_plan = self._with_model_trees(batch, plans, nodes)
         with self.clock.measure(Phase.BUILD):
             return self._verify_input(batch, nodes, of_model, kv_loc_plan)
+
+    def use_width(self, width: int) -> None:
+        """The next verification has this one of the launch's widths, and so has draft-extend."""
+        self._step_width = width
+        if self.width_states is not None:
+            self.width_states.use(width)
 
     @property
     def has_draft_graphs(self) -> bool:

@@ -45,6 +45,7 @@ from sglang_hvd.plugin.served_predictor import PredictorMetrics, ServedPredictor
 from sglang_hvd.plugin.server_info import HvdMetrics
 from sglang_hvd.plugin.verify_tree import num_accepted_of_model
 from sglang_hvd.plugin.vocabulary import token_strings
+from sglang_hvd.plugin.width_states import WidthStates
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -128,6 +129,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         """SGLang's call when pools and attention backends are there: captures graphs. With them
         steps can be timed."""
         super().init_cuda_graphs()
+        if self._launch.has_width_states:
+            self._draft_worker.width_states = WidthStates(self, self._launch.widths)
         config = self._launch.config
         if config.policy != "allocate" or config.costs is not None or config.cost_profile == "skip":
             return
@@ -220,6 +223,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
 
     def describe(self) -> dict[str, Any]:
         """Settings and counters for /server_info; plain values."""
+        states = self._draft_worker.width_states
         return {
             **self._held.describe(),
             "predictor": self._served_predictor.describe(),
@@ -227,6 +231,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "config": self._launch.config.model_dump(mode="json"),
             "verify_width": self._launch.verify_width,
             "verify_widths": list(self._launch.widths),
+            "width_memory_gb": None if states is None else states.memory_gb,
             "num_model_nodes": self._launch.num_model_nodes,
             "num_model_draft_rounds": self._draft_worker.num_model_draft_rounds,
             "num_partial_draft_rounds": self._draft_worker.num_partial_draft_rounds,
@@ -253,6 +258,7 @@ def _allocator(
         model_sizes=sizes,
         num_steps=steps,
         most_nodes=[most_tree_nodes(topk, num) for num in steps],
+        merges=launch.merges,
         postpones_extend=postpones_extend,
     )
 

@@ -6,6 +6,7 @@ The interpreter runs SGLang's and our GPU code on the CPU, two to three orders s
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,34 @@ def test_stops_inside_a_draft_under_overlap_scheduling(
         # The finish is seen one launch late; nothing past the stop may be learnt.
         assert server.hvd_state()["num_shared_tokens"] == end
     assert server.hvd_state()["num_requests"] == 0
+
+
+def test_widths_with_an_attention_backend_for_each(
+    start_hvd: Callable[..., Any],
+    plain_ids: Callable[..., list[list[int]]],
+    prompts: list[str],
+    tmp_path: Path,
+) -> None:
+    copying = [prompts[0], prompts[4]]
+    params = {"max_new_tokens": 32}
+    expected = plain_ids(copying, **params)
+    costs = tmp_path / "costs.yaml"
+    # Each node costs a little: what is verified differs from step to step.
+    costs.write_text(
+        "{about: made up, batch_sizes: [1, 16], widths: [1, 32], verify: [[5, 8], [6, 40]], "
+        "draft_round: [0.5, 0.7], draft_extend: [[0.2, 0.3], [0.3, 1]]}"
+    )
+    server = start_hvd(
+        *("allocate", "--hvd-costs", str(costs), "--attention-backend", "triton"),
+        *("--hvd-verify-width", "24", "--hvd-narrow-widths", "[4, 8, 16]"),
+        environment=INTERPRETED,
+    )
+    answers = server.generate_all(copying, concurrency=2, **params)
+    assert [answer["output_ids"] for answer in answers] == expected
+    state = server.hvd_state()
+    assert state["width_memory_gb"].keys() == {"4", "8", "16"}
+    assert len([num for num in state["num_steps_by_width"].values() if num]) >= 3
+    assert state["num_accepted_drafts"]["cache"] + state["num_accepted_drafts"]["both"] > 0
 
 
 @pytest.mark.parametrize("policy", ["payoff", "both"])
