@@ -9,13 +9,13 @@ any part failed. On a CPU (--device cpu) the same parts run small, without graph
 are tested.
 
 identity: every policy's greedy output beside plain serving's on the demo pair, over attention
-    backends, graphs, overlap scheduling, trees and chains, and concurrency. Where a token differs,
-    the gap is shown between the two log probabilities that plain serving gives there. In bfloat16
-    some logits tie: such a difference is reported with its gap, and still counts as a difference.
+    backends, graphs, overlap scheduling, trees and chains, widths that change from step to
+    step, and concurrency. Where a token differs, the gap is shown between the two log probabilities
+    that plain serving gives there. In bfloat16 some logits tie: such a difference is reported with
+    its gap, and still counts as a difference.
 memory: the layout of verify trees under compute-sanitizer. HVD has no CUDA kernels of its own.
-    A GPU server has one verify width, so nothing switches widths there.
-costs: what steps of the shapes cost, timed by the server before it serves, by verify width. A plain
-    step is not among them, nor the gap between steps.
+costs: what steps of the shapes cost, timed by the server before it serves: a plain step and each
+    verify width, with the memory that each takes. The gap between steps is not among them.
 traces: benchmarks.trace_serving on the shapes.
 """
 
@@ -63,6 +63,7 @@ class Setup:
     has_overlap: bool
     is_tree: bool
     verify_width: int = 32
+    narrow_widths: tuple[int, ...] = ()
     postpones: bool = False
 
     def flags(self, device: str) -> list[str]:
@@ -76,7 +77,7 @@ class Setup:
 
     def refuses(self, policy: Mode) -> bool:
         """HVD refuses both drafts on FA3 with topk 1, whose verification knows chains only."""
-        return policy in ("both", "allocate") and self.backend == "fa3" and not self.is_tree
+        return policy == "both" and self.backend == "fa3" and not self.is_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ def _setups(device: str) -> list[Setup]:
     if device == "cpu":
         return [
             Setup("torch_native", "float32", False, False, True, postpones=True),
-            Setup("torch_native", "float32", False, False, False, verify_width=16),
+            Setup("torch_native", "float32", False, False, False, 16, (2, 4, 8)),
         ]
     setups = [
         Setup(backend, "bfloat16", True, True, is_tree)
@@ -166,6 +167,10 @@ def _setups(device: str) -> list[Setup]:
     # Graphs and overlap each off once, other widths, draft-extend postponed, and float16.
     setups += [
         Setup("flashinfer", "bfloat16", True, True, True, verify_width=width) for width in (16, 64)
+    ]
+    setups += [
+        Setup(backend, "bfloat16", True, True, is_tree, narrow_widths=(2, 4, 8, 16))
+        for backend, is_tree in (("flashinfer", True), ("fa3", True), ("fa3", False))
     ]
     setups.append(Setup("flashinfer", "bfloat16", True, True, True, postpones=True))
     setups.append(Setup("flashinfer", "bfloat16", False, True, True))
@@ -182,6 +187,7 @@ def _server(
     if mode != "plain":
         flags += MODEL_TREE_FLAGS if setup.is_tree else CHAIN_FLAGS
         flags += ["--hvd-verify-width", str(setup.verify_width)]
+        flags += ["--hvd-narrow-widths", str(list(setup.narrow_widths))]
         flags += ["--hvd-postpone-extend", str(setup.postpones).lower()]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -298,7 +304,8 @@ def _lay_out(device: str) -> int:
 
 def _costs(options: argparse.Namespace) -> tuple[bool, Any]:
     rows = []
-    for shape, width in itertools.product(options.shapes, options.widths):
+    *narrow, widest = sorted({1, *options.widths})
+    for shape in options.shapes:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             models = _dummy_models(shape, folder)
@@ -306,7 +313,8 @@ def _costs(options: argparse.Namespace) -> tuple[bool, Any]:
             with SglangServer(
                 [
                     *server_flags("allocate", models),
-                    *("--hvd-cost-profile", "fresh", "--hvd-verify-width", str(width)),
+                    *("--hvd-cost-profile", "fresh", "--hvd-verify-width", str(widest)),
+                    *("--hvd-narrow-widths", str(narrow)),
                     *("--load-format", "dummy"),
                     *_running(options),
                 ],
@@ -319,7 +327,7 @@ def _costs(options: argparse.Namespace) -> tuple[bool, Any]:
                 rows.append(
                     {
                         "shape": shape,
-                        "verify_width": width,
+                        "width_memory_gb": state["hvd"]["width_memory_gb"],
                         "seconds_to_start": seconds,
                         "costs": state["hvd"]["costs"],
                     }
@@ -396,7 +404,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--shapes", type=lambda text: text.split(","), default=["llama-3.1-8b", "qwen3-8b"]
     )
     parser.add_argument(
-        "--widths", type=lambda text: [int(n) for n in text.split(",")], default=[16, 32, 64]
+        "--widths", type=lambda text: [int(n) for n in text.split(",")], default=[2, 4, 8, 16, 32, 64]
     )
     parser.add_argument(
         "--policies",

@@ -52,11 +52,9 @@ def test_a_damaged_or_missing_piece_is_named(offline_install: ModuleType, tmp_pa
         offline_install.join(tmp_path, out)
 
 
-def test_fa3_with_chains_is_left_out_for_policies_that_merge_drafts() -> None:
+def test_fa3_with_chains_is_left_out_for_the_policy_that_always_merges_drafts() -> None:
     chains = gpu_check.Setup("fa3", "bfloat16", True, True, False)
-    assert [policy for policy in gpu_check.POLICIES if chains.refuses(policy)] == [
-        *("both", "allocate")
-    ]
+    assert [policy for policy in gpu_check.POLICIES if chains.refuses(policy)] == ["both"]
     flags = chains.flags("cuda")
     assert "--disable-cuda-graph" not in flags
     assert flags[flags.index("--attention-backend") + 1] == "fa3"
@@ -75,6 +73,7 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
     found = {path.stem: json.loads(path.read_text()) for path in tmp_path.iterdir()}
     assert set(found) == {"memory", "costs", "identity"}
     [row] = found["costs"]["rows"]
+    assert row["costs"]["widths"] == [1, 16]
     assert row["costs"]["verify"][0][0] > 0
     rows = found["identity"]["rows"]
     assert [row["setup"]["postpones"] for row in rows] == [True, False]
