@@ -404,7 +404,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--shapes", type=lambda text: text.split(","), default=["llama-3.1-8b", "qwen3-8b"]
     )
     parser.add_argument(
-        "--widths", type=lambda text: [int(n) for n in text.split(",")], default=[2, 4, 8, 16, 32, 64]
+        "--widths",
+        type=lambda text: [int(n) for n in text.split(",")],
+        default=[2, 4, 8, 16, 32, 64],
     )
     parser.add_argument(
         "--policies",

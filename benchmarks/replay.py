@@ -9,8 +9,9 @@ the size of the model drafter's tree for `model`, which the others then take, th
 verification for them, and the threshold for "payoff fixed". A step is as wide as its drafts need.
 
 `allocate` chooses all of that itself. "allocate, one tree" cannot choose the number of steps: it
-has the tree of `model` or smaller ones, as a server has. The oracle allocates like `allocate` and
-knows what each draft will bring; "oracle, one tree" likewise. Regret is to the first.
+has the tree of `model` or smaller ones, as a server has whose draft loop is a captured graph; and
+the cache drafts of "allocate, chains" do not branch. The oracle allocates like `allocate` and knows
+what each draft will bring; "oracle, one tree" likewise. Regret is to the first.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from typing import get_args
 import numpy as np
 from tqdm import tqdm
 
-from sglang_hvd.allocation import StepAllocator, StepCosts
+from sglang_hvd.allocation import StepAllocator, StepCosts, draft_step_choices
 from sglang_hvd.config import PAPER_THRESHOLD, CacheMode, HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, SIZE_EFFECT, PayoffPredictor
@@ -44,11 +45,15 @@ from sglang_hvd.traces.trace import Trace
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 MODEL_SIZES = (3, 7, 15, 31)
-MODEL_STEPS = (2, 4, 6, 8)
+MODEL_STEPS = draft_step_choices(8)
 # Trees of policy `model` to choose from: nodes and steps.
 MODEL_TREES = ((3, 2), (7, 4), (15, 4), (15, 6), (31, 6), (31, 8))
 # Widest verifications of the policies that do not choose, to choose from.
 FIXED_WIDTHS = (8, 16, 32, 64)
+POLICIES = (
+    *("plain", "cache", "frequency", "payoff", "payoff 6", "payoff fixed", "always-both"),
+    *("allocate", "allocate, chains", "allocate, one tree", "oracle, one tree"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ class Setting:
     tree: nodes and steps of the model drafter's draft.
     width: of the widest verification.
     is_flexible: `allocate` may choose the number of steps too.
+    has_branches: its cache drafts may branch.
     """
 
     policy: Policy
@@ -66,6 +72,7 @@ class Setting:
     threshold: float | None = None
     is_oracle: bool = False
     is_flexible: bool = False
+    has_branches: bool = True
 
     def __str__(self) -> str:
         parts = [f"tree {self.tree[0]} x {self.tree[1]}", f"width {self.width}"]
@@ -156,6 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 setting for setting in trees["model"] if str(setting) == of_model[0].setting
             )
             others = _settings(tree.tree, options.thresholds)
+            others = {name: others[name] for name in (*options.policies, "oracle")}
             found = list(pool.map(_run, jobs, [others] * len(jobs)))
             of_cell = _beside_oracle([*of_model, *_best(found)])
             rows += of_cell
@@ -185,6 +193,7 @@ def _settings(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str, l
         "payoff fixed": [s for threshold in thresholds for s in widths("payoff", threshold)],
         "always-both": widths("both"),
         "allocate": [Setting("allocate", tree, is_flexible=True)],
+        "allocate, chains": [Setting("allocate", tree, is_flexible=True, has_branches=False)],
         "allocate, one tree": [Setting("allocate", tree)],
         "oracle": [Setting("allocate", tree, is_oracle=True, is_flexible=True)],
         "oracle, one tree": [Setting("allocate", tree, is_oracle=True)],
@@ -238,6 +247,7 @@ def _serve(
         cache_mode=job.cache_mode,
         threshold=setting.threshold,
         calibrate=not setting.is_oracle,
+        branches=setting.has_branches,
     )
     num_nodes, num_steps = setting.tree
     sizes, allocator = [num_nodes], None
@@ -380,6 +390,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=False,
         help="bring the model drafter's KV cache up to date for a request when it drafts, not in "
         "every step for all",
+    )
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        choices=POLICIES,
+        default=POLICIES,
+        help="rows beside those of model and oracle (default: all)",
     )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -70,6 +70,11 @@ class HvdConfig(BaseModel):
         "and use that table at later starts of the same server on the same machine. fresh: at "
         "every start. skip: not at all.",
     )
+    branches: bool = Field(
+        default=True,
+        description="allocate policy: cache drafts branch where the suffix cache's votes differ. "
+        "false: chains only. In the paper cache mode they never branch.",
+    )
     predictor: Path | None = Field(
         default=None,
         strict=False,

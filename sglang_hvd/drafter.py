@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import DraftOdds, StepAllocator, policies
+from sglang_hvd.allocation import CacheTrees, DraftOdds, StepAllocator, policies
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import (
     DraftFeatures,
@@ -55,9 +55,9 @@ class Proposals:
     prediction: calibrated; None in a drafter without a predictor.
     model_payoffs: float32[num_requests], expected accepted length of the model drafter's draft;
         None but under the policies allocate and payoff.
-    survival: float32[num_requests, MAX_DRAFT_LEN], probabilities of the cache drafts' tokens by
-        which to allocate; None but under the allocate policy.
-    model_reaches: the same of the model drafter's draft; None likewise.
+    trees: the cache drafts to choose from, with the probabilities by which to allocate; None but
+        under the allocate policy.
+    model_reaches: likewise of the model drafter's draft; None likewise.
     """
 
     num_requests: int
@@ -65,7 +65,7 @@ class Proposals:
     features: DraftFeatures | None
     prediction: Prediction | None
     model_payoffs: npt.NDArray[np.float32] | None = None
-    survival: npt.NDArray[np.float32] | None = None
+    trees: CacheTrees | None = None
     model_reaches: ModelReaches | None = None
 
     @property
@@ -81,14 +81,16 @@ class Proposals:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """planned: the cycle to commit. draft_len: of the whole cache draft then. Under the allocate
-    policy, model_size: of the model drafter's draft, which has fewer nodes in few steps;
-    cache_expected, model_expected: accepted tokens expected of what it verifies of each draft."""
+    """planned: the cycle to commit. draft_len: of the whole cache chain then. chain: what it
+    verifies of that; a tree has branches beside it. Under the allocate policy, model_size: of the
+    model drafter's draft, which has fewer nodes in few steps; cache_expected, model_expected:
+    accepted tokens expected of that chain and of that draft."""
 
     slot: int
     without_cache: bool
     planned: DraftPlan | None = None
     draft_len: int = 0
+    chain: TokenIds | None = None
     model_size: int = 0
     cache_expected: float = 0.0
     model_expected: float = 0.0
@@ -112,6 +114,7 @@ class HybridDrafter:
         num_model_nodes: int,
         verify_width: int,
         allocator: StepAllocator | None = None,
+        verifies_trees: bool = True,
         clock: StepClock | None = None,
     ) -> None:
         """
@@ -121,6 +124,7 @@ class HybridDrafter:
         num_model_nodes: nodes of its draft, root not included.
         verify_width: most nodes per request that one verification takes, root included.
         allocator: needed by the policy allocate.
+        verifies_trees: whether cache drafts may branch.
         clock: measures what plan does.
         """
         if config.predicts and (predictor is None or token_classes is None):
@@ -159,7 +163,10 @@ class HybridDrafter:
         # Reused from step to step; _votes are _drafts where the votes make these.
         self._drafts = self._votes = DraftBatch.of_size(0, 0)
         self._features = DraftFeatures.of_size(0)
-        self._depths = np.zeros((0, MAX_DRAFT_LEN), np.int32)
+        # Of the allocate policy: what the votes say of branches, and the drafts with these.
+        self._branches, self._trees = DraftBatch.of_size(0, 0), CacheTrees(0, self._room)
+        # SuffixDecoding drafts chains only, and its votes are not the predictor's.
+        self._has_branches = config.branches and verifies_trees and config.cache_mode == "votes"
 
     @classmethod
     def from_config(
@@ -172,6 +179,7 @@ class HybridDrafter:
         verify_width: int,
         deterministic: bool,
         allocator: StepAllocator | None = None,
+        verifies_trees: bool = True,
         clock: StepClock | None = None,
     ) -> "HybridDrafter":
         """The drafter that a configuration describes, with its own suffix cache.
@@ -194,6 +202,7 @@ class HybridDrafter:
             num_model_nodes=num_model_nodes,
             verify_width=verify_width,
             allocator=allocator,
+            verifies_trees=verifies_trees,
             clock=clock,
         )
 
@@ -296,14 +305,16 @@ class HybridDrafter:
             prediction = self._predictor.predict(features)
             if self._calibration is not None:
                 prediction = self._calibration.expect(slots, self._drafts, prediction)
-            model_payoffs = survival = model_reaches = None
+            model_payoffs = trees = model_reaches = None
             if self._model_payoff is not None:
                 survival = self._heeded(prediction, len(rids))
                 model_payoffs = self._model_payoff.expect(slots, self._drafts, survival)
                 if self._allocator is not None:
+                    assert survival is not None, "checked when the predictor was taken"
                     model_reaches = self._model_payoff.expect_sizes(slots, self._drafts, survival)
+                    trees = self._trees_of(rids, survival)
         return Proposals(
-            len(rids), self._drafts, features, prediction, model_payoffs, survival, model_reaches
+            len(rids), self._drafts, features, prediction, model_payoffs, trees, model_reaches
         )
 
     def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> list[DraftPlan]:
@@ -320,6 +331,9 @@ class HybridDrafter:
             draft_lens = proposals.drafts.num_nodes[: len(requests)].tolist()
             for request, plan, draft_len in zip(requests, plans, draft_lens, strict=True):
                 request.planned, request.draft_len = plan, draft_len
+                if self._allocator is None:
+                    draft = plan.cache_draft
+                    request.chain = None if draft is None else draft.token_ids
             return plans
 
     def commit(self, rids: Sequence[Hashable], outcomes: Sequence[VerifyOutcome]) -> None:
@@ -403,6 +417,9 @@ class HybridDrafter:
             return
         rows, width = max(2 * rows, num_requests), max(width, max_nodes)
         self._drafts = self._votes = DraftBatch.of_size(rows, width)
+        if self._allocator is not None:
+            self._branches = DraftBatch.of_size(rows, self._room)
+            self._trees = CacheTrees(rows, self._room)
         if self._tracker is not None:
             self._features = DraftFeatures.of_size(rows)
             if self._config.cache_mode == "paper":
@@ -490,8 +507,8 @@ class HybridDrafter:
         payoffs: Sequence[float | None],
     ) -> list[DraftPlan]:
         num = len(requests)
-        survival, reaches = proposals.survival, proposals.model_reaches
-        assert survival is not None, "checked when the predictor was taken"
+        trees, reaches = proposals.trees, proposals.model_reaches
+        assert trees is not None
         assert reaches is not None
         is_pinned = None
         if any(request.without_cache for request in requests):
@@ -499,25 +516,38 @@ class HybridDrafter:
         found = allocator.allocate(
             self._slots(requests),
             DraftOdds(
-                survival,
-                self._depths_of_chains(num),
-                proposals.drafts.num_nodes[:num],
+                trees.probs[:num],
+                trees.depths[:num],
+                trees.num_nodes[:num],
                 reaches.of_all,
                 reaches.if_cache_right,
             ),
             is_pinned,
         )
-        cache_expected = found.cache_expected
+        chain_lens = trees.chain_lens(found.num_cache)
         assert proposals.prediction is not None
         of_predictor = proposals.prediction.survival
-        if of_predictor is not survival and of_predictor is not None:
-            # The predictor is judged by what it says itself, heeded or not.
-            taken = np.arange(MAX_DRAFT_LEN) < found.num_cache[:, None]
-            cache_expected = (of_predictor * taken).sum(axis=1)
+        assert of_predictor is not None
+        # The predictor is judged by what it says itself of chains, heeded or not.
+        taken = np.arange(of_predictor.shape[1]) < chain_lens[:, None]
+        cache_expected = (of_predictor * taken).sum(axis=1)
+        chains = proposals.drafts.token_ids[:num, : chain_lens.max(initial=0)].copy()
         plans = []
-        for request, chosen, payoff, num_model, model_size, of_cache, of_model in zip(
+        for (
+            request,
+            chain,
+            chain_len,
+            chosen,
+            payoff,
+            num_model,
+            model_size,
+            of_cache,
+            of_model,
+        ) in zip(
             requests,
-            proposals.drafts.chains(found.num_cache),
+            chains,
+            chain_lens.tolist(),
+            trees.drafts(found.num_cache, chain_lens, proposals.drafts),
             payoffs,
             found.num_model.tolist(),
             found.model_size.tolist(),
@@ -525,6 +555,7 @@ class HybridDrafter:
             found.model_expected.tolist(),
             strict=True,
         ):
+            request.chain = chain[:chain_len] if chain_len else None
             request.model_size = model_size
             request.cache_expected, request.model_expected = of_cache, of_model
             if not num_model:
@@ -552,11 +583,12 @@ class HybridDrafter:
         survival[is_off, :longest] = of_votes[is_off]
         return survival
 
-    def _depths_of_chains(self, num_requests: int) -> npt.NDArray[np.int32]:
-        if len(self._depths) < num_requests:
-            depths = np.arange(1, MAX_DRAFT_LEN + 1, dtype=np.int32)
-            self._depths = np.tile(depths, (2 * num_requests, 1))
-        return self._depths[:num_requests]
+    def _trees_of(self, rids: Sequence[Hashable], survival: npt.NDArray[np.float32]) -> CacheTrees:
+        if self._has_branches:
+            limits = np.full(len(rids), self._room, np.int32)
+            self._cache.propose_into(self._branches, rids, limits, is_tree=True)
+        self._trees.join(self._drafts, survival, self._branches)
+        return self._trees
 
     def _observe(
         self,
@@ -581,23 +613,22 @@ class HybridDrafter:
 
 
 def _cache_accepted(request: _Request, outcome: VerifyOutcome) -> int | None:
-    """Tokens of the cache draft that were right; None if it was not verified."""
-    plan = request.planned
+    """Tokens of the cache draft's chain that were right; None if none of it was verified."""
+    plan, chain = request.planned, request.chain
     assert plan is not None, "a cycle must be planned before it is committed"
-    if plan.cache_draft is None:
+    if plan.cache_draft is None or chain is None:
         return None
-    if plan.source is DraftSource.CACHE:
+    if plan.source is DraftSource.CACHE and plan.cache_draft.parents is None:
         return outcome.num_accepted_drafts
-    return num_agreeing(plan.cache_draft.token_ids, as_token_ids(outcome.token_ids))
+    return num_agreeing(chain, as_token_ids(outcome.token_ids))
 
 
 def _for_history(request: _Request, num_accepted: int | None) -> int | None:
     """The predictor's features are of whole drafts: a part that was accepted whole tells less."""
-    plan = request.planned
-    if num_accepted is None or plan is None or plan.cache_draft is None:
+    if num_accepted is None or request.chain is None:
         return None
-    is_cut = plan.cache_draft.num_tokens < request.draft_len
-    return None if is_cut and num_accepted == plan.cache_draft.num_tokens else num_accepted
+    is_cut = len(request.chain) < request.draft_len
+    return None if is_cut and num_accepted == len(request.chain) else num_accepted
 
 
 def _cache_verified(
@@ -605,11 +636,8 @@ def _cache_verified(
 ) -> VerifiedCacheDraft | int | None:
     if num_accepted is None or not is_cut:
         return num_accepted
-    assert request.planned is not None
-    assert request.planned.cache_draft is not None
-    return VerifiedCacheDraft(
-        num_accepted, request.planned.cache_draft.num_tokens, request.cache_expected
-    )
+    assert request.chain is not None
+    return VerifiedCacheDraft(num_accepted, len(request.chain), request.cache_expected)
 
 
 def _model_verified(

@@ -30,12 +30,15 @@ class CacheDraft:
     match_len: number of tokens before the draft that matched an earlier place.
     score: sum over the draft of each token's estimated probability (SuffixDecoding's score).
     source: where the match lies, in the request's own prompt and output or in finished requests.
+    parents: int32[num_tokens], read-only; index of the token before each, -1 for what follows the
+        context itself, and parents first. None for a chain, where each follows the one before.
     """
 
     token_ids: TokenIds
     match_len: int
     score: float
     source: Literal["request", "shared"]
+    parents: npt.NDArray[np.int32] | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -38,11 +38,13 @@ def drafter(
     verify_width: int = WIDTHS[-1],
     widths: tuple[int, ...] = WIDTHS,
     predictor: PayoffPredictor | None = None,
+    branches: bool = True,
+    verifies_trees: bool = True,
 ) -> HybridDrafter:
     allocator = StepAllocator(
         costs(per_node), widths=widths, model_sizes=SIZES, num_steps=[NUM_STEPS]
     )
-    config = HvdConfig(policy=policy, max_draft_tokens=128)
+    config = HvdConfig(policy=policy, max_draft_tokens=128, branches=branches)
     return HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
@@ -52,6 +54,7 @@ def drafter(
         num_model_nodes=SIZES[-1],
         verify_width=verify_width,
         allocator=allocator,
+        verifies_trees=verifies_trees,
     )
 
 
@@ -162,6 +165,58 @@ def test_what_a_cut_draft_brings_is_compared_with_what_was_expected_of_its_part(
     assert figures is not None
     [origin] = [each for each in figures.values() if each.num_verified]
     assert origin.mean_predicted == pytest.approx(sum(0.9**j for j in range(1, num + 1)), abs=1e-3)
+
+
+# What follows 1, 2, 3 differs: 4, 5, 6 the first time, 7, 8, 9 the second.
+DIFFERS = [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 7, 8, 9, 1, 2]
+
+
+def branching(made: HybridDrafter) -> DraftPlan:
+    made.start("r", DIFFERS)
+    made.extend("r", [3])
+    [plan] = made.plan(["r"])
+    return plan
+
+
+def chain_and_branch(plan: DraftPlan) -> tuple[list[int], list[int]]:
+    """The tokens up to where each of the two ends."""
+    draft = plan.cache_draft
+    assert draft is not None
+    assert draft.parents is not None
+    token_ids, parents = draft.token_ids.tolist(), draft.parents.tolist()
+    first = [node for node, parent in enumerate(parents) if parent < 0]
+    assert len(first) == 2
+    paths = []
+    for node in first:
+        path = [node]
+        while path[-1] in parents:
+            path.append(parents.index(path[-1]))
+        paths.append([token_ids[place] for place in path])
+    return paths[0], paths[1]
+
+
+def test_a_cache_draft_branches_where_the_votes_differ() -> None:
+    chain, branch = chain_and_branch(branching(drafter(prob=0.5)))
+    assert {chain[0], branch[0]} == {4, 7}
+    for without in (
+        drafter(prob=0.5, branches=False),
+        drafter(prob=0.5, verifies_trees=False),
+        drafter(prob=0.999),  # nothing is left for a branch
+    ):
+        plan = branching(without)
+        assert plan.cache_draft is None or plan.cache_draft.parents is None
+
+
+def test_what_a_branch_brings_says_of_the_chain_that_it_was_wrong() -> None:
+    made = drafter(prob=0.5)
+    _, branch = chain_and_branch(branching(made))
+    made.commit(["r"], [VerifyOutcome([*branch[:2], 99], 2, num_model_accepted=0)])
+    figures = made.calibration()
+    assert figures is not None
+    [origin] = [each for each in figures.values() if each.num_verified]
+    assert (origin.num_verified, origin.mean_accepted) == (1, 0)
+    stats = made.stats("r")
+    assert stats.num_both_accepted_drafts + stats.num_cache_accepted_drafts == 2
 
 
 def test_a_plan_of_a_batch_is_one_allocation() -> None:

@@ -11,6 +11,7 @@ from sglang_hvd.allocation.allocator import (
     most_tree_nodes,
     powers_of_two_below,
 )
+from sglang_hvd.allocation.cache_trees import CacheTrees
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
 from sglang_hvd.allocation.cost_scale import CostScale
 from sglang_hvd.allocation.costs import StepCosts
@@ -18,6 +19,7 @@ from sglang_hvd.allocation.costs import StepCosts
 __all__ = [
     "MAX_POSTPONED_TOKENS",
     "Allocation",
+    "CacheTrees",
     "CostFit",
     "CostScale",
     "DraftOdds",

@@ -5,6 +5,28 @@ _Int32 = npt.NDArray[np.int32]
 _Float32 = npt.NDArray[np.float32]
 _Float64 = npt.NDArray[np.float64]
 
+_Bool = npt.NDArray[np.bool_]
+
+class CacheTreeJoiner:
+    def join(
+        self,
+        chain_tokens: _Int32,
+        chain_lens: _Int32,
+        survival: _Float32,
+        tokens: _Int32,
+        parents: _Int32,
+        depths: _Int32,
+        probs: _Float32,
+        num_nodes: _Int32,
+        branch_share: float,
+        out_tokens: _Int32,
+        out_parents: _Int32,
+        out_depths: _Int32,
+        out_probs: _Float32,
+        out_is_chain: _Bool,
+        out_num: _Int32,
+    ) -> None: ...
+
 class Allocator:
     def allocate(
         self,
@@ -29,6 +51,5 @@ class Allocator:
         num_cache: _Int32,
         num_model: _Int32,
         model_size: _Int32,
-        cache_expected: _Float32,
         model_expected: _Float32,
     ) -> tuple[int, int]: ...

@@ -57,8 +57,7 @@ class Allocation:
     num_model: int32[num_requests], nodes of the model drafter's draft to verify.
     model_size: int32[num_requests], of model_sizes the one that is chosen, 0 for none; num_model is
         less where so few steps have not so many nodes.
-    cache_expected, model_expected: float32[num_requests], accepted tokens expected of each of these
-        parts; 0 for pinned requests.
+    model_expected: float32[num_requests], accepted tokens expected of these; 0 for pinned requests.
     num_steps: of the model drafter, where any request drafts with it.
     width: nodes that the step verifies per request, root included.
     """
@@ -66,7 +65,6 @@ class Allocation:
     num_cache: Int32
     num_model: Int32
     model_size: Int32
-    cache_expected: Float32
     model_expected: Float32
     num_steps: int
     width: int
@@ -211,7 +209,6 @@ class StepAllocator:
             looking = self._turn(num_free)
             min_width = max(min_width, self._place_of_width(int(self._model_sizes[0])))
         num_cache, num_model, model_size = np.empty((3, num_free), np.int32)
-        cache_expected = np.empty(num_free, np.float32)
         model_expected = np.empty(num_free, np.float32)
         width, steps = self._native.allocate(
             of_free.probs,
@@ -235,7 +232,6 @@ class StepAllocator:
             num_cache,
             num_model,
             model_size,
-            cache_expected,
             model_expected,
         )
         self._steps_without_model = 0 if num_model.any() else self._steps_without_model + 1
@@ -244,12 +240,11 @@ class StepAllocator:
             with_draft = np.flatnonzero(of_free.num_nodes)
             row = with_draft[self._turn(len(with_draft))]
             num_cache[row], num_model[row], model_size[row] = 1, 0, 0
-            cache_expected[row], model_expected[row] = of_free.probs[row, 0], 0
+            model_expected[row] = 0
         if num_pinned:
             num_cache = _spread(num_cache, free, num_requests, 0)
             num_model = _spread(num_model, free, num_requests, int(self._model_sizes[-1]))
             model_size = _spread(model_size, free, num_requests, int(self._model_sizes[-1]))
-            cache_expected = _spread(cache_expected, free, num_requests, 0)
             model_expected = _spread(model_expected, free, num_requests, 0)
         num_drafting = int(np.count_nonzero(num_model))
         used = int((num_cache + num_model).max(initial=0))
@@ -262,7 +257,6 @@ class StepAllocator:
             num_cache,
             num_model,
             model_size,
-            cache_expected,
             model_expected,
             int(self._num_steps[steps]),
             int(self._widths[width]),

@@ -52,7 +52,7 @@ class HvdLaunch:
         num_model_nodes: nodes of the model drafter's tree, root included.
         widths: nodes per request in one verification, root included, to choose from; rising.
         has_width_states: attention backends and graphs are of one width each.
-        merges: a request may verify both drafts in one tree.
+        verifies_trees: drafts may branch: both of a request in one tree, and the cache's own.
         postpones_extend: draft-extend runs for a request when it drafts, not in every step for all.
     """
 
@@ -60,7 +60,7 @@ class HvdLaunch:
     num_model_nodes: int
     widths: tuple[int, ...]
     has_width_states: bool
-    merges: bool
+    verifies_trees: bool
     postpones_extend: bool
 
     @property
@@ -147,7 +147,7 @@ def resolve_verify_width(
         num_model_nodes,
         widths=(*narrow, width),
         has_width_states=bool(narrow) and not is_any_width,
-        merges=_merges(server_args),
+        verifies_trees=_verifies_trees(server_args),
         postpones_extend=_postpones_extend(config, cfg.device),
     )
     logger.info(
@@ -267,7 +267,7 @@ def _backends(server_args: ServerArgs) -> set[str]:
     return {backend for backend in backends if backend is not None}
 
 
-def _merges(server_args: ServerArgs) -> bool:
+def _verifies_trees(server_args: ServerArgs) -> bool:
     is_tree = resolved_view(server_args).speculative_eagle_topk > 1
     return is_tree or _backends(server_args) <= _BACKENDS_OF_BOTH
 

@@ -108,7 +108,12 @@ class HvdDraftWorker(EagleDraftWorker):
         if any(plan.num_model_nodes for plan in plans):
             nodes, of_model, kv_loc_plan = self._with_model_trees(batch, plans, nodes)
         with self.clock.measure(Phase.BUILD):
-            return self._verify_input(batch, nodes, of_model, kv_loc_plan)
+            verify_input = self._verify_input(batch, nodes, of_model, kv_loc_plan)
+        drafts = [plan.cache_draft for plan in plans if plan.cache_draft is not None]
+        verify_input.has_branches = of_model is not None or any(
+            draft.parents is not None for draft in drafts
+        )
+        return verify_input
 
     def use_width(self, width: int) -> None:
         """The next verification has this one of the launch's widths, and so has draft-extend."""
@@ -188,23 +193,26 @@ class HvdDraftWorker(EagleDraftWorker):
             super()._rebuild_topk1_chain_buffers()
 
     def _host_nodes(self, plans: list[DraftPlan], bonus_tokens: torch.Tensor) -> DraftNodes:
-        """The drafts the host knows: cache chains; a bare root for every other request."""
+        """The drafts the host knows: cache drafts; a bare root for every other request."""
         n, w = len(plans), self._step_width
-        # One array, one transfer: w token columns and the number of used nodes.
+        # One array, one transfer: w columns of tokens, w of parents, the number of used nodes.
         with self.clock.measure(Phase.BUILD):
-            rows = np.zeros((n, w + 1), dtype=np.int64)
-            rows[:, w] = 1
+            rows = np.zeros((n, 2 * w + 1), dtype=np.int64)
+            rows[:, w : 2 * w] = np.arange(-1, w - 1)
+            rows[:, 2 * w] = 1
             for row, plan in zip(rows, plans, strict=True):
-                if plan.cache_draft is not None:
-                    num_drafts = len(plan.cache_draft.token_ids)
-                    row[1 : 1 + num_drafts] = plan.cache_draft.token_ids
-                    row[w] += num_drafts
+                draft = plan.cache_draft
+                if draft is None:
+                    continue
+                row[1 : 1 + draft.num_tokens] = draft.token_ids
+                row[2 * w] += draft.num_tokens
+                if draft.parents is not None:
+                    row[w + 1 : w + 1 + draft.num_tokens] = draft.parents + 1
         with self.clock.measure(Phase.TRANSFER):
             on_device = to_device(rows, self.device)
         token_ids = on_device[:, :w]
         token_ids[:, 0] = bonus_tokens
-        chain = torch.arange(-1, w - 1, device=on_device.device).expand(n, w)
-        return DraftNodes(token_ids=token_ids, parents=chain, num_nodes=on_device[:, w])
+        return DraftNodes(token_ids, on_device[:, w : 2 * w], on_device[:, 2 * w])
 
     def _catch_up(
         self, batch: ScheduleBatch, plans: list[DraftPlan], postponed: PostponedExtend
@@ -308,8 +316,8 @@ class HvdDraftWorker(EagleDraftWorker):
             if rows is None:
                 merged, of_model = merge_trees(nodes, ModelTrees(draft_tokens, parents, is_kept))
                 return merged, of_model, kv_loc_plan
-            chains = DraftNodes(nodes.token_ids[rows], nodes.parents[rows], nodes.num_nodes[rows])
-            some, of_some = merge_trees(chains, ModelTrees(draft_tokens, parents, is_kept))
+            cached = DraftNodes(nodes.token_ids[rows], nodes.parents[rows], nodes.num_nodes[rows])
+            some, of_some = merge_trees(cached, ModelTrees(draft_tokens, parents, is_kept))
             merged = DraftNodes(
                 nodes.token_ids.index_copy(0, rows, some.token_ids),
                 nodes.parents.index_copy(0, rows, some.parents),

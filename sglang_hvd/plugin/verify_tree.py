@@ -51,9 +51,11 @@ class HvdVerifyInput(EagleVerifyInput):
 
     Attributes:
         of_model: bool[n, w]; the slots that the model drafter's tree has, None if it did not draft.
+        has_branches: not every draft is a chain that stands in order.
     """
 
     of_model: torch.Tensor | None = None
+    has_branches: bool = True
 
     @property
     def max_tree_depth(self) -> int:
@@ -81,44 +83,61 @@ class ModelTrees:
     is_kept: torch.Tensor
 
 
-def merge_trees(chains: DraftNodes, model: ModelTrees) -> tuple[DraftNodes, torch.Tensor]:
+def merge_trees(cache: DraftNodes, model: ModelTrees) -> tuple[DraftNodes, torch.Tensor]:
     """Both drafts of each request as one trie: equal prefixes are shared.
 
     Args:
-        chains: the cache drafts, chains from slot 1 on; a bare root where there is none. A row must
-            have room for its chain and the kept nodes of its model tree.
+        cache: the cache drafts; a bare root where there is none. A row must have room for its draft
+            and the kept nodes of its model tree.
         model: may be of any width.
 
     Returns:
         The trees, and bool[n, w]: the slots that the model drafter's tree has.
     """
-    n, w = chains.token_ids.shape
-    m = model.token_ids.shape[1]
-    device = chains.token_ids.device
-    slot = torch.arange(m + 1, device=device)
-    parents = torch.cat([torch.full((n, 1), -1, device=device), model.parents], dim=1)
-    reach = _reach((parents[:, :, None] == slot) | (slot[:, None] == slot))
-    depth = reach.sum(dim=2)[:, 1:] - 1
-    # A node is on the chain if it and all its ancestors have the chain's tokens.
-    at_depth = chains.token_ids.gather(1, depth.clamp(max=w - 1))
-    differs = (model.token_ids != at_depth) | (depth >= chains.num_nodes[:, None])
-    on_chain = ~(reach[:, 1:, 1:] & differs[:, None, :]).any(dim=2)
+    n, w = cache.token_ids.shape
+    device = cache.token_ids.device
+    found = _find(cache, model)
+    is_shared = found >= 0
 
-    is_new = model.is_kept & ~on_chain
-    place = chains.num_nodes[:, None] + torch.cumsum(is_new, dim=1) - 1
-    place = torch.where(on_chain, depth, place)
-    # Of what is neither kept nor on the chain nothing is kept: it goes to a slot behind the row.
-    place = torch.where(is_new | on_chain, place, w)
+    is_new = model.is_kept & ~is_shared
+    place = cache.num_nodes[:, None] + torch.cumsum(is_new, dim=1) - 1
+    place = torch.where(is_shared, found, place)
+    # Of what is neither kept nor shared nothing is kept: it goes to a slot behind the row.
+    place = torch.where(is_new | is_shared, place, w)
     places = torch.cat([torch.zeros((n, 1), dtype=place.dtype, device=device), place], dim=1)
     target = torch.where(is_new, place, w)
-    tokens = torch.cat([chains.token_ids, chains.token_ids[:, :1]], dim=1)
-    all_parents = torch.cat([chains.parents, chains.parents[:, :1]], dim=1)
+    tokens = torch.cat([cache.token_ids, cache.token_ids[:, :1]], dim=1)
+    parents = torch.cat([cache.parents, cache.parents[:, :1]], dim=1)
     tokens = tokens.scatter(1, target, model.token_ids)
-    all_parents = all_parents.scatter(1, target, places.gather(1, model.parents))
+    parents = parents.scatter(1, target, places.gather(1, model.parents))
     of_model = torch.zeros((n, w + 1), dtype=torch.bool, device=device)
     of_model = of_model.scatter(1, torch.where(model.is_kept, place, w), True)
-    merged = DraftNodes(tokens[:, :w], all_parents[:, :w], chains.num_nodes + is_new.sum(dim=1))
+    merged = DraftNodes(tokens[:, :w], parents[:, :w], cache.num_nodes + is_new.sum(dim=1))
     return merged, of_model[:, :w]
+
+
+def _find(cache: DraftNodes, model: ModelTrees) -> torch.Tensor:
+    """Where each model node's text stands in its cache draft: int64[n, m], -1 where it does not."""
+    n, w = cache.token_ids.shape
+    m = model.token_ids.shape[1]
+    device = cache.token_ids.device
+    tokens = torch.cat([cache.token_ids[:, :1], model.token_ids], dim=1)
+    is_used = torch.arange(w, device=device) < cache.num_nodes[:, None]
+    same = (tokens[:, :, None] == cache.token_ids[:, None, :]) & is_used[:, None, :]
+    # The roots are the same and nothing else is a root.
+    same[:, 0, :] = False
+    same[:, :, 0] = False
+    same[:, 0, 0] = True
+    # Two nodes stand for the same text if their predecessors do: 1, 2, 4, ... of them at a time,
+    # and a root precedes itself.
+    model_up = torch.cat([torch.zeros((n, 1), dtype=torch.int64, device=device), model.parents], 1)
+    cache_up = cache.parents.clamp(min=0)
+    for _ in range(m.bit_length()):
+        pairs = (model_up[:, :, None] * w + cache_up[:, None, :]).reshape(n, -1)
+        same &= same.reshape(n, -1).gather(1, pairs).view_as(same)
+        model_up, cache_up = model_up.gather(1, model_up), cache_up.gather(1, cache_up)
+    of_nodes = same[:, 1:]
+    return torch.where(of_nodes.any(dim=2), of_nodes.int().argmax(dim=2), -1)
 
 
 def link_nodes(nodes: DraftNodes) -> VerifyTree:

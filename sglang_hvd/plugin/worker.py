@@ -93,6 +93,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             num_model_nodes=launch.num_model_nodes - 1,
             verify_width=launch.verify_width,
             allocator=allocator,
+            verifies_trees=launch.verifies_trees,
             deterministic=get_parallel().tp_size > 1,
             clock=self._clock,
         )
@@ -176,12 +177,12 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
     ) -> GenerationBatchResult:
         """Verify the chosen drafts; the committed tokens start their way to the host at once."""
         # With topk above 1 SGLang moves the accepted path to the front of each row, as any tree
-        # needs; with topk 1 both drafts are chains, which stand there already.
+        # needs; with topk 1 drafts are chains, which stand there already, unless they are merged.
         verify_input = batch.spec_info
         widest, topk = self.speculative_num_draft_tokens, self.topk
         self.speculative_num_draft_tokens = verify_input.draft_token_num
-        if verify_input.of_model is not None:
-            self.topk = max(self.topk, 2)  # both drafts in one tree branch
+        if verify_input.has_branches:
+            self.topk = max(self.topk, 2)
         try:
             with self._costs.time_verify(len(batch.reqs), verify_input.draft_token_num):
                 result = super().verify(batch, pp_proxy_tensors, grammar_barrier)
@@ -258,7 +259,7 @@ def _allocator(
         model_sizes=sizes,
         num_steps=steps,
         most_nodes=[most_tree_nodes(topk, num) for num in steps],
-        merges=launch.merges,
+        merges=launch.verifies_trees,
         postpones_extend=postpones_extend,
     )
 

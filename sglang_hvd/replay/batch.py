@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import catches_up
+from sglang_hvd.allocation import CacheTrees, catches_up
 from sglang_hvd.drafter import HybridDrafter, Proposals
 from sglang_hvd.payoff import ModelReaches, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.simulator import CycleTotals, count_step, verify
+from sglang_hvd.replay.simulator import CycleTotals, count_step, right_branch, verify
 from sglang_hvd.suffix_cache.token_ids import num_agreeing
 from sglang_hvd.traces.trace import Trace
+from sglang_hvd.types import TokenIds
 
 Int32 = npt.NDArray[np.int32]
 
@@ -175,6 +176,9 @@ class BatchReplay:
     ) -> Proposals:
         steps = np.arange(MAX_DRAFT_LEN)
         right = np.array(num_right)[:, None] > steps
+        assert proposals.trees is not None
+        for row, request in enumerate(running):
+            _label(proposals.trees, row, request.drawn.trace.output_ids[request.position :])
         reaches = np.array(
             [
                 [
@@ -188,9 +192,21 @@ class BatchReplay:
         return replace(
             proposals,
             prediction=Prediction(np.array(num_right, np.float32), right.astype(np.float32)),
-            survival=right.astype(np.float32),
             model_reaches=ModelReaches(reaches, reaches),
         )
+
+
+def _label(trees: CacheTrees, row: int, text: TokenIds) -> None:
+    """Puts the nodes of a draft that are right before the others, and makes them certain."""
+    num = int(trees.num_nodes[row])
+    right = right_branch(trees.token_ids[row, :num], trees.parents[row, :num], text)
+    order = np.array(right + [node for node in range(num) if node not in right], np.int32)
+    rank = np.empty(num + 1, np.int32)
+    rank[order], rank[-1] = np.arange(num), -1
+    for values in (trees.token_ids, trees.depths, trees.is_chain):
+        values[row, :num] = values[row, order]
+    trees.parents[row, :num] = rank[trees.parents[row, order]]
+    trees.probs[row, :num] = np.arange(num) < len(right)
 
 
 def _has_cycles(turns: Sequence[DrawnTrace]) -> bool:

@@ -205,18 +205,32 @@ def count_step(
     )
 
 
+def right_branch(token_ids: TokenIds, parents: npt.NDArray[np.int32], text: TokenIds) -> list[int]:
+    """The nodes of a tree that go on as the text does, from its first token on."""
+    branch: list[int] = []
+    for token in text.tolist():
+        before = branch[-1] if branch else -1
+        following = np.flatnonzero((parents == before) & (token_ids == token))
+        if len(following) == 0:
+            break
+        branch.append(int(following[0]))
+    return branch
+
+
 def verify(
     plan: DraftPlan, rest: TokenIds, num_cache_accepted: int, num_model_accepted: int
 ) -> VerifyOutcome:
     """What the target makes of a cycle.
 
     rest: of the recording, from the cycle's start.
-    num_cache_accepted, num_model_accepted: tokens of the cache draft and of the model drafter's
-        that agree with the recording.
+    num_cache_accepted, num_model_accepted: tokens of the cache's chain and of the model drafter's
+        draft that agree with the recording.
     """
     of_cache = of_model = 0
     if plan.cache_draft is not None:
         of_cache = min(num_cache_accepted, plan.cache_draft.num_tokens)
+        if plan.cache_draft.parents is not None:
+            of_cache = len(right_branch(plan.cache_draft.token_ids, plan.cache_draft.parents, rest))
     if plan.source in (DraftSource.MODEL, DraftSource.BOTH):
         of_model = min(num_model_accepted, len(rest))
     num_accepted = max(of_cache, of_model)

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "allocate.hpp"
+#include "cache_trees.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -42,7 +43,7 @@ public:
         const Input<double, 1>& step_ms, const Input<std::int32_t, 1>& num_steps,
         const Input<std::int32_t, 1>& most_nodes, const Input<double, 2>& draft_ms, int num_pinned, int must_draft, int min_width, int min_steps,
         bool merges, const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& num_model,
-        const Output<std::int32_t, 1>& model_size, const Output<float, 1>& cache_expected, const Output<float, 1>& model_expected) {
+        const Output<std::int32_t, 1>& model_size, const Output<float, 1>& model_expected) {
         const std::size_t num = values.size(), num_sizes = sizes.size();
         const std::size_t max_steps = reaches.shape(2), row = probs.shape(1);
         require(probs.shape(0) >= num && depths.shape(0) >= num && depths.shape(1) == row &&
@@ -62,7 +63,7 @@ public:
                     static_cast<std::size_t>(min_steps) < num_steps.size(),
                 "no such width or number of steps");
         require(num_cache.size() == num && num_model.size() == num && model_size.size() == num &&
-                    cache_expected.size() == num &&
+                   
                     model_expected.size() == num,
                 "results need one row per request");
         for (std::size_t w = 0; w < widths.size(); ++w)
@@ -96,8 +97,6 @@ public:
         for (std::size_t i = 0; i < num; ++i) {
             const Choice choice = found.choices[i];
             num_cache.data()[i] = choice.num_cache;
-            cache_expected.data()[i] = static_cast<float>(
-                expect_cache(cache_[i], static_cast<std::size_t>(choice.num_cache)));
             num_model.data()[i] = choice.num_model;
             model_size.data()[i] = 0;
             model_expected.data()[i] = 0;
@@ -116,11 +115,75 @@ private:
     std::vector<ModelNodes> model_;
 };
 
+// Reuses what it allocates from call to call.
+class CacheTreeJoiner {
+public:
+    void join(const Input<std::int32_t, 2>& chain_tokens, const Input<std::int32_t, 1>& chain_lens,
+              const Input<float, 2>& survival, const Input<std::int32_t, 2>& tokens,
+              const Input<std::int32_t, 2>& parents, const Input<std::int32_t, 2>& depths,
+              const Input<float, 2>& probs, const Input<std::int32_t, 1>& num_nodes, float branch_share,
+              const Output<std::int32_t, 2>& out_tokens, const Output<std::int32_t, 2>& out_parents,
+              const Output<std::int32_t, 2>& out_depths, const Output<float, 2>& out_probs,
+              const Output<bool, 2>& out_is_chain, const Output<std::int32_t, 1>& out_num) {
+        const std::size_t num = survival.shape(0), room = out_tokens.shape(1), row = tokens.shape(1);
+        require(chain_tokens.shape(0) >= num && chain_lens.size() >= num, "chains need one row per request");
+        for (const auto* array : {&tokens, &parents, &depths})
+            require(array->shape(0) >= num && array->shape(1) == row, "votes need one row per request");
+        require(probs.shape(0) >= num && probs.shape(1) == row && num_nodes.size() >= num,
+                "votes need one row per request");
+        for (const auto* array : {&out_tokens, &out_parents, &out_depths})
+            require(array->shape(0) >= num && array->shape(1) == room, "results need one row per request");
+        require(out_probs.shape(0) >= num && out_probs.shape(1) == room && out_is_chain.shape(0) >= num &&
+                    out_is_chain.shape(1) == room && out_num.size() >= num,
+                "results need one row per request");
+        for (std::size_t i = 0; i < num; ++i) {
+            const auto len = chain_lens.data()[i], nodes = num_nodes.data()[i];
+            require(len >= 0 && static_cast<std::size_t>(len) <= chain_tokens.shape(1) &&
+                        static_cast<std::size_t>(len) <= survival.shape(1),
+                    "a chain is longer than its row");
+            require(nodes >= 0 && static_cast<std::size_t>(nodes) <= row, "a tree is larger than its row");
+            for (std::int32_t node = 0; node < nodes; ++node) {
+                const std::size_t at = i * row + static_cast<std::size_t>(node);
+                require(parents.data()[at] >= -1 && parents.data()[at] < node && depths.data()[at] >= 1,
+                        "a node stands after its parent");
+            }
+        }
+        const nb::gil_scoped_release release;
+        for (std::size_t i = 0; i < num; ++i) {
+            const auto len = static_cast<std::size_t>(chain_lens.data()[i]);
+            const auto nodes = static_cast<std::size_t>(num_nodes.data()[i]);
+            const std::size_t at = i * row, out = i * room;
+            const ChainDraft chain{{chain_tokens.data() + i * chain_tokens.shape(1), len},
+                                   survival.data() + i * survival.shape(1)};
+            const VotesTree votes{{tokens.data() + at, nodes},
+                                  {parents.data() + at, nodes},
+                                  {depths.data() + at, nodes},
+                                  {probs.data() + at, nodes}};
+            const TreeRow result{{out_tokens.data() + out, room},
+                                 {out_parents.data() + out, room},
+                                 {out_depths.data() + out, room},
+                                 {out_probs.data() + out, room},
+                                 {out_is_chain.data() + out, room}};
+            out_num.data()[i] = static_cast<std::int32_t>(joiner_.join(chain, votes, branch_share, result));
+        }
+    }
+
+private:
+    TreeJoiner joiner_;
+};
+
 }  // namespace
 }  // namespace sglang_hvd
 
 NB_MODULE(_native, m) {
     using namespace sglang_hvd;
+    nb::class_<CacheTreeJoiner>(m, "CacheTreeJoiner", "See cache_trees.py, which names things.")
+        .def(nb::init<>())
+        .def("join", &CacheTreeJoiner::join, "chain_tokens"_a.noconvert(), "chain_lens"_a.noconvert(),
+             "survival"_a.noconvert(), "tokens"_a.noconvert(), "parents"_a.noconvert(),
+             "depths"_a.noconvert(), "probs"_a.noconvert(), "num_nodes"_a.noconvert(), "branch_share"_a,
+             "out_tokens"_a.noconvert(), "out_parents"_a.noconvert(), "out_depths"_a.noconvert(),
+             "out_probs"_a.noconvert(), "out_is_chain"_a.noconvert(), "out_num"_a.noconvert());
     nb::class_<BatchAllocator>(m, "Allocator", "See allocator.py, which names things.")
         .def(nb::init<>())
         .def("allocate", &BatchAllocator::allocate, "probs"_a.noconvert(), "depths"_a.noconvert(),
@@ -130,5 +193,5 @@ NB_MODULE(_native, m) {
              "draft_ms"_a.noconvert(),
              "num_pinned"_a, "must_draft"_a, "min_width"_a, "min_steps"_a, "merges"_a, "num_cache"_a.noconvert(),
              "num_model"_a.noconvert(), "model_size"_a.noconvert(),
-             "cache_expected"_a.noconvert(), "model_expected"_a.noconvert());
+             "model_expected"_a.noconvert());
 }

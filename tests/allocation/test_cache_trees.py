@@ -1,0 +1,139 @@
+"""Cache drafts that branch, against a walk over their paths."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_hvd.allocation import CacheTrees
+from sglang_hvd.types import DraftBatch
+
+SHARE = 0.75
+LONGEST = 6
+
+Path = tuple[int, ...]
+# A chain with its survival, and a tree of votes: parent, token and probability given the parent.
+Row = tuple[list[int], list[float], list[tuple[int, int, float]]]
+
+
+@st.composite
+def _rows(draw: st.DrawFn) -> Row:
+    chain = draw(st.lists(st.integers(0, 2), max_size=LONGEST))
+    survival = np.cumprod([draw(st.floats(0, 1, width=16)) for _ in chain]).tolist()
+    tree: list[tuple[int, int, float]] = []
+    left = {-1: 1.0}  # of each node's votes, what its children do not have yet
+    for node in range(draw(st.integers(0, 8))):
+        taken = [(parent, token) for parent, token, _ in tree]
+        free = [(p, t) for p in range(-1, node) for t in range(3) if (p, t) not in taken]
+        parent, token = draw(st.sampled_from(free))
+        prob = left[parent] * draw(st.floats(0.125, 1, width=16))
+        left[parent] -= prob
+        left[node] = 1.0
+        tree.append((parent, token, prob))
+    return chain, survival, tree
+
+
+def _votes(rows: list[Row]) -> DraftBatch:
+    batch = DraftBatch.of_size(len(rows), 8)
+    for row, (_, _, tree) in enumerate(rows):
+        batch.num_nodes[row] = len(tree)
+        for node, (parent, token, prob) in enumerate(tree):
+            batch.parents[row, node], batch.token_ids[row, node] = parent, token
+            batch.depths[row, node] = 1 if parent < 0 else 1 + batch.depths[row, parent]
+            before = 1.0 if parent < 0 else batch.probs[row, parent]
+            batch.probs[row, node] = prob * before
+    return batch
+
+
+def _joined(rows: list[Row], room: int) -> CacheTrees:
+    chains = DraftBatch.of_size(len(rows), LONGEST)
+    survival = np.zeros((len(rows), LONGEST), np.float32)
+    for row, (chain, of_chain, _) in enumerate(rows):
+        chains.token_ids[row, : len(chain)] = chain
+        chains.num_nodes[row] = len(chain)
+        survival[row, : len(chain)] = of_chain
+    trees = CacheTrees(len(rows), room)
+    trees.join(chains, survival, _votes(rows))
+    return trees
+
+
+def _expected(row: Row) -> dict[Path, float]:
+    """Each path of either draft and its probability, from the paths alone."""
+    chain, survival, tree = row
+    probs: dict[Path, float] = {(): 1.0}
+    for length, prob in enumerate(survival, 1):
+        probs[tuple(chain[:length])] = prob
+    paths: list[Path] = []
+    votes: dict[Path, float] = {(): 1.0}
+    for parent, token, prob in tree:
+        before = paths[parent] if parent >= 0 else ()
+        paths.append((*before, token))
+        votes[paths[-1]] = votes[before] * prob
+    for path in paths:
+        before = path[:-1]
+        if path in probs:
+            continue
+        given = votes[path] / votes[before] if votes[before] > 0 else 0.0
+        if before == tuple(chain[: len(before)]):
+            on = tuple(chain[: len(path)])
+            goes_on = probs[on] if len(on) == len(path) else 0.0
+            others = 1 - votes.get(on, 0.0) / votes[before] if len(on) == len(path) else 1.0
+            probs[path] = SHARE * (probs[before] - goes_on) * min(given / max(others, 1e-9), 1)
+        else:
+            probs[path] = probs[before] * min(given, 1)
+    return {path: prob for path, prob in probs.items() if path}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_rows(), min_size=1, max_size=3), st.integers(1, 16))
+def test_the_most_probable_nodes_of_both_come_first_each_after_its_parent(
+    rows: list[Row], room: int
+) -> None:
+    trees = _joined(rows, room)
+    for row, given_row in enumerate(rows):
+        expected = _expected(given_row)
+        num = int(trees.num_nodes[row])
+        assert num == min(len(expected), room)
+        paths: list[Path] = []
+        for node in range(num):
+            parent = int(trees.parents[row, node])
+            assert parent < node
+            before = paths[parent] if parent >= 0 else ()
+            paths.append((*before, int(trees.token_ids[row, node])))
+            assert trees.depths[row, node] == len(paths[-1])
+            assert trees.is_chain[row, node] == (paths[-1] == tuple(given_row[0][: len(paths[-1])]))
+        assert len(set(paths)) == num
+        probs = trees.probs[row, :num]
+        assert probs == pytest.approx([expected[path] for path in paths], abs=1e-4)
+        assert (np.diff(probs) <= 0).all()
+        rest = [prob for path, prob in expected.items() if path not in paths]
+        assert not rest or max(rest) <= probs[-1] + 1e-4
+
+
+def test_a_part_of_a_draft_is_a_chain_or_says_where_it_branches() -> None:
+    # The chain 1, 2, 3; the votes would rather go on with 4 behind 1.
+    rows: list[Row] = [([1, 2, 3], [0.9, 0.5, 0.4], [(-1, 1, 1.0), (0, 2, 0.5), (0, 4, 0.5)])]
+    trees = _joined(rows, 8)
+    assert trees.token_ids[0, :4].tolist() == [1, 2, 3, 4]
+    assert trees.probs[0, :4] == pytest.approx([0.9, 0.5, 0.4, SHARE * 0.4])
+    chains = DraftBatch.of_size(1, LONGEST)
+    chains.features[0, 0] = 7
+    for num, parents in ((3, None), (4, [-1, 0, 1, 0])):
+        num_nodes = np.array([num], np.int32)
+        assert trees.chain_lens(num_nodes).tolist() == [3]
+        [draft] = trees.drafts(num_nodes, trees.chain_lens(num_nodes), chains)
+        assert draft is not None
+        assert draft.token_ids.tolist() == [1, 2, 3, 4][:num]
+        assert (None if draft.parents is None else draft.parents.tolist()) == parents
+        assert draft.match_len == 7
+        assert draft.score == pytest.approx(trees.probs[0, :num].sum())
+    nothing = np.zeros(1, np.int32)
+    assert trees.drafts(nothing, nothing, chains) == [None]
+
+
+def test_a_tree_whose_nodes_stand_before_their_parents_is_refused() -> None:
+    trees, chains = CacheTrees(1, 4), DraftBatch.of_size(1, LONGEST)
+    votes = _votes([([], [], [(-1, 1, 0.5)])])
+    votes.parents[0, 0] = 0
+    with pytest.raises(ValueError, match="a node stands after its parent"):
+        trees.join(chains, np.zeros((1, LONGEST), np.float32), votes)
