@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,11 @@ from sglang_hvd.types import (
 )
 
 logger = logging.getLogger(__name__)
+
+_NOTHING = np.zeros(0, np.int32)
+# Nodes that the votes are asked for in a batch, and for each request: large batches verify few, and
+# asking takes time. Chains are as long as ever.
+_BRANCH_NODES, _FEWEST_BRANCH_NODES = 512, 8
 
 _SCORE = MATCH_FEATURES.index("score")
 
@@ -81,16 +86,17 @@ class Proposals:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """planned: the cycle to commit. draft_len: of the whole cache chain then. chain: what it
-    verifies of that; a tree has branches beside it. Under the allocate policy, model_size: of the
-    model drafter's draft, which has fewer nodes in few steps; cache_expected, model_expected:
-    accepted tokens expected of that chain and of that draft."""
+    """planned: the cycle to commit. draft_len: of the whole cache chain then. chain, chain_len: the
+    tokens of that and how many are verified; a tree has branches beside it. Under the allocate
+    policy, model_size: of the model drafter's draft, which has fewer nodes in few steps;
+    cache_expected, model_expected: accepted tokens expected of that chain and of that draft."""
 
     slot: int
     without_cache: bool
     planned: DraftPlan | None = None
     draft_len: int = 0
-    chain: TokenIds | None = None
+    chain: TokenIds = field(default_factory=lambda: _NOTHING)
+    chain_len: int = 0
     model_size: int = 0
     cache_expected: float = 0.0
     model_expected: float = 0.0
@@ -331,9 +337,9 @@ class HybridDrafter:
             draft_lens = proposals.drafts.num_nodes[: len(requests)].tolist()
             for request, plan, draft_len in zip(requests, plans, draft_lens, strict=True):
                 request.planned, request.draft_len = plan, draft_len
-                if self._allocator is None:
-                    draft = plan.cache_draft
-                    request.chain = None if draft is None else draft.token_ids
+                if self._allocator is None and plan.cache_draft is not None:
+                    request.chain = plan.cache_draft.token_ids
+                    request.chain_len = plan.cache_draft.num_tokens
             return plans
 
     def commit(self, rids: Sequence[Hashable], outcomes: Sequence[VerifyOutcome]) -> None:
@@ -524,44 +530,23 @@ class HybridDrafter:
             ),
             is_pinned,
         )
-        chain_lens = trees.chain_lens(found.num_cache)
         assert proposals.prediction is not None
-        of_predictor = proposals.prediction.survival
-        assert of_predictor is not None
+        assert proposals.prediction.survival is not None
         # The predictor is judged by what it says itself of chains, heeded or not.
-        taken = np.arange(of_predictor.shape[1]) < chain_lens[:, None]
-        cache_expected = (of_predictor * taken).sum(axis=1)
-        chains = proposals.drafts.token_ids[:num, : chain_lens.max(initial=0)].copy()
+        taken = trees.take(found.num_cache, proposals.prediction.survival, proposals.drafts)
+        chains = proposals.drafts.token_ids[:num, : max(taken.chain_lens)].copy()
         plans = []
-        for (
-            request,
-            chain,
-            chain_len,
-            chosen,
-            payoff,
-            num_model,
-            model_size,
-            of_cache,
-            of_model,
-        ) in zip(
-            requests,
-            chains,
-            chain_lens.tolist(),
-            trees.drafts(found.num_cache, chain_lens, proposals.drafts),
-            payoffs,
-            found.num_model.tolist(),
-            found.model_size.tolist(),
-            cache_expected.tolist(),
-            found.model_expected.tolist(),
-            strict=True,
+        for row, (request, chosen, payoff, num_model) in enumerate(
+            zip(requests, taken.drafts, payoffs, found.num_model.tolist(), strict=True)
         ):
-            request.chain = chain[:chain_len] if chain_len else None
-            request.model_size = model_size
-            request.cache_expected, request.model_expected = of_cache, of_model
+            request.chain, request.chain_len = chains[row], taken.chain_lens[row]
+            request.cache_expected = taken.chain_expected[row]
             if not num_model:
                 source = DraftSource.PLAIN if chosen is None else DraftSource.CACHE
                 plans.append(DraftPlan(source, chosen, payoff))
                 continue
+            request.model_size = int(found.model_size[row])
+            request.model_expected = float(found.model_expected[row])
             source = DraftSource.MODEL if chosen is None else DraftSource.BOTH
             plans.append(DraftPlan(source, chosen, payoff, num_model, found.num_steps))
         return plans
@@ -585,7 +570,8 @@ class HybridDrafter:
 
     def _trees_of(self, rids: Sequence[Hashable], survival: npt.NDArray[np.float32]) -> CacheTrees:
         if self._has_branches:
-            limits = np.full(len(rids), self._room, np.int32)
+            most = max(_BRANCH_NODES // len(rids), _FEWEST_BRANCH_NODES)
+            limits = np.full(len(rids), min(most, self._room), np.int32)
             self._cache.propose_into(self._branches, rids, limits, is_tree=True)
         self._trees.join(self._drafts, survival, self._branches)
         return self._trees
@@ -614,21 +600,21 @@ class HybridDrafter:
 
 def _cache_accepted(request: _Request, outcome: VerifyOutcome) -> int | None:
     """Tokens of the cache draft's chain that were right; None if none of it was verified."""
-    plan, chain = request.planned, request.chain
+    plan = request.planned
     assert plan is not None, "a cycle must be planned before it is committed"
-    if plan.cache_draft is None or chain is None:
+    if plan.cache_draft is None or not request.chain_len:
         return None
     if plan.source is DraftSource.CACHE and plan.cache_draft.parents is None:
         return outcome.num_accepted_drafts
-    return num_agreeing(chain, as_token_ids(outcome.token_ids))
+    return num_agreeing(request.chain[: request.chain_len], as_token_ids(outcome.token_ids))
 
 
 def _for_history(request: _Request, num_accepted: int | None) -> int | None:
     """The predictor's features are of whole drafts: a part that was accepted whole tells less."""
-    if num_accepted is None or request.chain is None:
+    if num_accepted is None:
         return None
-    is_cut = len(request.chain) < request.draft_len
-    return None if is_cut and num_accepted == len(request.chain) else num_accepted
+    is_cut = request.chain_len < request.draft_len
+    return None if is_cut and num_accepted == request.chain_len else num_accepted
 
 
 def _cache_verified(
@@ -636,8 +622,7 @@ def _cache_verified(
 ) -> VerifiedCacheDraft | int | None:
     if num_accepted is None or not is_cut:
         return num_accepted
-    assert request.chain is not None
-    return VerifiedCacheDraft(num_accepted, len(request.chain), request.cache_expected)
+    return VerifiedCacheDraft(num_accepted, request.chain_len, request.cache_expected)
 
 
 def _model_verified(

@@ -22,9 +22,8 @@ class DraftSource(enum.Enum):
     PLAIN = "plain"  # nothing: the target model decodes one token
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CacheDraft:
-    """A continuation that the suffix cache proposes for one request.
+class CacheDraft(NamedTuple):
+    """A continuation that the suffix cache proposes for one request. (A named tuple, as DraftPlan.)
 
     token_ids: int32[num_tokens], read-only, never empty.
     match_len: number of tokens before the draft that matched an earlier place.

@@ -26,6 +26,16 @@ class CacheTreeJoiner:
         out_is_chain: _Bool,
         out_num: _Int32,
     ) -> None: ...
+    def measure(
+        self,
+        probs: _Float32,
+        is_chain: _Bool,
+        survival: _Float32,
+        num_taken: _Int32,
+        chain_lens: _Int32,
+        scores: _Float32,
+        expected: _Float32,
+    ) -> None: ...
 
 class Allocator:
     def allocate(

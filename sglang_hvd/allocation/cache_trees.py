@@ -1,6 +1,6 @@
 """Cache drafts as trees: where the votes of the suffix cache differ, a draft may branch."""
 
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,49 +71,57 @@ class CacheTrees:
             self.num_nodes,
         )
 
-    def chain_lens(self, num_nodes: Int32) -> Int32:
-        """Tokens of the chain among the first nodes of each draft: int32[num_requests].
+    def take(self, num_nodes: Int32, survival: Float32, chains: DraftBatch) -> "TakenDrafts":
+        """The first nodes of each draft.
 
-        num_nodes: int32[num_requests], nodes to take of each row.
-        """
-        longest = int(num_nodes.max(initial=0))
-        taken = np.arange(longest) < num_nodes[:, None]
-        on_chain = self.is_chain[: len(num_nodes), :longest] & taken
-        lengths: Int32 = np.count_nonzero(on_chain, axis=1).astype(np.int32)
-        return lengths
-
-    def drafts(
-        self, num_nodes: Int32, chain_lens: Int32, chains: DraftBatch
-    ) -> list[CacheDraft | None]:
-        """Copies of the first nodes of each row; None where there are none.
-
-        chain_lens: of these nodes.
-        chains: that they were made of.
+        num_nodes: int32[num_requests], of each row.
+        survival: as in join, but what is expected of the chains is by this one.
+        chains: as in join.
         """
         num, longest = len(num_nodes), int(num_nodes.max(initial=0))
-        token_ids, parents = (
-            array[:num, :longest].copy() for array in (self.token_ids, self.parents)
+        chain_lens = np.empty(num, np.int32)
+        scores, expected = np.empty((2, num), np.float32)
+        self._joiner.measure(
+            self.probs, self.is_chain, survival, num_nodes, chain_lens, scores, expected
         )
+        token_ids = self.token_ids[:num, :longest].copy()
+        parents = self.parents[:num, :longest].copy()
         token_ids.flags.writeable = parents.flags.writeable = False
-        scores = self.probs[:num, :longest].cumsum(axis=1)
+        lengths = chain_lens.tolist()
         match_lens = chains.features[:num, 0].astype(np.int32).tolist()
         is_shared = (chains.features[:num, 3] == _SHARED).tolist()
-        chosen: list[CacheDraft | None] = []
-        for row, (length, chain_len, match_len, shared) in enumerate(
-            zip(num_nodes.tolist(), chain_lens.tolist(), match_lens, is_shared, strict=True)
-        ):
-            if length == 0:
-                chosen.append(None)
-                continue
-            source: Literal["shared", "request"] = "shared" if shared else "request"
-            branches = None if chain_len == length else parents[row, :length]
-            chosen.append(
-                CacheDraft(
-                    token_ids[row, :length],
-                    match_len,
-                    float(scores[row, length - 1]),
-                    source,
-                    branches,
-                )
+        drafts = [
+            CacheDraft(
+                tokens[:length],
+                match_len,
+                score,
+                "shared" if shared else "request",
+                None if chain_len == length else befores[:length],
             )
-        return chosen
+            if length
+            else None
+            for tokens, befores, length, chain_len, match_len, score, shared in zip(
+                token_ids,
+                parents,
+                num_nodes.tolist(),
+                lengths,
+                match_lens,
+                scores.tolist(),
+                is_shared,
+                strict=True,
+            )
+        ]
+        return TakenDrafts(drafts, lengths, expected.tolist())
+
+
+class TakenDrafts(NamedTuple):
+    """Parts of a batch of drafts, by request.
+
+    drafts: None for none.
+    chain_lens: tokens of the chain in each.
+    chain_expected: accepted tokens expected of these.
+    """
+
+    drafts: list[CacheDraft | None]
+    chain_lens: list[int]
+    chain_expected: list[float]

@@ -118,17 +118,18 @@ def test_a_part_of_a_draft_is_a_chain_or_says_where_it_branches() -> None:
     assert trees.probs[0, :4] == pytest.approx([0.9, 0.5, 0.4, SHARE * 0.4])
     chains = DraftBatch.of_size(1, LONGEST)
     chains.features[0, 0] = 7
-    for num, parents in ((3, None), (4, [-1, 0, 1, 0])):
-        num_nodes = np.array([num], np.int32)
-        assert trees.chain_lens(num_nodes).tolist() == [3]
-        [draft] = trees.drafts(num_nodes, trees.chain_lens(num_nodes), chains)
+    survival = np.array([[0.8, 0.6, 0.5, 0.1]], np.float32)
+    for num, parents, chain_len in ((2, None, 2), (3, None, 3), (4, [-1, 0, 1, 0], 3)):
+        taken = trees.take(np.array([num], np.int32), survival, chains)
+        assert taken.chain_lens == [chain_len]
+        assert taken.chain_expected == pytest.approx([survival[0, :chain_len].sum()])
+        [draft] = taken.drafts
         assert draft is not None
         assert draft.token_ids.tolist() == [1, 2, 3, 4][:num]
         assert (None if draft.parents is None else draft.parents.tolist()) == parents
         assert draft.match_len == 7
         assert draft.score == pytest.approx(trees.probs[0, :num].sum())
-    nothing = np.zeros(1, np.int32)
-    assert trees.drafts(nothing, nothing, chains) == [None]
+    assert trees.take(np.zeros(1, np.int32), survival, chains).drafts == [None]
 
 
 def test_a_tree_whose_nodes_stand_before_their_parents_is_refused() -> None:

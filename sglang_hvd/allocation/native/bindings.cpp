@@ -168,6 +168,32 @@ public:
         }
     }
 
+    void measure(const Input<float, 2>& probs, const Input<bool, 2>& is_chain, const Input<float, 2>& survival,
+                 const Input<std::int32_t, 1>& num_taken, const Output<std::int32_t, 1>& chain_lens,
+                 const Output<float, 1>& scores, const Output<float, 1>& expected) const {
+        const std::size_t num = num_taken.size(), room = probs.shape(1);
+        require(probs.shape(0) >= num && is_chain.shape(0) >= num && is_chain.shape(1) == room &&
+                    survival.shape(0) >= num,
+                "drafts need one row per request");
+        require(chain_lens.size() == num && scores.size() == num && expected.size() == num,
+                "results need one row per request");
+        for (std::size_t i = 0; i < num; ++i) {
+            const auto taken = num_taken.data()[i];
+            require(taken >= 0 && static_cast<std::size_t>(taken) <= room, "a draft has fewer nodes");
+            std::size_t chain_len = 0;
+            double score = 0, of_chain = 0;
+            for (std::size_t node = 0; node < static_cast<std::size_t>(taken); ++node) {
+                score += probs.data()[i * room + node];
+                if (!is_chain.data()[i * room + node]) continue;
+                require(chain_len < survival.shape(1), "a chain is longer than its row");
+                of_chain += survival.data()[i * survival.shape(1) + chain_len++];
+            }
+            chain_lens.data()[i] = static_cast<std::int32_t>(chain_len);
+            scores.data()[i] = static_cast<float>(score);
+            expected.data()[i] = static_cast<float>(of_chain);
+        }
+    }
+
 private:
     TreeJoiner joiner_;
 };
@@ -183,7 +209,10 @@ NB_MODULE(_native, m) {
              "survival"_a.noconvert(), "tokens"_a.noconvert(), "parents"_a.noconvert(),
              "depths"_a.noconvert(), "probs"_a.noconvert(), "num_nodes"_a.noconvert(), "branch_share"_a,
              "out_tokens"_a.noconvert(), "out_parents"_a.noconvert(), "out_depths"_a.noconvert(),
-             "out_probs"_a.noconvert(), "out_is_chain"_a.noconvert(), "out_num"_a.noconvert());
+             "out_probs"_a.noconvert(), "out_is_chain"_a.noconvert(), "out_num"_a.noconvert())
+        .def("measure", &CacheTreeJoiner::measure, "probs"_a.noconvert(), "is_chain"_a.noconvert(),
+             "survival"_a.noconvert(), "num_taken"_a.noconvert(), "chain_lens"_a.noconvert(),
+             "scores"_a.noconvert(), "expected"_a.noconvert());
     nb::class_<BatchAllocator>(m, "Allocator", "See allocator.py, which names things.")
         .def(nb::init<>())
         .def("allocate", &BatchAllocator::allocate, "probs"_a.noconvert(), "depths"_a.noconvert(),
