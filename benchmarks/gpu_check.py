@@ -76,7 +76,7 @@ class Setup:
         return flags if self.has_overlap else [*flags, "--disable-overlap-schedule"]
 
     def refuses(self, policy: Mode) -> bool:
-        """HVD refuses both drafts on FA3 with topk 1, whose verification knows chains only."""
+        """HVD refuses policy `both` on FA3 with topk 1, whose verification knows chains only."""
         return policy == "both" and self.backend == "fa3" and not self.is_tree
 
 
@@ -170,7 +170,11 @@ def _setups(device: str) -> list[Setup]:
     ]
     setups += [
         Setup(backend, "bfloat16", True, True, is_tree, narrow_widths=(2, 4, 8, 16))
-        for backend, is_tree in (("flashinfer", True), ("fa3", True), ("fa3", False))
+        for backend, is_tree in itertools.product(("flashinfer", "fa3", "triton"), (True, False))
+    ]
+    setups += [
+        Setup("flashinfer", "bfloat16", has_graphs, True, True, 32, (2, 4, 8, 16), postpones=True)
+        for has_graphs in (True, False)
     ]
     setups.append(Setup("flashinfer", "bfloat16", True, True, True, postpones=True))
     setups.append(Setup("flashinfer", "bfloat16", False, True, True))
@@ -268,7 +272,8 @@ def _memory(options: argparse.Namespace) -> tuple[bool, Any]:
 
 
 def _lay_out(device: str) -> int:
-    """Random cache chains and model trees merged, linked and written as masks."""
+    """Random cache drafts, every other row a chain, and model trees merged, linked and written as
+    masks."""
     from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 
     from sglang_hvd.plugin.verify_tree import (
@@ -282,16 +287,15 @@ def _lay_out(device: str) -> int:
     torch.manual_seed(0)
     for n, width, num_model in itertools.product((1, 7, 64), (16, 64), (3, 7)):
         num_chain = torch.randint(0, width - num_model, (n,), device=device)
-        chains = DraftNodes(
-            torch.randint(0, 3, (n, width), device=device),
-            torch.arange(-1, width - 1, device=device).expand(n, width),
-            1 + num_chain,
-        )
+        places = torch.arange(width, device=device)
+        before = (torch.rand((n, width), device=device) * places).long() - (places == 0).long()
+        before[::2] = places - 1
+        cached = DraftNodes(torch.randint(0, 3, (n, width), device=device), before, 1 + num_chain)
         slots = torch.arange(num_model, device=device)
         parents = (torch.rand((n, num_model), device=device) * (slots + 1)).long()
         tokens = slots.expand(n, num_model) % 3
         kept = torch.ones((n, num_model), dtype=torch.bool, device=device)
-        nodes, _ = merge_trees(chains, ModelTrees(tokens, parents, kept))
+        nodes, _ = merge_trees(cached, ModelTrees(tokens, parents, kept))
         tree = link_nodes(nodes)
         seq_lens = torch.randint(1, 300, (n,), device=device)
         num_cells = int((width * (seq_lens + width)).sum())

@@ -87,8 +87,8 @@ class Proposals:
 @dataclass(slots=True, eq=False)
 class _Request:
     """planned: the cycle to commit. draft_len: of the whole cache chain then. chain, chain_len: the
-    tokens of that and how many are verified; a tree has branches beside it. Under the allocate
-    policy, model_size: of the model drafter's draft, which has fewer nodes in few steps;
+    tokens of that and of how many the cycle tells; a tree has branches beside it. Under the
+    allocate policy, model_size: of the model drafter's draft, which has fewer nodes in few steps;
     cache_expected, model_expected: accepted tokens expected of that chain and of that draft."""
 
     slot: int
@@ -170,9 +170,14 @@ class HybridDrafter:
         self._drafts = self._votes = DraftBatch.of_size(0, 0)
         self._features = DraftFeatures.of_size(0)
         # Of the allocate policy: what the votes say of branches, and the drafts with these.
-        self._branches, self._trees = DraftBatch.of_size(0, 0), CacheTrees(0, self._room)
+        self._branches, self._trees = DraftBatch.of_size(0, 0), CacheTrees(0, 1)
         # SuffixDecoding drafts chains only, and its votes are not the predictor's.
-        self._has_branches = config.branches and verifies_trees and config.cache_mode == "votes"
+        self._has_branches = (
+            config.policy == "allocate"
+            and config.branches
+            and config.cache_mode == "votes"
+            and verifies_trees
+        )
 
     @classmethod
     def from_config(
@@ -299,6 +304,10 @@ class HybridDrafter:
             self._cache.propose_into(self._drafts, rids, limits)
             if self._votes is not self._drafts:
                 self._cache.propose_into(self._votes, rids, limits, by_votes=True)
+            if self._has_branches:
+                most = max(_BRANCH_NODES // max(len(rids), 1), _FEWEST_BRANCH_NODES)
+                limits = np.full(len(rids), min(most, self._max_cache_draft_tokens), np.int32)
+                self._cache.propose_into(self._branches, rids, limits, is_tree=True)
         if self._tracker is None:
             return Proposals(len(rids), self._drafts, None, None)
         with self._clock.measure(Phase.FEATURES):
@@ -318,7 +327,8 @@ class HybridDrafter:
                 if self._allocator is not None:
                     assert survival is not None, "checked when the predictor was taken"
                     model_reaches = self._model_payoff.expect_sizes(slots, self._drafts, survival)
-                    trees = self._trees_of(rids, survival)
+                    trees = self._trees
+                    trees.join(self._drafts, survival, self._branches)
         return Proposals(
             len(rids), self._drafts, features, prediction, model_payoffs, trees, model_reaches
         )
@@ -424,8 +434,8 @@ class HybridDrafter:
         rows, width = max(2 * rows, num_requests), max(width, max_nodes)
         self._drafts = self._votes = DraftBatch.of_size(rows, width)
         if self._allocator is not None:
-            self._branches = DraftBatch.of_size(rows, self._room)
-            self._trees = CacheTrees(rows, self._room)
+            self._branches = DraftBatch.of_size(rows, self._max_cache_draft_tokens)
+            self._trees = CacheTrees(rows, self._max_cache_draft_tokens)
         if self._tracker is not None:
             self._features = DraftFeatures.of_size(rows)
             if self._config.cache_mode == "paper":
@@ -534,13 +544,17 @@ class HybridDrafter:
         assert proposals.prediction.survival is not None
         # The predictor is judged by what it says itself of chains, heeded or not.
         taken = trees.take(found.num_cache, proposals.prediction.survival, proposals.drafts)
-        chains = proposals.drafts.token_ids[:num, : max(taken.chain_lens)].copy()
+        chains = proposals.drafts.token_ids[:num, : max(*taken.chain_lens, 1)].copy()
         plans = []
         for row, (request, chosen, payoff, num_model) in enumerate(
             zip(requests, taken.drafts, payoffs, found.num_model.tolist(), strict=True)
         ):
             request.chain, request.chain_len = chains[row], taken.chain_lens[row]
             request.cache_expected = taken.chain_expected[row]
+            if chosen is not None and request.chain_len == 0:
+                # A branch alone: the first token that is committed tells of the chain's first.
+                request.chain_len = min(1, int(proposals.drafts.num_nodes[row]))
+                request.cache_expected = float(proposals.prediction.survival[row, 0])
             if not num_model:
                 source = DraftSource.PLAIN if chosen is None else DraftSource.CACHE
                 plans.append(DraftPlan(source, chosen, payoff))
@@ -567,14 +581,6 @@ class HybridDrafter:
         survival = survival.copy()
         survival[is_off, :longest] = of_votes[is_off]
         return survival
-
-    def _trees_of(self, rids: Sequence[Hashable], survival: npt.NDArray[np.float32]) -> CacheTrees:
-        if self._has_branches:
-            most = max(_BRANCH_NODES // len(rids), _FEWEST_BRANCH_NODES)
-            limits = np.full(len(rids), min(most, self._room), np.int32)
-            self._cache.propose_into(self._branches, rids, limits, is_tree=True)
-        self._trees.join(self._drafts, survival, self._branches)
-        return self._trees
 
     def _observe(
         self,

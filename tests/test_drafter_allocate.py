@@ -40,11 +40,12 @@ def drafter(
     predictor: PayoffPredictor | None = None,
     branches: bool = True,
     verifies_trees: bool = True,
+    max_draft_tokens: int = 128,
 ) -> HybridDrafter:
     allocator = StepAllocator(
         costs(per_node), widths=widths, model_sizes=SIZES, num_steps=[NUM_STEPS]
     )
-    config = HvdConfig(policy=policy, max_draft_tokens=128, branches=branches)
+    config = HvdConfig(policy=policy, max_draft_tokens=max_draft_tokens, branches=branches)
     return HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
@@ -217,6 +218,32 @@ def test_what_a_branch_brings_says_of_the_chain_that_it_was_wrong() -> None:
     assert (origin.num_verified, origin.mean_accepted) == (1, 0)
     stats = made.stats("r")
     assert stats.num_both_accepted_drafts + stats.num_cache_accepted_drafts == 2
+
+
+def test_a_cycle_that_verified_a_branch_alone_tells_of_the_chains_first_token() -> None:
+    # The predictor thinks so little of the chain that what the votes say beside it comes first.
+    made = drafter(prob=0.02)
+    made.start("r", DIFFERS)
+    made.extend("r", [3])
+    proposals = made.propose(["r"])
+    assert proposals.trees is not None
+    proposals.trees.num_nodes[0] = 1
+    [plan] = made.allocate(["r"], proposals)
+    chain = int(proposals.drafts.token_ids[0, 0])
+    assert drafted(plan) == [{4: 7, 7: 4}[chain]]
+    made.commit(["r"], [VerifyOutcome([chain], 0, 0)])
+    figures = made.calibration()
+    assert figures is not None
+    [origin] = [each for each in figures.values() if each.num_verified]
+    assert (origin.num_verified, origin.mean_accepted) == (1, 1)
+    assert origin.mean_predicted == pytest.approx(0.02, abs=1e-3)
+
+
+def test_no_branch_makes_a_draft_longer_than_it_may_be() -> None:
+    made = drafter(prob=0.6, per_node=0.0, max_draft_tokens=3)
+    plan = branching(made)
+    assert plan.cache_draft is not None
+    assert plan.cache_draft.num_tokens <= 3
 
 
 def test_a_plan_of_a_batch_is_one_allocation() -> None:

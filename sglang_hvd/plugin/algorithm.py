@@ -142,12 +142,24 @@ def resolve_verify_width(
     # These backends read the width from each batch.
     is_any_width = cfg.device == "cpu" and _backends(server_args) <= _BACKENDS_OF_ANY_WIDTH
     narrow = _narrow_widths(config, width, is_any_width)
+    has_width_states = bool(narrow) and not is_any_width
+    if has_width_states and (cfg.enable_lora or cfg.lora_paths):
+        # The metadata of LoRA's graphs is that of the graphs captured last.
+        raise ValueError(
+            "HVD does not support --hvd-narrow-widths with LoRA on this device: drop one"
+        )
+    verifies_trees = _verifies_trees(server_args)
+    if not verifies_trees and config.policy == "allocate":
+        logger.info(
+            "HVD: with topk 1 this attention backend takes every draft for a chain: each request "
+            "verifies one draft, which does not branch."
+        )
     server_args._hvd_launch = HvdLaunch(
         config,
         num_model_nodes,
         widths=(*narrow, width),
-        has_width_states=bool(narrow) and not is_any_width,
-        verifies_trees=_verifies_trees(server_args),
+        has_width_states=has_width_states,
+        verifies_trees=verifies_trees,
         postpones_extend=_postpones_extend(config, cfg.device),
     )
     logger.info(

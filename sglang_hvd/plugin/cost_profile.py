@@ -61,19 +61,14 @@ class CostProfile:
         while batch_sizes[-1] < most_requests:
             batch_sizes.append(min(4 * batch_sizes[-1], most_requests))
         verify, draft_once, draft_round, extend = [], [], [], []
-        num_steps = self._worker.speculative_num_steps
         with torch.inference_mode():
             for n in batch_sizes:
                 widths = [w for w in self._widths if n * w <= _MOST_NODES]
                 verify.append([self._ms(partial(self._verify, n, w)) for w in widths])
                 with self._drafting():
-                    # A graph runs all steps: what its draft takes is then that of its rounds.
-                    once = 0.0
-                    if num_steps == 1 or not self._worker.has_draft_graphs:
-                        once = self._ms(partial(self._draft, n, 1))
-                    of_draft = self._ms(partial(self._draft, n, num_steps))
+                    once, of_round = self._draft_ms(n)
                     draft_once.append(once)
-                    draft_round.append(max(of_draft - once, 0.0) / max(num_steps - 1, 1))
+                    draft_round.append(of_round)
                     extend.append([self._ms(partial(self._extend, n, w)) for w in widths])
         # A table needs two of each; what is beyond was not timed and is not asked for.
         if len(batch_sizes) == 1:
@@ -89,6 +84,20 @@ class CostProfile:
             draft_extend=_rising(extend, columns),
             draft_once=tuple(np.maximum.accumulate(draft_once).round(4).tolist()),
         )
+
+    def _draft_ms(self, n: int) -> tuple[float, float]:
+        """What a draft takes beside its rounds, and one of its rounds."""
+        num_steps = self._worker.speculative_num_steps
+        of_draft = self._ms(partial(self._draft, n, num_steps))
+        if num_steps == 1:
+            return of_draft, 0.0
+        if self._worker.has_draft_graphs:  # which run all steps: what they take is their rounds'
+            return 0.0, of_draft / (num_steps - 1)
+        # One step alone prepares no attention.
+        fewest = 2 if num_steps > 2 else 1
+        of_fewest = self._ms(partial(self._draft, n, fewest))
+        of_round = max(of_draft - of_fewest, 0.0) / (num_steps - fewest)
+        return max(of_fewest - (fewest - 1) * of_round, 0.0), of_round
 
     def _ms(self, prepare: Callable[[], Callable[[], object]]) -> float:
         """Of what prepare makes; on a GPU the device's time, since the host works ahead there."""

@@ -36,7 +36,7 @@ from sglang_hvd.plugin.verify_tree import (
     parents_of_eagle_tree,
 )
 from sglang_hvd.step_clock import Phase, StepClock
-from sglang_hvd.types import DraftPlan
+from sglang_hvd.types import DraftPlan, DraftSource
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -79,6 +79,7 @@ class HvdDraftWorker(EagleDraftWorker):
         assert launch is not None, "HvdDraftWorker was built without a launch"
         self._num_model_nodes = launch.num_model_nodes
         self._widths = launch.widths
+        self._cuts_trees = launch.config.policy == "allocate" and len(launch.widths) > 1
         self._step_width = launch.verify_width
         self._cached_lens: list[int] = []  # of the step's requests, where extends are postponed
         self.num_catch_ups = 0
@@ -109,9 +110,10 @@ class HvdDraftWorker(EagleDraftWorker):
             nodes, of_model, kv_loc_plan = self._with_model_trees(batch, plans, nodes)
         with self.clock.measure(Phase.BUILD):
             verify_input = self._verify_input(batch, nodes, of_model, kv_loc_plan)
-        drafts = [plan.cache_draft for plan in plans if plan.cache_draft is not None]
-        verify_input.has_branches = of_model is not None or any(
-            draft.parents is not None for draft in drafts
+        verify_input.has_branches = any(
+            plan.source is DraftSource.BOTH
+            or (plan.cache_draft is not None and plan.cache_draft.parents is not None)
+            for plan in plans
         )
         return verify_input
 
@@ -145,7 +147,7 @@ class HvdDraftWorker(EagleDraftWorker):
         model drafter's tree at its end.
 
         Returns what SGLang's does, but in the place of draft probabilities, which only rejection
-        sampling has, int64[n, m]: the place of each node by its score; None for a chain.
+        sampling has, int64[n, m]: the place of each node by its score; None where no tree is cut.
         """
         num_steps, all_steps = self._num_draft_steps, self.speculative_num_steps
         if num_steps < all_steps:
@@ -155,7 +157,7 @@ class HvdDraftWorker(EagleDraftWorker):
         num_nodes = min(self._num_model_nodes, 1 + most_tree_nodes(self.topk, num_steps))
         self.speculative_num_steps = num_steps
         try:
-            with self._width(num_nodes), _ranking_nodes() as ranks:
+            with self._width(num_nodes), _ranking_nodes(self._cuts_trees) as ranks:
                 parent_list, top_scores_index, draft_tokens, _ = super().draft_forward(
                     forward_batch
                 )
@@ -311,7 +313,7 @@ class HvdDraftWorker(EagleDraftWorker):
             if (sizes[drafting] >= draft_tokens.shape[1]).all():
                 is_kept = torch.ones_like(parents, dtype=torch.bool)
             else:
-                assert ranks is not None, "a chain is not cut"
+                assert ranks is not None, "only trees are cut, and by policy allocate"
                 is_kept = ranks < wanted[:, None]
             if rows is None:
                 merged, of_model = merge_trees(nodes, ModelTrees(draft_tokens, parents, is_kept))
@@ -343,7 +345,7 @@ class HvdDraftWorker(EagleDraftWorker):
             self.topk,
             self.speculative_num_steps,
             target_translator=self.target_worker.model_runner.kv_index_translator,
-            num_draft_tokens=self.speculative_num_draft_tokens,
+            num_draft_tokens=self._step_width,  # the window of a chain is what is verified
         )
         return self.run_draft(forward_batch, plans[0].num_model_steps, can_run_graph), kv_loc_plan
 
@@ -355,6 +357,7 @@ class HvdDraftWorker(EagleDraftWorker):
         kv_loc_plan: KVLocPlan | None,
     ) -> HvdVerifyInput:
         n, w = nodes.token_ids.shape
+        assert kv_loc_plan is None or kv_loc_plan.write_virtual.numel() == n * w, "another window"
         tree = link_nodes(nodes)
         seq_lens = batch.seq_lens.to(torch.int64)
         verify_mask = self.target_worker.model_runner.attn_backend.verify_mask
@@ -409,9 +412,12 @@ class HvdDraftWorker(EagleDraftWorker):
 
 
 @contextmanager
-def _ranking_nodes() -> Iterator[list[torch.Tensor]]:
+def _ranking_nodes(is_on: bool) -> Iterator[list[torch.Tensor]]:
     """Yields a list that gets the ranks of the nodes that SGLang selects meanwhile: it selects the
     most probable candidates and drops their scores."""
+    if not is_on:
+        yield []
+        return
     original, ranks = eagle_worker_v2.organize_draft_results, []
 
     def organize(

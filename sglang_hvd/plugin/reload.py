@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.io_struct import DumperControlReqInput, DumperControlReqOutput
 
+from sglang_hvd.plugin.algorithm import launch_of
 from sglang_hvd.running_server import PREDICTOR_LOAD_FORMAT
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ async def ask_for_predictor(
 ) -> tuple[bool, str, Any]:
     """AROUND hook of TokenizerManager.update_weights_from_disk: success, message, paused."""
     if obj.load_format != PREDICTOR_LOAD_FORMAT:
+        if obj.recapture_cuda_graph:
+            launch = launch_of(manager.server_args)
+            if launch is not None and launch.has_width_states:
+                return False, "HVD cannot recapture the graphs of --hvd-narrow-widths", 0
         return await update_weights_from_disk(manager, obj, *args, **kwargs)
     request = DumperControlReqInput(method=PREDICTOR_LOAD_FORMAT, body={"path": obj.model_path})
     answers = await manager.dumper_control(request)

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from sglang.srt.layers.moe.utils import (
     speculative_moe_a2a_backend_context,
     speculative_moe_backend_context,
@@ -77,32 +77,47 @@ class WidthStates:
         )
 
     def _build(self, worker: HvdWorker, width: int) -> _WidthState:
-        target, drafter = self._target, self._drafter
-        widest_backend, widest_graphs = target.attn_backend, target.decode_cuda_graph_runner
-        extend_graphs = drafter.cuda_graph_runner_for_draft_extend
+        before = self._present(0.0)
         free_gb = get_available_gpu_memory(worker.device, worker.gpu_id)
-        with ExitStack() as stack:
-            stack.enter_context(draft_tp_context(drafter.parallel_layout))
-            stack.enter_context(speculative_moe_backend_context())
-            stack.enter_context(speculative_moe_a2a_backend_context())
-            stack.enter_context(worker._override_worker_state(worker.speculative_num_steps, width))
-            drafter.init_attention_backend()
-            if extend_graphs is not None:
-                drafter.cuda_graph_runner_for_draft_extend = type(extend_graphs)(drafter)
-            had_new_workspace = target.init_new_workspace
-            try:
-                target.attn_backend = target._get_attention_backend(init_new_workspace=True)
-            finally:
-                target.init_new_workspace = had_new_workspace
-            if widest_graphs is not None and widest_graphs is not target.eager_runner:
-                target.decode_cuda_graph_runner = type(widest_graphs)(
-                    target,
-                    attn_backend=target.attn_backend,
-                    speculative_num_steps=worker.speculative_num_steps,
-                    speculative_num_draft_tokens=width,
-                )
-            taken_gb = free_gb - get_available_gpu_memory(worker.device, worker.gpu_id)
-            state = self._present(taken_gb)
-        target.attn_backend, target.decode_cuda_graph_runner = widest_backend, widest_graphs
+        try:
+            with worker._override_worker_state(worker.speculative_num_steps, width):
+                if self._drafter.stub_draft_extend is None:  # else none follows verification
+                    self._build_extend(before)
+                self._build_verify(worker, before, width)
+                state = self._present(0.0)
+        except torch.cuda.OutOfMemoryError as error:
+            raise RuntimeError(
+                f"--hvd-narrow-widths: no memory is left for width {width}: lower "
+                "--mem-fraction-static or name fewer widths"
+            ) from error
+        self._target.attn_backend = before.target_backend
+        self._target.decode_cuda_graph_runner = before.target_graphs
+        taken_gb = free_gb - get_available_gpu_memory(worker.device, worker.gpu_id)
         log_info_on_rank0(logger, f"HVD: verify width {width} takes {taken_gb:.2f} GB")
-        return state
+        return replace(state, memory_gb=taken_gb)
+
+    def _build_extend(self, before: _WidthState) -> None:
+        drafter = self._drafter
+        with (
+            draft_tp_context(drafter.parallel_layout),
+            speculative_moe_backend_context(),
+            speculative_moe_a2a_backend_context(),
+        ):
+            drafter.init_attention_backend()
+            if before.extend_graphs is not None:
+                drafter.cuda_graph_runner_for_draft_extend = type(before.extend_graphs)(drafter)
+
+    def _build_verify(self, worker: HvdWorker, before: _WidthState, width: int) -> None:
+        target = self._target
+        had_new_workspace = target.init_new_workspace
+        try:
+            target.attn_backend = target._get_attention_backend(init_new_workspace=True)
+        finally:
+            target.init_new_workspace = had_new_workspace
+        if before.target_graphs is not None and before.target_graphs is not target.eager_runner:
+            target.decode_cuda_graph_runner = type(before.target_graphs)(
+                target,
+                attn_backend=target.attn_backend,
+                speculative_num_steps=worker.speculative_num_steps,
+                speculative_num_draft_tokens=width,
+            )

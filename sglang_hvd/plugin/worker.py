@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.model_executor.cuda_graph_config import (
     Backend,
     Phase,
@@ -76,12 +77,21 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._has_mrope = any(runner.model_config.model_is_mrope for runner in runners)
         # Positions of images depend on more than their place, which catching up does not know.
         self._postpones = launch.postpones_extend and not self._has_mrope
+        # Linear attention takes every draft for a chain where topk is 1, whatever its backend.
+        is_linear = mambaish_config(self.target_worker.model_runner.model_config) is not None
+        self._verifies_trees = launch.verifies_trees and not (is_linear and self.topk == 1)
+        if launch.config.policy == "both" and not self._verifies_trees:
+            raise ValueError(
+                "HVD cannot verify both drafts of a model with linear attention with "
+                "--speculative-eagle-topk 1: use a tree or another policy"
+            )
         allocator = _allocator(
             launch,
             self.speculative_num_steps,
             self.topk,
             captures_drafts=self.device != "cpu"
             and not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED),
+            merges=self._verifies_trees,
             postpones_extend=self._postpones,
         )
         ranks = get_parallel().tp_group.cpu_group if get_parallel().tp_size > 1 else None
@@ -93,7 +103,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             num_model_nodes=launch.num_model_nodes - 1,
             verify_width=launch.verify_width,
             allocator=allocator,
-            verifies_trees=launch.verifies_trees,
+            verifies_trees=self._verifies_trees,
             deterministic=get_parallel().tp_size > 1,
             clock=self._clock,
         )
@@ -159,6 +169,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         if is_prefill:
             self._clock.end_step()
             self._costs.interrupt()
+            # Graphs of whole prefills belong to the attention backends that SGLang began with.
+            self._draft_worker.use_width(self._launch.verify_width)
         else:
             self._clock.begin_step()
             self._costs.begin_step(len(batch.reqs))
@@ -177,7 +189,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
     ) -> GenerationBatchResult:
         """Verify the chosen drafts; the committed tokens start their way to the host at once."""
         # With topk above 1 SGLang moves the accepted path to the front of each row, as any tree
-        # needs; with topk 1 drafts are chains, which stand there already, unless they are merged.
+        # needs; with topk 1 it leaves it where it is, and where a chain stands already.
         verify_input = batch.spec_info
         widest, topk = self.speculative_num_draft_tokens, self.topk
         self.speculative_num_draft_tokens = verify_input.draft_token_num
@@ -233,6 +245,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "verify_width": self._launch.verify_width,
             "verify_widths": list(self._launch.widths),
             "width_memory_gb": None if states is None else states.memory_gb,
+            "verifies_trees": self._verifies_trees,
             "num_model_nodes": self._launch.num_model_nodes,
             "num_model_draft_rounds": self._draft_worker.num_model_draft_rounds,
             "num_partial_draft_rounds": self._draft_worker.num_partial_draft_rounds,
@@ -244,7 +257,13 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
 
 
 def _allocator(
-    launch: HvdLaunch, num_steps: int, topk: int, *, captures_drafts: bool, postpones_extend: bool
+    launch: HvdLaunch,
+    num_steps: int,
+    topk: int,
+    *,
+    captures_drafts: bool,
+    merges: bool,
+    postpones_extend: bool,
 ) -> StepAllocator | None:
     if launch.config.policy != "allocate":
         return None
@@ -259,7 +278,7 @@ def _allocator(
         model_sizes=sizes,
         num_steps=steps,
         most_nodes=[most_tree_nodes(topk, num) for num in steps],
-        merges=launch.verifies_trees,
+        merges=merges,
         postpones_extend=postpones_extend,
     )
 

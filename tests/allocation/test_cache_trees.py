@@ -26,7 +26,7 @@ def _rows(draw: st.DrawFn) -> Row:
         taken = [(parent, token) for parent, token, _ in tree]
         free = [(p, t) for p in range(-1, node) for t in range(3) if (p, t) not in taken]
         parent, token = draw(st.sampled_from(free))
-        prob = left[parent] * draw(st.floats(0.125, 1, width=16))
+        prob = left[parent] * draw(st.floats(0.125, 0.75, width=16))
         left[parent] -= prob
         left[node] = 1.0
         tree.append((parent, token, prob))
@@ -118,7 +118,7 @@ def test_a_part_of_a_draft_is_a_chain_or_says_where_it_branches() -> None:
     assert trees.probs[0, :4] == pytest.approx([0.9, 0.5, 0.4, SHARE * 0.4])
     chains = DraftBatch.of_size(1, LONGEST)
     chains.features[0, 0] = 7
-    survival = np.array([[0.8, 0.6, 0.5, 0.1]], np.float32)
+    survival = np.linspace(0.8, 0.1, 8, dtype=np.float32)[None]
     for num, parents, chain_len in ((2, None, 2), (3, None, 3), (4, [-1, 0, 1, 0], 3)):
         taken = trees.take(np.array([num], np.int32), survival, chains)
         assert taken.chain_lens == [chain_len]

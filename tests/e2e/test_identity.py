@@ -215,5 +215,6 @@ def test_a_postponed_draft_extend_leaves_the_same_draft_kv(
             cycles[postpones].append([a["meta_info"]["hvd"][0]["cycles"] for a in answers])
         state = server.hvd_state()
         assert (state["num_catch_ups"] > 0) == (postpones == "true")
+        # Enough to postpone; how many there are depends on the machine that trained the models.
         assert state["num_cycles"]["cache"] > state["num_cycles"]["model"] / 8
     assert cycles["true"] == cycles["false"]

@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
+
 INTERPRETED = {"TRITON_INTERPRET": "1"}
+TREE = MODEL_TREE_FLAGS
+CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
 MIXING = ("--hvd-threshold", "1.5")
 
 
@@ -53,7 +57,9 @@ def test_stops_inside_a_draft_under_overlap_scheduling(
     assert server.hvd_state()["num_requests"] == 0
 
 
+@pytest.mark.parametrize("drafting", [TREE, CHAIN], ids=["tree", "chain"])
 def test_widths_with_an_attention_backend_for_each(
+    drafting: tuple[str, ...],
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
@@ -71,6 +77,7 @@ def test_widths_with_an_attention_backend_for_each(
     server = start_hvd(
         *("allocate", "--hvd-costs", str(costs), "--attention-backend", "triton"),
         *("--hvd-verify-width", "24", "--hvd-narrow-widths", "[4, 8, 16]"),
+        drafting=drafting,
         environment=INTERPRETED,
     )
     answers = server.generate_all(copying, concurrency=2, **params)

@@ -22,10 +22,12 @@ from sglang.srt.managers.io_struct import (
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import ServerArgs
 
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.plugin.algorithm import HvdLaunch
 from sglang_hvd.plugin.reload import answer_for_predictor, ask_for_predictor
 from sglang_hvd.plugin.served_predictor import PredictorMetrics, ServedPredictor
 from sglang_hvd.plugin.worker import HvdWorker
@@ -136,6 +138,24 @@ def test_other_weight_updates_are_sglangs() -> None:
     obj = UpdateWeightFromDiskReqInput(model_path="m", load_format="auto")
     answer = asyncio.run(ask_for_predictor(load, object.__new__(TokenizerManager), obj, "request"))
     assert answer == (True, "weights m request", 3)
+
+
+@pytest.mark.parametrize("has_width_states", [True, False])
+def test_graphs_of_several_widths_are_not_recaptured(has_width_states: bool) -> None:
+    async def load(manager: Any, obj: Any) -> tuple[bool, str, int]:
+        return True, "recaptured", 3
+
+    manager = object.__new__(TokenizerManager)
+    manager.server_args = ServerArgs(model_path="none")
+    manager.server_args._hvd_launch = HvdLaunch(
+        HvdConfig(), 16, (4, 32), has_width_states, verifies_trees=True, postpones_extend=False
+    )
+    obj = UpdateWeightFromDiskReqInput(model_path="m", recapture_cuda_graph=True)
+    answer = asyncio.run(ask_for_predictor(load, manager, obj))
+    if has_width_states:
+        assert answer == (False, "HVD cannot recapture the graphs of --hvd-narrow-widths", 0)
+    else:
+        assert answer == (True, "recaptured", 3)
 
 
 def test_other_requests_of_the_dumper_are_sglangs() -> None:

@@ -23,10 +23,15 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 from sglang.srt.managers.tokenizer_control_mixin import TokenizerControlMixin
 from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.plugins import GENERAL_PLUGINS_GROUP
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative import eagle_utils, eagle_worker_common, eagle_worker_v2
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.eagle_draft_cuda_graph_runner import EAGLEDraftCudaGraphRunner
+from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import (
+    EAGLEDraftExtendCudaGraphRunner,
+)
 from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
 
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
@@ -35,10 +40,11 @@ from sglang_hvd.plugin.hooks import HOOKS
 from sglang_hvd.plugin.verify_tree import HvdVerifyInput
 from sglang_hvd.plugin.worker import HvdWorker
 
-# Private methods of ours that extend nothing.
+# Methods of ours that extend nothing.
 OWN_HELPERS = {
     *("_host_nodes", "_with_model_trees", "_run_model_drafter", "_verify_input"),
-    *("_num_mask_cells", "_width", "_publish", "_catch_up", "_extend", "run_draft"),
+    *("_num_mask_cells", "_width", "_publish", "_catch_up", "_extend"),
+    *("run_draft", "use_width"),
 }
 
 
@@ -203,6 +209,35 @@ def test_drafting_can_be_called_up_to_its_tree() -> None:
     source = inspect.getsource(eagle_worker_v2.EagleDraftWorker.draft)
     for name in ("cuda_graph_runner.execute(", "draft_forward(", "init_forward_metadata("):
         assert name in source
+
+
+def test_a_width_can_have_backends_and_graphs_of_its_own() -> None:
+    worker = eagle_worker_v2.EAGLEWorkerV2
+    parameters = _parameters(worker._override_worker_state)
+    assert parameters[:3] == ["self", "speculative_num_steps", "speculative_num_draft_tokens"]
+    adaptive = inspect.getsource(worker.build_adaptive_runtime_state)
+    for name in (
+        *("_draft_worker.init_attention_backend()", "_get_attention_backend(", "attn_backend="),
+        *("init_new_workspace", "speculative_num_steps=", "speculative_num_draft_tokens="),
+    ):
+        assert name in adaptive
+    # What is swapped is all that SGLang's own swap changes beside the draft loop and the settings.
+    swap = inspect.getsource(worker.apply_runtime_state)
+    for name in (
+        *("dw.draft_extend_attn_backend =", "dw.draft_runner.attn_backend ="),
+        *("dw.cuda_graph_runner_for_draft_extend =", "model_runner.attn_backend ="),
+        "model_runner.decode_cuda_graph_runner =",
+    ):
+        assert name in swap
+    assert "self.eager_runner = " in inspect.getsource(ModelRunner)
+    extend = inspect.signature(EAGLEDraftExtendCudaGraphRunner.__init__)
+    required = [p for p in extend.parameters.values() if p.default is inspect.Parameter.empty]
+    assert len(required) == 2  # itself and the draft worker
+
+
+def test_graphs_hand_on_all_that_the_draft_loop_returns() -> None:
+    source = inspect.getsource(EAGLEDraftCudaGraphRunner._postprocess_output_to_raw_bs)
+    assert "t[:raw_bs] if t is not None else None for t in out" in source
 
 
 def test_backends_say_which_mask_they_read() -> None:

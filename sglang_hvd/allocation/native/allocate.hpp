@@ -114,7 +114,8 @@ public:
                 }
                 for (std::size_t i = 0; i < num; ++i) score += values[i] * alone_[i];
                 score += best_gain;
-                if (score > best_.score) keep(num, width, steps, costs.num_steps.size(), num_draft, cache, room, score);
+                if (score > best_.score)
+                    keep(num, width, steps, costs.num_steps.size(), num_draft, cache, room, score);
             }
             // A wider step would only cost more.
             if (!wants_more_) break;
@@ -163,7 +164,9 @@ private:
                     const double expected = by_steps_[static_cast<std::size_t>(costs.num_steps[s]) - 1];
                     Option& option = with_model_[i * num_steps + s];
                     if (option.choice.model_size < 0 || expected > option.expected)
-                        option = {expected, {static_cast<std::int32_t>(num_cache), static_cast<std::int32_t>(size), num_model}};
+                        option = {expected,
+                                  {static_cast<std::int32_t>(num_cache), static_cast<std::int32_t>(size),
+                                   num_model}};
                 }
             }
         }
@@ -184,7 +187,8 @@ private:
         });
     }
 
-    void keep(std::size_t num, std::size_t width, std::size_t steps, std::size_t num_steps, std::size_t num_draft,
+    void keep(std::size_t num, std::size_t width, std::size_t steps, std::size_t num_steps,
+              std::size_t num_draft,
               std::span<const CacheNodes> cache, std::size_t room, double score) {
         best_.score = score;
         best_.width = width;

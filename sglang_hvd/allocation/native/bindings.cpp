@@ -41,8 +41,9 @@ public:
         const Input<float, 3>& reaches, const Input<float, 3>& reaches_if_right,
         const Input<double, 1>& values, double price, const Input<std::int32_t, 1>& widths,
         const Input<double, 1>& step_ms, const Input<std::int32_t, 1>& num_steps,
-        const Input<std::int32_t, 1>& most_nodes, const Input<double, 2>& draft_ms, int num_pinned, int must_draft, int min_width, int min_steps,
-        bool merges, const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& num_model,
+        const Input<std::int32_t, 1>& most_nodes, const Input<double, 2>& draft_ms, int num_pinned,
+        int must_draft, int min_width, int min_steps, bool merges,
+        const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& num_model,
         const Output<std::int32_t, 1>& model_size, const Output<float, 1>& model_expected) {
         const std::size_t num = values.size(), num_sizes = sizes.size();
         const std::size_t max_steps = reaches.shape(2), row = probs.shape(1);
@@ -63,7 +64,6 @@ public:
                     static_cast<std::size_t>(min_steps) < num_steps.size(),
                 "no such width or number of steps");
         require(num_cache.size() == num && num_model.size() == num && model_size.size() == num &&
-                   
                     model_expected.size() == num,
                 "results need one row per request");
         for (std::size_t w = 0; w < widths.size(); ++w)
@@ -168,8 +168,9 @@ public:
         }
     }
 
-    void measure(const Input<float, 2>& probs, const Input<bool, 2>& is_chain, const Input<float, 2>& survival,
-                 const Input<std::int32_t, 1>& num_taken, const Output<std::int32_t, 1>& chain_lens,
+    void measure(const Input<float, 2>& probs, const Input<bool, 2>& is_chain,
+                 const Input<float, 2>& survival, const Input<std::int32_t, 1>& num_taken,
+                 const Output<std::int32_t, 1>& chain_lens,
                  const Output<float, 1>& scores, const Output<float, 1>& expected) const {
         const std::size_t num = num_taken.size(), room = probs.shape(1);
         require(probs.shape(0) >= num && is_chain.shape(0) >= num && is_chain.shape(1) == room &&
@@ -177,20 +178,19 @@ public:
                 "drafts need one row per request");
         require(chain_lens.size() == num && scores.size() == num && expected.size() == num,
                 "results need one row per request");
+        for (std::size_t i = 0; i < num; ++i)
+            require(num_taken.data()[i] >= 0 && static_cast<std::size_t>(num_taken.data()[i]) <= room,
+                    "a draft has fewer nodes");
+        require(survival.shape(1) >= room, "a chain may be longer than its row");
+        const nb::gil_scoped_release release;
         for (std::size_t i = 0; i < num; ++i) {
-            const auto taken = num_taken.data()[i];
-            require(taken >= 0 && static_cast<std::size_t>(taken) <= room, "a draft has fewer nodes");
-            std::size_t chain_len = 0;
-            double score = 0, of_chain = 0;
-            for (std::size_t node = 0; node < static_cast<std::size_t>(taken); ++node) {
-                score += probs.data()[i * room + node];
-                if (!is_chain.data()[i * room + node]) continue;
-                require(chain_len < survival.shape(1), "a chain is longer than its row");
-                of_chain += survival.data()[i * survival.shape(1) + chain_len++];
-            }
-            chain_lens.data()[i] = static_cast<std::int32_t>(chain_len);
-            scores.data()[i] = static_cast<float>(score);
-            expected.data()[i] = static_cast<float>(of_chain);
+            const auto taken = static_cast<std::size_t>(num_taken.data()[i]);
+            const PartOfTree part = sglang_hvd::measure({probs.data() + i * room, taken},
+                                                        {is_chain.data() + i * room, taken},
+                                                        survival.data() + i * survival.shape(1));
+            chain_lens.data()[i] = static_cast<std::int32_t>(part.chain_len);
+            scores.data()[i] = static_cast<float>(part.score);
+            expected.data()[i] = static_cast<float>(part.chain_expected);
         }
     }
 
@@ -220,7 +220,7 @@ NB_MODULE(_native, m) {
              "reaches_if_right"_a.noconvert(), "values"_a.noconvert(), "price"_a, "widths"_a.noconvert(),
              "step_ms"_a.noconvert(), "num_steps"_a.noconvert(), "most_nodes"_a.noconvert(),
              "draft_ms"_a.noconvert(),
-             "num_pinned"_a, "must_draft"_a, "min_width"_a, "min_steps"_a, "merges"_a, "num_cache"_a.noconvert(),
-             "num_model"_a.noconvert(), "model_size"_a.noconvert(),
+             "num_pinned"_a, "must_draft"_a, "min_width"_a, "min_steps"_a, "merges"_a,
+             "num_cache"_a.noconvert(), "num_model"_a.noconvert(), "model_size"_a.noconvert(),
              "model_expected"_a.noconvert());
 }

@@ -28,11 +28,29 @@ struct TreeRow {
     std::span<bool> is_chain;
 };
 
+struct PartOfTree {
+    std::size_t chain_len = 0;  // nodes of the chain among them
+    double score = 0;           // sum of their probabilities
+    double chain_expected = 0;  // accepted tokens expected of these nodes of the chain
+};
+
+// The first nodes of a tree. survival: of its chain, as long as that.
+inline PartOfTree measure(std::span<const float> probs, std::span<const bool> is_chain,
+                          const float* survival) {
+    PartOfTree part;
+    for (std::size_t node = 0; node < probs.size(); ++node) {
+        part.score += probs[node];
+        if (is_chain[node]) part.chain_expected += survival[part.chain_len++];
+    }
+    return part;
+}
+
 class TreeJoiner {
 public:
     // Writes the most probable nodes of both, as many as there is room for, each after its parent.
     // branch_share: how right the votes are beside the chain.
-    std::size_t join(const ChainDraft& chain, const VotesTree& votes, float branch_share, const TreeRow& out) {
+    std::size_t join(const ChainDraft& chain, const VotesTree& votes, float branch_share,
+                     const TreeRow& out) {
         const std::size_t len = chain.tokens.size();
         nodes_.clear();
         float reach = 1;
