@@ -1,0 +1,162 @@
+"""What branches add to cache drafts, and how right the votes are beside the chain.
+
+    python -m benchmarks.payoff.branches --traces DIR --tokenizer FILE [--starts N] [--json FILE]
+
+At the cycle starts of the payoff policy on sessions that the shipped predictor was not trained on,
+the model drafter having two tokens accepted in each of its cycles. The first table has the accepted
+tokens of the first 3, 7, 15, 31 tokens of the chain / of as many nodes of chain and branches
+(sglang_hvd/allocation/cache_trees.py). The second has the nodes that leave the chain where the text
+leaves it too, by their share of the votes that are not the chain's: how many were right.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from sglang_hvd.allocation import CacheTrees
+from sglang_hvd.config import HvdConfig
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.replay.recordings import Vocabulary, find_recordings, session_fingerprints
+from sglang_hvd.replay.simulator import right_branch, verify
+from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.suffix_cache.token_ids import num_agreeing
+from sglang_hvd.traces.trace import Trace
+from sglang_hvd.types import DraftBatch, TokenIds
+
+SIZES = (3, 7, 15, 31)
+SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+_MODEL_ACCEPTED, _NUM_STEPS = 2, 8
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    vocabulary = Vocabulary(options.tokenizer, options.eos_token)
+    rows, shares = [], []
+    for recording in tqdm(find_recordings(options.traces), unit="file"):
+        walk = _Walk(vocabulary, recording.traces(vocabulary))
+        accepted = []
+        for of_sizes, of_shares in walk.starts(options.starts):
+            accepted.append(of_sizes)
+            shares += of_shares
+        if accepted:
+            chain, tree = np.mean(accepted, axis=0).T.tolist()
+            rows.append(
+                {"file": recording.name, "starts": len(accepted), "chain": chain, "tree": tree}
+            )
+    print(f"\n| file | starts | {' | '.join(map(str, SIZES))} |\n|---|---|{'---|' * len(SIZES)}")
+    for row in rows:
+        cells = [f"{c:.2f} / {t:.2f}" for c, t in zip(row["chain"], row["tree"], strict=True)]
+        print(f"| {row['file']} | {row['starts']} | {' | '.join(cells)} |")
+    print("\n| share of the other votes | nodes | mean share | right |\n|---|---|---|---|")
+    found = np.array(shares)
+    for low, high in itertools.pairwise(SHARES):
+        of_bin = found[(found[:, 0] > low) & (found[:, 0] <= high)]
+        if len(of_bin):
+            share, right = of_bin.mean(axis=0)
+            print(f"| {low:g} to {high:g} | {len(of_bin)} | {share:.3f} | {right:.3f} |")
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+class _Walk:
+    """Serves the sessions of one recording that the predictor does not know."""
+
+    def __init__(self, vocabulary: Vocabulary, traces: Sequence[Trace]) -> None:
+        config = HvdConfig(policy="payoff")
+        predictor = PayoffPredictor.load(DEFAULT_PREDICTORS["votes"])
+        self._cache = SuffixCache.of_config(config, background=False)
+        self._drafter = HybridDrafter(
+            config,
+            cache=self._cache,
+            predictor=predictor,
+            token_classes=vocabulary.token_classes,
+            num_model_steps=_NUM_STEPS,
+            num_model_nodes=SIZES[-1],
+            verify_width=64,
+        )
+        self._traces = traces
+        self._known = predictor.trained_sessions
+        self._votes = DraftBatch.of_size(1, SIZES[-1])
+        self._trees = CacheTrees(1, 64)
+
+    def starts(self, most: int) -> Iterator[tuple[list[tuple[int, int]], list[tuple[float, bool]]]]:
+        """Of each cycle start with a cache draft: accepted tokens of chain and tree by size, and
+        (share of the other votes, was right) of the nodes that leave the chain where the text does.
+        """
+        fingerprints, drafter, num = session_fingerprints(self._traces), self._drafter, 0
+        for trace in self._traces:
+            drafter.start(trace, trace.prompt_ids)
+            drafter.extend(trace, trace.output_ids[:1])
+            position = 1
+            if fingerprints[trace.session] in self._known:
+                drafter.extend(trace, trace.output_ids[1:])
+                position = len(trace.output_ids)
+            while position < len(trace.output_ids) and num < most:
+                rest = trace.output_ids[position:]
+                proposals = drafter.propose([trace])
+                chain = proposals.drafts.token_ids[0, : proposals.drafts.num_nodes[0]].copy()
+                right = num_agreeing(chain, rest)
+                [plan] = drafter.allocate([trace], proposals)
+                outcome = verify(plan, rest, right, _MODEL_ACCEPTED)
+                if len(chain):
+                    assert proposals.prediction is not None
+                    assert proposals.prediction.survival is not None
+                    self._cache.propose_into(
+                        self._votes, [trace], np.full(1, SIZES[-1], np.int32), is_tree=True
+                    )
+                    self._trees.join(proposals.drafts, proposals.prediction.survival, self._votes)
+                    yield self._accepted(rest, right), self._shares(chain, rest, right)
+                    num += 1
+                drafter.commit([trace], [outcome])
+                position += len(outcome.token_ids)
+            drafter.finish(trace, output_ids=None, keep=True)
+
+    def _accepted(self, rest: TokenIds, num_right: int) -> list[tuple[int, int]]:
+        trees, found = self._trees, []
+        for size in SIZES:
+            taken = min(size, int(trees.num_nodes[0]))
+            branch = right_branch(trees.token_ids[0, :taken], trees.parents[0, :taken], rest)
+            found.append((min(num_right, size), len(branch)))
+        return found
+
+    def _shares(self, chain: TokenIds, rest: TokenIds, num_right: int) -> list[tuple[float, bool]]:
+        if num_right in (len(chain), len(rest)):
+            return []  # the text does not leave the chain
+        votes, num = self._votes, int(self._votes.num_nodes[0])
+        on_text = right_branch(votes.token_ids[0, :num], votes.parents[0, :num], rest[:num_right])
+        if len(on_text) < num_right:
+            return []  # the votes' tree ends before
+        above = on_text[-1] if on_text else -1
+        following = np.flatnonzero(votes.parents[0, :num] == above)
+        tokens, probs = votes.token_ids[0, following], votes.probs[0, following]
+        before = float(votes.probs[0, above]) if on_text else 1.0
+        others = before - float(probs[tokens == chain[num_right]].sum())
+        if others <= 0:
+            return []
+        return [
+            (min(float(prob) / others, 1.0), bool(token == rest[num_right]))
+            for token, prob in zip(tokens, probs, strict=True)
+            if token != chain[num_right]
+        ]
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="What branches add to cache drafts.")
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--eos-token", default="<|im_end|>")
+    parser.add_argument("--starts", type=int, default=4000, help="most cycle starts of each file")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
