@@ -8,7 +8,7 @@ from sglang_hvd.allocation.costs import Float64, StepCosts
 # What the sums keep of themselves with each further time: the last few hundred count.
 _KEPT = 0.998
 
-# A ratio begins at 1, with the weight of so many times.
+# What a ratio begins at has the weight of so many times.
 _PRIOR_TIMES = 4.0
 
 # A time this much above what the table says tells of the machine, not of the step.
@@ -18,7 +18,8 @@ _OUTLIER = 3.0
 class CostScale:
     """observe_* takes in times in milliseconds. Each part of the table, the verifications, the
     draft-extends and the drafts of the model drafter, is multiplied by what its times are over what
-    the table says. What a step takes beside them is learned. Not thread-safe.
+    the table says; as long as a part is seldom run, by what those of the verifications are, which
+    every step has. What a step takes beside them is learned. Not thread-safe.
     """
 
     def __init__(self, base: StepCosts) -> None:
@@ -48,7 +49,8 @@ class CostScale:
 
     def coefficients(self) -> Float64:
         """All that is learned, so that another process can make the same table: float64[5]."""
-        ratios = [ratio.value for ratio in (self._verify, self._extend, self._draft)]
+        verify = self._verify.value()
+        ratios = [verify, self._extend.value(verify), self._draft.value(verify)]
         return np.concatenate([ratios, self._rest.solve()])
 
     def table(self, coefficients: Float64) -> StepCosts:
@@ -76,15 +78,20 @@ class _Ratio:
     """Of the times measured to those expected, in the latest steps."""
 
     def __init__(self) -> None:
-        self.value = 1.0
         self._measured = self._expected = 0.0
         self._num = 0.0
 
     def add(self, expected: float, measured: float) -> None:
         if expected <= 0:
             return
+        most = _OUTLIER * self.value() * expected
         self._num = _KEPT * self._num + 1
-        self._measured = _KEPT * self._measured + min(measured, _OUTLIER * self.value * expected)
+        self._measured = _KEPT * self._measured + min(measured, most)
         self._expected = _KEPT * self._expected + expected
+
+    def value(self, before: float = 1.0) -> float:
+        """before: what it is without times."""
+        if self._num == 0:
+            return before
         prior = _PRIOR_TIMES * self._expected / self._num
-        self.value = (self._measured + prior) / (self._expected + prior)
+        return (self._measured + before * prior) / (self._expected + prior)

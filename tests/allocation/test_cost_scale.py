@@ -27,7 +27,7 @@ def test_without_steps_the_table_is_what_was_timed() -> None:
 
 def test_each_part_follows_its_own_times_and_keeps_its_shape() -> None:
     scale = CostScale(BASE)
-    for n, width in ((1, 1), (8, 16), (3, 5)) * 200:
+    for n, width in ((1, 1), (8, 16), (3, 5)) * 400:
         scale.observe_verify(n, width, 1.5 * float(BASE.verify_ms(n, [width])[0]))
         scale.observe_extend(n, width, 0.5 * float(BASE.draft_extend_ms(n, [width])[0]))
         scale.observe_draft(n, 3, 2.0 * float(BASE.draft_ms([n], 4)[0]))
@@ -36,7 +36,18 @@ def test_each_part_follows_its_own_times_and_keeps_its_shape() -> None:
     assert table.verify_ms(1, [1])[0] == pytest.approx(7.5, rel=0.02)
     assert table.draft_extend_ms(8, [16])[0] == pytest.approx(0.5, rel=0.02)
     assert table.draft_ms([8], 2)[0] == pytest.approx(1.8, rel=0.02)
-    assert scale.num_observed == 600
+    assert scale.num_observed == 1200
+
+
+def test_a_part_that_never_ran_is_as_far_off_as_the_verifications() -> None:
+    scale = CostScale(BASE)
+    for _ in range(200):
+        scale.observe_verify(1, 1, 2.5)  # the table was timed on a busy machine
+    table = scale.table(scale.coefficients())
+    assert table.draft_round == pytest.approx((0.25, 0.45), rel=0.03)
+    for _ in range(50):
+        scale.observe_draft(1, 3, 3.0)
+    assert scale.table(scale.coefficients()).draft_ms([1], 4)[0] == pytest.approx(3.0, rel=0.1)
 
 
 def test_what_a_draft_takes_beside_its_rounds_follows_with_them() -> None:
