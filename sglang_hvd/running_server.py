@@ -45,7 +45,8 @@ def costs_in_force(url: str, *, api_key: str | None = None) -> StepCosts:
     costs = _hvd_states(url, api_key)[0].get("costs")
     if costs is None:
         raise ValueError(f"the server at {url} weighs no costs: its policy is not allocate")
-    return StepCosts.model_validate({name: costs[name] for name in StepCosts.model_fields})
+    known = StepCosts.model_fields
+    return StepCosts.model_validate({name: costs[name] for name in costs if name in known})
 
 
 def _hvd_states(url: str, api_key: str | None) -> list[dict[str, Any]]:
