@@ -72,8 +72,8 @@ def test_other_salts_and_keys_never_see_an_output(server: Any, long_prompt: str)
         [figures] = server.generate(long_prompt, **fields)["meta_info"]["hvd"]
         num_cycles.append(len(figures["cycles"]))
     first, *outside, inside = num_cycles
-    # What was generated before is one long draft for who may see it; to the others it is nothing, but
-    # for what calibration learned in between, which may be worth a cycle.
+    # What was generated before is one long draft for who may see it, to the others it is nothing.
+    # What calibration learned in between may be worth a cycle.
     assert inside < first
     assert min(outside) > (first + inside) / 2
     assert server.hvd_state()["num_namespaces"] == 1 + len(outsiders)
