@@ -1,7 +1,7 @@
 """The values that the core and the serving plugin hand to each other."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -152,28 +152,42 @@ class DraftBatch:
             there is no draft.
         """
         num_rows, longest = len(num_tokens), int(num_tokens.max(initial=0))
-        token_ids = self.token_ids[:num_rows, :longest].copy()
-        token_ids.flags.writeable = False
         scores = self.features[:num_rows, 1]
         is_cut = num_tokens < self.num_nodes[:num_rows]
         if is_cut.any():
             sums = self.probs[:num_rows, :longest].cumsum(axis=1)
             last = np.maximum(num_tokens - 1, 0)
             scores = np.where(is_cut, sums[np.arange(num_rows), last] if longest else 0, scores)
-        chosen: list[CacheDraft | None] = []
+        token_ids = self.token_ids[:num_rows, :longest].copy()
+        return self.drafts(token_ids, num_tokens.tolist(), scores.tolist(), [None] * num_rows)
+
+    def drafts(
+        self,
+        token_ids: TokenIds,
+        num_tokens: Sequence[int],
+        scores: Sequence[float],
+        parents: Iterable[npt.NDArray[np.int32] | None],
+    ) -> list[CacheDraft | None]:
+        """Drafts of these tokens, by what the rows matched.
+
+        token_ids: int32[num_rows, longest], read-only from now on; row i has num_tokens[i].
+        parents: of each row, as long as that; None for a chain.
+        """
+        token_ids.flags.writeable = False
+        num_rows = len(num_tokens)
         match_lens = self.features[:num_rows, 0].astype(np.int32)
         is_shared = self.features[:num_rows, 3] == _SHARED
-        for tokens, length, match_len, score, shared in zip(
-            token_ids,
-            num_tokens.tolist(),
-            match_lens.tolist(),
-            scores.tolist(),
-            is_shared.tolist(),
-            strict=True,
-        ):
-            if length == 0:
-                chosen.append(None)
-            else:
-                source: Literal["shared", "request"] = "shared" if shared else "request"
-                chosen.append(CacheDraft(tokens[:length], match_len, score, source))
-        return chosen
+        return [
+            CacheDraft(tokens[:length], match_len, score, "shared" if shared else "request", before)
+            if length
+            else None
+            for tokens, length, match_len, score, shared, before in zip(
+                token_ids,
+                num_tokens,
+                match_lens.tolist(),
+                scores,
+                is_shared.tolist(),
+                parents,
+                strict=True,
+            )
+        ]

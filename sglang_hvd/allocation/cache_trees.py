@@ -15,8 +15,6 @@ Float32 = npt.NDArray[np.float32]
 # the held-out recordings .11, .22, .39 and .65 of the time where they say .14, .28, .52 and .83.
 _BRANCH_SHARE = 0.75
 
-_SHARED = 2  # in the column "origin" of a match
-
 
 class CacheTrees:
     """A batch of cache drafts; row i belongs to request i. Reused from step to step.
@@ -84,34 +82,19 @@ class CacheTrees:
         self._joiner.measure(
             self.probs, self.is_chain, survival, num_nodes, chain_lens, scores, expected
         )
-        token_ids = self.token_ids[:num, :longest].copy()
         parents = self.parents[:num, :longest].copy()
-        token_ids.flags.writeable = parents.flags.writeable = False
-        lengths = chain_lens.tolist()
-        match_lens = chains.features[:num, 0].astype(np.int32).tolist()
-        is_shared = (chains.features[:num, 3] == _SHARED).tolist()
-        drafts = [
-            CacheDraft(
-                tokens[:length],
-                match_len,
-                score,
-                "shared" if shared else "request",
-                None if chain_len == length else befores[:length],
-            )
-            if length
-            else None
-            for tokens, befores, length, chain_len, match_len, score, shared in zip(
-                token_ids,
-                parents,
-                num_nodes.tolist(),
-                lengths,
-                match_lens,
-                scores.tolist(),
-                is_shared,
-                strict=True,
-            )
-        ]
-        return TakenDrafts(drafts, lengths, expected.tolist())
+        parents.flags.writeable = False
+        lengths, of_chains = num_nodes.tolist(), chain_lens.tolist()
+        drafts = chains.drafts(
+            self.token_ids[:num, :longest].copy(),
+            lengths,
+            scores.tolist(),
+            [
+                None if of_chain == length else row[:length]
+                for row, length, of_chain in zip(parents, lengths, of_chains, strict=True)
+            ],
+        )
+        return TakenDrafts(drafts, of_chains, expected.tolist())
 
 
 class TakenDrafts(NamedTuple):
