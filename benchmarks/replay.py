@@ -50,10 +50,6 @@ MODEL_STEPS = draft_step_choices(8)
 MODEL_TREES = ((3, 2), (7, 4), (15, 4), (15, 6), (31, 6), (31, 8))
 # Widest verifications of the policies that do not choose, to choose from.
 FIXED_WIDTHS = (8, 16, 32, 64)
-POLICIES = (
-    *("plain", "cache", "frequency", "payoff", "payoff 6", "payoff fixed", "always-both"),
-    *("allocate", "allocate, chains", "allocate, one tree", "oracle, one tree"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,11 +387,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="bring the model drafter's KV cache up to date for a request when it drafts, not in "
         "every step for all",
     )
+    policies = [name for name in _settings(MODEL_TREES[-1], []) if name != "oracle"]
     parser.add_argument(
         "--policies",
         nargs="+",
-        choices=POLICIES,
-        default=POLICIES,
+        choices=policies,
+        default=policies,
         help="rows beside those of model and oracle (default: all)",
     )
     parser.add_argument("--processes", type=int, default=2)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,10 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from sglang.srt.layers.moe.utils import (
-    speculative_moe_a2a_backend_context,
-    speculative_moe_backend_context,
-)
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
     ForwardBatch,
@@ -27,7 +22,6 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput
 from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
-from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.plugin.verify_tree import DraftNodes
@@ -100,7 +94,7 @@ class CostProfile:
     def _times(self, n: int) -> _Times:
         widths = [w for w in self._widths if n * w <= _MOST_NODES]
         verify = [self._ms(partial(self._verify, n, w)) for w in widths]
-        with self._drafting():
+        with self._worker.drafting():
             draft = [self._ms(partial(self._draft, n, steps)) for steps in self._draft_steps()]
             extend = [self._ms(partial(self._extend, n, w)) for w in widths]
         return _Times(np.array(verify), np.array(draft), np.array(extend))
@@ -140,13 +134,6 @@ class CostProfile:
                 run()
                 times.append(1000 * (time.perf_counter() - began))
         return min(times[1:])
-
-    def _drafting(self) -> ExitStack:
-        stack = ExitStack()
-        stack.enter_context(draft_tp_context(self._worker.parallel_layout))
-        stack.enter_context(speculative_moe_backend_context())
-        stack.enter_context(speculative_moe_a2a_backend_context())
-        return stack
 
     def _verify(self, n: int, width: int) -> Callable[[], object]:
         self._worker.use_width(width)

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sglang.srt.layers.moe.utils import (
+    speculative_moe_a2a_backend_context,
+    speculative_moe_backend_context,
+)
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
     ForwardBatch,
@@ -19,7 +23,7 @@ from sglang.srt.speculative import eagle_worker_v2
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-from sglang.srt.speculative.spec_utils import fast_topk, renorm_draft_probs
+from sglang.srt.speculative.spec_utils import draft_tp_context, fast_topk, renorm_draft_probs
 
 from sglang_hvd.allocation import catches_up, most_tree_nodes
 from sglang_hvd.plugin.algorithm import launch_of
@@ -122,6 +126,16 @@ class HvdDraftWorker(EagleDraftWorker):
         self._step_width = width
         if self.width_states is not None:
             self.width_states.use(width)
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """What SGLang sets up around all that runs the draft model."""
+        with (
+            draft_tp_context(self.parallel_layout),
+            speculative_moe_backend_context(),
+            speculative_moe_a2a_backend_context(),
+        ):
+            yield
 
     @property
     def has_draft_graphs(self) -> bool:

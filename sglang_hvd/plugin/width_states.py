@@ -16,11 +16,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.layers.moe.utils import (
-    speculative_moe_a2a_backend_context,
-    speculative_moe_backend_context,
-)
-from sglang.srt.speculative.spec_utils import draft_tp_context
 from sglang.srt.utils.common import get_available_gpu_memory, log_info_on_rank0
 
 if TYPE_CHECKING:
@@ -98,11 +93,7 @@ class WidthStates:
 
     def _build_extend(self, before: _WidthState) -> None:
         drafter = self._drafter
-        with (
-            draft_tp_context(drafter.parallel_layout),
-            speculative_moe_backend_context(),
-            speculative_moe_a2a_backend_context(),
-        ):
+        with drafter.drafting():
             drafter.init_attention_backend()
             if before.extend_graphs is not None:
                 drafter.cuda_graph_runner_for_draft_extend = type(before.extend_graphs)(drafter)
