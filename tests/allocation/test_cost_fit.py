@@ -1,9 +1,11 @@
 """Costs learned from timed steps."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 
-from sglang_hvd.allocation import CostFit, costs_of
+from sglang_hvd.allocation import CostFit, StepCosts, costs_of
 
 WIDTHS = (1, 2, 8, 32)
 
@@ -53,35 +55,32 @@ def test_what_was_never_seen_costs_more_the_wider_it_is() -> None:
     assert costs.verify_ms(1, [1])[0] < 1
 
 
-def test_a_round_that_was_timed_for_one_request_is_expected_to_take_as_long_for_more() -> None:
+def of_drafts(milliseconds: Mapping[int, float]) -> StepCosts:
+    """What drafts of one request show, seen twenty times each. milliseconds: by rounds."""
     fit = CostFit(WIDTHS)
     for _ in range(20):
-        fit.observe_verify(1, 8, 5.0)
-        fit.observe_draft(1, 7, 3.5)
+        for num_rounds, taken in milliseconds.items():
+            fit.observe_verify(1, 8, 5.0)
+            fit.observe_draft(1, num_rounds, taken)
     costs = costs_of(fit.coefficients(), WIDTHS)
     assert costs is not None
+    return costs
+
+
+def test_a_round_that_was_timed_for_one_request_is_expected_to_take_as_long_for_more() -> None:
+    costs = of_drafts({7: 3.5})
     assert costs.draft_ms([1, 16], 8) == pytest.approx([3.5, 3.5], rel=0.2)
 
 
 def test_what_a_draft_takes_beside_its_rounds_is_told_by_drafts_of_several_lengths() -> None:
-    fit = CostFit(WIDTHS)
-    for rounds in (0, 1, 3, 7) * 20:
-        fit.observe_verify(1, 8, 5.0)
-        fit.observe_draft(1, rounds, 0.3 + 0.5 * rounds)
-    costs = costs_of(fit.coefficients(), WIDTHS)
-    assert costs is not None
+    costs = of_drafts({rounds: 0.3 + 0.5 * rounds for rounds in (0, 1, 3, 7)})
     for num_steps in (1, 4, 8):
         taken = 0.3 + 0.5 * (num_steps - 1)
         assert costs.draft_ms([1, 0], num_steps) == pytest.approx([taken, 0], rel=0.05)
 
 
 def test_the_time_of_drafts_of_one_length_is_put_to_their_rounds() -> None:
-    fit = CostFit(WIDTHS)
-    for _ in range(20):
-        fit.observe_verify(1, 8, 5.0)
-        fit.observe_draft(1, 7, 3.5)
-    costs = costs_of(fit.coefficients(), WIDTHS)
-    assert costs is not None
+    costs = of_drafts({7: 3.5})
     assert costs.draft_ms([1], 8)[0] == pytest.approx(3.5, rel=0.02)
     assert costs.draft_ms([1], 2)[0] < 0.8
 

@@ -127,6 +127,17 @@ def long_prompt(prompts: list[str]) -> str:
 StartServer = Callable[..., Server]
 
 
+@pytest.fixture
+def varying_costs(tmp_path: Path) -> Path:
+    """A table in which each node costs a little: what is verified differs from step to step."""
+    path = tmp_path / "costs.yaml"
+    path.write_text(
+        "{about: made up, batch_sizes: [1, 16], widths: [1, 32], verify: [[5, 8], [6, 40]], "
+        "draft_round: [0.5, 0.7], draft_extend: [[0.2, 0.3], [0.3, 1]]}"
+    )
+    return path
+
+
 @pytest.fixture(scope="session")
 def start_server(
     models_of: Callable[[Shape], DemoModels], tmp_path_factory: pytest.TempPathFactory

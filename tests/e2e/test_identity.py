@@ -170,16 +170,10 @@ def test_widths_sources_and_draft_steps_that_change_in_every_step(
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
-    tmp_path: Path,
+    varying_costs: Path,
 ) -> None:
     expected = plain_ids(prompts)
-    costs = tmp_path / "costs.yaml"
-    # Each node costs a little: what is verified differs from step to step.
-    costs.write_text(
-        "{about: made up, batch_sizes: [1, 16], widths: [1, 32], verify: [[5, 8], [6, 40]], "
-        "draft_round: [0.5, 0.7], draft_extend: [[0.2, 0.3], [0.3, 1]]}"
-    )
-    server = start_hvd("allocate", "--hvd-costs", str(costs), drafting=drafting)
+    server = start_hvd("allocate", "--hvd-costs", str(varying_costs), drafting=drafting)
     _assert_same_as_plain(server, expected, prompts)
     state = server.hvd_state()
     assert len([num for num in state["num_steps_by_width"].values() if num]) >= 4

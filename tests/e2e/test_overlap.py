@@ -63,19 +63,13 @@ def test_widths_with_an_attention_backend_for_each(
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
-    tmp_path: Path,
+    varying_costs: Path,
 ) -> None:
     copying = [prompts[0], prompts[4]]
     params = {"max_new_tokens": 32}
     expected = plain_ids(copying, **params)
-    costs = tmp_path / "costs.yaml"
-    # Each node costs a little: what is verified differs from step to step.
-    costs.write_text(
-        "{about: made up, batch_sizes: [1, 16], widths: [1, 32], verify: [[5, 8], [6, 40]], "
-        "draft_round: [0.5, 0.7], draft_extend: [[0.2, 0.3], [0.3, 1]]}"
-    )
     server = start_hvd(
-        *("allocate", "--hvd-costs", str(costs), "--attention-backend", "triton"),
+        *("allocate", "--hvd-costs", str(varying_costs), "--attention-backend", "triton"),
         *("--hvd-verify-width", "24", "--hvd-narrow-widths", "[4, 8, 16]"),
         drafting=drafting,
         environment=INTERPRETED,

@@ -61,10 +61,14 @@ struct BatchCosts {
     std::span<const double> draft;            // [num_steps][all requests + 1]: by how many draft
 };
 
+// Of a model drafter's draft in this size; few steps have fewer. steps: place in costs.
+inline std::int32_t num_nodes(const ModelNodes& model, const BatchCosts& costs, std::size_t steps) {
+    return std::min(model.num_nodes, costs.most_nodes[steps]);
+}
+
 struct Choice {
     std::int32_t num_cache = 0;
     std::int32_t model_size = -1;  // none
-    std::int32_t num_model = 0;    // nodes
 };
 
 // Accepted tokens expected of the first nodes of a model drafter's draft.
@@ -152,8 +156,7 @@ private:
                 const std::size_t beside = merges ? len : 0;
                 std::size_t known = len + 1;  // what by_steps_ is for
                 for (std::size_t s = num_steps; s-- > 0;) {
-                    const std::int32_t num_model = std::min(of_size.num_nodes, costs.most_nodes[s]);
-                    const auto nodes = static_cast<std::size_t>(num_model);
+                    const auto nodes = static_cast<std::size_t>(num_nodes(of_size, costs, s));
                     wants_more_ |= beside + nodes > room;
                     if (nodes > room) continue;
                     has_model_ = true;
@@ -165,8 +168,7 @@ private:
                     Option& option = with_model_[i * num_steps + s];
                     if (option.choice.model_size < 0 || expected > option.expected)
                         option = {expected,
-                                  {static_cast<std::int32_t>(num_cache), static_cast<std::int32_t>(size),
-                                   num_model}};
+                                  {static_cast<std::int32_t>(num_cache), static_cast<std::int32_t>(size)}};
                 }
             }
         }
@@ -195,7 +197,7 @@ private:
         best_.steps = steps;
         best_.choices.resize(num);
         for (std::size_t i = 0; i < num; ++i) {
-            best_.choices[i] = {static_cast<std::int32_t>(std::min(cache[i].probs.size(), room)), -1, 0};
+            best_.choices[i] = {static_cast<std::int32_t>(std::min(cache[i].probs.size(), room)), -1};
         }
         for (std::size_t place = 0; place < num_draft; ++place) {
             const std::size_t i = gains_[place].request;

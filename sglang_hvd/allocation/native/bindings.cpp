@@ -97,11 +97,11 @@ public:
         for (std::size_t i = 0; i < num; ++i) {
             const Choice choice = found.choices[i];
             num_cache.data()[i] = choice.num_cache;
-            num_model.data()[i] = choice.num_model;
-            model_size.data()[i] = 0;
+            num_model.data()[i] = model_size.data()[i] = 0;
             model_expected.data()[i] = 0;
             if (choice.model_size < 0) continue;
             const ModelNodes& model = model_[i * num_sizes + static_cast<std::size_t>(choice.model_size)];
+            num_model.data()[i] = sglang_hvd::num_nodes(model, costs, found.steps);
             model_size.data()[i] = model.num_nodes;
             model_expected.data()[i] =
                 static_cast<float>(expect_model(model, num_steps.data()[found.steps]));
