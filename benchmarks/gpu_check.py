@@ -13,7 +13,7 @@ identity: every policy's greedy output beside plain serving's on the demo pair, 
     step, and concurrency. Where a token differs, the gap is shown between the two log probabilities
     that plain serving gives there. In bfloat16 some logits tie: such a difference is reported with
     its gap, and still counts as a difference.
-memory: the layout of verify trees under compute-sanitizer. HVD has no CUDA kernels of its own.
+memory: the kernels that lay verify trees out, under compute-sanitizer and beside torch.
 costs: what steps of the shapes cost, timed by the server before it serves: a plain step and each
     verify width, with the memory that each takes. The gap between steps is not among them.
 traces: benchmarks.trace_serving on the shapes.
@@ -272,38 +272,58 @@ def _memory(options: argparse.Namespace) -> tuple[bool, Any]:
 
 
 def _lay_out(device: str) -> int:
-    """Random cache drafts, every other row a chain, and model trees merged, linked and written as
-    masks."""
+    """Random cache drafts, every other row a chain, and the model drafter's trees of some or all of
+    them, merged and laid out as a step does it, and by torch alone. 1 where the two differ."""
     from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 
+    from sglang_hvd.plugin.tree_layout import lay_out, merge_eagle_trees
     from sglang_hvd.plugin.verify_tree import (
         DraftNodes,
-        ModelTrees,
-        link_nodes,
-        merge_trees,
-        pack_mask,
+        EagleTrees,
+        lay_out_by_torch,
+        merge_eagle_trees_by_torch,
     )
 
     torch.manual_seed(0)
-    for n, width, num_model in itertools.product((1, 7, 64), (16, 64), (3, 7)):
-        num_chain = torch.randint(0, width - num_model, (n,), device=device)
+    topk, num_model, differ = 4, 15, 0
+    shapes = itertools.product((1, 7, 64), (17, 32, 65, 128), (False, True), (False, True))
+    for n, width, has_rows, has_ranks in shapes:
+        rows = torch.arange(0, n, 2, device=device) if has_rows else None
+        k = n if rows is None else len(rows)
+        # One array for all, as the one transfer from the host brings it.
+        packed = torch.empty((n, 2 * width + 1), dtype=torch.int64, device=device)
         places = torch.arange(width, device=device)
         before = (torch.rand((n, width), device=device) * places).long() - (places == 0).long()
         before[::2] = places - 1
-        cached = DraftNodes(torch.randint(0, 3, (n, width), device=device), before, 1 + num_chain)
-        slots = torch.arange(num_model, device=device)
-        parents = (torch.rand((n, num_model), device=device) * (slots + 1)).long()
-        tokens = slots.expand(n, num_model) % 3
-        kept = torch.ones((n, num_model), dtype=torch.bool, device=device)
-        nodes, _ = merge_trees(cached, ModelTrees(tokens, parents, kept))
-        tree = link_nodes(nodes)
+        packed[:, width : 2 * width] = before
+        # The how manieth child of its parent each is: siblings differ.
+        is_earlier = (before[:, :, None] == before[:, None, :]) & (places < places[:, None])
+        packed[:, :width] = is_earlier.sum(dim=2)
+        packed[:, 2 * width] = torch.randint(1, width - num_model + 1, (n,), device=device)
+        nodes, copied = (
+            DraftNodes(array[:, :width], array[:, width : 2 * width], array[:, 2 * width])
+            for array in (packed, packed.clone())
+        )
+        # Four below the root, four below the first of these, and so on.
+        index = torch.arange(num_model, device=device).expand(k, -1)
+        parents = torch.tensor([-1, 0, 1, 2, 3], device=device).expand(k, -1)
+        kept = torch.randint(1, num_model + 1, (k,), device=device)
+        ranks = index if has_ranks else None
+        trees = EagleTrees(index % topk, parents, index, topk, ranks, kept)
+        wanted, of_wanted = merge_eagle_trees_by_torch(copied, trees, rows)
+        merged, of_model = merge_eagle_trees(nodes, trees, rows)
+        differ += not torch.equal(of_model, of_wanted)
         seq_lens = torch.randint(1, 300, (n,), device=device)
         num_cells = int((width * (seq_lens + width)).sum())
-        mask = pack_mask(
-            tree.visible, seq_lens, mode=TreeMaskMode.FULL_MASK, num_cells=num_cells, buffer=None
-        )
-        assert mask[:num_cells].view(torch.uint8).max() == 1
-    return 0
+        for mode in (TreeMaskMode.FULL_MASK, TreeMaskMode.QLEN_ONLY):
+            found, expected = (
+                make(of, seq_lens, mode=mode, num_cells=num_cells, buffer=None)
+                for make, of in ((lay_out, merged), (lay_out_by_torch, wanted))
+            )
+            for name in ("positions", "next_token", "next_sibling", "mask"):
+                differ += not torch.equal(getattr(found, name), getattr(expected, name))
+    print(f"{differ} of the layouts differ from those by torch")
+    return 1 if differ else 0
 
 
 def _costs(options: argparse.Namespace) -> tuple[bool, Any]:

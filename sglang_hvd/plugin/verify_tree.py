@@ -45,6 +45,22 @@ class VerifyTree:
     visible: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class VerifyLayout:
+    """The trees of a batch as SGLang verifies them.
+
+    Attributes:
+        positions: int64[n, w]; of each node in its request's text.
+        next_token, next_sibling: see VerifyTree.
+        mask: see pack_mask.
+    """
+
+    positions: torch.Tensor
+    next_token: torch.Tensor
+    next_sibling: torch.Tensor
+    mask: torch.Tensor
+
+
 @dataclass
 class HvdVerifyInput(EagleVerifyInput):
     """SGLang's verify input for trees of any shape, as deep as the verify width.
@@ -81,6 +97,63 @@ class ModelTrees:
     token_ids: torch.Tensor
     parents: torch.Tensor
     is_kept: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class EagleTrees:
+    """The model drafter's trees of `k` requests as EAGLE's draft loop leaves them, `m` nodes each.
+
+    Attributes:
+        token_ids: int64[k, m].
+        parent_list, top_scores_index, topk: see parents_of_eagle_tree.
+        ranks: int64[k, m]; the place of each node by its probability. None: all are kept.
+        num_kept: int64[k]; the most probable nodes to verify.
+    """
+
+    token_ids: torch.Tensor
+    parent_list: torch.Tensor
+    top_scores_index: torch.Tensor
+    topk: int
+    ranks: torch.Tensor | None
+    num_kept: torch.Tensor
+
+
+def merge_eagle_trees_by_torch(
+    nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None
+) -> tuple[DraftNodes, torch.Tensor]:
+    """tree_layout.merge_eagle_trees without kernels; it does not write into nodes."""
+    parents = parents_of_eagle_tree(trees.parent_list, trees.top_scores_index, trees.topk)
+    is_kept = torch.ones_like(parents, dtype=torch.bool)
+    if trees.ranks is not None:
+        is_kept = trees.ranks < trees.num_kept[:, None]
+    model = ModelTrees(trees.token_ids, parents, is_kept)
+    if rows is None:
+        return merge_trees(nodes, model)
+    some, of_some = merge_trees(
+        DraftNodes(nodes.token_ids[rows], nodes.parents[rows], nodes.num_nodes[rows]), model
+    )
+    merged = DraftNodes(
+        nodes.token_ids.index_copy(0, rows, some.token_ids),
+        nodes.parents.index_copy(0, rows, some.parents),
+        nodes.num_nodes.index_copy(0, rows, some.num_nodes),
+    )
+    of_model = torch.zeros_like(nodes.token_ids, dtype=torch.bool)
+    return merged, of_model.index_copy(0, rows, of_some)
+
+
+def lay_out_by_torch(
+    nodes: DraftNodes,
+    seq_lens: torch.Tensor,
+    *,
+    mode: TreeMaskMode,
+    num_cells: int,
+    buffer: torch.Tensor | None,
+) -> VerifyLayout:
+    """tree_layout.lay_out without kernels."""
+    tree = link_nodes(nodes)
+    mask = pack_mask(tree.visible, seq_lens, mode=mode, num_cells=num_cells, buffer=buffer)
+    positions = seq_lens[:, None] + tree.depth
+    return VerifyLayout(positions, tree.next_token, tree.next_sibling, mask)
 
 
 def merge_trees(cache: DraftNodes, model: ModelTrees) -> tuple[DraftNodes, torch.Tensor]:
@@ -194,8 +267,11 @@ def parents_of_eagle_tree(
     if parent_list.shape[1] == 0:
         return torch.zeros_like(top_scores_index)
     parent_candidate = parent_list.gather(1, group)
-    position = (top_scores_index[:, None, :] == parent_candidate[:, :, None]).int().argmax(dim=2)
-    return torch.where(group == 0, 0, position + 1)
+    is_parent = top_scores_index[:, None, :] == parent_candidate[:, :, None]
+    position = is_parent.int().argmax(dim=2)
+    # Of equal scores a child may have been selected and its parent not: then the root stands in.
+    has_parent = (group > 0) & is_parent.any(dim=2)
+    return torch.where(has_parent, position + 1, 0)
 
 
 def num_accepted_of_model(accept_index: torch.Tensor, of_model: torch.Tensor) -> torch.Tensor:
@@ -231,16 +307,12 @@ def pack_mask(
             this batch needs.
         buffer: bool or uint8, written in place where the backend owns one.
     """
+    if mode == TreeMaskMode.QLEN_ONLY and buffer is None:
+        return visible.reshape(-1)
+    buffer = mask_buffer(visible.numel(), visible.device, mode, num_cells, buffer)
     if mode == TreeMaskMode.QLEN_ONLY:
-        if buffer is None:
-            return visible.reshape(-1)
-        mask = buffer[: visible.numel()]
-        mask.copy_(visible.reshape(-1))
+        buffer[: visible.numel()].copy_(visible.reshape(-1))
         return buffer
-    if mode != TreeMaskMode.FULL_MASK:
-        raise NotImplementedError(f"tree mask {mode.name}: HVD writes QLEN_ONLY and FULL_MASK")
-    if buffer is None:
-        buffer = torch.empty(num_cells, dtype=torch.bool, device=visible.device)
     # Only what this batch uses: the buffer itself spans the longest context of every request.
     buffer[:num_cells].fill_(1)
     w = visible.shape[1]
@@ -251,6 +323,22 @@ def pack_mask(
     cells += seq_lens[:, None, None]
     buffer.scatter_(0, cells.reshape(-1), visible.reshape(-1).to(buffer.dtype))
     return buffer
+
+
+def mask_buffer(
+    num_tree_cells: int,
+    device: torch.device,
+    mode: TreeMaskMode,
+    num_cells: int,
+    buffer: torch.Tensor | None,
+) -> torch.Tensor:
+    """The buffer, or one of the size that pack_mask's mode takes where the backend owns none."""
+    if mode not in (TreeMaskMode.QLEN_ONLY, TreeMaskMode.FULL_MASK):
+        raise NotImplementedError(f"tree mask {mode.name}: HVD writes QLEN_ONLY and FULL_MASK")
+    if buffer is not None:
+        return buffer
+    size = num_tree_cells if mode == TreeMaskMode.QLEN_ONLY else num_cells
+    return torch.empty(size, dtype=torch.bool, device=device)
 
 
 def _reach(links: torch.Tensor) -> torch.Tensor:

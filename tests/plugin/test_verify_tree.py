@@ -24,6 +24,7 @@ from sglang_hvd.plugin.verify_tree import (
     pack_mask,
     parents_of_eagle_tree,
 )
+from tests.plugin.made_up_tries import Tree, tries
 
 
 def _nodes(rows: list[list[int]], width: int) -> DraftNodes:
@@ -153,31 +154,13 @@ def test_a_mask_layout_that_is_not_written_here_is_refused() -> None:
         )
 
 
-# Of each node, but for the root, its parent and its token. The root is node 0.
-Tree = list[tuple[int, int]]
 # A cache draft, a model drafter's tree, and what is kept of that.
 Drafts = tuple[Tree, Tree, list[bool]]
 
 
 @st.composite
-def _tries(draw: st.DrawFn) -> Tree:
-    """With unlike siblings; few tokens, so that two of them often agree."""
-    tree: Tree = []
-    is_chain = draw(st.booleans())
-    for node in range(draw(st.integers(0, 6))):
-        free = [
-            (parent, token)
-            for parent in range(node if is_chain else 0, node + 1)
-            for token in range(3)
-            if (parent, token) not in tree
-        ]
-        tree.append(draw(st.sampled_from(free)))
-    return tree
-
-
-@st.composite
 def _both_drafts(draw: st.DrawFn) -> Drafts:
-    cached, tree = draw(_tries()), draw(_tries())
+    cached, tree = draw(tries(6)), draw(tries(6))
     is_kept: list[bool] = []
     for parent, _ in tree:
         with_parent = parent == 0 or is_kept[parent - 1]

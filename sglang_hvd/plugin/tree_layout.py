@@ -1,0 +1,96 @@
+"""What a step does with its drafts: both of a request in one tree, and all as SGLang verifies them.
+
+On a GPU these are kernels (tree_kernels.py). Elsewhere, and for trees of more nodes than
+those hold, they are the functions of torch in verify_tree.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
+
+from sglang_hvd.plugin import tree_kernels
+from sglang_hvd.plugin.tree_kernels import has_kernels
+from sglang_hvd.plugin.verify_tree import (
+    DraftNodes,
+    EagleTrees,
+    VerifyLayout,
+    lay_out_by_torch,
+    mask_buffer,
+    merge_eagle_trees_by_torch,
+)
+
+
+def merge_eagle_trees(
+    nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None
+) -> tuple[DraftNodes, torch.Tensor]:
+    """The cache drafts of a batch and the model drafter's trees of some of its requests as one trie
+    each. `nodes` may be written into.
+
+    Args:
+        nodes: the cache drafts; a row that drafts must have room for the kept nodes of its tree.
+        rows: int64[k]; the requests that the trees are of. None: all, in order.
+
+    Returns:
+        The trees, and bool[n, w]: the slots that the model drafter's trees have.
+    """
+    if has_kernels(nodes.token_ids.device, nodes.token_ids.shape[1]):
+        return nodes, tree_kernels.merge(nodes, trees, rows)
+    return merge_eagle_trees_by_torch(nodes, trees, rows)
+
+
+def lay_out(
+    nodes: DraftNodes,
+    seq_lens: torch.Tensor,
+    *,
+    mode: TreeMaskMode,
+    num_cells: int,
+    buffer: torch.Tensor | None,
+) -> VerifyLayout:
+    """The trees as SGLang reads them: links, positions, and the mask (see pack_mask)."""
+    n, w = nodes.parents.shape
+    if not has_kernels(nodes.parents.device, w):
+        return lay_out_by_torch(nodes, seq_lens, mode=mode, num_cells=num_cells, buffer=buffer)
+    mask = mask_buffer(n * w * w, nodes.parents.device, mode, num_cells, buffer)
+    is_full = mode == TreeMaskMode.FULL_MASK
+    if is_full:
+        mask[:num_cells].fill_(1)
+    return VerifyLayout(*tree_kernels.lay_out(nodes, seq_lens, mask, is_full_mask=is_full), mask)
+
+
+def warm_up(
+    device: torch.device,
+    mode: TreeMaskMode,
+    widths: Sequence[int],
+    num_tree_nodes: int,
+    topk: int,
+) -> None:
+    """Compiles the kernels that a server takes, before it serves: seconds each when they are new.
+
+    mode: of its masks.
+    num_tree_nodes: most of the model drafter's tree, root not included.
+    """
+    for width in widths:
+        if not has_kernels(device, width):
+            continue
+        nodes = _roots(width, device)
+        seq_lens = torch.zeros_like(nodes.num_nodes)
+        lay_out(nodes, seq_lens, mode=mode, num_cells=width * width, buffer=None)
+        index = torch.arange(min(num_tree_nodes, width - 1), device=device)[None]
+        if index.numel() == 0:
+            continue
+        parent_list = torch.zeros((1, 1 + index.numel()), dtype=torch.int64, device=device)
+        for ranks, rows in itertools.product((None, index), (None, torch.zeros_like(index[0, :1]))):
+            nodes = _roots(width, device)
+            num_kept = nodes.num_nodes.clone()
+            trees = EagleTrees(index, parent_list, index, topk, ranks, num_kept)
+            merge_eagle_trees(nodes, trees, rows)
+
+
+def _roots(width: int, device: torch.device) -> DraftNodes:
+    """One request without a draft."""
+    nodes = torch.zeros((1, width), dtype=torch.int64, device=device)
+    return DraftNodes(nodes, nodes.clone(), torch.ones(1, dtype=torch.int64, device=device))
