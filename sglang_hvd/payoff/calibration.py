@@ -34,12 +34,14 @@ NUM_BINS = 10
 
 _ORIGIN = MATCH_FEATURES.index("origin")
 
-# Steps of the correction, in log odds for each token that differs from what was predicted. With a
-# predictor that is right the shift then wanders by some 0.05, and a wrong one is followed within
-# one or two thousand verified drafts. The first tokens of the other drafts come in larger numbers
-# and say little of how far a good draft goes.
-_STEP = 0.005
-_FIRST_TOKEN_STEP = 0.001
+# The shift is tracked as a Kalman filter does: what a predictor may be off by before anything was
+# seen, and by how much that may change from one draft to the next, as variances in log odds.
+_FIRST_VARIANCE, _DRIFT = 0.25, 5e-6
+# Accepted lengths scatter more than the geometric distribution that the filter takes them for, and
+# the first tokens of drafts that were not verified, which come in larger numbers, say little of
+# how far a good draft goes.
+_SCATTER, _LEAST_SCATTER = 3.0, 0.5
+_FIRST_TOKEN_SCATTER = 10.0
 
 # Accepted tokens over predicted ones, either way round: the predictor is not heeded from the first
 # on, and heeded again below the second. The weights are of verified drafts.
@@ -102,10 +104,9 @@ class OnlineCalibration:
     for requests. Not thread-safe.
 
     The survival probabilities S of an origin's drafts become sigmoid(logit(S) + shift), and the
-    payoff their sum. The shift follows the gradient of the log-loss of what was seen: for a
-    verified draft, that more than j tokens are accepted, for each j below its length. The gradient
-    of all these together is accepted minus predicted tokens. A predictor of bare lengths is not
-    corrected.
+    payoff their sum. The shift follows what was accepted beyond what was predicted: where the
+    predictor is far off within some tens of verified drafts, where it is about right slowly. A
+    predictor of bare lengths is not corrected.
 
     threshold: in tokens, of the bins.
     """
@@ -201,6 +202,7 @@ class _State:
     num_verified: int = 0
     num_in_fallback: int = 0  # drafts seen since it began or was last judged
     shift: float = 0.0
+    variance: float = _FIRST_VARIANCE  # of the shift
     is_fallback: bool = False
     verified: RunningReliability = field(default_factory=RunningReliability)
     first_tokens: RunningReliability = field(default_factory=RunningReliability)
@@ -215,7 +217,8 @@ class _State:
         is_right = first_id == expected.first_id
         self.first_tokens.add(expected.first_prob, is_right)
         if not is_verified:
-            self._step(_FIRST_TOKEN_STEP * (is_right - expected.first_prob))
+            change = expected.first_prob * (1 - expected.first_prob)
+            self._track(is_right - expected.first_prob, change, _FIRST_TOKEN_SCATTER * change)
 
     def see_verified(self, expected: _Expected, draft: VerifiedCacheDraft, depth: int) -> None:
         """depth: tokens of the threshold."""
@@ -228,8 +231,11 @@ class _State:
         if draft.num_tokens >= min(depth, expected.draft_len):
             number = min(int(expected.reach_prob * NUM_BINS), NUM_BINS - 1)
             self.bins[number].add(expected.reach_prob, num_accepted >= depth)
-        num_tokens = min(draft.num_tokens, MAX_DRAFT_LEN)
-        self._step(_STEP * (num_accepted - draft.expected) / num_tokens)
+        # Of a geometric distribution with this mean, as far as the draft lets it go.
+        mean, num_tokens = draft.expected, min(draft.num_tokens, MAX_DRAFT_LEN)
+        scatter = mean * (1 + mean) * max(1 - mean / num_tokens, 0.0)
+        change = scatter / (1 + 2 * mean)
+        self._track(num_accepted - mean, change, _SCATTER * scatter + _LEAST_SCATTER)
 
     def change_fallback(self, origin: str, *, is_verified: bool) -> FallbackChange | None:
         sums = self.verified
@@ -266,8 +272,19 @@ class _State:
             bins=tuple(sums.means() for sums in self.bins),
         )
 
-    def _step(self, step: float) -> None:
-        self.shift = min(max(self.shift + step, -MAX_SHIFT), MAX_SHIFT)
+    def _track(self, error: float, change: float, scatter: float) -> None:
+        """A Kalman filter's step.
+
+        error: what was seen, less what was predicted.
+        change: of what is predicted, with the shift. scatter: variance of what is seen.
+        """
+        self.variance += _DRIFT
+        spread = change * change * self.variance + scatter
+        if spread <= 0:  # nothing could have come otherwise
+            return
+        gain = self.variance * change / spread
+        self.variance *= 1 - gain * change
+        self.shift = min(max(self.shift + gain * error, -MAX_SHIFT), MAX_SHIFT)
 
 
 def _origins(drafts: DraftBatch, num_drafts: int) -> npt.NDArray[np.intp]:

@@ -172,15 +172,28 @@ def test_no_shift_goes_beyond_its_bound(hazard: float, bound: float) -> None:
     assert shifts(calibration) == [bound] * 3
 
 
-def test_a_verified_draft_moves_the_shift_by_its_mean_error_per_token() -> None:
+def test_a_verified_draft_moves_the_shift_as_a_kalman_filter_does() -> None:
     calibration = OnlineCalibration(THRESHOLD)
     hazards = np.full((1, MAX_DRAFT_LEN), 0.5)
     drafts = Drafts(hazards, np.array([8], np.int32), np.array([OUTPUT]))
     slots = np.array([0], np.int32)
     calibration.expect(slots, drafts.batch, drafts.prediction)
     calibration.observe(slots, [[RIGHT] * 3 + [WRONG]], [3])
-    step = 0.005 * (3 - (1 - 0.5**8)) / 8
-    assert shifts(calibration) == pytest.approx([0, step, 0])
+    mean = 1 - 0.5**8
+    scatter = mean * (1 + mean) * (1 - mean / 8)
+    change, variance = scatter / (1 + 2 * mean), 0.25 + 5e-6
+    gain = variance * change / (change**2 * variance + 3 * scatter + 0.5)
+    assert shifts(calibration) == pytest.approx([0, gain * (3 - mean), 0])
+
+
+def test_a_predictor_that_is_far_off_is_corrected_within_tens_of_drafts() -> None:
+    calibration = OnlineCalibration(THRESHOLD)
+    drafts = Drafts(np.full((1, MAX_DRAFT_LEN), 0.8), np.array([8], np.int32), np.array([OUTPUT]))
+    slots = np.array([0], np.int32)
+    for _ in range(50):  # 3.3 tokens are predicted
+        calibration.expect(slots, drafts.batch, drafts.prediction)
+        calibration.observe(slots, [[WRONG]], [0])
+    assert shifts(calibration)[1] == -1
 
 
 def test_a_draft_that_was_not_verified_tells_of_its_first_token_only() -> None:

@@ -11,7 +11,7 @@ from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.types import DraftBatch
 
 NUM_STEPS = 4
-PRIOR = sum((2 / 3) ** step for step in range(1, NUM_STEPS + 1))
+PRIOR = sum(0.9**step for step in range(1, NUM_STEPS + 1))
 DRAFT = [5, 6, 7, 8, 9, 10]
 
 
