@@ -1,6 +1,7 @@
 """Learns what steps cost from steps that were timed."""
 
 import itertools
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -118,32 +119,37 @@ class _Fit:
         num_terms = len(doubts)
         self._doubts = np.diag(np.asarray(doubts, np.float64))
         self.num = 0
-        self._gram = np.zeros((num_terms, num_terms))
-        self._moment = np.zeros(num_terms)
-        self._terms: Float64 = np.zeros(num_terms)
+        # Lists: every step adds, and for so few numbers an array takes longer.
+        self._gram = [[0.0] * num_terms for _ in doubts]
+        self._moment = [0.0] * num_terms
+        self._terms = [0.0] * num_terms
 
     def add(self, factors: Sequence[float], milliseconds: float) -> None:
-        row = np.asarray(factors, np.float64)
         if self.num % _NUM_BEFORE_OUTLIERS == 0:
-            self._terms = self.solve()
+            self._terms = self.solve().tolist()
         if self.num >= _NUM_BEFORE_OUTLIERS:
-            milliseconds = min(milliseconds, _OUTLIER * float(self._terms @ row))
+            expected = sum(map(operator.mul, self._terms, factors))
+            milliseconds = min(milliseconds, _OUTLIER * expected)
         self.num += 1
         # In shares of the time: a wide step that takes long is not more exact than a narrow one.
-        row /= max(milliseconds, 1e-6)
-        self._gram = _KEPT * self._gram + np.outer(row, row)
-        self._moment = _KEPT * self._moment + row
+        row = [of_term / max(milliseconds, 1e-6) for of_term in factors]
+        for i, share in enumerate(row):
+            self._moment[i] = _KEPT * self._moment[i] + share
+            of_term = self._gram[i]
+            for j, other in enumerate(row):
+                of_term[j] = _KEPT * of_term[j] + share * other
 
     def solve(self) -> Float64:
         if self.num == 0:
             return np.zeros(len(self._moment))
-        gram = self._gram + 1e-7 * np.trace(self._gram) * self._doubts
-        best, best_loss = np.zeros(len(self._moment)), 0.0
-        for size in range(1, len(self._moment) + 1):
-            for chosen in map(list, itertools.combinations(range(len(self._moment)), size)):
-                terms = np.zeros(len(self._moment))
-                terms[chosen] = np.linalg.solve(gram[np.ix_(chosen, chosen)], self._moment[chosen])
-                loss = float(terms @ gram @ terms - 2 * self._moment @ terms)
+        gram, moment = np.array(self._gram), np.array(self._moment)
+        gram += 1e-7 * np.trace(gram) * self._doubts
+        best, best_loss = np.zeros(len(moment)), 0.0
+        for size in range(1, len(moment) + 1):
+            for chosen in map(list, itertools.combinations(range(len(moment)), size)):
+                terms = np.zeros(len(moment))
+                terms[chosen] = np.linalg.solve(gram[np.ix_(chosen, chosen)], moment[chosen])
+                loss = float(terms @ gram @ terms - 2 * moment @ terms)
                 if (terms >= 0).all() and loss < best_loss:
                     best, best_loss = terms, loss
         return best

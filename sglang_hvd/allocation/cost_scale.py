@@ -1,5 +1,7 @@
 """Keeps a table that was timed beforehand right by the steps that are served."""
 
+from functools import cache
+
 import numpy as np
 
 from sglang_hvd.allocation.cost_fit import RestFit
@@ -26,22 +28,24 @@ class CostScale:
         self._base = base
         self._verify, self._extend, self._draft = _Ratio(), _Ratio(), _Ratio()
         self._rest = RestFit()
+        # What the table says, once looked up: it does not change, and every step asks.
+        self._verify_ms = cache(lambda num, width: float(base.verify_ms(num, [width])[0]))
+        self._extend_ms = cache(lambda num, width: float(base.draft_extend_ms(num, [width])[0]))
+        self._draft_ms = cache(lambda num, steps: float(base.draft_ms([num], steps)[0]))
         self.num_observed = 0
 
     def observe_verify(self, num_requests: int, width: int, milliseconds: float) -> None:
         """A step of the target model."""
         self.num_observed += 1
-        self._verify.add(float(self._base.verify_ms(num_requests, [width])[0]), milliseconds)
+        self._verify.add(self._verify_ms(num_requests, width), milliseconds)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
         """A draft-extend."""
-        expected = float(self._base.draft_extend_ms(num_requests, [width])[0])
-        self._extend.add(expected, milliseconds)
+        self._extend.add(self._extend_ms(num_requests, width), milliseconds)
 
     def observe_draft(self, num_requests: int, num_rounds: int, milliseconds: float) -> None:
         """All rounds of the model drafter in one step."""
-        expected = float(self._base.draft_ms([num_requests], num_rounds + 1)[0])
-        self._draft.add(expected, milliseconds)
+        self._draft.add(self._draft_ms(num_requests, num_rounds + 1), milliseconds)
 
     def observe_rest(self, num_requests: int, milliseconds: float) -> None:
         """What a step took beside these."""

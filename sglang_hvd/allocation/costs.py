@@ -1,8 +1,9 @@
 """What the parts of a decode step cost on one machine with one model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +64,13 @@ class StepCosts(BaseModel):
         if self.verify[0][0] <= 0:
             raise ValueError("verify: a plain step takes time")
         return self
+
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> "StepCosts":
+        """Checked like any other, and without what was computed of the original. deep makes no
+        difference: nothing in it can change."""
+        return type(self).model_validate({**self.model_dump(), **(update or {})})
 
     @classmethod
     def load(cls, path: Path) -> "StepCosts":

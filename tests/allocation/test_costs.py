@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from sglang_hvd.allocation import StepCosts
 
@@ -95,3 +96,13 @@ def test_a_table_that_is_none_is_refused_in_one_line(
 def test_a_missing_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot read the cost table: No such file"):
         StepCosts.load(tmp_path / "none.yaml")
+
+
+def test_a_copy_with_other_times_has_these_and_is_checked() -> None:
+    before = StepCosts.from_yaml(TABLE)
+    assert before.verify_ms(1, [1])[0] == before.verify[0][0]  # computed once, of this table
+    doubled = [[2 * time for time in row] for row in before.verify]
+    copied = before.model_copy(update={"verify": doubled})
+    assert copied.verify_ms(1, [1])[0] == 2 * before.verify[0][0]
+    with pytest.raises(ValidationError):
+        before.model_copy(update={"verify": doubled[:1]})
