@@ -58,6 +58,7 @@ class Setting:
 
     tree: nodes and steps of the model drafter's draft.
     width: of the widest verification.
+    picks_nodes: the oracle verifies the right nodes of a cache draft alone.
     is_flexible: `allocate` may choose the number of steps too.
     has_branches: its cache drafts may branch.
     """
@@ -67,6 +68,7 @@ class Setting:
     width: int = WIDTHS[-1]
     threshold: float | None = None
     is_oracle: bool = False
+    picks_nodes: bool = False
     is_flexible: bool = False
     has_branches: bool = True
 
@@ -193,6 +195,9 @@ def _settings(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str, l
         "allocate, one tree": [Setting("allocate", tree)],
         "oracle": [Setting("allocate", tree, is_oracle=True, is_flexible=True)],
         "oracle, one tree": [Setting("allocate", tree, is_oracle=True)],
+        "oracle, right nodes": [
+            Setting("allocate", tree, is_oracle=True, picks_nodes=True, is_flexible=True)
+        ],
     }
 
 
@@ -273,6 +278,7 @@ def _serve(
         drafter,
         PlanCosts(job.costs, WIDTHS, config.drafts_with_model, job.postpones_extend),
         is_oracle=setting.is_oracle,
+        picks_nodes=setting.picks_nodes,
         model_sizes=sizes,
         num_model_steps=num_steps,
     )

@@ -55,6 +55,8 @@ class BatchReplay:
     """A drafter, and the engine that its plans run on.
 
     is_oracle: what is expected of the drafts is what the recording makes of them.
+    picks_nodes: the oracle verifies the right nodes of a cache draft alone, not as many of its
+        first ones as it takes to have these.
     model_sizes, num_model_steps: of the model drafter, for the oracle.
     """
 
@@ -64,12 +66,13 @@ class BatchReplay:
         costs: PlanCosts,
         *,
         is_oracle: bool = False,
+        picks_nodes: bool = False,
         model_sizes: Sequence[int] = (),
         num_model_steps: int = 1,
     ) -> None:
         self._drafter = drafter
         self._costs = costs
-        self._is_oracle = is_oracle
+        self._is_oracle, self._picks_nodes = is_oracle, picks_nodes
         self._model_sizes, self._num_model_steps = tuple(model_sizes), num_model_steps
 
     def serve(
@@ -178,7 +181,8 @@ class BatchReplay:
         right = np.array(num_right)[:, None] > steps
         assert proposals.trees is not None
         for row, request in enumerate(running):
-            _label(proposals.trees, row, request.drawn.trace.output_ids[request.position :])
+            rest = request.drawn.trace.output_ids[request.position :]
+            _label(proposals.trees, row, rest, picks_nodes=self._picks_nodes)
         reaches = np.array(
             [
                 [
@@ -196,10 +200,17 @@ class BatchReplay:
         )
 
 
-def _label(trees: CacheTrees, row: int, text: TokenIds) -> None:
-    """Puts the nodes of a draft that are right before the others, and makes them certain."""
+def _label(trees: CacheTrees, row: int, text: TokenIds, *, picks_nodes: bool) -> None:
+    """Makes the nodes of a draft that are right certain and the others impossible.
+
+    picks_nodes: puts the right ones before the others.
+    """
     num = int(trees.num_nodes[row])
     right = right_branch(trees.token_ids[row, :num], trees.parents[row, :num], text)
+    if not picks_nodes:
+        trees.probs[row, :num] = 0
+        trees.probs[row, right] = 1
+        return
     order = np.array(right + [node for node in range(num) if node not in right], np.int32)
     rank = np.empty(num + 1, np.int32)
     rank[order], rank[-1] = np.arange(num), -1

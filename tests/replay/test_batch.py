@@ -67,6 +67,7 @@ def replay(
     *,
     prob: float = 0.5,
     is_oracle: bool = False,
+    picks_nodes: bool = False,
     costs: StepCosts = COSTS,
     shared_cache_tokens: int = 10_000,
 ) -> BatchReplay:
@@ -88,6 +89,7 @@ def replay(
         drafter,
         PlanCosts(costs, WIDTHS, config.drafts_with_model),
         is_oracle=is_oracle,
+        picks_nodes=picks_nodes,
         model_sizes=SIZES,
         num_model_steps=NUM_STEPS,
     )
@@ -186,6 +188,24 @@ def test_the_oracle_verifies_what_is_right_and_nothing_else() -> None:
     assert oracle.num_accepted >= 15
     assert oracle.num_model == oracle.num_both == 0
     assert oracle.num_tokens / oracle.ms > blind.num_tokens / blind.ms
+
+
+def test_an_oracle_that_picks_nodes_leaves_out_the_branch_before_the_right_one() -> None:
+    keys = range(100, 130)
+    rare = [token for key in keys for token in (key, key + 100)]
+    usual = [
+        token for place, key in enumerate([*keys] * 5) for token in (key, key + 200, 1000 + place)
+    ]
+    text = [token for key in reversed(keys) for token in (key, key + 100)]
+    sessions = [[drawn([*usual, *rare], text, accepted=0)]]
+    speeds = []
+    dear = COSTS.model_copy(update={"verify": ((11, 18), (12, 26))})
+    for picks_nodes in (False, True):
+        oracle = replay("allocate", prob=0.6, is_oracle=True, picks_nodes=picks_nodes, costs=dear)
+        totals = oracle.serve(sessions, batch_size=1, num_tokens=40)
+        assert totals.num_accepted > 10
+        speeds.append(totals.num_tokens / totals.ms)
+    assert speeds[0] < speeds[1]
 
 
 def test_a_draft_of_both_has_the_longer_of_the_two() -> None:
