@@ -10,6 +10,7 @@ from sglang_hvd.allocation.allocator import (
     model_tree_sizes,
     most_tree_nodes,
     powers_of_two_below,
+    widths_that_save,
 )
 from sglang_hvd.allocation.cache_trees import CacheTrees
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
@@ -31,4 +32,5 @@ __all__ = [
     "model_tree_sizes",
     "most_tree_nodes",
     "powers_of_two_below",
+    "widths_that_save",
 ]

@@ -25,6 +25,10 @@ _LOOK_AFTER = 256
 _TYPICAL_MISSING = 8
 MAX_POSTPONED_TOKENS = 64
 
+# Tokens that a GPU verifies in little more than the time of one, since reading the weights takes
+# as long: 128 by configs/costs, which are derived; half of that, to be on the safe side.
+_NEARLY_FREE_TOKENS = 64
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftOdds:
@@ -73,6 +77,13 @@ class Allocation:
 def powers_of_two_below(widest: int) -> tuple[int, ...]:
     """Narrower widths to choose from beside the widest."""
     return tuple(2**k for k in range(widest.bit_length()) if 2**k < widest)
+
+
+def widths_that_save(widest: int, most_requests: int) -> tuple[int, ...]:
+    """Narrower widths worth their memory on a GPU that serves at most so many requests at once:
+    powers of two, from the widest at which a full batch stays nearly free to verify."""
+    narrowest = max(_NEARLY_FREE_TOKENS // most_requests, 1)
+    return tuple(width for width in powers_of_two_below(widest) if 2 * width > narrowest)
 
 
 def model_tree_sizes(num_nodes: int) -> tuple[int, ...]:
@@ -171,6 +182,13 @@ class StepAllocator:
     def costs(self) -> StepCosts:
         """In force."""
         return self._costs
+
+    def use_widths(self, widths: Sequence[int]) -> None:
+        """Some of its widths are all there are: the widest and narrower ones."""
+        assert set(widths) <= set(self._widths.tolist())
+        assert widths[-1] == self._widths[-1]
+        self._widths = np.array(widths, np.int32)
+        self._of_batch.clear()
 
     def use_costs(self, costs: StepCosts) -> None:
         """Allocates by another table from the next step on."""

@@ -19,8 +19,14 @@ from sglang.srt.arg_groups.overrides import (
     resolving_view,
 )
 
-from sglang_hvd.allocation import StepCosts, most_tree_nodes, powers_of_two_below
+from sglang_hvd.allocation import (
+    StepCosts,
+    most_tree_nodes,
+    powers_of_two_below,
+    widths_that_save,
+)
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, flag_name, load_config
+from sglang_hvd.drafter import check_distribution
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.plugin.draft_model import check_draft_model, target_context_length
 from sglang_hvd.plugin.flags import config_file_and_overrides, is_from_command_line
@@ -141,13 +147,7 @@ def resolve_verify_width(
     declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=width)
     # These backends read the width from each batch.
     is_any_width = cfg.device == "cpu" and _backends(server_args) <= _BACKENDS_OF_ANY_WIDTH
-    narrow = _narrow_widths(config, width, is_any_width)
-    has_width_states = bool(narrow) and not is_any_width
-    if has_width_states and (cfg.enable_lora or cfg.lora_paths):
-        # The metadata of LoRA's graphs is that of the graphs captured last.
-        raise ValueError(
-            "HVD does not support --hvd-narrow-widths with LoRA on this device: drop one"
-        )
+    narrow = _narrow_widths(config, width, cfg, is_any_width)
     verifies_trees = _verifies_trees(server_args)
     if not verifies_trees and config.policy == "allocate":
         logger.info(
@@ -158,7 +158,7 @@ def resolve_verify_width(
         config,
         num_model_nodes,
         widths=(*narrow, width),
-        has_width_states=has_width_states,
+        has_width_states=bool(narrow) and not is_any_width,
         verifies_trees=verifies_trees,
         postpones_extend=_postpones_extend(config, cfg.device),
     )
@@ -207,7 +207,15 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
     config = load_config(config_file, overrides, os.environ)
     # A file that cannot be used is refused before any model loads.
     if config.predicts:
-        PayoffPredictor.of_config(config)
+        predictor = PayoffPredictor.of_config(config)
+        if config.policy == "allocate":
+            check_distribution(predictor)
+    if config.threshold is not None and config.policy != "payoff":
+        logger.warning(
+            "HVD: policy %s has no threshold: --hvd-threshold %g is not heeded.",
+            config.policy,
+            config.threshold,
+        )
     if config.costs is not None:
         StepCosts.load(config.costs)
     if config.record is not None:
@@ -284,9 +292,19 @@ def _verifies_trees(server_args: ServerArgs) -> bool:
     return is_tree or _backends(server_args) <= _BACKENDS_OF_BOTH
 
 
-def _narrow_widths(config: HvdConfig, widest: int, is_any_width: bool) -> tuple[int, ...]:
+def _narrow_widths(config: HvdConfig, widest: int, cfg: Any, is_any_width: bool) -> tuple[int, ...]:
+    has_lora = bool(cfg.enable_lora or cfg.lora_paths)
     if config.narrow_widths is None:
-        return powers_of_two_below(widest) if is_any_width else ()
+        if is_any_width:
+            return powers_of_two_below(widest)
+        if config.policy != "allocate" or has_lora:
+            return ()
+        return widths_that_save(widest, max(cfg.max_running_requests, 1))
+    if config.narrow_widths and has_lora and not is_any_width:
+        # The metadata of LoRA's graphs is that of the graphs captured last.
+        raise ValueError(
+            "HVD does not support --hvd-narrow-widths with LoRA on this device: drop one"
+        )
     if config.narrow_widths and config.narrow_widths[-1] >= widest:
         raise ValueError(
             f"--hvd-narrow-widths {list(config.narrow_widths)} must stay below the verify width "

@@ -30,19 +30,13 @@ from sglang_hvd.plugin.algorithm import launch_of
 from sglang_hvd.plugin.host_transfer import to_device
 from sglang_hvd.plugin.postponed_extend import MissingTokens, PostponedExtend
 from sglang_hvd.plugin.served_costs import ServedCosts
-from sglang_hvd.plugin.verify_tree import (
-    DraftNodes,
-    HvdVerifyInput,
-    ModelTrees,
-    link_nodes,
-    merge_trees,
-    pack_mask,
-    parents_of_eagle_tree,
-)
+from sglang_hvd.plugin.tree_layout import lay_out, merge_eagle_trees
+from sglang_hvd.plugin.verify_tree import DraftNodes, EagleTrees, HvdVerifyInput
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.types import DraftPlan, DraftSource
 
 if TYPE_CHECKING:
+    from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
@@ -75,7 +69,6 @@ class HvdDraftWorker(EagleDraftWorker):
     # in for it.
     stub_draft_extend: Callable[[ScheduleBatch, GenerationBatchResult], None] | None = None
     postponed: PostponedExtend | None = None
-    # Set by HvdWorker where backends and graphs have one width each.
     width_states: WidthStates | None = None
 
     def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
@@ -121,6 +114,12 @@ class HvdDraftWorker(EagleDraftWorker):
         )
         return verify_input
 
+    def use_width_states(self, states: WidthStates) -> None:
+        """Each width has attention backends and graphs of its own, and there are no others."""
+        self.width_states = states
+        self._widths = states.widths
+        self.num_steps_by_width = dict.fromkeys(states.widths, 0)
+
     def use_width(self, width: int) -> None:
         """The next verification has this one of the launch's widths, and so has draft-extend."""
         self._step_width = width
@@ -136,6 +135,12 @@ class HvdDraftWorker(EagleDraftWorker):
             speculative_moe_a2a_backend_context(),
         ):
             yield
+
+    @property
+    def mask_mode(self) -> TreeMaskMode:
+        """How the target's attention reads which nodes see which."""
+        verify_mask = self.target_worker.model_runner.attn_backend.verify_mask
+        return self.tree_mask_mode if verify_mask is None else verify_mask.mode
 
     @property
     def has_draft_graphs(self) -> bool:
@@ -323,26 +328,16 @@ class HvdDraftWorker(EagleDraftWorker):
                 self._run_model_drafter(drafting_batch, [plans[row] for row in drafting])
             )
         with self.clock.measure(Phase.BUILD):
-            parents = parents_of_eagle_tree(parent_list, top_scores_index, self.topk)
             if (sizes[drafting] >= draft_tokens.shape[1]).all():
-                is_kept = torch.ones_like(parents, dtype=torch.bool)
+                ranks = None
             else:
                 assert ranks is not None, "only trees are cut, and by policy allocate"
-                is_kept = ranks < wanted[:, None]
-            if rows is None:
-                merged, of_model = merge_trees(nodes, ModelTrees(draft_tokens, parents, is_kept))
-                return merged, of_model, kv_loc_plan
-            cached = DraftNodes(nodes.token_ids[rows], nodes.parents[rows], nodes.num_nodes[rows])
-            some, of_some = merge_trees(cached, ModelTrees(draft_tokens, parents, is_kept))
-            merged = DraftNodes(
-                nodes.token_ids.index_copy(0, rows, some.token_ids),
-                nodes.parents.index_copy(0, rows, some.parents),
-                nodes.num_nodes.index_copy(0, rows, some.num_nodes),
+            trees = EagleTrees(
+                draft_tokens, parent_list, top_scores_index, self.topk, ranks, num_kept=wanted
             )
-            of_model = torch.zeros_like(nodes.token_ids, dtype=torch.bool)
-            of_model = of_model.index_copy(0, rows, of_some)
+            merged, of_model = merge_eagle_trees(nodes, trees, rows)
         # A plan of the KV window is of the requests that drafted, and verification has all.
-        return merged, of_model, None
+        return merged, of_model, kv_loc_plan if is_all else None
 
     def _run_model_drafter(
         self, batch: ScheduleBatch, plans: list[DraftPlan]
@@ -372,23 +367,21 @@ class HvdDraftWorker(EagleDraftWorker):
     ) -> HvdVerifyInput:
         n, w = nodes.token_ids.shape
         assert kv_loc_plan is None or kv_loc_plan.write_virtual.numel() == n * w, "another window"
-        tree = link_nodes(nodes)
-        seq_lens = batch.seq_lens.to(torch.int64)
         verify_mask = self.target_worker.model_runner.attn_backend.verify_mask
-        mask = pack_mask(
-            tree.visible,
-            seq_lens,
-            mode=self.tree_mask_mode if verify_mask is None else verify_mask.mode,
+        layout = lay_out(
+            nodes,
+            batch.seq_lens.to(torch.int64),
+            mode=self.mask_mode,
             num_cells=self._num_mask_cells(batch, n, w),
             buffer=verify_mask.buffer if verify_mask is not None and verify_mask.fits(n) else None,
         )
         return HvdVerifyInput(
             draft_token=nodes.token_ids.reshape(-1),
-            custom_mask=mask,
-            positions=(seq_lens[:, None] + tree.depth).reshape(-1),
-            retrieve_index=torch.arange(n * w, device=seq_lens.device).view(n, w),
-            retrieve_next_token=tree.next_token,
-            retrieve_next_sibling=tree.next_sibling,
+            custom_mask=layout.mask,
+            positions=layout.positions.reshape(-1),
+            retrieve_index=torch.arange(n * w, device=nodes.token_ids.device).view(n, w),
+            retrieve_next_token=layout.next_token,
+            retrieve_next_sibling=layout.next_sibling,
             retrieve_cum_len=None,
             spec_steps=w - 1,
             topk=self.topk,

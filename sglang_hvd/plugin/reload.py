@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
+_RECAPTURE = (
+    "HVD cannot recapture graphs of several verify widths: start with --hvd-narrow-widths []"
+)
+
 
 async def ask_for_predictor(
     update_weights_from_disk: Callable[..., Awaitable[tuple[bool, str, Any]]],
@@ -34,7 +38,7 @@ async def ask_for_predictor(
         if obj.recapture_cuda_graph:
             launch = launch_of(manager.server_args)
             if launch is not None and launch.has_width_states:
-                return False, "HVD cannot recapture the graphs of --hvd-narrow-widths", 0
+                return False, _RECAPTURE, 0
         return await update_weights_from_disk(manager, obj, *args, **kwargs)
     request = DumperControlReqInput(method=PREDICTOR_LOAD_FORMAT, body={"path": obj.model_path})
     answers = await manager.dumper_control(request)

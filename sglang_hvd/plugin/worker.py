@@ -13,9 +13,11 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.model_executor.cuda_graph_config import (
     Backend,
@@ -44,6 +46,7 @@ from sglang_hvd.plugin.requests import HeldRequests
 from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
 from sglang_hvd.plugin.served_predictor import PredictorMetrics, ServedPredictor
 from sglang_hvd.plugin.server_info import HvdMetrics
+from sglang_hvd.plugin.tree_layout import warm_up
 from sglang_hvd.plugin.verify_tree import num_accepted_of_model
 from sglang_hvd.plugin.vocabulary import token_strings
 from sglang_hvd.plugin.width_states import WidthStates
@@ -85,7 +88,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
                 "HVD cannot verify both drafts of a model with linear attention with "
                 "--speculative-eagle-topk 1: use a tree or another policy"
             )
-        allocator = _allocator(
+        allocator = self._allocator = _allocator(
             launch,
             self.speculative_num_steps,
             self.topk,
@@ -140,9 +143,23 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         """SGLang's call when pools and attention backends are there: captures graphs. With them
         steps can be timed."""
         super().init_cuda_graphs()
-        if self._launch.has_width_states:
-            self._draft_worker.width_states = WidthStates(self, self._launch.widths)
         config = self._launch.config
+        if self._launch.has_width_states:
+            self._use_width_states(
+                WidthStates(
+                    self,
+                    self._launch.widths,
+                    ranks=self._ranks,
+                    are_asked_for=config.narrow_widths is not None,
+                )
+            )
+        warm_up(
+            torch.device(self.device),
+            self._draft_worker.mask_mode,
+            self._launch.widths,
+            self._launch.num_model_nodes - 1,
+            self.topk,
+        )
         if config.policy != "allocate" or config.costs is not None or config.cost_profile == "skip":
             return
         if self._has_mrope:
@@ -160,6 +177,12 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
                 is_first_rank=get_parallel().tp_rank == 0,
             )
         )
+
+    def _use_width_states(self, states: WidthStates) -> None:
+        self._draft_worker.use_width_states(states)
+        self._launch = replace(self._launch, widths=states.widths)
+        if self._allocator is not None:
+            self._allocator.use_widths(states.widths)
 
     def forward_batch_generation(
         self, batch: ScheduleBatch, *args: Any, **kwargs: Any

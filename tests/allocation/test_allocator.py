@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_hvd.allocation import Allocation, DraftOdds, StepAllocator, StepCosts
+from sglang_hvd.allocation import (
+    Allocation,
+    DraftOdds,
+    StepAllocator,
+    StepCosts,
+    widths_that_save,
+)
 
 WIDTHS, SIZES, STEPS = (1, 2, 4, 7), (1, 3), (1, 2)
 MAX_NODES = 4
@@ -276,6 +282,24 @@ def test_a_postponed_draft_extend_is_paid_for_by_the_requests_that_draft() -> No
     cheap = costs(of_round=0.0, extend=0.1, per_node=0.0)
     postponed.use_costs(cheap)
     assert of(postponed.allocate(slots(1), unsure)) == ([2], [3])
+
+
+def test_widths_that_save_follow_the_most_requests() -> None:
+    assert [widths_that_save(32, most) for most in (1, 2, 4, 16, 48, 256)] == [
+        (),
+        (),
+        (16,),
+        (4, 8, 16),
+        (1, 2, 4, 8, 16),
+        (1, 2, 4, 8, 16),
+    ]
+
+
+def test_of_fewer_widths_the_narrowest_that_holds_the_drafts_is_left() -> None:
+    made, given = allocator(costs(per_node=0.1)), odds([[0.9]], [(0.01, 0.01)])
+    assert made.allocate(slots(1), given).width == 2
+    made.use_widths((1, 7))
+    assert made.allocate(slots(1), given).width == 7
 
 
 def test_equal_calls_give_equal_results() -> None:

@@ -70,14 +70,14 @@ def test_widths_with_an_attention_backend_for_each(
     expected = plain_ids(copying, **params)
     server = start_hvd(
         *("allocate", "--hvd-costs", str(varying_costs), "--attention-backend", "triton"),
-        *("--hvd-verify-width", "24", "--hvd-narrow-widths", "[4, 8, 16]"),
+        *("--hvd-verify-width", "24", "--hvd-narrow-widths", "[1, 2, 4, 8, 16]"),
         drafting=drafting,
         environment=INTERPRETED,
     )
     answers = server.generate_all(copying, concurrency=2, **params)
     assert [answer["output_ids"] for answer in answers] == expected
     state = server.hvd_state()
-    assert state["width_memory_gb"].keys() == {"4", "8", "16"}
+    assert state["width_memory_gb"].keys() == {"1", "2", "4", "8", "16"}
     assert len([num for num in state["num_steps_by_width"].values() if num]) >= 3
     assert state["num_accepted_drafts"]["cache"] + state["num_accepted_drafts"]["both"] > 0
 

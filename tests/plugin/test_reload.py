@@ -55,7 +55,7 @@ def second(tmp_path: Path) -> Path:
 
 def drafter_of(predictor: Path, **settings: Any) -> HybridDrafter:
     return HybridDrafter.from_config(
-        HvdConfig(predictor=predictor, **settings),
+        HvdConfig(policy="payoff", predictor=predictor, **settings),
         token_strings="abcdefghijklmnopqrst",
         num_model_steps=3,
         num_model_nodes=3,
@@ -66,7 +66,10 @@ def drafter_of(predictor: Path, **settings: Any) -> HybridDrafter:
 
 def served(predictor: Path, *, metrics: PredictorMetrics | None = None) -> ServedPredictor:
     return ServedPredictor(
-        drafter_of(predictor), HvdConfig(predictor=predictor), ranks=None, metrics=metrics
+        drafter_of(predictor),
+        HvdConfig(policy="payoff", predictor=predictor),
+        ranks=None,
+        metrics=metrics,
     )
 
 
@@ -153,7 +156,12 @@ def test_graphs_of_several_widths_are_not_recaptured(has_width_states: bool) -> 
     obj = UpdateWeightFromDiskReqInput(model_path="m", recapture_cuda_graph=True)
     answer = asyncio.run(ask_for_predictor(load, manager, obj))
     if has_width_states:
-        assert answer == (False, "HVD cannot recapture the graphs of --hvd-narrow-widths", 0)
+        assert answer == (
+            False,
+            "HVD cannot recapture graphs of several verify widths: start with "
+            "--hvd-narrow-widths []",
+            0,
+        )
     else:
         assert answer == (True, "recaptured", 3)
 
@@ -170,7 +178,10 @@ def test_the_calibration_is_described_and_published(first: Path, second: Path) -
     metrics = PredictorMetrics()
     drafter = drafter_of(first, threshold=1.0)
     predictor = ServedPredictor(
-        drafter, HvdConfig(predictor=first, threshold=1.0), ranks=None, metrics=metrics
+        drafter,
+        HvdConfig(policy="payoff", predictor=first, threshold=1.0),
+        ranks=None,
+        metrics=metrics,
     )
     for rid in range(3):
         drafter.start(rid, PROMPT)
@@ -223,7 +234,7 @@ def _replace_as_rank(rank: int, folder: str, found: Any) -> None:
     first = Path(folder) / "first.safetensors"
     predictor = ServedPredictor(
         drafter_of(first),
-        HvdConfig(predictor=first),
+        HvdConfig(policy="payoff", predictor=first),
         ranks=torch.distributed.group.WORLD,
         metrics=None,
     )

@@ -44,7 +44,7 @@ from sglang_hvd.plugin.worker import HvdWorker
 OWN_HELPERS = {
     *("_host_nodes", "_with_model_trees", "_run_model_drafter", "_verify_input"),
     *("_num_mask_cells", "_width", "_publish", "_catch_up", "_extend"),
-    *("run_draft", "use_width", "drafting"),
+    *("run_draft", "use_width", "use_width_states", "_use_width_states", "drafting"),
 }
 
 
