@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import (
@@ -13,6 +13,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 Policy = Literal["allocate", "payoff", "frequency", "cache", "model", "both"]
@@ -37,10 +38,11 @@ class HvdConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     policy: Policy = Field(
-        default="payoff",
+        default="allocate",
         description="How a request chooses its draft. allocate: the cache draft, the model "
         "drafter's, both or none, and as much of them, as brings most in the time it takes. "
-        "payoff: the cache draft if it is predicted to pay, else the model drafter. frequency: the "
+        "payoff: the cache draft if it is predicted to pay, else the model drafter; the default "
+        "where a threshold is given. frequency: the "
         "cache draft if the suffix cache's score reaches frequency_threshold, else the model "
         "drafter. cache: the cache draft, a plain step without one. model: always the model "
         "drafter. both: always both drafts in one tree.",
@@ -158,7 +160,8 @@ class HvdConfig(BaseModel):
         description="Narrower verifications, in nodes per request, for steps with short drafts: a "
         "list that rises, [] for none. Each takes memory on a GPU, for its attention backends and "
         "graphs. Default: powers of two where widths cost nothing, on a CPU with attention backend "
-        "torch_native or intel_amx; else none.",
+        "torch_native or intel_amx; elsewhere, with the allocate policy, those that save time with "
+        "max-running-requests, as far as memory goes, and none with LoRA.",
     )
     postpone_extend: bool | None = Field(
         default=None,
@@ -195,6 +198,13 @@ class HvdConfig(BaseModel):
         description="Size of all files in the record folder, in MiB; the oldest are removed. At "
         "least two files.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_threshold_is_of_payoff(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("threshold") is not None:
+            return {"policy": "payoff", **data}
+        return data
 
     @field_validator("max_depth", "max_spec_factor", "max_spec_offset")
     @classmethod
@@ -268,6 +278,8 @@ def load_config(
         yaml_path = Path(environ[CONFIG_ENV])
     from_yaml = {} if yaml_path is None else _read_yaml(yaml_path)
     try:
+        if overrides.get("threshold") is not None and "policy" not in overrides:
+            from_yaml.pop("policy", None)  # the flag asks for payoff, and wins over the file
         return HvdConfig.model_validate({**from_yaml, **overrides})
     except ValidationError as error:
         first = error.errors()[0]

@@ -139,7 +139,7 @@ class HybridDrafter:
             if allocator is None:
                 raise ValueError("the allocate policy needs an allocator")
             if predictor is not None:
-                _check_distribution(predictor)
+                check_distribution(predictor)
         self._config = config
         self._without_cache = DraftSource.MODEL if config.drafts_with_model else DraftSource.PLAIN
         self._cache = cache
@@ -245,7 +245,7 @@ class HybridDrafter:
             raise ValueError(f"the {self._config.policy} policy has no predictor to replace")
         predictor = PayoffPredictor.of_config(self._config.model_copy(update={"predictor": path}))
         if self._allocator is not None:
-            _check_distribution(predictor)
+            check_distribution(predictor)
         return predictor
 
     def use_predictor(self, predictor: PayoffPredictor) -> None:
@@ -253,7 +253,7 @@ class HybridDrafter:
         requests stay, and so does what is known of the model drafter."""
         self._predictor = predictor
         if self._config.calibrate:
-            threshold = self._config.threshold
+            threshold = self._config.threshold if self._config.policy == "payoff" else None
             self._calibration = OnlineCalibration(
                 PAPER_THRESHOLD if threshold is None else threshold
             )
@@ -648,7 +648,8 @@ def _model_verified(
     )
 
 
-def _check_distribution(predictor: PayoffPredictor) -> None:
+def check_distribution(predictor: PayoffPredictor) -> None:
+    """Raises ValueError for a predictor that the allocate policy cannot use."""
     if predictor.kind != "survival":
         raise ValueError(
             f"the allocate policy needs a predictor of distributions, got one of kind "

@@ -32,6 +32,14 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(config_file: Pa
     assert (config.max_draft_tokens, config.threshold, config.policy) == (16, 4.5, "payoff")
 
 
+def test_a_threshold_alone_asks_for_the_policy_that_has_one() -> None:
+    assert load_config(None, {}, {}).policy == "allocate"
+    assert load_config(None, {"threshold": 6}, {}).policy == "payoff"
+    assert load_config(None, {"threshold": None}, {}).policy == "allocate"
+    assert load_config(None, {"threshold": 6, "policy": "both"}, {}).policy == "both"
+    assert load_config(CONFIGS / "default.yaml", {"threshold": 6}, {}).policy == "payoff"
+
+
 def test_a_flag_can_bring_back_a_default_of_null(tmp_path: Path) -> None:
     (tmp_path / "wide.yaml").write_text("verify_width: 48\n")
     assert load_config(tmp_path / "wide.yaml", {}, {}).verify_width == 48
@@ -75,7 +83,7 @@ def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
             r"policy: input should be 'allocate', 'payoff', 'frequency', 'cache', 'model' or "
             "'both'",
         ),
-        ("costs: c.yaml", r"costs: only the allocate policy weighs costs"),
+        ("{policy: payoff, costs: c.yaml}", r"costs: only the allocate policy weighs costs"),
         ("narrow_widths: [4, 2]", r"narrow_widths: widths must rise"),
         ("narrow_widths: [0, 2]", r"narrow_widths: widths must rise"),
         ("max_depth: 1", r"max_depth: input should be greater than or equal to 2, got 1"),

@@ -89,7 +89,7 @@ def test_with_a_distribution_the_draft_has_to_reach_the_threshold_more_likely_th
 @pytest.mark.parametrize(("of_model", "source"), [(1, "cache"), (3, "cache"), (4, "model")])
 def test_without_a_threshold_the_better_draft_is_verified(of_model: int, source: str) -> None:
     made = HybridDrafter(
-        HvdConfig(calibrate=False),
+        HvdConfig(policy="payoff", calibrate=False),
         cache=SuffixCache.as_in_paper(),
         predictor=linear({"draft_len": 1}),  # 3 tokens
         token_classes=CLASSES,
@@ -114,7 +114,7 @@ def test_without_a_threshold_the_better_draft_is_verified(of_model: int, source:
 def test_the_gate_compares_to_the_last_bit_and_does_not_depend_on_the_batch() -> None:
     def plans(payoff: float, num_requests: int) -> set[DraftSource]:
         made = HybridDrafter(
-            HvdConfig(calibrate=False),
+            HvdConfig(policy="payoff", calibrate=False),
             cache=SuffixCache.as_in_paper(),
             predictor=linear({}, bias=payoff),
             token_classes=CLASSES,
@@ -127,7 +127,7 @@ def test_the_gate_compares_to_the_last_bit_and_does_not_depend_on_the_batch() ->
             started(made, rid)
         return {plan.source for plan in made.plan(rids)}
 
-    prob = 2 / 3  # before anything was seen
+    prob = 0.9  # before anything was seen
     of_model = np.float32(prob + prob * prob + prob * prob * prob)
     for num_requests in (1, 2, 33):
         assert plans(float(of_model), num_requests) == {DraftSource.CACHE}
@@ -397,7 +397,7 @@ def test_payoff_policy_needs_predictor_and_token_classes() -> None:
     for predictor, classes in ((None, CLASSES), (linear({"score": 1}), None)):
         with pytest.raises(ValueError, match="needs a predictor and token classes"):
             HybridDrafter(
-                HvdConfig(),
+                HvdConfig(policy="payoff"),
                 cache=SuffixCache.as_in_paper(),
                 predictor=predictor,
                 token_classes=classes,

@@ -222,7 +222,7 @@ def test_what_a_branch_brings_says_of_the_chain_that_it_was_wrong() -> None:
 
 def test_a_cycle_that_verified_a_branch_alone_tells_of_the_chains_first_token() -> None:
     # The predictor thinks so little of the chain that what the votes say beside it comes first.
-    made = drafter(prob=0.02)
+    made = drafter(prob=0.02, per_node=0.0)
     made.start("r", DIFFERS)
     made.extend("r", [3])
     proposals = made.propose(["r"])

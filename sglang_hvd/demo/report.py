@@ -10,7 +10,12 @@ from sglang_hvd.demo.play import Reply
 
 ALL_WORKLOADS = "all"
 
-_COLOURS = {"cache": "\033[32m", "model": "\033[36m", "target": "\033[0m"}
+_COLOURS = {
+    "cache": "\033[32m",
+    "model": "\033[36m",
+    "both": "\033[35m",
+    "target": "\033[0m",
+}
 _RESET = "\033[0m"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
+from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.corpus.session import FAMILIES, Family
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import DemoModels, ensure_demo_models
@@ -20,7 +21,10 @@ from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer
 
 SESSION_SEED = 7
 
-# Families whose last reply is printed in colour, under the payoff policy.
+# What serves where nothing is said, and whose replies are printed in colour.
+_POLICY = HvdConfig().policy
+
+# Families whose last reply is printed so.
 _SHOWN: tuple[Family, ...] = ("editing", "tool_calls", "chat")
 
 
@@ -44,8 +48,8 @@ def run_demo(
         with tempfile.TemporaryDirectory() as folder, _server(mode, models, folder) as server:
             turns = play(server.url, sessions)
             replies[mode] = list(tqdm(turns, desc=f"{mode:<10}", total=num_turns))
-    if "payoff" in replies:
-        _print_coloured(models, replies["payoff"])
+    if _POLICY in replies:
+        _print_coloured(models, replies[_POLICY])
     all_rows = rows(replies)
     print(table(all_rows))
     if json_file is not None:
@@ -57,7 +61,7 @@ def run_serve(*, cache_dir: Path, port: int, more_flags: Sequence[str]) -> int:
     """Serve the demo model with HVD until interrupted."""
     models = ensure_demo_models(cache_dir)
     log_file = cache_dir / "serve.log"
-    flags = [*CPU_FLAGS, *server_flags("payoff", models), *more_flags]
+    flags = [*CPU_FLAGS, *server_flags(_POLICY, models), *more_flags]
     print(f"starting an HVD server, log in {log_file}", flush=True)
     with SglangServer(flags, log_file=log_file, port=port, environment=CPU_ENVIRONMENT) as server:
         print(f"OpenAI API at {server.url}/v1, model name demo; ctrl-c ends the server", flush=True)
@@ -78,7 +82,7 @@ def _server(mode: Mode, models: DemoModels, folder: str) -> SglangServer:
 def _print_coloured(models: DemoModels, replies: Sequence[Reply]) -> None:
     """Print the last reply of the shown families as it was decoded while it was played."""
     tokenizer = AutoTokenizer.from_pretrained(models.target)
-    print(f"\npayoff policy, tokens by draft source: {legend()}\n")
+    print(f"\npolicy {_POLICY}, tokens by draft source: {legend()}\n")
     for family in _SHOWN:
         # Encoding the text again gives the generated tokens, but for a rare one spelt otherwise.
         shown = [
