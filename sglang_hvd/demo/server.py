@@ -51,7 +51,8 @@ class SglangServer:
         module: str = "sglang.launch_server",
         timeout_s: float = 180,
     ) -> None:
-        self._port = port if port is not None else free_port()
+        self._held = None if port is not None else held_port()
+        self._port = port if self._held is None else self._held.getsockname()[1]
         self._command = [
             *(sys.executable, "-m", module, *flags, "--host", "127.0.0.1"),
             *("--port", str(self._port)),
@@ -109,6 +110,8 @@ class SglangServer:
 
     def stop(self) -> None:
         """End the server and the processes it started; they share its process group."""
+        if self._held is not None:
+            self._held.close()
         if self._process is None:
             return
         try:
@@ -157,11 +160,17 @@ def _end_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def free_port() -> int:
-    """A TCP port on the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def held_port() -> socket.socket:
+    """A socket bound to a TCP port of the loopback interface that is free and stays so.
+
+    While it is open, the kernel gives the port to nobody who asks for any port, to listen or to
+    connect from. A server that binds to it with SO_REUSEADDR, as uvicorn does, may listen on it,
+    since this socket never does.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder
 
 
 def flush_cache(url: str, *, timeout_s: float = 20) -> None:

@@ -2,25 +2,20 @@
 
 import json
 import math
-import os
 import random
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+
+from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer
 
 pytestmark = pytest.mark.e2e
 
@@ -31,36 +26,34 @@ FALSE_ALARM = 1e-6  # of the distribution test, were the server's random numbers
 
 
 @pytest.fixture(scope="module")
-def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
-    """Ports of a plain and of an EAGLE3 server (tree: topk 4, 16 nodes) of the same model."""
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SglangServer]]:
+    """A plain and an EAGLE3 server (tree: topk 4, 16 nodes) of the same model."""
     folder = tmp_path_factory.mktemp("models")
     target, draft = write_models(folder)
+    flags = ["--model-path", str(target), *CPU_FLAGS, "--skip-tokenizer-init"]
+    flags += ["--log-level", "warning", "--random-seed", "0"]
     eagle = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(draft)]
     eagle += ["--speculative-num-steps", "3", "--speculative-eagle-topk", "4"]
     eagle += ["--speculative-num-draft-tokens", "16"]
-    servers = {}
-    for name, options in (("plain", []), ("eagle", eagle)):
-        port = free_port()
-        log = (folder / f"{name}.log").open("w")
-        servers[name] = port, start_server(target, port, options, log), log
-    try:
-        for port, process, log in servers.values():
-            wait_until_ready(port, process, Path(log.name))
-        yield {name: port for name, (port, _, _) in servers.items()}
-    finally:
-        for _, process, log in servers.values():
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            log.close()
+    environment = CPU_ENVIRONMENT | {"SGLANG_PLUGINS": "sgl_kernel_cpu"}
+
+    def server(name: str, *more: str) -> SglangServer:
+        log_file = folder / f"{name}.log"
+        return SglangServer([*flags, *more], log_file=log_file, environment=environment)
+
+    with server("plain") as plain, server("eagle", *eagle) as eagle_server:
+        yield {"plain": plain, "eagle": eagle_server}
 
 
-def test_greedy_output_and_logprobs_are_those_of_plain_decoding(ports: dict[str, int]) -> None:
+def test_greedy_output_and_logprobs_are_those_of_plain_decoding(
+    servers: dict[str, SglangServer],
+) -> None:
     rng = random.Random(0)
     prompts = [rng.choices(range(VOCAB), k=n) for n in (1, 2, 9, 33, 64, 120, 350, 510)]
     sampling = {"max_new_tokens": 40, "temperature": 0, "ignore_eos": True}
 
     def answer(server: str, prompt: list[int]) -> tuple[list[int], list[float]]:
-        out = generate(ports[server], prompt, sampling, return_logprob=True)
+        out = generate(servers[server], prompt, sampling, return_logprob=True)
         logprobs = [logprob for logprob, *_ in out["meta_info"]["output_token_logprobs"]]
         return out["output_ids"], logprobs
 
@@ -85,7 +78,7 @@ def test_greedy_output_and_logprobs_are_those_of_plain_decoding(ports: dict[str,
     ids=lambda sampling: " ".join(sampling),
 )
 def test_sampled_tokens_follow_the_plain_distribution(
-    ports: dict[str, int], sampling: dict[str, float]
+    servers: dict[str, SglangServer], sampling: dict[str, float]
 ) -> None:
     """The first token comes from prefill, the next two from verify steps."""
     prompt = [3, 1, 4, 1, 5]
@@ -94,7 +87,11 @@ def test_sampled_tokens_follow_the_plain_distribution(
     def next_token(tokens: tuple[int, ...]) -> dict[int, float]:
         greedy = {"max_new_tokens": 1, "temperature": 0}
         out = generate(
-            ports["plain"], [*prompt, *tokens], greedy, return_logprob=True, top_logprobs_num=VOCAB
+            servers["plain"],
+            [*prompt, *tokens],
+            greedy,
+            return_logprob=True,
+            top_logprobs_num=VOCAB,
         )
         (top,) = out["meta_info"]["output_top_logprobs"]
         return filtered({token: logprob for logprob, token, _ in top}, **sampling)
@@ -107,7 +104,7 @@ def test_sampled_tokens_follow_the_plain_distribution(
 
     asked = sampling | {"max_new_tokens": 3, "ignore_eos": True, "n": NUM_SAMPLES // 4}
     with ThreadPoolExecutor(4) as pool:
-        batches = list(pool.map(lambda _: generate(ports["eagle"], prompt, asked), range(4)))
+        batches = list(pool.map(lambda _: generate(servers["eagle"], prompt, asked), range(4)))
     drawn = Counter(tuple(out["output_ids"]) for batch in batches for out in batch)
 
     assert set(drawn) <= set(expected), "a token that the filters exclude was drawn"
@@ -153,48 +150,9 @@ def merged(probs: dict[tuple[int, ...], float], num_bins: int) -> list[list[tupl
     return bins
 
 
-def generate(port: int, input_ids: list[int], sampling: dict, **options: object) -> dict:
+def generate(server: SglangServer, input_ids: list[int], sampling: dict, **options: object) -> Any:
     body = {"input_ids": input_ids, "sampling_params": sampling, **options}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/generate",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=300) as response:
-        return json.load(response)
-
-
-def start_server(model: Path, port: int, options: list[str], log: object) -> subprocess.Popen:
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
-    command += ["--device", "cpu", "--dtype", "float32", "--skip-tokenizer-init"]
-    command += ["--port", str(port), "--max-total-tokens", "20000", "--max-running-requests", "16"]
-    command += ["--sleep-on-idle", "--log-level", "warning", "--random-seed", "0", *options]
-    return subprocess.Popen(
-        command,
-        # Two servers share the machine: more OpenMP threads would wait for one another.
-        env=os.environ | {"OMP_NUM_THREADS": "1", "SGLANG_PLUGINS": "sgl_kernel_cpu"},
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-
-
-def wait_until_ready(port: int, process: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.5)
-    pytest.fail(f"not ready after 300 s:\n{log.read_text()}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return server.post("/generate", body)
 
 
 def write_models(folder: Path) -> tuple[Path, Path]:
