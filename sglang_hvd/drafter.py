@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sglang_hvd.allocation import CacheTrees, DraftOdds, StepAllocator, policies
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import (
+    BranchPayoff,
     DraftFeatures,
     FallbackChange,
     ModelFigures,
@@ -89,7 +90,8 @@ class _Request:
     """planned: the cycle to commit. draft_len: of the whole cache chain then. chain, chain_len: the
     tokens of that and of how many the cycle tells; a tree has branches beside it. Under the
     allocate policy, model_size: of the model drafter's draft, which has fewer nodes in few steps;
-    cache_expected, model_expected: accepted tokens expected of that chain and of that draft."""
+    cache_expected, branch_expected, model_expected: accepted tokens expected of that chain, of the
+    branches beside it and of that draft."""
 
     slot: int
     without_cache: bool
@@ -99,6 +101,7 @@ class _Request:
     chain_len: int = 0
     model_size: int = 0
     cache_expected: float = 0.0
+    branch_expected: float = 0.0
     model_expected: float = 0.0
     stats: RequestStats = RequestStats()  # noqa: RUF009  it is immutable
 
@@ -169,7 +172,9 @@ class HybridDrafter:
         # Reused from step to step; _votes are _drafts where the votes make these.
         self._drafts = self._votes = DraftBatch.of_size(0, 0)
         self._features = DraftFeatures.of_size(0)
-        # Of the allocate policy: what the votes say of branches, and the drafts with these.
+        # Of the allocate policy: what the votes say of branches, how right they are, and the drafts
+        # with these.
+        self._branch_payoff = BranchPayoff()
         self._branches, self._trees = DraftBatch.of_size(0, 0), CacheTrees(0, 1)
         # SuffixDecoding drafts chains only, and its votes are not the predictor's.
         self._has_branches = (
@@ -234,6 +239,11 @@ class HybridDrafter:
     def model_figures(self) -> ModelFigures | None:
         """How right the predictions of the model drafter's payoff are; None without any."""
         return None if self._model_payoff is None else self._model_payoff.figures()
+
+    def branch_share(self) -> float | None:
+        """How right the votes are found to be beside the chain (docs/allocation.md); None where
+        drafts do not branch."""
+        return self._branch_payoff.share if self._has_branches else None
 
     def read_predictor(self, path: Path) -> PayoffPredictor:
         """A predictor that use_predictor takes.
@@ -328,7 +338,8 @@ class HybridDrafter:
                     assert survival is not None, "checked when the predictor was taken"
                     model_reaches = self._model_payoff.expect_sizes(slots, self._drafts, survival)
                     trees = self._trees
-                    trees.join(self._drafts, survival, self._branches)
+                    share = self._branch_payoff.share
+                    trees.join(self._drafts, survival, self._branches, share)
         return Proposals(
             len(rids), self._drafts, features, prediction, model_payoffs, trees, model_reaches
         )
@@ -551,6 +562,7 @@ class HybridDrafter:
         ):
             request.chain, request.chain_len = chains[row], taken.chain_lens[row]
             request.cache_expected = taken.chain_expected[row]
+            request.branch_expected = taken.branch_expected[row]
             if chosen is not None and request.chain_len == 0:
                 # A branch alone: the first token that is committed tells of the chain's first.
                 request.chain_len = min(1, int(proposals.drafts.num_nodes[row]))
@@ -598,10 +610,24 @@ class HybridDrafter:
         if self._model_payoff is not None:
             of_model = [_model_verified(requests[row], outcomes[row], is_cut) for row in told]
             self._model_payoff.observe(slots, token_ids, of_model)
+            for row in told:
+                self._observe_branches(requests[row], outcomes[row], cache_accepted[row])
         if self._calibration is not None:
             of_cache = [_cache_verified(requests[row], cache_accepted[row], is_cut) for row in told]
             for change in self._calibration.observe(slots, token_ids, of_cache):
                 _log(change)
+
+    def _observe_branches(
+        self, request: _Request, outcome: VerifyOutcome, chain_accepted: int | None
+    ) -> None:
+        """Of both drafts in one tree a cycle does not tell whose tokens were accepted."""
+        plan = request.planned
+        assert plan is not None
+        if plan.source is not DraftSource.CACHE or request.branch_expected == 0:
+            return
+        # A chain whose first token was right but not verified had nothing accepted.
+        num_accepted = max(outcome.num_accepted_drafts - (chain_accepted or 0), 0)
+        self._branch_payoff.observe(request.branch_expected, num_accepted)
 
 
 def _cache_accepted(request: _Request, outcome: VerifyOutcome) -> int | None:

@@ -19,13 +19,13 @@ WIDTHS, SIZES, NUM_STEPS = (1, 2, 4, 8, 16), (3, 7), 3
 REPEATS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
 
 
-def costs(per_node: float) -> StepCosts:
+def costs(per_node: float, of_round: float) -> StepCosts:
     return StepCosts(
         about="made up",
         batch_sizes=(1, 2),
         widths=(1, 16),
         verify=((5 + per_node, 5 + 16 * per_node), (5 + 2 * per_node, 5 + 32 * per_node)),
-        draft_round=(0.5, 0.5),
+        draft_round=(of_round, of_round),
         draft_extend=((0, 0), (0, 0)),
     )
 
@@ -35,6 +35,7 @@ def drafter(
     *,
     prob: float = 0.7,
     per_node: float = 0.01,
+    of_round: float = 0.5,
     verify_width: int = WIDTHS[-1],
     widths: tuple[int, ...] = WIDTHS,
     predictor: PayoffPredictor | None = None,
@@ -43,7 +44,7 @@ def drafter(
     max_draft_tokens: int = 128,
 ) -> HybridDrafter:
     allocator = StepAllocator(
-        costs(per_node), widths=widths, model_sizes=SIZES, num_steps=[NUM_STEPS]
+        costs(per_node, of_round), widths=widths, model_sizes=SIZES, num_steps=[NUM_STEPS]
     )
     config = HvdConfig(policy=policy, max_draft_tokens=max_draft_tokens, branches=branches)
     return HybridDrafter(
@@ -218,6 +219,23 @@ def test_what_a_branch_brings_says_of_the_chain_that_it_was_wrong() -> None:
     assert (origin.num_verified, origin.mean_accepted) == (1, 0)
     stats = made.stats("r")
     assert stats.num_both_accepted_drafts + stats.num_cache_accepted_drafts == 2
+
+
+def test_what_branches_bring_is_expected_of_later_ones() -> None:
+    shares = {}
+    for right in (True, False):
+        made = drafter(prob=0.5, of_round=50)  # the model drafter does not pay
+        first = made.branch_share()
+        assert first is not None
+        plan = branching(made)
+        assert plan.source is DraftSource.CACHE
+        _, branch = chain_and_branch(plan)
+        outcome = VerifyOutcome([*branch[:2], 99], 2) if right else VerifyOutcome([99], 0)
+        made.commit(["r"], [outcome])
+        share = made.branch_share()
+        assert share is not None
+        shares[right] = share
+    assert shares[True] > first > shares[False]
 
 
 def test_a_cycle_that_verified_a_branch_alone_tells_of_the_chains_first_token() -> None:

@@ -35,6 +35,7 @@ class CacheTreeJoiner:
         chain_lens: _Int32,
         scores: _Float32,
         expected: _Float32,
+        branch_expected: _Float32,
     ) -> None: ...
 
 class Allocator:
@@ -48,6 +49,7 @@ class Allocator:
         reaches_if_right: _Float32,
         values: _Float64,
         price: float,
+        own_pace: float,
         widths: _Int32,
         step_ms: _Float64,
         num_steps: _Int32,

@@ -25,6 +25,10 @@ _LOOK_AFTER = 256
 _TYPICAL_MISSING = 8
 MAX_POSTPONED_TOKENS = 64
 
+# A token is worth what tokens take where the text goes on from here: as hard as it is now, or as it
+# was lately? Half of each, in logarithms.
+_OWN_PACE = 0.5
+
 # Tokens that a GPU verifies in little more than the time of one, since reading the weights takes
 # as long: 128 by configs/costs, which are derived; half of that, to be on the safe side.
 _NEARLY_FREE_TOKENS = 64
@@ -125,6 +129,8 @@ class StepAllocator:
     merges: a request may verify both drafts in one tree.
     postpones_extend: the model drafter's KV cache is brought up to date for a request when it
         drafts, not in every step for all.
+    own_pace: how far what tokens and time are worth follows what the step itself brings and takes,
+        from 0, where the pace of the latest steps holds, to 1.
 
     Raises ValueError where they do not fit each other.
     """
@@ -139,6 +145,7 @@ class StepAllocator:
         most_nodes: Sequence[int] | None = None,
         merges: bool = True,
         postpones_extend: bool = False,
+        own_pace: float = _OWN_PACE,
     ) -> None:
         for name, values in (
             ("widths", widths),
@@ -163,6 +170,7 @@ class StepAllocator:
         self._most_nodes = np.array(most_nodes, np.int32)
         self._merges = merges
         self._postpones_extend = postpones_extend
+        self._own_pace = own_pace
         self._native = _Allocator()
         self._pace = Pace()
         self._of_batch: dict[int, tuple[Float64, Float64]] = {}
@@ -237,6 +245,7 @@ class StepAllocator:
             of_free.reaches_if_right,
             self._pace.token_values(slots),
             price,
+            self._own_pace,
             self._widths,
             step_ms,
             self._num_steps,

@@ -11,10 +11,6 @@ from sglang_hvd.types import CacheDraft, DraftBatch, TokenIds
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
-# Where a text leaves the chain it goes on as the other votes say less often than their shares: on
-# the held-out recordings .11, .22, .39 and .65 of the time where they say .14, .28, .52 and .83.
-_BRANCH_SHARE = 0.75
-
 
 class CacheTrees:
     """A batch of cache drafts; row i belongs to request i. Reused from step to step.
@@ -41,13 +37,17 @@ class CacheTrees:
         self.num_nodes: Int32 = np.zeros(max_requests, np.int32)
         self._joiner = CacheTreeJoiner()
 
-    def join(self, chains: DraftBatch, survival: Float32, votes: DraftBatch) -> None:
+    def join(
+        self, chains: DraftBatch, survival: Float32, votes: DraftBatch, branch_share: float
+    ) -> None:
         """Makes the drafts of a batch.
 
         chains: row i belongs to request i.
         survival: float32[num_requests, at least the longest chain], probability that more than j
             tokens of a chain are accepted.
         votes: trees that the suffix cache proposes; of 0 nodes where drafts shall not branch.
+        branch_share: how often a text that leaves the chain goes on as the other votes say, over
+            their share.
 
         Raises ValueError for arrays that do not fit.
         """
@@ -60,7 +60,7 @@ class CacheTrees:
             votes.depths,
             votes.probs,
             votes.num_nodes,
-            _BRANCH_SHARE,
+            branch_share,
             self.token_ids,
             self.parents,
             self.depths,
@@ -78,9 +78,16 @@ class CacheTrees:
         """
         num, longest = len(num_nodes), int(num_nodes.max(initial=0))
         chain_lens = np.empty(num, np.int32)
-        scores, expected = np.empty((2, num), np.float32)
+        scores, expected, of_branches = np.empty((3, num), np.float32)
         self._joiner.measure(
-            self.probs, self.is_chain, survival, num_nodes, chain_lens, scores, expected
+            self.probs,
+            self.is_chain,
+            survival,
+            num_nodes,
+            chain_lens,
+            scores,
+            expected,
+            of_branches,
         )
         parents = self.parents[:num, :longest].copy()
         parents.flags.writeable = False
@@ -94,7 +101,7 @@ class CacheTrees:
                 for row, length, of_chain in zip(parents, lengths, of_chains, strict=True)
             ],
         )
-        return TakenDrafts(drafts, of_chains, expected.tolist())
+        return TakenDrafts(drafts, of_chains, expected.tolist(), of_branches.tolist())
 
 
 class TakenDrafts(NamedTuple):
@@ -103,8 +110,10 @@ class TakenDrafts(NamedTuple):
     drafts: None for none.
     chain_lens: tokens of the chain in each.
     chain_expected: accepted tokens expected of these.
+    branch_expected: of the nodes beside the chain.
     """
 
     drafts: list[CacheDraft | None]
     chain_lens: list[int]
     chain_expected: list[float]
+    branch_expected: list[float]

@@ -1,5 +1,6 @@
 """Payoff: how many tokens of a cache draft the target model will accept, predicted beforehand."""
 
+from sglang_hvd.payoff.branch_payoff import BranchPayoff
 from sglang_hvd.payoff.calibration import (
     FallbackChange,
     OnlineCalibration,
@@ -24,6 +25,7 @@ __all__ = [
     "PAPER_FEATURES",
     "POSITION_FEATURES",
     "SIZE_EFFECT",
+    "BranchPayoff",
     "DraftFeatures",
     "FallbackChange",
     "ModelFigures",

@@ -91,6 +91,7 @@ class ServedPredictor:
             if figures is None
             else {origin: asdict(of_origin) for origin, of_origin in figures.items()},
             "model_drafter": None if of_model is None else asdict(of_model),
+            "branch_share": self._drafter.branch_share(),
         }
 
 

@@ -53,7 +53,7 @@ def _joined(rows: list[Row], room: int) -> CacheTrees:
         chains.num_nodes[row] = len(chain)
         survival[row, : len(chain)] = of_chain
     trees = CacheTrees(len(rows), room)
-    trees.join(chains, survival, _votes(rows))
+    trees.join(chains, survival, _votes(rows), SHARE)
     return trees
 
 
@@ -123,6 +123,8 @@ def test_a_part_of_a_draft_is_a_chain_or_says_where_it_branches() -> None:
         taken = trees.take(np.array([num], np.int32), survival, chains)
         assert taken.chain_lens == [chain_len]
         assert taken.chain_expected == pytest.approx([survival[0, :chain_len].sum()])
+        of_branches = trees.probs[0, :num][~trees.is_chain[0, :num]].sum()
+        assert taken.branch_expected == pytest.approx([of_branches])
         [draft] = taken.drafts
         assert draft is not None
         assert draft.token_ids.tolist() == [1, 2, 3, 4][:num]
@@ -137,4 +139,4 @@ def test_a_tree_whose_nodes_stand_before_their_parents_is_refused() -> None:
     votes = _votes([([], [], [(-1, 1, 0.5)])])
     votes.parents[0, 0] = 0
     with pytest.raises(ValueError, match="a node stands after its parent"):
-        trees.join(chains, np.zeros((1, LONGEST), np.float32), votes)
+        trees.join(chains, np.zeros((1, LONGEST), np.float32), votes, SHARE)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -80,50 +81,42 @@ inline double expect_model(const ModelNodes& model, std::int32_t num_steps) {
 
 struct Allocation {
     std::vector<Choice> choices;
+    std::vector<double> expected;      // by request: accepted tokens
     std::size_t width = 0, steps = 0;  // places in BatchCosts
+    double ms = 0;                     // what the step takes
     double score = -std::numeric_limits<double>::infinity();
 };
 
 class Allocator {
 public:
     // cache: by request. model: [request][size], sizes rising.
-    // values: what an accepted token of each request is worth. price: of a millisecond, in the same.
+    // values: what a token of each request is worth. price: of a millisecond, in the same.
+    // own_pace: how far these follow what this step brings and takes, from 0, not at all, to 1.
     // num_pinned: requests that are not among these and for which the model drafter runs anyway.
     // must_draft: one of these for which it runs too; -1: none.
     // min_width, min_steps: places in costs of the lowest that may be chosen.
     // merges: a request may verify both drafts.
     const Allocation& allocate(std::span<const CacheNodes> cache, std::span<const ModelNodes> model,
                                std::size_t num_sizes, std::size_t max_steps,
-                               std::span<const double> values, double price, const BatchCosts& costs,
-                               std::size_t num_pinned, std::ptrdiff_t must_draft, std::size_t min_width,
-                               std::size_t min_steps, bool merges) {
-        best_.score = -std::numeric_limits<double>::infinity();
+                               std::span<const double> values, double price, double own_pace,
+                               const BatchCosts& costs, std::size_t num_pinned, std::ptrdiff_t must_draft,
+                               std::size_t min_width, std::size_t min_steps, bool merges) {
         const std::size_t num = cache.size();
-        for (std::size_t width = min_width; width < costs.widths.size(); ++width) {
-            const auto room = static_cast<std::size_t>(costs.widths[width] - 1);
-            value_at(cache, model, num_sizes, max_steps, room, costs, merges);
-            for (std::size_t steps = min_steps; steps < costs.num_steps.size(); ++steps) {
-                weigh(num, steps, costs.num_steps.size(), values, must_draft);
-                const double* draft_ms = costs.draft.data() + steps * (num + num_pinned + 1) + num_pinned;
-                double score = -price * costs.step[width], gained = 0, best_gain = -price * draft_ms[0];
-                std::size_t num_draft = 0;
-                for (const Gain& gain : gains_) {
-                    gained += gain.value;
-                    const auto count = static_cast<std::size_t>(&gain - gains_.data()) + 1;
-                    const double net = gained - price * draft_ms[count];
-                    if (net > best_gain || (count == 1 && must_draft >= 0 && has_model_)) {
-                        best_gain = net;
-                        num_draft = count;
-                    }
-                }
-                for (std::size_t i = 0; i < num; ++i) score += values[i] * alone_[i];
-                score += best_gain;
-                if (score > best_.score)
-                    keep(num, width, steps, costs.num_steps.size(), num_draft, cache, room, score);
-            }
-            // A wider step would only cost more.
-            if (!wants_more_) break;
+        wants_more_ = true;  // else a wider step would only cost more
+        end_width_ = min_width;
+        at_widths_.resize(costs.widths.size());
+        while (wants_more_ && end_width_ < costs.widths.size()) {
+            const auto room = static_cast<std::size_t>(costs.widths[end_width_] - 1);
+            look_at(at_widths_[end_width_++], cache, model, num_sizes, max_steps, room, costs, merges);
         }
+        search(num, values, price, costs, num_pinned, must_draft, min_width, min_steps);
+        if (own_pace == 0 || num == 0) return best_;
+        const auto all = static_cast<double>(num + num_pinned);
+        values_.resize(num);
+        for (std::size_t i = 0; i < num; ++i)
+            values_[i] = values[i] * std::pow(values[i] * (1 + best_.expected[i]), -own_pace);
+        const double own_price = price * std::pow(price * best_.ms / all, -own_pace);
+        search(num, values_, own_price, costs, num_pinned, must_draft, min_width, min_steps);
         return best_;
     }
 
@@ -137,19 +130,28 @@ private:
         std::size_t request;
     };
 
-    // With this much room: what each request's cache draft brings alone, and with the model drafter's
+    // With so much room: what each request's cache draft brings alone, and with the model drafter's
     // draft beside it in the best size.
-    void value_at(std::span<const CacheNodes> cache, std::span<const ModelNodes> model,
-                  std::size_t num_sizes, std::size_t max_steps, std::size_t room,
-                  const BatchCosts& costs, bool merges) {
+    struct AtWidth {
+        std::vector<Choice> alone_choices;
+        std::vector<double> alone;
+        std::vector<Option> with_model;  // [request][num_steps]
+        bool has_model = false;
+    };
+
+    void look_at(AtWidth& at, std::span<const CacheNodes> cache, std::span<const ModelNodes> model,
+                 std::size_t num_sizes, std::size_t max_steps, std::size_t room, const BatchCosts& costs,
+                 bool merges) {
         const std::size_t num = cache.size(), num_steps = costs.num_steps.size();
-        alone_.assign(num, 0);
-        with_model_.assign(num * num_steps, {});
+        at.alone.resize(num);
+        at.alone_choices.resize(num);
+        at.with_model.assign(num * num_steps, {});
         by_steps_.resize(max_steps);
-        wants_more_ = has_model_ = false;
+        wants_more_ = at.has_model = false;
         for (std::size_t i = 0; i < num; ++i) {
             const std::size_t len = cache[i].probs.size();
-            alone_[i] = expect_cache(cache[i], std::min(len, room));
+            at.alone[i] = expect_cache(cache[i], std::min(len, room));
+            at.alone_choices[i] = {static_cast<std::int32_t>(std::min(len, room)), -1};
             wants_more_ |= len > room;
             for (std::size_t size = 0; size < num_sizes; ++size) {
                 const ModelNodes& of_size = model[i * num_sizes + size];
@@ -159,13 +161,13 @@ private:
                     const auto nodes = static_cast<std::size_t>(num_nodes(of_size, costs, s));
                     wants_more_ |= beside + nodes > room;
                     if (nodes > room) continue;
-                    has_model_ = true;
+                    at.has_model = true;
                     const std::size_t num_cache = std::min(beside, room - nodes);
                     if (num_cache != known)
                         expect_both(cache[i], num_cache, of_size, max_steps, by_depth_, by_steps_.data());
                     known = num_cache;
                     const double expected = by_steps_[static_cast<std::size_t>(costs.num_steps[s]) - 1];
-                    Option& option = with_model_[i * num_steps + s];
+                    Option& option = at.with_model[i * num_steps + s];
                     if (option.choice.model_size < 0 || expected > option.expected)
                         option = {expected,
                                   {static_cast<std::int32_t>(num_cache), static_cast<std::int32_t>(size)}};
@@ -174,13 +176,49 @@ private:
         }
     }
 
+    // The best choice at these values and this price.
+    void search(std::size_t num, std::span<const double> values, double price, const BatchCosts& costs,
+                std::size_t num_pinned, std::ptrdiff_t must_draft, std::size_t min_width,
+                std::size_t min_steps) {
+        best_.score = -std::numeric_limits<double>::infinity();
+        for (std::size_t width = min_width; width < end_width_; ++width) {
+            const AtWidth& at = at_widths_[width];
+            double of_cache = -price * costs.step[width];
+            for (std::size_t i = 0; i < num; ++i) of_cache += values[i] * at.alone[i];
+            for (std::size_t steps = min_steps; steps < costs.num_steps.size(); ++steps) {
+                weigh(at, num, steps, costs.num_steps.size(), values, must_draft);
+                const double* draft_ms = costs.draft.data() + steps * (num + num_pinned + 1) + num_pinned;
+                double gained = 0, best_gain = -price * draft_ms[0];
+                std::size_t num_draft = 0;
+                for (const Gain& gain : gains_) {
+                    gained += gain.value;
+                    const auto count = static_cast<std::size_t>(&gain - gains_.data()) + 1;
+                    const double net = gained - price * draft_ms[count];
+                    if (net > best_gain || (count == 1 && must_draft >= 0 && at.has_model)) {
+                        best_gain = net;
+                        num_draft = count;
+                    }
+                }
+                const double score = of_cache + best_gain;
+                if (score > best_.score) {
+                    keep(at, steps, costs.num_steps.size(), num_draft);
+                    best_.score = score;
+                    best_.width = width;
+                    best_.steps = steps;
+                    best_.ms = costs.step[width] + draft_ms[num_draft];
+                }
+            }
+        }
+    }
+
     // What the model drafter's draft adds for each request, most first; must_draft before all.
-    void weigh(std::size_t num, std::size_t steps, std::size_t num_steps, std::span<const double> values,
-               std::ptrdiff_t must_draft) {
+    void weigh(const AtWidth& at, std::size_t num, std::size_t steps, std::size_t num_steps,
+               std::span<const double> values, std::ptrdiff_t must_draft) {
         gains_.clear();
         for (std::size_t i = 0; i < num; ++i) {
-            const Option& option = with_model_[i * num_steps + steps];
-            if (option.choice.model_size >= 0) gains_.push_back({values[i] * (option.expected - alone_[i]), i});
+            const Option& option = at.with_model[i * num_steps + steps];
+            if (option.choice.model_size >= 0)
+                gains_.push_back({values[i] * (option.expected - at.alone[i]), i});
         }
         std::sort(gains_.begin(), gains_.end(), [&](const Gain& a, const Gain& b) {
             const bool first = static_cast<std::ptrdiff_t>(a.request) == must_draft;
@@ -189,27 +227,24 @@ private:
         });
     }
 
-    void keep(std::size_t num, std::size_t width, std::size_t steps, std::size_t num_steps,
-              std::size_t num_draft,
-              std::span<const CacheNodes> cache, std::size_t room, double score) {
-        best_.score = score;
-        best_.width = width;
-        best_.steps = steps;
-        best_.choices.resize(num);
-        for (std::size_t i = 0; i < num; ++i) {
-            best_.choices[i] = {static_cast<std::int32_t>(std::min(cache[i].probs.size(), room)), -1};
-        }
+    // The model drafter runs for the first num_draft of gains_.
+    void keep(const AtWidth& at, std::size_t steps, std::size_t num_steps, std::size_t num_draft) {
+        best_.choices = at.alone_choices;
+        best_.expected = at.alone;
         for (std::size_t place = 0; place < num_draft; ++place) {
             const std::size_t i = gains_[place].request;
-            best_.choices[i] = with_model_[i * num_steps + steps].choice;
+            const Option& option = at.with_model[i * num_steps + steps];
+            best_.choices[i] = option.choice;
+            best_.expected[i] = option.expected;
         }
     }
 
     Allocation best_;
-    std::vector<double> alone_, by_depth_, by_steps_;
-    std::vector<Option> with_model_;
+    std::vector<AtWidth> at_widths_;  // by place in BatchCosts, from min_width up to end_width_
+    std::size_t end_width_ = 0;
+    std::vector<double> values_, by_depth_, by_steps_;
     std::vector<Gain> gains_;
-    bool wants_more_ = false, has_model_ = false;
+    bool wants_more_ = false;
 };
 
 }  // namespace sglang_hvd

@@ -39,8 +39,9 @@ public:
         const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths,
         const Input<std::int32_t, 1>& num_nodes, const Input<std::int32_t, 1>& sizes,
         const Input<float, 3>& reaches, const Input<float, 3>& reaches_if_right,
-        const Input<double, 1>& values, double price, const Input<std::int32_t, 1>& widths,
-        const Input<double, 1>& step_ms, const Input<std::int32_t, 1>& num_steps,
+        const Input<double, 1>& values, double price, double own_pace,
+        const Input<std::int32_t, 1>& widths, const Input<double, 1>& step_ms,
+        const Input<std::int32_t, 1>& num_steps,
         const Input<std::int32_t, 1>& most_nodes, const Input<double, 2>& draft_ms, int num_pinned,
         int must_draft, int min_width, int min_steps, bool merges,
         const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& num_model,
@@ -58,6 +59,7 @@ public:
         require(num_steps.size() > 0 && num_pinned >= 0 && draft_ms.shape(0) == num_steps.size() &&
                     draft_ms.shape(1) == num + static_cast<std::size_t>(num_pinned) + 1,
                 "drafting needs a time for each number of steps and requests");
+        require(own_pace >= 0 && own_pace <= 1, "own_pace goes from 0 to 1");
         require(most_nodes.size() == num_steps.size(), "each number of steps needs its most nodes");
         require(must_draft < static_cast<std::ptrdiff_t>(num), "no such request");
         require(min_width >= 0 && static_cast<std::size_t>(min_width) < widths.size() && min_steps >= 0 &&
@@ -91,7 +93,7 @@ public:
                                {draft_ms.data(), draft_ms.size()}};
         const nb::gil_scoped_release release;
         const Allocation& found = allocator_.allocate(
-            cache_, model_, num_sizes, max_steps, span_of(values), price, costs,
+            cache_, model_, num_sizes, max_steps, span_of(values), price, own_pace, costs,
             static_cast<std::size_t>(num_pinned), must_draft, static_cast<std::size_t>(min_width),
             static_cast<std::size_t>(min_steps), merges);
         for (std::size_t i = 0; i < num; ++i) {
@@ -171,12 +173,14 @@ public:
     void measure(const Input<float, 2>& probs, const Input<bool, 2>& is_chain,
                  const Input<float, 2>& survival, const Input<std::int32_t, 1>& num_taken,
                  const Output<std::int32_t, 1>& chain_lens,
-                 const Output<float, 1>& scores, const Output<float, 1>& expected) const {
+                 const Output<float, 1>& scores, const Output<float, 1>& expected,
+                 const Output<float, 1>& branch_expected) const {
         const std::size_t num = num_taken.size(), room = probs.shape(1);
         require(probs.shape(0) >= num && is_chain.shape(0) >= num && is_chain.shape(1) == room &&
                     survival.shape(0) >= num,
                 "drafts need one row per request");
-        require(chain_lens.size() == num && scores.size() == num && expected.size() == num,
+        require(chain_lens.size() == num && scores.size() == num && expected.size() == num &&
+                    branch_expected.size() == num,
                 "results need one row per request");
         for (std::size_t i = 0; i < num; ++i)
             require(num_taken.data()[i] >= 0 && static_cast<std::size_t>(num_taken.data()[i]) <= room,
@@ -191,6 +195,7 @@ public:
             chain_lens.data()[i] = static_cast<std::int32_t>(part.chain_len);
             scores.data()[i] = static_cast<float>(part.score);
             expected.data()[i] = static_cast<float>(part.chain_expected);
+            branch_expected.data()[i] = static_cast<float>(part.branch_expected);
         }
     }
 
@@ -212,13 +217,13 @@ NB_MODULE(_native, m) {
              "out_probs"_a.noconvert(), "out_is_chain"_a.noconvert(), "out_num"_a.noconvert())
         .def("measure", &CacheTreeJoiner::measure, "probs"_a.noconvert(), "is_chain"_a.noconvert(),
              "survival"_a.noconvert(), "num_taken"_a.noconvert(), "chain_lens"_a.noconvert(),
-             "scores"_a.noconvert(), "expected"_a.noconvert());
+             "scores"_a.noconvert(), "expected"_a.noconvert(), "branch_expected"_a.noconvert());
     nb::class_<BatchAllocator>(m, "Allocator", "See allocator.py, which names things.")
         .def(nb::init<>())
         .def("allocate", &BatchAllocator::allocate, "probs"_a.noconvert(), "depths"_a.noconvert(),
              "num_nodes"_a.noconvert(), "sizes"_a.noconvert(), "reaches"_a.noconvert(),
-             "reaches_if_right"_a.noconvert(), "values"_a.noconvert(), "price"_a, "widths"_a.noconvert(),
-             "step_ms"_a.noconvert(), "num_steps"_a.noconvert(), "most_nodes"_a.noconvert(),
+             "reaches_if_right"_a.noconvert(), "values"_a.noconvert(), "price"_a, "own_pace"_a,
+             "widths"_a.noconvert(), "step_ms"_a.noconvert(), "num_steps"_a.noconvert(), "most_nodes"_a.noconvert(),
              "draft_ms"_a.noconvert(),
              "num_pinned"_a, "must_draft"_a, "min_width"_a, "min_steps"_a, "merges"_a,
              "num_cache"_a.noconvert(), "num_model"_a.noconvert(), "model_size"_a.noconvert(),

@@ -32,6 +32,7 @@ struct PartOfTree {
     std::size_t chain_len = 0;  // nodes of the chain among them
     double score = 0;           // sum of their probabilities
     double chain_expected = 0;  // accepted tokens expected of these nodes of the chain
+    double branch_expected = 0;  // and of the others
 };
 
 // The first nodes of a tree. survival: of its chain, as long as that.
@@ -40,7 +41,10 @@ inline PartOfTree measure(std::span<const float> probs, std::span<const bool> is
     PartOfTree part;
     for (std::size_t node = 0; node < probs.size(); ++node) {
         part.score += probs[node];
-        if (is_chain[node]) part.chain_expected += survival[part.chain_len++];
+        if (is_chain[node])
+            part.chain_expected += survival[part.chain_len++];
+        else
+            part.branch_expected += probs[node];
     }
     return part;
 }
