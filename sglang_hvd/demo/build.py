@@ -18,13 +18,13 @@ from sglang_hvd.demo.dataset import Batch, encode, make_batches
 from sglang_hvd.demo.distillation import distil_drafter, frequent_reply_tokens
 from sglang_hvd.demo.gradients import NUM_WORKERS
 from sglang_hvd.demo.predictor import train_predictor
-from sglang_hvd.demo.rollout import roll_out
+from sglang_hvd.demo.rollout import references, roll_out
 from sglang_hvd.demo.target import train_target
 from sglang_hvd.demo.tokenizer import END_ID, PAD_ID, save_tokenizer, spellings, train_tokenizer
 from sglang_hvd.demo.transformer import Architecture
 from sglang_hvd.payoff.training import TrainingSettings
 
-_TOKENIZER_SEED, _TARGET_SEED, _DRAFTER_SEED, _PREDICTOR_SEED = range(4)
+_TOKENIZER_SEED, _TARGET_SEED, _DRAFTER_SEED, _PREDICTOR_SEED, _REFERENCE_SEED = range(5)
 
 # Share of all tokens, and mean tokens of a session.
 _FAMILIES: Mapping[Family, tuple[float, int]] = MappingProxyType(
@@ -43,14 +43,16 @@ _FAMILIES: Mapping[Family, tuple[float, int]] = MappingProxyType(
 class Recipe:
     """What to build and how long to train.
 
-    Counts of tokens include prompts. `predictor_tokens` counts the tokens of the sessions that the
-    trained target answers, of which the predictor learns.
+    Counts of tokens include prompts. The predictor learns of the trained target's replies to the
+    sessions of `predictor_tokens`, and of the reference replies in those of `reference_tokens`,
+    which are much like them and take no time to have.
     """
 
     architecture: Architecture
     target_tokens: int
     drafter_tokens: int
     predictor_tokens: int
+    reference_tokens: int
     draft_vocab_size: int
     drafting_steps: int
     target_learning_rate: float = 1.5e-3
@@ -86,8 +88,8 @@ _QWEN3 = Architecture(
 )
 RECIPES = MappingProxyType(
     {
-        "llama": Recipe(_LLAMA, 1_000_000, 200_000, 40_000, 1024, 3),
-        "qwen3": Recipe(_QWEN3, 300_000, 80_000, 10_000, 1024, 3),
+        "llama": Recipe(_LLAMA, 1_000_000, 200_000, 20_000, 300_000, 1024, 3),
+        "qwen3": Recipe(_QWEN3, 300_000, 80_000, 10_000, 40_000, 1024, 3),
     }
 )
 
@@ -141,10 +143,10 @@ def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
             aux_layer_ids=aux_layer_ids,
         )
 
-        sessions = _sessions(recipe.predictor_tokens, _PREDICTOR_SEED)
-        Random(_PREDICTOR_SEED).shuffle(sessions)
+        sessions = _shuffled(recipe.predictor_tokens, _PREDICTOR_SEED)
         advance = stage("payoff predictor", 14, len(sessions))
         traces = roll_out(target, sessions, tokenizer, on_session=advance)
+        traces += references(_shuffled(recipe.reference_tokens, _REFERENCE_SEED), tokenizer)
         predictor = train_predictor(traces, tokenizer, TrainingSettings(max_epochs=10))
         predictor.save(directory / "predictor.safetensors")
 
@@ -170,6 +172,12 @@ def _sessions(num_tokens: int, seed: int) -> list[Session]:
             family, count=max(1, round(num_tokens * share / session_tokens)), seed=seed
         )
     ]
+
+
+def _shuffled(num_tokens: int, seed: int) -> list[Session]:
+    sessions = _sessions(num_tokens, seed)
+    Random(seed).shuffle(sessions)
+    return sessions
 
 
 def _batches(recipe: Recipe, num_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Batch]:

@@ -1,4 +1,4 @@
-"""Trains the payoff predictor of the demo target by replay of its own replies."""
+"""Trains the payoff predictor of the demo target by replay of replies."""
 
 from collections.abc import Sequence
 
@@ -43,6 +43,9 @@ def train_predictor(
         training_rows(cycles),
         kind="survival",
         feature_settings=feature_settings(HvdConfig()),
-        provenance={"source": "greedy replies of the demo target", "num_replies": len(traces)},
+        provenance={
+            "source": "replies of the demo target and of its corpus",
+            "num_replies": len(traces),
+        },
         settings=settings,
     )

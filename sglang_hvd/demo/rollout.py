@@ -1,6 +1,7 @@
 """Greedy replies of the target to whole sessions, as traces to replay."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,7 +27,9 @@ def roll_out(
     """One trace per turn; the target's own replies are the history of the later turns."""
 
     def play(number: int) -> list[Trace]:
-        traces = _play(target, sessions[number], f"{number}", tokenizer)
+        cache = KeyValues(target.a)
+        reply = partial(_greedy, target, cache)
+        traces = _play(sessions[number], f"{number}", tokenizer, reply)
         on_session()
         return traces
 
@@ -34,11 +37,22 @@ def roll_out(
         return [trace for traces in pool.map(play, range(len(sessions))) for trace in traces]
 
 
-@torch.no_grad()
-def _play(target: TargetModel, session: Session, name: str, tokenizer: Tokenizer) -> list[Trace]:
+def references(sessions: Sequence[Session], tokenizer: Tokenizer) -> list[Trace]:
+    """Likewise of the replies that the target was trained to give: no model runs."""
+    return [
+        trace
+        for number, session in enumerate(sessions)
+        for trace in _play(session, f"reference {number}", tokenizer, _reference)
+    ]
+
+
+# The reply to a context, given the reference.
+_Reply = Callable[[list[int], list[int]], list[int]]
+
+
+def _play(session: Session, name: str, tokenizer: Tokenizer, reply_to: _Reply) -> list[Trace]:
     newline = tokenizer.encode("\n").ids
     context: list[int] = []
-    cache = KeyValues(target.a)
     traces: list[Trace] = []
     for index, turn in enumerate(session.turns):
         user = tokenizer.encode(f"user\n{turn.user}").ids
@@ -50,8 +64,7 @@ def _play(target: TargetModel, session: Session, name: str, tokenizer: Tokenizer
             START_ID,
             *tokenizer.encode("assistant\n").ids,
         ]
-        reference = [*tokenizer.encode(turn.assistant).ids, END_ID]
-        reply = _greedy(target, context, reference, cache)
+        reply = reply_to(context, [*tokenizer.encode(turn.assistant).ids, END_ID])
         traces.append(
             Trace(
                 prompt_ids=np.array(context, dtype=np.int32),
@@ -65,8 +78,13 @@ def _play(target: TargetModel, session: Session, name: str, tokenizer: Tokenizer
     return traces
 
 
+def _reference(context: list[int], reference: list[int]) -> list[int]:
+    return reference[:_MAX_REPLY]
+
+
+@torch.no_grad()
 def _greedy(
-    target: TargetModel, context: list[int], reference: list[int], cache: KeyValues
+    target: TargetModel, cache: KeyValues, context: list[int], reference: list[int]
 ) -> list[int]:
     """The greedy reply, found by verifying drafts: the reference, then what followed before.
 
