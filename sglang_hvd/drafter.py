@@ -90,8 +90,8 @@ class _Request:
     """planned: the cycle to commit. draft_len: of the whole cache chain then. chain, chain_len: the
     tokens of that and of how many the cycle tells; a tree has branches beside it. Under the
     allocate policy, model_size: of the model drafter's draft, which has fewer nodes in few steps;
-    cache_expected, branch_expected, model_expected: accepted tokens expected of that chain, of the
-    branches beside it and of that draft."""
+    cache_expected, model_expected: accepted tokens expected of that chain and of that draft;
+    branch_expected: of the branches beside the chain, were the votes always right there."""
 
     slot: int
     without_cache: bool
@@ -148,6 +148,7 @@ class HybridDrafter:
         self._cache = cache
         self._predictor: PayoffPredictor | None = None
         self._calibration: OnlineCalibration | None = None
+        self._branch_payoff = BranchPayoff()
         self._allocator = allocator if config.policy == "allocate" else None
         self._model_payoff: ModelPayoff | None = None
         if self._allocator is not None:
@@ -172,9 +173,7 @@ class HybridDrafter:
         # Reused from step to step; _votes are _drafts where the votes make these.
         self._drafts = self._votes = DraftBatch.of_size(0, 0)
         self._features = DraftFeatures.of_size(0)
-        # Of the allocate policy: what the votes say of branches, how right they are, and the drafts
-        # with these.
-        self._branch_payoff = BranchPayoff()
+        # Of the allocate policy: what the votes say of branches, and the drafts with these.
         self._branches, self._trees = DraftBatch.of_size(0, 0), CacheTrees(0, 1)
         # SuffixDecoding drafts chains only, and its votes are not the predictor's.
         self._has_branches = (
@@ -262,6 +261,7 @@ class HybridDrafter:
         """Predicts with this one from the next plan on, and calibrates it from the start. Active
         requests stay, and so does what is known of the model drafter."""
         self._predictor = predictor
+        self._branch_payoff = BranchPayoff()  # of what this predictor leaves to branches
         if self._config.calibrate:
             threshold = self._config.threshold if self._config.policy == "payoff" else None
             self._calibration = OnlineCalibration(
@@ -556,13 +556,14 @@ class HybridDrafter:
         # The predictor is judged by what it says itself of chains, heeded or not.
         taken = trees.take(found.num_cache, proposals.prediction.survival, proposals.drafts)
         chains = proposals.drafts.token_ids[:num, : max(*taken.chain_lens, 1)].copy()
+        branch_share = self._branch_payoff.share  # changes when cycles are committed
         plans = []
         for row, (request, chosen, payoff, num_model) in enumerate(
             zip(requests, taken.drafts, payoffs, found.num_model.tolist(), strict=True)
         ):
             request.chain, request.chain_len = chains[row], taken.chain_lens[row]
             request.cache_expected = taken.chain_expected[row]
-            request.branch_expected = taken.branch_expected[row]
+            request.branch_expected = taken.branch_expected[row] / branch_share
             if chosen is not None and request.chain_len == 0:
                 # A branch alone: the first token that is committed tells of the chain's first.
                 request.chain_len = min(1, int(proposals.drafts.num_nodes[row]))
@@ -610,6 +611,7 @@ class HybridDrafter:
         if self._model_payoff is not None:
             of_model = [_model_verified(requests[row], outcomes[row], is_cut) for row in told]
             self._model_payoff.observe(slots, token_ids, of_model)
+        if self._has_branches and self._config.calibrate:
             for row in told:
                 self._observe_branches(requests[row], outcomes[row], cache_accepted[row])
         if self._calibration is not None:

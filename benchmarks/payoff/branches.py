@@ -22,7 +22,7 @@ from tqdm import tqdm
 from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, BranchPayoff, PayoffPredictor
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, FIRST_BRANCH_SHARE, PayoffPredictor
 from sglang_hvd.replay.recordings import Vocabulary, find_recordings, session_fingerprints
 from sglang_hvd.replay.simulator import right_branch, verify
 from sglang_hvd.suffix_cache import SuffixCache
@@ -112,8 +112,8 @@ class _Walk:
                     self._cache.propose_into(
                         self._votes, [trace], np.full(1, SIZES[-1], np.int32), is_tree=True
                     )
-                    survival, share = proposals.prediction.survival, BranchPayoff().share
-                    self._trees.join(proposals.drafts, survival, self._votes, share)
+                    survival = proposals.prediction.survival
+                    self._trees.join(proposals.drafts, survival, self._votes, FIRST_BRANCH_SHARE)
                     yield self._accepted(rest, right), self._shares(chain, rest, right)
                     num += 1
                 drafter.commit([trace], [outcome])

@@ -144,11 +144,18 @@ def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
         )
 
         sessions = _shuffled(recipe.predictor_tokens, _PREDICTOR_SEED)
-        advance = stage("payoff predictor", 14, len(sessions))
+        advance = stage("replies", 8, len(sessions))
         traces = roll_out(target, sessions, tokenizer, on_session=advance)
-        traces += references(_shuffled(recipe.reference_tokens, _REFERENCE_SEED), tokenizer)
-        predictor = train_predictor(traces, tokenizer, TrainingSettings(max_epochs=10))
+
+        advance = stage("payoff predictor", 6, 1)
+        predictor = train_predictor(
+            traces,
+            references(_shuffled(recipe.reference_tokens, _REFERENCE_SEED), tokenizer),
+            tokenizer,
+            TrainingSettings(max_epochs=10),
+        )
         predictor.save(directory / "predictor.safetensors")
+        advance()
 
 
 _BAR = "{desc:<18} {percentage:3.0f}% |{bar:30}| {elapsed}, about {remaining} left"

@@ -20,9 +20,15 @@ _NUM_MODEL_ACCEPTED = 2
 
 
 def train_predictor(
-    traces: Sequence[Trace], tokenizer: Tokenizer, settings: TrainingSettings
+    replies: Sequence[Trace],
+    references: Sequence[Trace],
+    tokenizer: Tokenizer,
+    settings: TrainingSettings,
 ) -> PayoffPredictor:
-    """Learns from the cycles of decoding with the model drafter alone and the cache alone."""
+    """Learns from the cycles of decoding with the model drafter alone and the cache alone.
+
+    replies: of the target. references: what it was trained to reply.
+    """
     token_classes = TokenClasses.from_strings(token_strings(tokenizer))
     policies: tuple[Policy, ...] = ("model", "cache")
     cycles = []
@@ -37,15 +43,16 @@ def train_predictor(
             num_model_nodes=_NUM_MODEL_STEPS,
             verify_width=DEFAULT_VERIFY_WIDTH,
         )
-        for trace in traces:
+        for trace in (*replies, *references):
             cycles += replay(trace, drafter, num_model_accepted=_NUM_MODEL_ACCEPTED)
     return train(
         training_rows(cycles),
         kind="survival",
         feature_settings=feature_settings(HvdConfig()),
         provenance={
-            "source": "replies of the demo target and of its corpus",
-            "num_replies": len(traces),
+            "source": "greedy replies of the demo target, and reference replies",
+            "num_replies": len(replies),
+            "num_references": len(references),
         },
         settings=settings,
     )

@@ -1,4 +1,4 @@
-"""Greedy replies of the target to whole sessions, as traces to replay."""
+"""Replies to whole sessions, as traces to replay: greedy ones of the target, and reference ones."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

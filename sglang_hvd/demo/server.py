@@ -35,7 +35,8 @@ CPU_FLAGS = (
 
 
 class SglangServer:
-    """Context manager around `python -m sglang.launch_server`; enter it on a thread that stays.
+    """Context manager around `python -m sglang.launch_server`; enter it once, on a thread that
+    stays.
 
     Raises RuntimeError on entry, with the end of the log, when the server dies or does not answer
     within `timeout_s`.
@@ -51,8 +52,11 @@ class SglangServer:
         module: str = "sglang.launch_server",
         timeout_s: float = 180,
     ) -> None:
-        self._held = None if port is not None else held_port()
-        self._port = port if self._held is None else self._held.getsockname()[1]
+        self._held: socket.socket | None = None
+        if port is None:
+            self._held = held_port()
+            port = int(self._held.getsockname()[1])
+        self._port = port
         self._command = [
             *(sys.executable, "-m", module, *flags, "--host", "127.0.0.1"),
             *("--port", str(self._port)),
@@ -161,11 +165,11 @@ def _end_with_parent() -> None:
 
 
 def held_port() -> socket.socket:
-    """A socket bound to a TCP port of the loopback interface that is free and stays so.
+    """A socket bound to a free TCP port of the loopback interface.
 
     While it is open, the kernel gives the port to nobody who asks for any port, to listen or to
-    connect from. A server that binds to it with SO_REUSEADDR, as uvicorn does, may listen on it,
-    since this socket never does.
+    connect from. A server that asks for this one with SO_REUSEADDR, as uvicorn does, may listen on
+    it, since this socket never does.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -6,11 +6,15 @@ differ: accepted tokens of branches over those expected with one share for all w
 among 17 files (docs/allocation.md).
 """
 
-_FIRST_SHARE = 0.75
-_MOST_SHARE = 1.0  # then nothing is left for a token without a vote
-_PRIOR_TOKENS = 16.0
+FIRST_BRANCH_SHARE = 0.75
 
-# What the sums keep of themselves with each further draft: the latest few hundred count.
+# With a share of 1 nothing is left for a token without a vote. Branches that are thought too little
+# of would not be verified any more, and nothing would correct it.
+_LEAST_SHARE, _MOST_SHARE = 0.15, 1.0
+
+# What the first share is worth, and what the sums keep of themselves with each further draft: the
+# latest few hundred count.
+_PRIOR_TOKENS = 16.0
 _KEPT = 0.998
 
 
@@ -24,14 +28,14 @@ class BranchPayoff:
     def share(self) -> float:
         """How often a text that leaves the chain goes on as the other votes say, over their share
         of these votes."""
-        found = (self._came + _PRIOR_TOKENS) / (self._expected + _PRIOR_TOKENS)
-        return min(_FIRST_SHARE * found, _MOST_SHARE)
+        expected = FIRST_BRANCH_SHARE * self._expected
+        found = (self._came + _PRIOR_TOKENS) / (expected + _PRIOR_TOKENS)
+        return min(max(FIRST_BRANCH_SHARE * found, _LEAST_SHARE), _MOST_SHARE)
 
     def observe(self, expected: float, num_accepted: int) -> None:
         """Takes in a verified draft.
 
-        expected: accepted tokens of its branches that were expected, by the share then.
+        expected: accepted tokens of its branches, were the share 1.
         """
-        of_first_share = expected * _FIRST_SHARE / self.share
-        self._expected = _KEPT * self._expected + of_first_share
+        self._expected = _KEPT * self._expected + expected
         self._came = _KEPT * self._came + num_accepted

@@ -39,7 +39,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sgla
 
     def server(name: str, *more: str) -> SglangServer:
         log_file = folder / f"{name}.log"
-        return SglangServer([*flags, *more], log_file=log_file, environment=environment)
+        return SglangServer(
+            [*flags, *more], log_file=log_file, environment=environment, timeout_s=300
+        )
 
     with server("plain") as plain, server("eagle", *eagle) as eagle_server:
         yield {"plain": plain, "eagle": eagle_server}

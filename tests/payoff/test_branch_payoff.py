@@ -1,27 +1,26 @@
 import pytest
 
-from sglang_hvd.payoff import BranchPayoff
-
-FIRST = BranchPayoff().share
+from sglang_hvd.payoff import FIRST_BRANCH_SHARE, BranchPayoff
 
 
-def test_it_follows_what_branches_bring() -> None:
-    for every in (8, 10, 25, 5000):
-        payoff = BranchPayoff()
-        for number in range(3000):
-            # Of branches that bring one token in ten drafts, were the first share right.
-            payoff.observe(0.1 * payoff.share / FIRST, number % every == every - 1)
-        assert payoff.share == pytest.approx(FIRST * 10 / every, abs=0.25 * FIRST)
-
-
-def test_it_leaves_room_for_tokens_without_votes() -> None:
+def after(num_drafts: int, expected: float, every: int) -> float:
+    """The share after drafts of which each so many-th had a token of a branch accepted."""
     payoff = BranchPayoff()
-    for _ in range(3000):
-        payoff.observe(0.1, 5)
-    assert payoff.share == 1.0
+    for number in range(num_drafts):
+        payoff.observe(expected, number % every == every - 1)
+    return payoff.share
 
 
-def test_one_draft_changes_little() -> None:
-    payoff = BranchPayoff()
-    payoff.observe(1.0, 0)
-    assert FIRST > payoff.share > 0.9 * FIRST
+@pytest.mark.parametrize(("every", "share"), [(2, 0.5), (3, 1 / 3), (100, 0.15), (1, 1.0)])
+def test_it_becomes_what_branches_bring(every: int, share: float) -> None:
+    """Within bounds; what it begins at counts for 16 tokens in the latest five hundred."""
+    assert after(3000, 1.0, every) == pytest.approx(share, abs=0.02)
+
+
+def test_branches_that_bring_more_than_the_votes_say_leave_room_for_tokens_without_any() -> None:
+    assert after(3000, 0.1, 1) == 1.0
+
+
+def test_it_begins_at_the_share_of_the_recordings_and_moves_slowly() -> None:
+    assert BranchPayoff().share == FIRST_BRANCH_SHARE
+    assert after(1, 1.0, 2) == pytest.approx(FIRST_BRANCH_SHARE * 16 / 16.75)

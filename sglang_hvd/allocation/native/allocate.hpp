@@ -110,7 +110,8 @@ public:
             look_at(at_widths_[end_width_++], cache, model, num_sizes, max_steps, room, costs, merges);
         }
         search(num, values, price, costs, num_pinned, must_draft, min_width, min_steps);
-        if (own_pace == 0 || num == 0) return best_;
+        // A step that looks at the model drafter does not tell what steps usually take.
+        if (own_pace == 0 || num == 0 || must_draft >= 0) return best_;
         const auto all = static_cast<double>(num + num_pinned);
         values_.resize(num);
         for (std::size_t i = 0; i < num; ++i)
@@ -217,8 +218,10 @@ private:
         gains_.clear();
         for (std::size_t i = 0; i < num; ++i) {
             const Option& option = at.with_model[i * num_steps + steps];
-            if (option.choice.model_size >= 0)
-                gains_.push_back({values[i] * (option.expected - at.alone[i]), i});
+            if (option.choice.model_size < 0) continue;
+            // What brings nothing pays for no round.
+            const double value = values[i] * (option.expected - at.alone[i]);
+            if (value > 0 || static_cast<std::ptrdiff_t>(i) == must_draft) gains_.push_back({value, i});
         }
         std::sort(gains_.begin(), gains_.end(), [&](const Gain& a, const Gain& b) {
             const bool first = static_cast<std::ptrdiff_t>(a.request) == must_draft;

@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/tuple.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -60,6 +61,11 @@ public:
                     draft_ms.shape(1) == num + static_cast<std::size_t>(num_pinned) + 1,
                 "drafting needs a time for each number of steps and requests");
         require(own_pace >= 0 && own_pace <= 1, "own_pace goes from 0 to 1");
+        require(std::isfinite(price) && price > 0, "a millisecond costs something");
+        for (std::size_t i = 0; i < num; ++i)
+            require(std::isfinite(values.data()[i]) && values.data()[i] > 0, "a token is worth something");
+        for (std::size_t w = 0; w < step_ms.size(); ++w)
+            require(std::isfinite(step_ms.data()[w]) && step_ms.data()[w] > 0, "a step takes time");
         require(most_nodes.size() == num_steps.size(), "each number of steps needs its most nodes");
         require(must_draft < static_cast<std::ptrdiff_t>(num), "no such request");
         require(min_width >= 0 && static_cast<std::size_t>(min_width) < widths.size() && min_steps >= 0 &&
