@@ -27,7 +27,7 @@ from typing import get_args
 import numpy as np
 from tqdm import tqdm
 
-from sglang_hvd.allocation import StepAllocator, StepCosts, draft_step_choices
+from sglang_hvd.allocation import OWN_PACE, StepAllocator, StepCosts, draft_step_choices
 from sglang_hvd.config import PAPER_THRESHOLD, CacheMode, HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, SIZE_EFFECT, PayoffPredictor
@@ -113,6 +113,7 @@ class Job:
     cache_mode: CacheMode
     num_tokens: int
     postpones_extend: bool
+    own_pace: float
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,6 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     options.cache_mode,
                     options.tokens,
                     options.postpone_extend,
+                    options.own_pace,
                 )
                 for recording in recordings
             ]
@@ -263,6 +265,7 @@ def _serve(
             model_sizes=sizes,
             num_steps=steps,
             postpones_extend=job.postpones_extend,
+            own_pace=job.own_pace,
         )
     drafter = HybridDrafter(
         config,
@@ -392,6 +395,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=False,
         help="bring the model drafter's KV cache up to date for a request when it drafts, not in "
         "every step for all",
+    )
+    parser.add_argument(
+        "--own-pace",
+        type=float,
+        default=OWN_PACE,
+        help="how far `allocate` weighs tokens and time by the step itself, from 0, by the pace of "
+        f"the latest steps, to 1 (default: {OWN_PACE})",
     )
     policies = [name for name in _settings(MODEL_TREES[-1], []) if name != "oracle"]
     parser.add_argument(

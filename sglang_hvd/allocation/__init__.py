@@ -2,6 +2,7 @@
 
 from sglang_hvd.allocation.allocator import (
     MAX_POSTPONED_TOKENS,
+    OWN_PACE,
     Allocation,
     DraftOdds,
     StepAllocator,
@@ -19,6 +20,7 @@ from sglang_hvd.allocation.costs import StepCosts
 
 __all__ = [
     "MAX_POSTPONED_TOKENS",
+    "OWN_PACE",
     "Allocation",
     "CacheTrees",
     "CostFit",

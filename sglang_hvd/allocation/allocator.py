@@ -27,7 +27,7 @@ MAX_POSTPONED_TOKENS = 64
 
 # A token is worth what tokens take where the text goes on from here: as hard as it is now, or as it
 # was lately? Half of each, in logarithms.
-_OWN_PACE = 0.5
+OWN_PACE = 0.5
 
 # Tokens that a GPU verifies in little more than the time of one, since reading the weights takes
 # as long: 128 by configs/costs, which are derived; half of that, to be on the safe side.
@@ -145,7 +145,7 @@ class StepAllocator:
         most_nodes: Sequence[int] | None = None,
         merges: bool = True,
         postpones_extend: bool = False,
-        own_pace: float = _OWN_PACE,
+        own_pace: float = OWN_PACE,
     ) -> None:
         for name, values in (
             ("widths", widths),
