@@ -137,7 +137,6 @@ private:
         std::vector<Choice> alone_choices;
         std::vector<double> alone;
         std::vector<Option> with_model;  // [request][num_steps]
-        bool has_model = false;
     };
 
     void look_at(AtWidth& at, std::span<const CacheNodes> cache, std::span<const ModelNodes> model,
@@ -148,7 +147,7 @@ private:
         at.alone_choices.resize(num);
         at.with_model.assign(num * num_steps, {});
         by_steps_.resize(max_steps);
-        wants_more_ = at.has_model = false;
+        wants_more_ = false;
         for (std::size_t i = 0; i < num; ++i) {
             const std::size_t len = cache[i].probs.size();
             at.alone[i] = expect_cache(cache[i], std::min(len, room));
@@ -162,7 +161,6 @@ private:
                     const auto nodes = static_cast<std::size_t>(num_nodes(of_size, costs, s));
                     wants_more_ |= beside + nodes > room;
                     if (nodes > room) continue;
-                    at.has_model = true;
                     const std::size_t num_cache = std::min(beside, room - nodes);
                     if (num_cache != known)
                         expect_both(cache[i], num_cache, of_size, max_steps, by_depth_, by_steps_.data());
@@ -195,7 +193,7 @@ private:
                     gained += gain.value;
                     const auto count = static_cast<std::size_t>(&gain - gains_.data()) + 1;
                     const double net = gained - price * draft_ms[count];
-                    if (net > best_gain || (count == 1 && must_draft >= 0 && at.has_model)) {
+                    if (net > best_gain || (count == 1 && must_draft >= 0)) {
                         best_gain = net;
                         num_draft = count;
                     }
