@@ -111,6 +111,29 @@ MATCH_FEATURES = (
     "mean_agreement",  # the same share at every node, mean over the draft
 )
 
+# First tokens of a chain that DraftBatch.evidence tells of.
+EVIDENCE_DEPTH = 8
+# Columns of DraftBatch.evidence, as suffix_cache/native/draft_evidence.hpp: DraftEvidence has them.
+EVIDENCE = (
+    *(
+        f"{name}_{depth}"
+        for name in (
+            # of the latest four places of the two tokens before, in the request's own text and in
+            # the outputs of finished requests: those that tell, and those this token followed
+            "num_seen_in_own",
+            "num_followed_in_own",
+            "num_seen_in_shared",
+            "num_followed_in_shared",
+            "age",  # tokens since the latest place of the token in the own text, 65536 without one
+        )
+        for depth in range(1, EVIDENCE_DEPTH + 1)
+    ),
+    # shares of the 32 tokens before the draft that stand before its source too: at the same
+    # distance, at any
+    "aligned",
+    "in_common",
+)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftBatch:
@@ -124,6 +147,7 @@ class DraftBatch:
     probs: float32, same shape: estimated probability that the node is accepted.
     num_nodes: int32[max_requests], 0 where nothing matches.
     features: float32[max_requests, len(MATCH_FEATURES)].
+    evidence: float32[max_requests, len(EVIDENCE)], of chains; 0 where it tells nothing.
     """
 
     token_ids: TokenIds
@@ -132,6 +156,7 @@ class DraftBatch:
     probs: npt.NDArray[np.float32]
     num_nodes: npt.NDArray[np.int32]
     features: npt.NDArray[np.float32]
+    evidence: npt.NDArray[np.float32]
 
     @classmethod
     def of_size(cls, max_requests: int, max_nodes: int) -> "DraftBatch":
@@ -143,6 +168,7 @@ class DraftBatch:
             probs=np.zeros(shape, np.float32),
             num_nodes=np.zeros(max_requests, np.int32),
             features=np.zeros((max_requests, len(MATCH_FEATURES)), np.float32),
+            evidence=np.zeros((max_requests, len(EVIDENCE)), np.float32),
         )
 
     def chains(self, num_tokens: npt.NDArray[np.int32]) -> list[CacheDraft | None]:

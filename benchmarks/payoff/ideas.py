@@ -14,8 +14,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-import numpy as np
-
 from benchmarks.payoff.options import replay_options
 from sglang_hvd.config import PAPER_THRESHOLD, CacheMode, HvdConfig
 from sglang_hvd.payoff import (
@@ -47,15 +45,18 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
         *("agreed_", "moving_share", "log_committed", "committed_", "log_run"),
     ),
     "whether a copy goes on": ("is_place", "place_shift"),
+    "how alike the texts before draft and source are": ("aligned", "in_common"),
     "classes of the tokens around": ("before_", "token_"),
 }
+# Inputs of draft tokens that the suffix cache looks up for them.
+_LOOKED_UP = frozenset({"own_logit_follows", "shared_logit_follows", "log_token_age"})
 
 
 @dataclass(frozen=True)
 class _Idea:
     name: str
     features: frozenset[str] = frozenset(FEATURE_NAMES)
-    has_positions: bool = True
+    positions: frozenset[str] = frozenset(POSITION_FEATURES)
     kind: Kind = "survival"
     settings: TrainingSettings | None = None
     has_first_round: bool = True
@@ -70,16 +71,20 @@ def _ideas() -> list[_Idea]:
             kind="mlp",
             settings=TrainingSettings.of_paper(0, batch_size=65536),
         ),
-        _Idea("survival, the paper's features", frozenset(PAPER_FEATURES), has_positions=False),
+        _Idea("survival, the paper's features", frozenset(PAPER_FEATURES), frozenset()),
     ]
     names = set(PAPER_FEATURES)
     for group, starts in _GROUPS.items():
         names |= {name for name in FEATURE_NAMES if name.startswith(starts)}
-        ideas.append(_Idea(f"+ {group}", frozenset(names), has_positions=False))
+        ideas.append(_Idea(f"+ {group}", frozenset(names), frozenset()))
     assert names == set(FEATURE_NAMES), "a feature is in no group"
     return [
         *ideas,
-        _Idea("+ inputs of each draft token (all: what ships)"),
+        _Idea(
+            "+ probabilities and classes of each draft token",
+            positions=frozenset(POSITION_FEATURES) - _LOOKED_UP,
+        ),
+        _Idea("+ what each draft token usually follows (all: what ships)"),
         _Idea("all, 128 + 128 hidden", settings=TrainingSettings(hidden_sizes=(128, 128))),
         _Idea("all, 32 + 32 hidden", settings=TrainingSettings(hidden_sizes=(32, 32))),
         _Idea(
@@ -229,8 +234,12 @@ def _without(rows: TrainingRows, idea: _Idea) -> TrainingRows:
     if missing:
         features = features.copy()
         features[:, missing] = 0
-    if not idea.has_positions:
-        positions = np.zeros((len(rows), rows.positions.shape[1], len(POSITION_FEATURES)), "f4")
+    missing = [
+        column for column, name in enumerate(POSITION_FEATURES) if name not in idea.positions
+    ]
+    if missing:
+        positions = positions.copy()
+        positions[:, :, missing] = 0
     return replace(rows, features=features, positions=positions)
 
 

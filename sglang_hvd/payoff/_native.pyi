@@ -28,10 +28,12 @@ class Tracker:
         probs: _Float32,
         num_nodes: _Int32,
         matches: _Float32,
+        evidence: _Float32,
         votes_token_ids: _Int32,
         votes_probs: _Float32,
         votes_num_nodes: _Int32,
         votes_matches: _Float32,
+        votes_evidence: _Float32,
         features: _Float32,
         positions: _Float32,
     ) -> None: ...

@@ -36,14 +36,19 @@ right, whether or not it was the draft that was verified |
 | is_place_known ... place_shift | where the match lies, against where it would if the copy of \
 the cycle before went on: known, there, within 3 tokens, within 64 after, within 64 before, and \
 signed ln(1 + distance) |
+| aligned, in_common | shares of the 32 tokens before the draft that stand before its source \
+too, at the same distance and at any (by the draft of the votes) |
 | before_2_*, before_1_*, token_k_* | whether the two tokens before the draft, and its first \
 three, are in each token class |
 
 The latest cycles of recent_* are the request's last `history_window` ones.
 
 Each token of the draft has inputs of its own, POSITION_FEATURES: the log odds, divided by four, \
-that it is accepted if its predecessor is, by the draft's own probabilities and by the votes, and \
-the classes of it and of its predecessor.
+that it is accepted if its predecessor is, by the draft's own probabilities, by the votes, and by \
+how often it followed the two tokens before it, (followed + .3) / (did not follow + .3) at their \
+latest four places in the own text and in those of finished requests; a tenth of ln(1 + tokens \
+since the own text had it last); and the classes of it and of its predecessor. What is looked up in \
+the texts is that of the first eight tokens, and 0 for the others.
 """
 
 from sglang_hvd.payoff._native import MAX_DEPTH, NUM_DRAFT_FEATURES, NUM_POSITION_FEATURES
@@ -105,6 +110,8 @@ FEATURE_NAMES = (
     "is_place_ahead",
     "is_place_behind",
     "place_shift",
+    "aligned",
+    "in_common",
     *(
         f"{place}_{name}"
         for place in ("before_2", "before_1", "token_1", "token_2", "token_3")
@@ -115,6 +122,9 @@ FEATURE_NAMES = (
 POSITION_FEATURES = (
     "logit_next",
     "votes_logit_next",
+    "own_logit_follows",
+    "shared_logit_follows",
+    "log_token_age",
     *_CLASSES,
     *(f"predecessor_{name}" for name in _CLASSES),
 )

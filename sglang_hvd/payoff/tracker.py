@@ -80,10 +80,12 @@ class RequestTracker:
             drafts.probs,
             drafts.num_nodes,
             drafts.features,
+            drafts.evidence,
             votes.token_ids,
             votes.probs,
             votes.num_nodes,
             votes.features,
+            votes.evidence,
             out.features,
             out.positions,
         )

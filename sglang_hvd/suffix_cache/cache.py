@@ -241,6 +241,7 @@ class SuffixCache:
             batch.probs,
             batch.num_nodes,
             batch.features,
+            batch.evidence,
         )
 
     def finish(

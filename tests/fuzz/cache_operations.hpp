@@ -58,7 +58,7 @@ inline void propose(CacheCore& core, const std::vector<CacheCore::Slot>& slots, 
     for (std::size_t i = 0; i < n; ++i) {
         most[i] = bytes.next() - 20;
         drafts[i] = {{&token_ids[i * kWidth], kWidth}, {&parents[i * kWidth], kWidth},
-                     {&depths[i * kWidth], kWidth},    {&probs[i * kWidth], kWidth}, 0, {}};
+                     {&depths[i * kWidth], kWidth},    {&probs[i * kWidth], kWidth}, 0, {}, {}};
     }
     const bool is_tree = bytes.next() % 2 != 0;
     core.propose(slots, is_tree ? DraftShape::kTree : DraftShape::kChain, false, most, drafts);

@@ -18,7 +18,7 @@ from sglang_hvd.payoff import (
 )
 from sglang_hvd.payoff.token_classes import TokenClass
 from sglang_hvd.suffix_cache.token_ids import padded
-from sglang_hvd.types import MATCH_FEATURES, DraftBatch
+from sglang_hvd.types import EVIDENCE, EVIDENCE_DEPTH, MATCH_FEATURES, DraftBatch
 
 STRINGS = ["a", " b", ",", "(", "\n", "7", " ", '":']
 CLASSES = TokenClasses.from_strings(STRINGS)
@@ -131,6 +131,7 @@ class Request:
             "is_place_behind": -64 < shift < 0,
             "place_shift": math.copysign(math.log1p(abs(shift)), shift),
         }
+        values |= {name: votes.evidence[name] for name in ("aligned", "in_common")}
         text = [-1, -1, *self.prompt, *self.output]
         tokens = [*text[-2:], *[*draft.tokens, -1, -1][:3]]
         places = ("before_2", "before_1", "token_1", "token_2", "token_3")
@@ -157,6 +158,16 @@ class Draft:
             "agreement": float(np.float32(random.random())),
             "mean_agreement": float(np.float32(random.random())),
         }
+        self.evidence = dict.fromkeys(EVIDENCE, 0.0)
+        for depth in range(1, min(len(self.tokens), EVIDENCE_DEPTH) + 1):
+            for text in ("own", "shared"):
+                num_seen = int(random.integers(0, 5))
+                self.evidence[f"num_seen_in_{text}_{depth}"] = num_seen
+                num_followed = int(random.integers(0, num_seen + 1))
+                self.evidence[f"num_followed_in_{text}_{depth}"] = num_followed
+            self.evidence[f"age_{depth}"] = float(random.choice([0, 7, 900, 65536]))
+        for name in ("aligned", "in_common"):
+            self.evidence[name] = float(random.integers(0, 33)) / 32
 
     def prob(self, depth: int) -> float:
         return float(self.probs[depth - 1]) if depth <= len(self.probs) else 0.0
@@ -180,6 +191,7 @@ def batch_of(drafts: Sequence[Draft], width: int = 70) -> DraftBatch:
         batch.probs[row, :num] = draft.probs
         batch.num_nodes[row] = num
         batch.features[row] = [draft.match[name] for name in MATCH_FEATURES]
+        batch.evidence[row] = [draft.evidence[name] for name in EVIDENCE]
     return batch
 
 
@@ -238,6 +250,16 @@ def check_positions(got: np.ndarray, request: Request, draft: Draft, votes: Draf
         for name, prob in (("logit_next", step), ("votes_logit_next", second)):
             wanted = min(max(logit(prob), -6), 6) / 4
             assert row[name] == pytest.approx(wanted, rel=1e-3, abs=1e-3), name
+        follows, age = {"own": 0.0, "shared": 0.0}, 0.0
+        if j < EVIDENCE_DEPTH:
+            age = math.log1p(draft.evidence[f"age_{j + 1}"]) / 10
+            for text in follows:
+                did = draft.evidence[f"num_followed_in_{text}_{j + 1}"]
+                did_not = draft.evidence[f"num_seen_in_{text}_{j + 1}"] - did
+                follows[text] = math.log((did + 0.3) / (did_not + 0.3)) / 4
+        assert row["log_token_age"] == pytest.approx(age, rel=1e-5)
+        for text, odds in follows.items():
+            assert row[f"{text}_logit_follows"] == pytest.approx(odds, abs=1e-6)
         for c, name in zip(TokenClass, CLASS_NAMES, strict=True):
             assert row[name] == is_in(token, c)
             assert row[f"predecessor_{name}"] == is_in(before, c)

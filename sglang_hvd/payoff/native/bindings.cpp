@@ -92,6 +92,7 @@ public:
         Input<float, 2> probs;
         Input<std::int32_t, 1> num_nodes;
         Input<float, 2> matches;
+        Input<float, 2> evidence;
     };
 
     void write(const Input<std::int32_t, 1>& slots, const Batch& drafts, const Batch& votes,
@@ -101,7 +102,8 @@ public:
             require(batch->token_ids.shape(0) >= num && batch->probs.shape(0) >= num &&
                         batch->num_nodes.size() >= num && batch->matches.shape(0) >= num &&
                         batch->probs.shape(1) == batch->token_ids.shape(1) &&
-                        batch->matches.shape(1) == kMatchColumns,
+                        batch->matches.shape(1) == kMatchColumns &&
+                        batch->evidence.shape(0) >= num && batch->evidence.shape(1) == kEvidenceColumns,
                     "the arrays of a draft batch do not fit the requests or each other");
             for (std::size_t i = 0; i < num; ++i) {
                 require(batch->num_nodes.data()[i] >= 0 &&
@@ -144,9 +146,12 @@ private:
         const std::size_t width = batch.token_ids.shape(1);
         const auto num = std::min<std::size_t>(static_cast<std::size_t>(batch.num_nodes.data()[row]), kMaxDepth);
         const float* m = batch.matches.data() + row * kMatchColumns;
+        Evidence evidence;
+        std::memcpy(&evidence, batch.evidence.data() + row * kEvidenceColumns, sizeof(evidence));
         return {{batch.token_ids.data() + row * width, num},
                 {batch.probs.data() + row * width, num},
-                {m[0], m[1], m[2], m[3], m[4], m[5], m[6], m[7], m[8]}};
+                {m[0], m[1], m[2], m[3], m[4], m[5], m[6], m[7], m[8]},
+                evidence};
     }
 
     // Of the draft's source in the request's own text; -1 where it lies in finished requests.
@@ -316,17 +321,20 @@ NB_MODULE(_native, m) {
             [](Tracker& tracker, const Input<std::int32_t, 1>& slots,
                const Input<std::int32_t, 2>& token_ids, const Input<float, 2>& probs,
                const Input<std::int32_t, 1>& num_nodes, const Input<float, 2>& matches,
-               const Input<std::int32_t, 2>& votes_token_ids, const Input<float, 2>& votes_probs,
-               const Input<std::int32_t, 1>& votes_num_nodes, const Input<float, 2>& votes_matches,
+               const Input<float, 2>& evidence, const Input<std::int32_t, 2>& votes_token_ids,
+               const Input<float, 2>& votes_probs, const Input<std::int32_t, 1>& votes_num_nodes,
+               const Input<float, 2>& votes_matches, const Input<float, 2>& votes_evidence,
                const Output<float, 2>& features, const Output<float, 3>& positions) {
-                tracker.write(slots, {token_ids, probs, num_nodes, matches},
-                              {votes_token_ids, votes_probs, votes_num_nodes, votes_matches}, features,
-                              positions);
+                tracker.write(slots, {token_ids, probs, num_nodes, matches, evidence},
+                              {votes_token_ids, votes_probs, votes_num_nodes, votes_matches,
+                               votes_evidence},
+                              features, positions);
             },
             "slots"_a.noconvert(), "token_ids"_a.noconvert(), "probs"_a.noconvert(),
-            "num_nodes"_a.noconvert(), "matches"_a.noconvert(), "votes_token_ids"_a.noconvert(),
-            "votes_probs"_a.noconvert(), "votes_num_nodes"_a.noconvert(),
-            "votes_matches"_a.noconvert(), "features"_a.noconvert(), "positions"_a.noconvert());
+            "num_nodes"_a.noconvert(), "matches"_a.noconvert(), "evidence"_a.noconvert(),
+            "votes_token_ids"_a.noconvert(), "votes_probs"_a.noconvert(),
+            "votes_num_nodes"_a.noconvert(), "votes_matches"_a.noconvert(),
+            "votes_evidence"_a.noconvert(), "features"_a.noconvert(), "positions"_a.noconvert());
     nb::class_<Network>(m, "Network", "See predictor.py, which names things.")
         .def(
             "__init__",

@@ -19,8 +19,8 @@ constexpr int kNumPaperClasses = 5;
 constexpr std::array<int, 9> kProbDepths = {1, 2, 3, 4, 6, 8, 12, 16, 24};
 constexpr std::array<int, 4> kVotesDepths = {1, 3, 10, 16};
 constexpr int kThreshold = 6;  // the paper's
-constexpr int kNumDraftFeatures = 14 + 9 + 1 + 9 + 20 + kNumCyclesSeen + kNumDecays + 7 + 6 + 5 * kNumClasses;
-constexpr int kNumPositionFeatures = 2 + 2 * kNumClasses;
+constexpr int kNumDraftFeatures = 14 + 9 + 1 + 9 + 20 + kNumCyclesSeen + kNumDecays + 7 + 6 + 2 + 5 * kNumClasses;
+constexpr int kNumPositionFeatures = 5 + 2 * kNumClasses;
 
 // The columns of a match, as DraftBatch.features has them.
 struct Match {
@@ -30,10 +30,20 @@ struct Match {
 constexpr int kMatchColumns = sizeof(Match) / sizeof(float);
 constexpr int kOriginColumn = offsetof(Match, origin) / sizeof(float);
 
+// The columns of DraftBatch.evidence.
+constexpr int kEvidenceDepth = 8;
+struct Evidence {
+    std::array<float, kEvidenceDepth> num_seen_in_own, num_followed_in_own, num_seen_in_shared,
+        num_followed_in_shared, age;
+    float aligned, in_common;
+};
+constexpr int kEvidenceColumns = sizeof(Evidence) / sizeof(float);
+
 struct DraftRow {
     std::span<const std::int32_t> token_ids;
     std::span<const float> probs;
     Match match;
+    Evidence evidence;
 
     int size() const { return static_cast<int>(token_ids.size()); }
 };
@@ -121,6 +131,10 @@ public:
         put(shift < 0 && shift > -64 ? 1.f : 0.f);
         put_log(distance);
         float* const shift_at = out_ - 1;
+
+        // How alike the text before it is to what stands before its source.
+        put(votes.evidence.aligned);
+        put(votes.evidence.in_common);
 
         // What kind of text it is.
         put_classes(class_of(track.latest(1)));
@@ -216,6 +230,35 @@ private:
         write_odds(draft.probs.data(), num, odds.data());
         write_odds(votes.probs.data(), agreeing, votes_odds.data());
         write_columns(odds.data(), votes_odds.data(), flags.data(), num, out);
+        write_evidence(draft.evidence, num, out + 2 * kMaxDepth);
+    }
+
+    // Log odds, divided by four, that a token follows the two before it in either text, by how often
+    // it did, and how long ago the token was seen.
+    SGLANG_HVD_CLONES static void write_evidence(const Evidence& evidence, int num, float* out) {
+        static_assert(2 * kEvidenceDepth == kLanes);
+        alignas(64) float odds[kLanes], ages[kLanes];
+        std::fill_n(ages + kEvidenceDepth, kEvidenceDepth, 1.f);
+        for (int i = 0; i < kEvidenceDepth; ++i) {
+            odds[i] = odds_of(evidence.num_followed_in_own[i], evidence.num_seen_in_own[i]);
+            odds[kEvidenceDepth + i] =
+                odds_of(evidence.num_followed_in_shared[i], evidence.num_seen_in_shared[i]);
+            ages[i] = 1.f + evidence.age[i];
+        }
+        store(log_of(load(odds)) * 0.25f, odds);
+        store(log_of(load(ages)) * 0.1f, ages);
+        const int num_known = std::min(num, kEvidenceDepth);
+        const std::array<const float*, 3> columns = {odds, odds + kEvidenceDepth, ages};
+        for (const float* column : columns) {
+            std::copy_n(column, num_known, out);
+            std::fill_n(out + num_known, num - num_known, 0.f);
+            out += kMaxDepth;
+        }
+    }
+
+    static float odds_of(float num_followed, float num_seen) {
+        constexpr float kUnseen = 0.3f;
+        return (num_followed + kUnseen) / (num_seen - num_followed + kUnseen);
     }
 
     SGLANG_HVD_CLONES static void write_columns(const float* odds, const float* votes_odds,
@@ -225,7 +268,7 @@ private:
         for (int i = 0; i < num; ++i) out[kMaxDepth + i] = votes_odds[i];
         for (int back = 0; back < 2; ++back) {
             for (int c = 0; c < kNumClasses; ++c) {
-                float* column = out + (2 + back * kNumClasses + c) * kMaxDepth;
+                float* column = out + (5 + back * kNumClasses + c) * kMaxDepth;
                 for (int i = 0; i < num; ++i)
                     column[i] = static_cast<float>(flags[i + 1 - back] >> c & 1);
             }

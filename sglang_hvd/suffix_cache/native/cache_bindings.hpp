@@ -40,15 +40,17 @@ inline void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
                     const Input<std::int32_t, 1>& max_nodes, bool is_tree, bool by_votes,
                     const Output<std::int32_t, 2>& token_ids, const Output<std::int32_t, 2>& parents,
                     const Output<std::int32_t, 2>& depths, const Output<float, 2>& probs,
-                    const Output<std::int32_t, 1>& lengths, const Output<float, 2>& features) {
+                    const Output<std::int32_t, 1>& lengths, const Output<float, 2>& features,
+                    const Output<float, 2>& evidence) {
     const std::size_t num_rows = slots.size(), width = token_ids.shape(1);
     require(max_nodes.size() == num_rows, "max_nodes needs one entry per request");
     require(token_ids.shape(0) >= num_rows && lengths.size() >= num_rows &&
-                features.shape(0) >= num_rows && parents.shape(0) == token_ids.shape(0) &&
+                features.shape(0) >= num_rows && evidence.shape(0) >= num_rows &&
+                parents.shape(0) == token_ids.shape(0) &&
                 depths.shape(0) == token_ids.shape(0) && probs.shape(0) == token_ids.shape(0),
             "the batch has fewer rows than there are requests: make a larger one");
     require(parents.shape(1) == width && depths.shape(1) == width && probs.shape(1) == width &&
-                features.shape(1) == kNumFeatures,
+                features.shape(1) == kNumFeatures && evidence.shape(1) == kNumEvidence,
             "the arrays of the batch have different widths");
     thread_local std::vector<Draft> reused;
     std::vector<Draft>& drafts = reused;
@@ -60,6 +62,7 @@ inline void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
                        {depths.data() + first, width},
                        {probs.data() + first, width},
                        0,
+                       {},
                        {}};
     }
     {
@@ -71,6 +74,8 @@ inline void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
         lengths.data()[row] = drafts[row].num_nodes;
         std::memcpy(features.data() + row * kNumFeatures, &drafts[row].features,
                     sizeof(MatchFeatures));
+        std::memcpy(evidence.data() + row * kNumEvidence, &drafts[row].evidence,
+                    sizeof(DraftEvidence));
     }
 }
 
@@ -121,7 +126,8 @@ inline void bind_cache(nb::module_& m) {
              "lengths"_a.noconvert())
         .def("propose", &propose, "slots"_a.noconvert(), "max_nodes"_a.noconvert(), "is_tree"_a, "by_votes"_a,
              "token_ids"_a.noconvert(), "parents"_a.noconvert(), "depths"_a.noconvert(),
-             "probs"_a.noconvert(), "lengths"_a.noconvert(), "features"_a.noconvert())
+             "probs"_a.noconvert(), "lengths"_a.noconvert(), "features"_a.noconvert(),
+             "evidence"_a.noconvert())
         .def(
             "finish",
             [](CacheCore& core, std::int32_t slot, bool keeps,

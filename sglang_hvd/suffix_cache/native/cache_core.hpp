@@ -136,14 +136,21 @@ public:
             }
             const auto turn = turn_of(request);
             const int most = std::min(max_nodes[i], static_cast<std::int32_t>(drafts[i].token_ids.size()));
-            if (settings_.paper && !by_votes) {
-                propose_as_paper(request, most, drafts[i]);
-                continue;
-            }
             const TokenText* shared = request.space->text.get();
             if (shared->size() == 0) shared = nullptr;
-            proposer.propose({request.text.get(), request.prompt_end, shared}, shape, most,
-                             settings_.min_token_prob, drafts[i]);
+            Draft& draft = drafts[i];
+            const bool is_second = settings_.paper && by_votes;
+            if (settings_.paper && !is_second) {
+                propose_as_paper(request, most, draft);
+            } else {
+                proposer.propose({request.text.get(), request.prompt_end, shared}, shape, most,
+                                 settings_.min_token_prob, draft);
+            }
+            if (shape == DraftShape::kChain && !is_second && draft.num_nodes > 0) {
+                look_up_tokens(*request.text, shared,
+                               draft.token_ids.first(static_cast<std::size_t>(draft.num_nodes)),
+                               draft.evidence);
+            }
         }
     }
 
@@ -323,6 +330,7 @@ private:
     void propose_as_paper(const Request& request, int most, Draft& draft) const {
         draft.num_nodes = 0;
         draft.features = {};
+        draft.evidence = {};
         const PaperProposer proposer(*settings_.paper);
         const auto context = proposer.context_of(*request.text);
         const auto own = proposer.propose(*request.text, context, most);

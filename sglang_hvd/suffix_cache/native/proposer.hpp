@@ -10,6 +10,7 @@
 #include <numeric>
 #include <span>
 
+#include "draft_evidence.hpp"
 #include "draft_weights.hpp"
 #include "token_text.hpp"
 #include "waiting_groups.hpp"
@@ -40,6 +41,7 @@ struct Draft {
     std::span<float> probs;           // estimated probability that the node is accepted
     int num_nodes = 0;
     MatchFeatures features;
+    DraftEvidence evidence;  // of a chain
 };
 
 enum class DraftShape : std::uint8_t { kChain, kTree };
@@ -59,6 +61,7 @@ public:
                  Draft& draft) {
         draft.num_nodes = 0;
         draft.features = {};
+        draft.evidence = {};
         if (max_nodes <= 0 || sources.own->size() == 0) return;
         sources_ = sources;
         draft_ = &draft;
@@ -73,6 +76,7 @@ public:
         num_members_ = num_first_votes_ = num_occurrences_;
         if (shape == DraftShape::kChain) {
             grow_chain();
+            if (draft.num_nodes > 0) compare_with_source();
         } else {
             num_rematches_left_ = std::min(max_nodes_ / kNodesPerRematch, kMaxRematches);
             grow_tree();
@@ -482,9 +486,18 @@ private:
                 best = &o;
             }
         }
+        source_ = *best;
         features.match_len = best->match_len;
         features.origin = static_cast<float>(best->origin);
         features.age = static_cast<float>(best->age);
+    }
+
+    void compare_with_source() {
+        const TokenText& own = *sources_.own;
+        const TokenText& text = source_.origin == Origin::kShared ? *sources_.shared : own;
+        const Position num_there = text.end() - source_.age - text.begin();
+        const int num = std::min(context_len_, static_cast<int>(std::min<Position>(num_there, kLookBack)));
+        compare_contexts(own.at(own.end()), source_.next, num, draft_->evidence);
     }
 
     static constexpr int kMaxChain = 16;
@@ -501,6 +514,7 @@ private:
     int index_ = -1;  // its place there; -1: it is the context
     int num_rematches_left_ = 0;
     int num_first_votes_ = 0;
+    Occurrence source_{};  // of the first draft token, that which matches longest
     int num_occurrences_ = 0;
     int num_members_ = 0;
     int num_groups_ = 0;

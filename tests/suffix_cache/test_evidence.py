@@ -1,0 +1,126 @@
+"""What the texts know of a draft beside its matches, against a search through all of them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.types import EVIDENCE, EVIDENCE_DEPTH, MATCH_FEATURES, DraftBatch
+
+NEVER_SEEN = 65536
+END = -1
+# Few enough that neither they nor their pairs share a bucket of the index: what is in another's
+# bucket is passed over, and counts as one of the places looked at.
+TOKENS = st.integers(1, 3)
+
+
+def propose(cache: SuffixCache, rid: str, max_tokens: int) -> tuple[list[int], dict[str, float]]:
+    """The draft of a request, its match and its evidence."""
+    batch = DraftBatch.of_size(1, 64)
+    cache.propose_into(batch, [rid], np.array([max_tokens], np.int32))
+    values = dict(zip(MATCH_FEATURES, batch.features[0].tolist(), strict=True))
+    values |= zip(EVIDENCE, batch.evidence[0].tolist(), strict=True)
+    return batch.token_ids[0, : batch.num_nodes[0]].tolist(), values
+
+
+def followers(text: Sequence[int], pair: Sequence[int], token: int) -> tuple[int, int]:
+    """Of the latest four places of the pair, how many go on, and how many go on with the token."""
+    if END in pair:
+        return 0, 0
+    nexts = [text[end] for end in range(2, len(text)) if list(text[end - 2 : end]) == list(pair)][
+        -4:
+    ]
+    known = [token for token in nexts if token != END]
+    return len(known), known.count(token)
+
+
+def expected(
+    own: list[int], shared: list[int], draft: list[int], values: dict[str, float]
+) -> dict[str, float]:
+    evidence = dict.fromkeys(EVIDENCE, 0.0)
+    if not draft:
+        return evidence
+    before = [END, END, *own][-2:]
+    for depth, token in enumerate(draft[:EVIDENCE_DEPTH], start=1):
+        for name, text in (("own", own), ("shared", shared)):
+            num_seen, num_followed = followers(text, before, token)
+            evidence[f"num_seen_in_{name}_{depth}"] = num_seen
+            evidence[f"num_followed_in_{name}_{depth}"] = num_followed
+        age = own[::-1].index(token) if token in own else NEVER_SEEN
+        evidence[f"age_{depth}"] = age
+        before = [before[1], token]
+    text = shared if values["origin"] == 2 else own
+    source = text[: len(text) - int(values["age"])]
+    here, there = own[-32:], source[-32:]
+    num = min(len(here), len(there))
+    pairs = zip(here[-num:], there[-num:], strict=True)
+    evidence["aligned"] = sum(a == b for a, b in pairs) / 32
+    evidence["in_common"] = sum(token in there[-num:] for token in here[-num:]) / 32
+    return evidence
+
+
+@given(
+    st.lists(st.lists(TOKENS, min_size=1, max_size=20), max_size=3),
+    st.lists(TOKENS, max_size=50),
+    st.lists(TOKENS, max_size=20),
+    st.integers(0, 12),
+)
+@settings(max_examples=300, deadline=None)
+def test_evidence_is_what_a_search_finds(
+    outputs: list[list[int]], prompt: list[int], output: list[int], max_tokens: int
+) -> None:
+    cache = SuffixCache(background=False)
+    shared: list[int] = []
+    for rid, kept in enumerate(outputs):
+        cache.start(rid, [])
+        cache.commit([rid], [kept])
+        cache.finish(rid, keep=True)
+        shared += [*kept, END]
+    cache.start("a", prompt)
+    cache.commit(["a"], [output])
+    draft, values = propose(cache, "a", max_tokens)
+    wanted = expected([*prompt, *output], shared, draft, values)
+    assert {name: values[name] for name in EVIDENCE} == wanted
+
+
+def test_what_a_copy_does_not_share_with_its_source_shows() -> None:
+    cache = SuffixCache(background=False)
+    line = list(range(100, 120))
+    cache.start("a", [*line, 7, 8, 9, 10, 11, *range(100, 115), 99, *range(116, 120), 7, 8])
+    draft, values = propose(cache, "a", 8)
+    assert draft[:3] == [9, 10, 11]
+    assert values["aligned"] == 21 / 32  # 7 and 8, 116 to 119, and what stands before 99
+    assert values["in_common"] == 21 / 32
+    assert values["num_seen_in_own_1"] == values["num_followed_in_own_1"] == 1
+    assert values["age_1"] == 24
+
+
+def test_a_draft_of_the_paper_has_evidence_of_its_tokens() -> None:
+    cache = SuffixCache.as_in_paper()
+    cache.start("a", [5, 6, 7, 8, 1, 5, 6])
+    draft, values = propose(cache, "a", 8)
+    assert draft == [7, 8]
+    assert values["num_followed_in_own_2"] == 1
+    assert values["age_2"] == 3
+
+
+@pytest.mark.parametrize("shape", [(2, len(EVIDENCE) + 1), (0, len(EVIDENCE))])
+def test_arrays_that_do_not_fit_are_refused(shape: tuple[int, int]) -> None:
+    cache = SuffixCache(background=False)
+    cache.start("a", [1, 2, 1])
+    batch = DraftBatch.of_size(2, 8)
+    arrays = [getattr(batch, name) for name in ("token_ids", "parents", "depths", "probs")]
+    with pytest.raises(ValueError, match="batch"):
+        cache._core.propose(
+            np.array([cache._slots["a"]], np.int32),
+            np.array([8], np.int32),
+            False,
+            False,
+            *arrays,
+            batch.num_nodes,
+            batch.features,
+            np.zeros(shape, np.float32),
+        )
