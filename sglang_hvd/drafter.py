@@ -311,9 +311,12 @@ class HybridDrafter:
         self._reserve(len(rids), limit)
         with self._clock.measure(Phase.PROPOSE):
             limits = np.full(len(rids), limit, np.int32)
-            self._cache.propose_into(self._drafts, rids, limits)
+            is_read = self._tracker is not None
+            self._cache.propose_into(self._drafts, rids, limits, with_evidence=is_read)
             if self._votes is not self._drafts:
-                self._cache.propose_into(self._votes, rids, limits, by_votes=True)
+                self._cache.propose_into(
+                    self._votes, rids, limits, by_votes=True, with_evidence=is_read
+                )
             if self._has_branches:
                 most = max(_BRANCH_NODES // max(len(rids), 1), _FEWEST_BRANCH_NODES)
                 limits = np.full(len(rids), min(most, self._max_cache_draft_tokens), np.int32)

@@ -147,7 +147,8 @@ class DraftBatch:
     probs: float32, same shape: estimated probability that the node is accepted.
     num_nodes: int32[max_requests], 0 where nothing matches.
     features: float32[max_requests, len(MATCH_FEATURES)].
-    evidence: float32[max_requests, len(EVIDENCE)], of chains; 0 where it tells nothing.
+    evidence: float32[max_requests, len(EVIDENCE)], of chains, where it was asked for; 0 where
+        it tells nothing.
     """
 
     token_ids: TokenIds

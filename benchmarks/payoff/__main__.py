@@ -4,7 +4,8 @@
 
 Rows {"name", "num_requests", "unit", "ours", "peer", "ratio", "target"}: medians over repeats of
 both in turns; ratio is peer / ours. The peer multiplies matrices only: its features are given.
-total is features and prediction; served adds the online correction and the model drafter's payoff.
+evidence is what looking it up in the texts adds to a proposal; total is evidence, features and
+prediction; served adds the online correction and the model drafter's payoff.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from sglang_hvd.types import DraftBatch, TokenIds
 
 _VOCAB_SIZE = 1000
 _TARGETS = {1: 12.0, 64: 100.0}  # microseconds
+_NUM_TOKENS = 31  # of a draft
 _REPEATS = 200
 _CALLS = 20  # per repeat
 
@@ -56,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(num_requests: int) -> list[dict[str, object]]:
-    drafts = _drafts(num_requests)
+    cache, drafts = _drafts(num_requests)
+    rids, limits = range(num_requests), np.full(num_requests, _NUM_TOKENS, np.int32)
     tracker = RequestTracker(
         HvdConfig().history_window,
         TokenClasses(np.arange(_VOCAB_SIZE, dtype=np.int64).astype(np.uint8)),
@@ -74,6 +77,12 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
         calibration.expect(slots[:1], drafts, predictor.predict(features.first(1)))
         calibration.observe(slots[:1], [drafts.token_ids[0, :3]], [3])
     paper = PayoffPredictor.load(PAPER_PREDICTORS["votes"])
+
+    def propose() -> None:
+        cache.propose_into(drafts, rids, limits)
+
+    def propose_with_evidence() -> None:
+        cache.propose_into(drafts, rids, limits, with_evidence=True)
 
     def write() -> None:
         tracker.write_features(features, slots, drafts, drafts)
@@ -98,11 +107,26 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
 
     write()
     times = _interleaved(
-        {"features": write, "predict": predict, "total": both, "served": served, "peer": peer}
+        {
+            "propose": propose,
+            "with_evidence": propose_with_evidence,
+            "features": write,
+            "predict": predict,
+            "total": both,
+            "served": served,
+            "peer": peer,
+        }
     )
+    times["evidence"] = [
+        with_it - without
+        for with_it, without in zip(times["with_evidence"], times["propose"], strict=True)
+    ]
+    of_evidence = float(np.median(times["evidence"]))
+    for name in ("total", "served"):
+        times[name] = [time + of_evidence for time in times[name]]
     of_peer = float(np.median(times["peer"]))
     rows = []
-    for name in ("features", "predict", "total", "served"):
+    for name in ("evidence", "features", "predict", "total", "served"):
         ours = float(np.median(times[name]))
         low, high = np.quantile(times[name], (0.1, 0.9))
         is_total = name == "total"
@@ -133,17 +157,18 @@ def _interleaved(calls: dict[str, Callable[[], None]]) -> dict[str, list[float]]
     return times
 
 
-def _drafts(num_requests: int) -> DraftBatch:
-    """Drafts of 31 tokens, from a cache."""
+def _drafts(num_requests: int) -> tuple[SuffixCache, DraftBatch]:
+    """A cache, and its drafts."""
     random = np.random.default_rng(1)
     cache = SuffixCache(background=False)
     for rid in range(num_requests):
         text: TokenIds = random.integers(0, _VOCAB_SIZE, 300).astype(np.int32)
         cache.start(rid, np.concatenate([text, text[:40]]))
-    batch = DraftBatch.of_size(num_requests, 31)
-    cache.propose_into(batch, range(num_requests), np.full(num_requests, 31, np.int32))
-    assert (batch.num_nodes == 31).all()
-    return batch
+    batch = DraftBatch.of_size(num_requests, _NUM_TOKENS)
+    limits = np.full(num_requests, _NUM_TOKENS, np.int32)
+    cache.propose_into(batch, range(num_requests), limits, with_evidence=True)
+    assert (batch.num_nodes == _NUM_TOKENS).all()
+    return cache, batch
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ Each token of the draft has inputs of its own, POSITION_FEATURES: the log odds, 
 that it is accepted if its predecessor is, by the draft's own probabilities, by the votes, and by \
 how often it followed the two tokens before it, (followed + .3) / (did not follow + .3) at their \
 latest four places in the own text and in those of finished requests; a tenth of ln(1 + tokens \
-since the own text had it last); and the classes of it and of its predecessor. What is looked up in \
-the texts is that of the first eight tokens, and 0 for the others.
+since the own text had it last); and the classes of it and of its predecessor. Only the first \
+eight tokens are looked up in the texts; for the others these inputs are 0.
 """
 
 from sglang_hvd.payoff._native import MAX_DEPTH, NUM_DRAFT_FEATURES, NUM_POSITION_FEATURES

@@ -41,6 +41,7 @@ class CacheCore:
         max_nodes: NDArray[np.int32],
         is_tree: bool,
         by_votes: bool,
+        with_evidence: bool,
         token_ids: NDArray[np.int32],
         parents: NDArray[np.int32],
         depths: NDArray[np.int32],

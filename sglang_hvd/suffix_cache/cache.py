@@ -217,10 +217,13 @@ class SuffixCache:
         *,
         is_tree: bool = False,
         by_votes: bool = False,
+        with_evidence: bool = False,
     ) -> None:
         """Writes each request's draft into its row of the batch: a chain, or a tree.
 
         by_votes: the draft of the votes, as a second opinion, in a cache as in the paper too.
+        with_evidence: what else the texts know of the chains, which takes about as long again; the
+            column `evidence` of the batch is written with it only.
 
         max_nodes: int32[num_requests], most nodes of each draft; the batch's width also limits it.
             No node is deeper than 64.
@@ -235,6 +238,7 @@ class SuffixCache:
             max_nodes,
             is_tree,
             by_votes,
+            with_evidence,
             batch.token_ids,
             batch.parents,
             batch.depths,

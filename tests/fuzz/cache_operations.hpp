@@ -61,7 +61,7 @@ inline void propose(CacheCore& core, const std::vector<CacheCore::Slot>& slots, 
                      {&depths[i * kWidth], kWidth},    {&probs[i * kWidth], kWidth}, 0, {}, {}};
     }
     const bool is_tree = bytes.next() % 2 != 0;
-    core.propose(slots, is_tree ? DraftShape::kTree : DraftShape::kChain, false, most, drafts);
+    core.propose(slots, is_tree ? DraftShape::kTree : DraftShape::kChain, false, true, most, drafts);
     for (std::size_t i = 0; i < n; ++i) {
         const Draft& draft = drafts[i];
         require(draft.num_nodes <= std::max(most[i], 0), "a draft is longer than asked");

@@ -20,7 +20,7 @@ TOKENS = st.integers(1, 3)
 def propose(cache: SuffixCache, rid: str, max_tokens: int) -> tuple[list[int], dict[str, float]]:
     """The draft of a request, its match and its evidence."""
     batch = DraftBatch.of_size(1, 64)
-    cache.propose_into(batch, [rid], np.array([max_tokens], np.int32))
+    cache.propose_into(batch, [rid], np.array([max_tokens], np.int32), with_evidence=True)
     values = dict(zip(MATCH_FEATURES, batch.features[0].tolist(), strict=True))
     values |= zip(EVIDENCE, batch.evidence[0].tolist(), strict=True)
     return batch.token_ids[0, : batch.num_nodes[0]].tolist(), values
@@ -107,6 +107,17 @@ def test_a_draft_of_the_paper_has_evidence_of_its_tokens() -> None:
     assert values["age_2"] == 3
 
 
+def test_evidence_that_was_not_asked_for_is_not_written() -> None:
+    cache = SuffixCache(background=False)
+    cache.start("a", [1, 2, 1])
+    batch = DraftBatch.of_size(1, 8)
+    batch.evidence[:] = 7
+    cache.propose_into(batch, ["a"], np.array([8], np.int32))
+    assert (batch.evidence == 7).all()
+    cache.propose_into(batch, ["a"], np.array([8], np.int32), is_tree=True, with_evidence=True)
+    assert not batch.evidence.any()  # a tree has none
+
+
 @pytest.mark.parametrize("shape", [(2, len(EVIDENCE) + 1), (0, len(EVIDENCE))])
 def test_arrays_that_do_not_fit_are_refused(shape: tuple[int, int]) -> None:
     cache = SuffixCache(background=False)
@@ -119,6 +130,7 @@ def test_arrays_that_do_not_fit_are_refused(shape: tuple[int, int]) -> None:
             np.array([8], np.int32),
             False,
             False,
+            True,
             *arrays,
             batch.num_nodes,
             batch.features,

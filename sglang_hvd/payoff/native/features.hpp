@@ -226,10 +226,13 @@ private:
                                 const std::array<std::uint8_t, kMaxDepth + 1>& flags, float* out) {
         const int num = draft.size();
         std::array<float, kMaxDepth> odds, votes_odds;
-        votes_odds.fill(-1.5f);  // of what the votes do not say
         write_odds(draft.probs.data(), num, odds.data());
-        write_odds(votes.probs.data(), agreeing, votes_odds.data());
-        write_columns(odds.data(), votes_odds.data(), flags.data(), num, out);
+        const bool is_same = votes.probs.data() == draft.probs.data();
+        if (!is_same) {
+            votes_odds.fill(-1.5f);  // of what the votes do not say
+            write_odds(votes.probs.data(), agreeing, votes_odds.data());
+        }
+        write_columns(odds.data(), is_same ? odds.data() : votes_odds.data(), flags.data(), num, out);
         write_evidence(draft.evidence, num, out + 2 * kMaxDepth);
     }
 

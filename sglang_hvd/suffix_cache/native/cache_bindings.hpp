@@ -38,6 +38,7 @@ inline void commit(CacheCore& core, const Input<std::int32_t, 1>& slots,
 
 inline void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
                     const Input<std::int32_t, 1>& max_nodes, bool is_tree, bool by_votes,
+                    bool with_evidence,
                     const Output<std::int32_t, 2>& token_ids, const Output<std::int32_t, 2>& parents,
                     const Output<std::int32_t, 2>& depths, const Output<float, 2>& probs,
                     const Output<std::int32_t, 1>& lengths, const Output<float, 2>& features,
@@ -68,12 +69,13 @@ inline void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
     {
         const nb::gil_scoped_release nogil;
         core.propose({slots.data(), num_rows}, is_tree ? DraftShape::kTree : DraftShape::kChain, by_votes,
-                     {max_nodes.data(), num_rows}, drafts);
+                     with_evidence, {max_nodes.data(), num_rows}, drafts);
     }
     for (std::size_t row = 0; row < num_rows; ++row) {
         lengths.data()[row] = drafts[row].num_nodes;
         std::memcpy(features.data() + row * kNumFeatures, &drafts[row].features,
                     sizeof(MatchFeatures));
+        if (!with_evidence) continue;
         std::memcpy(evidence.data() + row * kNumEvidence, &drafts[row].evidence,
                     sizeof(DraftEvidence));
     }
@@ -125,7 +127,7 @@ inline void bind_cache(nb::module_& m) {
         .def("commit", &commit, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
              "lengths"_a.noconvert())
         .def("propose", &propose, "slots"_a.noconvert(), "max_nodes"_a.noconvert(), "is_tree"_a, "by_votes"_a,
-             "token_ids"_a.noconvert(), "parents"_a.noconvert(), "depths"_a.noconvert(),
+             "with_evidence"_a, "token_ids"_a.noconvert(), "parents"_a.noconvert(), "depths"_a.noconvert(),
              "probs"_a.noconvert(), "lengths"_a.noconvert(), "features"_a.noconvert(),
              "evidence"_a.noconvert())
         .def(

@@ -118,8 +118,8 @@ public:
     }
 
     // Fills one draft for each slot, at most max_nodes[i] nodes of it. by_votes: the best drafts,
-    // even where the settings ask for the paper's.
-    void propose(std::span<const Slot> slots, DraftShape shape, bool by_votes,
+    // even where the settings ask for the paper's. with_evidence: of chains.
+    void propose(std::span<const Slot> slots, DraftShape shape, bool by_votes, bool with_evidence,
                  std::span<const std::int32_t> max_nodes, std::span<Draft> drafts) {
         thread_local Proposer reused;
         Proposer& proposer = reused;
@@ -139,14 +139,18 @@ public:
             const TokenText* shared = request.space->text.get();
             if (shared->size() == 0) shared = nullptr;
             Draft& draft = drafts[i];
-            const bool is_second = settings_.paper && by_votes;
-            if (settings_.paper && !is_second) {
+            const bool is_papers = settings_.paper && !by_votes;
+            if (is_papers) {
                 propose_as_paper(request, most, draft);
             } else {
                 proposer.propose({request.text.get(), request.prompt_end, shared}, shape, most,
                                  settings_.min_token_prob, draft);
             }
-            if (shape == DraftShape::kChain && !is_second && draft.num_nodes > 0) {
+            if (!with_evidence) continue;
+            draft.evidence = {};
+            if (shape != DraftShape::kChain || draft.num_nodes == 0) continue;
+            if (!is_papers) proposer.compare_with_source(draft.evidence);
+            if (is_papers || !settings_.paper) {  // of the votes beside the paper's nobody asks it
                 look_up_tokens(*request.text, shared,
                                draft.token_ids.first(static_cast<std::size_t>(draft.num_nodes)),
                                draft.evidence);
@@ -330,7 +334,6 @@ private:
     void propose_as_paper(const Request& request, int most, Draft& draft) const {
         draft.num_nodes = 0;
         draft.features = {};
-        draft.evidence = {};
         const PaperProposer proposer(*settings_.paper);
         const auto context = proposer.context_of(*request.text);
         const auto own = proposer.propose(*request.text, context, most);

@@ -29,45 +29,58 @@ constexpr float kNeverSeen = 65536;
 namespace detail {
 
 constexpr int kMostPlaces = 4;  // of two tokens, in each text
+constexpr int kPairs = kUnigram - 1;
+static_assert(kOrders[kPairs] == 2);
 
+// The latest places of the two tokens before `token` in one text, one after the other.
 struct Followers {
-    float num_seen = 0, num_followed = 0;
+    const TokenText* text;
+    const Token* token;
+    float *num_seen, *num_followed;
+    TokenText::Found at;
+
+    void prefetch() const {
+        if (at.is_found) text->prefetch_place(at.place, kPairs);
+    }
+    // One that ends the text or a sequence says nothing.
+    void take_place() {
+        if (!at.is_found) return;
+        const Token* here = text->before_end(at.place);
+        const bool is_pair = at.place > text->begin() && here[0] == token[-1] && here[-1] == token[-2];
+        if (is_pair && here[1] != kEnd) {
+            ++*num_seen;
+            *num_followed += here[1] == *token;
+        }
+        at = text->previous(at.place, kPairs);
+        prefetch();
+    }
 };
 
-// Of the latest places of the pair before `next`; one that ends the text or a sequence says nothing.
-inline Followers followers_of(const TokenText& text, const Token* next, std::uint32_t pair_hash) {
-    constexpr int kPairs = kUnigram - 1;
-    static_assert(kOrders[kPairs] == 2);
-    Followers followers;
-    TokenText::Found at = text.latest(pair_hash, kPairs);
-    if (at.is_found && at.place + 1 == text.end()) at = text.previous(at.place, kPairs);
-    for (int i = 0; i < kMostPlaces && at.is_found; ++i) {
-        const Token* here = text.before_end(at.place);
-        const bool is_pair = at.place > text.begin() && here[0] == next[-1] && here[-1] == next[-2];
-        if (is_pair && here[1] != kEnd) {
-            ++followers.num_seen;
-            followers.num_followed += here[1] == next[0];
-        }
-        at = text.previous(at.place, kPairs);
-    }
-    return followers;
-}
+// Where a text had a token last: its latest places of what is in the token's bucket.
+struct LatestPlaces {
+    static constexpr int kFirst = 4;  // mostly one of these is the token's
 
-inline float age_of(const TokenText& text, const Token* token) {
     std::array<Position, TokenText::kNumRecent> places;
-    const int num = text.recent(context_hash(token + 1, kUnigram), places);
-    for (int i = 0; i < num; ++i) {
-        if (*text.before_end(places[i]) == *token)
-            return std::min(kNeverSeen, static_cast<float>(text.end() - 1 - places[i]));
+    int num = 0;
+
+    void prefetch(const TokenText& text, int first, int end) const {
+        for (int i = first; i < std::min(end, num); ++i) text.prefetch_place(places[i], kUnigram);
     }
-    return kNeverSeen;
-}
+    float age_of(const TokenText& text, Token token, int first, int end) const {
+        for (int i = first; i < std::min(end, num); ++i)
+            if (*text.before_end(places[i]) == token)
+                return std::min(kNeverSeen, static_cast<float>(text.end() - 1 - places[i]));
+        return kNeverSeen;
+    }
+};
 
 }  // namespace detail
 
-// Looks up the first tokens of a chain that follows `own`. shared: may be null.
+// Looks up the first tokens of a chain that follows `own`, side by side: each step waits for memory.
+// shared: may be null.
 inline void look_up_tokens(const TokenText& own, const TokenText* shared,
                            std::span<const Token> draft, DraftEvidence& evidence) {
+    using detail::kPairs, detail::LatestPlaces;
     constexpr int kBefore = 2;
     const int num = static_cast<int>(std::min<std::size_t>(draft.size(), kEvidenceDepth));
     std::array<Token, kBefore + kEvidenceDepth> tokens;
@@ -75,36 +88,64 @@ inline void look_up_tokens(const TokenText& own, const TokenText* shared,
     const int num_before = static_cast<int>(std::min<std::size_t>(own.size(), kBefore));
     std::copy_n(own.at(own.end()) - num_before, num_before, tokens.data() + kBefore - num_before);
     std::copy_n(draft.data(), num, tokens.data() + kBefore);
-    std::array<std::uint32_t, kEvidenceDepth> hashes;
+
+    std::array<std::uint32_t, kEvidenceDepth> pair_hashes, token_hashes;
     for (int i = 0; i < num; ++i) {
         const Token* token = tokens.data() + kBefore + i;
-        hashes[i] = context_hash(token, kUnigram - 1);
-        own.prefetch_head(hashes[i], kUnigram - 1);
-        if (shared) shared->prefetch_head(hashes[i], kUnigram - 1);
-        own.prefetch_head(context_hash(token + 1, kUnigram), kUnigram);
+        pair_hashes[i] = context_hash(token, kPairs);
+        token_hashes[i] = context_hash(token + 1, kUnigram);
+        own.prefetch_head(pair_hashes[i], kPairs);
+        own.prefetch_head(token_hashes[i], kUnigram);
+        if (shared) shared->prefetch_head(pair_hashes[i], kPairs);
     }
+
+    std::array<detail::Followers, 2 * kEvidenceDepth> followers;
+    int num_followers = 0;
+    std::array<LatestPlaces, kEvidenceDepth> latest;
     for (int i = 0; i < num; ++i) {
         const Token* token = tokens.data() + kBefore + i;
-        const auto in_own = detail::followers_of(own, token, hashes[i]);
-        evidence.num_seen_in_own[i] = in_own.num_seen;
-        evidence.num_followed_in_own[i] = in_own.num_followed;
+        auto at = own.latest(pair_hashes[i], kPairs);
+        if (at.is_found && at.place + 1 == own.end()) at = own.previous(at.place, kPairs);
+        followers[num_followers++] = {&own, token, &evidence.num_seen_in_own[i],
+                                      &evidence.num_followed_in_own[i], at};
         if (shared) {
-            const auto in_shared = detail::followers_of(*shared, token, hashes[i]);
-            evidence.num_seen_in_shared[i] = in_shared.num_seen;
-            evidence.num_followed_in_shared[i] = in_shared.num_followed;
+            followers[num_followers++] = {shared, token, &evidence.num_seen_in_shared[i],
+                                          &evidence.num_followed_in_shared[i],
+                                          shared->latest(pair_hashes[i], kPairs)};
         }
-        evidence.age[i] = detail::age_of(own, token);
+        latest[i].num = own.recent(token_hashes[i], latest[i].places);
+        latest[i].prefetch(own, 0, LatestPlaces::kFirst);
+    }
+    for (int f = 0; f < num_followers; ++f) followers[f].prefetch();
+
+    for (int i = 0; i < num; ++i) {
+        evidence.age[i] = latest[i].age_of(own, draft[i], 0, LatestPlaces::kFirst);
+        if (evidence.age[i] == kNeverSeen)
+            latest[i].prefetch(own, LatestPlaces::kFirst, TokenText::kNumRecent);
+    }
+    for (int place = 0; place < detail::kMostPlaces; ++place)
+        for (int f = 0; f < num_followers; ++f) followers[f].take_place();
+    for (int i = 0; i < num; ++i) {
+        if (evidence.age[i] == kNeverSeen)
+            evidence.age[i] =
+                latest[i].age_of(own, draft[i], LatestPlaces::kFirst, TokenText::kNumRecent);
     }
 }
 
 // here, there: ends of the two texts; num: tokens that stand before both, at most kLookBack.
 inline void compare_contexts(const Token* here, const Token* there, int num, DraftEvidence& evidence) {
+    // Of a fixed length, for the compiler: filled up with what no text holds.
+    std::array<Token, kLookBack> a, b;
+    a.fill(kEnd - 1);
+    b.fill(kEnd - 2);
+    std::copy_n(here - num, num, a.data());
+    std::copy_n(there - num, num, b.data());
     int num_aligned = 0, num_common = 0;
-    for (int i = 1; i <= num; ++i) {
-        num_aligned += here[-i] == there[-i];
-        bool is_common = false;
-        for (int j = 1; j <= num; ++j) is_common |= here[-i] == there[-j];
-        num_common += is_common;
+    for (int i = 0; i < kLookBack; ++i) num_aligned += a[i] == b[i];
+    for (int i = 0; i < kLookBack; ++i) {
+        int num_equal = 0;
+        for (int j = 0; j < kLookBack; ++j) num_equal += a[i] == b[j];
+        num_common += num_equal > 0;
     }
     evidence.aligned = static_cast<float>(num_aligned) / kLookBack;
     evidence.in_common = static_cast<float>(num_common) / kLookBack;

@@ -41,7 +41,7 @@ struct Draft {
     std::span<float> probs;           // estimated probability that the node is accepted
     int num_nodes = 0;
     MatchFeatures features;
-    DraftEvidence evidence;  // of a chain
+    DraftEvidence evidence;  // of a chain, if it was asked for
 };
 
 enum class DraftShape : std::uint8_t { kChain, kTree };
@@ -61,7 +61,6 @@ public:
                  Draft& draft) {
         draft.num_nodes = 0;
         draft.features = {};
-        draft.evidence = {};
         if (max_nodes <= 0 || sources.own->size() == 0) return;
         sources_ = sources;
         draft_ = &draft;
@@ -76,13 +75,21 @@ public:
         num_members_ = num_first_votes_ = num_occurrences_;
         if (shape == DraftShape::kChain) {
             grow_chain();
-            if (draft.num_nodes > 0) compare_with_source();
         } else {
             num_rematches_left_ = std::min(max_nodes_ / kNodesPerRematch, kMaxRematches);
             grow_tree();
         }
         draft.features.num_tokens = static_cast<float>(draft.num_nodes);
         if (draft.num_nodes > 0) draft.features.mean_agreement /= draft.features.num_tokens;
+    }
+
+    // How alike the texts before the latest draft and before its source are. The draft has nodes.
+    void compare_with_source(DraftEvidence& evidence) const {
+        const TokenText& own = *sources_.own;
+        const TokenText& text = source_.origin == Origin::kShared ? *sources_.shared : own;
+        const Position num_there = text.end() - source_.age - text.begin();
+        const int num = std::min(context_len_, static_cast<int>(std::min<Position>(num_there, kLookBack)));
+        compare_contexts(own.at(own.end()), source_.next, num, evidence);
     }
 
 private:
@@ -490,14 +497,6 @@ private:
         features.match_len = best->match_len;
         features.origin = static_cast<float>(best->origin);
         features.age = static_cast<float>(best->age);
-    }
-
-    void compare_with_source() {
-        const TokenText& own = *sources_.own;
-        const TokenText& text = source_.origin == Origin::kShared ? *sources_.shared : own;
-        const Position num_there = text.end() - source_.age - text.begin();
-        const int num = std::min(context_len_, static_cast<int>(std::min<Position>(num_there, kLookBack)));
-        compare_contexts(own.at(own.end()), source_.next, num, draft_->evidence);
     }
 
     static constexpr int kMaxChain = 16;

@@ -230,6 +230,13 @@ public:
             __builtin_prefetch(&heads_[order][hash & (heads_[order].size() - 1)]);
         }
     }
+    void prefetch_token(Position place) const { __builtin_prefetch(before_end(place)); }
+    // The token at a place, and its link of this order.
+    void prefetch_place(Position place, int order) const {
+        const Block& block = block_at(place);
+        __builtin_prefetch(block.at(place % kBlockTokens));
+        __builtin_prefetch(&block.previous[order][place % kBlockTokens]);
+    }
 
     // Positions are 32 bits wide: before they run out, all move down by the same amount.
     bool needs_renumbering() const { return end_ > kRenumberAt && begin_ > kRenumberAt / 2; }
