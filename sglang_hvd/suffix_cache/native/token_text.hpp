@@ -230,7 +230,6 @@ public:
             __builtin_prefetch(&heads_[order][hash & (heads_[order].size() - 1)]);
         }
     }
-    void prefetch_token(Position place) const { __builtin_prefetch(before_end(place)); }
     // The token at a place, and its link of this order.
     void prefetch_place(Position place, int order) const {
         const Block& block = block_at(place);
