@@ -118,8 +118,9 @@ EVIDENCE = (
     *(
         f"{name}_{depth}"
         for name in (
-            # of the latest four places of the two tokens before, in the request's own text and in
-            # the outputs of finished requests: those that tell, and those this token followed
+            # of the latest four places in the index's bucket of the two tokens before, in the
+            # request's own text and in the outputs of finished requests: those where these stand
+            # and something follows, and those where this token follows
             "num_seen_in_own",
             "num_followed_in_own",
             "num_seen_in_shared",
@@ -129,7 +130,7 @@ EVIDENCE = (
         for depth in range(1, EVIDENCE_DEPTH + 1)
     ),
     # shares of the 32 tokens before the draft that stand before its source too: at the same
-    # distance, at any
+    # distance, at any; 0 for the paper's draft
     "aligned",
     "in_common",
 )

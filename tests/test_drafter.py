@@ -1,6 +1,7 @@
 """The drafter's bookkeeping: plans, counts, histories, and nothing left behind."""
 
 import inspect
+import math
 from typing import get_args
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from sglang_hvd.config import CacheMode, HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import FEATURE_NAMES, TokenClasses
+from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES, TokenClasses
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
@@ -157,6 +158,33 @@ def test_a_confident_cache_raises_what_is_expected_of_the_model_drafter() -> Non
         assert proposals.model_payoffs is not None
         expected = prob + prob**2 + prob**3  # as far as the cache is right, so is the model
         assert proposals.model_payoffs.tolist() == [pytest.approx(expected, abs=0.3)]
+
+
+@pytest.mark.parametrize("mode", get_args(CacheMode))
+def test_what_the_texts_know_of_a_draft_is_among_its_features(mode: CacheMode) -> None:
+    config = HvdConfig(policy="cache", cache_mode=mode)
+    made = HybridDrafter(
+        config,
+        cache=SuffixCache.of_config(config, background=False),
+        predictor=None,
+        token_classes=CLASSES,
+        num_model_steps=3,
+        num_model_nodes=3,
+        verify_width=9,
+    )
+    # 3 followed 1 and 2 once, and 4 followed 2 and 3.
+    made.start("r", [1, 2, 3, 4, 5, 6, 7, 1, 2])
+    features = made.propose(["r"]).features
+    assert features is not None
+    assert features.features[0, COLUMN["aligned"]] == pytest.approx(2 / 32)
+    once = math.log(1.3 / 0.3) / 4
+    for name, values in {
+        "own_logit_follows": [once, once],
+        "shared_logit_follows": [0, 0],
+        "log_token_age": [math.log(7) / 10, math.log(6) / 10],
+    }.items():
+        got = features.positions[0, POSITION_FEATURES.index(name), :2]
+        assert got.tolist() == pytest.approx(values, abs=1e-6), name
 
 
 def test_the_votes_are_a_second_opinion_in_the_papers_mode() -> None:

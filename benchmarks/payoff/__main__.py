@@ -90,11 +90,13 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
     def predict() -> None:
         predictor.predict(features)
 
-    def both() -> None:
+    def total() -> None:
+        propose_with_evidence()
         write()
         predict()
 
     def served() -> None:
+        propose_with_evidence()
         write()
         prediction = calibration.expect(slots, drafts, predictor.predict(features))
         of_model.expect(slots, drafts, prediction.survival)
@@ -112,18 +114,14 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
             "with_evidence": propose_with_evidence,
             "features": write,
             "predict": predict,
-            "total": both,
+            "total": total,
             "served": served,
             "peer": peer,
         }
     )
-    times["evidence"] = [
-        with_it - without
-        for with_it, without in zip(times["with_evidence"], times["propose"], strict=True)
-    ]
-    of_evidence = float(np.median(times["evidence"]))
-    for name in ("total", "served"):
-        times[name] = [time + of_evidence for time in times[name]]
+    # Without the proposal itself, which comes before in each repeat.
+    for name, whole in (("evidence", "with_evidence"), ("total", "total"), ("served", "served")):
+        times[name] = (np.array(times[whole]) - times["propose"]).tolist()
     of_peer = float(np.median(times["peer"]))
     rows = []
     for name in ("evidence", "features", "predict", "total", "served"):
@@ -163,6 +161,9 @@ def _drafts(num_requests: int) -> tuple[SuffixCache, DraftBatch]:
     cache = SuffixCache(background=False)
     for rid in range(num_requests):
         text: TokenIds = random.integers(0, _VOCAB_SIZE, 300).astype(np.int32)
+        cache.start("finished", text[:0])
+        cache.commit(["finished"], [text])
+        cache.finish("finished", keep=True)
         cache.start(rid, np.concatenate([text, text[:40]]))
     batch = DraftBatch.of_size(num_requests, _NUM_TOKENS)
     limits = np.full(num_requests, _NUM_TOKENS, np.int32)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -352,5 +353,8 @@ def test_slots_and_arrays_that_do_not_fit_are_refused() -> None:
     slots = np.array([tracker.start(np.zeros(3, np.int32))] * 2, np.int32)
     with pytest.raises(ValueError, match="do not fit"):
         tracker.write_features(out, slots, batch, batch)
+    narrow = replace(batch, evidence=batch.evidence[:, 1:].copy())
+    with pytest.raises(ValueError, match="do not fit"):
+        tracker.write_features(out, slots[:1], narrow, batch)
     with pytest.raises(ValueError, match="at least 1"):
         RequestTracker(0, CLASSES)

@@ -41,6 +41,7 @@ def test_a_draft_accepted_whole_says_nothing_of_what_would_follow() -> None:
         draft_lens=np.where(is_short, 1, 4).astype(np.int32),
         accepted_lens=np.where(is_short, 1, 2).astype(np.int32),
     )
+    # Certainty takes more updates than the other tests need.
     survival = rows.predict(trained(rows, replace(QUICK, max_epochs=20))).survival
     assert survival is not None
     of_long = survival[~is_short].mean(axis=0)[:4]

@@ -1,6 +1,7 @@
 """What the texts know of a draft beside its matches, against a search through all of them."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -86,6 +87,51 @@ def test_evidence_is_what_a_search_finds(
     assert {name: values[name] for name in EVIDENCE} == wanted
 
 
+@given(st.integers(0, 2**32 - 1), st.integers(2, 400))
+@settings(max_examples=40, deadline=None)
+def test_evidence_of_long_texts_lies_within_what_a_search_finds(seed: int, vocab: int) -> None:
+    # Of several blocks, with other tokens in each bucket, and a shared text that has lost outputs.
+    random = np.random.default_rng(seed)
+
+    def text(most: int) -> list[int]:
+        phrases = [random.integers(1, vocab + 1, 9).tolist() for _ in range(20)]
+        num = int(random.integers(2, most // 9))
+        return [token for i in random.integers(0, 20, num) for token in phrases[i]]
+
+    cache = SuffixCache(background=False, shared_cache_tokens=2500)
+    shared: list[int] = []
+    for rid in range(4):
+        output = text(1500)
+        cache.start(rid, [])
+        cache.commit([rid], [output])
+        cache.finish(rid, keep=True)
+        shared += [*output, END]
+    own = text(3000)
+    cache.start("a", own)
+    own += own[40:60]
+    cache.commit(["a"], [own[-20:]])
+    draft, values = propose(cache, "a", 12)
+    before = own[-2:]
+    for depth, token in enumerate(draft[:EVIDENCE_DEPTH], start=1):
+        for name, searched in (("own", own), ("shared", shared)):
+            num_seen = values[f"num_seen_in_{name}_{depth}"]
+            num_followed = values[f"num_followed_in_{name}_{depth}"]
+            nexts = [
+                following
+                for pair, following in zip(pairwise(searched), searched[2:], strict=False)
+                if list(pair) == before
+            ]
+            assert 0 <= num_followed <= num_seen <= min(4, len(nexts))
+            assert num_followed <= nexts.count(token)
+            assert num_seen - num_followed <= len(nexts) - nexts.count(token)
+        age = own[::-1].index(token) if token in own else NEVER_SEEN
+        assert values[f"age_{depth}"] in (age, NEVER_SEEN)
+        if age < 15:  # no more tokens than a bucket holds came since
+            assert values[f"age_{depth}"] == age
+        before = [before[1], token]
+    assert values["aligned"] <= values["in_common"] <= 1
+
+
 def test_what_a_copy_does_not_share_with_its_source_shows() -> None:
     cache = SuffixCache(background=False)
     line = list(range(100, 120))
@@ -104,6 +150,13 @@ def test_a_draft_of_the_paper_has_evidence_of_its_tokens() -> None:
     draft, values = propose(cache, "a", 8)
     assert draft == [7, 8]
     assert values["num_followed_in_own_2"] == 1
+    assert values["age_2"] == 3
+    assert values["aligned"] == 0
+    batch = DraftBatch.of_size(1, 64)
+    limits = np.array([8], np.int32)
+    cache.propose_into(batch, ["a"], limits, by_votes=True, with_evidence=True)
+    values = dict(zip(EVIDENCE, batch.evidence[0].tolist(), strict=True))
+    assert values["aligned"] == 2 / 32
     assert values["age_2"] == 3
 
 

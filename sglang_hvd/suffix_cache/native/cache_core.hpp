@@ -150,11 +150,9 @@ public:
             draft.evidence = {};
             if (shape != DraftShape::kChain || draft.num_nodes == 0) continue;
             if (!is_papers) proposer.compare_with_source(draft.evidence);
-            if (is_papers || !settings_.paper) {  // of the votes beside the paper's nobody asks it
-                look_up_tokens(*request.text, shared,
-                               draft.token_ids.first(static_cast<std::size_t>(draft.num_nodes)),
-                               draft.evidence);
-            }
+            look_up_tokens(*request.text, shared,
+                           draft.token_ids.first(static_cast<std::size_t>(draft.num_nodes)),
+                           draft.evidence);
         }
     }
 

@@ -12,11 +12,14 @@ namespace sglang_hvd {
 
 constexpr int kEvidenceDepth = 8;  // first tokens of a draft that are looked up
 
-// By the draft's tokens. num_seen, num_followed: of the latest places of the two tokens before,
-// those that were looked at, and those that the token followed there; age: tokens since the latest
-// place of the token itself in the request's own text, kNeverSeen without one.
+// By the draft's tokens. num_seen, num_followed: of the latest places in the bucket of the two tokens
+// before, those where these stand and something follows, and those where the token follows; age:
+// tokens since the latest place of the token itself in the request's own text, kNeverSeen where its
+// bucket does not hold one any more.
 // What stands before the draft, against what stands before the place it was copied from: shares of
 // the latest kLookBack tokens. aligned: the same at the same distance; in_common: at any distance.
+// Before the beginning of a finished output stands the end of the one that finished before it.
+// All are 0 without a draft, aligned and in_common in the paper's too, which names no place.
 struct DraftEvidence {
     std::array<float, kEvidenceDepth> num_seen_in_own{}, num_followed_in_own{};
     std::array<float, kEvidenceDepth> num_seen_in_shared{}, num_followed_in_shared{};
@@ -28,7 +31,7 @@ constexpr float kNeverSeen = 65536;
 
 namespace detail {
 
-constexpr int kMostPlaces = 4;  // of two tokens, in each text
+constexpr int kMostPlaces = 4;  // in a bucket, in each text
 constexpr int kPairs = kUnigram - 1;
 static_assert(kOrders[kPairs] == 2);
 
