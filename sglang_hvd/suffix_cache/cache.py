@@ -222,8 +222,8 @@ class SuffixCache:
         """Writes each request's draft into its row of the batch: a chain, or a tree.
 
         by_votes: the draft of the votes, as a second opinion, in a cache as in the paper too.
-        with_evidence: what else the texts know of the chains, which takes about as long again; the
-            column `evidence` of the batch is written with it only.
+        with_evidence: also what else the texts know of the chains, for the payoff predictor; the
+            batch's `evidence` is written with it only, and it takes longer.
 
         max_nodes: int32[num_requests], most nodes of each draft; the batch's width also limits it.
             No node is deeper than 64.
