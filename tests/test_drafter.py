@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sglang_hvd.config import CacheMode, HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES, TokenClasses
+from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES, DraftFeatures, TokenClasses
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
@@ -160,8 +160,8 @@ def test_a_confident_cache_raises_what_is_expected_of_the_model_drafter() -> Non
         assert proposals.model_payoffs.tolist() == [pytest.approx(expected, abs=0.3)]
 
 
-@pytest.mark.parametrize("mode", get_args(CacheMode))
-def test_what_the_texts_know_of_a_draft_is_among_its_features(mode: CacheMode) -> None:
+def features_of_repeat(mode: CacheMode) -> DraftFeatures:
+    """Of a prompt in which 3 to 7 followed 1 and 2, with which it ends."""
     config = HvdConfig(policy="cache", cache_mode=mode)
     made = HybridDrafter(
         config,
@@ -172,10 +172,15 @@ def test_what_the_texts_know_of_a_draft_is_among_its_features(mode: CacheMode) -
         num_model_nodes=3,
         verify_width=9,
     )
-    # 3 followed 1 and 2 once, and 4 followed 2 and 3.
     made.start("r", [1, 2, 3, 4, 5, 6, 7, 1, 2])
     features = made.propose(["r"]).features
     assert features is not None
+    return features
+
+
+@pytest.mark.parametrize("mode", get_args(CacheMode))
+def test_what_the_texts_know_of_a_draft_is_among_its_features(mode: CacheMode) -> None:
+    features = features_of_repeat(mode)
     assert features.features[0, COLUMN["aligned"]] == pytest.approx(2 / 32)
     once = math.log(1.3 / 0.3) / 4
     for name, values in {
@@ -190,21 +195,8 @@ def test_what_the_texts_know_of_a_draft_is_among_its_features(mode: CacheMode) -
 def test_the_votes_are_a_second_opinion_in_the_papers_mode() -> None:
     opinions = {}
     for mode in get_args(CacheMode):
-        config = HvdConfig(policy="cache", cache_mode=mode)
-        made = HybridDrafter(
-            config,
-            cache=SuffixCache.of_config(config, background=False),
-            predictor=None,
-            token_classes=CLASSES,
-            num_model_steps=3,
-            num_model_nodes=3,
-            verify_width=9,
-        )
         # The paper's draft has 2 tokens, since 2 match; the votes go on.
-        made.start("r", [1, 2, 3, 4, 5, 6, 7, 1, 2])
-        features = made.propose(["r"]).features
-        assert features is not None
-        [row] = features.features
+        [row] = features_of_repeat(mode).features
         opinions[mode] = [
             float(row[COLUMN[name]]) for name in ("draft_len", "score", "votes_score")
         ]

@@ -67,7 +67,8 @@ struct LatestPlaces {
     int num = 0;
 
     void prefetch(const TokenText& text, int first, int end) const {
-        for (int i = first; i < std::min(end, num); ++i) text.prefetch_place(places[i], kUnigram);
+        for (int i = first; i < std::min(end, num); ++i)
+            __builtin_prefetch(text.before_end(places[i]));  // its links are not followed
     }
     float age_of(const TokenText& text, Token token, int first, int end) const {
         for (int i = first; i < std::min(end, num); ++i)
