@@ -108,8 +108,9 @@ def test_evidence_of_long_texts_lies_within_what_a_search_finds(seed: int, vocab
         shared += [*output, END]
     own = text(3000)
     cache.start("a", own)
-    own += own[40:60]
-    cache.commit(["a"], [own[-20:]])
+    again = own[40:60]  # of a short text fewer, or none
+    own += again
+    cache.commit(["a"], [again])
     draft, values = propose(cache, "a", 12)
     before = own[-2:]
     for depth, token in enumerate(draft[:EVIDENCE_DEPTH], start=1):
