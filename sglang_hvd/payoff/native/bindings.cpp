@@ -146,12 +146,10 @@ private:
         const std::size_t width = batch.token_ids.shape(1);
         const auto num = std::min<std::size_t>(static_cast<std::size_t>(batch.num_nodes.data()[row]), kMaxDepth);
         const float* m = batch.matches.data() + row * kMatchColumns;
-        Evidence evidence;
-        std::memcpy(&evidence, batch.evidence.data() + row * kEvidenceColumns, sizeof(evidence));
         return {{batch.token_ids.data() + row * width, num},
                 {batch.probs.data() + row * width, num},
                 {m[0], m[1], m[2], m[3], m[4], m[5], m[6], m[7], m[8]},
-                evidence};
+                Evidence(batch.evidence.data() + row * kEvidenceColumns)};
     }
 
     // Of the draft's source in the request's own text; -1 where it lies in finished requests.

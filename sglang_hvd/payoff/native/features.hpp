@@ -30,14 +30,25 @@ struct Match {
 constexpr int kMatchColumns = sizeof(Match) / sizeof(float);
 constexpr int kOriginColumn = offsetof(Match, origin) / sizeof(float);
 
-// The columns of DraftBatch.evidence.
+// A row of DraftBatch.evidence, where it lies.
 constexpr int kEvidenceDepth = 8;
-struct Evidence {
-    std::array<float, kEvidenceDepth> num_seen_in_own, num_followed_in_own, num_seen_in_shared,
-        num_followed_in_shared, age;
-    float aligned, in_common;
+constexpr int kEvidenceColumns = 5 * kEvidenceDepth + 2;
+class Evidence {
+public:
+    explicit Evidence(const float* columns) : columns_(columns) {}
+
+    // Of each of the first kEvidenceDepth tokens.
+    const float* num_seen_in_own() const { return columns_; }
+    const float* num_followed_in_own() const { return columns_ + kEvidenceDepth; }
+    const float* num_seen_in_shared() const { return columns_ + 2 * kEvidenceDepth; }
+    const float* num_followed_in_shared() const { return columns_ + 3 * kEvidenceDepth; }
+    const float* age() const { return columns_ + 4 * kEvidenceDepth; }
+    float aligned() const { return columns_[5 * kEvidenceDepth]; }
+    float in_common() const { return columns_[5 * kEvidenceDepth + 1]; }
+
+private:
+    const float* columns_;
 };
-constexpr int kEvidenceColumns = sizeof(Evidence) / sizeof(float);
 
 struct DraftRow {
     std::span<const std::int32_t> token_ids;
@@ -61,12 +72,14 @@ public:
         out_ = features_ = features;
         num_logs_ = num_logits_ = 0;
         const int num = draft.size();
-        std::array<std::uint8_t, kMaxDepth + 1> flags;  // one earlier token in front
+        Flags flags;
         flags[0] = class_of(track.latest(0));
-        std::array<int, kNumPaperClasses> counts{};
-        for (int i = 0; i < num; ++i) flags[i + 1] = class_of(draft.token_ids[i]);
-        for (int i = 0; i < num; ++i)
-            for (int c = 0; c < kNumPaperClasses; ++c) counts[c] += flags[i + 1] >> c & 1;
+        std::uint64_t counts = 0;  // a byte for each class: none is counted more than kMaxDepth times
+        for (int i = 0; i < num; ++i) {
+            flags[i + 1] = class_of(draft.token_ids[i]);
+            counts += spread_of(flags[i + 1]);
+        }
+        std::fill(flags.begin() + num + 1, flags.end(), std::uint8_t{0});
         const auto length = static_cast<float>(num);
         const Match& match = draft.match;
 
@@ -83,7 +96,8 @@ public:
         put(recent.cache_rate);
         put(recent.mean_accepted);
         put(recent.last_accepted);
-        for (int c = 0; c < kNumPaperClasses; ++c) put(static_cast<float>(counts[c]) / length);
+        for (int c = 0; c < kNumPaperClasses; ++c)
+            put(static_cast<float>(counts >> 8 * c & 0xFF) / length);
 
         // Path probabilities.
         for (const int depth : kProbDepths) put_logit(prob_at(draft, depth));
@@ -94,8 +108,9 @@ public:
         put_match(match);
 
         // The second opinion.
+        const bool is_same = votes.token_ids.data() == draft.token_ids.data();
         const int common = std::min(num, votes.size());
-        int agreeing = 0;
+        int agreeing = is_same ? num : 0;
         while (agreeing < common && draft.token_ids[agreeing] == votes.token_ids[agreeing]) ++agreeing;
         float agreed_sum = 0;
         for (int i = 0; i < agreeing; ++i) agreed_sum += votes.probs[i];
@@ -133,8 +148,8 @@ public:
         float* const shift_at = out_ - 1;
 
         // How alike the text before it is to what stands before its source.
-        put(votes.evidence.aligned);
-        put(votes.evidence.in_common);
+        put(votes.evidence.aligned());
+        put(votes.evidence.in_common());
 
         // What kind of text it is.
         put_classes(class_of(track.latest(1)));
@@ -147,6 +162,9 @@ public:
     }
 
 private:
+    // Classes of a draft's tokens, with that of the token before it in front; filled up with none.
+    using Flags = std::array<std::uint8_t, kMaxDepth + 1>;
+
     void put(float value) const { *out_++ = value; }
 
     // ln(1 + value) and log odds are taken at the end, of all of them at once.
@@ -190,13 +208,24 @@ private:
     }
 
     static void put_flags(std::uint8_t flags, float* out) {
-        static const auto table = [] {
+        static constexpr auto table = [] {
             std::array<std::array<float, kNumClasses>, 256> rows{};
             for (int f = 0; f < 256; ++f)
                 for (int c = 0; c < kNumClasses; ++c) rows[f][c] = static_cast<float>(f >> c & 1);
             return rows;
         }();
         std::memcpy(out, table[flags].data(), sizeof(table[flags]));
+    }
+
+    // Each bit in a byte of its own.
+    static std::uint64_t spread_of(std::uint8_t flags) {
+        static constexpr auto table = [] {
+            std::array<std::uint64_t, 256> spread{};
+            for (std::uint64_t f = 0; f < 256; ++f)
+                for (int c = 0; c < kNumClasses; ++c) spread[f] |= (f >> c & 1) << 8 * c;
+            return spread;
+        }();
+        return table[flags];
     }
 
     static float prob_at(const DraftRow& draft, int depth) {
@@ -209,52 +238,55 @@ private:
     }
 
     // Scaled log odds of each of num probabilities that the next is accepted; given: the
-    // probabilities that all up to it are.
-    SGLANG_HVD_CLONES static void write_odds(const float* given, int num, float* out) {
-        alignas(64) float odds[kMaxDepth] = {};
-        float before = 1;
-        for (int i = 0; i < num; ++i) {
-            odds[i] = given[i] / std::max(before, 1e-9f);
-            before = given[i];
+    // probabilities that all up to it are. Of what is not said: kUnsaid.
+    static constexpr float kUnsaid = -1.5f;
+    SGLANG_HVD_CLONES static void write_odds(const float* given, int num_given, int num, float* out) {
+        alignas(64) float before[kMaxDepth], now[kMaxDepth];
+        std::fill(before, before + kMaxDepth, 1.f);
+        std::fill(now, now + kMaxDepth, 0.f);  // scaled and clamped: kUnsaid
+        for (int i = 0; i < num_given; ++i) now[i] = given[i];
+        for (int i = 1; i < num_given; ++i) before[i] = given[i - 1];
+        for (int i = 0; i < num; i += kLanes) {
+            const Lanes steps = load(now + i) / clamp_of(load(before + i), 1e-9f, 1.f);
+            store(clamp_of(logit_of(steps), 4 * kUnsaid, -4 * kUnsaid) * 0.25f, out + i);
         }
-        for (int i = 0; i < num; i += kLanes)
-            store(clamp_of(logit_of(load(odds + i)), -6.f, 6.f) * 0.25f, odds + i);
-        std::copy_n(odds, num, out);
     }
 
+    // Of whole vectors of tokens, also behind the last one.
     static void write_positions(const DraftRow& draft, const DraftRow& votes, int agreeing,
-                                const std::array<std::uint8_t, kMaxDepth + 1>& flags, float* out) {
+                                const Flags& flags, float* out) {
         const int num = draft.size();
-        std::array<float, kMaxDepth> odds, votes_odds;
-        write_odds(draft.probs.data(), num, odds.data());
-        const bool is_same = votes.probs.data() == draft.probs.data();
-        if (!is_same) {
-            votes_odds.fill(-1.5f);  // of what the votes do not say
-            write_odds(votes.probs.data(), agreeing, votes_odds.data());
-        }
-        write_columns(odds.data(), is_same ? odds.data() : votes_odds.data(), flags.data(), num, out);
+        write_odds(draft.probs.data(), num, num, out);
+        if (votes.probs.data() == draft.probs.data())
+            std::memcpy(out + kMaxDepth, out, kMaxDepth * sizeof(float));
+        else
+            write_odds(votes.probs.data(), agreeing, num, out + kMaxDepth);
         write_evidence(draft.evidence, num, out + 2 * kMaxDepth);
+        write_classes(flags.data(), num, out + 5 * kMaxDepth);
     }
 
     // Log odds, divided by four, that a token follows the two before it in either text, by how often
     // it did, and how long ago the token was seen.
-    SGLANG_HVD_CLONES static void write_evidence(const Evidence& evidence, int num, float* out) {
+    SGLANG_HVD_CLONES static void write_evidence(Evidence evidence, int num, float* out) {
         static_assert(2 * kEvidenceDepth == kLanes);
         alignas(64) float odds[kLanes], ages[kLanes];
         std::fill_n(ages + kEvidenceDepth, kEvidenceDepth, 1.f);
         for (int i = 0; i < kEvidenceDepth; ++i) {
-            odds[i] = odds_of(evidence.num_followed_in_own[i], evidence.num_seen_in_own[i]);
+            odds[i] = odds_of(evidence.num_followed_in_own()[i], evidence.num_seen_in_own()[i]);
             odds[kEvidenceDepth + i] =
-                odds_of(evidence.num_followed_in_shared[i], evidence.num_seen_in_shared[i]);
-            ages[i] = 1.f + evidence.age[i];
+                odds_of(evidence.num_followed_in_shared()[i], evidence.num_seen_in_shared()[i]);
+            ages[i] = 1.f + evidence.age()[i];
         }
         store(log_of(load(odds)) * 0.25f, odds);
         store(log_of(load(ages)) * 0.1f, ages);
         const int num_known = std::min(num, kEvidenceDepth);
         const std::array<const float*, 3> columns = {odds, odds + kEvidenceDepth, ages};
         for (const float* column : columns) {
-            std::copy_n(column, num_known, out);
-            std::fill_n(out + num_known, num - num_known, 0.f);
+            Lanes known{};
+            std::memcpy(&known, column, kEvidenceDepth * sizeof(float));
+            for (int i = num_known; i < kEvidenceDepth; ++i) known[i] = 0;
+            store(known, out);
+            for (int i = kLanes; i < num; i += kLanes) store(Lanes{}, out + i);
             out += kMaxDepth;
         }
     }
@@ -264,18 +296,24 @@ private:
         return (num_followed + kUnseen) / (num_seen - num_followed + kUnseen);
     }
 
-    SGLANG_HVD_CLONES static void write_columns(const float* odds, const float* votes_odds,
-                                                const std::uint8_t* flags, int num,
-                                                float* __restrict out) {
-        for (int i = 0; i < num; ++i) out[i] = odds[i];
-        for (int i = 0; i < num; ++i) out[kMaxDepth + i] = votes_odds[i];
-        for (int back = 0; back < 2; ++back) {
-            for (int c = 0; c < kNumClasses; ++c) {
-                float* column = out + (5 + back * kNumClasses + c) * kMaxDepth;
-                for (int i = 0; i < num; ++i)
-                    column[i] = static_cast<float>(flags[i + 1 - back] >> c & 1);
-            }
+    // flags: of the token before the first one on.
+    SGLANG_HVD_CLONES static void write_classes(const std::uint8_t* flags, int num, float* out) {
+        for (int i = 0; i < num; i += kLanes) {
+            const IntLanes before = widened(flags + i), now = widened(flags + i + 1);
+            for (int c = 0; c < kNumClasses; ++c)
+                store(bit_of(now, c), out + c * kMaxDepth + i);
+            for (int c = 0; c < kNumClasses; ++c)
+                store(bit_of(before, c), out + (kNumClasses + c) * kMaxDepth + i);
         }
+    }
+    [[gnu::always_inline]] static IntLanes widened(const std::uint8_t* bytes) {
+        using Bytes = std::uint8_t __attribute__((vector_size(kLanes)));
+        Bytes lanes;
+        std::memcpy(&lanes, bytes, sizeof(lanes));
+        return __builtin_convertvector(lanes, IntLanes);
+    }
+    [[gnu::always_inline]] static Lanes bit_of(IntLanes flags, int bit) {
+        return __builtin_convertvector(flags >> bit & 1, Lanes);
     }
 
     std::span<const std::uint8_t> classes_;

@@ -25,18 +25,21 @@ template <int kRows, int kVectors>
                                                 const float* weight, const float* bias,
                                                 std::size_t num_out, std::size_t first,
                                                 bool is_rectified, float* out) {
+    // Vector by vector: an array that is copied as a whole would be kept in memory.
     Lanes sums[kRows][kVectors];
-    for (int r = 0; r < kRows; ++r) std::memcpy(sums[r], bias + first, sizeof(sums[r]));
+    for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = load(bias + first + v * kLanes);
     for (std::size_t i = 0; i < num_in; ++i) {
-        Lanes w[kVectors];
-        std::memcpy(w, weight + i * num_out + first, sizeof(w));
-        for (int r = 0; r < kRows; ++r)
-            for (int v = 0; v < kVectors; ++v) sums[r][v] += in[r * num_in + i] * w[v];
+        for (int v = 0; v < kVectors; ++v) {
+            const Lanes w = load(weight + i * num_out + first + v * kLanes);
+            for (int r = 0; r < kRows; ++r) sums[r][v] += in[r * num_in + i] * w;
+        }
     }
     for (int r = 0; r < kRows; ++r) {
-        if (is_rectified)
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = sums[r][v] > 0 ? sums[r][v] : Lanes{};
-        std::memcpy(out + r * num_out + first, sums[r], sizeof(sums[r]));
+        for (int v = 0; v < kVectors; ++v) {
+            const Lanes sum = sums[r][v];
+            store(is_rectified ? (sum > 0 ? sum : Lanes{}) : sum, out + r * num_out + first + v * kLanes);
+        }
     }
 }
 
@@ -59,6 +62,11 @@ SGLANG_HVD_CLONES inline void affine(const float* in, std::size_t num_rows, std:
         affine_rows<4, 2>(in + row * num_in, num_in, weight, bias, num_out, is_rectified, out + row * num_out);
     for (; row < num_rows; ++row)
         affine_rows<1, 4>(in + row * num_in, num_in, weight, bias, num_out, is_rectified, out + row * num_out);
+}
+
+SGLANG_HVD_CLONES inline void normalise(const float* in, const float* mean, const float* scale,
+                                        std::size_t num, float* __restrict out) {
+    for (std::size_t i = 0; i < num; ++i) out[i] = (in[i] - mean[i]) * scale[i];
 }
 
 }  // namespace detail
@@ -100,11 +108,10 @@ public:
     // rows: [num_rows][stride] of which the first num_in() count. Returns [num_rows][num_padded_out()],
     // valid until the next call.
     const float* run(const float* rows, std::size_t num_rows, std::size_t stride) {
-        const std::size_t num = num_in();
-        current_.resize(num_rows * num);
+        current_.resize(num_rows * num_in());
         for (std::size_t r = 0; r < num_rows; ++r)
-            for (std::size_t i = 0; i < num; ++i)
-                current_[r * num + i] = (rows[r * stride + i] - mean_[i]) * scale_[i];
+            detail::normalise(rows + r * stride, mean_.data(), scale_.data(), num_in(),
+                              current_.data() + r * num_in());
         for (const Layer& layer : layers_) {
             next_.resize(num_rows * layer.num_padded);
             detail::affine(current_.data(), num_rows, layer.num_in, layer.weight.data(),
