@@ -112,20 +112,20 @@ MATCH_FEATURES = (
 )
 
 # First tokens of a chain that DraftBatch.evidence tells of.
-EVIDENCE_DEPTH = 8
+EVIDENCE_DEPTH = 4
 # Columns of DraftBatch.evidence, as suffix_cache/native/draft_evidence.hpp: DraftEvidence has them.
 EVIDENCE = (
     *(
         f"{name}_{depth}"
         for name in (
-            # of the latest four places in the index's bucket of the two tokens before, in the
-            # request's own text and in the outputs of finished requests: those where these stand
-            # and something follows, and those where this token follows
-            "num_seen_in_own",
-            "num_followed_in_own",
-            "num_seen_in_shared",
-            "num_followed_in_shared",
-            "age",  # tokens since the latest place of the token in the own text, 65536 without one
+            # in the request's own text, of the latest two places in the index's bucket of the two
+            # tokens before that something follows: those where these stand, and those of them that
+            # this token follows
+            "num_seen",
+            "num_followed",
+            # tokens since the latest place of this token; 65536 if none is among the latest four
+            # in its bucket
+            "age",
         )
         for depth in range(1, EVIDENCE_DEPTH + 1)
     ),

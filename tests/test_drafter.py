@@ -184,8 +184,7 @@ def test_what_the_texts_know_of_a_draft_is_among_its_features(mode: CacheMode) -
     assert features.features[0, COLUMN["aligned"]] == pytest.approx(2 / 32)
     once = math.log(1.3 / 0.3) / 4
     for name, values in {
-        "own_logit_follows": [once, once],
-        "shared_logit_follows": [0, 0],
+        "logit_follows": [once, once],
         "log_token_age": [math.log(7) / 10, math.log(6) / 10],
     }.items():
         got = features.positions[0, POSITION_FEATURES.index(name), :2]

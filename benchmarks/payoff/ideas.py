@@ -49,7 +49,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "classes of the tokens around": ("before_", "token_"),
 }
 # Inputs of draft tokens that the suffix cache looks up for them.
-_LOOKED_UP = frozenset({"own_logit_follows", "shared_logit_follows", "log_token_age"})
+_LOOKED_UP = frozenset({"logit_follows", "log_token_age"})
 
 
 @dataclass(frozen=True)

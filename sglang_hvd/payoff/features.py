@@ -46,9 +46,9 @@ The latest cycles of recent_* are the request's last `history_window` ones.
 Each token of the draft has inputs of its own, POSITION_FEATURES: the log odds, divided by four, \
 that it is accepted if its predecessor is, by the draft's own probabilities, by the votes, and by \
 how often it followed the two tokens before it, (followed + .3) / (did not follow + .3) at their \
-latest four places in the own text and in those of finished requests; a tenth of ln(1 + tokens \
-since the own text had it last); and the classes of it and of its predecessor. Only the first \
-eight tokens are looked up in the texts; for the others these inputs are 0.
+latest two places in the own text; a tenth of ln(1 + tokens since the own text had it last); and \
+the classes of it and of its predecessor. Only the first four tokens are looked up in the text; \
+for the others these inputs are 0.
 """
 
 from sglang_hvd.payoff._native import MAX_DEPTH, NUM_DRAFT_FEATURES, NUM_POSITION_FEATURES
@@ -122,8 +122,7 @@ FEATURE_NAMES = (
 POSITION_FEATURES = (
     "logit_next",
     "votes_logit_next",
-    "own_logit_follows",
-    "shared_logit_follows",
+    "logit_follows",
     "log_token_age",
     *_CLASSES,
     *(f"predecessor_{name}" for name in _CLASSES),

@@ -21,7 +21,8 @@ class DraftFeatures:
 
     draft_lens: int32[num_requests], 0 where there is no draft.
     features: float32[num_requests, len(FEATURE_NAMES)].
-    positions: float32[num_requests, len(POSITION_FEATURES), MAX_DRAFT_LEN], of each draft token.
+    positions: float32[num_requests, len(POSITION_FEATURES), MAX_DRAFT_LEN], of each draft token;
+        what stands behind the last one holds no meaning.
     """
 
     draft_lens: Int32

@@ -24,6 +24,9 @@ class TrainingSettings:
         at least min_epochs and at most max_epochs. On little data more epochs fit the noise, on
         much data fewer suffice.
     weight_decay: of AdamW.
+    input_dropout: probability, below 1, that an update does not see an input of a row (it is at its
+        mean, the others are scaled up); the inputs of a draft's tokens are always seen. What a few
+        inputs say of the texts trained on need not hold elsewhere, so not all may rest on them.
     """
 
     hidden_sizes: tuple[int, ...] = (64, 64)
@@ -33,6 +36,7 @@ class TrainingSettings:
     min_epochs: int = 4
     max_epochs: int = 20
     weight_decay: float = 1e-2
+    input_dropout: float = 0.1
     seed: int = 42
 
     @classmethod
@@ -48,6 +52,7 @@ class TrainingSettings:
             batch_size=batch_size or max(1, min(65536, num_rows // 256)),
             min_epochs=20,
             weight_decay=0,
+            input_dropout=0,
         )
 
     def num_epochs(self, num_rows: int) -> int:
@@ -164,7 +169,11 @@ def _fit(
     weights = torch.ones(len(rows)) if rows.weights is None else torch.from_numpy(rows.weights)
 
     def loss_of(batch: torch.Tensor) -> torch.Tensor:
-        outputs = network(inputs[batch])
+        shown = inputs[batch]
+        if settings.input_dropout:
+            is_kept = torch.rand(shown.shape, generator=generator) >= settings.input_dropout
+            shown = shown * is_kept / (1 - settings.input_dropout)
+        outputs = network(shown)
         if kind == "mlp":
             return (weights[batch] * (outputs[:, 0] - accepted_lens[batch]).square()).mean()
         return -(weights[batch] * judged.log_likelihood(outputs, batch)).mean()

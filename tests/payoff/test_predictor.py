@@ -4,7 +4,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import get_args
 
@@ -28,6 +28,7 @@ from sglang_hvd.payoff import (
 from sglang_hvd.payoff._native import NUM_BUCKETS, bucket_of
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, Kind, feature_settings
+from sglang_hvd.payoff.training import TrainingSettings
 from sglang_hvd.types import DraftSource
 from tests.payoff.made_up import constant_survival, linear, random_drafts, random_predictor
 
@@ -293,7 +294,7 @@ def test_settings_that_are_not_ours_are_refused(saved: Path) -> None:
         ),
         (
             lambda t: t.update(weight_2=np.zeros((2, 8), np.float32)),
-            "has weight_2 float32[2, 8], wanted float32[42, 8]",
+            "has weight_2 float32[2, 8], wanted float32[41, 8]",
         ),
         (lambda t: t.update(bias_2=np.zeros((), np.float32)), "has bias_2 float32[], wanted"),
         (lambda t: t.update(bias_0=np.zeros((), np.float32)), "has bias_0 float32[], wanted"),
@@ -353,6 +354,12 @@ def test_the_shipped_predictors_say_what_they_were_trained_on(mode: CacheMode) -
         assert all("NC" not in recording["licence"] for recording in recordings)
         assert "heldout" in predictor.provenance
         assert predictor.trained_sessions
+
+
+@pytest.mark.parametrize("mode", get_args(CacheMode))
+def test_the_shipped_predictor_was_trained_as_training_would_today(mode: CacheMode) -> None:
+    settings = PayoffPredictor.load(DEFAULT_PREDICTORS[mode]).provenance["training"]
+    assert settings == json.loads(json.dumps(asdict(TrainingSettings())))
 
 
 @pytest.mark.parametrize("mode", get_args(CacheMode))

@@ -61,10 +61,33 @@ def test_weights_say_what_counts() -> None:
     assert rows.predict(trained(rows, replace(QUICK, max_epochs=20))).payoffs.mean() > 0.9
 
 
+def test_inputs_that_are_hidden_now_and_then_are_relied_on_together() -> None:
+    # Two inputs say much the same, and the better one says nothing afterwards.
+    rows, fresh = (with_a_noisy_copy(random_rows(8000, seed=seed)) for seed in (0, 1))
+    wanted = np.maximum(fresh.features[:, 0] * 2, 0)
+    features = fresh.features.copy()
+    features[:, 0] = 0
+    errors = []
+    for share in (0.0, 0.3):
+        hiding = replace(QUICK, input_dropout=share)
+        predictor = trained(rows, hiding, kind="mlp")
+        payoffs = replace(fresh, features=features).predict(predictor).payoffs
+        errors.append(np.abs(payoffs - wanted).mean())
+    assert errors[1] < 0.75 * errors[0]
+
+
+def with_a_noisy_copy(rows: TrainingRows) -> TrainingRows:
+    features = rows.features.copy()
+    features[:, 1] = features[:, 0] + 0.3 * features[:, 1]
+    accepted = np.maximum(features[:, 0] * 2, 0).round().astype(np.int32)
+    return replace(rows, features=features, accepted_lens=accepted)
+
+
 def test_the_papers_predictor_learns_the_accepted_length() -> None:
     rows = random_rows(4000)
     bend = np.maximum(rows.features[:, 0] * 2, 0).round().astype(np.int32)
-    predictor = trained(replace(rows, accepted_lens=bend), kind="mlp")
+    settings = replace(QUICK, input_dropout=0)
+    predictor = trained(replace(rows, accepted_lens=bend), settings, kind="mlp")
     fresh = random_rows(500, seed=1)
     wanted = np.maximum(fresh.features[:, 0] * 2, 0)
     assert np.abs(fresh.predict(predictor).payoffs - wanted).mean() < 0.4
@@ -91,9 +114,10 @@ def test_predictors_carry_what_they_were_told() -> None:
     assert predictor.provenance == {"data": "made up"}
 
 
-def test_the_papers_batch_size_is_capped_for_small_data_unless_it_is_asked_for() -> None:
+def test_the_papers_settings_are_its_own_but_for_batches_of_small_data() -> None:
     sizes = {num: TrainingSettings.of_paper(num).batch_size for num in (100, 10**6, 10**8)}
     assert sizes == {100: 1, 10**6: 3906, 10**8: 65536}
+    assert TrainingSettings().input_dropout > 0 == TrainingSettings.of_paper(100).input_dropout
     literal = TrainingSettings.of_paper(100, batch_size=65536)
     assert (literal.batch_size, literal.num_epochs(100)) == (65536, 20)
 

@@ -13,9 +13,9 @@ from sglang_hvd.types import EVIDENCE, EVIDENCE_DEPTH, MATCH_FEATURES, DraftBatc
 
 NEVER_SEEN = 65536
 END = -1
-# Few enough that neither they nor their pairs share a bucket of the index: what is in another's
-# bucket is passed over, and counts as one of the places looked at.
-TOKENS = st.integers(1, 3)
+# Neither they nor their pairs share a bucket of the smallest index: what is in another's bucket is
+# passed over, and counts as one of the places looked at.
+TOKENS = st.sampled_from((1, 2, 14))
 
 
 def propose(cache: SuffixCache, rid: str, max_tokens: int) -> tuple[list[int], dict[str, float]]:
@@ -28,14 +28,11 @@ def propose(cache: SuffixCache, rid: str, max_tokens: int) -> tuple[list[int], d
 
 
 def followers(text: Sequence[int], pair: Sequence[int], token: int) -> tuple[int, int]:
-    """Of the latest four places of the pair, how many go on, and how many go on with the token."""
+    """How many of the latest two places of the pair there are, and how many the token follows."""
     if END in pair:
         return 0, 0
-    nexts = [text[end] for end in range(2, len(text)) if list(text[end - 2 : end]) == list(pair)][
-        -4:
-    ]
-    known = [token for token in nexts if token != END]
-    return len(known), known.count(token)
+    nexts = [text[end] for end in range(2, len(text)) if list(text[end - 2 : end]) == list(pair)]
+    return len(nexts[-2:]), nexts[-2:].count(token)
 
 
 def expected(
@@ -46,10 +43,9 @@ def expected(
         return evidence
     before = [END, END, *own][-2:]
     for depth, token in enumerate(draft[:EVIDENCE_DEPTH], start=1):
-        for name, text in (("own", own), ("shared", shared)):
-            num_seen, num_followed = followers(text, before, token)
-            evidence[f"num_seen_in_{name}_{depth}"] = num_seen
-            evidence[f"num_followed_in_{name}_{depth}"] = num_followed
+        num_seen, num_followed = followers(own, before, token)
+        evidence[f"num_seen_{depth}"] = num_seen
+        evidence[f"num_followed_{depth}"] = num_followed
         age = own[::-1].index(token) if token in own else NEVER_SEEN
         evidence[f"age_{depth}"] = age
         before = [before[1], token]
@@ -90,7 +86,8 @@ def test_evidence_is_what_a_search_finds(
 @given(st.integers(0, 2**32 - 1), st.integers(2, 400))
 @settings(max_examples=40, deadline=None)
 def test_evidence_of_long_texts_lies_within_what_a_search_finds(seed: int, vocab: int) -> None:
-    # Of several blocks, with other tokens in each bucket, and a shared text that has lost outputs.
+    # Of several blocks, with other tokens in each bucket. Drafts may come from the shared text,
+    # which has lost outputs.
     random = np.random.default_rng(seed)
 
     def text(most: int) -> list[int]:
@@ -99,13 +96,10 @@ def test_evidence_of_long_texts_lies_within_what_a_search_finds(seed: int, vocab
         return [token for i in random.integers(0, 20, num) for token in phrases[i]]
 
     cache = SuffixCache(background=False, shared_cache_tokens=2500)
-    shared: list[int] = []
     for rid in range(4):
-        output = text(1500)
         cache.start(rid, [])
-        cache.commit([rid], [output])
+        cache.commit([rid], [text(1500)])
         cache.finish(rid, keep=True)
-        shared += [*output, END]
     own = text(3000)
     cache.start("a", own)
     again = own[40:60]  # of a short text fewer, or none
@@ -114,20 +108,18 @@ def test_evidence_of_long_texts_lies_within_what_a_search_finds(seed: int, vocab
     draft, values = propose(cache, "a", 12)
     before = own[-2:]
     for depth, token in enumerate(draft[:EVIDENCE_DEPTH], start=1):
-        for name, searched in (("own", own), ("shared", shared)):
-            num_seen = values[f"num_seen_in_{name}_{depth}"]
-            num_followed = values[f"num_followed_in_{name}_{depth}"]
-            nexts = [
-                following
-                for pair, following in zip(pairwise(searched), searched[2:], strict=False)
-                if list(pair) == before
-            ]
-            assert 0 <= num_followed <= num_seen <= min(4, len(nexts))
-            assert num_followed <= nexts.count(token)
-            assert num_seen - num_followed <= len(nexts) - nexts.count(token)
+        num_seen, num_followed = values[f"num_seen_{depth}"], values[f"num_followed_{depth}"]
+        nexts = [
+            following
+            for pair, following in zip(pairwise(own), own[2:], strict=False)
+            if list(pair) == before
+        ]
+        assert 0 <= num_followed <= num_seen <= min(2, len(nexts))
+        assert num_followed <= nexts.count(token)
+        assert num_seen - num_followed <= len(nexts) - nexts.count(token)
         age = own[::-1].index(token) if token in own else NEVER_SEEN
         assert values[f"age_{depth}"] in (age, NEVER_SEEN)
-        if age < 15:  # no more tokens than a bucket holds came since
+        if age < 4:  # fewer tokens came since than places in a bucket are looked at
             assert values[f"age_{depth}"] == age
         before = [before[1], token]
     assert values["aligned"] <= values["in_common"] <= 1
@@ -141,8 +133,19 @@ def test_what_a_copy_does_not_share_with_its_source_shows() -> None:
     assert draft[:3] == [9, 10, 11]
     assert values["aligned"] == 21 / 32  # 7 and 8, 116 to 119, and what stands before 99
     assert values["in_common"] == 21 / 32
-    assert values["num_seen_in_own_1"] == values["num_followed_in_own_1"] == 1
-    assert values["age_1"] == 24
+    assert values["num_seen_1"] == values["num_followed_1"] == 1
+
+
+@pytest.mark.parametrize(("between", "age"), [([3] * 3, 5), ([3] * 4, NEVER_SEEN), ([6] * 4, 6)])
+def test_a_token_behind_four_others_of_its_bucket_counts_as_never_seen(
+    between: list[int], age: int
+) -> None:
+    # 1 and 3 share one of the smallest index's buckets; 2, 4 and 6 are in another.
+    cache = SuffixCache(background=False)
+    cache.start("a", [2, 4, 1, *between, 2, 4])
+    draft, values = propose(cache, "a", 1)
+    assert draft == [1]
+    assert values["age_1"] == age
 
 
 def test_a_draft_of_the_paper_has_evidence_of_its_tokens() -> None:
@@ -150,7 +153,7 @@ def test_a_draft_of_the_paper_has_evidence_of_its_tokens() -> None:
     cache.start("a", [5, 6, 7, 8, 1, 5, 6])
     draft, values = propose(cache, "a", 8)
     assert draft == [7, 8]
-    assert values["num_followed_in_own_2"] == 1
+    assert values["num_followed_2"] == 1
     assert values["age_2"] == 3
     assert values["aligned"] == 0
     batch = DraftBatch.of_size(1, 64)

@@ -20,7 +20,9 @@ constexpr std::array<int, 9> kProbDepths = {1, 2, 3, 4, 6, 8, 12, 16, 24};
 constexpr std::array<int, 4> kVotesDepths = {1, 3, 10, 16};
 constexpr int kThreshold = 6;  // the paper's
 constexpr int kNumDraftFeatures = 14 + 9 + 1 + 9 + 20 + kNumCyclesSeen + kNumDecays + 7 + 6 + 2 + 5 * kNumClasses;
-constexpr int kNumPositionFeatures = 5 + 2 * kNumClasses;
+constexpr int kNumPositionFeatures = 4 + 2 * kNumClasses;
+static_assert(kMaxDepth % kLanes == 0, "tokens are written in whole vectors");
+static_assert(kMaxDepth <= 255, "the tokens of a class are counted in a byte");
 
 // The columns of a match, as DraftBatch.features has them.
 struct Match {
@@ -31,20 +33,18 @@ constexpr int kMatchColumns = sizeof(Match) / sizeof(float);
 constexpr int kOriginColumn = offsetof(Match, origin) / sizeof(float);
 
 // A row of DraftBatch.evidence, where it lies.
-constexpr int kEvidenceDepth = 8;
-constexpr int kEvidenceColumns = 5 * kEvidenceDepth + 2;
+constexpr int kEvidenceDepth = 4;
+constexpr int kEvidenceColumns = 3 * kEvidenceDepth + 2;
 class Evidence {
 public:
     explicit Evidence(const float* columns) : columns_(columns) {}
 
     // Of each of the first kEvidenceDepth tokens.
-    const float* num_seen_in_own() const { return columns_; }
-    const float* num_followed_in_own() const { return columns_ + kEvidenceDepth; }
-    const float* num_seen_in_shared() const { return columns_ + 2 * kEvidenceDepth; }
-    const float* num_followed_in_shared() const { return columns_ + 3 * kEvidenceDepth; }
-    const float* age() const { return columns_ + 4 * kEvidenceDepth; }
-    float aligned() const { return columns_[5 * kEvidenceDepth]; }
-    float in_common() const { return columns_[5 * kEvidenceDepth + 1]; }
+    const float* num_seen() const { return columns_; }
+    const float* num_followed() const { return columns_ + kEvidenceDepth; }
+    const float* age() const { return columns_ + 2 * kEvidenceDepth; }
+    float aligned() const { return columns_[3 * kEvidenceDepth]; }
+    float in_common() const { return columns_[3 * kEvidenceDepth + 1]; }
 
 private:
     const float* columns_;
@@ -108,9 +108,10 @@ public:
         put_match(match);
 
         // The second opinion.
-        const bool is_same = votes.token_ids.data() == draft.token_ids.data();
+        const bool is_same = votes.token_ids.data() == draft.token_ids.data() &&
+                             votes.probs.data() == draft.probs.data();
         const int common = std::min(num, votes.size());
-        int agreeing = is_same ? num : 0;
+        int agreeing = is_same ? common : 0;
         while (agreeing < common && draft.token_ids[agreeing] == votes.token_ids[agreeing]) ++agreeing;
         float agreed_sum = 0;
         for (int i = 0; i < agreeing; ++i) agreed_sum += votes.probs[i];
@@ -158,7 +159,7 @@ public:
 
         transform(logs_.data(), num_logs_, logits_.data(), num_logits_, features);
         *shift_at = std::copysign(*shift_at, shift);
-        write_positions(draft, votes, agreeing, flags, positions);
+        write_positions(draft, votes, is_same, agreeing, flags, positions);
     }
 
 private:
@@ -252,42 +253,40 @@ private:
         }
     }
 
-    // Of whole vectors of tokens, also behind the last one.
-    static void write_positions(const DraftRow& draft, const DraftRow& votes, int agreeing,
-                                const Flags& flags, float* out) {
+    // Whole vectors of tokens are written: what stands behind the last token means nothing.
+    static void write_positions(const DraftRow& draft, const DraftRow& votes, bool is_same,
+                                int agreeing, const Flags& flags, float* out) {
         const int num = draft.size();
         write_odds(draft.probs.data(), num, num, out);
-        if (votes.probs.data() == draft.probs.data())
-            std::memcpy(out + kMaxDepth, out, kMaxDepth * sizeof(float));
+        if (is_same && agreeing == num)
+            for (int i = 0; i < num; i += kLanes) store(load(out + i), out + kMaxDepth + i);
         else
             write_odds(votes.probs.data(), agreeing, num, out + kMaxDepth);
         write_evidence(draft.evidence, num, out + 2 * kMaxDepth);
-        write_classes(flags.data(), num, out + 5 * kMaxDepth);
+        write_classes(flags.data(), num, out + 4 * kMaxDepth);
     }
 
-    // Log odds, divided by four, that a token follows the two before it in either text, by how often
-    // it did, and how long ago the token was seen.
+    // Log odds, divided by four, that a token follows the two before it, by how often it did, and how
+    // long ago the token was seen.
     SGLANG_HVD_CLONES static void write_evidence(Evidence evidence, int num, float* out) {
-        static_assert(2 * kEvidenceDepth == kLanes);
-        alignas(64) float odds[kLanes], ages[kLanes];
-        std::fill_n(ages + kEvidenceDepth, kEvidenceDepth, 1.f);
+        static_assert(2 * kEvidenceDepth <= kLanes);
+        alignas(64) float values[kLanes];
+        std::fill(values, values + kLanes, 1.f);
         for (int i = 0; i < kEvidenceDepth; ++i) {
-            odds[i] = odds_of(evidence.num_followed_in_own()[i], evidence.num_seen_in_own()[i]);
-            odds[kEvidenceDepth + i] =
-                odds_of(evidence.num_followed_in_shared()[i], evidence.num_seen_in_shared()[i]);
-            ages[i] = 1.f + evidence.age()[i];
+            values[i] = odds_of(evidence.num_followed()[i], evidence.num_seen()[i]);
+            values[kEvidenceDepth + i] = 1.f + evidence.age()[i];
         }
-        store(log_of(load(odds)) * 0.25f, odds);
-        store(log_of(load(ages)) * 0.1f, ages);
-        const int num_known = std::min(num, kEvidenceDepth);
-        const std::array<const float*, 3> columns = {odds, odds + kEvidenceDepth, ages};
-        for (const float* column : columns) {
-            Lanes known{};
-            std::memcpy(&known, column, kEvidenceDepth * sizeof(float));
-            for (int i = num_known; i < kEvidenceDepth; ++i) known[i] = 0;
-            store(known, out);
-            for (int i = kLanes; i < num; i += kLanes) store(Lanes{}, out + i);
-            out += kMaxDepth;
+        store(log_of(load(values)), values);
+        Lanes odds{}, ages{};
+        for (int i = 0; i < std::min(num, kEvidenceDepth); ++i) {
+            odds[i] = values[i] * 0.25f;
+            ages[i] = values[kEvidenceDepth + i] * 0.1f;
+        }
+        store(odds, out);
+        store(ages, out + kMaxDepth);
+        for (int i = kLanes; i < num; i += kLanes) {
+            store(Lanes{}, out + i);
+            store(Lanes{}, out + kMaxDepth + i);
         }
     }
 
