@@ -84,7 +84,7 @@ def _ideas() -> list[_Idea]:
             "+ probabilities and classes of each draft token",
             positions=frozenset(POSITION_FEATURES) - _LOOKED_UP,
         ),
-        _Idea("+ what each draft token usually follows (all: what ships)"),
+        _Idea("+ what each draft token usually follows (all)"),
         _Idea("all, 128 + 128 hidden", settings=TrainingSettings(hidden_sizes=(128, 128))),
         _Idea("all, 32 + 32 hidden", settings=TrainingSettings(hidden_sizes=(32, 32))),
         _Idea(

@@ -20,7 +20,7 @@ from sglang_hvd.replay.tables import heldout_table
 from sglang_hvd.replay.train import TrainPlan, train_predictors
 
 # Each makes the cycles learned from more like those of the server. By votes the third mends the
-# calibration (.033 to .021 in error); in the paper's mode it is .012 after the second.
+# calibration (once .033 to .021 in error); in the paper's mode it is below .02 after the second.
 _NUM_ROUNDS: Mapping[CacheMode, int] = {"votes": 3, "paper": 2}
 
 
