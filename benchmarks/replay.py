@@ -11,7 +11,8 @@ verification for them, and the threshold for "payoff fixed". A step is as wide a
 `allocate` chooses all of that itself. "allocate, one tree" cannot choose the number of steps: it
 has the tree of `model` or smaller ones, as a server has whose draft loop is a captured graph; and
 the cache drafts of "allocate, chains" do not branch. The oracle allocates like `allocate` and knows
-what each draft will bring; "oracle, one tree" likewise. Regret is to the first.
+what each draft will bring; "oracle, one tree" likewise, "knows cache drafts" and "knows model
+drafts" in part. Regret is to the first.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from sglang_hvd.allocation import OWN_PACE, StepAllocator, StepCosts, draft_step
 from sglang_hvd.config import PAPER_THRESHOLD, CacheMode, HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, SIZE_EFFECT, PayoffPredictor
-from sglang_hvd.replay.batch import BatchReplay, DrawnTrace
+from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
 from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.recordings import (
@@ -42,6 +43,7 @@ from sglang_hvd.replay.recordings import (
 )
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
+from sglang_hvd.types import DraftSource
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 MODEL_SIZES = (3, 7, 15, 31)
@@ -58,7 +60,8 @@ class Setting:
 
     tree: nodes and steps of the model drafter's draft.
     width: of the widest verification.
-    picks_nodes: the oracle verifies the right nodes of a cache draft alone.
+    knows: the drafts of which it is known what they will bring.
+    picks_nodes: then the right nodes of a cache draft alone are verified.
     is_flexible: `allocate` may choose the number of steps too.
     has_branches: its cache drafts may branch.
     """
@@ -67,7 +70,7 @@ class Setting:
     tree: tuple[int, int]
     width: int = WIDTHS[-1]
     threshold: float | None = None
-    is_oracle: bool = False
+    knows: frozenset[DraftSource] = frozenset()
     picks_nodes: bool = False
     is_flexible: bool = False
     has_branches: bool = True
@@ -195,11 +198,17 @@ def _settings(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str, l
         "allocate": [Setting("allocate", tree, is_flexible=True)],
         "allocate, chains": [Setting("allocate", tree, is_flexible=True, has_branches=False)],
         "allocate, one tree": [Setting("allocate", tree)],
-        "oracle": [Setting("allocate", tree, is_oracle=True, is_flexible=True)],
-        "oracle, one tree": [Setting("allocate", tree, is_oracle=True)],
+        "oracle": [Setting("allocate", tree, knows=ORACLE, is_flexible=True)],
+        "oracle, one tree": [Setting("allocate", tree, knows=ORACLE)],
         "oracle, right nodes": [
-            Setting("allocate", tree, is_oracle=True, picks_nodes=True, is_flexible=True)
+            Setting("allocate", tree, knows=ORACLE, picks_nodes=True, is_flexible=True)
         ],
+        **{
+            f"knows {source.value} drafts": [
+                Setting("allocate", tree, knows=frozenset({source}), is_flexible=True)
+            ]
+            for source in (DraftSource.CACHE, DraftSource.MODEL)
+        },
     }
 
 
@@ -249,7 +258,7 @@ def _serve(
         policy=setting.policy,
         cache_mode=job.cache_mode,
         threshold=setting.threshold,
-        calibrate=not setting.is_oracle,
+        calibrate=DraftSource.CACHE not in setting.knows,
         branches=setting.has_branches,
     )
     num_nodes, num_steps = setting.tree
@@ -280,7 +289,7 @@ def _serve(
     replay = BatchReplay(
         drafter,
         PlanCosts(job.costs, WIDTHS, config.drafts_with_model, job.postpones_extend),
-        is_oracle=setting.is_oracle,
+        knows=setting.knows,
         picks_nodes=setting.picks_nodes,
         model_sizes=sizes,
         num_model_steps=num_steps,

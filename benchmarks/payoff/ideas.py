@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks.payoff.options import replay_options
-from sglang_hvd.config import PAPER_THRESHOLD, CacheMode, HvdConfig
+from sglang_hvd.config import CacheMode, HvdConfig
 from sglang_hvd.payoff import (
     DEFAULT_PREDICTORS,
     FEATURE_NAMES,
@@ -26,11 +26,17 @@ from sglang_hvd.payoff import (
 from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
-from sglang_hvd.replay.evaluate import MEAN, Evaluation, judge
+from sglang_hvd.replay.evaluate import MEAN, Evaluation, judge, judging_walks
 from sglang_hvd.replay.metrics import mean_of
 from sglang_hvd.replay.recordings import Vocabulary, find_recordings
-from sglang_hvd.replay.train import DRAFT_LIMITS, held_out_sessions, weighted_rows
-from sglang_hvd.replay.walk import RecordingWalk, SessionWalk, WalkSettings, walk_recordings
+from sglang_hvd.replay.train import (
+    TrainPlan,
+    first_round,
+    held_out_sessions,
+    later_round,
+    weighted_rows,
+)
+from sglang_hvd.replay.walk import RecordingWalk, SessionWalk, walk_recordings
 
 _HELD_OUT = 0.25
 # Groups of inputs by how their names begin, in the order in which they are added.
@@ -85,7 +91,10 @@ def _ideas() -> list[_Idea]:
             positions=frozenset(POSITION_FEATURES) - _LOOKED_UP,
         ),
         _Idea("+ what each draft token usually follows (all)"),
+        _Idea("all, drafts' tokens alone", settings=TrainingSettings(worth_weight=0)),
+        _Idea("all, nothing hidden", settings=TrainingSettings(input_dropout=0)),
         _Idea("all, 128 + 128 hidden", settings=TrainingSettings(hidden_sizes=(128, 128))),
+        _Idea("all, 64 + 64 hidden", settings=TrainingSettings(hidden_sizes=(64, 64))),
         _Idea("all, 32 + 32 hidden", settings=TrainingSettings(hidden_sizes=(32, 32))),
         _Idea(
             "all, three times as long",
@@ -138,32 +147,21 @@ class _Study:
     def load(cls, options: argparse.Namespace) -> "_Study":
         recordings = [r for r in find_recordings(options.traces) if r.is_permissive]
         vocabulary = Vocabulary(options.tokenizer, options.eos_token)
-        config = HvdConfig(cache_mode=options.cache_mode, calibrate=False)
-        walks = {}
-        for name, policy, threshold, limits in (
-            ("model", "model", None, DRAFT_LIMITS),
-            ("cache", "cache", None, DRAFT_LIMITS),
-            ("payoff", "payoff", None, DRAFT_LIMITS),
-            ("payoff, threshold 6", "payoff", PAPER_THRESHOLD, DRAFT_LIMITS),
-            ("judged", "payoff", PAPER_THRESHOLD, WalkSettings(config).draft_limits),
-        ):
-            walks[name] = walk_recordings(
-                recordings,
-                vocabulary,
-                WalkSettings(
-                    config.model_copy(update={"policy": policy, "threshold": threshold}),
-                    predictor=DEFAULT_PREDICTORS[options.cache_mode],
-                    draft_limits=limits,
-                ),
-                label=name,
-                num_processes=2,
-            )
+        plan = TrainPlan(HvdConfig(cache_mode=options.cache_mode), held_out=_HELD_OUT)
+        shipped = DEFAULT_PREDICTORS[options.cache_mode]
+        off_policy = first_round(recordings, vocabulary, plan)
         return cls(
             options.cache_mode,
-            [*walks["model"], *walks["cache"]],
-            [*walks["payoff"], *walks["payoff, threshold 6"]],
-            walks["judged"],
-            held_out_sessions(walks["model"], _HELD_OUT),
+            off_policy,
+            later_round(recordings, vocabulary, plan, shipped),
+            walk_recordings(
+                recordings,
+                vocabulary,
+                judging_walks(plan.config, shipped)["cycle"],
+                label="judged",
+                num_processes=plan.num_processes,
+            ),
+            held_out_sessions(off_policy, plan.held_out),
         )
 
     def mean_of(self, idea: _Idea) -> Evaluation:

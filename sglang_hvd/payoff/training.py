@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sglang_hvd.config import PAPER_THRESHOLD
 from sglang_hvd.payoff._native import NUM_BUCKETS, bucket_of
 from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
 from sglang_hvd.payoff.predictor import Kind, PayoffPredictor
@@ -27,16 +28,19 @@ class TrainingSettings:
     input_dropout: probability, below 1, that an update does not see an input of a row (it is at its
         mean, the others are scaled up); the inputs of a draft's tokens are always seen. What a few
         inputs say of the texts trained on need not hold elsewhere, so not all may rest on them.
+    worth_weight: of the likelihood that a draft is worth its verification by the paper's threshold,
+        or is not, beside that of its tokens. The mlp has neither.
     """
 
-    hidden_sizes: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[int, ...] = (96, 32)
     learning_rate: float = 2e-3
     batch_size: int = 1024
     num_row_visits: int = 3_000_000
     min_epochs: int = 4
     max_epochs: int = 20
     weight_decay: float = 1e-2
-    input_dropout: float = 0.1
+    input_dropout: float = 0.05
+    worth_weight: float = 1.0
     seed: int = 42
 
     @classmethod
@@ -53,6 +57,7 @@ class TrainingSettings:
             min_epochs=20,
             weight_decay=0,
             input_dropout=0,
+            worth_weight=0,
         )
 
     def num_epochs(self, num_rows: int) -> int:
@@ -73,7 +78,8 @@ def train(
     mlp: the paper's, by squared error of the accepted length.
     survival: by the likelihood of what was seen: that each accepted token was accepted, and that
         the one after them was not. A draft accepted whole says nothing about what would have
-        followed, so drafts of all lengths can be learned from together.
+        followed, so drafts of all lengths can be learned from together. Besides by that of a draft
+        being worth its verification or not, where it is long enough to be (see worth_weight).
 
     feature_settings, provenance: stored with the predictor.
 
@@ -107,13 +113,16 @@ def train(
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class JudgedTokens:
     """The tokens that were judged: of each row those accepted, and the one after them if the draft
     has one. Rows stand one after the other.
 
     first, num: int64[num_rows], where a row's tokens begin, and how many there are.
     positions: float32[num_tokens, len(POSITION_FEATURES)].
     buckets: int64[num_tokens], of their depth. is_accepted: bool[num_tokens].
+    head: float32[num_rows, k, len(POSITION_FEATURES)], the tokens that make a draft worth its
+        verification, accepted or not. head_buckets: int64[k].
+    is_long, is_worth: bool[num_rows], whether a draft has so many, and whether they were accepted.
     """
 
     first: torch.Tensor
@@ -121,21 +130,30 @@ class _Judged:
     positions: torch.Tensor
     buckets: torch.Tensor
     is_accepted: torch.Tensor
+    head: torch.Tensor
+    head_buckets: torch.Tensor
+    is_long: torch.Tensor
+    is_worth: torch.Tensor
 
     @classmethod
-    def of(cls, rows: TrainingRows) -> "_Judged":
+    def of(cls, rows: TrainingRows) -> "JudgedTokens":
         longest = rows.positions.shape[1]
         num = np.minimum(rows.accepted_lens + 1, np.minimum(rows.draft_lens, longest))
         depths = np.arange(longest)
         is_judged = depths < num[:, None]
         is_accepted = np.broadcast_to(depths, is_judged.shape) < rows.accepted_lens[:, None]
         buckets = np.array([bucket_of(depth) for depth in range(longest)])
+        worth = int(PAPER_THRESHOLD)
         return cls(
             first=torch.from_numpy(np.cumsum(num) - num),
             num=torch.from_numpy(num.astype(np.int64)),
             positions=torch.from_numpy(rows.positions[is_judged]),
             buckets=torch.from_numpy(np.broadcast_to(buckets, is_judged.shape)[is_judged]),
             is_accepted=torch.from_numpy(is_accepted[is_judged]),
+            head=torch.from_numpy(rows.positions[:, :worth].copy()),
+            head_buckets=torch.from_numpy(buckets[:worth]),
+            is_long=torch.from_numpy(np.minimum(rows.draft_lens, longest) >= worth),
+            is_worth=torch.from_numpy(rows.accepted_lens >= worth),
         )
 
     def log_likelihood(self, outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
@@ -155,6 +173,15 @@ class _Judged:
         )
         return torch.zeros(len(batch)).index_add(0, row, log_probs)
 
+    def worth_log_likelihood(self, outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        """Likewise, of whether each draft is worth its verification; 0 for one too short to be."""
+        log_odds = outputs[:, self.head_buckets]
+        log_odds = log_odds + (outputs[:, None, NUM_BUCKETS:] * self.head[batch]).sum(dim=2)
+        # Not certain, or the log of the rest would be infinite.
+        log_prob = nn.functional.logsigmoid(log_odds).sum(dim=1).clamp(max=-1e-6)
+        log_prob = torch.where(self.is_worth[batch], log_prob, torch.log1p(-log_prob.exp()))
+        return torch.where(self.is_long[batch], log_prob, torch.zeros(()))
+
 
 def _fit(
     network: nn.Sequential,
@@ -164,7 +191,7 @@ def _fit(
     settings: TrainingSettings,
     generator: torch.Generator,
 ) -> None:
-    judged = _Judged.of(rows)
+    judged = JudgedTokens.of(rows)
     accepted_lens = torch.from_numpy(rows.accepted_lens)
     weights = torch.ones(len(rows)) if rows.weights is None else torch.from_numpy(rows.weights)
 
@@ -176,7 +203,11 @@ def _fit(
         outputs = network(shown)
         if kind == "mlp":
             return (weights[batch] * (outputs[:, 0] - accepted_lens[batch]).square()).mean()
-        return -(weights[batch] * judged.log_likelihood(outputs, batch)).mean()
+        log_likelihood = judged.log_likelihood(outputs, batch)
+        if settings.worth_weight:
+            of_worth = judged.worth_log_likelihood(outputs, batch)
+            log_likelihood = log_likelihood + settings.worth_weight * of_worth
+        return -(weights[batch] * log_likelihood).mean()
 
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay

@@ -7,7 +7,7 @@ time in a namespace of its own, so no session meets the outputs of its own repet
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,9 +21,12 @@ from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.simulator import CycleTotals, count_step, right_branch, verify
 from sglang_hvd.suffix_cache.token_ids import num_agreeing
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.types import TokenIds
+from sglang_hvd.types import DraftSource, TokenIds
 
 Int32 = npt.NDArray[np.int32]
+
+# The drafts of which an oracle knows what they bring.
+ORACLE = frozenset({DraftSource.CACHE, DraftSource.MODEL})
 
 # Steps between the starts of two sessions, so that repetitions of one do not run side by side.
 _STAGGER = 7
@@ -54,10 +57,11 @@ class _Running:
 class BatchReplay:
     """A drafter, and the engine that its plans run on.
 
-    is_oracle: what is expected of the drafts is what the recording makes of them.
-    picks_nodes: the oracle verifies the right nodes of a cache draft alone, not as many of its
-        first ones as it takes to have these.
-    model_sizes, num_model_steps: of the model drafter, for the oracle.
+    knows: of which drafters' drafts that is expected what the recording makes of them; ORACLE: of
+        both.
+    picks_nodes: who knows the cache drafts verifies the right nodes of each alone, not as many of
+        its first ones as it takes to have these.
+    model_sizes, num_model_steps: of the model drafter, for who knows its drafts.
     """
 
     def __init__(
@@ -65,14 +69,14 @@ class BatchReplay:
         drafter: HybridDrafter,
         costs: PlanCosts,
         *,
-        is_oracle: bool = False,
+        knows: Collection[DraftSource] = (),
         picks_nodes: bool = False,
         model_sizes: Sequence[int] = (),
         num_model_steps: int = 1,
     ) -> None:
         self._drafter = drafter
         self._costs = costs
-        self._is_oracle, self._picks_nodes = is_oracle, picks_nodes
+        self._knows, self._picks_nodes = frozenset(knows), picks_nodes
         self._model_sizes, self._num_model_steps = tuple(model_sizes), num_model_steps
 
     def serve(
@@ -144,8 +148,10 @@ class BatchReplay:
             )
             for row, request in enumerate(running)
         ]
-        if self._is_oracle:
-            proposals = self._with_labels(proposals, running, num_right)
+        if DraftSource.CACHE in self._knows:
+            proposals = self._with_cache_labels(proposals, running, num_right)
+        if DraftSource.MODEL in self._knows:
+            proposals = self._with_model_labels(proposals, running)
         plans = self._drafter.allocate(running, proposals)
         outcomes = []
         for request, plan, of_cache in zip(running, plans, num_right, strict=True):
@@ -174,30 +180,30 @@ class BatchReplay:
                     going_on.append(request)
         return of_step, going_on
 
-    def _with_labels(
+    def _with_cache_labels(
         self, proposals: Proposals, running: Sequence[_Running], num_right: Sequence[int]
     ) -> Proposals:
-        steps = np.arange(MAX_DRAFT_LEN)
-        right = np.array(num_right)[:, None] > steps
+        right = np.array(num_right)[:, None] > np.arange(MAX_DRAFT_LEN)
         assert proposals.trees is not None
         for row, request in enumerate(running):
             rest = request.drawn.trace.output_ids[request.position :]
             _label(proposals.trees, row, rest, picks_nodes=self._picks_nodes)
+        prediction = Prediction(np.array(num_right, np.float32), right.astype(np.float32))
+        return replace(proposals, prediction=prediction)
+
+    def _with_model_labels(self, proposals: Proposals, running: Sequence[_Running]) -> Proposals:
+        steps = np.arange(self._num_model_steps)
         reaches = np.array(
             [
                 [
-                    request.drawn.accepted[size][request.position] > steps[: self._num_model_steps]
+                    request.drawn.accepted[size][request.position] > steps
                     for size in self._model_sizes
                 ]
                 for request in running
             ],
             np.float32,
         )
-        return replace(
-            proposals,
-            prediction=Prediction(np.array(num_right, np.float32), right.astype(np.float32)),
-            model_reaches=ModelReaches(reaches, reaches),
-        )
+        return replace(proposals, model_reaches=ModelReaches(reaches, reaches))
 
 
 def _label(trees: CacheTrees, row: int, text: TokenIds, *, picks_nodes: bool) -> None:

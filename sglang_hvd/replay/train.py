@@ -1,9 +1,9 @@
 """`sglang-hvd train`: learns a predictor from recorded generations.
 
 The features of a draft depend on what was verified before it, so training goes in rounds. The
-first walks decode with the model drafter alone and with the cache alone; then a predictor trained
-on these decides, and the cycles its decisions lead to are learned from too (docs/payoff.md says
-what that is worth).
+first walks decode with the model drafter alone, token by token, and with the cache alone; then a
+predictor trained on these decides, and the cycles its decisions lead to are learned from too
+(docs/payoff.md says what that is worth).
 """
 
 import tempfile
@@ -25,16 +25,23 @@ from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 
 # Longest cache drafts in training, in turns: what is verified of a draft depends on the server's
 # verify width. Most drafts have the default's.
-DRAFT_LIMITS = (31, 31, 7, 31, 31, 15, 31, 31, 63)
+_DRAFT_LIMITS = (31, 31, 7, 31, 31, 15, 31, 31, 63)
 
-_FIRST_ROUND: tuple[Policy, ...] = ("model", "cache")
+# Who decodes in the first round, how many tokens the model drafter has accepted in each cycle, and
+# of how many cycles one is learned from. With no token accepted each begins a cycle, also in the
+# middle of a copy; a third of those tell as much as all.
+_FIRST_ROUND: tuple[tuple[Policy, ModelDrafter, int], ...] = (
+    ("model", ModelDrafter(), 1),
+    ("model", ModelDrafter(0), 3),
+    ("cache", ModelDrafter(), 1),
+)
 
 # Of the payoff policy in the later rounds: the server's own, and the paper's.
 _THRESHOLDS = (None, PAPER_THRESHOLD)
 
 # A recording's rows count with its number of rows to this power, so that the longest do not drown
 # the others; 1 would count every row the same.
-_POWER_OF_SIZE = 0.5
+_POWER_OF_SIZE = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +76,16 @@ def train_predictors(
     recordings: Sequence[Recording], vocabulary: Vocabulary, plan: TrainPlan, kinds: Sequence[Kind]
 ) -> Mapping[Kind, PayoffPredictor]:
     """Several kinds from the same cycles, to compare. The first decides in the later rounds."""
-    first_round = [
-        walk for policy in _FIRST_ROUND for walk in _walk(recordings, vocabulary, plan, policy)
-    ]
-    held_out = held_out_sessions(first_round, plan.held_out)
-    rows = weighted_rows(first_round, without=held_out)
+    first = first_round(recordings, vocabulary, plan)
+    held_out = held_out_sessions(first, plan.held_out)
+    rows = weighted_rows(first, without=held_out)
     predictor = _fit(rows, plan, kinds[0])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "deciding.safetensors"
         for _ in range(1, plan.num_rounds):
             predictor.save(path)
-            on_policy = [
-                walk
-                for threshold in _THRESHOLDS
-                for walk in _walk(recordings, vocabulary, plan, "payoff", path, threshold)
-            ]
-            rows = weighted_rows([*first_round, *on_policy], without=held_out)
+            later = later_round(recordings, vocabulary, plan, path)
+            rows = weighted_rows([*first, *later], without=held_out)
             predictor = _fit(rows, plan, kinds[0])
         predictor.save(path)
         judged = walk_recordings(
@@ -94,7 +95,7 @@ def train_predictors(
             label="replay of held-out sessions",
             num_processes=plan.num_processes,
         )
-    provenance = _provenance(recordings, vocabulary, plan, first_round, held_out)
+    provenance = _provenance(recordings, vocabulary, plan, first, held_out)
     trained: dict[Kind, PayoffPredictor] = {}
     for kind in kinds:
         of_kind = predictor if kind == kinds[0] else _fit(rows, plan, kind)
@@ -103,13 +104,59 @@ def train_predictors(
             {kind: of_kind},
             cache_mode=plan.config.cache_mode,
             at="cycle",
-            without=frozenset(_fingerprints(first_round)) - held_out,
+            without=frozenset(_fingerprints(first)) - held_out,
         )
         heldout = [e.row() for e in evaluations if e.predictor == kind]
         trained[kind] = replace(
             of_kind, provenance={**provenance, **of_kind.provenance, "heldout": heldout}
         )
     return trained
+
+
+def first_round(
+    recordings: Sequence[Recording], vocabulary: Vocabulary, plan: TrainPlan
+) -> list[RecordingWalk]:
+    """The walks that no predictor decides, of each recording several."""
+    return [
+        walk
+        for policy, model_drafter, row_stride in _FIRST_ROUND
+        for walk in walk_recordings(
+            recordings,
+            vocabulary,
+            WalkSettings(
+                _as_it_is(plan.config, policy),
+                model_drafter=model_drafter,
+                draft_limits=_DRAFT_LIMITS,
+                row_stride=row_stride,
+            ),
+            label=f"replay, policy {policy}",
+            num_processes=plan.num_processes,
+        )
+    ]
+
+
+def later_round(
+    recordings: Sequence[Recording], vocabulary: Vocabulary, plan: TrainPlan, deciding: Path
+) -> list[RecordingWalk]:
+    """The walks that a predictor decides, of each recording several.
+
+    deciding: its file.
+    """
+    return [
+        walk
+        for threshold in _THRESHOLDS
+        for walk in walk_recordings(
+            recordings,
+            vocabulary,
+            WalkSettings(
+                _as_it_is(plan.config, "payoff", threshold),
+                predictor=deciding,
+                draft_limits=_DRAFT_LIMITS,
+            ),
+            label="replay, policy payoff",
+            num_processes=plan.num_processes,
+        )
+    ]
 
 
 def held_out_sessions(walks: Sequence[RecordingWalk], share: float) -> frozenset[str]:
@@ -121,29 +168,6 @@ def held_out_sessions(walks: Sequence[RecordingWalk], share: float) -> frozenset
         num = max(1, int(len(sessions) * share)) if share > 0 and len(sessions) > 1 else 0
         held_out.update(sessions[len(sessions) - num :])
     return frozenset(held_out)
-
-
-def _walk(
-    recordings: Sequence[Recording],
-    vocabulary: Vocabulary,
-    plan: TrainPlan,
-    policy: Policy,
-    predictor: Path | None = None,
-    threshold: float | None = None,
-) -> list[RecordingWalk]:
-    return walk_recordings(
-        recordings,
-        vocabulary,
-        WalkSettings(
-            plan.config.model_copy(
-                update={"policy": policy, "threshold": threshold, "calibrate": False}
-            ),
-            predictor=predictor,
-            draft_limits=DRAFT_LIMITS,
-        ),
-        label=f"replay, policy {policy}",
-        num_processes=plan.num_processes,
-    )
 
 
 def weighted_rows(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> TrainingRows:
@@ -165,6 +189,11 @@ def weighted_rows(walks: Sequence[RecordingWalk], *, without: frozenset[str]) ->
     rows = TrainingRows.concatenate(parts)
     assert rows.weights is not None
     return replace(rows, weights=rows.weights / rows.weights.mean())
+
+
+def _as_it_is(config: HvdConfig, policy: Policy, threshold: float | None = None) -> HvdConfig:
+    """Rows show the predictor without its correction."""
+    return config.model_copy(update={"policy": policy, "threshold": threshold, "calibrate": False})
 
 
 def _fit(rows: TrainingRows, plan: TrainPlan, kind: Kind) -> PayoffPredictor:

@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from sglang_hvd.payoff import POSITION_FEATURES
+from sglang_hvd.payoff._native import NUM_BUCKETS
 from sglang_hvd.payoff.predictor import Kind, PayoffPredictor
 from sglang_hvd.payoff.rows import TrainingRows
-from sglang_hvd.payoff.training import TrainingSettings, train
+from sglang_hvd.payoff.training import JudgedTokens, TrainingSettings, train
 from tests.payoff.made_up import random_rows
 
 QUICK = TrainingSettings(
@@ -46,6 +49,29 @@ def test_a_draft_accepted_whole_says_nothing_of_what_would_follow() -> None:
     assert survival is not None
     of_long = survival[~is_short].mean(axis=0)[:4]
     np.testing.assert_allclose(of_long, [1, 1, 0, 0], atol=0.05)
+
+
+@pytest.mark.parametrize("longest", [4, 12])
+def test_the_likelihood_of_worth_is_that_of_six_accepted_tokens(longest: int) -> None:
+    rows = random_rows(200, longest=longest)
+    batch = np.random.default_rng(1).permutation(200)[:150]
+    outputs = np.random.default_rng(2).normal(size=(150, NUM_BUCKETS + len(POSITION_FEATURES)))
+    found = JudgedTokens.of(rows).worth_log_likelihood(
+        torch.from_numpy(outputs.astype(np.float32)), torch.from_numpy(batch)
+    )
+    wanted = []
+    for row, output in zip(batch, outputs, strict=True):
+        # The first sixteen depths have a bias each.
+        of_tokens = [
+            output[depth] + rows.positions[row, depth] @ output[NUM_BUCKETS:]
+            for depth in range(min(6, longest))
+        ]
+        prob = float(np.prod([1 / (1 + np.exp(-odds)) for odds in of_tokens]))
+        is_worth = rows.accepted_lens[row] >= 6
+        is_long = rows.draft_lens[row] >= 6
+        wanted.append(np.log(prob if is_worth else 1 - prob) if is_long else 0)
+    assert (np.array(wanted) != 0).any() == (longest >= 6)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-6)
 
 
 def test_weights_say_what_counts() -> None:
@@ -118,6 +144,7 @@ def test_the_papers_settings_are_its_own_but_for_batches_of_small_data() -> None
     sizes = {num: TrainingSettings.of_paper(num).batch_size for num in (100, 10**6, 10**8)}
     assert sizes == {100: 1, 10**6: 3906, 10**8: 65536}
     assert TrainingSettings().input_dropout > 0 == TrainingSettings.of_paper(100).input_dropout
+    assert TrainingSettings().worth_weight > 0 == TrainingSettings.of_paper(100).worth_weight
     literal = TrainingSettings.of_paper(100, batch_size=65536)
     assert (literal.batch_size, literal.num_epochs(100)) == (65536, 20)
 

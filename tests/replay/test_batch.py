@@ -1,5 +1,7 @@
 """Replay of many sessions at a time: what is served, what it costs, what the oracle knows."""
 
+from collections.abc import Collection
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from sglang_hvd.allocation import MAX_POSTPONED_TOKENS, StepAllocator, StepCosts
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
-from sglang_hvd.replay.batch import BatchReplay, DrawnTrace
+from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace
 from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.simulator import CycleTotals, right_branch
 from sglang_hvd.suffix_cache import SuffixCache
@@ -66,7 +68,7 @@ def replay(
     policy: Policy,
     *,
     prob: float = 0.5,
-    is_oracle: bool = False,
+    knows: Collection[DraftSource] = (),
     picks_nodes: bool = False,
     costs: StepCosts = COSTS,
     shared_cache_tokens: int = 10_000,
@@ -88,7 +90,7 @@ def replay(
     return BatchReplay(
         drafter,
         PlanCosts(costs, WIDTHS, config.drafts_with_model),
-        is_oracle=is_oracle,
+        knows=knows,
         picks_nodes=picks_nodes,
         model_sizes=SIZES,
         num_model_steps=NUM_STEPS,
@@ -182,12 +184,31 @@ def test_the_oracle_verifies_what_is_right_and_nothing_else() -> None:
     # The first half of each text is a copy of its prompt; the predictor trusts nothing.
     sessions = [[drawn(output, wrong, accepted=0)]]
     blind = replay("allocate", prob=0.01).serve(sessions, batch_size=1, num_tokens=39)
-    oracle = replay("allocate", prob=0.01, is_oracle=True).serve(
+    oracle = replay("allocate", prob=0.01, knows=ORACLE).serve(
         sessions, batch_size=1, num_tokens=39
     )
     assert oracle.num_accepted >= 15
     assert oracle.num_model == oracle.num_both == 0
     assert oracle.num_tokens / oracle.ms > blind.num_tokens / blind.ms
+
+
+@pytest.mark.parametrize("known", [DraftSource.CACHE, DraftSource.MODEL])
+def test_who_knows_one_draft_knows_nothing_of_the_other(known: DraftSource) -> None:
+    # Both drafts are always right, or neither: the predictor trusts none, and the model drafter is
+    # unknown.
+    text = fresh(40, 1)
+    of_right = [[drawn(text, text, accepted=2)]]
+    of_wrong = [[drawn(fresh(40, 2), text, accepted=0)]]
+    right, wrong = (
+        replay("allocate", prob=0.01, knows=[known]).serve(sessions, batch_size=1, num_tokens=39)
+        for sessions in (of_right, of_wrong)
+    )
+    if known is DraftSource.CACHE:
+        assert right.num_cache == right.num_cycles
+        assert wrong.num_model > 0  # thought well of until it is known
+    else:
+        assert right.num_model > 0.9 * right.num_cycles
+        assert wrong.num_model == 0
 
 
 def test_an_oracle_that_picks_nodes_leaves_out_the_branch_before_the_right_one() -> None:
@@ -201,7 +222,7 @@ def test_an_oracle_that_picks_nodes_leaves_out_the_branch_before_the_right_one()
     speeds = []
     dear = COSTS.model_copy(update={"verify": ((11, 18), (12, 26))})
     for picks_nodes in (False, True):
-        oracle = replay("allocate", prob=0.6, is_oracle=True, picks_nodes=picks_nodes, costs=dear)
+        oracle = replay("allocate", prob=0.6, knows=ORACLE, picks_nodes=picks_nodes, costs=dear)
         totals = oracle.serve(sessions, batch_size=1, num_tokens=40)
         assert totals.num_accepted > 10
         speeds.append(totals.num_tokens / totals.ms)
