@@ -11,8 +11,8 @@ verification for them, and the threshold for "payoff fixed". A step is as wide a
 `allocate` chooses all of that itself. "allocate, one tree" cannot choose the number of steps: it
 has the tree of `model` or smaller ones, as a server has whose draft loop is a captured graph; and
 the cache drafts of "allocate, chains" do not branch. The oracle allocates like `allocate` and knows
-what each draft will bring; "oracle, one tree" likewise, "knows cache drafts" and "knows model
-drafts" in part. Regret is to the first.
+what each draft will bring; "oracle, one tree" likewise. "knows cache drafts" predicts the model
+drafter's as `allocate` does, "knows model drafts" the other way round. Regret is to the oracle.
 """
 
 import argparse
@@ -258,7 +258,7 @@ def _serve(
         policy=setting.policy,
         cache_mode=job.cache_mode,
         threshold=setting.threshold,
-        calibrate=DraftSource.CACHE not in setting.knows,
+        calibrate=setting.knows != ORACLE,
         branches=setting.has_branches,
     )
     num_nodes, num_steps = setting.tree

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks.payoff.options import replay_options
-from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import (
     DEFAULT_PREDICTORS,
     FEATURE_NAMES,
@@ -38,7 +38,6 @@ from sglang_hvd.replay.train import (
 )
 from sglang_hvd.replay.walk import RecordingWalk, SessionWalk, walk_recordings
 
-_HELD_OUT = 0.25
 # Groups of inputs by how their names begin, in the order in which they are added.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "path probabilities": ("logit_prob", "score_6"),
@@ -137,7 +136,7 @@ def _show(name: str, evaluation: Evaluation) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class _Study:
-    cache_mode: CacheMode
+    plan: TrainPlan
     off_policy: Sequence[RecordingWalk]
     on_policy: Sequence[RecordingWalk]
     judged: Sequence[RecordingWalk]
@@ -147,11 +146,11 @@ class _Study:
     def load(cls, options: argparse.Namespace) -> "_Study":
         recordings = [r for r in find_recordings(options.traces) if r.is_permissive]
         vocabulary = Vocabulary(options.tokenizer, options.eos_token)
-        plan = TrainPlan(HvdConfig(cache_mode=options.cache_mode), held_out=_HELD_OUT)
+        plan = TrainPlan(HvdConfig(cache_mode=options.cache_mode))
         shipped = DEFAULT_PREDICTORS[options.cache_mode]
         off_policy = first_round(recordings, vocabulary, plan)
         return cls(
-            options.cache_mode,
+            plan,
             off_policy,
             later_round(recordings, vocabulary, plan, shipped),
             walk_recordings(
@@ -195,7 +194,7 @@ class _Study:
             if family in ("", walk.family)
         ]
         predictors = {} if predictor is None else {"idea": predictor}
-        evaluations = judge(walks, predictors, cache_mode=self.cache_mode, at="cycle")
+        evaluations = judge(walks, predictors, cache_mode=self.plan.config.cache_mode, at="cycle")
         return [e for e in evaluations if predictor is None or e.predictor == "idea"]
 
     def _train(self, idea: _Idea, without_family: str = "") -> PayoffPredictor:
@@ -207,14 +206,14 @@ class _Study:
             *(kept(self.on_policy) if idea.has_later_round else []),
         ]
         rows = weighted_rows(walks, without=self.held_out)
-        rows = _without(rows, idea)
+        rows = _without(rows.sample(self.plan.max_rows, self.plan.seed), idea)
         if idea.kind == "mlp":
             rows = replace(rows, weights=None)
         return train(
             rows,
             kind=idea.kind,
             settings=idea.settings,
-            feature_settings=feature_settings(HvdConfig(cache_mode=self.cache_mode)),
+            feature_settings=feature_settings(self.plan.config),
             provenance={},
         )
 

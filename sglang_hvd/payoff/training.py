@@ -1,5 +1,6 @@
 """Trains the predictors: the only core file that needs torch."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -115,7 +116,8 @@ def train(
 @dataclass(frozen=True, slots=True)
 class JudgedTokens:
     """The tokens that were judged: of each row those accepted, and the one after them if the draft
-    has one. Rows stand one after the other.
+    has one. Rows stand one after the other. Beside them the first tokens of each draft, judged or
+    not, which tell whether it was worth its verification.
 
     first, num: int64[num_rows], where a row's tokens begin, and how many there are.
     positions: float32[num_tokens, len(POSITION_FEATURES)].
@@ -143,14 +145,14 @@ class JudgedTokens:
         is_judged = depths < num[:, None]
         is_accepted = np.broadcast_to(depths, is_judged.shape) < rows.accepted_lens[:, None]
         buckets = np.array([bucket_of(depth) for depth in range(longest)])
-        worth = int(PAPER_THRESHOLD)
+        worth = math.ceil(PAPER_THRESHOLD)
         return cls(
             first=torch.from_numpy(np.cumsum(num) - num),
             num=torch.from_numpy(num.astype(np.int64)),
             positions=torch.from_numpy(rows.positions[is_judged]),
             buckets=torch.from_numpy(np.broadcast_to(buckets, is_judged.shape)[is_judged]),
             is_accepted=torch.from_numpy(is_accepted[is_judged]),
-            head=torch.from_numpy(rows.positions[:, :worth].copy()),
+            head=torch.from_numpy(rows.positions[:, :worth]),
             head_buckets=torch.from_numpy(buckets[:worth]),
             is_long=torch.from_numpy(np.minimum(rows.draft_lens, longest) >= worth),
             is_worth=torch.from_numpy(rows.accepted_lens >= worth),

@@ -57,8 +57,8 @@ class _Running:
 class BatchReplay:
     """A drafter, and the engine that its plans run on.
 
-    knows: of which drafters' drafts that is expected what the recording makes of them; ORACLE: of
-        both.
+    knows: the drafters of whose drafts that is expected what the recording makes of them; ORACLE:
+        both. What is expected of the others' is predicted, also from predictions of the known.
     picks_nodes: who knows the cache drafts verifies the right nodes of each alone, not as many of
         its first ones as it takes to have these.
     model_sizes, num_model_steps: of the model drafter, for who knows its drafts.

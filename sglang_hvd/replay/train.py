@@ -27,13 +27,12 @@ from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 # verify width. Most drafts have the default's.
 _DRAFT_LIMITS = (31, 31, 7, 31, 31, 15, 31, 31, 63)
 
-# Who decodes in the first round, how many tokens the model drafter has accepted in each cycle, and
-# of how many cycles one is learned from. With no token accepted each begins a cycle, also in the
-# middle of a copy; a third of those tell as much as all.
-_FIRST_ROUND: tuple[tuple[Policy, ModelDrafter, int], ...] = (
-    ("model", ModelDrafter(), 1),
-    ("model", ModelDrafter(0), 3),
-    ("cache", ModelDrafter(), 1),
+# Who decodes in the first round, and how many tokens the model drafter has accepted in each cycle.
+# With none accepted every token begins a cycle, also in the middle of a copy.
+_FIRST_ROUND: tuple[tuple[Policy, ModelDrafter], ...] = (
+    ("model", ModelDrafter()),
+    ("model", ModelDrafter(0)),
+    ("cache", ModelDrafter()),
 )
 
 # Of the payoff policy in the later rounds: the server's own, and the paper's.
@@ -119,15 +118,14 @@ def first_round(
     """The walks that no predictor decides, of each recording several."""
     return [
         walk
-        for policy, model_drafter, row_stride in _FIRST_ROUND
+        for policy, model_drafter in _FIRST_ROUND
         for walk in walk_recordings(
             recordings,
             vocabulary,
             WalkSettings(
-                _as_it_is(plan.config, policy),
+                _uncorrected(plan.config, policy),
                 model_drafter=model_drafter,
                 draft_limits=_DRAFT_LIMITS,
-                row_stride=row_stride,
             ),
             label=f"replay, policy {policy}",
             num_processes=plan.num_processes,
@@ -149,7 +147,7 @@ def later_round(
             recordings,
             vocabulary,
             WalkSettings(
-                _as_it_is(plan.config, "payoff", threshold),
+                _uncorrected(plan.config, "payoff", threshold),
                 predictor=deciding,
                 draft_limits=_DRAFT_LIMITS,
             ),
@@ -191,8 +189,8 @@ def weighted_rows(walks: Sequence[RecordingWalk], *, without: frozenset[str]) ->
     return replace(rows, weights=rows.weights / rows.weights.mean())
 
 
-def _as_it_is(config: HvdConfig, policy: Policy, threshold: float | None = None) -> HvdConfig:
-    """Rows show the predictor without its correction."""
+def _uncorrected(config: HvdConfig, policy: Policy, threshold: float | None = None) -> HvdConfig:
+    """The configuration with this policy, and its predictor as it is: so rows show it."""
     return config.model_copy(update={"policy": policy, "threshold": threshold, "calibrate": False})
 
 
@@ -233,7 +231,12 @@ def _provenance(
         ],
         "trained_sessions": sorted(_fingerprints(walks) - held_out),
         "num_heldout_sessions": len(held_out),
+        "first_round": [
+            {"policy": policy, "num_model_accepted": model_drafter.mean_accepted}
+            for policy, model_drafter in _FIRST_ROUND
+        ],
         "num_model_accepted": ModelDrafter().mean_accepted,
+        "power_of_size": _POWER_OF_SIZE,
         "verify_width": DEFAULT_VERIFY_WIDTH,
         "num_rounds": plan.num_rounds,
         "tokenizer": vocabulary.fingerprint,

@@ -74,6 +74,51 @@ def test_the_likelihood_of_worth_is_that_of_six_accepted_tokens(longest: int) ->
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-6)
 
 
+def test_a_certain_mistake_about_worth_is_dear_but_not_infinite() -> None:
+    rows = random_rows(2, longest=12)
+    rows = replace(
+        rows,
+        draft_lens=np.full(2, 12, np.int32),
+        accepted_lens=np.array([2, 12], np.int32),
+    )
+    outputs = torch.zeros((2, NUM_BUCKETS + len(POSITION_FEATURES)))
+    outputs[0, :NUM_BUCKETS], outputs[1, :NUM_BUCKETS] = 40, -40
+    outputs.requires_grad_()
+    found = JudgedTokens.of(rows).worth_log_likelihood(outputs, torch.arange(2))
+    found.sum().backward()
+    assert (found < -10).all()
+    assert found.isfinite().all()
+    assert outputs.grad is not None
+    assert outputs.grad.isfinite().all()
+
+
+def test_worth_counts_in_training() -> None:
+    # The first token of a draft is right where its input is high, the others where it is low,
+    # which one weight for all depths cannot say: it follows what counts.
+    def crossed(seed: int) -> TrainingRows:
+        random = np.random.default_rng(seed)
+        rows = random_rows(4000, seed=seed, longest=8)
+        positions = np.zeros_like(rows.positions)
+        positions[:, :, 0] = random.normal(size=(4000, 1))
+        odds = 2 - 3 * positions[:, :, 0]
+        odds[:, 0] = 1 + 3 * positions[:, 0, 0]
+        is_right = random.random((4000, 8)) < 1 / (1 + np.exp(-odds))
+        accepted = np.cumprod(is_right, axis=1).sum(axis=1).astype(np.int32)
+        lengths = np.full(4000, 8, np.int32)
+        return replace(rows, positions=positions, draft_lens=lengths, accepted_lens=accepted)
+
+    rows, fresh = crossed(0), crossed(1)
+    losses = []
+    for weight in (0.0, 30.0):
+        predictor = trained(rows, replace(QUICK, worth_weight=weight))
+        probs = fresh.predict(predictor).reaches(6)
+        assert probs is not None
+        probs = probs.clip(1e-6, 1 - 1e-6)
+        right = np.where(fresh.accepted_lens >= 6, probs, 1 - probs)
+        losses.append(-np.log(right).mean())
+    assert losses[1] < 0.95 * losses[0]
+
+
 def test_weights_say_what_counts() -> None:
     # Two halves that contradict each other; all the weight is on the second.
     rows = random_rows(1000, longest=1)

@@ -194,17 +194,19 @@ def test_the_oracle_verifies_what_is_right_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("known", [DraftSource.CACHE, DraftSource.MODEL])
 def test_who_knows_one_draft_knows_nothing_of_the_other(known: DraftSource) -> None:
-    # Both drafts are always right, or neither: the predictor trusts none, and the model drafter is
-    # unknown.
+    # Both drafts are always right, or neither; the predictor trusts no cache draft.
     text = fresh(40, 1)
     of_right = [[drawn(text, text, accepted=2)]]
-    of_wrong = [[drawn(fresh(40, 2), text, accepted=0)]]
+    # Behind every token of the text the prompt has another one.
+    wrong_copy = [token for kept in text for token in (kept, kept + 500)]
+    of_wrong = [[drawn(wrong_copy, text, accepted=0)]]
     right, wrong = (
         replay("allocate", prob=0.01, knows=[known]).serve(sessions, batch_size=1, num_tokens=39)
         for sessions in (of_right, of_wrong)
     )
     if known is DraftSource.CACHE:
         assert right.num_cache == right.num_cycles
+        assert wrong.num_cache == wrong.num_both == 0
         assert wrong.num_model > 0  # thought well of until it is known
     else:
         assert right.num_model > 0.9 * right.num_cycles
