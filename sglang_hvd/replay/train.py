@@ -28,7 +28,7 @@ from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 _DRAFT_LIMITS = (31, 31, 7, 31, 31, 15, 31, 31, 63)
 
 # Who decodes in the first round, and how many tokens the model drafter has accepted in each cycle.
-# With none accepted every token begins a cycle, also in the middle of a copy.
+# With none accepted every token begins a cycle, also in the middle of a copy (see token_stride).
 _FIRST_ROUND: tuple[tuple[Policy, ModelDrafter], ...] = (
     ("model", ModelDrafter()),
     ("model", ModelDrafter(0)),
@@ -50,12 +50,14 @@ class TrainPlan:
     config: how the suffix cache drafts.
     held_out: share of each recording's sessions, the last ones, that is not trained on and on which
         the predictor is judged. One session of a recording with several is always held out.
+    token_stride: where every token begins a cycle, one of so many is learned from.
     """
 
     config: HvdConfig
     kind: Kind = "survival"
     held_out: float = 0.25
     num_rounds: int = 2
+    token_stride: int = 3
     max_rows: int = 1_000_000
     seed: int = 42
     num_processes: int = 2
@@ -126,6 +128,7 @@ def first_round(
                 _uncorrected(plan.config, policy),
                 model_drafter=model_drafter,
                 draft_limits=_DRAFT_LIMITS,
+                row_stride=1 if model_drafter.mean_accepted else plan.token_stride,
             ),
             label=f"replay, policy {policy}",
             num_processes=plan.num_processes,
@@ -236,6 +239,7 @@ def _provenance(
             for policy, model_drafter in _FIRST_ROUND
         ],
         "num_model_accepted": ModelDrafter().mean_accepted,
+        "token_stride": plan.token_stride,
         "power_of_size": _POWER_OF_SIZE,
         "verify_width": DEFAULT_VERIFY_WIDTH,
         "num_rounds": plan.num_rounds,

@@ -37,6 +37,7 @@ class WalkSettings:
     draft_limits: longest cache drafts, one trace after the other in turns.
     costs: of the machine, for the time of the cycles and policy `allocate`; None: neither.
     shares_cache: a session's finished outputs are drafts for later ones; False: for itself only.
+    row_stride: of so many cycles of a session one gives a row.
     """
 
     config: HvdConfig
@@ -45,6 +46,7 @@ class WalkSettings:
     draft_limits: tuple[int, ...] = (DEFAULT_VERIFY_WIDTH - 1,)
     shares_cache: bool = True
     costs: StepCosts | None = None
+    row_stride: int = 1
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -55,7 +57,7 @@ class WalkSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionWalk:
-    """One session of a walk; rows: None if no cycle had a cache draft."""
+    """One session of a walk; rows: None if no cycle of theirs had a cache draft."""
 
     fingerprint: str
     totals: CycleTotals
@@ -196,10 +198,15 @@ def walk_recording(
             SessionWalk(
                 fingerprints[session],
                 count_cycles(of_session, cost_of_plan),
-                training_rows(of_session)
-                if any(cycle.draft is not None for cycle in of_session)
-                else None,
+                _rows(of_session[:: settings.row_stride]),
             )
             for session, of_session in cycles.items()
         ),
     )
+
+
+def _rows(cycles: Sequence[ReplayedCycle]) -> TrainingRows | None:
+    """None if none of them had a cache draft."""
+    if all(cycle.draft is None for cycle in cycles):
+        return None
+    return training_rows(cycles)

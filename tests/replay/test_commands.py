@@ -10,6 +10,7 @@ from sglang_hvd.cli import main
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.replay.evaluate import judge
+from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import Recording, Vocabulary, find_recordings
 from sglang_hvd.replay.simulator import CycleTotals
 from sglang_hvd.replay.train import (
@@ -203,6 +204,29 @@ def test_several_processes_find_the_same(made_up_traces: Path, number_tokenizer:
         assert first is not None
         assert second is not None
         assert first.features.tobytes() == second.features.tobytes()
+
+
+def test_of_some_cycles_one_gives_a_row(made_up_traces: Path, number_tokenizer: Path) -> None:
+    def walked(row_stride: int) -> list[RecordingWalk]:
+        return walk_recordings(
+            find_recordings(made_up_traces),
+            Vocabulary(number_tokenizer, "<|im_end|>"),
+            WalkSettings(
+                HvdConfig(policy="model"), model_drafter=ModelDrafter(0), row_stride=row_stride
+            ),
+            label="test",
+            num_processes=1,
+        )
+
+    for every, third in zip(walked(1), walked(3), strict=True):
+        assert every.totals() == third.totals()
+        for all_rows, some in zip(every.sessions, third.sessions, strict=True):
+            assert all_rows.rows is not None
+            assert some.rows is not None
+            assert len(some.rows) == pytest.approx(len(all_rows.rows) / 3, abs=3)
+            others = iter([row.tobytes() for row in all_rows.rows.features])
+            # Each is found, behind the one before.
+            assert all(row.tobytes() in others for row in some.rows.features)
 
 
 def test_the_first_round_begins_cycles_in_the_middle_of_copies(
