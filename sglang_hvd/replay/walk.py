@@ -57,7 +57,7 @@ class WalkSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionWalk:
-    """One session of a walk; rows: None if no cycle of theirs had a cache draft."""
+    """One session of a walk; rows: None if none of the cycles that give one had a cache draft."""
 
     fingerprint: str
     totals: CycleTotals
