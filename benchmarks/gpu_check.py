@@ -12,7 +12,7 @@ identity: every policy's greedy output beside plain serving's on the demo pair, 
     backends, graphs, overlap scheduling, trees and chains, widths that change from step to
     step, and concurrency. Where a token differs, the gap is shown between the two log probabilities
     that plain serving gives there. In bfloat16 some logits tie: such a difference is reported with
-    its gap, and still counts as a difference.
+    its gap, and still counts as a difference. A server that did not start is a problem of its row.
 memory: the kernels that lay verify trees out, under compute-sanitizer and beside torch.
 costs: what steps of the shapes cost, timed by the server before it serves: a plain step and each
     verify width, with the memory that each takes. The gap between steps is not among them.
@@ -23,6 +23,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -51,6 +52,10 @@ CHAIN_FLAGS = (
 )
 POLICIES: tuple[Mode, ...] = ("model", "cache", "frequency", "payoff", "both", "allocate")
 MAX_TOKENS = 64
+# The first start on a machine compiles FlashInfer's kernels and SGLang's own.
+START_SECONDS = 900
+# Graphs of 64 requests at 64 nodes need more of FlashInfer's workspace than SGLang's 384 MB.
+WORKSPACE = {"SGLANG_FLASHINFER_WORKSPACE_SIZE": str(2**30)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +98,17 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class IdentityRow:
-    """differences: of the prompts whose output is not plain serving's."""
+    """differences: of the prompts whose output is not plain serving's.
+
+    problem: why a server did not start or ended; then there is nothing else.
+    """
 
     setup: dict[str, Any]
     policy: str
-    concurrency: int
+    concurrency: int | None
     num_prompts: int
     differences: list[Difference]
+    problem: str | None = None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -131,27 +140,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _identity(options: argparse.Namespace) -> tuple[bool, Any]:
     models = ensure_demo_models(Path.home() / ".cache" / "sglang_hvd")
     prompts = _prompts(options.prompts)
-    rows = []
+    rows: list[IdentityRow] = []
+
+    def add(row: IdentityRow) -> None:
+        rows.append(row)
+        print(f"  {row}", flush=True)
+
     for setup in _setups(options.device):
-        with _server("plain", models, setup, options) as plain:
-            expected = [_generate(plain, prompt) for prompt in prompts]
-            for policy in POLICIES:
-                if setup.refuses(policy) or policy not in options.policies:
-                    continue
-                with _server(policy, models, setup, options) as server:
-                    for concurrency in options.concurrency:
-                        got = _generate_all(server, prompts, concurrency)
-                        rows.append(
-                            IdentityRow(
-                                asdict(setup),
-                                policy,
-                                concurrency,
-                                len(prompts),
-                                _differences(plain, prompts, expected, got),
-                            )
-                        )
-                        print(f"  {setup} {policy} at {concurrency}: {rows[-1].differences}")
-    return all(not row.differences for row in rows), [asdict(row) for row in rows]
+        policy: Mode = "plain"
+        try:
+            with _server(policy, models, setup, options) as plain:
+                expected = [_generate(plain, prompt) for prompt in prompts]
+                for policy in POLICIES:
+                    if setup.refuses(policy) or policy not in options.policies:
+                        continue
+                    for row in _compared(policy, models, setup, options, plain, prompts, expected):
+                        add(row)
+        except (RuntimeError, OSError) as error:
+            add(IdentityRow(asdict(setup), policy, None, 0, [], str(error)[-2000:]))
+    passed = all(not row.differences and row.problem is None for row in rows)
+    return passed, [asdict(row) for row in rows]
+
+
+def _compared(
+    policy: Mode,
+    models: DemoModels,
+    setup: Setup,
+    options: argparse.Namespace,
+    plain: SglangServer,
+    prompts: Sequence[str],
+    expected: Sequence[list[int]],
+) -> Iterator[IdentityRow]:
+    try:
+        with _server(policy, models, setup, options) as server:
+            for concurrency in options.concurrency:
+                got = _generate_all(server, prompts, concurrency)
+                differences = _differences(plain, prompts, expected, got)
+                yield IdentityRow(asdict(setup), policy, concurrency, len(prompts), differences)
+    except (RuntimeError, OSError) as error:
+        yield IdentityRow(asdict(setup), policy, None, 0, [], str(error)[-2000:])
 
 
 def _setups(device: str) -> list[Setup]:
@@ -160,9 +187,12 @@ def _setups(device: str) -> list[Setup]:
             Setup("torch_native", "float32", False, False, True, postpones=True),
             Setup("torch_native", "float32", False, False, False, 16, (2, 4, 8)),
         ]
+    backends = ["flashinfer", "triton"]
+    if torch.cuda.get_device_capability()[0] == 9:
+        backends.append("fa3")  # of Hopper
     setups = [
         Setup(backend, "bfloat16", True, True, is_tree)
-        for backend, is_tree in itertools.product(("flashinfer", "fa3", "triton"), (True, False))
+        for backend, is_tree in itertools.product(backends, (True, False))
     ]
     # Graphs and overlap each off once, other widths, draft-extend postponed, and float16.
     setups += [
@@ -170,7 +200,7 @@ def _setups(device: str) -> list[Setup]:
     ]
     setups += [
         Setup(backend, "bfloat16", True, True, is_tree, narrow_widths=(2, 4, 8, 16))
-        for backend, is_tree in itertools.product(("flashinfer", "fa3", "triton"), (True, False))
+        for backend, is_tree in itertools.product(backends, (True, False))
     ]
     setups += [
         Setup("flashinfer", "bfloat16", has_graphs, True, True, 32, (2, 4, 8, 16), postpones=True)
@@ -199,6 +229,7 @@ def _server(
             flags,
             log_file=Path(folder) / "server.log",
             environment=CPU_ENVIRONMENT if options.device == "cpu" else {},
+            timeout_s=START_SECONDS,
         ) as server,
     ):
         yield server
@@ -261,12 +292,14 @@ def _gap(plain: SglangServer, prompt: str, position: int, other: list[int]) -> f
 
 def _memory(options: argparse.Namespace) -> tuple[bool, Any]:
     command = [sys.executable, "-m", "benchmarks.gpu_check", "--lay-out", options.device]
+    # Else tensors are slices of one allocation, and memcheck sees no access beyond their ends.
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     sanitizer = shutil.which("compute-sanitizer")
     if options.device == "cuda":
         if sanitizer is None:
             return False, [{"problem": "compute-sanitizer is not on the PATH"}]
         command = [sanitizer, "--tool", "memcheck", "--error-exitcode", "9", *command]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     rows = [{"command": command, "status": done.returncode, "output": done.stdout[-2000:]}]
     return done.returncode == 0, rows
 
@@ -343,8 +376,8 @@ def _costs(options: argparse.Namespace) -> tuple[bool, Any]:
                     *_running(options),
                 ],
                 log_file=folder / "server.log",
-                environment=CPU_ENVIRONMENT if options.device == "cpu" else {},
-                timeout_s=600,
+                environment=CPU_ENVIRONMENT if options.device == "cpu" else WORKSPACE,
+                timeout_s=START_SECONDS,
             ) as server:
                 seconds = time.monotonic() - began
                 state = server.get("/server_info")["internal_states"][0]

@@ -9,7 +9,7 @@ the size of the model drafter's tree for `model`, which the others then take, th
 verification for them, and the threshold for "payoff fixed". A step is as wide as its drafts need.
 
 `allocate` chooses all of that itself. "allocate, one tree" cannot choose the number of steps: it
-has the tree of `model` or smaller ones, as a server has whose draft loop is a captured graph; and
+has the tree of `model` or smaller ones, as a server without room for drafts of fewer steps; and
 the cache drafts of "allocate, chains" do not branch. The oracle allocates like `allocate` and knows
 what each draft will bring; "oracle, one tree" likewise. "knows cache drafts" predicts the model
 drafter's as `allocate` does, "knows model drafts" the other way round. Regret is to the oracle.

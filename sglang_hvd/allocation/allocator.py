@@ -198,6 +198,14 @@ class StepAllocator:
         self._widths = np.array(widths, np.int32)
         self._of_batch.clear()
 
+    def use_num_steps(self, num_steps: Sequence[int]) -> None:
+        """The model drafter has only some of its numbers of steps: the largest and others."""
+        assert num_steps[-1] == self._num_steps[-1]
+        places = np.searchsorted(self._num_steps, num_steps)
+        assert self._num_steps[places].tolist() == list(num_steps)
+        self._num_steps, self._most_nodes = self._num_steps[places], self._most_nodes[places]
+        self._of_batch.clear()
+
     def use_costs(self, costs: StepCosts) -> None:
         """Allocates by another table from the next step on."""
         self._costs = costs

@@ -22,7 +22,8 @@ class RestFit:
     """What a step of n requests takes beside its parts, a + b n."""
 
     def __init__(self) -> None:
-        self._fit = _Fit((1, 100))
+        # A GPU that hardly waits for the host has times near zero, whose shares would say nothing.
+        self._fit = _Fit((1, 100), least_ms=0.5)
 
     def add(self, num_requests: int, milliseconds: float) -> None:
         """Takes in the time of a step."""
@@ -113,10 +114,12 @@ class _Fit:
     """Least squares of relative errors without negative terms, of the latest times.
 
     doubts: of each term; where the times do not tell two apart the less doubtful gets more.
+    least_ms: errors of shorter times are relative to this.
     """
 
-    def __init__(self, doubts: Sequence[float]) -> None:
+    def __init__(self, doubts: Sequence[float], *, least_ms: float = 1e-6) -> None:
         num_terms = len(doubts)
+        self._least_ms = least_ms
         self._doubts = np.diag(np.asarray(doubts, np.float64))
         self.num = 0
         # Lists: every step adds, and for so few numbers an array takes longer.
@@ -132,9 +135,11 @@ class _Fit:
             milliseconds = min(milliseconds, _OUTLIER * expected)
         self.num += 1
         # In shares of the time: a wide step that takes long is not more exact than a narrow one.
-        row = [of_term / max(milliseconds, 1e-6) for of_term in factors]
+        scale = max(milliseconds, self._least_ms)
+        row = [of_term / scale for of_term in factors]
+        target = milliseconds / scale
         for i, share in enumerate(row):
-            self._moment[i] = _KEPT * self._moment[i] + share
+            self._moment[i] = _KEPT * self._moment[i] + share * target
             of_term = self._gram[i]
             for j, other in enumerate(row):
                 of_term[j] = _KEPT * of_term[j] + share * other

@@ -65,7 +65,7 @@ class CostProfile:
         batch_sizes = [1]
         while batch_sizes[-1] < most_requests:
             batch_sizes.append(min(4 * batch_sizes[-1], most_requests))
-        with torch.inference_mode():
+        with torch.no_grad():
             rounds = [[self._times(n) for n in batch_sizes] for _ in range(_NUM_ROUNDS)]
         # By batch size: the shortest times of each part.
         shortest = [
@@ -100,11 +100,10 @@ class CostProfile:
         return _Times(np.array(verify), np.array(draft), np.array(extend))
 
     def _draft_steps(self) -> list[int]:
-        """Numbers of steps that are timed."""
-        num_steps = self._worker.speculative_num_steps
-        if num_steps == 1 or self._worker.has_draft_graphs:  # which run all steps
-            return [num_steps]
-        return [2 if num_steps > 2 else 1, num_steps]  # one step alone prepares no attention
+        """Numbers of steps that are timed: few, if there is a choice, and all."""
+        *fewer, all_steps = self._worker.draft_states.num_steps
+        few = [steps for steps in fewer if steps > 1] or fewer  # one alone prepares no attention
+        return [*few[:1], all_steps]
 
     def _parts_of_draft(self, *of_steps: float) -> tuple[float, float]:
         """What a draft takes beside its rounds, and one of its rounds."""
@@ -171,7 +170,7 @@ class CostProfile:
 
     def _draft(self, n: int, num_steps: int) -> Callable[[], object]:
         worker = self._worker
-        runner, topk, slots = worker.draft_runner, worker.topk, worker.speculative_num_steps
+        runner, topk = worker.draft_runner, worker.topk
         hidden_size, dtype = get_draft_recurrent_hidden_state_spec(runner)
         draft_input = EagleDraftInput(
             topk_p=torch.full((n, topk), 1 / topk, device=self._device),
@@ -186,7 +185,7 @@ class CostProfile:
         forward_batch = self._batch(
             ForwardMode.DECODE,
             n,
-            topk * slots,
+            topk * num_steps,
             draft_input,
             positions=draft_input.positions,
             capture_hidden_mode=CaptureHiddenMode.LAST,
@@ -194,12 +193,7 @@ class CostProfile:
         forward_batch.input_ids = None
         runner.kv_index_translator.bind_runner_slots(forward_batch)
 
-        def run() -> None:
-            graphs = worker.cuda_graph_runner
-            can_run_graph = bool(graphs) and graphs.can_run_graph(forward_batch)
-            worker.run_draft(forward_batch, num_steps, can_run_graph)
-
-        return run
+        return partial(worker.run_draft, forward_batch, num_steps)
 
     def _extend(self, n: int, width: int) -> Callable[[], object]:
         self._worker.use_width(width)

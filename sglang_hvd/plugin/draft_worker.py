@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
 
+    from sglang_hvd.plugin.draft_states import DraftStates
     from sglang_hvd.plugin.width_states import WidthStates
 
 
@@ -69,6 +70,8 @@ class HvdDraftWorker(EagleDraftWorker):
     # in for it.
     stub_draft_extend: Callable[[ScheduleBatch, GenerationBatchResult], None] | None = None
     postponed: PostponedExtend | None = None
+    # Set by HvdWorker once backends and graphs are there.
+    draft_states: DraftStates
     width_states: WidthStates | None = None
 
     def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
@@ -85,7 +88,6 @@ class HvdDraftWorker(EagleDraftWorker):
         self.num_steps_by_width = dict.fromkeys(launch.widths, 0)
         self.clock = StepClock()
         super().__init__(server_args, *args, **kwargs)
-        self._num_draft_steps = self.speculative_num_steps  # of the draft that runs
         self.num_drafts_by_steps: Counter[int] = Counter()
 
     def draft(self, batch: ScheduleBatch, *, with_topology: bool = False) -> HvdVerifyInput:
@@ -142,46 +144,24 @@ class HvdDraftWorker(EagleDraftWorker):
         verify_mask = self.target_worker.model_runner.attn_backend.verify_mask
         return self.tree_mask_mode if verify_mask is None else verify_mask.mode
 
-    @property
-    def has_draft_graphs(self) -> bool:
-        """Whether the draft loop is captured, in all its steps."""
-        return self.cuda_graph_runner is not None
-
-    def run_draft(self, forward_batch: ForwardBatch, num_steps: int, can_run_graph: bool) -> _Tree:
-        """The model drafter's draft of a batch that was prepared for all steps."""
-        if can_run_graph:
-            assert num_steps == self.speculative_num_steps, "a graph runs all steps"
-            return self.cuda_graph_runner.execute(forward_batch)
-        if num_steps > 1:  # one step only selects, without a forward
-            self.draft_attn_backend.init_forward_metadata(forward_batch)
-            forward_batch.mark_forward_metadata_ready()
-        self._num_draft_steps = num_steps
-        try:
+    def run_draft(self, forward_batch: ForwardBatch, num_steps: int) -> _Tree:
+        """The model drafter's draft of a batch that was prepared for so many steps."""
+        with self.draft_states.use(num_steps) as graphs:
+            if graphs is not None and graphs.can_run_graph(forward_batch):
+                return graphs.execute(forward_batch)
+            if num_steps > 1:  # one step only selects, without a forward
+                self.draft_attn_backend.init_forward_metadata(forward_batch)
+                forward_batch.mark_forward_metadata_ready()
             return self.draft_forward(forward_batch)
-        finally:
-            self._num_draft_steps = self.speculative_num_steps
 
     def draft_forward(self, forward_batch: ForwardBatch) -> Any:
-        """EAGLE's draft loop, in as many steps as are drafted now, which selects the nodes of the
-        model drafter's tree at its end.
+        """EAGLE's draft loop, which selects the nodes of the model drafter's tree at its end.
 
         Returns what SGLang's does, but in the place of draft probabilities, which only rejection
         sampling has, int64[n, m]: the place of each node by its score; None where no tree is cut.
         """
-        num_steps, all_steps = self._num_draft_steps, self.speculative_num_steps
-        if num_steps < all_steps:
-            # KV slots lie as for all steps, which attention expects: each branch uses its first.
-            of_branches = forward_batch.out_cache_loc.view(-1, all_steps)
-            forward_batch.out_cache_loc = of_branches[:, :num_steps].reshape(-1)
-        num_nodes = min(self._num_model_nodes, 1 + most_tree_nodes(self.topk, num_steps))
-        self.speculative_num_steps = num_steps
-        try:
-            with self._width(num_nodes), _ranking_nodes(self._cuts_trees) as ranks:
-                parent_list, top_scores_index, draft_tokens, _ = super().draft_forward(
-                    forward_batch
-                )
-        finally:
-            self.speculative_num_steps = all_steps
+        with self._width(self._num_tree_nodes), _ranking_nodes(self._cuts_trees) as ranks:
+            parent_list, top_scores_index, draft_tokens, _ = super().draft_forward(forward_batch)
         # SGLang keeps the indices of a chain at hand, for all steps.
         top_scores_index = top_scores_index[:, : draft_tokens.shape[1]]
         return parent_list, top_scores_index, draft_tokens, ranks[0] if ranks else None
@@ -210,8 +190,14 @@ class HvdDraftWorker(EagleDraftWorker):
         return super()._draft_extend_for_prefill(batch, *args, **kwargs)
 
     def _rebuild_topk1_chain_buffers(self) -> None:
-        with self._width(self._num_model_nodes):
+        with self._width(self._num_tree_nodes):
             super()._rebuild_topk1_chain_buffers()
+
+    @property
+    def _num_tree_nodes(self) -> int:
+        """Of the model drafter's tree in the steps it drafts now, root included."""
+        most_nodes = 1 + most_tree_nodes(self.topk, self.speculative_num_steps)
+        return min(self._num_model_nodes, most_nodes)
 
     def _host_nodes(self, plans: list[DraftPlan], bonus_tokens: torch.Tensor) -> DraftNodes:
         """The drafts the host knows: cache drafts; a bare root for every other request."""
@@ -345,18 +331,19 @@ class HvdDraftWorker(EagleDraftWorker):
         # EagleDraftWorker.draft up to the tree it selects. Its own ending would lay out and mask
         # a verification of the model drafter's tree alone, at the model drafter's width.
         self.num_model_draft_rounds += 1
-        forward_batch, can_run_graph, kv_loc_plan = prepare_for_draft(
+        num_steps = plans[0].num_model_steps
+        forward_batch, _, kv_loc_plan = prepare_for_draft(
             batch.spec_info,
             self.req_to_token_pool,
             batch,
-            self.cuda_graph_runner,
+            None,  # run_draft knows the graphs
             self.draft_runner,
             self.topk,
-            self.speculative_num_steps,
+            num_steps,
             target_translator=self.target_worker.model_runner.kv_index_translator,
             num_draft_tokens=self._step_width,  # the window of a chain is what is verified
         )
-        return self.run_draft(forward_batch, plans[0].num_model_steps, can_run_graph), kv_loc_plan
+        return self.run_draft(forward_batch, num_steps), kv_loc_plan
 
     def _verify_input(
         self,
@@ -452,6 +439,8 @@ def _only(batch: ScheduleBatch, rows: list[int], on_device: torch.Tensor) -> Sch
     some.seq_lens = batch.seq_lens[on_device]
     some.orig_seq_lens = batch.orig_seq_lens[on_device]
     some.req_pool_indices = batch.req_pool_indices[on_device]
+    if batch.req_pool_indices_cpu is not None:
+        some.req_pool_indices_cpu = batch.req_pool_indices_cpu[rows]
     some.seq_lens_sum = None
     if batch.seq_lens_cpu is not None:
         some.seq_lens_cpu = batch.seq_lens_cpu[rows]

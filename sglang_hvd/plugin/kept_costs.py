@@ -49,7 +49,7 @@ def profiled_costs(
     folder: of the kept tables, None for none. One that cannot be read or written is reported, and
         the table is timed.
     """
-    tree = [worker.speculative_num_steps, worker.topk, num_model_nodes]
+    tree = [worker.draft_states.num_steps, worker.topk, num_model_nodes]
     key = _key(worker, [list(widths), tree, postpones, most_requests])
     path = None if folder is None else folder / f"{key}.yaml"
     kept = None

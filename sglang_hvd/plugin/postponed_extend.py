@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sglang_hvd.plugin.host_transfer import to_device
+
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
@@ -119,7 +121,7 @@ class PostponedExtend:
             slots.append(torch.arange(row * width, row * width + num_new))
         if not found:
             return
-        places = torch.cat(slots).to(verified.token_ids.device, non_blocking=True)
+        places = to_device(torch.cat(slots).numpy(), verified.token_ids.device.type)
         lengths = [num_new for _, num_new in found]
         # Copies: most of the slots were not accepted and need not stay.
         pieces = zip(

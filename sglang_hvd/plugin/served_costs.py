@@ -60,9 +60,6 @@ class ServedCosts:
         self._ranks = ranks
         self._fit: CostFit | CostScale = CostFit(widths)
         self._num_steps = 0
-        self._now = now
-        self._began: tuple[float, int] | None = None  # the last decode step, and its requests
-        self._parts_ms = 0.0  # of it
 
     def begin_with(self, costs: StepCosts) -> None:
         """A table that was timed before the first step; its steps refine it from then on. Every
@@ -91,18 +88,14 @@ class ServedCosts:
 
     def begin_step(self, num_requests: int) -> None:
         """A decode step begins. What the last one took beside its parts is known then, where
-        nothing came between."""
-        if self._timer is None or self._timer.is_cuda:
-            return  # a GPU works on while the host schedules and plans
-        now = self._now()
-        if self._began is not None:
-            began, of_requests = self._began
-            self._fit.observe_rest(of_requests, 1000 * (now - began) - self._parts_ms)
-        self._began, self._parts_ms = (now, num_requests), 0.0
+        nothing came between: on a GPU the time in which it waited for the host."""
+        if self._timer is not None:
+            self._timer.begin_step(lambda ms: self._fit.observe_rest(num_requests, ms))
 
     def interrupt(self) -> None:
         """A prefill, or nothing to do: the next decode step does not follow on the last."""
-        self._began = None
+        if self._timer is not None:
+            self._timer.interrupt()
 
     def end_step(self) -> None:
         """A step was launched; brings the table up to date when it is time. All ranks call it."""
@@ -139,7 +132,6 @@ class ServedCosts:
             return
 
         def observe_in_time(milliseconds: float) -> None:
-            self._parts_ms += milliseconds
             with self._clock.measure(Phase.COSTS):
                 observe(milliseconds)
 
@@ -147,8 +139,25 @@ class ServedCosts:
             yield
 
 
+class _Step:
+    """A decode step as far as it was timed.
+
+    began: the host's time, or the event before its first part; None before that.
+    parts_ms: of its parts that are known.
+    """
+
+    def __init__(self, observe_rest: Callable[[float], None]) -> None:
+        self._observe_rest = observe_rest
+        self.began: Any = None
+        self.parts_ms = 0.0
+
+    def end(self, milliseconds: float) -> None:
+        """It took so long, from its first part to that of the next step."""
+        self._observe_rest(max(milliseconds - self.parts_ms, 0.0))
+
+
 class _DeviceTimer:
-    """Times what is launched inside `measure`, without waiting for it.
+    """Times what is launched inside `measure`, without waiting for it, and what steps take beside.
 
     On CUDA the time is known later, on the host at once.
     """
@@ -157,22 +166,69 @@ class _DeviceTimer:
         self.is_cuda = device == "cuda"
         self._now = now
         self._pending: deque[tuple[Any, Any, Callable[[float], None]]] = deque()
+        self._step: _Step | None = None
+        self._last: _Step | None = None  # that the step follows on
+
+    def begin_step(self, observe_rest: Callable[[float], None]) -> None:
+        """A decode step begins; what it takes beside its parts is observed when the next has begun,
+        unless it is interrupted before."""
+        self._last, self._step = self._step, _Step(observe_rest)
+
+    def interrupt(self) -> None:
+        """The next decode step does not follow on the last."""
+        self._step = None
 
     @contextmanager
     def measure(self, observe: Callable[[float], None]) -> Iterator[None]:
-        if self.is_cuda:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            yield
-            end.record()
-            self._pending.append((begin, end, observe))
-            return
-        began = self._now()
+        """A part of the step, if there is one."""
+        step = self._step
+
+        def observe_part(milliseconds: float) -> None:
+            if step is not None:
+                step.parts_ms += milliseconds
+            observe(milliseconds)
+
+        begin, end = (self._mark() for _ in range(2))
+        begin.record()
+        self._see_first(begin)
         yield
-        observe(1000 * (self._now() - began))
+        end.record()
+        self._pending.append((begin, end, observe_part))
+        if not self.is_cuda:
+            self.collect()
 
     def collect(self) -> None:
         """Hands over the times that are known by now."""
         while self._pending and self._pending[0][1].query():
             begin, end, observe = self._pending.popleft()
             observe(begin.elapsed_time(end))
+
+    def _see_first(self, begin: Any) -> None:
+        """The event before a part, the step's first maybe."""
+        if self._step is None or self._step.began is not None:
+            return
+        self._step.began = begin
+        if self._last is not None and self._last.began is not None:
+            self._pending.append((self._last.began, begin, self._last.end))
+            self._last = None
+
+    def _mark(self) -> Any:
+        return torch.cuda.Event(enable_timing=True) if self.is_cuda else _HostEvent(self._now)
+
+
+class _HostEvent:
+    """torch.cuda.Event on the host's clock."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._seconds = 0.0
+
+    def record(self) -> None:
+        self._seconds = self._now()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: _HostEvent) -> float:
+        """Milliseconds until the other."""
+        return 1000 * (end._seconds - self._seconds)

@@ -79,11 +79,13 @@ def warm_up(
         nodes = _roots(width, device)
         seq_lens = torch.zeros_like(nodes.num_nodes)
         lay_out(nodes, seq_lens, mode=mode, num_cells=width * width, buffer=None)
-        index = torch.arange(min(num_tree_nodes, width - 1), device=device)[None]
-        if index.numel() == 0:
+        if width == 1:  # no room for any of the tree
             continue
-        parent_list = torch.zeros((1, 1 + index.numel()), dtype=torch.int64, device=device)
+        index = torch.arange(num_tree_nodes, device=device)[None]
+        parent_list = torch.zeros((1, 1 + num_tree_nodes), dtype=torch.int64, device=device)
         for ranks, rows in itertools.product((None, index), (None, torch.zeros_like(index[0, :1]))):
+            if ranks is None and num_tree_nodes >= width:
+                continue  # it is always cut
             nodes = _roots(width, device)
             num_kept = nodes.num_nodes.clone()
             trees = EagleTrees(index, parent_list, index, topk, ranks, num_kept)

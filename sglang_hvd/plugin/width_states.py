@@ -7,8 +7,8 @@ graphs are shared. This is what SGLang's adaptive speculation keeps for each num
 (EAGLEWorkerV2.build_adaptive_runtime_state), without its own draft graphs and without a change of
 the settings while serving: KV windows follow these, and stay those of the widest.
 
-The KV pool is sized before. Widths that were asked for are built or the start fails; those of the
-default, the narrowest first, as long as memory is left for what prefills take.
+Widths that were asked for are built or the start fails; those of the default, the narrowest first,
+as long as memory is left for what prefills take.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-from sglang.srt.utils.common import get_available_gpu_memory, log_info_on_rank0
+from sglang.srt.utils.common import log_info_on_rank0
 
 if TYPE_CHECKING:
+    from sglang_hvd.plugin.device_memory import DeviceMemory
     from sglang_hvd.plugin.worker import HvdWorker
 
 logger = logging.getLogger(__name__)
 
-# What widths of the default leave free for prefills and sampling, beside some for what nothing
-# here counts: a third of the 1.5 MB that SGLang sets aside, for it and for graphs, per token of a
-# chunked prefill, and the arrays of logits that sampling holds at a time.
-_SPARE_GB, _GB_PER_PREFILL_TOKEN, _LOGIT_ARRAYS = 1.0, 0.5 / 1024, 3
+# What the first width of the default may take: FlashInfer's workspace of .4 to .5 GB, and what it
+# keeps for each captured batch size.
+_FIRST_GB = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,21 +46,24 @@ class WidthStates:
     """Built once the widest width has its backends and graphs, the way SGLang builds them."""
 
     def __init__(
-        self, worker: HvdWorker, widths: Sequence[int], *, ranks: Any, are_asked_for: bool
+        self,
+        worker: HvdWorker,
+        widths: Sequence[int],
+        memory: DeviceMemory,
+        *,
+        are_asked_for: bool,
     ) -> None:
         """widths: rising; the last is the one that SGLang was started with.
 
-        ranks: CPU group of the tensor-parallel ranks, which build the same widths; None for one.
         are_asked_for: all of them are built, whatever memory is left.
         """
-        self._worker, self._ranks = worker, ranks
+        self._worker = worker
         self._target = worker.target_worker.model_runner
         self._drafter = worker._draft_worker
         self._of_width = {widths[-1]: self._present(0.0)}
-        spare_gb = _spare_gb(worker, widths[-1])
-        gb_per_node = 0.0  # of the width before: masks and the indices of graphs grow with it
+        most_gb = _FIRST_GB
         for width in widths[:-1]:
-            free_gb, needed_gb = self._free_gb(), spare_gb + gb_per_node * width
+            free_gb, needed_gb = memory.free_gb(), memory.spare_gb + most_gb
             if not are_asked_for and free_gb < needed_gb:
                 log_info_on_rank0(
                     logger,
@@ -70,8 +72,10 @@ class WidthStates:
                     "widest. A lower --mem-fraction-static makes room for them.",
                 )
                 break
-            self._of_width[width] = self._build(width)
-            gb_per_node = max(self._of_width[width].memory_gb, 0.0) / width
+            self._of_width[width] = self._build(width, memory)
+            # Workspaces are of one size; masks and the indices of graphs grow with the width, which
+            # at most doubles in the widths of the default.
+            most_gb = 2 * max(self._of_width[width].memory_gb, 0.0)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -103,41 +107,33 @@ class WidthStates:
             memory_gb,
         )
 
-    def _free_gb(self) -> float:
-        """Of the rank that has least."""
-        return get_available_gpu_memory(
-            self._worker.device,
-            self._worker.gpu_id,
-            distributed=self._ranks is not None,
-            cpu_group=self._ranks,
-        )
-
-    def _build(self, width: int) -> _WidthState:
+    def _build(self, width: int, memory: DeviceMemory) -> _WidthState:
         worker = self._worker
         before = self._present(0.0)
-        free_gb = self._free_gb()
-        try:
+
+        def build() -> _WidthState:
             with worker._override_worker_state(worker.speculative_num_steps, width):
                 if self._drafter.stub_draft_extend is None:  # else none follows verification
                     self._build_extend(before)
                 self._build_verify(before, width)
-                state = self._present(0.0)
-        except Exception as error:
-            # SGLang wraps what goes wrong while graphs are captured.
-            if not isinstance(error.__context__ or error, torch.cuda.OutOfMemoryError):
-                raise
-            raise RuntimeError(
-                f"no memory is left for verify width {width}: lower --mem-fraction-static or name "
-                "fewer with --hvd-narrow-widths"
-            ) from error
+                return self._present(0.0)
+
+        state, taken_gb = memory.build(
+            build,
+            name=f"verify width {width}",
+            remedy="lower --mem-fraction-static or name fewer with --hvd-narrow-widths",
+        )
         self._target.attn_backend = before.target_backend
         self._target.decode_cuda_graph_runner = before.target_graphs
-        taken_gb = free_gb - self._free_gb()
         log_info_on_rank0(logger, f"HVD: verify width {width} takes {taken_gb:.2f} GB")
         return replace(state, memory_gb=taken_gb)
 
     def _build_extend(self, before: _WidthState) -> None:
         drafter = self._drafter
+        if before.extend_graphs is not None:
+            # Runners share this buffer, capture with what is in it, and fill it at each replay.
+            width = drafter.speculative_num_draft_tokens
+            before.extend_graphs.buffers.extend_seq_lens.fill_(width)
         with drafter.drafting():
             drafter.init_attention_backend()
             if before.extend_graphs is not None:
@@ -157,10 +153,3 @@ class WidthStates:
                 speculative_num_steps=self._worker.speculative_num_steps,
                 speculative_num_draft_tokens=width,
             )
-
-
-def _spare_gb(worker: HvdWorker, widest: int) -> float:
-    args, target = worker.server_args, worker.target_worker.model_runner
-    logits = target.max_running_requests * widest * target.model_config.vocab_size * 4 / 2**30
-    prefill = max(args.chunked_prefill_size or 0, 0) * _GB_PER_PREFILL_TOKEN
-    return _SPARE_GB + prefill + _LOGIT_ARRAYS * logits

@@ -19,11 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.configs.hybrid_arch import mambaish_config
-from sglang.srt.model_executor.cuda_graph_config import (
-    Backend,
-    Phase,
-    check_cuda_graph_backend,
-)
 from sglang.srt.runtime_context import get_observability, get_parallel
 from sglang.srt.speculative import eagle_worker_v2
 
@@ -36,6 +31,8 @@ from sglang_hvd.allocation import (
 )
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.algorithm import HvdLaunch, launch_of
+from sglang_hvd.plugin.device_memory import DeviceMemory
+from sglang_hvd.plugin.draft_states import DraftStates
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import require_hooks
 from sglang_hvd.plugin.host_transfer import copy_stream
@@ -92,8 +89,6 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             launch,
             self.speculative_num_steps,
             self.topk,
-            captures_drafts=self.device != "cpu"
-            and not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED),
             merges=self._verifies_trees,
             postpones_extend=self._postpones,
         )
@@ -144,15 +139,14 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         steps can be timed."""
         super().init_cuda_graphs()
         config = self._launch.config
+        self._check_sampling()
+        memory = DeviceMemory(self, widest=self._launch.verify_width, ranks=self._ranks)
         if self._launch.has_width_states:
+            are_asked_for = config.narrow_widths is not None
             self._use_width_states(
-                WidthStates(
-                    self,
-                    self._launch.widths,
-                    ranks=self._ranks,
-                    are_asked_for=config.narrow_widths is not None,
-                )
+                WidthStates(self, self._launch.widths, memory, are_asked_for=are_asked_for)
             )
+        self._use_draft_states(memory)
         warm_up(
             torch.device(self.device),
             self._draft_worker.mask_mode,
@@ -178,11 +172,28 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             )
         )
 
+    def _check_sampling(self) -> None:
+        runner, width = self.target_worker.model_runner, self._launch.verify_width
+        num_requests, vocab_size = runner.max_running_requests, runner.model_config.vocab_size
+        if self.device == "cuda" and num_requests * width * vocab_size >= 2**32:
+            raise ValueError(
+                "SGLang's sampling kernel numbers the probabilities of a step by 32 bits, and "
+                f"{num_requests} requests of {width} nodes and {vocab_size} words have more: lower "
+                "--max-running-requests or --hvd-verify-width"
+            )
+
     def _use_width_states(self, states: WidthStates) -> None:
         self._draft_worker.use_width_states(states)
         self._launch = replace(self._launch, widths=states.widths)
         if self._allocator is not None:
             self._allocator.use_widths(states.widths)
+
+    def _use_draft_states(self, memory: DeviceMemory) -> None:
+        allocator = self._allocator
+        num_steps = (self.speculative_num_steps,) if allocator is None else allocator.num_steps
+        states = self._draft_worker.draft_states = DraftStates(self, num_steps, memory)
+        if allocator is not None:
+            allocator.use_num_steps(states.num_steps)
 
     def forward_batch_generation(
         self, batch: ScheduleBatch, *args: Any, **kwargs: Any
@@ -268,6 +279,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "verify_width": self._launch.verify_width,
             "verify_widths": list(self._launch.widths),
             "width_memory_gb": None if states is None else states.memory_gb,
+            "draft_steps": list(self._draft_worker.draft_states.num_steps),
+            "draft_steps_memory_gb": self._draft_worker.draft_states.memory_gb,
             "verifies_trees": self._verifies_trees,
             "num_model_nodes": self._launch.num_model_nodes,
             "num_model_draft_rounds": self._draft_worker.num_model_draft_rounds,
@@ -284,7 +297,6 @@ def _allocator(
     num_steps: int,
     topk: int,
     *,
-    captures_drafts: bool,
     merges: bool,
     postpones_extend: bool,
 ) -> StepAllocator | None:
@@ -294,7 +306,7 @@ def _allocator(
     sizes = model_tree_sizes(launch.num_model_nodes - 1)
     if len(launch.widths) == 1 or topk == 1:  # nothing is saved, or it is a chain, which steps cut
         sizes = sizes[-1:]
-    steps = (num_steps,) if captures_drafts else draft_step_choices(num_steps)
+    steps = draft_step_choices(num_steps)
     return StepAllocator(
         before_any_step(launch.widths) if costs is None else StepCosts.load(costs),
         widths=launch.widths,

@@ -373,6 +373,14 @@ def test_of_fewer_widths_the_narrowest_that_holds_the_drafts_is_left() -> None:
     assert made.allocate(slots(1), given).width == 7
 
 
+def test_of_fewer_numbers_of_steps_the_costs_and_trees_go_with_them() -> None:
+    made, given = allocator(costs(of_round=4)), odds([[]], [(0.9, 0.9)])
+    assert made.allocate(slots(1), given).num_steps == STEPS[0]
+    made.use_num_steps(STEPS[1:])
+    assert made.num_steps == STEPS[1:]
+    assert made.allocate(slots(1), given).num_steps == STEPS[1]
+
+
 def test_equal_calls_give_equal_results() -> None:
     random = np.random.default_rng(1)
     made = [allocator(costs()) for _ in range(2)]

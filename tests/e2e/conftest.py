@@ -133,7 +133,7 @@ def varying_costs(tmp_path: Path) -> Path:
     path = tmp_path / "costs.yaml"
     path.write_text(
         "{about: made up, batch_sizes: [1, 16], widths: [1, 32], verify: [[5, 8], [6, 40]], "
-        "draft_round: [0.5, 0.7], draft_extend: [[0.2, 0.3], [0.3, 1]]}"
+        "draft_round: [1.5, 1.7], draft_extend: [[0.2, 0.3], [0.3, 1]]}"
     )
     return path
 

@@ -1,6 +1,7 @@
 """Overlap scheduling, and the GPU's attention path with full masks, through Triton's interpreter.
 
-The interpreter runs SGLang's and our GPU code on the CPU, two to three orders slower.
+The interpreter runs SGLang's and our GPU code on the CPU, two to three orders slower. Graphs are
+replayed as patches/README.md says: without CUDA, through SGLang's own graph runners.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pytest
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
+REPLAYED = {**INTERPRETED, "SGL_KERNEL_CPU_REPLAYED_GRAPHS": "1"}
 TREE = MODEL_TREE_FLAGS
 CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
 MIXING = ("--hvd-threshold", "1.5")
@@ -58,28 +60,35 @@ def test_stops_inside_a_draft_under_overlap_scheduling(
 
 
 @pytest.mark.parametrize("drafting", [TREE, CHAIN], ids=["tree", "chain"])
-def test_widths_with_an_attention_backend_for_each(
+def test_widths_and_draft_steps_with_backends_and_graphs_of_their_own(
     drafting: tuple[str, ...],
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
     varying_costs: Path,
 ) -> None:
-    copying = [prompts[0], prompts[4]]
-    params = {"max_new_tokens": 32}
+    copying = [prompts[0], prompts[4], prompts[8]]
+    params = {"max_new_tokens": 20}
     expected = plain_ids(copying, **params)
+    # Graphs of two requests: two replay them, one is padded to two, and three run without.
     server = start_hvd(
         *("allocate", "--hvd-costs", str(varying_costs), "--attention-backend", "triton"),
-        *("--hvd-verify-width", "24", "--hvd-narrow-widths", "[1, 2, 4, 8, 16]"),
+        *("--hvd-verify-width", "24", "--hvd-narrow-widths", "[2, 8, 16]"),
+        *("--cuda-graph-bs-decode", "2"),
         drafting=drafting,
-        environment=INTERPRETED,
+        environment=REPLAYED,
     )
-    answers = server.generate_all(copying, concurrency=2, **params)
-    assert [answer["output_ids"] for answer in answers] == expected
+    answers = [server.generate(copying[0], **params)]
+    server.flush_cache()
+    answers += server.generate_all(copying, concurrency=3, **params)
+    assert [answer["output_ids"] for answer in answers] == [expected[0], *expected]
     state = server.hvd_state()
-    assert state["width_memory_gb"].keys() == {"1", "2", "4", "8", "16"}
+    assert state["width_memory_gb"].keys() == {"2", "8", "16"}
+    assert state["draft_steps_memory_gb"].keys() == {"1", "2"}
     assert len([num for num in state["num_steps_by_width"].values() if num]) >= 3
+    assert len(state["num_drafts_by_steps"]) >= 2
     assert state["num_accepted_drafts"]["cache"] + state["num_accepted_drafts"]["both"] > 0
+    assert state["num_accepted_drafts"]["model"] > 0
 
 
 @pytest.mark.parametrize("policy", ["payoff", "both"])

@@ -44,6 +44,7 @@ from sglang_hvd.plugin.worker import HvdWorker
 OWN_HELPERS = {
     *("_host_nodes", "_with_model_trees", "_run_model_drafter", "_verify_input"),
     *("_num_mask_cells", "_width", "_publish", "_catch_up", "_extend"),
+    *("_check_sampling", "_use_draft_states"),
     *("run_draft", "use_width", "use_width_states", "_use_width_states", "drafting"),
 }
 

@@ -133,6 +133,46 @@ def test_what_a_step_takes_beside_its_parts_is_part_of_its_costs() -> None:
     assert made.costs.verify_ms(2, [8])[0] == pytest.approx(8, rel=0.01)
 
 
+def test_a_gpu_that_waits_for_the_host_takes_that_long_beside_its_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, watch = allocator(), Stopwatch()
+
+    class Event:
+        """Reached by the device two milliseconds after the host recorded it."""
+
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.seconds = watch.seconds
+
+        def query(self) -> bool:
+            return watch.seconds > self.seconds + 0.002
+
+        def elapsed_time(self, end: Event) -> float:
+            assert end.query()
+            return 1000 * (end.seconds - self.seconds)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    costs = ServedCosts(
+        made, is_fixed=False, widths=WIDTHS, device="cuda", ranks=None, clock=StepClock(), now=watch
+    )
+    for number in range(64):
+        costs.begin_step(2)
+        with costs.time_draft(2, NUM_STEPS - 1):
+            watch.seconds += 0.002
+        watch.seconds += 0.00025
+        with costs.time_verify(2, 8):
+            watch.seconds += 0.005
+        watch.seconds += 0.001
+        costs.end_step()
+        if number % 10 == 9:  # a prefill, or the server was idle
+            costs.interrupt()
+            watch.seconds += 60
+    assert made.costs.verify_ms(2, [8])[0] == pytest.approx(6.25, abs=0.05)
+
+
 def test_on_a_machine_where_nodes_are_free_steps_are_wider() -> None:
     widths = []
     for per_node in (0.0, 2.0):

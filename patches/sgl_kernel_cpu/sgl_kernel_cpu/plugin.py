@@ -4,6 +4,7 @@ SGLang logs and swallows what plugins raise, so a failure here ends the process 
 (SystemExit is not swallowed), and argument validation checks that every hook was applied.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +28,10 @@ def register() -> None:
         from sgl_kernel_cpu import hooks
 
         hooks.install()
+        if os.environ.get("SGL_KERNEL_CPU_REPLAYED_GRAPHS") == "1":
+            from sgl_kernel_cpu import replayed_graphs
+
+            replayed_graphs.install()
     except (ImportError, AttributeError, RuntimeError) as error:
         _stop(f"SGLang {SGLANG_VERSION} is not as expected ({error}): reinstall it")
     register_resolution_hook("handle_speculative_decoding")(check_arguments)

@@ -1,0 +1,59 @@
+"""How much of the device's memory is free for backends and graphs beside SGLang's own.
+
+SGLang sizes the KV pool before these are built, so they live on what --mem-fraction-static leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from sglang.srt.utils.common import get_available_gpu_memory
+
+if TYPE_CHECKING:
+    from sglang_hvd.plugin.worker import HvdWorker
+
+_T = TypeVar("_T")
+
+# What is left free for prefills and sampling, beside some for what nothing here counts: a third of
+# the 1.5 MB that SGLang sets aside, for it and for graphs, per token of a chunked prefill, and the
+# arrays of logits that sampling holds at a time.
+_SPARE_GB, _GB_PER_PREFILL_TOKEN, _LOGIT_ARRAYS = 1.0, 0.5 / 1024, 3
+
+
+class DeviceMemory:
+    """Of a worker's device.
+
+    widest: nodes per request of its widest verification.
+    ranks: CPU group of the tensor-parallel ranks, which build the same; None for one.
+    """
+
+    def __init__(self, worker: HvdWorker, *, widest: int, ranks: Any) -> None:
+        self._worker, self._ranks = worker, ranks
+        args, target = worker.server_args, worker.target_worker.model_runner
+        logits = target.max_running_requests * widest * target.model_config.vocab_size * 4 / 2**30
+        prefill = max(args.chunked_prefill_size or 0, 0) * _GB_PER_PREFILL_TOKEN
+        self.spare_gb = _SPARE_GB + prefill + _LOGIT_ARRAYS * logits
+
+    def free_gb(self) -> float:
+        """Of the rank that has least."""
+        return get_available_gpu_memory(
+            self._worker.device,
+            self._worker.gpu_id,
+            distributed=self._ranks is not None,
+            cpu_group=self._ranks,
+        )
+
+    def build(self, build: Callable[[], _T], *, name: str, remedy: str) -> tuple[_T, float]:
+        """What it builds, and the gigabytes that took. Raises RuntimeError with the name and what
+        helps where no memory is left."""
+        free_gb = self.free_gb()
+        try:
+            built = build()
+        except Exception as error:
+            # SGLang wraps what goes wrong while graphs are captured.
+            if not isinstance(error.__context__ or error, torch.cuda.OutOfMemoryError):
+                raise
+            raise RuntimeError(f"no memory is left for {name}: {remedy}") from error
+        return built, free_gb - self.free_gb()

@@ -1,0 +1,197 @@
+"""Which widths and numbers of draft steps get backends of their own as a device's memory runs out.
+That they verify and draft right is seen on real servers (tests/e2e/test_overlap.py); here the
+device is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_hvd.plugin import device_memory
+from sglang_hvd.plugin.device_memory import DeviceMemory
+from sglang_hvd.plugin.draft_states import DraftStates
+from sglang_hvd.plugin.width_states import WidthStates
+
+WIDTHS = (2, 4, 8, 16, 32)
+
+
+class Device:
+    """A worker whose target takes some memory for every attention backend that it makes, more for
+    wider ones. Prefills and sampling take nothing that counts."""
+
+    device, gpu_id, speculative_num_steps = "cuda", 0, 3
+
+    def __init__(self, free_gb: float, per_node_gb: float) -> None:
+        self.free_gb, self.per_node_gb, self.width = free_gb, per_node_gb, 0
+        self.server_args = SimpleNamespace(chunked_prefill_size=-1)
+        self.model_runner = SimpleNamespace(
+            attn_backend="first",
+            max_running_requests=1,
+            model_config=SimpleNamespace(vocab_size=1),
+            decode_cuda_graph_runner=None,
+            init_new_workspace=False,
+            _get_attention_backend=self._make_backend,
+        )
+        self.target_worker = self
+        self._draft_worker = SimpleNamespace(
+            draft_extend_attn_backend=None,
+            cuda_graph_runner_for_draft_extend=None,
+            stub_draft_extend=lambda batch, result: None,
+        )
+
+    def _make_backend(self, *, init_new_workspace: bool) -> str:
+        assert init_new_workspace  # a workspace in use by another width must not be written
+        self.free_gb -= self.per_node_gb * self.width
+        return f"with {self.free_gb} GB left"
+
+    @contextmanager
+    def _override_worker_state(self, num_steps: int, width: int) -> Iterator[None]:
+        self.width = width
+        yield
+
+
+def states_of(
+    monkeypatch: pytest.MonkeyPatch, device: Device, *, are_asked_for: bool
+) -> WidthStates:
+    def free_gb(*args: Any, **kwargs: Any) -> float:
+        return device.free_gb
+
+    monkeypatch.setattr(device_memory, "get_available_gpu_memory", free_gb)
+    memory = DeviceMemory(device, widest=WIDTHS[-1], ranks=None)  # type: ignore[arg-type]
+    return WidthStates(device, WIDTHS, memory, are_asked_for=are_asked_for)  # type: ignore[arg-type]
+
+
+def test_the_narrowest_come_first_and_leave_room_for_prefills(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # 2, 4 and 8 take .25, .5 and 1 GB; 16 takes 2, of which 1 is left beside the spare one.
+    device = Device(free_gb=4.5, per_node_gb=0.125)
+    states = states_of(monkeypatch, device, are_asked_for=False)
+    assert states.widths == (2, 4, 8, 32)
+    assert states.memory_gb == {2: 0.25, 4: 0.5, 8: 1.0}
+    device = Device(free_gb=4.8125, per_node_gb=0.125)
+    assert states_of(monkeypatch, device, are_asked_for=False).widths == WIDTHS
+    device = Device(free_gb=4.8125, per_node_gb=0.125)
+    device.server_args.chunked_prefill_size = 2048
+    assert states_of(monkeypatch, device, are_asked_for=False).widths == (2, 4, 8, 32)
+    device.model_runner.model_config.vocab_size = 2**25  # 4 GB for an array of logits
+    assert states_of(monkeypatch, device, are_asked_for=False).widths == (32,)
+
+
+def test_without_memory_for_a_workspace_the_widest_serves_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = states_of(monkeypatch, Device(1.9, 0.125), are_asked_for=False)
+    assert states.widths == (32,)
+    assert states.memory_gb == {}
+    states.use(32)
+
+
+def test_widths_that_were_asked_for_are_all_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(free_gb=4.5, per_node_gb=0.125)
+    states = states_of(monkeypatch, device, are_asked_for=True)
+    assert states.widths == WIDTHS
+    states.use(4)
+    assert device.model_runner.attn_backend == "with 3.75 GB left"
+    states.use(32)
+    assert device.model_runner.attn_backend == "first"
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_width_without_memory_ends_the_start_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, is_wrapped: bool
+) -> None:
+    device = Device(free_gb=4.5, per_node_gb=0.125)
+
+    def run_out(*, init_new_workspace: bool) -> str:
+        try:
+            raise torch.cuda.OutOfMemoryError("no memory")
+        except torch.cuda.OutOfMemoryError:
+            if not is_wrapped:
+                raise
+            raise Exception("Capture cuda graph failed")  # noqa: B904  as SGLang does
+
+    device.model_runner._get_attention_backend = run_out
+    with pytest.raises(RuntimeError, match="no memory is left for verify width 2: lower"):
+        states_of(monkeypatch, device, are_asked_for=True)
+
+
+class Drafter:
+    """A draft worker with the device's memory, which backends and graphs take by their steps."""
+
+    topk = 4
+
+    def __init__(self, device: Device, *, has_graphs: bool) -> None:
+        self.device = device
+        self.speculative_num_steps = 8
+        self.draft_attn_backend = "backend of 8"
+        self.draft_runner = SimpleNamespace(draft_attn_backend="backend of 8")
+        self.cuda_graph_runner = Graphs(self) if has_graphs else None
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        yield
+
+    def init_attention_backend(self) -> None:
+        self.draft_attn_backend = f"backend of {self.speculative_num_steps}"
+
+
+class Graphs:
+    def __init__(self, drafter: Drafter) -> None:
+        self.num_steps = drafter.speculative_num_steps
+        drafter.device.free_gb -= 0.25 * self.num_steps
+
+
+def draft_states_of(
+    monkeypatch: pytest.MonkeyPatch, free_gb: float, *, has_graphs: bool
+) -> tuple[DraftStates, Drafter]:
+    device = Device(free_gb + 2, 0)
+    drafter = Drafter(device, has_graphs=has_graphs)
+
+    @contextmanager
+    def override(num_steps: int, width: int) -> Iterator[None]:
+        before = drafter.speculative_num_steps, drafter.draft_attn_backend
+        drafter.speculative_num_steps = num_steps
+        yield
+        drafter.speculative_num_steps, drafter.draft_attn_backend = before
+
+    worker: Any = device
+    worker._draft_worker, worker._override_worker_state = drafter, override
+    worker.speculative_num_draft_tokens = 32
+    monkeypatch.setattr(
+        device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
+    )
+    memory = DeviceMemory(worker, widest=32, ranks=None)
+    return DraftStates(worker, (1, 2, 4, 8), memory), drafter
+
+
+def test_drafts_of_few_steps_come_first_and_have_what_is_of_their_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states, drafter = draft_states_of(monkeypatch, 2.75, has_graphs=True)
+    assert states.num_steps == (1, 2, 4, 8)
+    assert states.memory_gb == {1: 0.0, 2: 0.5, 4: 1.0}
+    for num_steps in (8, 4, 2):
+        with states.use(num_steps) as graphs:
+            assert graphs.num_steps == drafter.speculative_num_steps == num_steps
+            assert drafter.draft_attn_backend == f"backend of {num_steps}"
+            assert drafter.draft_runner.draft_attn_backend == f"backend of {num_steps}"
+    with states.use(1) as graphs:  # no forward, so there is nothing to capture
+        assert graphs is None
+        assert drafter.speculative_num_steps == 1
+    assert drafter.speculative_num_steps == 8
+    assert drafter.draft_runner.draft_attn_backend == "backend of 8"
+
+
+def test_without_memory_for_more_graphs_there_are_fewer_steps_to_choose_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert draft_states_of(monkeypatch, 2.25, has_graphs=True)[0].num_steps == (1, 2, 8)
+    assert draft_states_of(monkeypatch, 1.25, has_graphs=True)[0].num_steps == (8,)
+    # Backends without graphs take next to nothing.
+    assert draft_states_of(monkeypatch, 0.5, has_graphs=False)[0].num_steps == (1, 2, 4, 8)
