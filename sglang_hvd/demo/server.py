@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import json
 import os
 import signal
@@ -18,6 +19,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+# Of what these serve: SGLang imports all its architectures at every start, 4 s of a core.
+_ARCHITECTURES = {"llama", "llama_eagle3", "qwen3"}
+
+
+def _other_architectures() -> str:
+    """SGLang's modules of the others. Found without importing it, which takes seconds."""
+    sglang = importlib.util.find_spec("sglang")
+    if sglang is None or not sglang.submodule_search_locations:
+        return ""
+    models = Path(sglang.submodule_search_locations[0]) / "srt" / "models"
+    names = {path.stem for path in models.iterdir() if path.suffix == ".py" or path.is_dir()}
+    return ",".join(sorted(names - _ARCHITECTURES))
+
+
 CPU_ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "CUDA_VISIBLE_DEVICES": "",
@@ -25,6 +40,7 @@ CPU_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     # The demo models are too small to share among threads: two cost more than they bring.
     "OMP_NUM_THREADS": "1",
+    "SGLANG_DISABLED_MODEL_ARCHS": _other_architectures(),
 }
 CPU_FLAGS = (
     *("--device", "cpu", "--sleep-on-idle"),
@@ -112,15 +128,18 @@ class SglangServer:
         """GET, return the JSON answer (text where it is none)."""
         return _answer(urllib.request.Request(self.url + path), timeout_s)
 
-    def stop(self) -> None:
-        """End the server and the processes it started; they share its process group."""
+    def stop(self, *, grace_s: float = 3) -> None:
+        """End the server and the processes it started; they share its process group.
+
+        grace_s: what SGLang gets to end by itself before it is killed. It seldom takes less.
+        """
         if self._held is not None:
             self._held.close()
         if self._process is None:
             return
         try:
             os.killpg(self._process.pid, signal.SIGTERM)
-            self._process.wait(timeout=3)
+            self._process.wait(timeout=grace_s)
         except subprocess.TimeoutExpired:
             pass
         except ProcessLookupError:

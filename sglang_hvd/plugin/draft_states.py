@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.utils.common import log_info_on_rank0
@@ -28,11 +28,15 @@ _FIRST_GB = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DraftState:
-    """memory_gb: that it took, as the device reports it."""
+    """chain: SGLang's two constants of a chain of so many tokens; None of a tree.
+    memory_gb: that it took, as the device reports it.
+    """
 
+    num_steps: int
     backend: Any
     graphs: Any
-    memory_gb: float
+    chain: tuple[Any, Any]
+    memory_gb: float = 0.0
 
 
 class DraftStates:
@@ -44,8 +48,7 @@ class DraftStates:
     def __init__(self, worker: HvdWorker, num_steps: Sequence[int], memory: DeviceMemory) -> None:
         """num_steps: to choose from, rising; the last is SGLang's own."""
         self._worker, self._drafter = worker, worker._draft_worker
-        drafter = self._drafter
-        of_all = _DraftState(drafter.draft_attn_backend, drafter.cuda_graph_runner, 0.0)
+        of_all = self._present(self._drafter.cuda_graph_runner)
         self._of_steps = {num_steps[-1]: of_all}
         most_gb = _FIRST_GB
         for steps in num_steps[:-1]:
@@ -76,37 +79,40 @@ class DraftStates:
     @contextmanager
     def use(self, num_steps: int) -> Iterator[Any]:
         """Drafts in so many steps meanwhile. Yields the graphs of the draft loop, or None."""
-        drafter, state = self._drafter, self._of_steps[num_steps]
-        before = drafter.speculative_num_steps, drafter.draft_attn_backend
-        self._set(num_steps, state.backend)
+        state, all_steps = self._of_steps[num_steps], self._of_steps[self.num_steps[-1]]
+        self._set(state)
         try:
             yield state.graphs
         finally:
-            self._set(*before)
+            self._set(all_steps)
 
-    def _set(self, num_steps: int, backend: Any) -> None:
-        self._drafter.speculative_num_steps = num_steps
-        self._drafter.draft_attn_backend = backend
-        self._drafter.draft_runner.draft_attn_backend = backend
+    def _set(self, state: _DraftState) -> None:
+        drafter = self._drafter
+        drafter.speculative_num_steps = state.num_steps
+        drafter.draft_attn_backend = drafter.draft_runner.draft_attn_backend = state.backend
+        drafter._topk1_parents_prealloc, drafter._topk1_score_indices_prealloc = state.chain
+
+    def _present(self, graphs: Any) -> _DraftState:
+        drafter = self._drafter
+        chain = drafter._topk1_parents_prealloc, drafter._topk1_score_indices_prealloc
+        return _DraftState(drafter.speculative_num_steps, drafter.draft_attn_backend, graphs, chain)
 
     def _build(self, num_steps: int, memory: DeviceMemory) -> _DraftState:
-        if num_steps == 1:  # it only selects, without a forward
-            return _DraftState(None, None, 0.0)
-
-        def build() -> tuple[Any, Any]:
+        def build() -> _DraftState:
             drafter, graphs = self._drafter, self._drafter.cuda_graph_runner
             widest = self._worker.speculative_num_draft_tokens
             with self._worker._override_worker_state(num_steps, widest), drafter.drafting():
+                if num_steps == 1:  # it only selects, without a forward
+                    drafter.draft_attn_backend = None
+                    return self._present(None)
                 drafter.init_attention_backend()
-                if graphs is not None:
-                    graphs = type(graphs)(drafter)
-                return drafter.draft_attn_backend, graphs
+                return self._present(None if graphs is None else type(graphs)(drafter))
 
-        (backend, graphs), taken_gb = memory.build(
+        state, taken_gb = memory.build(
             build,
             name=f"drafts of {num_steps} steps",
             remedy="lower --mem-fraction-static, or name a policy other than allocate",
         )
-        if graphs is not None:
+        if state.graphs is not None:
             log_info_on_rank0(logger, f"HVD: drafts of {num_steps} steps take {taken_gb:.2f} GB")
-        return _DraftState(backend, graphs, taken_gb)
+        return replace(state, memory_gb=taken_gb)

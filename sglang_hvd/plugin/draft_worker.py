@@ -162,8 +162,6 @@ class HvdDraftWorker(EagleDraftWorker):
         """
         with self._width(self._num_tree_nodes), _ranking_nodes(self._cuts_trees) as ranks:
             parent_list, top_scores_index, draft_tokens, _ = super().draft_forward(forward_batch)
-        # SGLang keeps the indices of a chain at hand, for all steps.
-        top_scores_index = top_scores_index[:, : draft_tokens.shape[1]]
         return parent_list, top_scores_index, draft_tokens, ranks[0] if ranks else None
 
     def _draft_extend_for_decode(

@@ -157,7 +157,7 @@ def start_server(
             running[key] = running.pop(key)  # the latest used stays longest
             return Server(running[key])
         while len(running) >= 3:
-            running.pop(next(iter(running))).stop()
+            running.pop(next(iter(running))).stop(grace_s=0)
         models = models_of(shape)
         server = SglangServer(
             ["--model-path", str(models.target), *CPU_FLAGS, *flags],
@@ -171,7 +171,7 @@ def start_server(
 
     yield start
     for server in running.values():
-        server.stop()
+        server.stop(grace_s=0)
     shutil.rmtree(logs, ignore_errors=True)
 
 

@@ -85,7 +85,7 @@ def test_widths_and_draft_steps_with_backends_and_graphs_of_their_own(
     state = server.hvd_state()
     assert state["width_memory_gb"].keys() == {"2", "8", "16"}
     assert state["draft_steps_memory_gb"].keys() == {"1", "2"}
-    assert len([num for num in state["num_steps_by_width"].values() if num]) >= 3
+    assert len([num for num in state["num_steps_by_width"].values() if num]) >= 2
     assert len(state["num_drafts_by_steps"]) >= 2
     assert state["num_accepted_drafts"]["cache"] + state["num_accepted_drafts"]["both"] > 0
     assert state["num_accepted_drafts"]["model"] > 0

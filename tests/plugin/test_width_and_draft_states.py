@@ -132,6 +132,7 @@ class Drafter:
         self.draft_attn_backend = "backend of 8"
         self.draft_runner = SimpleNamespace(draft_attn_backend="backend of 8")
         self.cuda_graph_runner = Graphs(self) if has_graphs else None
+        self._topk1_parents_prealloc = self._topk1_score_indices_prealloc = None
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
