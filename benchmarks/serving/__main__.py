@@ -28,7 +28,7 @@ from sglang_hvd.demo.corpus.session import FAMILIES, Session
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import ensure_demo_models
 from sglang_hvd.demo.modes import MODES, server_flags
-from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer
+from sglang_hvd.demo.server import CPU_FLAGS, DEMO_ENVIRONMENT, SglangServer
 
 _SEED = 11
 
@@ -53,7 +53,7 @@ def _servers(modes: Sequence[str]) -> Iterator[dict[str, str]]:
         for mode in modes:
             flags = [*CPU_FLAGS, *server_flags(mode, models)]  # type: ignore[arg-type]
             server = SglangServer(
-                flags, log_file=folder / f"{mode}.log", environment=CPU_ENVIRONMENT
+                flags, log_file=folder / f"{mode}.log", environment=DEMO_ENVIRONMENT
             )
             urls[mode] = stack.enter_context(server).url
         yield urls

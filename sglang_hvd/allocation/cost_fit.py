@@ -13,6 +13,7 @@ _KEPT = 0.998
 
 # A time this much above what was expected says something of the machine, not of the step.
 _OUTLIER = 3.0
+_LEAST_REST_MS = 0.5  # an outlier is measured by at least this, or one would never grow from zero
 _NUM_BEFORE_OUTLIERS = 32
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -22,8 +23,8 @@ class RestFit:
     """What a step of n requests takes beside its parts, a + b n."""
 
     def __init__(self) -> None:
-        # A GPU that hardly waits for the host has times near zero, whose shares would say nothing.
-        self._fit = _Fit((1, 100), least_ms=0.5)
+        # A GPU that hardly waits for the host has times near zero, whose shares say nothing.
+        self._fit = _Fit((1, 100), is_relative=False)
 
     def add(self, num_requests: int, milliseconds: float) -> None:
         """Takes in the time of a step."""
@@ -111,15 +112,16 @@ def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:
 
 
 class _Fit:
-    """Least squares of relative errors without negative terms, of the latest times.
+    """Least squares without negative terms, of the latest times.
 
     doubts: of each term; where the times do not tell two apart the less doubtful gets more.
-    least_ms: errors of shorter times are relative to this.
+    is_relative: errors are shares of the time: a wide step that takes long is not more exact than a
+        narrow one.
     """
 
-    def __init__(self, doubts: Sequence[float], *, least_ms: float = 1e-6) -> None:
+    def __init__(self, doubts: Sequence[float], *, is_relative: bool = True) -> None:
         num_terms = len(doubts)
-        self._least_ms = least_ms
+        self._is_relative = is_relative
         self._doubts = np.diag(np.asarray(doubts, np.float64))
         self.num = 0
         # Lists: every step adds, and for so few numbers an array takes longer.
@@ -132,10 +134,10 @@ class _Fit:
             self._terms = self.solve().tolist()
         if self.num >= _NUM_BEFORE_OUTLIERS:
             expected = sum(map(operator.mul, self._terms, factors))
-            milliseconds = min(milliseconds, _OUTLIER * expected)
+            least = 0.0 if self._is_relative else _LEAST_REST_MS
+            milliseconds = min(milliseconds, _OUTLIER * max(expected, least))
         self.num += 1
-        # In shares of the time: a wide step that takes long is not more exact than a narrow one.
-        scale = max(milliseconds, self._least_ms)
+        scale = max(milliseconds, 1e-6) if self._is_relative else 1.0
         row = [of_term / scale for of_term in factors]
         target = milliseconds / scale
         for i, share in enumerate(row):

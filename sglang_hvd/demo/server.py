@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-# Of what these serve: SGLang imports all its architectures at every start, 4 s of a core.
+# Of the demo models: SGLang imports all its architectures at every start, 4 s of a core.
 _ARCHITECTURES = {"llama", "llama_eagle3", "qwen3"}
 
 
@@ -40,8 +40,9 @@ CPU_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     # The demo models are too small to share among threads: two cost more than they bring.
     "OMP_NUM_THREADS": "1",
-    "SGLANG_DISABLED_MODEL_ARCHS": _other_architectures(),
 }
+# For servers of the demo models, and of no others.
+DEMO_ENVIRONMENT = {**CPU_ENVIRONMENT, "SGLANG_DISABLED_MODEL_ARCHS": _other_architectures()}
 CPU_FLAGS = (
     *("--device", "cpu", "--sleep-on-idle"),
     *("--dtype", "float32"),  # bfloat16 logits tie, and a tie may fall either way

@@ -65,6 +65,7 @@ class CostProfile:
         batch_sizes = [1]
         while batch_sizes[-1] < most_requests:
             batch_sizes.append(min(4 * batch_sizes[-1], most_requests))
+        # Not inference mode: what a forward makes once and keeps could not be written in serving.
         with torch.no_grad():
             rounds = [[self._times(n) for n in batch_sizes] for _ in range(_NUM_ROUNDS)]
         # By batch size: the shortest times of each part.

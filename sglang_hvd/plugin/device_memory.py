@@ -5,14 +5,17 @@ SGLang sizes the KV pool before these are built, so they live on what --mem-frac
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from sglang.srt.utils.common import get_available_gpu_memory
+from sglang.srt.utils.common import get_available_gpu_memory, log_info_on_rank0
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.worker import HvdWorker
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -34,21 +37,27 @@ class DeviceMemory:
         args, target = worker.server_args, worker.target_worker.model_runner
         logits = target.max_running_requests * widest * target.model_config.vocab_size * 4 / 2**30
         prefill = max(args.chunked_prefill_size or 0, 0) * _GB_PER_PREFILL_TOKEN
-        self.spare_gb = _SPARE_GB + prefill + _LOGIT_ARRAYS * logits
+        self._spare_gb = _SPARE_GB + prefill + _LOGIT_ARRAYS * logits
 
-    def free_gb(self) -> float:
-        """Of the rank that has least."""
-        return get_available_gpu_memory(
-            self._worker.device,
-            self._worker.gpu_id,
-            distributed=self._ranks is not None,
-            cpu_group=self._ranks,
+    def has_room(self, needed_gb: float, *, name: str) -> bool:
+        """Whether so much is free beside what prefills and sampling take. Where it is not, the log
+        says that this and what takes more is left out. A CPU's memory is not counted."""
+        if self._worker.device == "cpu":
+            return True
+        free_gb, needed_gb = self._free_gb(), needed_gb + self._spare_gb
+        if free_gb >= needed_gb:
+            return True
+        log_info_on_rank0(
+            logger,
+            f"HVD: {free_gb:.2f} GB are free and {needed_gb:.2f} would be needed for {name}: left "
+            "out, and so is what takes more. A lower --mem-fraction-static makes room.",
         )
+        return False
 
     def build(self, build: Callable[[], _T], *, name: str, remedy: str) -> tuple[_T, float]:
         """What it builds, and the gigabytes that took. Raises RuntimeError with the name and what
         helps where no memory is left."""
-        free_gb = self.free_gb()
+        free_gb = self._free_gb()
         try:
             built = build()
         except Exception as error:
@@ -56,4 +65,13 @@ class DeviceMemory:
             if not isinstance(error.__context__ or error, torch.cuda.OutOfMemoryError):
                 raise
             raise RuntimeError(f"no memory is left for {name}: {remedy}") from error
-        return built, free_gb - self.free_gb()
+        return built, free_gb - self._free_gb()
+
+    def _free_gb(self) -> float:
+        """Of the rank that has least."""
+        return get_available_gpu_memory(
+            self._worker.device,
+            self._worker.gpu_id,
+            distributed=self._ranks is not None,
+            cpu_group=self._ranks,
+        )

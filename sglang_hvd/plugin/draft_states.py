@@ -52,18 +52,11 @@ class DraftStates:
         self._of_steps = {num_steps[-1]: of_all}
         most_gb = _FIRST_GB
         for steps in num_steps[:-1]:
-            if of_all.graphs is not None:  # else next to no memory is taken
-                free_gb, needed_gb = memory.free_gb(), memory.spare_gb + most_gb
-                if free_gb < needed_gb:
-                    log_info_on_rank0(
-                        logger,
-                        f"HVD: {free_gb:.2f} GB are free and {needed_gb:.2f} would be needed to "
-                        f"draft in {steps} steps: the model drafter has {self.num_steps} to choose "
-                        "from. A lower --mem-fraction-static makes room for more.",
-                    )
-                    break
+            takes_memory = steps > 1 and of_all.graphs is not None
+            if takes_memory and not memory.has_room(most_gb, name=f"drafts of {steps} steps"):
+                break
             self._of_steps[steps] = self._build(steps, memory)
-            if steps > 1:  # indices and what graphs keep grow with it
+            if takes_memory:  # indices and what graphs keep grow with it
                 most_gb = 2 * max(self._of_steps[steps].memory_gb, 0.0)
 
     @property
@@ -77,8 +70,9 @@ class DraftStates:
         return {steps: round(self._of_steps[steps].memory_gb, 2) for steps in self.num_steps[:-1]}
 
     @contextmanager
-    def use(self, num_steps: int) -> Iterator[Any]:
-        """Drafts in so many steps meanwhile. Yields the graphs of the draft loop, or None."""
+    def active(self, num_steps: int) -> Iterator[Any]:
+        """The model drafter drafts in so many steps meanwhile. Yields the graphs of its loop, or
+        None."""
         state, all_steps = self._of_steps[num_steps], self._of_steps[self.num_steps[-1]]
         self._set(state)
         try:

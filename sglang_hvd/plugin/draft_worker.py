@@ -146,7 +146,7 @@ class HvdDraftWorker(EagleDraftWorker):
 
     def run_draft(self, forward_batch: ForwardBatch, num_steps: int) -> _Tree:
         """The model drafter's draft of a batch that was prepared for so many steps."""
-        with self.draft_states.use(num_steps) as graphs:
+        with self.draft_states.active(num_steps) as graphs:
             if graphs is not None and graphs.can_run_graph(forward_batch):
                 return graphs.execute(forward_batch)
             if num_steps > 1:  # one step only selects, without a forward

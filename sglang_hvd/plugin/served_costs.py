@@ -88,7 +88,7 @@ class ServedCosts:
 
     def begin_step(self, num_requests: int) -> None:
         """A decode step begins. What the last one took beside its parts is known then, where
-        nothing came between: on a GPU the time in which it waited for the host."""
+        nothing came between: on a GPU that it waited for the host, mostly."""
         if self._timer is not None:
             self._timer.begin_step(lambda ms: self._fit.observe_rest(num_requests, ms))
 

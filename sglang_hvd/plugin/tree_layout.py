@@ -65,13 +65,13 @@ def warm_up(
     device: torch.device,
     mode: TreeMaskMode,
     widths: Sequence[int],
-    num_tree_nodes: int,
+    tree_sizes: Sequence[int],
     topk: int,
 ) -> None:
     """Compiles the kernels that a server takes, before it serves: seconds each when they are new.
 
     mode: of its masks.
-    num_tree_nodes: most of the model drafter's tree, root not included.
+    tree_sizes: nodes of the model drafter's trees before they are cut, root not included.
     """
     for width in widths:
         if not has_kernels(device, width):
@@ -79,17 +79,16 @@ def warm_up(
         nodes = _roots(width, device)
         seq_lens = torch.zeros_like(nodes.num_nodes)
         lay_out(nodes, seq_lens, mode=mode, num_cells=width * width, buffer=None)
-        if width == 1:  # no room for any of the tree
-            continue
-        index = torch.arange(num_tree_nodes, device=device)[None]
-        parent_list = torch.zeros((1, 1 + num_tree_nodes), dtype=torch.int64, device=device)
-        for ranks, rows in itertools.product((None, index), (None, torch.zeros_like(index[0, :1]))):
-            if ranks is None and num_tree_nodes >= width:
-                continue  # it is always cut
+        for size, is_cut, has_rows in itertools.product(tree_sizes, (False, True), (False, True)):
+            if width == 1 or (not is_cut and size >= width):
+                continue  # there is no room for it
             nodes = _roots(width, device)
+            index = torch.arange(size, device=device)[None]
+            parent_list = torch.zeros((1, 1 + size), dtype=torch.int64, device=device)
+            ranks = index if is_cut else None
             num_kept = nodes.num_nodes.clone()
             trees = EagleTrees(index, parent_list, index, topk, ranks, num_kept)
-            merge_eagle_trees(nodes, trees, rows)
+            merge_eagle_trees(nodes, trees, torch.zeros_like(index[0, :1]) if has_rows else None)
 
 
 def _roots(width: int, device: torch.device) -> DraftNodes:

@@ -63,14 +63,8 @@ class WidthStates:
         self._of_width = {widths[-1]: self._present(0.0)}
         most_gb = _FIRST_GB
         for width in widths[:-1]:
-            free_gb, needed_gb = memory.free_gb(), memory.spare_gb + most_gb
-            if not are_asked_for and free_gb < needed_gb:
-                log_info_on_rank0(
-                    logger,
-                    f"HVD: {free_gb:.2f} GB are free and {needed_gb:.2f} would be needed "
-                    f"for verify width {width}: it is left out, and so are wider ones but the "
-                    "widest. A lower --mem-fraction-static makes room for them.",
-                )
+            name = f"verify width {width}"
+            if not are_asked_for and not memory.has_room(most_gb, name=name):
                 break
             self._of_width[width] = self._build(width, memory)
             # Workspaces are of one size; masks and the indices of graphs grow with the width, which

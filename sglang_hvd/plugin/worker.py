@@ -137,9 +137,14 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
     def init_cuda_graphs(self) -> None:
         """SGLang's call when pools and attention backends are there: captures graphs. With them
         steps can be timed."""
+        config, target = self._launch.config, self.target_worker.model_runner
+        if self.device == "cuda":
+            check_sampling(
+                target.max_running_requests,
+                self._launch.verify_width,
+                target.model_config.vocab_size,
+            )
         super().init_cuda_graphs()
-        config = self._launch.config
-        self._check_sampling()
         memory = DeviceMemory(self, widest=self._launch.verify_width, ranks=self._ranks)
         if self._launch.has_width_states:
             are_asked_for = config.narrow_widths is not None
@@ -151,7 +156,10 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             torch.device(self.device),
             self._draft_worker.mask_mode,
             self._launch.widths,
-            self._launch.num_model_nodes - 1,
+            [
+                min(self._launch.num_model_nodes - 1, most_tree_nodes(self.topk, steps))
+                for steps in self._draft_worker.draft_states.num_steps
+            ],
             self.topk,
         )
         if config.policy != "allocate" or config.costs is not None or config.cost_profile == "skip":
@@ -166,21 +174,11 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
                 postpones=self._postpones,
                 use_kept=config.cost_profile == "kept",
                 folder=costs_folder(),
-                most_requests=self.target_worker.model_runner.max_running_requests,
+                most_requests=target.max_running_requests,
                 ranks=self._ranks,
                 is_first_rank=get_parallel().tp_rank == 0,
             )
         )
-
-    def _check_sampling(self) -> None:
-        runner, width = self.target_worker.model_runner, self._launch.verify_width
-        num_requests, vocab_size = runner.max_running_requests, runner.model_config.vocab_size
-        if self.device == "cuda" and num_requests * width * vocab_size >= 2**32:
-            raise ValueError(
-                "SGLang's sampling kernel numbers the probabilities of a step by 32 bits, and "
-                f"{num_requests} requests of {width} nodes and {vocab_size} words have more: lower "
-                "--max-running-requests or --hvd-verify-width"
-            )
 
     def _use_width_states(self, states: WidthStates) -> None:
         self._draft_worker.use_width_states(states)
@@ -290,6 +288,17 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "num_steps_by_width": dict(self._draft_worker.num_steps_by_width),
             "num_drafts_by_steps": dict(sorted(self._draft_worker.num_drafts_by_steps.items())),
         }
+
+
+def check_sampling(num_requests: int, width: int, vocab_size: int) -> None:
+    """SGLang's kernel for sampled verifications (sampling.cuh) numbers the probabilities of a step
+    by 32 bits. Raises ValueError if so many requests of so many nodes have more."""
+    if num_requests * width * vocab_size > 2**32:
+        raise ValueError(
+            "SGLang's sampling kernel numbers the probabilities of a step by 32 bits, and "
+            f"{num_requests} requests of {width} nodes and {vocab_size} words have more: lower "
+            "--max-running-requests or --hvd-verify-width"
+        )
 
 
 def _allocator(

@@ -17,7 +17,7 @@ from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import DemoModels, ensure_demo_models
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
-from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer, flush_cache
+from sglang_hvd.demo.server import CPU_FLAGS, DEMO_ENVIRONMENT, SglangServer, flush_cache
 
 Shape = Literal["llama", "qwen3"]
 
@@ -163,7 +163,7 @@ def start_server(
             ["--model-path", str(models.target), *CPU_FLAGS, *flags],
             log_file=logs / f"{len(list(logs.iterdir()))}.log",
             # Costs are timed and kept anew: those of other times are no part of a test.
-            environment={**CPU_ENVIRONMENT, "HOME": str(home), **(environment or {})},
+            environment={**DEMO_ENVIRONMENT, "HOME": str(home), **(environment or {})},
         )
         server.__enter__()
         running[key] = server

@@ -83,6 +83,7 @@ def test_widths_and_draft_steps_with_backends_and_graphs_of_their_own(
     answers += server.generate_all(copying, concurrency=3, **params)
     assert [answer["output_ids"] for answer in answers] == [expected[0], *expected]
     state = server.hvd_state()
+    assert "HVD: drafts of 2 steps take" in server.process.log  # said of graphs only
     assert state["width_memory_gb"].keys() == {"2", "8", "16"}
     assert state["draft_steps_memory_gb"].keys() == {"1", "2"}
     assert len([num for num in state["num_steps_by_width"].values() if num]) >= 2

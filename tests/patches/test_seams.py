@@ -6,7 +6,7 @@ import pkgutil
 import pytest
 import torch
 from sgl_kernel.attention import decode_attention_cpu, extend_attention_cpu
-from sgl_kernel_cpu import hooks
+from sgl_kernel_cpu import hooks, replayed_graphs
 from sglang.srt.speculative import eagle_utils
 
 PARAMETERS = {
@@ -31,6 +31,12 @@ PARAMETERS = {
         "self hidden_states lm_head embedding_bias out"
     ),
     "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply": "self layer x bias",
+    "sglang.srt.model_executor.model_runner_components.cuda_graph_setup.capture_decode_graph": (
+        "model_runner"
+    ),
+    "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
+    "._record_in_graph_metadata_prep_done": "self",
+    "sglang.srt.model_executor.runner_backend.utils.resolve_decode_backend": "cuda_graph_runner",
     "sglang.srt.plugins.hook_registry.HookRegistry.register": "target hook hook_type source",
     "sglang.srt.plugins.hook_registry.HookRegistry._patched": None,
     "sglang.srt.runtime_context.attention_backends": "",
@@ -38,6 +44,7 @@ PARAMETERS = {
         "self draft_model_runner topk speculative_num_steps seed_dsa_topk_from_draft_extend "
         "qsa_profile"
     ),
+    "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._capture_cuda_graphs": "self",
     "sglang.srt.speculative.eagle_utils._verify_uses_greedy": (
         "is_all_greedy is_cpu is_hip is_xpu use_rejection_sampling"
     ),
@@ -58,8 +65,9 @@ def test_name_and_parameters_are_as_expected(name: str) -> None:
 
 
 def test_every_hook_target_is_listed_here() -> None:
-    classes = {target for target in hooks.TARGETS if inspect.isclass(pkgutil.resolve_name(target))}
-    assert set(hooks.TARGETS) - classes <= set(PARAMETERS)
+    targets = set(hooks.TARGETS) | set(replayed_graphs.TARGETS)
+    classes = {target for target in targets if inspect.isclass(pkgutil.resolve_name(target))}
+    assert targets - classes <= set(PARAMETERS)
     assert {f"{target}.__init__" for target in classes} <= set(PARAMETERS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import pickle
@@ -38,13 +39,13 @@ from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import SUPPORTED_SGLANG
 from sglang_hvd.plugin.hooks import HOOKS
 from sglang_hvd.plugin.verify_tree import HvdVerifyInput
-from sglang_hvd.plugin.worker import HvdWorker
+from sglang_hvd.plugin.worker import HvdWorker, check_sampling
 
 # Methods of ours that extend nothing.
 OWN_HELPERS = {
     *("_host_nodes", "_with_model_trees", "_run_model_drafter", "_verify_input"),
     *("_num_mask_cells", "_width", "_publish", "_catch_up", "_extend"),
-    *("_check_sampling", "_use_draft_states"),
+    "_use_draft_states",
     *("run_draft", "use_width", "use_width_states", "_use_width_states", "drafting"),
 }
 
@@ -100,6 +101,39 @@ def test_the_eagle_worker_has_the_methods_that_are_extended() -> None:
                 continue
             assert hasattr(cls, name), f"{cls.__name__}.{name}"
     assert "EagleDraftWorker(" in inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.__init__)
+
+
+def test_what_is_of_one_number_of_draft_steps_is_what_sglang_switches() -> None:
+    switch = inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.apply_runtime_state)
+    for name in (
+        "dw.speculative_num_steps",
+        "dw.draft_attn_backend",
+        "dw.draft_runner.draft_attn_backend",
+    ):
+        assert f"{name} = state." in switch
+    assert "dw._rebuild_topk1_chain_buffers()" in switch
+    rebuild = inspect.getsource(eagle_worker_v2.EagleDraftWorker._rebuild_topk1_chain_buffers)
+    for name in ("_topk1_parents_prealloc", "_topk1_score_indices_prealloc"):
+        assert f"self.{name} = " in rebuild
+    made = inspect.signature(EAGLEDraftCudaGraphRunner.__init__).parameters.values()
+    required = [each.name for each in made if each.default is inspect.Parameter.empty]
+    assert required == ["self", "eagle_worker"]
+
+
+def test_runners_of_draft_extend_share_the_lengths_that_they_capture_with() -> None:
+    made = inspect.getsource(EAGLEDraftExtendCudaGraphRunner.__init__)
+    assert 'self.buffers.share_buffers(exclude={"select_index"})' in made
+    assert "extend_seq_lens=extend_seq_lens" in made
+    replay = inspect.getsource(EAGLEDraftExtendCudaGraphRunner.execute)
+    assert "buffers.extend_seq_lens[:raw_bs]" in replay
+
+
+@pytest.mark.parametrize(("num_requests", "is_refused"), [(883, False), (884, True)])
+def test_more_probabilities_than_32_bits_number_are_refused(
+    num_requests: int, is_refused: bool
+) -> None:
+    with pytest.raises(ValueError, match="32 bits") if is_refused else contextlib.nullcontext():
+        check_sampling(num_requests, 32, 151_936)
 
 
 def test_the_scores_of_the_model_drafters_nodes_can_be_kept() -> None:

@@ -173,6 +173,18 @@ def test_a_gpu_that_waits_for_the_host_takes_that_long_beside_its_parts(
     assert made.costs.verify_ms(2, [8])[0] == pytest.approx(6.25, abs=0.05)
 
 
+def test_a_step_that_had_nothing_beside_its_parts_soon_has_it_counted() -> None:
+    made, watch = allocator(), Stopwatch()
+    costs = served(made, watch)
+    for number in range(640):
+        costs.begin_step(2)
+        with costs.time_verify(2, 8):
+            watch.seconds += 0.005
+        costs.end_step()
+        watch.seconds += 0.0 if number < 64 else 0.003
+    assert made.costs.verify_ms(2, [8])[0] == pytest.approx(8, rel=0.1)
+
+
 def test_on_a_machine_where_nodes_are_free_steps_are_wider() -> None:
     widths = []
     for per_node in (0.0, 2.0):

@@ -69,7 +69,7 @@ def states_of(
 def test_the_narrowest_come_first_and_leave_room_for_prefills(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # 2, 4 and 8 take .25, .5 and 1 GB; 16 takes 2, of which 1 is left beside the spare one.
+    # 2, 4 and 8 take .25, .5 and 1 GB; 16 would take 2, and 1.75 are left beside the spare one.
     device = Device(free_gb=4.5, per_node_gb=0.125)
     states = states_of(monkeypatch, device, are_asked_for=False)
     assert states.widths == (2, 4, 8, 32)
@@ -132,7 +132,7 @@ class Drafter:
         self.draft_attn_backend = "backend of 8"
         self.draft_runner = SimpleNamespace(draft_attn_backend="backend of 8")
         self.cuda_graph_runner = Graphs(self) if has_graphs else None
-        self._topk1_parents_prealloc = self._topk1_score_indices_prealloc = None
+        self._topk1_parents_prealloc = self._topk1_score_indices_prealloc = "chain of 8"
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
@@ -156,10 +156,12 @@ def draft_states_of(
 
     @contextmanager
     def override(num_steps: int, width: int) -> Iterator[None]:
-        before = drafter.speculative_num_steps, drafter.draft_attn_backend
+        before = vars(drafter).copy()
         drafter.speculative_num_steps = num_steps
+        drafter._topk1_parents_prealloc = f"chain of {num_steps}"
+        drafter._topk1_score_indices_prealloc = f"chain of {num_steps}"
         yield
-        drafter.speculative_num_steps, drafter.draft_attn_backend = before
+        vars(drafter).update(before)
 
     worker: Any = device
     worker._draft_worker, worker._override_worker_state = drafter, override
@@ -178,21 +180,25 @@ def test_drafts_of_few_steps_come_first_and_have_what_is_of_their_steps(
     assert states.num_steps == (1, 2, 4, 8)
     assert states.memory_gb == {1: 0.0, 2: 0.5, 4: 1.0}
     for num_steps in (8, 4, 2):
-        with states.use(num_steps) as graphs:
+        with states.active(num_steps) as graphs:
             assert graphs.num_steps == drafter.speculative_num_steps == num_steps
             assert drafter.draft_attn_backend == f"backend of {num_steps}"
             assert drafter.draft_runner.draft_attn_backend == f"backend of {num_steps}"
-    with states.use(1) as graphs:  # no forward, so there is nothing to capture
+            assert drafter._topk1_parents_prealloc == f"chain of {num_steps}"
+            assert drafter._topk1_score_indices_prealloc == f"chain of {num_steps}"
+    with states.active(1) as graphs:  # no forward, so there is nothing to capture
         assert graphs is None
         assert drafter.speculative_num_steps == 1
     assert drafter.speculative_num_steps == 8
     assert drafter.draft_runner.draft_attn_backend == "backend of 8"
+    assert drafter._topk1_parents_prealloc == "chain of 8"
 
 
 def test_without_memory_for_more_graphs_there_are_fewer_steps_to_choose_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert draft_states_of(monkeypatch, 2.25, has_graphs=True)[0].num_steps == (1, 2, 8)
-    assert draft_states_of(monkeypatch, 1.25, has_graphs=True)[0].num_steps == (8,)
+    # One step has no graph.
+    assert draft_states_of(monkeypatch, 1.25, has_graphs=True)[0].num_steps == (1, 8)
     # Backends without graphs take next to nothing.
     assert draft_states_of(monkeypatch, 0.5, has_graphs=False)[0].num_steps == (1, 2, 4, 8)

@@ -175,5 +175,5 @@ def test_of_more_nodes_than_kernels_hold_torch_makes_the_tree() -> None:
 @pytest.mark.parametrize("topk", [1, 4])
 def test_all_that_a_server_takes_can_be_compiled_before(topk: int) -> None:
     for mode in (TreeMaskMode.QLEN_ONLY, TreeMaskMode.FULL_MASK):
-        warm_up(torch.device("cpu"), mode, [1, 4, 32, 65, 200], 15, topk)
-        warm_up(torch.device("cpu"), mode, [16], 15, topk)
+        warm_up(torch.device("cpu"), mode, [1, 4, 32, 65, 200], [topk, 15, 40], topk)
+        warm_up(torch.device("cpu"), mode, [16], [15], topk)

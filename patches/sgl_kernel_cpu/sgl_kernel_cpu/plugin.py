@@ -28,7 +28,7 @@ def register() -> None:
         from sgl_kernel_cpu import hooks
 
         hooks.install()
-        if os.environ.get("SGL_KERNEL_CPU_REPLAYED_GRAPHS") == "1":
+        if _replays_graphs():
             from sgl_kernel_cpu import replayed_graphs
 
             replayed_graphs.install()
@@ -45,7 +45,12 @@ def check_arguments(server_args: Any, previous: Callable[[Any], None]) -> None:
     from sgl_kernel_cpu import hooks
 
     previous(server_args)
-    missing = set(hooks.TARGETS) - HookRegistry._patched
+    targets = set(hooks.TARGETS)
+    if _replays_graphs():
+        from sgl_kernel_cpu import replayed_graphs
+
+        targets |= set(replayed_graphs.TARGETS)
+    missing = targets - HookRegistry._patched
     if missing:
         _stop(f"these hooks did not apply, see the log above: {', '.join(sorted(missing))}")
     if resolving_view(server_args).speculative_use_rejection_sampling:
@@ -53,6 +58,10 @@ def check_arguments(server_args: Any, previous: Callable[[Any], None]) -> None:
             "--speculative-use-rejection-sampling needs a GPU: leave it out, "
             "sampling is lossless without it"
         )
+
+
+def _replays_graphs() -> bool:
+    return os.environ.get("SGL_KERNEL_CPU_REPLAYED_GRAPHS") == "1"
 
 
 def _check_host() -> None:

@@ -2,8 +2,8 @@
 
 Only tests use it, in Triton's interpreter, to see that captured steps read and write the right
 buffers: batches are padded to the captured sizes, inputs are copied into static buffers, outputs
-are where the capture left them, and metadata is planned outside. As in a capture, nothing may be
-read by the host.
+are where the capture left them, and metadata is planned outside. A capture refuses what waits for
+the device; here that is the reading of single values and what has as many values as it finds.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 def install() -> None:
     """Register every hook."""
-    for target, hook in _TARGETS.items():
+    for target, hook in TARGETS.items():
         HookRegistry.register(target, hook, HookType.REPLACE)
 
 
@@ -88,12 +88,15 @@ class _Graph(NamedTuple):
 
 
 class _NoHostReads(TorchDispatchMode):
-    """Refuses what would wait for the device, as a capture does."""
+    """Refuses some of what would wait for the device."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in _HOST_READS:
+        is_masked = func is torch.ops.aten.index.Tensor and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        if is_masked or func in _HOST_READS:
             raise RuntimeError(f"{func} while a graph is captured")
         return func(*args, **(kwargs or {}))
 
@@ -145,7 +148,7 @@ def _record_nothing(cuda_graph_runner: Any) -> None:
 
 _EXECUTOR = "sglang.srt.model_executor"
 
-_TARGETS: dict[str, Callable[..., Any]] = {
+TARGETS: dict[str, Callable[..., Any]] = {
     f"{_EXECUTOR}.model_runner_components.cuda_graph_setup.capture_decode_graph": (
         _capture_decode_graph
     ),
