@@ -139,46 +139,74 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _identity(options: argparse.Namespace) -> tuple[bool, Any]:
     models = ensure_demo_models(Path.home() / ".cache" / "sglang_hvd")
-    prompts = _prompts(options.prompts)
-    rows: list[IdentityRow] = []
-
-    def add(row: IdentityRow) -> None:
-        rows.append(row)
-        print(f"  {row}", flush=True)
-
+    rows = []
     for setup in _setups(options.device):
-        policy: Mode = "plain"
-        try:
-            with _server(policy, models, setup, options) as plain:
-                expected = [_generate(plain, prompt) for prompt in prompts]
-                for policy in POLICIES:
-                    if setup.refuses(policy) or policy not in options.policies:
-                        continue
-                    for row in _compared(policy, models, setup, options, plain, prompts, expected):
-                        add(row)
-        except (RuntimeError, OSError) as error:
-            add(IdentityRow(asdict(setup), policy, None, 0, [], str(error)[-2000:]))
+        for row in _Identity(models, setup, options).rows():
+            rows.append(row)
+            print(f"  {row}", flush=True)
     passed = all(not row.differences and row.problem is None for row in rows)
     return passed, [asdict(row) for row in rows]
 
 
-def _compared(
-    policy: Mode,
-    models: DemoModels,
-    setup: Setup,
-    options: argparse.Namespace,
-    plain: SglangServer,
-    prompts: Sequence[str],
-    expected: Sequence[list[int]],
-) -> Iterator[IdentityRow]:
-    try:
-        with _server(policy, models, setup, options) as server:
-            for concurrency in options.concurrency:
-                got = _generate_all(server, prompts, concurrency)
-                differences = _differences(plain, prompts, expected, got)
-                yield IdentityRow(asdict(setup), policy, concurrency, len(prompts), differences)
-    except (RuntimeError, OSError) as error:
-        yield IdentityRow(asdict(setup), policy, None, 0, [], str(error)[-2000:])
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """The policies beside plain serving, all run one way."""
+
+    models: DemoModels
+    setup: Setup
+    options: argparse.Namespace
+
+    def rows(self) -> Iterator[IdentityRow]:
+        prompts = _prompts(self.options.prompts)
+        try:
+            with self._server("plain") as plain:
+                expected = [_generate(plain, prompt) for prompt in prompts]
+                for policy in POLICIES:
+                    if policy in self.options.policies and not self.setup.refuses(policy):
+                        yield from self._of_policy(policy, plain, prompts, expected)
+        except (RuntimeError, OSError) as error:
+            yield self._problem("plain", error)
+
+    def _of_policy(
+        self,
+        policy: Mode,
+        plain: SglangServer,
+        prompts: Sequence[str],
+        expected: Sequence[list[int]],
+    ) -> Iterator[IdentityRow]:
+        try:
+            with self._server(policy) as server:
+                for concurrency in self.options.concurrency:
+                    got = _generate_all(server, prompts, concurrency)
+                    differences = _differences(plain, prompts, expected, got)
+                    yield IdentityRow(
+                        asdict(self.setup), policy, concurrency, len(prompts), differences
+                    )
+        except (RuntimeError, OSError) as error:
+            yield self._problem(policy, error)
+
+    def _problem(self, policy: Mode, error: Exception) -> IdentityRow:
+        return IdentityRow(asdict(self.setup), policy, None, 0, [], str(error)[-2000:])
+
+    @contextlib.contextmanager
+    def _server(self, mode: Mode) -> Iterator[SglangServer]:
+        setup, device = self.setup, self.options.device
+        flags = [*server_flags(mode, self.models), *setup.flags(device)]
+        if mode != "plain":
+            flags += MODEL_TREE_FLAGS if setup.is_tree else CHAIN_FLAGS
+            flags += ["--hvd-verify-width", str(setup.verify_width)]
+            flags += ["--hvd-narrow-widths", str(list(setup.narrow_widths))]
+            flags += ["--hvd-postpone-extend", str(setup.postpones).lower()]
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            SglangServer(
+                flags,
+                log_file=Path(folder) / "server.log",
+                environment=CPU_ENVIRONMENT if device == "cpu" else {},
+                timeout_s=START_SECONDS,
+            ) as server,
+        ):
+            yield server
 
 
 def _setups(device: str) -> list[Setup]:
@@ -211,28 +239,6 @@ def _setups(device: str) -> list[Setup]:
     setups.append(Setup("flashinfer", "bfloat16", True, False, True))
     setups.append(Setup("flashinfer", "float16", True, True, True))
     return setups
-
-
-@contextlib.contextmanager
-def _server(
-    mode: Mode, models: DemoModels, setup: Setup, options: argparse.Namespace
-) -> Iterator[SglangServer]:
-    flags = [*server_flags(mode, models), *setup.flags(options.device)]
-    if mode != "plain":
-        flags += MODEL_TREE_FLAGS if setup.is_tree else CHAIN_FLAGS
-        flags += ["--hvd-verify-width", str(setup.verify_width)]
-        flags += ["--hvd-narrow-widths", str(list(setup.narrow_widths))]
-        flags += ["--hvd-postpone-extend", str(setup.postpones).lower()]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        SglangServer(
-            flags,
-            log_file=Path(folder) / "server.log",
-            environment=CPU_ENVIRONMENT if options.device == "cpu" else {},
-            timeout_s=START_SECONDS,
-        ) as server,
-    ):
-        yield server
 
 
 def _prompts(count: int) -> list[str]:

@@ -1,5 +1,7 @@
 """The drafter under the policies that verify both drafts of a request."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -274,7 +276,7 @@ def test_a_plan_of_a_batch_is_one_allocation() -> None:
     assert (new.source, new.cache_draft) == (DraftSource.MODEL, None)
 
 
-def test_allocation_needs_an_allocator_and_a_distribution() -> None:
+def test_allocation_needs_an_allocator_and_a_distribution(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the allocate policy needs an allocator"):
         HybridDrafter(
             HvdConfig(policy="allocate"),
@@ -285,8 +287,11 @@ def test_allocation_needs_an_allocator_and_a_distribution() -> None:
             num_model_nodes=7,
             verify_width=16,
         )
-    with pytest.raises(ValueError, match="needs a predictor of distributions, got one of kind mlp"):
-        drafter(predictor=linear({}))
+    linear({}).save(tmp_path / "bare.safetensors")
+    with pytest.raises(
+        ValueError, match=r"needs a predictor of distributions, .* of kind mlp: use"
+    ):
+        drafter().read_predictor(tmp_path / "bare.safetensors")
 
 
 def test_a_predictor_that_is_off_leaves_the_votes_to_decide_and_is_still_judged() -> None:

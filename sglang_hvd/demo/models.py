@@ -22,7 +22,7 @@ Shape = Literal["llama", "qwen3"]
 
 # What the built files depend on, relative to the package.
 _SOURCES = (
-    "types.py", "config.py", "drafter.py", "payoff/*.py", "suffix_cache/*.py",
+    "types.py", "config.py", "drafter/*.py", "payoff/*.py", "suffix_cache/*.py",
     "replay/simulator.py", "traces/trace.py", "traces/tokenizer.py",
     "demo/corpus/*.py", "demo/build.py", "demo/checkpoint.py", "demo/dataset.py",
     "demo/distillation.py", "demo/eagle3.py", "demo/gradients.py", "demo/induction.py",

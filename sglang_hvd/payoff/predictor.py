@@ -149,7 +149,8 @@ class PayoffPredictor:
     def of_config(cls, config: HvdConfig) -> "PayoffPredictor":
         """The predictor that a configuration names, or else the shipped one for its cache mode.
 
-        Raises ValueError, in one line, if it cannot be read or was trained for other settings.
+        Raises ValueError, in one line, if it cannot be read, was trained for other settings or is
+        not of the kind that the policy needs.
         """
         path = config.predictor or DEFAULT_PREDICTORS[config.cache_mode]
         predictor = cls.load(path)
@@ -159,6 +160,11 @@ class PayoffPredictor:
                     f"predictor {path} was trained for {name} {predictor.settings[name]}, the "
                     f"configuration has {got}: retrain or set {flag_name('predictor')}"
                 )
+        if config.policy == "allocate" and predictor.kind != "survival":
+            raise ValueError(
+                f"the allocate policy needs a predictor of distributions, {path} is of kind "
+                f"{predictor.kind}: use policy payoff with it"
+            )
         return predictor
 
     def save(self, path: Path) -> None:

@@ -26,7 +26,6 @@ from sglang_hvd.allocation import (
     widths_that_save,
 )
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, flag_name, load_config
-from sglang_hvd.drafter import check_distribution
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.plugin.draft_model import check_draft_model, target_context_length
 from sglang_hvd.plugin.flags import config_file_and_overrides, is_from_command_line
@@ -207,9 +206,7 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
     config = load_config(config_file, overrides, os.environ)
     # A file that cannot be used is refused before any model loads.
     if config.predicts:
-        predictor = PayoffPredictor.of_config(config)
-        if config.policy == "allocate":
-            check_distribution(predictor)
+        PayoffPredictor.of_config(config)
     if config.threshold is not None and config.policy != "payoff":
         logger.warning(
             "HVD: policy %s has no threshold: --hvd-threshold %g is not heeded.",

@@ -1,0 +1,196 @@
+"""What the drafts of a batch are expected to bring, corrected by what drafts brought."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
+from sglang_hvd.drafter.request import DraftedRequest, slots_of
+from sglang_hvd.payoff import (
+    BranchPayoff,
+    DraftFeatures,
+    FallbackChange,
+    ModelFigures,
+    ModelPayoff,
+    ModelReaches,
+    OnlineCalibration,
+    OriginFigures,
+    PayoffPredictor,
+    Prediction,
+)
+from sglang_hvd.payoff.features import MAX_DRAFT_LEN
+from sglang_hvd.types import DraftBatch, VerifyOutcome
+
+logger = logging.getLogger(__name__)
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+
+
+class Expected(NamedTuple):
+    """Of a batch; row i belongs to request i.
+
+    prediction: of the cache drafts, calibrated.
+    survival: as in prediction, but what the votes say themselves where the predictor is not heeded.
+    model_payoffs, model_reaches: of the model drafter's drafts; None where nothing asks for them.
+    """
+
+    prediction: Prediction
+    survival: Float32 | None
+    model_payoffs: Float32 | None
+    model_reaches: ModelReaches | None
+
+
+class Expectations:
+    """of_drafts before each cycle, observe after it. Requests are known by slots.
+
+    predictor: None for a policy that does not predict.
+    model_payoff: None for one that does not weigh the model drafter's drafts.
+    has_branches: cache drafts branch.
+    """
+
+    def __init__(
+        self,
+        config: HvdConfig,
+        predictor: PayoffPredictor | None,
+        model_payoff: ModelPayoff | None,
+        *,
+        has_branches: bool,
+    ) -> None:
+        self._config = config
+        # Under allocate parts of drafts are verified, in sizes.
+        self._is_by_cost = config.policy == "allocate"
+        self._model_payoff, self._has_branches = model_payoff, has_branches
+        self._predictor: PayoffPredictor | None = None
+        self._calibration: OnlineCalibration | None = None
+        self._branch_payoff = BranchPayoff()
+        if predictor is not None:
+            self.use_predictor(predictor)
+
+    @property
+    def predictor(self) -> PayoffPredictor | None:
+        """The predictor in use."""
+        return self._predictor
+
+    @property
+    def branch_share(self) -> float:
+        """How right the votes are found to be beside the chain (docs/allocation.md). It changes
+        when cycles are observed."""
+        return self._branch_payoff.share
+
+    def calibration(self) -> Mapping[str, OriginFigures] | None:
+        """How right the predictor is, by origin of the draft; None where it is not calibrated."""
+        return None if self._calibration is None else self._calibration.figures()
+
+    def model_figures(self) -> ModelFigures | None:
+        """How right the predictions of the model drafter's payoff are; None without any."""
+        return None if self._model_payoff is None else self._model_payoff.figures()
+
+    def use_predictor(self, predictor: PayoffPredictor) -> None:
+        """Predicts with this one from now on, and calibrates it from the start. What is known of
+        the model drafter stays."""
+        assert not self._is_by_cost or predictor.kind == "survival", "of_config refuses others"
+        self._predictor = predictor
+        self._branch_payoff = BranchPayoff()  # of what this predictor leaves to branches
+        if self._config.calibrate:
+            threshold = self._config.threshold if self._config.policy == "payoff" else None
+            self._calibration = OnlineCalibration(
+                PAPER_THRESHOLD if threshold is None else threshold
+            )
+
+    def start(self, slot: int) -> None:
+        """A new request has this slot."""
+        if self._model_payoff is not None:
+            self._model_payoff.start(slot)
+
+    def of_drafts(self, slots: Int32, drafts: DraftBatch, features: DraftFeatures) -> Expected:
+        """Row i of drafts and features belongs to slots[i]."""
+        assert self._predictor is not None, "a policy that predicts has a predictor"
+        prediction = self._predictor.predict(features)
+        if self._calibration is not None:
+            prediction = self._calibration.expect(slots, drafts, prediction)
+        if self._model_payoff is None:
+            return Expected(prediction, prediction.survival, None, None)
+        survival = self._heeded(prediction, drafts, len(slots))
+        model_payoffs = self._model_payoff.expect(slots, drafts, survival)
+        model_reaches = None
+        if self._is_by_cost:
+            model_reaches = self._model_payoff.expect_sizes(slots, drafts, survival)
+        return Expected(prediction, survival, model_payoffs, model_reaches)
+
+    def in_fallback(self, drafts: DraftBatch, num_requests: int) -> list[bool] | None:
+        """Of which cache drafts the predictor is so wrong that it is not heeded; None: of none."""
+        if self._calibration is None or not self._calibration.has_fallback:
+            return None
+        return self._calibration.is_fallback(drafts, num_requests)
+
+    def observe(
+        self,
+        requests: Sequence[DraftedRequest],
+        outcomes: Sequence[VerifyOutcome],
+        num_chain_accepted: Sequence[int | None],
+    ) -> None:
+        """Takes in what the cycles of a batch committed.
+
+        num_chain_accepted: of each request's cache draft; None if none of it was verified.
+        """
+        if self._model_payoff is None and self._calibration is None:
+            return
+        # Requests that never verify cache drafts tell nothing of those that do.
+        told = [
+            cycle
+            for cycle in zip(requests, outcomes, num_chain_accepted, strict=True)
+            if not cycle[0].without_cache
+        ]
+        slots = slots_of(request for request, _, _ in told)
+        token_ids = [outcome.token_ids for _, outcome, _ in told]
+        if self._model_payoff is not None:
+            of_model = [
+                request.verified_model_draft(outcome)
+                if self._is_by_cost
+                else request.num_model_accepted(outcome)
+                for request, outcome, _ in told
+            ]
+            self._model_payoff.observe(slots, token_ids, of_model)
+        if self._has_branches and self._config.calibrate:
+            for request, outcome, num_accepted in told:
+                of_branches = request.num_branches_accepted(outcome, num_accepted)
+                if of_branches is not None:
+                    self._branch_payoff.observe(request.branch_expected, of_branches)
+        if self._calibration is not None:
+            of_cache = [
+                request.verified_chain(num_accepted) if self._is_by_cost else num_accepted
+                for request, _, num_accepted in told
+            ]
+            for change in self._calibration.observe(slots, token_ids, of_cache):
+                _log(change)
+
+    def _heeded(
+        self, prediction: Prediction, drafts: DraftBatch, num_requests: int
+    ) -> Float32 | None:
+        survival = prediction.survival
+        in_fallback = self.in_fallback(drafts, num_requests) if self._is_by_cost else None
+        if survival is None or in_fallback is None:
+            return survival
+        longest = min(drafts.probs.shape[1], MAX_DRAFT_LEN)
+        is_in_draft = np.arange(longest) < drafts.num_nodes[:num_requests, None]
+        of_votes = np.where(is_in_draft, drafts.probs[:num_requests, :longest], 0)
+        is_off = np.array(in_fallback)
+        survival = survival.copy()
+        survival[is_off, :longest] = of_votes[is_off]
+        return survival
+
+
+def _log(change: FallbackChange) -> None:
+    logger.warning(
+        "HVD: cache drafts of origin %s: %.2f tokens predicted, %.2f accepted. %s.",
+        change.origin,
+        change.mean_predicted,
+        change.mean_accepted,
+        "The predictor is off: the frequency policy decides on them"
+        if change.is_fallback
+        else "The predictor is right again and decides on them",
+    )

@@ -1,0 +1,312 @@
+"""The drafter of a server: the life of its requests, and what each verifies from cycle to cycle."""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from sglang_hvd.allocation import StepAllocator
+from sglang_hvd.config import HvdConfig
+from sglang_hvd.drafter.cost_planner import CostPlanner
+from sglang_hvd.drafter.expectations import Expectations
+from sglang_hvd.drafter.proposals import Proposals, Proposer
+from sglang_hvd.drafter.request import DraftedRequest, slots_of
+from sglang_hvd.drafter.rule_planner import RulePlanner
+from sglang_hvd.payoff import (
+    ModelFigures,
+    ModelPayoff,
+    OriginFigures,
+    PayoffPredictor,
+    RequestTracker,
+    TokenClasses,
+)
+from sglang_hvd.payoff.features import MAX_DRAFT_LEN
+from sglang_hvd.request_stats import RequestStats
+from sglang_hvd.step_clock import Phase, StepClock
+from sglang_hvd.suffix_cache import SuffixCache, SuffixCacheStats
+from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
+from sglang_hvd.types import DraftPlan, TokenIds, VerifyOutcome
+
+
+class HybridDrafter:
+    """Life of a request: start, then plan and commit for each cycle, then finish.
+
+    plan and commit take the whole running batch. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        config: HvdConfig,
+        *,
+        cache: SuffixCache,
+        predictor: PayoffPredictor | None,
+        token_classes: TokenClasses | None,
+        num_model_steps: int,
+        num_model_nodes: int,
+        verify_width: int,
+        allocator: StepAllocator | None = None,
+        verifies_trees: bool = True,
+        clock: StepClock | None = None,
+    ) -> None:
+        """
+        predictor: needed by the policies allocate and payoff.
+        token_classes: needed by a predictor; without them no features are computed.
+        num_model_steps: steps the model drafter runs in a cycle.
+        num_model_nodes: nodes of its draft, root not included.
+        verify_width: most nodes per request that one verification takes, root included.
+        allocator: needed by the policy allocate.
+        verifies_trees: whether cache drafts may branch.
+        clock: measures what plan does.
+        """
+        if config.predicts and (predictor is None or token_classes is None):
+            raise ValueError(f"the {config.policy} policy needs a predictor and token classes")
+        self._config, self._cache = config, cache
+        self._clock = clock or StepClock()
+        self._requests: dict[Hashable, DraftedRequest] = {}
+        self._tracker = (
+            None if token_classes is None else RequestTracker(config.history_window, token_classes)
+        )
+        self._allocator: StepAllocator | None = None
+        model_payoff: ModelPayoff | None = None
+        room = verify_width - 1
+        max_cache_draft_tokens = min(config.max_draft_tokens, room)
+        if config.policy == "allocate":
+            if allocator is None:
+                raise ValueError("the allocate policy needs an allocator")
+            self._allocator = allocator
+            model_payoff = ModelPayoff(num_model_steps, allocator.model_sizes)
+            # Of the tokens behind nothing is known.
+            max_cache_draft_tokens = min(max_cache_draft_tokens, MAX_DRAFT_LEN)
+        elif config.policy == "payoff":
+            model_payoff = ModelPayoff(num_model_steps)
+        # SuffixDecoding drafts chains only, and its votes are not the predictor's.
+        self._has_branches = (
+            self._allocator is not None
+            and config.branches
+            and config.cache_mode == "votes"
+            and verifies_trees
+        )
+        expectations = self._expectations = Expectations(
+            config, predictor, model_payoff, has_branches=self._has_branches
+        )
+        self._proposer = Proposer(
+            config,
+            cache,
+            self._tracker,
+            expectations,
+            max_cache_draft_tokens=max_cache_draft_tokens,
+            has_branches=self._has_branches,
+            clock=self._clock,
+        )
+        self._planner: CostPlanner | RulePlanner
+        if self._allocator is not None:
+            self._planner = CostPlanner(self._allocator, expectations)
+        else:
+            self._planner = RulePlanner(
+                config,
+                expectations,
+                room=room,
+                num_model_steps=num_model_steps,
+                num_model_nodes=num_model_nodes,
+            )
+
+    @classmethod
+    def from_config(
+        cls,
+        config: HvdConfig,
+        *,
+        token_strings: Iterable[str],
+        num_model_steps: int,
+        num_model_nodes: int,
+        verify_width: int,
+        deterministic: bool,
+        allocator: StepAllocator | None = None,
+        verifies_trees: bool = True,
+        clock: StepClock | None = None,
+    ) -> "HybridDrafter":
+        """The drafter that a configuration describes, with its own suffix cache.
+
+        token_strings: decoded text of every token id, in order; only read by policies that predict.
+        deterministic: equal calls give equal plans, as several ranks need.
+
+        Raises ValueError for a predictor file that cannot be used with this configuration.
+        """
+        predictor = token_classes = None
+        if config.predicts:
+            predictor = PayoffPredictor.of_config(config)
+            token_classes = TokenClasses.from_strings(token_strings)
+        return cls(
+            config,
+            cache=SuffixCache.of_config(config, deterministic=deterministic),
+            predictor=predictor,
+            token_classes=token_classes,
+            num_model_steps=num_model_steps,
+            num_model_nodes=num_model_nodes,
+            verify_width=verify_width,
+            allocator=allocator,
+            verifies_trees=verifies_trees,
+            clock=clock,
+        )
+
+    @property
+    def num_requests(self) -> int:
+        """Active requests: started and not finished."""
+        return len(self._requests)
+
+    @property
+    def predictor(self) -> PayoffPredictor | None:
+        """The predictor in use."""
+        return self._expectations.predictor
+
+    def calibration(self) -> Mapping[str, OriginFigures] | None:
+        """How right the predictor is, by origin of the draft; None where it is not calibrated."""
+        return self._expectations.calibration()
+
+    def model_figures(self) -> ModelFigures | None:
+        """How right the predictions of the model drafter's payoff are; None without any."""
+        return self._expectations.model_figures()
+
+    def branch_share(self) -> float | None:
+        """How right the votes are found to be beside the chain (docs/allocation.md); None where
+        drafts do not branch."""
+        return self._expectations.branch_share if self._has_branches else None
+
+    def read_predictor(self, path: Path) -> PayoffPredictor:
+        """A predictor that use_predictor takes.
+
+        Raises ValueError, in one line, if the policy has no use for one, or for a file that cannot
+        be used with this configuration.
+        """
+        if not self._config.predicts:
+            raise ValueError(f"the {self._config.policy} policy has no predictor to replace")
+        return PayoffPredictor.of_config(self._config.model_copy(update={"predictor": path}))
+
+    def use_predictor(self, predictor: PayoffPredictor) -> None:
+        """Predicts with this one from the next plan on, and calibrates it from the start. Active
+        requests stay, and so does what is known of the model drafter."""
+        self._expectations.use_predictor(predictor)
+
+    def start(
+        self,
+        rid: Hashable,
+        prompt_ids: TokenIds | Sequence[int],
+        *,
+        namespace: str = "",
+        without_cache: bool = False,
+    ) -> None:
+        """Takes in a request. Raises ValueError if rid is active or prompt_ids are no token ids.
+
+        namespace: it sees outputs of finished requests with the same one only.
+        without_cache: never verify its cache drafts, whatever the policy.
+        """
+        self._cache.start(rid, prompt_ids, namespace)
+        slot = 0 if self._tracker is None else self._tracker.start(as_token_ids(prompt_ids))
+        self._expectations.start(slot)
+        if self._allocator is not None:
+            self._allocator.start(slot)
+        self._requests[rid] = DraftedRequest(slot, without_cache)
+
+    def plan(self, rids: Sequence[Hashable]) -> list[DraftPlan]:
+        """Decides what each request of the batch verifies in its next cycle.
+
+        Raises KeyError for a request that is not active.
+        """
+        if self._config.policy == "model":
+            return self.allocate(rids, self._proposer.nothing(len(rids)))
+        return self.allocate(rids, self.propose(rids))
+
+    def propose(
+        self, rids: Sequence[Hashable], max_cache_draft_tokens: int | None = None
+    ) -> Proposals:
+        """The first half of plan: cache drafts, their features and predicted payoffs.
+
+        max_cache_draft_tokens: another limit than this drafter's.
+
+        Raises KeyError for a request that is not active.
+        """
+        slots = slots_of(map(self._request, rids))
+        return self._proposer.propose(rids, slots, max_cache_draft_tokens)
+
+    def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> list[DraftPlan]:
+        """The second half of plan: the policy's decision."""
+        with self._clock.measure(Phase.ALLOCATE):
+            requests = [self._request(rid) for rid in rids]
+            plans = self._planner.plan(requests, proposals)
+            draft_lens = proposals.drafts.num_nodes[: len(requests)].tolist()
+            for request, plan, draft_len in zip(requests, plans, draft_lens, strict=True):
+                request.planned, request.draft_len = plan, draft_len
+            return plans
+
+    def commit(self, rids: Sequence[Hashable], outcomes: Sequence[VerifyOutcome]) -> None:
+        """Takes in what the target model made of the cycles planned last.
+
+        Raises KeyError for a request that is not active, ValueError for invalid token ids; then
+        nothing has changed.
+        """
+        requests = [self._request(rid) for rid in rids]
+        assert all(r.planned is not None for r in requests), (
+            "a cycle must be planned before it is committed"
+        )
+        token_ids, lengths = padded([outcome.token_ids for outcome in outcomes])
+        self._cache.commit(rids, token_ids, lengths)
+        if self._tracker is not None:
+            slots = slots_of(requests)
+            accepted = [
+                request.num_chain_accepted(outcome)
+                for request, outcome in zip(requests, outcomes, strict=True)
+            ]
+            for_history = [
+                request.for_history(num) for request, num in zip(requests, accepted, strict=True)
+            ]
+            self._tracker.commit(slots, token_ids, lengths, for_history)
+            self._expectations.observe(requests, outcomes, accepted)
+            if self._allocator is not None:
+                self._allocator.observe(slots, lengths)
+        for request, outcome in zip(requests, outcomes, strict=True):
+            request.end_cycle(outcome)
+
+    def extend(self, rid: Hashable, token_ids: TokenIds | Sequence[int]) -> None:
+        """Takes in tokens committed outside a cycle: the one that prefill generates.
+
+        Raises KeyError for a request that is not active, ValueError for invalid token ids.
+        """
+        request = self._request(rid)
+        self._cache.commit([rid], [token_ids])
+        if self._tracker is not None:
+            self._tracker.extend(request.slot, as_token_ids(token_ids))
+        request.stats = request.stats.after_tokens(len(token_ids))
+
+    def finish(
+        self, rid: Hashable, *, output_ids: TokenIds | Sequence[int] | None, keep: bool
+    ) -> RequestStats:
+        """Forgets a request and returns its counts; keep: its output enters the shared cache.
+
+        output_ids: the output to keep; None: all tokens committed since the prompt.
+
+        Raises KeyError for a request that is not active.
+        """
+        stats = self.stats(rid)
+        self._cache.finish(rid, keep=keep, output_ids=output_ids)
+        if self._tracker is not None:
+            self._tracker.finish(self._requests[rid].slot)
+        del self._requests[rid]
+        return stats
+
+    def flush(self) -> None:
+        """Empties the shared cache. Active requests keep their own prompt and output."""
+        self._cache.flush()
+
+    def drain(self) -> None:
+        """Waits until the suffix cache has taken in all that it was given."""
+        self._cache.drain()
+
+    def cache_stats(self) -> SuffixCacheStats:
+        """What the suffix cache holds."""
+        return self._cache.stats()
+
+    def stats(self, rid: Hashable) -> RequestStats:
+        """The counts of an active request so far. Raises KeyError for any other."""
+        return self._request(rid).stats
+
+    def _request(self, rid: Hashable) -> DraftedRequest:
+        if rid not in self._requests:
+            raise KeyError(f"request {rid!r} is not active: start it first")
+        return self._requests[rid]
