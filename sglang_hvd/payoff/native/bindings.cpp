@@ -307,6 +307,8 @@ NB_MODULE(_native, m) {
     m.attr("NUM_BUCKETS") = kNumBuckets;
     m.attr("MAX_DEPTH") = kMaxDepth;
     m.def("bucket_of", &bucket_of, "position"_a);
+    m.def("widest_lanes", &widest_lanes);
+    m.def("use_lanes", &use_lanes, "lanes"_a);
     nb::class_<Tracker>(m, "Tracker", "See tracker.py, which names things.")
         .def(nb::init<int, const Input<std::uint8_t, 1>&>(), "window"_a, "classes"_a.noconvert())
         .def("start", &Tracker::start, "prompt_ids"_a.noconvert())

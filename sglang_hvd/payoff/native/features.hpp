@@ -21,7 +21,7 @@ constexpr std::array<int, 4> kVotesDepths = {1, 3, 10, 16};
 constexpr int kThreshold = 6;  // the paper's
 constexpr int kNumDraftFeatures = 14 + 9 + 1 + 9 + 20 + kNumCyclesSeen + kNumDecays + 7 + 6 + 2 + 5 * kNumClasses;
 constexpr int kNumPositionFeatures = 4 + 2 * kNumClasses;
-static_assert(kMaxDepth % kLanes == 0, "tokens are written in whole vectors");
+static_assert(kMaxDepth % kMostLanes == 0, "tokens are written in whole vectors");
 static_assert(kMaxDepth <= 255, "the tokens of a class are counted in a byte");
 
 // The columns of a match, as DraftBatch.features has them.
@@ -178,15 +178,19 @@ private:
         put(prob);
     }
 
-    SGLANG_HVD_CLONES static void transform(const std::uint8_t* logs, int num_logs,
-                                            const std::uint8_t* logits, int num_logits,
-                                            float* features) {
+    static void transform(const std::uint8_t* logs, int num_logs, const std::uint8_t* logits,
+                          int num_logits, float* features) {
         alignas(64) float values[2 * kMaxLogs] = {};
         float* const odds = values + kMaxLogs;
         for (int i = 0; i < num_logs; ++i) values[i] = features[logs[i]];
         for (int i = 0; i < num_logits; ++i) odds[i] = features[logits[i]];
-        for (int i = 0; i < num_logs; i += kLanes) store(log_of(1.f + load(values + i)), values + i);
-        for (int i = 0; i < num_logits; i += kLanes) store(logit_of(load(odds + i)), odds + i);
+        in_lanes([&]<int kLanes>() __attribute__((always_inline)) {
+            using F = Floats<kLanes>;
+            for (int i = 0; i < num_logs; i += kLanes)
+                store(log_of(1.f + load<F>(values + i)), values + i);
+            for (int i = 0; i < num_logits; i += kLanes)
+                store(logit_of(load<F>(odds + i)), odds + i);
+        });
         for (int i = 0; i < num_logs; ++i) features[logs[i]] = values[i];
         for (int i = 0; i < num_logits; ++i) features[logits[i]] = odds[i];
     }
@@ -241,16 +245,19 @@ private:
     // Scaled log odds of each of num probabilities that the next is accepted; given: the
     // probabilities that all up to it are. Of what is not said: kUnsaid.
     static constexpr float kUnsaid = -1.5f;
-    SGLANG_HVD_CLONES static void write_odds(const float* given, int num_given, int num, float* out) {
+    static void write_odds(const float* given, int num_given, int num, float* out) {
         alignas(64) float before[kMaxDepth], now[kMaxDepth];
         std::fill(before, before + kMaxDepth, 1.f);
         std::fill(now, now + kMaxDepth, 0.f);  // scaled and clamped: kUnsaid
         for (int i = 0; i < num_given; ++i) now[i] = given[i];
         for (int i = 1; i < num_given; ++i) before[i] = given[i - 1];
-        for (int i = 0; i < num; i += kLanes) {
-            const Lanes steps = load(now + i) / clamp_of(load(before + i), 1e-9f, 1.f);
-            store(clamp_of(logit_of(steps), 4 * kUnsaid, -4 * kUnsaid) * 0.25f, out + i);
-        }
+        in_lanes([&]<int kLanes>() __attribute__((always_inline)) {
+            using F = Floats<kLanes>;
+            for (int i = 0; i < num; i += kLanes) {
+                const F steps = load<F>(now + i) / clamp_of(load<F>(before + i), 1e-9f, 1.f);
+                store(clamp_of(logit_of(steps), 4 * kUnsaid, -4 * kUnsaid) * 0.25f, out + i);
+            }
+        });
     }
 
     // Whole vectors of tokens are written: what stands behind the last token means nothing.
@@ -259,7 +266,7 @@ private:
         const int num = draft.size();
         write_odds(draft.probs.data(), num, num, out);
         if (is_same && agreeing == num)
-            for (int i = 0; i < num; i += kLanes) store(load(out + i), out + kMaxDepth + i);
+            std::copy(out, out + num, out + kMaxDepth);
         else
             write_odds(votes.probs.data(), agreeing, num, out + kMaxDepth);
         write_evidence(draft.evidence, num, out + 2 * kMaxDepth);
@@ -268,25 +275,23 @@ private:
 
     // Log odds, divided by four, that a token follows the two before it, by how often it did, and how
     // long ago the token was seen.
-    SGLANG_HVD_CLONES static void write_evidence(Evidence evidence, int num, float* out) {
-        static_assert(2 * kEvidenceDepth <= kLanes);
-        alignas(64) float values[kLanes];
-        std::fill(values, values + kLanes, 1.f);
+    static void write_evidence(Evidence evidence, int num, float* out) {
+        static_assert(2 * kEvidenceDepth <= kMostLanes);
+        alignas(64) float values[kMostLanes];
+        std::fill(values, values + kMostLanes, 1.f);
         for (int i = 0; i < kEvidenceDepth; ++i) {
             values[i] = odds_of(evidence.num_followed()[i], evidence.num_seen()[i]);
             values[kEvidenceDepth + i] = 1.f + evidence.age()[i];
         }
-        store(log_of(load(values)), values);
-        Lanes odds{}, ages{};
+        in_lanes([&]<int kLanes>() __attribute__((always_inline)) {
+            for (int i = 0; i < 2 * kEvidenceDepth; i += kLanes)
+                store(log_of(load<Floats<kLanes>>(values + i)), values + i);
+        });
+        std::fill(out, out + num, 0.f);
+        std::fill(out + kMaxDepth, out + kMaxDepth + num, 0.f);
         for (int i = 0; i < std::min(num, kEvidenceDepth); ++i) {
-            odds[i] = values[i] * 0.25f;
-            ages[i] = values[kEvidenceDepth + i] * 0.1f;
-        }
-        store(odds, out);
-        store(ages, out + kMaxDepth);
-        for (int i = kLanes; i < num; i += kLanes) {
-            store(Lanes{}, out + i);
-            store(Lanes{}, out + kMaxDepth + i);
+            out[i] = values[i] * 0.25f;
+            out[kMaxDepth + i] = values[kEvidenceDepth + i] * 0.1f;
         }
     }
 
@@ -296,23 +301,26 @@ private:
     }
 
     // flags: of the token before the first one on.
-    SGLANG_HVD_CLONES static void write_classes(const std::uint8_t* flags, int num, float* out) {
-        for (int i = 0; i < num; i += kLanes) {
-            const IntLanes before = widened(flags + i), now = widened(flags + i + 1);
-            for (int c = 0; c < kNumClasses; ++c)
-                store(bit_of(now, c), out + c * kMaxDepth + i);
-            for (int c = 0; c < kNumClasses; ++c)
-                store(bit_of(before, c), out + (kNumClasses + c) * kMaxDepth + i);
-        }
+    static void write_classes(const std::uint8_t* flags, int num, float* out) {
+        in_lanes([=]<int kLanes>() __attribute__((always_inline)) {
+            for (int i = 0; i < num; i += kLanes) {
+                const auto before = widened<kLanes>(flags + i), now = widened<kLanes>(flags + i + 1);
+                for (int c = 0; c < kNumClasses; ++c)
+                    store(bit_of<kLanes>(now, c), out + c * kMaxDepth + i);
+                for (int c = 0; c < kNumClasses; ++c)
+                    store(bit_of<kLanes>(before, c), out + (kNumClasses + c) * kMaxDepth + i);
+            }
+        });
     }
-    [[gnu::always_inline]] static IntLanes widened(const std::uint8_t* bytes) {
-        using Bytes = std::uint8_t __attribute__((vector_size(kLanes)));
-        Bytes lanes;
+    template <int kLanes>
+    [[gnu::always_inline]] static Ints<kLanes> widened(const std::uint8_t* bytes) {
+        typename Vector<kLanes>::Bytes lanes;
         std::memcpy(&lanes, bytes, sizeof(lanes));
-        return __builtin_convertvector(lanes, IntLanes);
+        return __builtin_convertvector(lanes, Ints<kLanes>);
     }
-    [[gnu::always_inline]] static Lanes bit_of(IntLanes flags, int bit) {
-        return __builtin_convertvector(flags >> bit & 1, Lanes);
+    template <int kLanes>
+    [[gnu::always_inline]] static Floats<kLanes> bit_of(Ints<kLanes> flags, int bit) {
+        return __builtin_convertvector(flags >> bit & 1, Floats<kLanes>);
     }
 
     std::span<const std::uint8_t> classes_;

@@ -19,52 +19,56 @@ namespace detail {
 
 // out[r][o] = bias[o] + sum over i of in[r][i] * weight[i][o], for kRows rows and the outputs from
 // first on, as many as fill kVectors. The sums stay in registers.
-template <int kRows, int kVectors>
+template <int kLanes, int kRows, int kVectors>
 [[gnu::always_inline]] inline void affine_block(const float* in, std::size_t num_in,
                                                 const float* weight, const float* bias,
                                                 std::size_t num_out, std::size_t first,
                                                 bool is_rectified, float* out) {
+    using F = Floats<kLanes>;
     // Vector by vector: an array that is copied as a whole would be kept in memory.
-    Lanes sums[kRows][kVectors];
+    F sums[kRows][kVectors];
     for (int r = 0; r < kRows; ++r)
-        for (int v = 0; v < kVectors; ++v) sums[r][v] = load(bias + first + v * kLanes);
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = load<F>(bias + first + v * kLanes);
     for (std::size_t i = 0; i < num_in; ++i) {
         for (int v = 0; v < kVectors; ++v) {
-            const Lanes w = load(weight + i * num_out + first + v * kLanes);
+            const F w = load<F>(weight + i * num_out + first + v * kLanes);
             for (int r = 0; r < kRows; ++r) sums[r][v] += in[r * num_in + i] * w;
         }
     }
     for (int r = 0; r < kRows; ++r) {
         for (int v = 0; v < kVectors; ++v) {
-            const Lanes sum = sums[r][v];
-            store(is_rectified ? (sum > 0 ? sum : Lanes{}) : sum, out + r * num_out + first + v * kLanes);
+            const F sum = sums[r][v];
+            store(is_rectified ? (sum > 0 ? sum : F{}) : sum, out + r * num_out + first + v * kLanes);
         }
     }
 }
 
-template <int kRows, int kMost>
+template <int kLanes, int kRows, int kMost>
 [[gnu::always_inline]] inline void affine_rows(const float* in, std::size_t num_in,
                                                const float* weight, const float* bias,
                                                std::size_t num_out, bool is_rectified, float* out) {
     std::size_t first = 0;
     for (; first + kMost * kLanes <= num_out; first += kMost * kLanes)
-        affine_block<kRows, kMost>(in, num_in, weight, bias, num_out, first, is_rectified, out);
+        affine_block<kLanes, kRows, kMost>(in, num_in, weight, bias, num_out, first, is_rectified, out);
     for (; first < num_out; first += kLanes)
-        affine_block<kRows, 1>(in, num_in, weight, bias, num_out, first, is_rectified, out);
+        affine_block<kLanes, kRows, 1>(in, num_in, weight, bias, num_out, first, is_rectified, out);
 }
 
-SGLANG_HVD_CLONES inline void affine(const float* in, std::size_t num_rows, std::size_t num_in,
-                                     const float* weight, const float* bias, std::size_t num_out,
-                                     bool is_rectified, float* out) {
-    std::size_t row = 0;
-    for (; row + 4 <= num_rows; row += 4)
-        affine_rows<4, 2>(in + row * num_in, num_in, weight, bias, num_out, is_rectified, out + row * num_out);
-    for (; row < num_rows; ++row)
-        affine_rows<1, 4>(in + row * num_in, num_in, weight, bias, num_out, is_rectified, out + row * num_out);
+inline void affine(const float* in, std::size_t num_rows, std::size_t num_in, const float* weight,
+                   const float* bias, std::size_t num_out, bool is_rectified, float* out) {
+    in_lanes([=]<int kLanes>() __attribute__((always_inline)) {
+        std::size_t row = 0;
+        for (; row + 4 <= num_rows; row += 4)
+            affine_rows<kLanes, 4, 2>(in + row * num_in, num_in, weight, bias, num_out, is_rectified,
+                                      out + row * num_out);
+        for (; row < num_rows; ++row)
+            affine_rows<kLanes, 1, 4>(in + row * num_in, num_in, weight, bias, num_out, is_rectified,
+                                      out + row * num_out);
+    });
 }
 
-SGLANG_HVD_CLONES inline void normalise(const float* in, const float* mean, const float* scale,
-                                        std::size_t num, float* __restrict out) {
+inline void normalise(const float* in, const float* mean, const float* scale, std::size_t num,
+                      float* __restrict out) {
     for (std::size_t i = 0; i < num; ++i) out[i] = (in[i] - mean[i]) * scale[i];
 }
 
@@ -75,7 +79,7 @@ class Network {
 public:
     struct Layer {
         std::size_t num_in = 0, num_out = 0, num_padded = 0;
-        // num_padded: num_out, filled up to a multiple of kLanes. weight: [num_in][num_padded].
+        // num_padded: num_out, filled up to a multiple of kMostLanes. weight: [num_in][num_padded].
         std::vector<float> weight, bias;
     };
 
@@ -88,7 +92,7 @@ public:
     void add_layer(std::span<const float> weight, std::span<const float> bias) {
         Layer layer;
         layer.num_out = bias.size();
-        layer.num_padded = (bias.size() + kLanes - 1) / kLanes * kLanes;
+        layer.num_padded = (bias.size() + kMostLanes - 1) / kMostLanes * kMostLanes;
         const std::size_t real_in = weight.size() / bias.size();
         layer.num_in = layers_.empty() ? real_in : layers_.back().num_padded;
         layer.weight.resize(layer.num_in * layer.num_padded);
@@ -149,17 +153,20 @@ constexpr auto kBuckets = [] {
 // positions: [kNumPositionFeatures][kMaxDepth]. survival: [kMaxDepth], of which the first num_tokens
 // are written. Returns its sum, the expected accepted length. Outputs that overflowed, of weights no
 // training gives, count as a draft that is not accepted.
-SGLANG_HVD_CLONES inline float survival_of(const float* outputs, const float* positions,
+inline float survival_of(const float* outputs, const float* positions,
                                            int num_tokens, float* survival) {
     const int num = std::min(num_tokens, kMaxDepth);
     float odds[kMaxDepth];
     for (int j = 0; j < kMaxDepth; ++j) odds[j] = outputs[kBuckets[j]];
-    for (int first = 0; first < num; first += kLanes) {
-        Lanes sum = load(odds + first);
-        for (int k = 0; k < kNumPositionFeatures; ++k)
-            sum += load(positions + k * kMaxDepth + first) * outputs[kNumBuckets + k];
-        store(sigmoid_of(sum), odds + first);
-    }
+    in_lanes([&]<int kLanes>() __attribute__((always_inline)) {
+        using F = Floats<kLanes>;
+        for (int first = 0; first < num; first += kLanes) {
+            F sum = load<F>(odds + first);
+            for (int k = 0; k < kNumPositionFeatures; ++k)
+                sum += load<F>(positions + k * kMaxDepth + first) * outputs[kNumBuckets + k];
+            store(sigmoid_of(sum), odds + first);
+        }
+    });
     float prob = 1, sum = 0;
     for (int j = 0; j < num; ++j) {
         prob *= odds[j] >= 0 ? odds[j] : 0;  // not a number is not

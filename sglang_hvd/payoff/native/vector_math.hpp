@@ -1,34 +1,108 @@
-// Logarithm and exponential of sixteen values at a time, with the same bits for all registers:
+// Logarithm and exponential of several values at a time, with the same bits for all registers:
 // polynomials of the Cephes library, without fused multiply-add (see CMakeLists.txt).
 #pragma once
 
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
 
-// Compiled for wider registers too, and chosen when it is loaded.
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
-#define SGLANG_HVD_CLONES __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define SGLANG_HVD_HAS_X86 1
 #else
-#define SGLANG_HVD_CLONES
+#define SGLANG_HVD_HAS_X86 0
 #endif
 
 namespace sglang_hvd {
 
-constexpr int kLanes = 16;
-using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
-using IntLanes = std::int32_t __attribute__((vector_size(kLanes * sizeof(std::int32_t))));
+// Arrays are padded to whole vectors of the widest registers.
+constexpr int kMostLanes = 16;
+
+template <int kLanes>
+struct Vector {  // GCC heeds a size that depends on a parameter in typedefs only
+    typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
+    typedef std::int32_t Ints __attribute__((vector_size(kLanes * sizeof(std::int32_t))));
+    typedef std::uint8_t Bytes __attribute__((vector_size(kLanes)));
+};
+template <int kLanes>
+using Floats = typename Vector<kLanes>::Floats;
+template <int kLanes>
+using Ints = typename Vector<kLanes>::Ints;
+
+// Floats that fit a register of this machine: a vector that does not is kept in memory, one value
+// after the other, which takes thirty times as long.
+inline int widest_lanes() {
+#if SGLANG_HVD_HAS_X86
+    if (__builtin_cpu_supports("x86-64-v4")) return 16;
+    if (__builtin_cpu_supports("avx2")) return 8;
+#endif
+    return 4;
+}
+
+inline int& lanes_in_use() {
+    static int lanes = widest_lanes();
+    return lanes;
+}
+
+// Narrower registers give the same bits: for tests.
+inline void use_lanes(int lanes) {
+    if ((lanes != 4 && lanes != 8 && lanes != 16) || lanes > widest_lanes())
+        throw std::invalid_argument("this machine has no such registers");
+    lanes_in_use() = lanes;
+}
+
+namespace detail {
+
+#if SGLANG_HVD_HAS_X86
+template <class Body>
+[[gnu::target("arch=x86-64-v4"), gnu::noinline]] void in_16_lanes(const Body& body) {
+    body.template operator()<16>();
+}
+template <class Body>
+[[gnu::target("avx2"), gnu::noinline]] void in_8_lanes(const Body& body) {
+    body.template operator()<8>();
+}
+#endif
+
+}  // namespace detail
+
+// Runs body.operator()<kLanes>(), compiled for the registers in use. It has to be always_inline, and
+// so has all that it calls with vectors.
+template <class Body>
+void in_lanes(const Body& body) {
+#if SGLANG_HVD_HAS_X86
+    if (lanes_in_use() == 16) return detail::in_16_lanes(body);
+    if (lanes_in_use() == 8) return detail::in_8_lanes(body);
+#endif
+    body.template operator()<4>();
+}
+
+template <class F>
+using IntsLike = Ints<sizeof(F) / sizeof(float)>;
+
+template <class F>
+[[gnu::always_inline]] inline F load(const float* values) {
+    F lanes;
+    std::memcpy(&lanes, values, sizeof(lanes));
+    return lanes;
+}
+template <class F>
+[[gnu::always_inline]] inline void store(const F& lanes, float* values) {
+    std::memcpy(values, &lanes, sizeof(lanes));
+}
 
 // Values in the normal range of float, > 0. Relative error below 2e-7.
-[[gnu::always_inline]] inline Lanes log_of(Lanes x) {
-    const auto bits = std::bit_cast<IntLanes>(x);
-    Lanes exponent = __builtin_convertvector((bits >> 23) - 126, Lanes);
-    Lanes m = std::bit_cast<Lanes>((bits & 0x007FFFFF) | 0x3F000000);  // in [0.5, 1)
-    const IntLanes is_low = m < 0.707106781186547524f;
+template <class F>
+[[gnu::always_inline]] inline F log_of(F x) {
+    using I = IntsLike<F>;
+    const auto bits = std::bit_cast<I>(x);
+    F exponent = __builtin_convertvector((bits >> 23) - 126, F);
+    F m = std::bit_cast<F>((bits & 0x007FFFFF) | 0x3F000000);  // in [0.5, 1)
+    const I is_low = m < 0.707106781186547524f;
     exponent = is_low ? exponent - 1.f : exponent;
     m = is_low ? m + m - 1.f : m - 1.f;
-    const Lanes z = m * m;
-    Lanes y = 7.0376836292e-2f * m - 1.1514610310e-1f;
+    const F z = m * m;
+    F y = 7.0376836292e-2f * m - 1.1514610310e-1f;
     y = y * m + 1.1676998740e-1f;
     y = y * m - 1.2420140846e-1f;
     y = y * m + 1.4249322787e-1f;
@@ -41,42 +115,39 @@ using IntLanes = std::int32_t __attribute__((vector_size(kLanes * sizeof(std::in
     return m + y + 0.693359375f * exponent;
 }
 
-[[gnu::always_inline]] inline Lanes clamp_of(Lanes x, float low, float high) {
-    x = x < low ? Lanes{} + low : x;
-    return x > high ? Lanes{} + high : x;
+template <class F>
+[[gnu::always_inline]] inline F clamp_of(F x, float low, float high) {
+    x = x < low ? F{} + low : x;
+    return x > high ? F{} + high : x;
 }
 
 // Clamped to [exp(-80), exp(80)]. Relative error below 2e-7.
-[[gnu::always_inline]] inline Lanes exp_of(Lanes x) {
+template <class F>
+[[gnu::always_inline]] inline F exp_of(F x) {
     x = clamp_of(x, -80.f, 80.f);
-    const Lanes scaled = x * 1.44269504088896341f;
-    const auto n = __builtin_convertvector(scaled + (scaled >= 0.f ? Lanes{} + 0.5f : Lanes{} - 0.5f), IntLanes);
-    const Lanes power = __builtin_convertvector(n, Lanes);
+    const F scaled = x * 1.44269504088896341f;
+    const auto n = __builtin_convertvector(scaled + (scaled >= 0.f ? F{} + 0.5f : F{} - 0.5f), IntsLike<F>);
+    const F power = __builtin_convertvector(n, F);
     x = x - power * 0.693359375f + power * 2.12194440e-4f;
-    Lanes y = 1.9875691500e-4f * x + 1.3981999507e-3f;
+    F y = 1.9875691500e-4f * x + 1.3981999507e-3f;
     y = y * x + 8.3334519073e-3f;
     y = y * x + 4.1665795894e-2f;
     y = y * x + 1.6666665459e-1f;
     y = y * x + 5.0000001201e-1f;
     y = y * x * x + x + 1.f;
-    return y * std::bit_cast<Lanes>((n + 127) << 23);
+    return y * std::bit_cast<F>((n + 127) << 23);
 }
 
-[[gnu::always_inline]] inline Lanes sigmoid_of(Lanes x) { return 1.f / (1.f + exp_of(-x)); }
+template <class F>
+[[gnu::always_inline]] inline F sigmoid_of(F x) {
+    return 1.f / (1.f + exp_of(-x));
+}
 
 // Log odds of probabilities, taken to lie in [1e-5, 1 - 1e-5].
-[[gnu::always_inline]] inline Lanes logit_of(Lanes prob) {
-    const Lanes p = clamp_of(prob, 1e-5f, 1.f - 1e-5f);
+template <class F>
+[[gnu::always_inline]] inline F logit_of(F prob) {
+    const F p = clamp_of(prob, 1e-5f, 1.f - 1e-5f);
     return log_of(p / (1.f - p));
-}
-
-[[gnu::always_inline]] inline Lanes load(const float* values) {
-    Lanes lanes;
-    std::memcpy(&lanes, values, sizeof(lanes));
-    return lanes;
-}
-[[gnu::always_inline]] inline void store(const Lanes& lanes, float* values) {
-    std::memcpy(values, &lanes, sizeof(lanes));
 }
 
 }  // namespace sglang_hvd
