@@ -64,8 +64,9 @@ def analyze(
     """
     cache_mode = config.cache_mode
     path = given or DEFAULT_PREDICTORS[cache_mode]
+    of_given = config.model_copy(update={"policy": "payoff", "predictor": path})
     predictors = {
-        "predictor": PayoffPredictor.of_config(config.model_copy(update={"predictor": path})),
+        "predictor": PayoffPredictor.of_config(of_given),
         "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
     }
     trained_on = trained_sessions(predictors)

@@ -4,6 +4,10 @@ The recording is the target model and says which draft tokens it accepts; the mo
 (model_drafter.py) and time comes from a table of costs. When a session ends the next one takes its
 place. A recording with fewer sessions than are served at a time is served again and again, each
 time in a namespace of its own, so no session meets the outputs of its own repetition.
+
+The first sessions are taken up at places spread over their texts, as a server meets them that has
+been running: so a batch is full of unlike texts from the first step on, and all policies, which go at
+different speeds, are measured on the same ones.
 """
 
 import itertools
@@ -28,8 +32,11 @@ Int32 = npt.NDArray[np.int32]
 # The drafts of which an oracle knows what they bring.
 ORACLE = frozenset({DraftSource.CACHE, DraftSource.MODEL})
 
-# Steps between the starts of two sessions, so that repetitions of one do not run side by side.
-_STAGGER = 7
+# The golden section: the fractions of its multiples are spread evenly, however many they are.
+_SPREAD = (5**0.5 - 1) / 2
+
+# Tokens of each request that are not counted: what is known of it begins with them.
+_WARM_UP_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,8 +94,8 @@ class BatchReplay:
         batch_size: int,
         num_tokens: int,
     ) -> CycleTotals:
-        """Serves sessions until so many tokens were generated, after a quarter as many that are not
-        counted.
+        """Serves sessions until so many tokens were generated, after a quarter as many, and 64 for
+        each request, that are not counted.
 
         sessions: turns in order.
         earlier: what each namespace holds from the beginning.
@@ -97,20 +104,21 @@ class BatchReplay:
             return CycleTotals()
         waiting = self._endless(sessions, earlier)
         running: list[_Running] = []
-        totals, num_warm = CycleTotals(), 0
-        for step in itertools.count():
-            wanted = min(batch_size, 1 + step // _STAGGER)
-            while len(running) < wanted:
+        for place in range(batch_size):
+            request = next(request for request in waiting if self._start(request))
+            self._skip(request, place * _SPREAD % 1)
+            running.append(request)
+        totals, num_warm = CycleTotals(), max(num_tokens // 4, _WARM_UP_TOKENS * batch_size)
+        while totals.num_tokens < num_tokens:
+            while len(running) < batch_size:
                 request = next(waiting)
                 if self._start(request):
                     running.append(request)
             of_step, running = self._step(running)
-            if wanted < batch_size or num_warm < num_tokens // 4:
-                num_warm += of_step.num_tokens
-                continue
-            totals += of_step
-            if totals.num_tokens >= num_tokens:
-                break
+            if num_warm > 0:
+                num_warm -= of_step.num_tokens
+            else:
+                totals += of_step
         for request in running:
             self._drafter.finish(request, output_ids=None, keep=False)
         return totals
@@ -138,6 +146,21 @@ class BatchReplay:
         self._drafter.start(request, trace.prompt_ids, namespace=request.namespace)
         self._drafter.extend(request, trace.output_ids[:1])
         return True
+
+    def _skip(self, request: _Running, share: float) -> None:
+        """Takes a session up where this share of its tokens has been generated."""
+        turns = request.drawn, *request.later
+        num_tokens = int(share * sum(len(drawn.trace.output_ids) for drawn in turns))
+        while num_tokens >= len(request.drawn.trace.output_ids) and _has_cycles(request.later):
+            output_ids = request.drawn.trace.output_ids
+            num_tokens -= len(output_ids)
+            self._drafter.extend(request, output_ids[1:])
+            self._drafter.finish(request, output_ids=None, keep=True)
+            request.drawn = request.later.pop(0)
+            self._start(request)
+        output_ids = request.drawn.trace.output_ids
+        request.position = min(max(num_tokens, 1), len(output_ids) - 1)
+        self._drafter.extend(request, output_ids[1 : request.position])
 
     def _step(self, running: list[_Running]) -> tuple[CycleTotals, list[_Running]]:
         proposals = self._drafter.propose(running)

@@ -339,7 +339,9 @@ def test_shorter_drafts_than_it_was_trained_on_are_fine(saved: Path) -> None:
 def test_the_shipped_predictors_fit_the_cache_modes(mode: CacheMode) -> None:
     default = PayoffPredictor.of_config(HvdConfig(cache_mode=mode))
     assert default.kind == "survival"
-    paper = PayoffPredictor.of_config(HvdConfig(cache_mode=mode, predictor=PAPER_PREDICTORS[mode]))
+    paper = PayoffPredictor.of_config(
+        HvdConfig(policy="payoff", cache_mode=mode, predictor=PAPER_PREDICTORS[mode])
+    )
     assert paper.kind == "mlp"
     assert [bias.size for bias in paper.biases] == [256, 256, 1]
 

@@ -149,6 +149,22 @@ def test_a_batch_shares_its_steps_and_is_always_full() -> None:
     assert totals.ms == 12 * totals.num_steps
 
 
+def test_a_batch_begins_spread_over_the_texts() -> None:
+    text = fresh(400, 1)  # new in the first turn, known in the second
+    totals = replay("cache").serve(
+        [[drawn([1], text), drawn([2], text)]], batch_size=16, num_tokens=160
+    )
+    assert 0.3 < totals.num_cache / totals.num_cycles < 0.7
+
+
+def test_a_session_is_taken_up_where_its_turns_have_cycles() -> None:
+    turns = [drawn([1], fresh(9, 1)), drawn([2], [5]), drawn([3], fresh(9, 2)), drawn([4], [])]
+    totals = replay("cache").serve([turns], batch_size=32, num_tokens=320)
+    # All but the first token of each turn.
+    assert totals.num_tokens == totals.num_cycles
+    assert totals.num_tokens >= 320
+
+
 def test_turns_follow_each_other_and_draft_from_those_before() -> None:
     output = fresh(40, 1)
     once = [drawn([1], output)]

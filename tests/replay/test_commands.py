@@ -9,6 +9,7 @@ import pytest
 from sglang_hvd.cli import main
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from sglang_hvd.replay.evaluate import judge
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import Recording, Vocabulary, find_recordings
@@ -90,6 +91,16 @@ def test_evaluate_judges_the_sessions_that_no_predictor_was_trained_on(
     assert numbers["copying", "cycle"] < numbers["copying", "position"] or max(
         numbers["copying", "cycle"]
     ) < max(numbers["copying", "position"])
+
+
+@pytest.mark.parametrize("command", ["evaluate", "analyze"])
+def test_a_predictor_of_bare_numbers_is_judged_too(
+    command: str, made_up_traces: Path, number_tokenizer: Path, tmp_path: Path
+) -> None:
+    found = tmp_path / "found.json"
+    flags = ("--predictor", PAPER_PREDICTORS["votes"], "--json", found)
+    assert run(command, made_up_traces, number_tokenizer, *flags) == 0
+    assert found.is_file()
 
 
 def test_evaluate_without_a_session_left_says_so(
