@@ -6,8 +6,8 @@ place. A recording with fewer sessions than are served at a time is served again
 time in a namespace of its own, so no session meets the outputs of its own repetition.
 
 The first sessions are taken up at places spread over their texts, as a server meets them that has
-been running: so a batch is full of unlike texts from the first step on, and all policies, which go at
-different speeds, are measured on the same ones.
+been running: so a batch is full of unlike texts from the first step on, and all policies, which go
+at different speeds, are measured on the same ones.
 """
 
 import itertools
