@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,7 @@ class RequestRecorder:
 
         Args:
             prompt_ids: int32[num_tokens]; not changed any more.
+            namespace: a fingerprint of it is recorded: its salt may be a secret. Empty: common.
         """
         output_ids = np.array(req.output_ids_through_stop, dtype=np.int32)
         if (
@@ -73,8 +75,9 @@ class RequestRecorder:
             sampling=_sampling(req.sampling_params),
             model=self._model,
             tokenizer_fingerprint=self._tokenizer_fingerprint,
+            namespace=hashlib.sha256(namespace.encode()).hexdigest()[:16] if namespace else "",
         )
-        self._recorder.record(trace, namespace=namespace)
+        self._recorder.record(trace)
 
     def describe(self) -> dict[str, Any]:
         """For /server_info."""

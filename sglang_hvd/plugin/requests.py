@@ -329,9 +329,10 @@ class HeldRequests:
 
 
 def _namespace(req: Req) -> str:
-    """What SGLang's prefix cache keeps apart: requests of other salts, or keys with the adapter."""
-    salt = req.cache_salt or ""
-    return f"{len(salt)}:{salt}{req.extra_key or ''}"
+    """What SGLang's prefix cache keeps apart: requests of other salts, or keys with the adapter.
+    Empty without either."""
+    salt, key = req.cache_salt or "", req.extra_key or ""
+    return f"{len(salt)}:{salt}{key}" if salt or key else ""
 
 
 def _has_penalties(req: Req) -> bool:

@@ -129,7 +129,9 @@ class BatchReplay:
         for number in itertools.count():
             namespace = str(number)
             for trace in earlier:
-                self._drafter.start(trace, trace.prompt_ids, namespace=namespace)
+                self._drafter.start(
+                    trace, trace.prompt_ids, namespace=f"{namespace}/{trace.namespace}"
+                )
                 self._drafter.extend(trace, trace.output_ids)
                 self._drafter.finish(trace, output_ids=None, keep=True)
             for turns in sessions:
@@ -143,7 +145,9 @@ class BatchReplay:
             request.drawn = request.later.pop(0)
         trace = request.drawn.trace
         request.position, request.num_missing = 1, 0
-        self._drafter.start(request, trace.prompt_ids, namespace=request.namespace)
+        self._drafter.start(
+            request, trace.prompt_ids, namespace=f"{request.namespace}/{trace.namespace}"
+        )
         self._drafter.extend(request, trace.output_ids[:1])
         return True
 

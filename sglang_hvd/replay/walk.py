@@ -186,7 +186,7 @@ def walk_recording(
             drafter,
             num_model_accepted=accepted,
             max_cache_draft_tokens=settings.draft_limits[index % len(settings.draft_limits)],
-            namespace="" if settings.shares_cache else trace.session,
+            namespace=trace.namespace if settings.shares_cache else trace.session,
         )
     cost_of_plan = None
     if settings.costs is not None:

@@ -13,7 +13,7 @@ from sglang_hvd.traces.turn_texts import TurnTexts
 from sglang_hvd.types import TokenIds
 
 FORMAT = "sglang_hvd.trace"
-VERSION = 1
+VERSION = 2
 
 _HEADER_KEYS = {"format", "version", "model", "tokenizer"}
 
@@ -62,6 +62,7 @@ class Labels:
     turn: int
     family: str
     sampling: Mapping[str, float]
+    namespace: str
     num_kept: int
 
     def fields(self) -> dict[str, Any]:
@@ -80,6 +81,7 @@ class Labels:
             ("turn", _is_count(labels.turn)),
             ("family", isinstance(labels.family, str)),
             ("sampling", _is_sampling(labels.sampling)),
+            ("namespace", isinstance(labels.namespace, str)),
             ("num_kept", _is_count(labels.num_kept)),
         ):
             if not is_right:
@@ -102,7 +104,14 @@ class Record:
     @staticmethod
     def of_trace(trace: Trace, texts: TurnTexts) -> Record:
         num_kept = texts.num_kept(trace.session, trace.prompt_ids) if trace.has_prompt else 0
-        labels = Labels(trace.session, trace.turn, trace.family, dict(trace.sampling), num_kept)
+        labels = Labels(
+            session=trace.session,
+            turn=trace.turn,
+            family=trace.family,
+            sampling=dict(trace.sampling),
+            namespace=trace.namespace,
+            num_kept=num_kept,
+        )
         new_ids = trace.prompt_ids[num_kept:] if trace.has_prompt else None
         return Record(labels, new_ids, trace.output_ids)
 
@@ -125,6 +134,7 @@ class Record:
             sampling=labels.sampling,
             model=header.model,
             tokenizer_fingerprint=header.tokenizer_fingerprint,
+            namespace=labels.namespace,
             has_prompt=self.new_prompt_ids is not None,
         )
 

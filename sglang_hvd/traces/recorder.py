@@ -40,7 +40,7 @@ class Recorder:
     cannot write, is dropped and counted; it tries again after a while. The log has a line when
     recording begins to fail and one when it goes on.
 
-    A trace whose session is "" gets the one that it continues.
+    A trace whose session is "" gets the one that it continues, among those of its namespace.
 
     with_prompts: else the prompts are left out; sessions are found all the same.
     max_queued_tokens: of the traces that wait to be written. 64 MiB by default.
@@ -78,7 +78,7 @@ class Recorder:
         self._idle_seconds = min(60.0, max_file_seconds)
 
         self._changed = threading.Condition()  # guards what follows
-        self._queue: deque[tuple[Trace, str]] = deque()
+        self._queue: deque[Trace] = deque()
         self._num_queued_tokens = 0
         self._is_closed = False
         self._num_recorded = 0
@@ -89,11 +89,8 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="hvd-recorder", daemon=True)
         self._thread.start()
 
-    def record(self, trace: Trace, *, namespace: str = "") -> None:
-        """Takes a finished request; its arrays must not change any more.
-
-        namespace: sessions go on within one.
-        """
+    def record(self, trace: Trace) -> None:
+        """Takes a finished request; its arrays must not change any more."""
         num_tokens = len(trace.prompt_ids) + len(trace.output_ids)
         with self._changed:
             is_full = self._num_queued_tokens + num_tokens > self._max_queued_tokens
@@ -102,7 +99,7 @@ class Recorder:
                 self._num_overflowed += not self._is_closed
                 self._last_error = "closed" if self._is_closed else "the queue is full"
                 return
-            self._queue.append((trace, namespace))
+            self._queue.append(trace)
             self._num_queued_tokens += num_tokens
             self._changed.notify()
 
@@ -121,8 +118,8 @@ class Recorder:
         try:
             salvage(self._path)
             while (entries := self._next()) is not None:
-                for trace, namespace in entries:
-                    self._write_or_drop(trace, namespace)
+                for trace in entries:
+                    self._write_or_drop(trace)
                 self._attempt(self._folder.complete_if_due)
                 self._tell_of_overflow()
             self._attempt(self._folder.complete)
@@ -130,30 +127,30 @@ class Recorder:
             with self._changed:
                 self._is_closed = True  # a queue without its thread would only grow
 
-    def _next(self) -> list[tuple[Trace, str]] | None:
+    def _next(self) -> list[Trace] | None:
         """The next trace; empty after an idle while; None when closed and all are written."""
         with self._changed:
             if not self._queue and not self._is_closed:
                 self._changed.wait(self._idle_seconds)
             if not self._queue:
                 return None if self._is_closed else []
-            trace, namespace = self._queue.popleft()
+            trace = self._queue.popleft()
             self._num_queued_tokens -= len(trace.prompt_ids) + len(trace.output_ids)
-            return [(trace, namespace)]
+            return [trace]
 
-    def _write_or_drop(self, trace: Trace, namespace: str) -> None:
+    def _write_or_drop(self, trace: Trace) -> None:
         try:
-            self._write(trace, namespace)
+            self._write(trace)
         except Exception as error:  # one trace must not end the recording of all others
             logger.exception("recording in %s leaves out a request", self._path)
             with self._changed:
                 self._num_dropped += 1
                 self._last_error = f"{type(error).__name__}: {error}"
 
-    def _write(self, trace: Trace, namespace: str) -> None:
+    def _write(self, trace: Trace) -> None:
         if not trace.session:
             session, turn = self._sessions.place(
-                trace.prompt_ids, trace.output_ids, namespace=namespace
+                trace.prompt_ids, trace.output_ids, namespace=trace.namespace
             )
             trace = replace(trace, session=session, turn=turn)
         if not self._with_prompts:

@@ -19,6 +19,7 @@ class Trace:
         not known.
     model: name of the target model; "": not known.
     tokenizer_fingerprint: see tokenizer.tokenizer_fingerprint; "": not known.
+    namespace: requests of other namespaces share no suffix cache with it; "": the common one.
     has_prompt: False where the prompt was left out; prompt_ids is empty then.
     """
 
@@ -30,6 +31,7 @@ class Trace:
     sampling: Mapping[str, float] = field(default_factory=dict)
     model: str = ""
     tokenizer_fingerprint: str = ""
+    namespace: str = ""
     has_prompt: bool = True
 
     def __post_init__(self) -> None:

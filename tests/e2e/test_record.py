@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,9 +59,14 @@ def test_recordings_hold_what_clients_saw(
     def ids(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False).ids
 
-    def ask(prompt: list[int], sampling: dict[str, float] = GREEDY, **params: Any) -> list[int]:
+    def ask(
+        prompt: list[int],
+        sampling: dict[str, float] = GREEDY,
+        salt: str | None = None,
+        **params: Any,
+    ) -> list[int]:
         sampling_params = {"max_new_tokens": 60, **sampling, **params}
-        body = {"input_ids": prompt, "sampling_params": sampling_params}
+        body = {"input_ids": prompt, "sampling_params": sampling_params, "cache_salt": salt}
         output: list[int] = server.post("/generate", body)["output_ids"]
         seen.append((prompt, output, sampling))
         return output
@@ -71,6 +77,7 @@ def test_recordings_hold_what_clients_saw(
         ask([*first, *output, *ids("<|im_end|>\n<|im_start|>user\nAgain.<|im_end|>\n")])
         ask(ids(prompts[2]), SAMPLED)
         ask(ids(prompts[4]), stop_token_ids=output[5:8])
+        ask(first, salt="a secret")
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(ask, [ids(prompt) for prompt in prompts[5:9]]))
         _wait_until_recorded(server, len(seen))
@@ -86,3 +93,7 @@ def test_recordings_hold_what_clients_saw(
     assert {trace.model for trace in traces} == {"demo"}
     assert [trace.turn for trace in traces[:2]] == [0, 1]
     assert traces[0].session == traces[1].session != traces[2].session
+    # Another tenant's text is no turn of the same session, and the salt stays out of the file.
+    assert {trace.namespace for trace in traces[:4]} == {""}
+    assert re.fullmatch(r"[0-9a-f]{16}", traces[4].namespace)
+    assert traces[4].session != traces[0].session

@@ -194,6 +194,18 @@ def test_every_repetition_begins_with_what_came_earlier() -> None:
     assert totals.num_accepted > 20
 
 
+def test_namespaces_draft_from_their_own_outputs() -> None:
+    output = fresh(40, 1)
+    for other, is_known in (("", True), ("b", False)):
+        totals = replay("cache").serve(
+            [[drawn([1], output)]],
+            earlier=[trace([5], output, namespace=other)],
+            batch_size=1,
+            num_tokens=39,
+        )
+        assert (totals.num_accepted > 20) is is_known
+
+
 def test_the_oracle_verifies_what_is_right_and_nothing_else() -> None:
     output = fresh(40, 1)
     wrong = [*output[:20], *fresh(20, 9)]

@@ -173,6 +173,38 @@ def test_a_local_cache_sees_its_own_session_only(
     assert num_cycles(False, 0, 2) < 1.5 * num_cycles(False, 0)  # the second turn copies the first
 
 
+def test_namespaces_are_replayed_apart(tmp_path: Path, number_tokenizer: Path) -> None:
+    vocabulary = Vocabulary(number_tokenizer, None)
+
+    def num_cycles(*namespaces: str) -> int:
+        """Of the same generation once for each."""
+        recorded = tmp_path / "recorded.hvdt"
+        with TraceWriter(recorded, tokenizer_fingerprint=vocabulary.fingerprint) as writer:
+            for number, namespace in enumerate(namespaces):
+                writer.write(
+                    trace(
+                        [5],
+                        range(60, 120),
+                        session=str(number),
+                        namespace=namespace,
+                        model="",
+                        tokenizer_fingerprint=vocabulary.fingerprint,
+                    )
+                )
+        [walk] = walk_recordings(
+            find_recordings(recorded),
+            vocabulary,
+            WalkSettings(HvdConfig(policy="cache")),
+            label="test",
+            num_processes=1,
+        )
+        recorded.unlink()
+        return walk.totals().num_cycles
+
+    assert num_cycles("a", "b") == num_cycles("a") + num_cycles("b")
+    assert num_cycles("a", "a") < 1.5 * num_cycles("a")
+
+
 def test_recordings_need_no_token_that_ends_an_output(
     tmp_path: Path, number_tokenizer: Path, made_up_traces: Path
 ) -> None:

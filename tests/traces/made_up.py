@@ -54,6 +54,7 @@ def some_traces(draw: st.DrawFn) -> list[Trace]:
                 turn=len(made),
                 family=draw(st.sampled_from(["chat", "recorded"])),
                 sampling=sampling,
+                namespace=draw(st.sampled_from(["", "a tenant"])),
                 has_prompt=has_prompt,
             )
         )

@@ -43,7 +43,7 @@ def test_what_is_recorded_is_read_back(tmp_path: Path) -> None:
 def test_sessions_are_found_within_their_namespace(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     for prompt, namespace in (([1], "a"), ([1, 2, 3], "b"), ([1, 2, 3], "a")):
-        recorder.record(trace(prompt, [2], session=""), namespace=namespace)
+        recorder.record(trace(prompt, [2], session="", namespace=namespace))
     recorder.close()
     first, other, second = recorded(tmp_path)
     assert first.session == second.session != other.session

@@ -82,7 +82,7 @@ def test_a_prompt_that_goes_on_is_stored_as_what_is_new(tmp_path: Path, suffix: 
 def test_a_text_encoding_can_be_read_without_this_project(tmp_path: Path) -> None:
     lines = [json.loads(x) for x in written(tmp_path / "x.jsonl", SESSION).splitlines()]
     assert lines[0] == {
-        **{"format": FORMAT, "version": 1},
+        **{"format": FORMAT, "version": 2},
         **{"model": "a model", "tokenizer": "0123456789abcdef"},
     }
     assert lines[1]["sampling"] == {"temperature": 0.5}
@@ -174,7 +174,7 @@ def frame(body: bytes) -> bytes:
         (b"T" + zlib.compress(b"\2\0\0\0{}\1\0\0\0"), "corrupt: not the content of a record"),
         (b"T" + zlib.compress(b"\2\0\0\0[]\0\0\0\0"), "corrupt: not the content of a record"),
         (b"T" + zlib.compress(b"\2\0\0\0{}\0\0\0\0\xff\xff\xff\xff"), "corrupt: not the content"),
-        (b"T" + zlib.compress(b"\2\0\0\0{}\0\0\0\0"), "not a trace: wanted family, num_kept"),
+        (b"T" + zlib.compress(b"\2\0\0\0{}\0\0\0\0"), "not a trace: wanted family, namespace"),
         (b"E", "corrupt: it does not fit the 0 records before it"),
     ],
 )
@@ -189,7 +189,7 @@ def test_a_wrong_frame_with_a_right_checksum_is_refused(
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"version": 2}, "version 2 of the format, this release reads 1"),
+        ({"version": 1}, "version 1 of the format, this release reads 2"),
         ({"model": 3}, "model and tokenizer of a header are strings"),
         ({"more": 1}, "a header has format, model, tokenizer, version, got"),
     ],
@@ -212,6 +212,7 @@ def test_a_header_of_another_release_is_refused(
         ({"turn": True}, "turn cannot be True"),
         ({"session": 1}, "session cannot be 1"),
         ({"family": None}, "family cannot be None"),
+        ({"namespace": 1}, "namespace cannot be 1"),
         ({"sampling": {"top_k": "x"}}, "sampling cannot be {'top_k': 'x'}"),
         ({"prompt": 5}, "prompt is a list of token ids"),
         ({"prompt": [True]}, "prompt is a list of token ids"),
@@ -219,7 +220,7 @@ def test_a_header_of_another_release_is_refused(
         ({"output": [1.5]}, "output is a list of token ids"),
         ({"output": [-1]}, "output is a list of token ids"),
         ({"output": [2**31]}, "output is a list of token ids"),
-        ({"more": 1}, "wanted family, num_kept, sampling, session, turn, got"),
+        ({"more": 1}, "wanted family, namespace, num_kept, sampling, session, turn, got"),
     ],
 )
 def test_a_wrong_line_is_named_by_its_number(
