@@ -33,7 +33,9 @@ using Ints = typename Vector<kLanes>::Ints;
 // after the other, which takes thirty times as long.
 inline int widest_lanes() {
 #if SGLANG_HVD_HAS_X86
-    if (__builtin_cpu_supports("x86-64-v4")) return 16;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return 16;
     if (__builtin_cpu_supports("avx2")) return 8;
 #endif
     return 4;
@@ -55,7 +57,7 @@ namespace detail {
 
 #if SGLANG_HVD_HAS_X86
 template <class Body>
-[[gnu::target("arch=x86-64-v4"), gnu::noinline]] void in_16_lanes(const Body& body) {
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl"), gnu::noinline]] void in_16_lanes(const Body& body) {
     body.template operator()<16>();
 }
 template <class Body>
