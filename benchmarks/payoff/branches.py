@@ -93,7 +93,7 @@ class _Walk:
         """
         fingerprints, drafter, num = session_fingerprints(self._traces), self._drafter, 0
         for trace in self._traces:
-            drafter.start(trace, trace.prompt_ids)
+            drafter.start(trace, trace.prompt_ids, namespace=trace.namespace)
             drafter.extend(trace, trace.output_ids[:1])
             position = 1
             if fingerprints[trace.session] in self._known:

@@ -232,7 +232,7 @@ def _conversation(
         return {
             "input_ids": texts[text].prompt_ids.tolist(),
             "rid": rid_of(text, uuid.uuid4().hex),
-            "cache_salt": salt,
+            "cache_salt": f"{salt}/{texts[text].namespace}",
             "sampling_params": {
                 "temperature": 0,
                 "max_new_tokens": min(len(texts[text].output_ids), max_tokens),

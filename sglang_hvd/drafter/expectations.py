@@ -34,7 +34,8 @@ class Expected(NamedTuple):
     """Of a batch; row i belongs to request i.
 
     prediction: of the cache drafts, calibrated.
-    survival: as in prediction, but what the votes say themselves where the predictor is not heeded.
+    survival: as in prediction, but under allocate what the votes say themselves where the predictor
+        is not heeded.
     model_payoffs, model_reaches: of the model drafter's drafts; None where nothing asks for them.
     """
 

@@ -47,7 +47,7 @@ class HybridDrafter:
         clock: StepClock | None = None,
     ) -> None:
         """
-        predictor: needed by the policies allocate and payoff.
+        predictor: needed by the policies allocate, which takes one of distributions, and payoff.
         token_classes: needed by a predictor; without them no features are computed.
         num_model_steps: steps the model drafter runs in a cycle.
         num_model_nodes: nodes of its draft, root not included.
@@ -222,8 +222,8 @@ class HybridDrafter:
 
         Raises KeyError for a request that is not active.
         """
-        slots = slots_of(map(self._request, rids))
-        return self._proposer.propose(rids, slots, max_cache_draft_tokens)
+        requests = [self._request(rid) for rid in rids]
+        return self._proposer.propose(rids, requests, max_cache_draft_tokens)
 
     def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> list[DraftPlan]:
         """The second half of plan: the policy's decision."""

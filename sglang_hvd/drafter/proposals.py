@@ -9,6 +9,7 @@ import numpy.typing as npt
 from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.expectations import Expectations
+from sglang_hvd.drafter.request import DraftedRequest, slots_of
 from sglang_hvd.payoff import DraftFeatures, ModelReaches, Prediction, RequestTracker
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.suffix_cache import SuffixCache
@@ -100,11 +101,11 @@ class Proposer:
     def propose(
         self,
         rids: Sequence[Hashable],
-        slots: npt.NDArray[np.int32],
+        requests: Sequence[DraftedRequest],
         max_cache_draft_tokens: int | None = None,
     ) -> Proposals:
         """
-        slots: int32[num_requests], of the requests.
+        requests: those that the cache knows by these rids.
         max_cache_draft_tokens: another limit than this proposer's.
 
         Raises KeyError for a request that the cache does not know.
@@ -117,7 +118,7 @@ class Proposer:
         if self._tracker is None:
             return Proposals(num, self._drafts)
         with self._clock.measure(Phase.FEATURES):
-            features = self._features.first(num)
+            slots, features = slots_of(requests), self._features.first(num)
             self._tracker.write_features(features, slots, self._drafts, self._votes)
         if self._expectations.predictor is None:
             return Proposals(num, self._drafts, features)

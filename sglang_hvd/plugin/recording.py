@@ -56,7 +56,7 @@ class RequestRecorder:
 
         Args:
             prompt_ids: int32[num_tokens]; not changed any more.
-            namespace: a fingerprint of it is recorded: its salt may be a secret. Empty: common.
+            namespace: a fingerprint of it is recorded. Empty: the common one.
         """
         output_ids = np.array(req.output_ids_through_stop, dtype=np.int32)
         if (

@@ -7,7 +7,7 @@ time in a namespace of its own, so no session meets the outputs of its own repet
 
 The first sessions are taken up at places spread over their texts, as a server meets them that has
 been running: so a batch is full of unlike texts from the first step on, and all policies, which go
-at different speeds, are measured on the same ones.
+at different speeds, begin with the same ones.
 """
 
 import itertools
@@ -35,7 +35,8 @@ ORACLE = frozenset({DraftSource.CACHE, DraftSource.MODEL})
 # The golden section: the fractions of its multiples are spread evenly, however many they are.
 _SPREAD = (5**0.5 - 1) / 2
 
-# Tokens of each request that are not counted: what is known of it begins with them.
+# Tokens for each place of the batch that are not counted: what is known of a request taken up in
+# the middle of a text begins with them.
 _WARM_UP_TOKENS = 64
 
 
@@ -94,8 +95,8 @@ class BatchReplay:
         batch_size: int,
         num_tokens: int,
     ) -> CycleTotals:
-        """Serves sessions until so many tokens were generated, after a quarter as many, and 64 for
-        each request, that are not counted.
+        """Serves sessions until so many tokens were generated, after others that are not counted: a
+        quarter as many, or 64 times the batch size if that is more.
 
         sessions: turns in order.
         earlier: what each namespace holds from the beginning.
@@ -152,7 +153,8 @@ class BatchReplay:
         return True
 
     def _skip(self, request: _Running, share: float) -> None:
-        """Takes a session up where this share of its tokens has been generated."""
+        """Takes a session up where this share of its tokens has been generated: its turns before
+        are known to the cache, and the model drafter lacks nothing."""
         turns = request.drawn, *request.later
         num_tokens = int(share * sum(len(drawn.trace.output_ids) for drawn in turns))
         while num_tokens >= len(request.drawn.trace.output_ids) and _has_cycles(request.later):

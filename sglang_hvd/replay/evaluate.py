@@ -82,6 +82,7 @@ def evaluate(
         "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
     }
     if given is not None:
+        # Policy payoff takes predictors of both kinds.
         of_given = config.model_copy(update={"policy": "payoff", "predictor": given})
         predictors = {"given": PayoffPredictor.of_config(of_given), **predictors}
         if dict(predictors["default"].settings) != feature_settings(config):

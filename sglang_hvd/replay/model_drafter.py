@@ -140,7 +140,7 @@ def _copied(traces: Sequence[Trace], config: HvdConfig) -> list[Bool]:
     copied = []
     for rid, trace in enumerate(traces):
         of_trace = np.zeros(len(trace.output_ids), np.bool_)
-        cache.start(rid, trace.prompt_ids)
+        cache.start(rid, trace.prompt_ids, trace.namespace)
         for place, token in enumerate(trace.output_ids):
             [draft] = cache.propose([rid], 1)
             of_trace[place] = draft is not None and draft.token_ids[0] == token

@@ -58,7 +58,7 @@ def replay_policies(
     """Rows per file and policy, and the mean over families.
 
     config: of the server; each policy in turns.
-    predictor: of the payoff policy; None: the one that ships.
+    predictor: of the policies that predict; None: the one that ships.
     warm_up: share of each recording's sessions, the first ones, that only fill the shared cache.
     shares_cache: False: requests draft from their own session only.
     costs: at batch size 1; without them policy `allocate` is left out.

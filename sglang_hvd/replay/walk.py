@@ -32,11 +32,12 @@ class WalkSettings:
 
     config: calibrate corrects the predictor along the way, as the server does; without it rows
         show a predictor as it is.
-    predictor: for the payoff policy; its file, since walks run in other processes.
+    predictor: for the policies that predict; its file, since walks run in other processes.
     model_drafter: what each cycle of the model drafter, which is not run, has accepted.
     draft_limits: longest cache drafts, one trace after the other in turns.
     costs: of the machine, for the time of the cycles and policy `allocate`; None: neither.
-    shares_cache: a session's finished outputs are drafts for later ones; False: for itself only.
+    shares_cache: a session's finished outputs are drafts for later ones of its namespace;
+        False: for itself only.
     row_stride: of so many cycles of a session one gives a row.
     """
 
@@ -66,7 +67,8 @@ class SessionWalk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordingWalk:
-    """All sessions of a recording, in order: each has those before it in its shared cache."""
+    """All sessions of a recording, in order: each has those before it, of its namespace, in its
+    shared cache."""
 
     name: str
     family: str

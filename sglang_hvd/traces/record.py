@@ -15,6 +15,9 @@ from sglang_hvd.types import TokenIds
 FORMAT = "sglang_hvd.trace"
 VERSION = 2
 
+# A record of version 1 has no namespace: it is of the common one.
+_READ_VERSIONS = (1, VERSION)
+
 _HEADER_KEYS = {"format", "version", "model", "tokenizer"}
 
 
@@ -39,9 +42,10 @@ class Header:
         """The inverse. Raises ValueError that says what is wrong."""
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise ValueError(f"not the header of a {FORMAT} file")
-        if fields.get("version") != VERSION:
+        if fields.get("version") not in _READ_VERSIONS:
             raise ValueError(
-                f"version {fields.get('version')!r} of the format, this release reads {VERSION}"
+                f"version {fields.get('version')!r} of the format, this release reads "
+                f"{' and '.join(map(str, _READ_VERSIONS))}"
             )
         if fields.keys() != _HEADER_KEYS:
             raise ValueError(f"a header has {', '.join(sorted(_HEADER_KEYS))}, got {[*fields]}")
@@ -72,6 +76,7 @@ class Labels:
     @staticmethod
     def of_fields(fields: dict[str, Any]) -> Labels:
         """The inverse. Raises ValueError that says what is wrong."""
+        fields = {"namespace": "", **fields}
         if fields.keys() != set(Labels.__slots__):
             wanted = ", ".join(sorted(Labels.__slots__))
             raise ValueError(f"not a trace: wanted {wanted}, got {', '.join(sorted(fields))}")

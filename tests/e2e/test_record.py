@@ -74,10 +74,11 @@ def test_recordings_hold_what_clients_saw(
     with server:
         first = ids(prompts[0])
         output = ask(first)
-        ask([*first, *output, *ids("<|im_end|>\n<|im_start|>user\nAgain.<|im_end|>\n")])
+        goes_on = [*first, *output, *ids("<|im_end|>\n<|im_start|>user\nAgain.<|im_end|>\n")]
+        ask(goes_on)
         ask(ids(prompts[2]), SAMPLED)
         ask(ids(prompts[4]), stop_token_ids=output[5:8])
-        ask(first, salt="a secret")
+        ask(goes_on, salt="a tenant")
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(ask, [ids(prompt) for prompt in prompts[5:9]]))
         _wait_until_recorded(server, len(seen))
@@ -93,7 +94,7 @@ def test_recordings_hold_what_clients_saw(
     assert {trace.model for trace in traces} == {"demo"}
     assert [trace.turn for trace in traces[:2]] == [0, 1]
     assert traces[0].session == traces[1].session != traces[2].session
-    # Another tenant's text is no turn of the same session, and the salt stays out of the file.
+    # Another tenant's text is no turn of the same session.
     assert {trace.namespace for trace in traces[:4]} == {""}
     assert re.fullmatch(r"[0-9a-f]{16}", traces[4].namespace)
     assert traces[4].session != traces[0].session

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,11 +64,11 @@ def finished(
     return req
 
 
-def recorded(model: Path, folder: Path, *reqs: Req) -> list[Trace]:
+def recorded(model: Path, folder: Path, *reqs: Req, namespaces: Sequence[str] = ()) -> list[Trace]:
     recorder = RequestRecorder(HvdConfig(record=folder), server_args(model))
-    for req in reqs:
+    for req, namespace in zip(reqs, namespaces or [""] * len(reqs), strict=True):
         prompt_ids = np.array(req.origin_input_ids, np.int32)
-        recorder.record(req, prompt_ids, namespace="")
+        recorder.record(req, prompt_ids, namespace=namespace)
     recorder._recorder.close()
     assert recorder.describe()["num_dropped"] == 0
     return [trace for path in recordings(folder) for trace in read_traces(path)]
@@ -79,6 +81,16 @@ def test_a_request_is_recorded_up_to_its_stop(model: Path, tmp_path: Path) -> No
     assert (second.session, second.turn) == (first.session, 1)
     assert (first.family, first.model) == ("recorded", "a model")
     assert first.tokenizer_fingerprint == tokenizer_fingerprint(model / "tokenizer.json")
+
+
+def test_namespaces_are_recorded_by_fingerprint(model: Path, tmp_path: Path) -> None:
+    reqs = [finished([n], [1]) for n in range(4)]
+    namespaces = ["", "a tenant", "another", "a tenant"]
+    traces = recorded(model, tmp_path / "recorded", *reqs, namespaces=namespaces)
+    common, one, other, again = (trace.namespace for trace in traces)
+    assert common == ""
+    assert one == again != other
+    assert all(re.fullmatch("[0-9a-f]{16}", namespace) for namespace in (one, other))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from sglang_hvd.allocation import MAX_POSTPONED_TOKENS, StepAllocator, StepCosts
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
-from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace
+from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace, _Running
 from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.simulator import CycleTotals, right_branch
 from sglang_hvd.suffix_cache import SuffixCache
@@ -158,22 +158,31 @@ def test_a_batch_begins_spread_over_the_texts() -> None:
 
 
 def test_a_session_is_taken_up_where_its_turns_have_cycles() -> None:
-    turns = [drawn([1], fresh(9, 1)), drawn([2], [5]), drawn([3], fresh(9, 2)), drawn([4], [])]
-    totals = replay("cache").serve([turns], batch_size=32, num_tokens=320)
-    # All but the first token of each turn.
-    assert totals.num_tokens == totals.num_cycles
-    assert totals.num_tokens >= 320
+    turns = [
+        *(drawn([1], fresh(9, 1)), drawn([2], [5]), drawn([3], []), drawn([4], fresh(10, 2))),
+        *(drawn([5], [6]), drawn([7], [])),
+    ]
+    # Of the 21 tokens 9 are of the first turn; a place needs one token before and one behind it.
+    for share, turn, position in (
+        *((0.0, 0, 1), (0.1, 0, 2), (0.42, 0, 8), (0.43, 3, 1), (0.5, 3, 1)),
+        *((0.6, 3, 3), (0.9, 3, 9), (0.99, 3, 9)),
+    ):
+        made = replay("cache")
+        request = _Running(turns[0], "", turns[1:])
+        assert made._start(request)
+        made._skip(request, share)
+        assert (turns.index(request.drawn), request.position) == (turn, position), share
 
 
 def test_turns_follow_each_other_and_draft_from_those_before() -> None:
-    output = fresh(40, 1)
+    output = fresh(65, 1)
     once = [drawn([1], output)]
     twice = [drawn([1], output), drawn([2], output)]
-    # The first quarter as many are not counted: of two turns the second is.
-    of_once = replay("cache").serve([once], batch_size=1, num_tokens=30)
+    # The first 64 tokens are not counted: of two turns the second is.
+    of_once = replay("cache").serve([once], batch_size=1, num_tokens=60)
     of_twice = replay("cache").serve([twice], batch_size=1, num_tokens=60)
     assert of_once.num_cache == 0
-    assert of_twice.num_accepted > 20
+    assert of_twice.num_accepted > 40
 
 
 def test_a_session_does_not_draft_from_its_own_repetition() -> None:

@@ -53,6 +53,18 @@ def test_a_correlated_drafter_is_better_where_the_cache_is_right() -> None:
     assert copied == pytest.approx(fresh, rel=0.2)
 
 
+def test_what_another_namespace_generated_is_not_copied() -> None:
+    drafter = ModelDrafter(2.2, ODDS_RATIOS["correlated"])
+
+    def second_of(namespace: str) -> float:
+        """Mean of a text of random tokens that another request generated before."""
+        output = texts(1)[0].output_ids[300:]
+        given = [trace([5], output), trace([6], output, namespace=namespace)]
+        return float(drafter.accepted_lens([*texts(), *given], HvdConfig())[-1].mean())
+
+    assert second_of("") > 2 * second_of("another")
+
+
 def test_a_cycle_that_begins_inside_another_draft_goes_on_as_that_would() -> None:
     [accepted] = ModelDrafter(2.2, 1.0).accepted_lens(texts(1), HvdConfig())
     num_steps = ModelDrafter().num_steps

@@ -95,6 +95,18 @@ def test_a_text_encoding_can_be_read_without_this_project(tmp_path: Path) -> Non
     assert lines[5]["num_records"] == 4
 
 
+def test_a_recording_of_version_1_has_no_namespaces(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    lines = [json.loads(x) for x in written(path, SESSION).splitlines()]
+    lines[0]["version"] = 1
+    for line in lines[1:-1]:
+        del line["namespace"]
+    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines[:-1])
+    end = {**lines[-1], "crc32": zlib.crc32(content)}
+    path.write_bytes(content + json.dumps(end).encode() + b"\n")
+    assert values_of(list(read_traces(path))) == values_of(SESSION)
+
+
 @given(st.sampled_from(SUFFIXES), st.data())
 def test_a_cut_file_is_refused(suffix: str, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -189,7 +201,8 @@ def test_a_wrong_frame_with_a_right_checksum_is_refused(
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"version": 1}, "version 1 of the format, this release reads 2"),
+        ({"version": 3}, "version 3 of the format, this release reads 1 and 2"),
+        ({"version": None}, "version None of the format, this release reads 1 and 2"),
         ({"model": 3}, "model and tokenizer of a header are strings"),
         ({"more": 1}, "a header has format, model, tokenizer, version, got"),
     ],

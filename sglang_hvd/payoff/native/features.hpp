@@ -21,7 +21,7 @@ constexpr std::array<int, 4> kVotesDepths = {1, 3, 10, 16};
 constexpr int kThreshold = 6;  // the paper's
 constexpr int kNumDraftFeatures = 14 + 9 + 1 + 9 + 20 + kNumCyclesSeen + kNumDecays + 7 + 6 + 2 + 5 * kNumClasses;
 constexpr int kNumPositionFeatures = 4 + 2 * kNumClasses;
-static_assert(kMaxDepth % kMostLanes == 0, "tokens are written in whole vectors");
+static_assert(kMaxDepth % kMostLanes == 0, "tokens are read and written in whole vectors");
 static_assert(kMaxDepth <= 255, "the tokens of a class are counted in a byte");
 
 // The columns of a match, as DraftBatch.features has them.
@@ -260,7 +260,8 @@ private:
         });
     }
 
-    // Whole vectors of tokens are written: what stands behind the last token means nothing.
+    // What stands behind the last token means nothing: whole vectors are written there or it is left
+    // as it was, and whole vectors of it are read.
     static void write_positions(const DraftRow& draft, const DraftRow& votes, bool is_same,
                                 int agreeing, const Flags& flags, float* out) {
         const int num = draft.size();

@@ -153,8 +153,8 @@ constexpr auto kBuckets = [] {
 // positions: [kNumPositionFeatures][kMaxDepth]. survival: [kMaxDepth], of which the first num_tokens
 // are written. Returns its sum, the expected accepted length. Outputs that overflowed, of weights no
 // training gives, count as a draft that is not accepted.
-inline float survival_of(const float* outputs, const float* positions,
-                                           int num_tokens, float* survival) {
+inline float survival_of(const float* outputs, const float* positions, int num_tokens,
+                         float* survival) {
     const int num = std::min(num_tokens, kMaxDepth);
     float odds[kMaxDepth];
     for (int j = 0; j < kMaxDepth; ++j) odds[j] = outputs[kBuckets[j]];

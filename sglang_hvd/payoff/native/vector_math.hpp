@@ -29,10 +29,11 @@ using Floats = typename Vector<kLanes>::Floats;
 template <int kLanes>
 using Ints = typename Vector<kLanes>::Ints;
 
-// Floats that fit a register of this machine: a vector that does not is kept in memory, one value
-// after the other, which takes thirty times as long.
+// Floats that fit a register of this machine. A vector that does not is kept in memory, one value
+// after the other, which takes some twenty times as long.
 inline int widest_lanes() {
 #if SGLANG_HVD_HAS_X86
+    __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         return 16;
@@ -41,20 +42,22 @@ inline int widest_lanes() {
     return 4;
 }
 
-inline int& lanes_in_use() {
-    static int lanes = widest_lanes();
-    return lanes;
-}
+inline const int kWidestLanes = widest_lanes();
+inline int lanes_in_use = kWidestLanes;
 
-// Narrower registers give the same bits: for tests.
+// Other vectors give the same bits: for tests, which so run all of the code on any machine.
 inline void use_lanes(int lanes) {
-    if ((lanes != 4 && lanes != 8 && lanes != 16) || lanes > widest_lanes())
-        throw std::invalid_argument("this machine has no such registers");
-    lanes_in_use() = lanes;
+    if (lanes != 4 && lanes != 8 && lanes != 16)
+        throw std::invalid_argument("vectors have 4, 8 or 16 lanes");
+    lanes_in_use = lanes;
 }
 
 namespace detail {
 
+template <class Body>
+[[gnu::noinline]] void in_memory(const Body& body, int lanes) {
+    return lanes == 16 ? body.template operator()<16>() : body.template operator()<8>();
+}
 #if SGLANG_HVD_HAS_X86
 template <class Body>
 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl"), gnu::noinline]] void in_16_lanes(const Body& body) {
@@ -72,11 +75,12 @@ template <class Body>
 // so has all that it calls with vectors.
 template <class Body>
 void in_lanes(const Body& body) {
+    const int lanes = lanes_in_use;
+    if (lanes == 4) return body.template operator()<4>();
 #if SGLANG_HVD_HAS_X86
-    if (lanes_in_use() == 16) return detail::in_16_lanes(body);
-    if (lanes_in_use() == 8) return detail::in_8_lanes(body);
+    if (lanes <= kWidestLanes) return lanes == 16 ? detail::in_16_lanes(body) : detail::in_8_lanes(body);
 #endif
-    body.template operator()<4>();
+    detail::in_memory(body, lanes);
 }
 
 template <class F>
