@@ -7,7 +7,14 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_hvd.plugin import algorithm, flags, reload, responses, server_info
+from sglang_hvd.plugin import (
+    algorithm,
+    flags,
+    reload,
+    responses,
+    server_info,
+    stop_strings,
+)
 
 # target in SGLang -> (kind, hook). tests/plugin/test_seams.py checks that each target exists.
 HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
@@ -32,6 +39,10 @@ HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
     "sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class": (
         HookType.AROUND,
         responses.stream_hvd_figures,
+    ),
+    "sglang.srt.managers.schedule_batch.Req.update_finish_state": (
+        HookType.AROUND,
+        stop_strings.end_as_plain_serving,
     ),
     "sglang.srt.managers.scheduler.Scheduler.on_idle": (
         HookType.AFTER,

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
-from sglang_hvd.traces.tokenizer import load_tokenizer
 
 PENALTIES = {"frequency_penalty": 0.4, "presence_penalty": 0.2}
 
@@ -36,32 +34,17 @@ def test_max_new_tokens_inside_a_draft(plain: Any, server: Any, long_prompt: str
         assert answer["meta_info"]["completion_tokens"] == limit
 
 
-def test_stop_strings_inside_a_draft(
-    plain: Any, server: Any, models: DemoModels, long_prompt: str
-) -> None:
+def test_stop_strings_inside_a_draft(plain: Any, server: Any, long_prompt: str) -> None:
     # SGLang hands text on every 50 tokens, and a stop string that ends behind such a place stays in
     # the answer up to there, unless one cycle commits it and what comes before: so no longer.
-    limit = 49
-    answer = plain.generate(long_prompt, max_new_tokens=limit)
-    text, output_ids = answer["text"], answer["output_ids"]
-    tokenizer = load_tokenizer(models.target / "tokenizer.json")
-    ends = [len(tokenizer.decode(output_ids[:n])) for n in range(limit + 1)]
-    num_stops = 0
-    for n in range(5, limit - 1, 2):
-        # The last letter of one token and the first of the next.
-        stop = text[ends[n] - 1 : min(ends[n] + 2, ends[n + 1])]
-        # Where the text spells it in more tokens than the tokenizer would, plain serving does not
-        # look far enough back to see it, and speculation, which looks at whole cycles, may.
-        first = text.index(stop)
-        if sum(first < end < first + len(stop) for end in ends) != 1:
-            continue
-        expected = plain.generate(long_prompt, stop=[stop], max_new_tokens=limit)
-        answer = server.generate(long_prompt, stop=[stop], max_new_tokens=limit)
+    text = plain.generate(long_prompt, max_new_tokens=49)["text"]
+    for start in range(10, len(text) - 3, 9):
+        params: dict[str, Any] = {"stop": [text[start : start + 3]], "max_new_tokens": 49}
+        expected = plain.generate(long_prompt, **params)
+        answer = server.generate(long_prompt, **params)
         assert answer["output_ids"] == expected["output_ids"]
-        assert answer["text"] == expected["text"] == text[:first]
+        assert answer["text"] == expected["text"]
         assert answer["meta_info"]["finish_reason"] == expected["meta_info"]["finish_reason"]
-        num_stops += 1
-    assert num_stops >= 8
 
 
 def test_stop_token_inside_a_draft(plain: Any, server: Any, long_prompt: str) -> None:

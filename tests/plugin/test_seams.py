@@ -81,6 +81,7 @@ def test_hooked_functions_take_what_the_hooks_expect() -> None:
         "get_internal_state": ["self", "recv_req"],
         "update_weights_from_disk": ["self", "obj", "request"],
         "handle_dumper_control": ["self", "recv_req"],
+        "update_finish_state": ["self", "new_accepted_len"],
     }
     for target in HOOKS:
         name = target.rsplit(".", 1)[1]

@@ -1,0 +1,49 @@
+"""Stop strings and patterns end a request where plain serving ends it, however long its cycles are.
+
+SGLang looks for them in the latest tokens, as many as the tokenizer spells the longest of them in
+and one more, and under speculation in the whole cycle besides. So it finds what plain serving
+misses because the text spells it in more tokens, and what stands behind an end token of the cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_STR
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+
+def end_as_plain_serving(
+    update: Callable[[Req, int], None], req: Req, new_accepted_len: int = 1
+) -> None:
+    """AROUND hook of Req.update_finish_state."""
+    stops = req.sampling_params
+    if (
+        new_accepted_len <= 1
+        or not (stops.stop_strs or stops.stop_regex_strs)
+        or req.finished()
+        or req.grammar is not None  # it has taken in the whole cycle already
+        or "_hvd_held" not in req.__dict__
+    ):
+        update(req, new_accepted_len)
+        return
+    if not stops.stop_regex_strs:
+        # What is not in the whole cycle is in no part of it, and decoding takes time. One that is
+        # found behind max_new_tokens is reported as that.
+        update(req, new_accepted_len)
+        reason = req.finished_reason
+        is_stop = isinstance(reason, FINISH_MATCHED_STR) and reason.matched in stops.stop_strs
+        if not is_stop and not isinstance(reason, FINISH_LENGTH):
+            return
+        req.finished_reason = req.finished_len = None
+    output_ids = req.output_ids
+    for num in range(len(output_ids) - new_accepted_len + 1, len(output_ids) + 1):
+        req.output_ids = output_ids[:num]
+        update(req, 1)
+        output_ids[num - 1] = req.output_ids[-1]  # SGLang replaces what no vocabulary holds
+        if req.finished():
+            break
+    req.output_ids = output_ids
