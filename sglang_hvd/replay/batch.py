@@ -106,15 +106,12 @@ class BatchReplay:
         waiting = self._endless(sessions, earlier)
         running: list[_Running] = []
         for place in range(batch_size):
-            request = next(request for request in waiting if self._start(request))
-            self._skip(request, place * _SPREAD % 1)
-            running.append(request)
+            running.append(self._first_started(waiting))
+            self._skip(running[-1], place * _SPREAD % 1)
         totals, num_warm = CycleTotals(), max(num_tokens // 4, _WARM_UP_TOKENS * batch_size)
         while totals.num_tokens < num_tokens:
             while len(running) < batch_size:
-                request = next(waiting)
-                if self._start(request):
-                    running.append(request)
+                running.append(self._first_started(waiting))
             of_step, running = self._step(running)
             if num_warm > 0:
                 num_warm -= of_step.num_tokens
@@ -138,6 +135,10 @@ class BatchReplay:
             for turns in sessions:
                 yield _Running(turns[0], namespace, list(turns[1:]))
 
+    def _first_started(self, waiting: Iterator[_Running]) -> _Running:
+        """The first session with cycles, which begins."""
+        return next(request for request in waiting if self._start(request))
+
     def _start(self, request: _Running) -> bool:
         """Its next turn that has cycles; False: none is left."""
         while len(request.drawn.trace.output_ids) < 2:
@@ -152,6 +153,14 @@ class BatchReplay:
         self._drafter.extend(request, trace.output_ids[:1])
         return True
 
+    def _next_turn(self, request: _Running) -> bool:
+        """Ends a turn. Whether another one with cycles has begun."""
+        self._drafter.finish(request, output_ids=None, keep=True)
+        if not request.later:
+            return False
+        request.drawn = request.later.pop(0)
+        return self._start(request)
+
     def _skip(self, request: _Running, share: float) -> None:
         """Takes a session up where this share of its tokens has been generated: its turns before
         are known to the cache, and the model drafter lacks nothing."""
@@ -161,9 +170,7 @@ class BatchReplay:
             output_ids = request.drawn.trace.output_ids
             num_tokens -= len(output_ids)
             self._drafter.extend(request, output_ids[1:])
-            self._drafter.finish(request, output_ids=None, keep=True)
-            request.drawn = request.later.pop(0)
-            self._start(request)
+            self._next_turn(request)
         output_ids = request.drawn.trace.output_ids
         request.position = min(max(num_tokens, 1), len(output_ids) - 1)
         self._drafter.extend(request, output_ids[1 : request.position])
@@ -199,14 +206,9 @@ class BatchReplay:
             if catches_up(plan, request.num_missing):
                 request.num_missing = 0
             request.num_missing += len(outcome.token_ids)
-            if request.position < len(request.drawn.trace.output_ids):
+            is_inside = request.position < len(request.drawn.trace.output_ids)
+            if is_inside or self._next_turn(request):
                 going_on.append(request)
-                continue
-            self._drafter.finish(request, output_ids=None, keep=True)
-            if request.later:
-                request.drawn = request.later.pop(0)
-                if self._start(request):
-                    going_on.append(request)
         return of_step, going_on
 
     def _with_cache_labels(

@@ -35,6 +35,16 @@ def test_max_new_tokens_inside_a_draft(plain: Any, server: Any, long_prompt: str
 
 
 def test_stop_strings_inside_a_draft(plain: Any, server: Any, long_prompt: str) -> None:
+    text = plain.generate(long_prompt)["text"]
+    for start in range(10, len(text) - 3, 15):
+        stop = text[start : start + 3]
+        expected = plain.generate(long_prompt, stop=[stop])
+        answer = server.generate(long_prompt, stop=[stop])
+        assert answer["output_ids"] == expected["output_ids"]
+        assert answer["meta_info"]["finish_reason"] == expected["meta_info"]["finish_reason"]
+
+
+def test_stop_strings_are_cut_from_the_text(plain: Any, server: Any, long_prompt: str) -> None:
     # SGLang hands text on every 50 tokens, and a stop string that ends behind such a place stays in
     # the answer up to there, unless one cycle commits it and what comes before: so no longer.
     text = plain.generate(long_prompt, max_new_tokens=49)["text"]
