@@ -45,15 +45,15 @@ class SuffixCache:
 
     Threads: every method may be called from any thread. `propose` and `commit` of different
     threads run at the same time (the GIL is released); two calls that name the same request take
-    turns; `start`, `finish` and `flush` wait for the proposals and commits under way. No array of
-    the caller is kept. One DraftBatch must not be given to two calls at a time.
+    turns; `start` and `finish` wait for the proposals and commits under way. No array of the caller
+    is kept. One DraftBatch must not be given to two calls at a time.
 
     background: prompts of more than 512 tokens, and the outputs of finished requests, are indexed
     by a thread of the cache's own, and a proposal uses what is indexed so far. With False every
     call returns when its work is done.
-    deterministic: equal calls give equal drafts, as ranks need that must decide alike: start and
-        propose wait until the thread has done what it was given, so that it works beside
-        everything but these. `drain` waits for it too.
+    deterministic: equal calls give equal drafts, as ranks need that must decide alike: start,
+        commit, propose and finish wait until the thread has done what it was given before, so that
+        it works beside everything but these. `drain` waits for it too.
     session_tokens: budget of finished requests' prompts, which stay indexed so that the next turn
         of a session, which begins with the same tokens, need not index them again. Nobody else
         reads them; the one kept first leaves first. Prompts of less than 1,088 tokens are not kept.
@@ -161,11 +161,10 @@ class SuffixCache:
         reserved = -next(self._starting)  # no slot: nobody can use the request before it is there
         if self._slots.setdefault(rid, reserved) != reserved:
             raise ValueError(f"request {rid!r} is already active: finish it before it starts anew")
-        if self._drains:
-            self._core.drain()
         try:
+            self._wait_for_thread()
             self._slots[rid] = self._core.start(namespace, contiguous)
-        except ValueError:
+        except BaseException:
             del self._slots[rid]
             raise
 
@@ -186,6 +185,7 @@ class SuffixCache:
         if len(set(rids)) != len(rids):
             raise ValueError("a request may appear only once in a commit")
         slots = self._slots_of(rids)
+        self._wait_for_thread()
         if lengths is None:
             self._core.commit(slots, *padded(token_ids))
         elif isinstance(token_ids, np.ndarray):
@@ -231,8 +231,7 @@ class SuffixCache:
         Raises KeyError for a request that is not active, ValueError if the batch has too few rows,
         TypeError for arrays of another dtype or shape.
         """
-        if self._drains:
-            self._core.drain()
+        self._wait_for_thread()
         self._core.propose(
             self._slots_of(rids),
             max_nodes,
@@ -262,6 +261,7 @@ class SuffixCache:
         Raises KeyError if rid is not active, ValueError for invalid token ids.
         """
         output = None if output_ids is None else _contiguous(output_ids)
+        self._wait_for_thread()
         self._core.finish(self._slot_of(rid), keep, output)  # may not be called twice, and says so
         del self._slots[rid]
 
@@ -288,6 +288,10 @@ class SuffixCache:
         """Walks through all structures, O(tokens), and asserts that they are sound."""
         broken = self._core.check()
         assert broken is None, broken
+
+    def _wait_for_thread(self) -> None:
+        if self._drains:
+            self._core.drain()
 
     def _slot_of(self, rid: Hashable) -> int:
         if rid not in self._slots:

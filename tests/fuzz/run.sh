@@ -14,9 +14,14 @@ cd "$folder"
 if command -v clang++ > /dev/null; then
     clang++ "${flags[@]}" "${checks[@]}" -fsanitize=fuzzer "$here/libfuzzer_target.cpp" -o fuzzer
     ./fuzzer -max_total_time="$seconds" -max_len=1024 corpus
+    CXX=clang++
 else
-    g++ "${flags[@]}" "${checks[@]}" "$here/random_inputs.cpp" -o random_inputs
+    CXX=${CXX:-g++}
+    "$CXX" "${flags[@]}" "${checks[@]}" "$here/random_inputs.cpp" -o random_inputs
     ./random_inputs "$seconds"
 fi
-${CXX:-g++} "${flags[@]}" -fsanitize=thread "$here/threads.cpp" -o threads
+# The checks above give every block an allocation of its own. Here they come from the pool, as served.
+"$CXX" "${flags[@]}" "${checks[@]}" -UHVD_CHECKED "$here/random_inputs.cpp" -o random_inputs_pooled
+./random_inputs_pooled "$((seconds / 6))"
+"$CXX" "${flags[@]}" -fsanitize=thread "$here/threads.cpp" -o threads
 ./threads

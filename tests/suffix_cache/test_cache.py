@@ -405,6 +405,42 @@ def test_deterministic_drafts_do_not_depend_on_the_indexing_thread() -> None:
             assert np.array_equal(first, second)
 
 
+def test_what_a_request_brings_along_is_not_indexed_at_another_table_size() -> None:
+    # A retracted request starts with its prompt and goes on with its output at once: the thread
+    # may come to the prompt before that or after. How large the tables are decides what is found.
+    rng = np.random.default_rng(6)
+    for turn in range(60):
+        drafts = []
+        text = rng.integers(0, 1_000, 1_300, dtype=np.int32)
+        passage = text[:30].copy()
+        for place in rng.integers(30, 1_200, 12):
+            text[place : place + 30] = passage
+        text[-8:] = passage[10:18]
+        for cache in (SuffixCache(deterministic=True), SuffixCache(background=False)):
+            cache.start(turn, text[:900])
+            cache.commit([turn], [text[900:]])
+            batch = DraftBatch.of_size(1, 64)
+            cache.propose_into(batch, [turn], np.array([64], np.int32), is_tree=True)
+            num = int(batch.num_nodes[0])
+            drafts.append((batch.token_ids[0, :num].tolist(), batch.probs[0, :num].tolist()))
+        assert drafts[0] == drafts[1]
+
+
+def test_namespaces_of_one_short_output_are_bounded() -> None:
+    cache = SuffixCache(shared_cache_tokens=51_200, background=False)
+    for number in range(2_000):
+        cache.start(number, [1, 2, 3], namespace=f"salt {number}")
+        cache.commit([number], [[4, 5]])
+        cache.finish(number, keep=True)
+        if number % 200 == 0:
+            cache.check()
+    stats = cache.stats()
+    assert stats.num_shared_requests == 100  # one namespace for 512 tokens of the budget
+    assert stats.num_bytes < 10_000_000
+    cache.start("again", [4], namespace="salt 1999")
+    assert cache.propose(["again"], 4)[0] is not None  # the latest stayed
+
+
 def test_a_slot_that_is_used_again_is_not_the_old_request() -> None:
     cache = SuffixCache(background=False)
     cache.start("old", [1, 2, 3])

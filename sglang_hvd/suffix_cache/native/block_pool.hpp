@@ -1,27 +1,34 @@
 // Fixed-size blocks of memory that go back to the operating system when they are no longer needed.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <mutex>
 #include <new>
 #include <vector>
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 namespace sglang_hvd {
 
 // Hands out blocks of kBlockBytes. A few freed blocks are kept for the next request, the memory of
-// all others is given back at once (MADV_DONTNEED); their addresses are used again later.
+// all others is given back at once (MADV_DONTNEED); their addresses are used again later. Where a
+// page holds several blocks (64 KB pages, on some ARM systems) all are kept: giving one back would
+// take its neighbours along.
 //
 // Thread-safe. With HVD_CHECKED every block is its own allocation, so that AddressSanitizer sees
 // each use of a freed block.
 class BlockPool {
 public:
-    static constexpr std::size_t kBlockBytes = 16 * 1024;  // a multiple of every common page size
+    static constexpr std::size_t kBlockBytes = 16 * 1024;  // a multiple of pages of 4 and 16 KB
 
-    BlockPool() = default;
+    explicit BlockPool(std::size_t page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE)))
+        : most_warm_(kBlockBytes % page_bytes == 0 ? kMaxWarm
+                                                   : std::numeric_limits<std::size_t>::max()) {}
     BlockPool(const BlockPool&) = delete;
     BlockPool& operator=(const BlockPool&) = delete;
     ~BlockPool() {
@@ -49,7 +56,7 @@ public:
 #ifdef HVD_CHECKED
         ::operator delete(block);
 #else
-        if (warm_.size() < kMaxWarm) {
+        if (warm_.size() < most_warm_) {
             warm_.push_back(block);
         } else {
             madvise(block, kBlockBytes, MADV_DONTNEED);
@@ -74,12 +81,13 @@ private:
         if (slab == MAP_FAILED) throw std::bad_alloc();
         slabs_.push_back(slab);
         cold_.reserve(slabs_.size() * kSlabBlocks);  // release() must not throw
-        warm_.reserve(kMaxWarm);
+        warm_.reserve(std::min(most_warm_, slabs_.size() * kSlabBlocks));
         for (std::size_t i = kSlabBlocks; i-- > 0;) {
             cold_.push_back(static_cast<std::byte*>(slab) + i * kBlockBytes);
         }
     }
 
+    const std::size_t most_warm_;  // freed blocks that are kept
     mutable std::mutex mutex_;
     std::vector<void*> slabs_, warm_, cold_;
     std::size_t num_used_ = 0;

@@ -36,15 +36,16 @@ struct CacheSettings {
 };
 
 // Thread rule: every method may be called from any thread. propose and commit run beside each
-// other; two calls that name the same request take turns. start, finish and flush wait for the
-// propose and commit calls under way. Long work (indexing what is longer than kInlineTokens, giving
+// other; two calls that name the same request take turns. start and finish wait for the propose and
+// commit calls under way. Long work (indexing what is longer than kInlineTokens, giving
 // memory back) is left to one thread of the cache's own. It holds a lock for the time of
 // kPieceTokens, and lets those pass that wait for it; but longer, in time linear in the text, when a
 // text's tables double or shrink to an eighth.
 //
-// Which tokens are indexed when a draft is proposed then depends on timing. Where equal calls must
-// give equal drafts (the ranks of one tensor-parallel group), set indexes_in_background to false
-// or call drain() before start and propose.
+// Which tokens are indexed when a draft is proposed then depends on timing, and so does the size of
+// the tables when a token is indexed, which decides what is found. Where equal calls must give equal
+// drafts (the ranks of one tensor-parallel group), set indexes_in_background to false or call
+// drain() before start, commit, propose and finish.
 class CacheCore {
 public:
     using Slot = std::int32_t;  // of an active request

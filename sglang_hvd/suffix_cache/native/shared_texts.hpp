@@ -37,8 +37,9 @@ struct Namespace {
 };
 
 // Decides what is kept. Least valuable is what was kept first: of a namespace over its own budget,
-// else of all. An output longer than a budget is not kept. Evicting is amortised O(1) per token.
-// Thread-safe.
+// else of all. An output longer than a budget is not kept. A namespace that holds anything has a
+// block and tables of its own, which is much for one short output: their number is bounded too, by
+// the budget. Evicting is amortised O(1) per token. Thread-safe.
 class SharedTexts {
 public:
     SharedTexts(BlockPool& pool, std::size_t budget, std::size_t namespace_budget)
@@ -73,12 +74,14 @@ public:
         if (num_flushes(*space) != num_flushes_seen) return;
         while (space->num_tokens + output.size() > namespace_budget_) evict_oldest(*space);
         while (num_tokens_ + output.size() > budget_) evict_oldest_of_all();
+        while (space->kept.empty() && num_spaces_ >= most_spaces()) evict_oldest_of_all();
         // Entries of evicted outputs go once they are the majority.
         if (by_age_.size() > 64 && by_age_.size() > 2 * num_kept_) {
             std::erase_if(by_age_, [](const Aged& aged) {
                 return aged.space->kept.empty() || aged.space->kept.front().serial > aged.serial;
             });
         }
+        num_spaces_ += space->kept.empty();
         space->kept.push_back({next_serial_, output.size()});
         by_age_.push_back({next_serial_++, space});
         space->num_tokens += output.size();
@@ -108,7 +111,7 @@ public:
                 while (space->num_tokens > namespace_budget_) evict_oldest(*space);
             }
         }
-        while (num_tokens_ > budget_) evict_oldest_of_all();
+        while (num_tokens_ > budget_ || num_spaces_ > most_spaces()) evict_oldest_of_all();
     }
 
     void flush(const std::string& name) {
@@ -139,7 +142,7 @@ public:
     const char* check() const {
         const std::lock_guard lock(writer_mutex_);
         const std::lock_guard names(names_mutex_);
-        std::size_t num_tokens = 0, num_kept = 0;
+        std::size_t num_tokens = 0, num_kept = 0, num_spaces = 0;
         for (const auto& [name, space] : by_name_) {
             const std::lock_guard read(space->mutex);
             if (const char* broken = space->text->check()) return broken;
@@ -150,8 +153,11 @@ public:
             if (in_space > namespace_budget_) return "a namespace is over its budget";
             num_tokens += in_space;
             num_kept += space->kept.size();
+            num_spaces += !space->kept.empty();
         }
         if (num_tokens != num_tokens_ || num_kept != num_kept_) return "shared tokens are miscounted";
+        if (num_spaces != num_spaces_) return "the namespaces that hold something are miscounted";
+        if (num_spaces > most_spaces()) return "too many namespaces hold something";
         return num_tokens > budget_ ? "the shared cache is over its budget" : nullptr;
     }
 
@@ -160,6 +166,9 @@ private:
         std::uint64_t serial;
         std::shared_ptr<Namespace> space;
     };
+
+    // A token takes about 35 bytes, so these namespaces' blocks take about what the budget may.
+    std::size_t most_spaces() const { return std::max<std::size_t>(64, budget_ / 512); }
 
     void evict_oldest_of_all() {
         const auto [serial, space] = by_age_.front();
@@ -174,14 +183,20 @@ private:
         space.num_tokens -= num_tokens;
         num_tokens_ -= num_tokens;
         --num_kept_;
+        num_spaces_ -= space.kept.empty();
         const std::lock_guard write(space.mutex);
-        space.text->drop_before(space.text->begin() + static_cast<Position>(num_tokens) + 1);
+        if (space.kept.empty()) {
+            space.text = std::make_unique<TokenText>(pool_);
+        } else {
+            space.text->drop_before(space.text->begin() + static_cast<Position>(num_tokens) + 1);
+        }
     }
 
     void empty(Namespace& space) {
         ++space.num_flushes;
         num_tokens_ -= space.num_tokens;
         num_kept_ -= space.kept.size();
+        num_spaces_ -= !space.kept.empty();
         space.num_tokens = 0;
         space.kept.clear();
         const std::lock_guard write(space.mutex);
@@ -206,6 +221,7 @@ private:
     std::deque<Aged> by_age_;  // oldest first
     std::size_t most_names_ = 1024;  // names in use before unused ones are looked for
     std::size_t num_tokens_ = 0, num_kept_ = 0;
+    std::size_t num_spaces_ = 0;  // namespaces that hold something
     std::uint64_t next_serial_ = 0;
 };
 
