@@ -243,6 +243,8 @@ def _run_replay(options: argparse.Namespace) -> int:
         model_drafter=ModelDrafter(options.model_accepted, ODDS_RATIOS[options.model_drafter]),
         num_processes=options.processes,
     )
+    if options.costs is None:
+        print("policy allocate is left out: it needs --costs FILE (configs/costs)", file=sys.stderr)
     return _show(options, policy_table(results), [asdict(result) for result in results])
 
 
@@ -361,11 +363,20 @@ def _add_reload(parser: argparse.ArgumentParser) -> None:
 
 
 def _config(options: argparse.Namespace) -> HvdConfig:
-    """The asked settings; those that a given predictor depends on are the predictor's."""
+    """The asked settings; those that a given predictor depends on are the predictor's, if nothing
+    else is asked. Raises ValueError if something else is."""
     given = {name: getattr(options, name, None) for name in ("cache_mode", "threshold")}
     settings = {name: value for name, value in given.items() if value is not None}
     if getattr(options, "predictor", None) is not None:
-        settings |= PayoffPredictor.load(options.predictor).settings
+        asked = load_config(options.config, settings, {})
+        for name, of_predictor in PayoffPredictor.load(options.predictor).settings.items():
+            wanted = getattr(asked, name)
+            if name in asked.model_fields_set and wanted != of_predictor:
+                raise ValueError(
+                    f"predictor {options.predictor} was trained for {name} {of_predictor}, asked "
+                    f"for is {wanted}"
+                )
+            settings[name] = of_predictor
     return load_config(options.config, settings, {})
 
 

@@ -9,8 +9,8 @@ from typing import get_args
 import numpy as np
 
 from sglang_hvd.allocation import StepCosts
-from sglang_hvd.config import HvdConfig, Policy
-from sglang_hvd.payoff import DEFAULT_PREDICTORS
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, Policy
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.evaluate import MEAN, THRESHOLD
 from sglang_hvd.replay.metrics import mean_of
 from sglang_hvd.replay.model_drafter import ModelDrafter
@@ -22,7 +22,9 @@ from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 class PolicyResult:
     """What a policy made of a file's measured sessions, or the mean over the families.
 
-    cache_share, both_share: of the cycles, by what they verified.
+    mean_accepted: draft tokens per cycle, bonus token not counted.
+    cache_share: of the cycles, those that verified a cache draft, alone or in one tree with the
+        model drafter's; both_share: the latter.
     oracle_share: share of the cycles' cache drafts that reach the paper's threshold.
     precision, recall: of what the policy verified against these.
     payoff_quantiles: accepted lengths of the cache drafts, at 10, 50, 90 and 99 %.
@@ -57,6 +59,8 @@ def replay_policies(
 ) -> list[PolicyResult]:
     """Rows per file and policy, and the mean over families.
 
+    Sessions that the predictor was trained on only fill the shared cache, under every policy.
+
     config: of the server; each policy in turns.
     predictor: of the policies that predict; None: the one that ships.
     warm_up: share of each recording's sessions, the first ones, that only fill the shared cache.
@@ -65,6 +69,9 @@ def replay_policies(
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used.
     """
+    deciding = predictor or DEFAULT_PREDICTORS[config.cache_mode]
+    trained_on = PayoffPredictor.load(deciding).trained_sessions
+    width = DEFAULT_VERIFY_WIDTH if config.verify_width is None else config.verify_width
     results = []
     for policy in get_args(Policy):
         if policy == "allocate" and costs is None:
@@ -74,8 +81,9 @@ def replay_policies(
             vocabulary,
             WalkSettings(
                 config.model_copy(update={"policy": policy}),
-                predictor=predictor or DEFAULT_PREDICTORS[config.cache_mode],
+                predictor=deciding,
                 model_drafter=model_drafter,
+                draft_limits=(width - 1,),
                 shares_cache=shares_cache,
                 costs=costs,
             ),
@@ -83,19 +91,25 @@ def replay_policies(
             num_processes=num_processes,
         )
         of_policy = [
-            result for walk in walks if (result := _result(walk, policy, warm_up)) is not None
+            result
+            for walk in walks
+            if (result := _result(walk, policy, warm_up, trained_on)) is not None
         ]
         results += of_policy
         if of_policy:
             results.append(_mean(of_policy, policy))
     if not results:
-        raise ValueError("no session is left to measure: lower --warm-up")
+        raise ValueError(
+            "no session is left to measure: the predictor was trained on all but those of --warm-up"
+        )
     return results
 
 
-def _result(walk: RecordingWalk, policy: str, warm_up: float) -> PolicyResult | None:
+def _result(
+    walk: RecordingWalk, policy: str, warm_up: float, trained_on: frozenset[str]
+) -> PolicyResult | None:
     num_warm = int(len(walk.sessions) * warm_up)
-    without = frozenset(session.fingerprint for session in walk.sessions[:num_warm])
+    without = trained_on.union(session.fingerprint for session in walk.sessions[:num_warm])
     totals, rows = walk.totals(without=without), walk.rows(without=without)
     if not totals.num_cycles:
         return None

@@ -18,6 +18,10 @@ from sglang_hvd.traces.trace import Trace
 
 _SUFFIXES = (".jsonl", ".hvdt")
 
+# Tokens at the beginning of a session that tell it from one of another recording. Few: they are in
+# the prompt of its later turns too.
+_NUM_NAMING = 16
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -97,14 +101,23 @@ def find_recordings(traces: Path) -> list[Recording]:
 
 
 def session_fingerprints(traces: Sequence[Trace]) -> dict[str, str]:
-    """Names each session of a file by its first turn's tokens: the same text, the same name,
-    whatever the file is called."""
+    """Names each session of a file, whatever the file is called.
+
+    Text: by its first turn, so the name is the same with every tokenizer.
+    Tokens: by the name that the recording gave it, since a recording that goes on in another file
+    splits sessions, and by its first tokens, since other recordings may give the same names.
+    """
     fingerprints: dict[str, str] = {}
     for trace in traces:
         if trace.session not in fingerprints:
-            digest = hashlib.sha256(trace.text_ids.tobytes())
-            fingerprints[trace.session] = digest.hexdigest()[:12]
+            fingerprints[trace.session] = (trace.text_digest or _token_digest(trace))[:12]
     return fingerprints
+
+
+def _token_digest(trace: Trace) -> str:
+    digest = hashlib.sha256(trace.session.encode("utf-8", "surrogatepass"))
+    digest.update(trace.text_ids[:_NUM_NAMING].tobytes())
+    return digest.hexdigest()
 
 
 def _source_of(path: Path) -> TextTrace | None:

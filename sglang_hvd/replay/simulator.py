@@ -90,13 +90,14 @@ class CycleTotals:
 
     @property
     def mean_accepted_len(self) -> float | None:
-        """Over the cycles that verified a draft, bonus token not counted; None without any."""
-        return self.num_accepted / self.num_drafted if self.num_drafted else None
+        """Accepted draft tokens per cycle, bonus token not counted; None without any cycle."""
+        return self.num_accepted / self.num_cycles if self.num_cycles else None
 
     @property
     def cache_share(self) -> float | None:
-        """Share of the cycles that verified a cache draft; None without any cycle."""
-        return self.num_cache / self.num_cycles if self.num_cycles else None
+        """Share of the cycles that verified a cache draft, alone or in one tree with the model
+        drafter's; None without any cycle."""
+        return (self.num_cache + self.num_both) / self.num_cycles if self.num_cycles else None
 
     @property
     def num_model(self) -> int:

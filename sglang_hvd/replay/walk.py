@@ -51,9 +51,12 @@ class WalkSettings:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Nodes per request that a step can verify: powers of two, and what the drafts need."""
-        widest = max(self.draft_limits) + 1
-        return (*powers_of_two_below(widest), widest)
+        """Nodes per request that a step can verify: the configured ones or else powers of two, and
+        what the drafts need."""
+        widest, narrow = max(self.draft_limits) + 1, self.config.narrow_widths
+        if narrow is None:
+            return (*powers_of_two_below(widest), widest)
+        return (*(width for width in narrow if width < widest), widest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

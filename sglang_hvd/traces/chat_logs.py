@@ -115,6 +115,7 @@ class _Conversations:
             family=_FAMILY,
             sampling=call.sampling,
             model=call.model,
+            text_digest=key.hex(),
         )
 
     def _longest_beginning(

@@ -1,6 +1,6 @@
 """Text traces (JSONL): prompts and outputs as text, later turns as what they add."""
 
-import json
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from sglang_hvd.traces.json_object import json_object
 from sglang_hvd.traces.trace import Trace
 
 TEXT_TRACE_KEYS = frozenset(
@@ -83,6 +84,7 @@ def tokenize(
             session=line.session,
             turn=line.turn,
             family=line.family,
+            text_digest=_digest(line),
         )
         previous = line
 
@@ -99,12 +101,17 @@ def _orphaned(line: TextTrace) -> str:
     return f"turn {line.turn} of session {line.session} does not follow a turn of its session"
 
 
+def _digest(line: TextTrace) -> str:
+    text = f"{len(line.prompt)} {line.prompt}{line.output}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def _parse(line: str, where: str) -> TextTrace:
     try:
-        fields = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not JSON: {error.msg}") from None
-    if not isinstance(fields, dict) or not set(fields) >= TEXT_TRACE_KEYS:
+        fields = json_object(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    if not fields.keys() >= TEXT_TRACE_KEYS:
         raise ValueError(
             f"{where}: not a trace: wanted an object with {', '.join(sorted(TEXT_TRACE_KEYS))}"
         )

@@ -21,6 +21,7 @@ class Trace:
     tokenizer_fingerprint: see tokenizer.tokenizer_fingerprint; "": not known.
     namespace: requests of other namespaces share no suffix cache with it; "": the common one.
     has_prompt: False where the prompt was left out; prompt_ids is empty then.
+    text_digest: of what was read as text, so whatever it was tokenized with; "": read as tokens.
     """
 
     prompt_ids: TokenIds
@@ -33,6 +34,7 @@ class Trace:
     tokenizer_fingerprint: str = ""
     namespace: str = ""
     has_prompt: bool = True
+    text_digest: str = ""
 
     def __post_init__(self) -> None:
         assert self.has_prompt or not len(self.prompt_ids), "left out, but there"

@@ -143,6 +143,34 @@ def test_replay_compares_the_policies(
     assert rows["mean", "allocate"]["tokens_per_ms"] > rows["mean", "model"]["tokens_per_ms"]
 
 
+def test_replay_does_not_measure_sessions_that_the_predictor_was_trained_on(
+    trained: Path, made_up_traces: Path, number_tokenizer: Path, tmp_path: Path
+) -> None:
+    def cycles_per_1k(traces: Path, *more: object) -> dict[tuple[str, str], float]:
+        found = tmp_path / "rows.json"
+        flags = ("--predictor", trained, "--json", found, *more)
+        assert run("replay", traces, number_tokenizer, *flags) == 0
+        rows = json.loads(found.read_text())
+        return {(row["file"], row["policy"]): row["cycles_per_1k_tokens"] for row in rows}
+
+    # Of 8 sessions the last 2 were held out: the same as with the first 6 as a warm-up.
+    assert cycles_per_1k(made_up_traces) == cycles_per_1k(made_up_traces, "--warm-up", 0.75)
+
+
+def test_replay_verifies_as_widely_as_the_server_would(
+    made_up_traces: Path, number_tokenizer: Path, tmp_path: Path
+) -> None:
+    config, found = tmp_path / "hvd.yaml", tmp_path / "rows.json"
+    accepted = []
+    for width in (2, 32):
+        config.write_text(f"verify_width: {width}")
+        flags = ("--config", config, "--json", found)
+        assert run("replay", made_up_traces, number_tokenizer, *flags) == 0
+        rows = {(row["file"], row["policy"]): row for row in json.loads(found.read_text())}
+        accepted.append(rows["mean", "cache"]["mean_accepted"])
+    assert accepted[0] <= 1 < accepted[1]
+
+
 def test_a_local_cache_sees_its_own_session_only(
     tmp_path: Path, number_tokenizer: Path, write_traces: WriteTraces
 ) -> None:
@@ -409,8 +437,14 @@ def test_a_predictor_of_other_settings_can_be_trained_and_judged(
     assert {row["cache_mode"] for row in rows} == {"paper"}
     assert {row["predictor"] for row in rows} == {"given", "default", "mlp", "frequency"}
     assert run("replay", made_up_traces, number_tokenizer, "--predictor", output) == 0
-    config.write_text("min_token_prob: high")
     capsys.readouterr()
+    flags = ("--predictor", output, "--cache-mode", "votes")
+    assert run("replay", made_up_traces, number_tokenizer, *flags) == 2
+    assert "was trained for cache_mode paper, asked for is votes" in capsys.readouterr().err
+    config.write_text("history_window: 5")
+    assert run("replay", made_up_traces, number_tokenizer, *flags[:2], "--config", config) == 2
+    assert "was trained for history_window 4, asked for is 5" in capsys.readouterr().err
+    config.write_text("min_token_prob: high")
     assert run("replay", made_up_traces, number_tokenizer, "--config", config) == 2
     assert "hvd.yaml: min_token_prob" in capsys.readouterr().err
 

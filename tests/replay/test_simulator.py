@@ -214,10 +214,14 @@ def test_a_summary_counts_cycles_tokens_and_sources() -> None:
     assert summary.cycles_per_1k_tokens == 750
 
 
-def test_plain_steps_do_not_count_for_the_accepted_length() -> None:
+def test_every_cycle_counts_for_the_accepted_length() -> None:
     cycles = replay(trace([1, 2, 7], [9, 1, 2]), drafter("cache"), num_model_accepted=0)
     assert sources(cycles) == ["plain", "cache"]
-    assert count_cycles(cycles).mean_accepted_len == 1
+    assert count_cycles(cycles).mean_accepted_len == 1 / 2
+
+
+def test_trees_of_both_drafts_count_for_the_cache() -> None:
+    assert CycleTotals(num_cycles=4, num_cache=1, num_both=2).cache_share == 3 / 4
 
 
 def test_no_cycles_have_no_figures() -> None:

@@ -80,7 +80,10 @@ def test_a_turn_that_does_not_follow_its_session_is_refused(
     [
         ("{", "not JSON"),
         ("", "not JSON"),
-        ("[]", "not a trace: wanted an object with dataset, family"),
+        ("[]", "wanted an object, got list"),
+        ("[" * 100_000, "not JSON"),
+        ("1" * 5_000, "not JSON"),
+        ("{}", "not a trace: wanted an object with dataset, family"),
         ('{"prompt": "a", "output": "b"}', "not a trace"),
         (line("x", 0, "a", "b", "half"), "prompt_kind is delta or full, got 'half'"),
         (line("x", 0, None, "b"), "prompt is of type str, got None"),

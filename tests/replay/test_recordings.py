@@ -1,0 +1,72 @@
+"""Sessions keep their names, so that a predictor is never judged on what it was trained on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sglang_hvd.replay.recordings import Recording, Vocabulary, session_fingerprints
+from sglang_hvd.traces.recording_folder import RecordingFolder
+from sglang_hvd.traces.writer import TraceWriter
+from tests.replay.conftest import WriteTraces
+from tests.traces.made_up import trace
+
+
+def fingerprints(path: Path, vocabulary: Vocabulary) -> dict[str, str]:
+    return session_fingerprints(Recording(path, None).traces(vocabulary))
+
+
+def test_text_has_the_same_name_with_every_tokenizer_and_end_token(
+    tmp_path: Path, number_tokenizer: Path, write_traces: WriteTraces
+) -> None:
+    other = tmp_path / "other.json"
+    fields = json.loads(number_tokenizer.read_text())
+    vocab = fields["model"]["vocab"]
+    fields["model"]["vocab"] = dict(zip(vocab, reversed(vocab.values()), strict=True))
+    other.write_text(json.dumps(fields))
+    path = write_traces(tmp_path / "traces.jsonl")
+    names = [
+        fingerprints(path, Vocabulary(tokenizer, eos_token))
+        for tokenizer in (number_tokenizer, other)
+        for eos_token in (None, "<|im_end|>")
+    ]
+    assert len(set(names[0].values())) == 8
+    assert all(others == names[0] for others in names)
+
+
+@pytest.mark.parametrize("line", ["call", "conversation"])
+def test_a_chat_has_a_name_of_its_text(tmp_path: Path, number_tokenizer: Path, line: str) -> None:
+    user, reply = {"role": "user", "content": "5 6"}, {"role": "assistant", "content": "7"}
+    fields = {
+        "call": {"request": {"messages": [user]}, "response": {"choices": [{"message": reply}]}},
+        "conversation": {"messages": [user, reply]},
+    }[line]
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps(fields) + "\n")
+    names = [
+        fingerprints(path, Vocabulary(number_tokenizer, eos_token))
+        for eos_token in (None, "<|im_end|>")
+    ]
+    assert names[0] == names[1]
+
+
+def test_a_session_that_goes_on_in_another_file_keeps_its_name(
+    tmp_path: Path, number_tokenizer: Path
+) -> None:
+    vocabulary = Vocabulary(number_tokenizer, None)
+    of_model = {"model": "m", "tokenizer_fingerprint": vocabulary.fingerprint}
+    folder = RecordingFolder(
+        tmp_path / "recorded", max_file_bytes=1, max_total_bytes=1 << 20, max_file_seconds=1000
+    )
+    prompt = [*range(1, 30)]
+    for turn in range(2):
+        folder.write(trace(prompt, [7, 8], session="a", turn=turn, **of_model))
+        prompt += [7, 8, 40]
+    folder.complete()
+    first, second = sorted((tmp_path / "recorded").iterdir())
+    assert fingerprints(first, vocabulary) == fingerprints(second, vocabulary)
+    # Other recordings may give the same names to their sessions.
+    other = tmp_path / "other.jsonl"
+    with TraceWriter(other, **of_model) as writer:
+        writer.write(trace([9, 9, 9], [1], session="a", **of_model))
+    assert fingerprints(other, vocabulary)["a"] != fingerprints(first, vocabulary)["a"]
