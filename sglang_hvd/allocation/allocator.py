@@ -327,7 +327,7 @@ class StepAllocator:
             self._steps_without_cache = 0
             return False
         self._steps_without_cache += bool(odds.num_nodes.any())
-        return self._steps_without_cache > _LOOK_AFTER and len(self._widths) > 1
+        return self._steps_without_cache > _LOOK_AFTER
 
     def _place_of_width(self, num_nodes: int) -> int:
         """Of the narrowest that has room for a root and so many nodes."""

@@ -14,7 +14,12 @@ _KEPT = 0.998
 # A time this much above what was expected says something of the machine, not of the step.
 _OUTLIER = 3.0
 _LEAST_REST_MS = 0.5  # an outlier is measured by at least this, or one would never grow from zero
+_LEAST_SHARE = 0.1  # of the typical time, likewise
 _NUM_BEFORE_OUTLIERS = 32
+
+# No time counts as if it were a smaller share of the typical one: errors of near nothing, as shares
+# of it, would drown all others.
+_SMALLEST_SHARE = 0.01
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -124,6 +129,7 @@ class _Fit:
         self._is_relative = is_relative
         self._doubts = np.diag(np.asarray(doubts, np.float64))
         self.num = 0
+        self._typical = 0.0  # time
         # Lists: every step adds, and for so few numbers an array takes longer.
         self._gram = [[0.0] * num_terms for _ in doubts]
         self._moment = [0.0] * num_terms
@@ -134,10 +140,13 @@ class _Fit:
             self._terms = self.solve().tolist()
         if self.num >= _NUM_BEFORE_OUTLIERS:
             expected = sum(map(operator.mul, self._terms, factors))
-            least = 0.0 if self._is_relative else _LEAST_REST_MS
+            least = _LEAST_SHARE * self._typical if self._is_relative else _LEAST_REST_MS
             milliseconds = min(milliseconds, _OUTLIER * max(expected, least))
         self.num += 1
-        scale = max(milliseconds, 1e-6) if self._is_relative else 1.0
+        self._typical += (milliseconds - self._typical) * max(1 / self.num, 1 - _KEPT)
+        scale = 1.0
+        if self._is_relative:
+            scale = max(milliseconds, _SMALLEST_SHARE * self._typical, 1e-6)
         row = [of_term / scale for of_term in factors]
         target = milliseconds / scale
         for i, share in enumerate(row):

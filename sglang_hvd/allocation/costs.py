@@ -1,5 +1,6 @@
 """What the parts of a decode step cost on one machine with one model."""
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -94,7 +95,7 @@ class StepCosts(BaseModel):
 
     def to_yaml(self) -> str:
         """The file that load reads."""
-        lines = [f"about: {yaml.safe_dump(self.about, width=10_000).splitlines()[0]}"]
+        lines = [f"about: {json.dumps(self.about)}"]  # one line, whatever it holds
         once = [] if self.draft_once is None else ["draft_once"]
         for name in ("batch_sizes", "widths", "draft_round", *once):
             lines.append(f"{name}: {_row(getattr(self, name))}")

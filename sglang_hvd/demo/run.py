@@ -18,6 +18,7 @@ from sglang_hvd.demo.modes import Mode, server_flags
 from sglang_hvd.demo.play import Reply, play
 from sglang_hvd.demo.report import coloured, json_rows, legend, rows, table
 from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, DEMO_ENVIRONMENT, SglangServer
+from sglang_hvd.whole_file import write_whole
 
 SESSION_SEED = 7
 
@@ -53,7 +54,7 @@ def run_demo(
     all_rows = rows(replies)
     print(table(all_rows))
     if json_file is not None:
-        json_file.write_text(json.dumps(json_rows(all_rows), indent=1) + "\n")
+        write_whole(json_file, (json.dumps(json_rows(all_rows), indent=1) + "\n").encode())
     return 0 if all(row.outputs_identical for row in all_rows) else 1
 
 

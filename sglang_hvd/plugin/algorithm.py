@@ -9,15 +9,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.arg_groups.overrides import (
     attention_backends_of,
     declare_resolution,
+    model_config_of,
     resolved_view,
     resolving_view,
+    use_mla_backend,
 )
+from sglang.srt.configs.hybrid_arch import mambaish_config
 
 from sglang_hvd.allocation import (
     StepCosts,
@@ -29,6 +32,7 @@ from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, flag_name, load_c
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.plugin.draft_model import check_draft_model, target_context_length
 from sglang_hvd.plugin.flags import config_file_and_overrides, is_from_command_line
+from sglang_hvd.plugin.tree_support import TargetAttention, verifies_trees
 from sglang_hvd.traces.recording_folder import check_folder
 
 if TYPE_CHECKING:
@@ -39,11 +43,9 @@ logger = logging.getLogger(__name__)
 
 ALGORITHM_NAME = "HVD"
 
-# Backends that verify a tree by its mask; the CPU host registers its own under torch_native.
-_TREE_BACKENDS = {"flashinfer", "fa3", "triton", "torch_native", "intel_amx"}
-_CHAIN_BACKENDS = _TREE_BACKENDS | {"trtllm_mha"}
-# With topk 1 they take every draft for a chain.
-_BACKENDS_OF_BOTH = _TREE_BACKENDS - {"fa3"}
+# Nodes that policy `both` has for cache drafts where the model drafter's tree is a wide one.
+_LEAST_BESIDE_TREE = 8
+
 # These read the width of each verification from the batch, not from the settings.
 _BACKENDS_OF_ANY_WIDTH = {"torch_native", "intel_amx"}
 
@@ -57,7 +59,8 @@ class HvdLaunch:
         num_model_nodes: nodes of the model drafter's tree, root included.
         widths: nodes per request in one verification, root included, to choose from; rising.
         has_width_states: attention backends and graphs are of one width each.
-        verifies_trees: drafts may branch: both of a request in one tree, and the cache's own.
+        backends: attention backends of the target model.
+        attention: what is known of the target model's before it is loaded.
         postpones_extend: draft-extend runs for a request when it drafts, not in every step for all.
     """
 
@@ -65,8 +68,22 @@ class HvdLaunch:
     num_model_nodes: int
     widths: tuple[int, ...]
     has_width_states: bool
-    verifies_trees: bool
+    backends: frozenset[str]
+    attention: TargetAttention
     postpones_extend: bool
+
+    def verifies_trees(self, topk: int, *, has_window: bool) -> bool:
+        """Whether drafts may branch: both of a request in one tree, and the cache's own. Raises
+        ValueError where drafts would be verified wrongly.
+
+        has_window: what is known once the target model is loaded.
+        """
+        return verifies_trees(
+            self.backends,
+            replace(self.attention, has_window=has_window),
+            topk=topk,
+            needs_trees=self.config.policy == "both",
+        )
 
     @property
     def verify_width(self) -> int:
@@ -135,7 +152,6 @@ def resolve_verify_width(
     _refuse_untested(cfg)  # again: SGLang may have switched features on by itself
     num_model_nodes = cfg.speculative_num_draft_tokens
     _check_model_tree(num_model_nodes, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
-    _check_backends(server_args)
     width = _verify_width(config, num_model_nodes)
     context_len = cfg.context_length or target_context_length(cfg)
     if width >= context_len:
@@ -145,22 +161,23 @@ def resolve_verify_width(
         )
     declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=width)
     # These backends read the width from each batch.
-    is_any_width = cfg.device == "cpu" and _backends(server_args) <= _BACKENDS_OF_ANY_WIDTH
+    backends = frozenset(name for name in attention_backends_of(cfg) if name is not None)
+    is_any_width = cfg.device == "cpu" and backends <= _BACKENDS_OF_ANY_WIDTH
     narrow = _narrow_widths(config, width, cfg, is_any_width)
-    verifies_trees = _verifies_trees(server_args)
-    if not verifies_trees and config.policy == "allocate":
-        logger.info(
-            "HVD: with topk 1 this attention backend takes every draft for a chain: each request "
-            "verifies one draft, which does not branch."
-        )
-    server_args._hvd_launch = HvdLaunch(
+    launch = HvdLaunch(
         config,
         num_model_nodes,
         widths=(*narrow, width),
         has_width_states=bool(narrow) and not is_any_width,
-        verifies_trees=verifies_trees,
+        backends=backends,
+        attention=TargetAttention(
+            is_mla=use_mla_backend(cfg),
+            is_linear=mambaish_config(model_config_of(cfg)) is not None,
+        ),
         postpones_extend=_postpones_extend(config, cfg.device),
     )
+    launch.verifies_trees(cfg.speculative_eagle_topk, has_window=False)  # refused before it loads
+    server_args._hvd_launch = launch
     logger.info(
         "HVD: policy %s, verify width %d (model drafter's tree %d). The width takes %d tokens "
         "from the usable context; each running request reserves at least %d KV slots.",
@@ -220,6 +237,11 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
     cfg = resolving_view(server_args)
     _refuse_untested(cfg)
     check_draft_model(cfg)
+    if cfg.enable_deterministic_inference:
+        logger.warning(
+            "HVD: greedy output is deterministic, sampled output is not: SGLang draws by a node's "
+            "slot, and which drafts stand there depends on earlier requests."
+        )
     return config
 
 
@@ -245,6 +267,8 @@ def _refuse_untested(cfg: Any) -> None:
         "--enable-hisparse": cfg.enable_hisparse,
         "--enable-multi-layer-eagle": cfg.enable_multi_layer_eagle,
         "--enable-mixed-chunk": cfg.enable_mixed_chunk,
+        # SGLang moves the KV of an accepted path to where it belongs, and not what it captured.
+        "--enable-return-routed-experts": cfg.enable_return_routed_experts,
         "--enable-dp-attention": cfg.enable_dp_attention or (cfg.attn_dp_size or 1) > 1,
         "--pp-size above 1": cfg.pp_size > 1,
         f"--disaggregation-mode {cfg.disaggregation_mode}": cfg.disaggregation_mode != "null",
@@ -262,31 +286,6 @@ def _check_model_tree(num_nodes: int, topk: int, num_steps: int) -> None:
             f"propose: {num_candidates} with {num_steps} steps and topk {topk}. "
             "For a wider verification use --hvd-verify-width"
         )
-
-
-def _check_backends(server_args: ServerArgs) -> None:
-    cfg = resolved_view(server_args)
-    is_tree = cfg.speculative_eagle_topk > 1
-    supported = _TREE_BACKENDS if is_tree else _CHAIN_BACKENDS
-    shape = f"trees (topk {cfg.speculative_eagle_topk})" if is_tree else "chains"
-    if server_args.__dict__["_hvd_config"].policy == "both" and not is_tree:
-        supported, shape = _BACKENDS_OF_BOTH, "both drafts with topk 1"
-    for backend in _backends(server_args):
-        if backend not in supported:
-            raise ValueError(
-                f"HVD cannot verify {shape} on attention backend {backend}: "
-                f"use one of {', '.join(sorted(supported))}"
-            )
-
-
-def _backends(server_args: ServerArgs) -> set[str]:
-    backends = attention_backends_of(resolved_view(server_args))
-    return {backend for backend in backends if backend is not None}
-
-
-def _verifies_trees(server_args: ServerArgs) -> bool:
-    is_tree = resolved_view(server_args).speculative_eagle_topk > 1
-    return is_tree or _backends(server_args) <= _BACKENDS_OF_BOTH
 
 
 def _narrow_widths(config: HvdConfig, widest: int, cfg: Any, is_any_width: bool) -> tuple[int, ...]:
@@ -320,8 +319,15 @@ def _postpones_extend(config: HvdConfig, device: str) -> bool:
 def _verify_width(config: HvdConfig, num_model_nodes: int) -> int:
     if config.policy == "model" and config.verify_width is None:
         return num_model_nodes
+    beside_tree = _LEAST_BESIDE_TREE if config.policy == "both" else 0
     if config.verify_width is None:
-        return max(num_model_nodes, min(DEFAULT_VERIFY_WIDTH, 1 + config.max_draft_tokens))
+        wanted = min(DEFAULT_VERIFY_WIDTH, 1 + config.max_draft_tokens)
+        return max(num_model_nodes + beside_tree, wanted)
+    if beside_tree and config.verify_width == num_model_nodes:
+        raise ValueError(
+            f"--hvd-verify-width {config.verify_width} has no room for a cache draft beside the "
+            f"model drafter's tree of {num_model_nodes} nodes: widen it or use another policy"
+        )
     if config.verify_width < num_model_nodes:
         raise ValueError(
             f"--hvd-verify-width {config.verify_width} is narrower than the model drafter's tree "

@@ -140,7 +140,7 @@ class CostProfile:
         runner = self._target
         seq_lens = self._full(n, self._context)
         nodes = DraftNodes(
-            token_ids=self._full((n, width), 0),
+            token_ids=self._unlike_tokens(n * width).view(n, width),
             parents=torch.arange(-1, width - 1, device=self._device).expand(n, width),
             num_nodes=self._full(n, width),
         )
@@ -191,7 +191,6 @@ class CostProfile:
             positions=draft_input.positions,
             capture_hidden_mode=CaptureHiddenMode.LAST,
         )
-        forward_batch.input_ids = None
         runner.kv_index_translator.bind_runner_slots(forward_batch)
 
         return partial(worker.run_draft, forward_batch, num_steps)
@@ -256,10 +255,11 @@ class CostProfile:
         capture_hidden_mode: CaptureHiddenMode,
     ) -> ForwardBatch:
         seq_lens = self._full(n, self._context)
-        return ForwardBatch(
+        is_draft = mode.is_decode()
+        forward_batch = ForwardBatch(
             forward_mode=mode,
             batch_size=n,
-            input_ids=self._full(n * tokens_per_request, 0),
+            input_ids=None if is_draft else self._unlike_tokens(n * tokens_per_request),
             req_pool_indices=self._full(n, 0),
             seq_lens=seq_lens,
             seq_lens_cpu=seq_lens.cpu(),
@@ -273,6 +273,15 @@ class CostProfile:
             capture_hidden_mode=capture_hidden_mode,
             global_forward_mode=mode,
         )
+        # Expert parallelism leaves out what it takes for padding.
+        forward_batch._init_num_token_non_padded(device=self._device, is_draft_worker=is_draft)
+        return forward_batch
+
+    def _unlike_tokens(self, num: int) -> torch.Tensor:
+        """int64[num]; spread over the vocabulary. Equal ones would all go to the same experts of a
+        model that has some, and a wide step would take no longer than a narrow one."""
+        places = torch.arange(num, device=self._device)
+        return places * 2_654_435_761 % self._target.model_config.vocab_size
 
     def _full(
         self, shape: int | tuple[int, ...], value: int, dtype: torch.dtype = torch.int64

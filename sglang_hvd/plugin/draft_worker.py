@@ -79,7 +79,7 @@ class HvdDraftWorker(EagleDraftWorker):
         assert launch is not None, "HvdDraftWorker was built without a launch"
         self._num_model_nodes = launch.num_model_nodes
         self._widths = launch.widths
-        self._cuts_trees = launch.config.policy == "allocate" and len(launch.widths) > 1
+        self._cuts_trees = launch.config.policy == "allocate"
         self._step_width = launch.verify_width
         self._cached_lens: list[int] = []  # of the step's requests, where extends are postponed
         self.num_catch_ups = 0

@@ -68,7 +68,7 @@ def warm_up(
     tree_sizes: Sequence[int],
     topk: int,
 ) -> None:
-    """Compiles the kernels that a server takes, before it serves: seconds each when they are new.
+    """Compiles our kernels that a server takes, before it serves: seconds each when they are new.
 
     mode: of its masks.
     tree_sizes: nodes of the model drafter's trees before they are cut, root not included.

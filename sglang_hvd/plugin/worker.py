@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.runtime_context import get_observability, get_parallel
 from sglang.srt.speculative import eagle_worker_v2
 
@@ -73,17 +72,17 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._launch: HvdLaunch = launch
         self._clock = self._draft_worker.clock
         self._published_at = 0.0
+        self._is_idle = False
         runners = self.target_worker.model_runner, self._draft_worker.draft_runner
         self._has_mrope = any(runner.model_config.model_is_mrope for runner in runners)
         # Positions of images depend on more than their place, which catching up does not know.
         self._postpones = launch.postpones_extend and not self._has_mrope
-        # Linear attention takes every draft for a chain where topk is 1, whatever its backend.
-        is_linear = mambaish_config(self.target_worker.model_runner.model_config) is not None
-        self._verifies_trees = launch.verifies_trees and not (is_linear and self.topk == 1)
-        if launch.config.policy == "both" and not self._verifies_trees:
-            raise ValueError(
-                "HVD cannot verify both drafts of a model with linear attention with "
-                "--speculative-eagle-topk 1: use a tree or another policy"
+        window = self.target_worker.model_runner.sliding_window_size
+        self._verifies_trees = launch.verifies_trees(self.topk, has_window=bool(window))
+        if not self._verifies_trees and launch.config.policy == "allocate":
+            logger.info(
+                "HVD: this model's attention verifies chains only with topk 1: each request "
+                "verifies one draft, which does not branch."
             )
         allocator = self._allocator = _allocator(
             launch,
@@ -197,6 +196,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self, batch: ScheduleBatch, *args: Any, **kwargs: Any
     ) -> GenerationBatchResult:
         """One step of SGLang's scheduler: a prefill, or one decoding cycle of every request."""
+        self._is_idle = False
         is_prefill = batch.forward_mode.is_extend()
         if is_prefill:
             self._clock.end_step()
@@ -254,7 +254,10 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._clock.end_step()
         self._costs.interrupt()
         self._held.drop_ended()
-        self._publish()
+        # SGLang polls while it is idle, unless it sleeps: what is new at first is shown at once.
+        if not self._is_idle or time.monotonic() > self._published_at + _PUBLISH_SECONDS:
+            self._publish()
+        self._is_idle = True
 
     def use_predictor(self, path: Path) -> None:
         """Predict with another predictor from the next step on. Raises ValueError if it cannot be
@@ -313,7 +316,7 @@ def _allocator(
         return None
     costs = launch.config.costs
     sizes = model_tree_sizes(launch.num_model_nodes - 1)
-    if len(launch.widths) == 1 or topk == 1:  # nothing is saved, or it is a chain, which steps cut
+    if topk == 1:  # a chain, which is cut by its steps
         sizes = sizes[-1:]
     steps = draft_step_choices(num_steps)
     return StepAllocator(

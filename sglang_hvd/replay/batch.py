@@ -94,11 +94,13 @@ class BatchReplay:
         earlier: Sequence[Trace] = (),
         batch_size: int,
         num_tokens: int,
+        seed: int = 0,
     ) -> CycleTotals:
         """Serves sessions until so many tokens were generated, after others that are not counted: a
         quarter as many, or 64 times the batch size if that is more.
 
         sessions: turns in order.
+        seed: another one begins at other places of the texts.
         earlier: what each namespace holds from the beginning.
         """
         if not any(_has_cycles(turns) for turns in sessions):
@@ -107,7 +109,7 @@ class BatchReplay:
         running: list[_Running] = []
         for place in range(batch_size):
             running.append(self._first_started(waiting))
-            self._skip(running[-1], place * _SPREAD % 1)
+            self._skip(running[-1], (place + seed * batch_size) * _SPREAD % 1)
         totals, num_warm = CycleTotals(), max(num_tokens // 4, _WARM_UP_TOKENS * batch_size)
         while totals.num_tokens < num_tokens:
             while len(running) < batch_size:

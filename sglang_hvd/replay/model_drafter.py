@@ -44,6 +44,7 @@ class ModelDrafter:
     num_steps: the most tokens that are accepted in a cycle; 8 is the paper's (table 7).
     num_nodes: of the full tree, root not counted.
     size_effect: log odds of a token that each doubling of the nodes adds.
+    seed: of the draw.
 
     Raises ValueError for a strength that cannot be.
     """
@@ -53,6 +54,7 @@ class ModelDrafter:
     num_steps: int = 8
     num_nodes: int = 31
     size_effect: float = SIZE_EFFECT
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.mean_accepted < self.num_steps:
@@ -90,7 +92,7 @@ class ModelDrafter:
         is_copied = np.zeros(sum(lengths), np.bool_)
         if self.odds_ratio != 1:
             is_copied = np.concatenate(_copied(traces, config))
-        draws = np.concatenate([_draws(trace) for trace in traces])
+        draws = np.concatenate([_draws(trace, self.seed) for trace in traces])
         # The highest log odds with at most the strength: the mean grows with them.
         low, high = -30.0, 30.0
         for _ in range(_BISECTIONS):
@@ -128,10 +130,12 @@ class ModelDrafter:
         return accepted
 
 
-def _draws(trace: Trace) -> npt.NDArray[np.float64]:
+def _draws(trace: Trace, seed: int) -> npt.NDArray[np.float64]:
     """Uniform in 0..1 for each output token, the same in every replay of this text."""
-    seed = np.frombuffer(trace.output_ids.tobytes(), np.uint32)
-    return np.random.default_rng([len(trace.prompt_ids), *seed.tolist()]).random(len(seed))
+    text = np.frombuffer(trace.output_ids.tobytes(), np.uint32)
+    entropy = [seed] if seed else []
+    generator = np.random.default_rng([*entropy, len(trace.prompt_ids), *text.tolist()])
+    return generator.random(len(text))
 
 
 def _copied(traces: Sequence[Trace], config: HvdConfig) -> list[Bool]:

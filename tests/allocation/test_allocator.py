@@ -413,3 +413,11 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message:
     given = {"widths": WIDTHS, "model_sizes": SIZES, "num_steps": STEPS, **settings}
     with pytest.raises(ValueError, match=message):
         StepAllocator(costs(), **given)
+
+
+@pytest.mark.parametrize("name", ["probs", "reaches", "reaches_if_right"])
+def test_what_is_no_number_is_refused(name: str) -> None:
+    given = odds([SURE], [(0.5, 0.5)])
+    getattr(given, name)[0, 0] = np.nan
+    with pytest.raises(ValueError, match="probabilit"):
+        allocator(costs()).allocate(slots(1), given)

@@ -128,3 +128,20 @@ def test_another_process_makes_the_same_table_of_the_terms() -> None:
         fit.observe_verify(3, w, linear(3, w))
     sent = np.frombuffer(fit.coefficients().tobytes())
     assert costs_of(sent, WIDTHS) == costs_of(fit.coefficients(), WIDTHS)
+
+
+@pytest.mark.parametrize("milliseconds", [0.0, 0.01, 0.3, 100.0])
+def test_a_draft_without_rounds_leaves_what_rounds_cost(milliseconds: float) -> None:
+    # All time was put to the rounds: without one nothing was expected.
+    fit = CostFit(WIDTHS)
+    fit.observe_verify(1, 32, 10.0)
+    for _ in range(200):
+        fit.observe_draft(1, 3, 1.5)
+        fit.observe_draft(1, 7, 3.5)
+    for _ in range(10):
+        fit.observe_draft(1, 0, milliseconds)
+        for _ in range(50):
+            fit.observe_draft(1, 7, 3.5)
+        costs = costs_of(fit.coefficients(), WIDTHS)
+        assert costs is not None
+        assert costs.draft_ms([1], 8)[0] == pytest.approx(3.5, rel=0.25)

@@ -106,3 +106,11 @@ def test_a_copy_with_other_times_has_these_and_is_checked() -> None:
     assert copied.verify_ms(1, [1])[0] == 2 * before.verify[0][0]
     with pytest.raises(ValidationError):
         before.model_copy(update={"verify": doubled[:1]})
+
+
+@pytest.mark.parametrize(
+    "about", ["one line", "two\nlines\n", 'quoted: "it\'s" # not a comment', ""]
+)
+def test_whatever_a_table_says_of_itself_is_written_so_that_it_is_read(about: str) -> None:
+    costs = StepCosts.from_yaml(TABLE).model_copy(update={"about": about})
+    assert StepCosts.from_yaml(costs.to_yaml()).about == about

@@ -157,6 +157,12 @@ def test_a_verify_width_below_the_model_tree(fails_with: Callable[..., str]) -> 
     assert "narrower" in fails_with("--hvd-verify-width", "8")
 
 
+def test_a_verify_width_without_room_for_both_drafts(fails_with: Callable[..., str]) -> None:
+    tree = MODEL_TREE_FLAGS[MODEL_TREE_FLAGS.index("--speculative-num-draft-tokens") + 1]
+    line = fails_with("--hvd-policy", "both", "--hvd-verify-width", tree)
+    assert "has no room for a cache draft beside the model drafter's tree" in line
+
+
 def test_features_that_hvd_does_not_support(fails_with: Callable[..., str]) -> None:
     assert "--enable-mixed-chunk" in fails_with("--enable-mixed-chunk")
 

@@ -30,6 +30,7 @@ from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.plugin.algorithm import HvdLaunch
 from sglang_hvd.plugin.reload import answer_for_predictor, ask_for_predictor
 from sglang_hvd.plugin.served_predictor import PredictorMetrics, ServedPredictor
+from sglang_hvd.plugin.tree_support import TargetAttention
 from sglang_hvd.plugin.worker import HvdWorker
 from sglang_hvd.types import VerifyOutcome
 from tests.payoff.made_up import constant_survival
@@ -151,7 +152,13 @@ def test_graphs_of_several_widths_are_not_recaptured(has_width_states: bool) -> 
     manager = object.__new__(TokenizerManager)
     manager.server_args = ServerArgs(model_path="none")
     manager.server_args._hvd_launch = HvdLaunch(
-        HvdConfig(), 16, (4, 32), has_width_states, verifies_trees=True, postpones_extend=False
+        HvdConfig(),
+        16,
+        (4, 32),
+        has_width_states,
+        backends=frozenset({"triton"}),
+        attention=TargetAttention(),
+        postpones_extend=False,
     )
     obj = UpdateWeightFromDiskReqInput(model_path="m", recapture_cuda_graph=True)
     answer = asyncio.run(ask_for_predictor(load, manager, obj))

@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -31,6 +32,10 @@ void require(bool is_true, const char* message) {
 template <typename T>
 std::span<const T> span_of(const Input<T, 1>& array) {
     return {array.data(), array.size()};
+}
+
+bool are_finite(const auto* values, std::size_t num) {
+    return std::all_of(values, values + num, [](auto value) { return std::isfinite(value); });
 }
 
 // Reuses what it allocates from call to call.
@@ -66,6 +71,10 @@ public:
             require(std::isfinite(values.data()[i]) && values.data()[i] > 0, "a token is worth something");
         for (std::size_t w = 0; w < step_ms.size(); ++w)
             require(std::isfinite(step_ms.data()[w]) && step_ms.data()[w] > 0, "a step takes time");
+        require(are_finite(draft_ms.data(), draft_ms.size()), "drafting takes time");
+        require(are_finite(reaches.data(), reaches.size()) &&
+                    are_finite(reaches_if_right.data(), reaches_if_right.size()),
+                "what a model draft reaches is a probability");
         require(most_nodes.size() == num_steps.size(), "each number of steps needs its most nodes");
         require(must_draft < static_cast<std::ptrdiff_t>(num), "no such request");
         require(min_width >= 0 && static_cast<std::size_t>(min_width) < widths.size() && min_steps >= 0 &&
@@ -88,6 +97,7 @@ public:
             require(len >= 0 && static_cast<std::size_t>(len) <= row, "a draft is longer than its row");
             const std::span nodes(depths.data() + i * row, static_cast<std::size_t>(len));
             for (const auto depth : nodes) require(depth >= 1, "depths are counted from 1");
+            require(are_finite(probs.data() + i * row, nodes.size()), "nodes have probabilities");
             cache_.push_back({{probs.data() + i * row, nodes.size()}, nodes});
             for (std::size_t size = 0; size < num_sizes; ++size) {
                 const std::size_t first = (i * num_sizes + size) * max_steps;

@@ -1,0 +1,68 @@
+"""Drafts branch only where SGLang's attention verifies trees rightly."""
+
+import pytest
+
+from sglang_hvd.plugin.tree_support import TargetAttention, verifies_trees
+
+PLAIN = TargetAttention()
+MLA = TargetAttention(is_mla=True)
+WINDOW = TargetAttention(has_window=True)
+LINEAR = TargetAttention(is_linear=True)
+
+
+def branches(
+    attention: TargetAttention, *backends: str, topk: int, needs_trees: bool = False
+) -> bool | str:
+    """Whether drafts may branch, or what is said."""
+    try:
+        return verifies_trees(backends, attention, topk=topk, needs_trees=needs_trees)
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("attention", "backend", "with_chains", "with_trees"),
+    [
+        (PLAIN, "flashinfer", True, True),
+        (PLAIN, "triton", True, True),
+        (PLAIN, "torch_native", True, True),
+        (PLAIN, "fa3", False, True),
+        (PLAIN, "trtllm_mha", False, None),
+        (PLAIN, "fa4", None, None),
+        (MLA, "flashinfer", False, None),
+        (MLA, "triton", True, True),
+        (MLA, "fa3", False, True),
+        (WINDOW, "flashinfer", None, None),
+        (WINDOW, "triton", False, None),
+        (WINDOW, "fa3", False, True),
+        (LINEAR, "flashinfer", False, True),
+    ],
+)
+def test_what_a_backend_verifies_of_a_model(
+    attention: TargetAttention, backend: str, with_chains: bool | None, with_trees: bool | None
+) -> None:
+    for topk, expected in ((1, with_chains), (4, with_trees)):
+        found = branches(attention, backend, topk=topk)
+        if expected is None:
+            shape = "chains" if topk == 1 else "trees (topk 4)"
+            assert isinstance(found, str)
+            assert found.startswith(f"HVD cannot verify {shape}")
+            assert f"attention backend {backend}: use one of" in found
+            assert backend not in found.split("use one of")[1]
+        else:
+            assert found is expected
+        # Who needs trees is told where there are none.
+        needs = branches(attention, backend, topk=topk, needs_trees=True)
+        assert needs is True if expected else isinstance(needs, str)
+
+
+def test_the_backends_of_prefill_and_decode_must_both_do() -> None:
+    assert branches(PLAIN, "triton", "fa3", topk=1) is False
+    assert branches(PLAIN, "fa3", "triton", topk=1) is False
+    assert "backend trtllm_mha" in str(branches(PLAIN, "triton", "trtllm_mha", topk=4))
+
+
+def test_chains_are_offered_where_they_are_verified() -> None:
+    assert str(branches(MLA, "flashinfer", topk=4)).endswith(", or topk 1")
+    assert "model with a sliding window" in str(branches(WINDOW, "triton", topk=4))
+    assert not str(branches(WINDOW, "flashinfer", topk=4)).endswith("topk 1")
