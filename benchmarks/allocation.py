@@ -9,14 +9,12 @@ suffix cache to what is expected of the drafts, `plan` the second, plans for the
 """
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.command import add_json, run, write_rows
 from benchmarks.roofline import h100
 from sglang_hvd.allocation import DraftOdds, StepAllocator, draft_step_choices, most_tree_nodes
 from sglang_hvd.config import HvdConfig, Policy
@@ -32,7 +30,7 @@ _ROUNDS, _CALLS = 31, 200
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="What an allocation costs.")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    add_json(parser)
     options = parser.parse_args(arguments)
     rows = []
     names = [
@@ -59,8 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "us_quartiles": [low, high],
                 }
             )
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_rows(options.json, rows)
     return 0
 
 
@@ -132,4 +129,4 @@ def _time(call: Callable[[], object]) -> tuple[float, float, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -39,6 +39,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.command import run
 from benchmarks.trace_serving.models import write_models
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
@@ -488,4 +489,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

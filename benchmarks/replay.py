@@ -8,19 +8,23 @@ with several settings, and the rows are of the one that is best for all files at
 the size of the model drafter's tree for `model`, which the others then take, the widest
 verification for them, and the threshold for "payoff fixed". A step is as wide as its drafts need.
 
-`allocate` chooses all of that itself. "allocate, one tree" cannot choose the number of steps: it
-has the tree of `model` or smaller ones, as a server without room for drafts of fewer steps; and
-the cache drafts of "allocate, chains" do not branch. The oracle allocates like `allocate` and knows
-what each draft will bring; "oracle, one tree" likewise. "knows cache drafts" predicts the model
+`allocate` chooses all of that itself, up to 64 nodes; "allocate, width 32" up to as many as a
+server has by default. "allocate, one tree" cannot choose the number of steps: it has the tree of
+`model` or smaller ones, as a server without room for drafts of fewer steps; and the cache drafts of
+"allocate, chains" do not branch. A draft of few steps costs as many nodes as one of all, more than
+a server's has: that speaks against `allocate`. The oracle allocates like `allocate` and knows what
+each draft will bring; "oracle, one tree" likewise. "knows cache drafts" predicts the model
 drafter's as `allocate` does, "knows model drafts" the other way round. Regret is to the oracle.
+
+With several seeds everything is served as often, each time with another draw of the model drafter,
+from other places of the texts; rows are of all together.
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import get_args
@@ -28,8 +32,15 @@ from typing import get_args
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.command import add_json, run, write_rows
 from sglang_hvd.allocation import OWN_PACE, StepAllocator, StepCosts, draft_step_choices
-from sglang_hvd.config import PAPER_THRESHOLD, CacheMode, HvdConfig, Policy
+from sglang_hvd.config import (
+    DEFAULT_VERIFY_WIDTH,
+    PAPER_THRESHOLD,
+    CacheMode,
+    HvdConfig,
+    Policy,
+)
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, SIZE_EFFECT, PayoffPredictor
 from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace
@@ -41,6 +52,7 @@ from sglang_hvd.replay.recordings import (
     find_recordings,
     session_fingerprints,
 )
+from sglang_hvd.replay.simulator import CycleTotals
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftSource
@@ -50,8 +62,6 @@ MODEL_SIZES = (3, 7, 15, 31)
 MODEL_STEPS = draft_step_choices(8)
 # Trees of policy `model` to choose from: nodes and steps.
 MODEL_TREES = ((3, 2), (7, 4), (15, 4), (15, 6), (31, 6), (31, 8))
-# Widest verifications of the policies that do not choose, to choose from.
-FIXED_WIDTHS = (8, 16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +94,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """tokens_per_ms: of the whole batch. regret_to_oracle: share of the oracle's speed that is
-    missing. speedup_vs_model: speed over that of policy `model`."""
+    """tokens_per_ms: of the whole batch. seed_spread: between the fastest and the slowest seed, as
+    a share of it. regret_to_oracle: share of the oracle's speed that is missing. speedup_vs_model:
+    speed over that of policy `model`."""
 
     file: str
     family: str
@@ -99,6 +110,7 @@ class Row:
     mean_accepted: float
     cache_share: float
     both_share: float
+    seed_spread: float
     speedup_vs_model: float = 1.0
     regret_to_oracle: float = 0.0
 
@@ -115,6 +127,7 @@ class Job:
     model_drafter: ModelDrafter
     cache_mode: CacheMode
     num_tokens: int
+    num_seeds: int
     postpones_extend: bool
     own_pace: float
 
@@ -129,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kind in options.kinds
     }
     recordings = find_recordings(options.traces)
-    vocabulary = Vocabulary(options.tokenizer, options.eos_token)
+    vocabulary = Vocabulary(options.tokenizer, options.eos_token or None)
     tables = {path.stem: StepCosts.load(path) for path in options.costs}
     cells = [
         (name, costs, batch_size, drafter_name, drafter)
@@ -154,7 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     drafter_name,
                     drafter,
                     options.cache_mode,
-                    options.tokens,
+                    max(options.tokens, options.tokens_per_request * batch_size),
+                    options.seeds,
                     options.postpone_extend,
                     options.own_pace,
                 )
@@ -162,6 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ]
             trees = {"model": [Setting("model", tree) for tree in MODEL_TREES]}
             of_model = _best(list(pool.map(_run, jobs, [trees] * len(jobs))))
+            if not of_model:
+                raise ValueError("no session is left: the predictor was trained on all of them")
             tree = next(
                 setting for setting in trees["model"] if str(setting) == of_model[0].setting
             )
@@ -172,8 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows += of_cell
             print(f"\n{name}, batch size {batch_size}, model drafter {drafter_name}\n")
             print(_table(of_cell), flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+            write_rows(options.json, map(asdict, rows))  # hours of work: what there is, so far
     return 0
 
 
@@ -181,11 +196,9 @@ def _settings(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str, l
     """By name of the rows; of each list the best is shown."""
 
     def widths(policy: Policy, threshold: float | None = None) -> list[Setting]:
-        return [
-            Setting(policy, tree, width, threshold)
-            for width in FIXED_WIDTHS
-            if width > tree[0] + (policy == "both")
-        ]
+        # The narrowest holds what the policy always verifies.
+        least = {"cache": 1, "both": tree[0] + 1}.get(policy, tree[0])
+        return [Setting(policy, tree, width, threshold) for width in WIDTHS if width > least]
 
     return {
         "plain": [Setting("cache", tree, 1)],
@@ -196,6 +209,9 @@ def _settings(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str, l
         "payoff fixed": [s for threshold in thresholds for s in widths("payoff", threshold)],
         "always-both": widths("both"),
         "allocate": [Setting("allocate", tree, is_flexible=True)],
+        f"allocate, width {DEFAULT_VERIFY_WIDTH}": [
+            Setting("allocate", tree, DEFAULT_VERIFY_WIDTH, is_flexible=True)
+        ],
         "allocate, chains": [Setting("allocate", tree, is_flexible=True, has_branches=False)],
         "allocate, one tree": [Setting("allocate", tree)],
         "oracle": [Setting("allocate", tree, knows=ORACLE, is_flexible=True)],
@@ -222,38 +238,48 @@ def _set_up(vocabulary: Vocabulary) -> None:
 
 def _run(job: Job, settings: Mapping[str, Sequence[Setting]]) -> list[Row]:
     """A row for each setting; none if the predictor was trained on all sessions."""
-    traces = job.recording.traces(_vocabulary)
-    trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[job.cache_mode]).trained_sessions
-    fingerprints = session_fingerprints(traces)
-    sizes = sorted({*MODEL_SIZES, *(nodes for nodes, _ in MODEL_TREES)})
-    accepted = job.model_drafter.accepted_by_size(
-        traces, HvdConfig(cache_mode=job.cache_mode), sizes
-    )
-    earlier: list[Trace] = []
-    sessions: dict[str, list[DrawnTrace]] = {}
-    for place, trace in enumerate(traces):
-        if fingerprints[trace.session] in trained_on:
-            earlier.append(trace)
-        else:
-            drawn = DrawnTrace(trace, {size: accepted[size][place] for size in sizes})
-            sessions.setdefault(trace.session, []).append(drawn)
-    if not sessions:
+    texts = [
+        _texts(job.recording, job.cache_mode, replace(job.model_drafter, seed=seed))
+        for seed in range(job.num_seeds)
+    ]
+    if not all(of_seed.sessions for of_seed in texts):
         return []
     return [
-        _serve(job, name, setting, traces[0].family, earlier, list(sessions.values()))
+        _row(job, name, setting, texts[0].family, [_serve(job, setting, t) for t in texts])
         for name, of_name in settings.items()
         for setting in of_name
     ]
 
 
-def _serve(
-    job: Job,
-    name: str,
-    setting: Setting,
-    family: str,
-    earlier: Sequence[Trace],
-    sessions: Sequence[Sequence[DrawnTrace]],
-) -> Row:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Texts:
+    """A recording with one draw of the model drafter. earlier: what it was trained on."""
+
+    family: str
+    seed: int
+    earlier: Sequence[Trace]
+    sessions: Sequence[Sequence[DrawnTrace]]
+
+
+@cache
+def _texts(recording: Recording, cache_mode: CacheMode, drafter: ModelDrafter) -> _Texts:
+    traces = recording.traces(_vocabulary)
+    trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[cache_mode]).trained_sessions
+    fingerprints = session_fingerprints(traces)
+    sizes = sorted({*MODEL_SIZES, *(nodes for nodes, _ in MODEL_TREES)})
+    accepted = drafter.accepted_by_size(traces, HvdConfig(cache_mode=cache_mode), sizes)
+    earlier: list[Trace] = []
+    sessions: dict[str, list[DrawnTrace]] = {}
+    for place, trace in enumerate(traces):
+        if fingerprints[trace.session] in trained_on:
+            earlier.append(trace)
+        elif len(trace.output_ids) > 1:  # has cycles
+            drawn = DrawnTrace(trace, {size: accepted[size][place] for size in sizes})
+            sessions.setdefault(trace.session, []).append(drawn)
+    return _Texts(traces[0].family, drafter.seed, earlier, list(sessions.values()))
+
+
+def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
     config = HvdConfig(
         policy=setting.policy,
         cache_mode=job.cache_mode,
@@ -270,7 +296,7 @@ def _serve(
         sizes = [size for size in MODEL_SIZES if size <= num_nodes]
         allocator = StepAllocator(
             job.costs,
-            widths=WIDTHS,
+            widths=[width for width in WIDTHS if width <= setting.width],
             model_sizes=sizes,
             num_steps=steps,
             postpones_extend=job.postpones_extend,
@@ -294,10 +320,19 @@ def _serve(
         model_sizes=sizes,
         num_model_steps=num_steps,
     )
-    totals = replay.serve(
-        sessions, earlier=earlier, batch_size=job.batch_size, num_tokens=job.num_tokens
+    return replay.serve(
+        texts.sessions,
+        earlier=texts.earlier,
+        batch_size=job.batch_size,
+        num_tokens=job.num_tokens,
+        seed=texts.seed,
     )
+
+
+def _row(job: Job, name: str, setting: Setting, family: str, by_seed: list[CycleTotals]) -> Row:
+    totals = sum(by_seed, CycleTotals())
     assert totals.cycles_per_1k_tokens is not None
+    speeds = [of_seed.num_tokens / of_seed.ms for of_seed in by_seed]
     return Row(
         file=job.recording.name,
         family=family,
@@ -311,6 +346,7 @@ def _serve(
         mean_accepted=totals.mean_accepted_len or 0.0,
         cache_share=totals.cache_share or 0.0,
         both_share=totals.num_both / totals.num_cycles,
+        seed_spread=(max(speeds) - min(speeds)) / (totals.num_tokens / totals.ms),
     )
 
 
@@ -396,8 +432,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "assumes %(default)s",
     )
     parser.add_argument(
-        "--tokens", type=int, default=20_000, help="most tokens to measure per file and policy"
+        "--tokens",
+        type=int,
+        default=20_000,
+        help="to measure for each file, policy and seed (default: %(default)s)",
     )
+    parser.add_argument(
+        "--tokens-per-request",
+        type=int,
+        default=128,
+        help="but no fewer than so many for each of the requests at a time (default: %(default)s)",
+    )
+    parser.add_argument("--seeds", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument(
         "--postpone-extend",
         action=argparse.BooleanOptionalAction,
@@ -421,9 +467,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="rows beside those of model and oracle (default: all)",
     )
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    add_json(parser)
     return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -13,8 +13,7 @@ Two published figures check it (LMSYS, SGLang with Llama-3.1-8B on an H100, MT-B
 1): 158 tokens/s without speculation, 6.3 ms a step, and 373 with EAGLE3.
 """
 
-import sys
-
+from benchmarks.command import run
 from sglang_hvd.allocation import StepCosts
 
 _BYTES_PER_MS = 3.35e12 * 0.85 / 1e3
@@ -82,4 +81,4 @@ def _overlapped(reading: float, computing: float) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -9,14 +9,12 @@ prediction; served adds the online correction and the model drafter's payoff.
 """
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.command import add_json, run, write_rows
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import (
     DEFAULT_PREDICTORS,
@@ -40,7 +38,7 @@ _CALLS = 20  # per repeat
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="What a payoff prediction costs.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    add_json(parser)
     options = parser.parse_args(arguments)
     rows = [row for num_requests in _TARGETS for row in _measure(num_requests)]
     print("| name | requests | ours, us | spread | numpy MLP, us | ratio | target, us |")
@@ -52,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"| {row['name']} | {row['num_requests']} | {row['ours']:.2f} | {row['spread']} | "
             f"{peer} | {ratio} | {row['target'] or '-'} |"
         )
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1))
+    write_rows(options.json, rows)
     return 0
 
 
@@ -173,4 +170,4 @@ def _drafts(num_requests: int) -> tuple[SuffixCache, DraftBatch]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -11,14 +11,13 @@ leaves it too, by their share of the votes that are not the chain's: how many we
 
 import argparse
 import itertools
-import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.command import add_json, run, write_rows
 from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
@@ -61,8 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if len(of_bin):
             share, right = of_bin.mean(axis=0)
             print(f"| {low:g} to {high:g} | {len(of_bin)} | {share:.3f} | {right:.3f} |")
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_rows(options.json, rows)
     return 0
 
 
@@ -155,9 +153,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--eos-token", default="<|im_end|>")
     parser.add_argument("--starts", type=int, default=4000, help="most cycle starts of each file")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    add_json(parser)
     return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

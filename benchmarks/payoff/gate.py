@@ -9,12 +9,11 @@ milliseconds, as an 8B model in 16 bits has them on an H100 by its memory bandwi
 TB/s for a step of the target) with eight rounds of a one-layer drafter; they are not measured.
 """
 
-import json
-import sys
 from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks.command import run, write_rows
 from benchmarks.payoff.options import replay_options
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import HvdConfig
@@ -92,8 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "tokens_per_ms": speed,
                 }
             )
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1))
+    write_rows(options.json, rows)
     return 0
 
 
@@ -106,4 +104,4 @@ def _figures(totals: CycleTotals) -> tuple[float, float, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

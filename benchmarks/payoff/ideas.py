@@ -9,11 +9,10 @@ leaves out are constant.
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from benchmarks.command import run, write_rows
 from benchmarks.payoff.options import replay_options
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import (
@@ -115,8 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows.append(_show("all, on families left out of training", study.mean_of_families_left_out()))
     frequency = [e for e in study.judge(None) if e.predictor == "frequency" and e.file == MEAN]
     rows.append(_show("frequency score", frequency[0]))
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1))
+    write_rows(options.json, rows)
     return 0
 
 
@@ -241,4 +239,4 @@ def _without(rows: TrainingRows, idea: _Idea) -> TrainingRows:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from benchmarks.command import add_json
 from sglang_hvd.config import CacheMode
 
 
@@ -15,5 +16,5 @@ def replay_options(description: str, arguments: Sequence[str] | None) -> argpars
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--eos-token", default="<|im_end|>")
     parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    add_json(parser)
     return parser.parse_args(arguments)

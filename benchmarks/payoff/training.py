@@ -7,11 +7,11 @@ judged, which is as in recorded traces (three accepted tokens in the mean).
 """
 
 import argparse
-import sys
 import time
 
 import numpy as np
 
+from benchmarks.command import run
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES
 from sglang_hvd.payoff.predictor import feature_settings
@@ -54,4 +54,4 @@ def _rows(num_rows: int) -> TrainingRows:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -12,7 +12,6 @@ Every server's caches are flushed before each measurement. The first round is no
 import argparse
 import contextlib
 import json
-import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from benchmarks.command import add_json, run, write_rows
 from benchmarks.serving.client import Answer, Conversation, play
 from benchmarks.serving.measure import Cell, measure, table_of
 from sglang_hvd.demo.corpus.session import FAMILIES, Session
@@ -39,8 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         urls = dict(options.attach) or stack.enter_context(_servers(options.modes))
         rows = measure(urls, _cells(urls, options), rounds=options.rounds)
     print(table_of(rows))
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_rows(options.json, map(asdict, rows))
     return 0 if all(row.outputs_identical for row in rows) else 1
 
 
@@ -137,7 +136,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--max-tokens", type=int, default=128, help="of each reply")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    add_json(parser)
     return parser.parse_args(arguments)
 
 
@@ -169,4 +168,4 @@ def _attached(text: str) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -1,7 +1,6 @@
 """python -m benchmarks.suffix_cache [--json FILE]"""
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -10,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
+from benchmarks.command import add_json, run, write_rows
 from benchmarks.suffix_cache import peer, replay, timings
 from benchmarks.suffix_cache.contestants import Arctic, Contestant, Ngram, Ours
 from benchmarks.suffix_cache.rows import Row, higher_is_better, lower_is_better, table
@@ -21,7 +21,7 @@ SHAPES = {"chain": 0, "tree32": 32, "tree64": 64}
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suffix_cache", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    add_json(parser)
     parser.add_argument(
         "--traces",
         type=Path,
@@ -56,8 +56,7 @@ def main() -> None:
     else:
         rows += _draft_rows(arctic, ngram, Path(options.traces), Path(options.tokenizer))
     print(table(rows))
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_rows(options.json, map(asdict, rows))
 
 
 def _available(name: str, load: Callable[[], ModuleType]) -> ModuleType | None:
@@ -195,4 +194,4 @@ def _draft_rows(
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

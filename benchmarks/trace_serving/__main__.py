@@ -17,7 +17,6 @@ FLAGS go to every server. `identical` says that every reply is what was recorded
 import argparse
 import contextlib
 import itertools
-import json
 import sys
 import tempfile
 import uuid
@@ -26,6 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import add_json, run, write_rows
 from benchmarks.serving.client import Answer, Conversation
 from benchmarks.serving.measure import Cell, Row, measure, table_of
 from benchmarks.trace_serving.models import SHAPES, OwnVocabulary, write_models
@@ -77,9 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         rows = measure(urls, cells, rounds=options.rounds, warm_up=options.warm_up)
     print(table_of(rows))
-    if options.json is not None:
-        marked = [TraceRow(**asdict(row), simulated=row.mode not in _NOT_SIMULATED) for row in rows]
-        options.json.write_text(json.dumps([asdict(row) for row in marked], indent=1) + "\n")
+    marked = [TraceRow(**asdict(row), simulated=row.mode not in _NOT_SIMULATED) for row in rows]
+    write_rows(options.json, map(asdict, marked))
     return 0 if all(row.outputs_identical for row in rows) else 1
 
 
@@ -295,7 +294,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--warm-up", action=argparse.BooleanOptionalAction, default=False)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    add_json(parser)
     parser.add_argument("flags", nargs="*", help="of SGLang, behind --")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.modes) - set(MODES))
@@ -307,4 +306,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -1,0 +1,36 @@
+"""What every benchmark's command line has: rows as JSON, and errors in one line."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from sglang_hvd.whole_file import write_whole
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """`--json FILE`, in a folder that is there: told before hours are spent on the rows."""
+    parser.add_argument("--json", type=_file, metavar="FILE", help="write the rows as JSON")
+
+
+def write_rows(path: Path | None, rows: Iterable[Mapping[str, object]]) -> None:
+    """Writes rows, whole or not at all; None: nowhere. Raises ValueError if it cannot."""
+    if path is not None:
+        write_whole(path, (json.dumps([dict(row) for row in rows], indent=1) + "\n").encode())
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Ends the process with what main returns, or with a mistake of the user's in one line."""
+    try:
+        sys.exit(main())
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    return path
