@@ -46,6 +46,7 @@ from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import DemoModels, ensure_demo_models
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS, Mode, server_flags
 from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer
+from sglang_hvd.user_cache import user_cache
 
 CHAIN_FLAGS = (
     *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1"),
@@ -139,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _identity(options: argparse.Namespace) -> tuple[bool, Any]:
-    models = ensure_demo_models(Path.home() / ".cache" / "sglang_hvd")
+    models = ensure_demo_models(user_cache())
     rows = []
     for setup in _setups(options.device):
         for row in _Identity(models, setup, options).rows():
@@ -402,7 +403,7 @@ def _costs(options: argparse.Namespace) -> tuple[bool, Any]:
 def _dummy_models(shape: str, folder: Path) -> DemoModels:
     from sglang_hvd.payoff import DEFAULT_PREDICTORS
 
-    demo = ensure_demo_models(Path.home() / ".cache" / "sglang_hvd")
+    demo = ensure_demo_models(user_cache())
     target, drafter = write_models(shape, folder, num_tokens=2048, context_length=4096)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo.target / name, target / name)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, get_args
 from sglang_hvd.config import CacheMode, HvdConfig, load_config
 from sglang_hvd.payoff.predictor import Kind, PayoffPredictor
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
+from sglang_hvd.user_cache import user_cache
 from sglang_hvd.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -57,11 +58,10 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_cache_dir(parser: argparse.ArgumentParser) -> None:
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sglang_hvd"
     parser.add_argument(
         "--cache-dir",
         type=Path,
-        default=default,
+        default=user_cache(),
         metavar="DIR",
         help="where the demo models are built on first use (default: %(default)s)",
     )

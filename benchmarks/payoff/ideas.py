@@ -9,7 +9,7 @@ leaves out are constant.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks.command import run, write_rows
@@ -25,8 +25,8 @@ from sglang_hvd.payoff import (
 from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
-from sglang_hvd.replay.evaluate import MEAN, Evaluation, judge, judging_walks
-from sglang_hvd.replay.metrics import mean_of
+from sglang_hvd.replay.evaluate import judged_by, judging_walks, qualities
+from sglang_hvd.replay.metrics import PayoffQuality
 from sglang_hvd.replay.recordings import Vocabulary, find_recordings
 from sglang_hvd.replay.train import (
     TrainPlan,
@@ -35,7 +35,7 @@ from sglang_hvd.replay.train import (
     later_round,
     weighted_rows,
 )
-from sglang_hvd.replay.walk import RecordingWalk, SessionWalk, walk_recordings
+from sglang_hvd.replay.walk import RecordingWalk, walk_recordings
 
 # Groups of inputs by how their names begin, in the order in which they are added.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -112,14 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for idea in _ideas():
         rows.append(_show(idea.name, study.mean_of(idea)))
     rows.append(_show("all, on families left out of training", study.mean_of_families_left_out()))
-    frequency = [e for e in study.judge(None) if e.predictor == "frequency" and e.file == MEAN]
-    rows.append(_show("frequency score", frequency[0]))
+    rows.append(_show("frequency score", study.mean_of_frequency()))
     write_rows(options.json, rows)
     return 0
 
 
-def _show(name: str, evaluation: Evaluation) -> dict[str, object]:
-    quality = evaluation.quality
+def _show(name: str, quality: PayoffQuality) -> dict[str, object]:
     figures = (
         quality.average_precision,
         quality.roc_auc,
@@ -161,39 +159,30 @@ class _Study:
             held_out_sessions(off_policy, plan.held_out),
         )
 
-    def mean_of(self, idea: _Idea) -> Evaluation:
-        [mean] = [e for e in self.judge(self._train(idea), idea) if e.file == MEAN]
-        return mean
+    def mean_of(self, idea: _Idea) -> PayoffQuality:
+        predictor = self._train(idea)
+        return self._mean(idea, lambda _: predictor)
 
-    def mean_of_families_left_out(self) -> Evaluation:
+    def mean_of_families_left_out(self) -> PayoffQuality:
         """Each family judged by a predictor that saw none of its recordings."""
         idea = _Idea("left out")
-        evaluations = []
-        for family in sorted({walk.family for walk in self.judged}):
-            predictor = self._train(idea, without_family=family)
-            evaluations += [e for e in self.judge(predictor, idea, family=family) if e.file == MEAN]
-        names = ("average_precision", "roc_auc", "precision", "recall", "calibration_error")
-        means = {name: mean_of([getattr(e.quality, name) for e in evaluations]) for name in names}
-        return replace(evaluations[0], quality=replace(evaluations[0].quality, **means))
+        families = {walk.family for walk in self.judged}
+        predictors = {family: self._train(idea, without_family=family) for family in families}
+        return self._mean(idea, predictors.__getitem__)
 
-    def judge(
-        self, predictor: PayoffPredictor | None, idea: _Idea | None = None, family: str = ""
-    ) -> list[Evaluation]:
-        walks = [
-            replace(
-                walk,
-                sessions=tuple(
-                    replace(session, rows=self._masked(session, idea))
-                    for session in walk.sessions
-                    if session.fingerprint in self.held_out
-                ),
-            )
-            for walk in self.judged
-            if family in ("", walk.family)
-        ]
-        predictors = {} if predictor is None else {"idea": predictor}
-        evaluations = judge(walks, predictors, cache_mode=self.plan.config.cache_mode, at="cycle")
-        return [e for e in evaluations if predictor is None or e.predictor == "idea"]
+    def mean_of_frequency(self) -> PayoffQuality:
+        return self._mean(_Idea("frequency"), lambda _: None)
+
+    def _mean(self, idea: _Idea, judging: Callable[[str], PayoffPredictor | None]) -> PayoffQuality:
+        """judging: the predictor of a family; None: the frequency score."""
+        known = frozenset(s.fingerprint for walk in self.judged for s in walk.sessions)
+        judged = {}
+        for walk in self.judged:
+            rows = walk.rows(without=known - self.held_out)
+            if rows is not None:
+                rows = _without(rows, idea)
+                judged[walk] = judged_by(rows, judging(walk.family)), rows
+        return next(quality for walk, quality in qualities(judged) if walk is None)
 
     def _train(self, idea: _Idea, without_family: str = "") -> PayoffPredictor:
         def kept(walks: Sequence[RecordingWalk]) -> list[RecordingWalk]:
@@ -214,12 +203,6 @@ class _Study:
             feature_settings=feature_settings(self.plan.config),
             provenance={},
         )
-
-    @staticmethod
-    def _masked(session: SessionWalk, idea: _Idea | None) -> TrainingRows | None:
-        if session.rows is None or idea is None:
-            return session.rows
-        return _without(session.rows, idea)
 
 
 def _without(rows: TrainingRows, idea: _Idea) -> TrainingRows:

@@ -29,8 +29,11 @@ from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import ensure_demo_models
 from sglang_hvd.demo.modes import MODES, server_flags
 from sglang_hvd.demo.server import CPU_FLAGS, DEMO_ENVIRONMENT, SglangServer
+from sglang_hvd.user_cache import user_cache
 
 _SEED = 11
+
+_TokenIds = Mapping[tuple[int, int], tuple[int, ...]]  # by conversation and turn
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _servers(modes: Sequence[str]) -> Iterator[dict[str, str]]:
-    models = ensure_demo_models(Path.home() / ".cache" / "sglang_hvd")
+    models = ensure_demo_models(user_cache())
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         urls = {}
@@ -79,8 +82,9 @@ def _conversation(session: Session, tokenizer: Any, max_tokens: int) -> Conversa
 
 
 def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
-    """The reference of each workload is what the first server answers one at a time."""
-    url = next(iter(urls.values()))
+    """The reference of each workload is what plain decoding answers one at a time; without a server
+    that decodes plainly, what the first one does."""
+    url = urls.get("plain", next(iter(urls.values())))
     with urllib.request.urlopen(f"{url}/model_info", timeout=60) as response:
         tokenizer = AutoTokenizer.from_pretrained(json.load(response)["tokenizer_path"])
     cells = []
@@ -89,13 +93,13 @@ def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
             family, count=_num_sessions(max(options.concurrency), options), seed=_SEED
         )
         conversations = [_conversation(s, tokenizer, options.max_tokens) for s in sessions]
-        texts = {
-            (answer.conversation, answer.turn): answer.text
+        expected = {
+            (answer.conversation, answer.turn): answer.token_ids
             for answer in play(url, conversations, concurrency=1).answers
         }
 
-        def is_expected(answer: Answer, texts: Mapping[tuple[int, int], str] = texts) -> bool:
-            return texts[answer.conversation, answer.turn] == answer.text
+        def is_expected(answer: Answer, expected: _TokenIds = expected) -> bool:
+            return expected[answer.conversation, answer.turn] == answer.token_ids
 
         cells += [
             Cell(

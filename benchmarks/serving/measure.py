@@ -21,8 +21,8 @@ class Row:
         model drafter's.
     ttft_ms_p50, itl_ms_p99: to the first chunk of a reply, and between chunks.
     ms_per_cycle: of a request, its prefill included.
-    outputs_identical: every reply is the one expected, for the demo that of the first mode, served
-        one at a time.
+    outputs_identical: every reply is the one expected, token for token; for the demo that of plain
+        decoding, or else of the first mode, served one at a time.
     """
 
     workload: str

@@ -1,5 +1,6 @@
 """Builds tokenizer, target, drafter and predictor of the demo, one after the other."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -99,7 +100,8 @@ def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
     target_directory, drafter_directory = directory / "target", directory / "drafter"
     target_directory.mkdir()
     drafter_directory.mkdir()
-    with tqdm(total=100, disable=not progress, bar_format=_BAR) as bar:
+    every = 0.1 if sys.stderr.isatty() else 20.0  # seconds; a log needs no more lines
+    with tqdm(total=100, disable=not progress, bar_format=_BAR, mininterval=every) as bar:
         stage = partial(_stage, bar)
 
         advance = stage("tokenizer", 1, 1)

@@ -22,7 +22,8 @@ Shape = Literal["llama", "qwen3"]
 
 # What the built files depend on, relative to the package.
 _SOURCES = (
-    "types.py", "config.py", "drafter/*.py", "payoff/*.py", "suffix_cache/*.py",
+    "types.py", "config.py", "drafter/*.py", "payoff/*.py", "payoff/native/*",
+    "suffix_cache/*.py", "suffix_cache/native/*",
     "replay/simulator.py", "traces/trace.py", "traces/tokenizer.py",
     "demo/corpus/*.py", "demo/build.py", "demo/checkpoint.py", "demo/dataset.py",
     "demo/distillation.py", "demo/eagle3.py", "demo/gradients.py", "demo/induction.py",
@@ -71,7 +72,10 @@ def _build_once(recipe: Recipe, directory: Path, progress: bool) -> None:
     with _lock(directory.with_suffix(".lock")):
         if directory.is_dir():
             return
-        partial = Path(tempfile.mkdtemp(prefix="partial-", dir=directory.parent))
+        prefix = f"partial-{directory.name}-"
+        for killed in directory.parent.glob(f"{prefix}*"):
+            shutil.rmtree(killed)
+        partial = Path(tempfile.mkdtemp(prefix=prefix, dir=directory.parent))
         try:
             build(recipe, partial, progress=progress)
             partial.rename(directory)

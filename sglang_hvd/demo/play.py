@@ -26,7 +26,7 @@ class Reply:
         seconds: from request to answer, prefill included.
         num_cycles: decoding cycles after the prefill, which itself yields the first token.
         num_accepted_drafts: accepted draft tokens, bonus tokens not counted.
-        num_cache_cycles: cycles that verified a cache draft.
+        num_cache_cycles: cycles that verified a cache draft, alone or with the model drafter's.
         cycles: draft source and accepted draft tokens of each cycle, where the server reports it.
     """
 
@@ -78,6 +78,6 @@ def _ask(client: OpenAI, family: str, messages: list[dict[str, str]]) -> Reply:
         # A server without speculation reports no cycles: each token after the first is one.
         num_cycles=meta.get("spec_verify_ct", num_tokens - 1),
         num_accepted_drafts=meta.get("spec_num_correct_drafts", 0),
-        num_cache_cycles=hvd.get("num_cache_cycles", 0),
+        num_cache_cycles=hvd.get("num_cache_cycles", 0) + hvd.get("num_both_cycles", 0),
         cycles=tuple((source, accepted) for source, accepted in hvd.get("cycles", [])),
     )

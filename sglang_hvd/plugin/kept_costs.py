@@ -18,6 +18,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.plugin.cost_profile import CostProfile
 from sglang_hvd.plugin.entry import SUPPORTED_SGLANG
+from sglang_hvd.user_cache import user_cache
 from sglang_hvd.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def profiled_costs(
 def costs_folder() -> Path | None:
     """Of this user's kept tables; None for a user without a home."""
     try:
-        return Path.home() / ".cache" / "sglang_hvd" / "costs"
+        return user_cache() / "costs"
     except RuntimeError:
         return None
 

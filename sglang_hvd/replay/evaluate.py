@@ -135,34 +135,31 @@ def judge(
     without: fingerprints of sessions that are not judged.
     """
     rows = {walk: found for walk in walks if (found := walk.rows(without=without)) is not None}
-    families: dict[str, list[RecordingWalk]] = {}
-    for walk in rows:
-        families.setdefault(walk.family, []).append(walk)
     evaluations = []
     for name in (*predictors, "frequency"):
-        judgements = {walk: judged_by(rows[walk], predictors.get(name)) for walk in rows}
-        evaluations += [
-            Evaluation(
-                walk.name, walk.family, cache_mode, name, at, _quality([(judgements[walk], found)])
-            )
-            for walk, found in rows.items()
-        ]
-        of_families = [
-            _quality([(judgements[walk], rows[walk]) for walk in members])
-            for members in families.values()
-        ]
-        if of_families:
-            mean = replace(
-                _mean(of_families),
-                calibration_error=_mean_calibration_error(
-                    [
-                        [(judgements[walk], rows[walk]) for walk in members]
-                        for members in families.values()
-                    ]
-                ),
-            )
-            evaluations.append(Evaluation(MEAN, "", cache_mode, name, at, mean))
+        predictor = predictors.get(name)
+        judged = {walk: (judged_by(found, predictor), found) for walk, found in rows.items()}
+        for walk, quality in qualities(judged):
+            file, family = (MEAN, "") if walk is None else (walk.name, walk.family)
+            evaluations.append(Evaluation(file, family, cache_mode, name, at, quality))
     return evaluations
+
+
+def qualities(
+    judged: Mapping[RecordingWalk, tuple[Judgement, TrainingRows]],
+) -> list[tuple[RecordingWalk | None, PayoffQuality]]:
+    """Of each walk, and last the mean over the families, which is of no walk; see judge."""
+    families: dict[str, list[tuple[Judgement, TrainingRows]]] = {}
+    for walk, part in judged.items():
+        families.setdefault(walk.family, []).append(part)
+    found: list[tuple[RecordingWalk | None, PayoffQuality]] = [
+        (walk, _quality([part])) for walk, part in judged.items()
+    ]
+    if families:
+        parts = list(families.values())
+        error = _mean_calibration_error(parts)
+        found.append((None, replace(_mean([*map(_quality, parts)]), calibration_error=error)))
+    return found
 
 
 def judged_by(rows: TrainingRows, predictor: PayoffPredictor | None) -> Judgement:

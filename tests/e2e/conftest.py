@@ -18,6 +18,7 @@ from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import DemoModels, ensure_demo_models
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import CPU_FLAGS, DEMO_ENVIRONMENT, SglangServer, flush_cache
+from sglang_hvd.user_cache import user_cache
 
 Shape = Literal["llama", "qwen3"]
 
@@ -88,8 +89,7 @@ def request_body(prompt: str | list[int], **params: Any) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def demo_cache() -> Path:
     """Where the demo models are built once and kept, as `sglang-hvd demo` keeps them."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sglang_hvd"
-    return Path(os.environ.get("HVD_DEMO_CACHE", default))
+    return Path(os.environ.get("HVD_DEMO_CACHE", user_cache()))
 
 
 @pytest.fixture(scope="session")
@@ -163,7 +163,7 @@ def start_server(
             ["--model-path", str(models.target), *CPU_FLAGS, *flags],
             log_file=logs / f"{len(list(logs.iterdir()))}.log",
             # Costs are timed and kept anew: those of other times are no part of a test.
-            environment={**DEMO_ENVIRONMENT, "HOME": str(home), **(environment or {})},
+            environment={**DEMO_ENVIRONMENT, "XDG_CACHE_HOME": str(home), **(environment or {})},
         )
         server.__enter__()
         running[key] = server

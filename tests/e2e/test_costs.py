@@ -14,10 +14,10 @@ TIMED = "timed on this server before it served"
 def test_costs_are_timed_kept_and_used_at_the_next_start(
     start_hvd: Callable[..., Any], tmp_path: Path
 ) -> None:
-    environment = {"HOME": str(tmp_path)}
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
     server = start_hvd("allocate", environment=environment)
     assert server.hvd_state()["costs"]["about"].startswith(TIMED)
-    [kept] = (tmp_path / ".cache" / "sglang_hvd" / "costs").iterdir()
+    [kept] = (tmp_path / "sglang_hvd" / "costs").iterdir()
     costs = StepCosts.load(kept)
     assert costs.batch_sizes[0] == 1
     assert costs.batch_sizes[-1] == 16  # as many as can run

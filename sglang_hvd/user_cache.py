@@ -1,0 +1,11 @@
+"""Where this user's demo models and cost tables are kept from one run to the next."""
+
+import os
+from pathlib import Path
+
+
+def user_cache() -> Path:
+    """`sglang_hvd` in $XDG_CACHE_HOME, or else in ~/.cache. Raises RuntimeError for a user without
+    a home."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    return (Path(named) if named else Path.home() / ".cache") / "sglang_hvd"
