@@ -4,12 +4,14 @@
     python scripts/offline_install.py check DIR          on the GPU machine: what it has and lacks
     python scripts/offline_install.py install DIR        on the GPU machine
 
-pack downloads the wheels for the GPU machine's Python and cuts each file into pieces of at most
---piece-mb, so that small transfers carry them. install joins the pieces, compares their checksums
+pack builds this project's wheel, downloads those that serving needs, and cuts each file into pieces
+of at most --piece-mb, so that small transfers carry them. The project's wheel is of the Python that
+packs, which must be the GPU machine's. install joins the pieces, compares their checksums
 and installs without a registry. SGLang 0.5.23 needs torch 2.14; torch itself needs the CUDA 13
 libraries, which a machine that runs torch 2.11 for CUDA 13.0 has: they are left out
 (--with-cuda-libraries packs them too, about 2.5 GB). flashinfer compiles its kernels on first use
-with the machine's nvcc. Only the standard library is needed, since a bare machine runs this.
+with the machine's nvcc. check and install need the standard library only, since a bare machine runs
+them.
 """
 
 import argparse
@@ -23,12 +25,18 @@ import tempfile
 from pathlib import Path
 
 PACKAGES = ("sglang==0.5.23",)
-MODULES = ("torch", "sgl_kernel", "flashinfer", "triton", "transformers", "xgrammar", "sglang")
+MODULES = (
+    *("torch", "sgl_kernel", "flashinfer", "triton", "transformers", "xgrammar", "sglang"),
+    "sglang_hvd",
+)
 _INDEX = "pieces.json"
 
 
 def pack(folder: Path, packages: list[str], piece_bytes: int, *, python: str, cuda: bool) -> None:
     """Downloads wheels and cuts them; pieces.json says which pieces make which file."""
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if python != here:
+        raise ValueError(f"this is Python {here}: pack with {python}, which our wheel must be of")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         wheels = Path(name)
@@ -37,6 +45,8 @@ def pack(folder: Path, packages: list[str], piece_bytes: int, *, python: str, cu
         for platform in ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"):
             command += ["--platform", platform]
         subprocess.run([*command, *packages], check=True)
+        own = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", name]
+        subprocess.run([*own, str(Path(__file__).parents[1])], check=True)
         index = {}
         for wheel in sorted(wheels.iterdir()):
             if wheel.name.startswith("nvidia_") and not cuda:
@@ -107,7 +117,8 @@ def main() -> int:
     parser.add_argument("step", choices=["pack", "check", "install"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--packages", nargs="+", default=list(PACKAGES))
-    parser.add_argument("--python", default="3.11", help="of the GPU machine")
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    parser.add_argument("--python", default=here, help="of the GPU machine (default: %(default)s)")
     parser.add_argument("--piece-mb", type=int, default=60)
     parser.add_argument("--with-cuda-libraries", action="store_true")
     options = parser.parse_args()
