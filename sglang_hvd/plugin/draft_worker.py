@@ -383,10 +383,13 @@ class HvdDraftWorker(EagleDraftWorker):
         """Cells of a full mask to set: this batch's, and those of the graph's padding requests."""
         runner = self.target_worker.model_runner
         verify_mask = runner.attn_backend.verify_mask
-        if batch.seq_lens_sum is not None:
-            num_cells = w * (batch.seq_lens_sum + n * w)
-        else:  # no host copy: an upper bound, or the mask would be written past its end
-            num_cells = n * w * (runner.model_config.context_len + w)
+        num_cached = batch.seq_lens_sum
+        if num_cached is None:
+            # No host copy: what the drafter counts, and room, or a mask might be written past its
+            # end. The whole context of every request would be as safe, and gigabytes to fill.
+            longest = n * runner.model_config.context_len
+            num_cached = min(sum(self.cached_lens(batch.reqs)) + n * w, longest)
+        num_cells = w * (num_cached + n * w)
         if verify_mask is None or not verify_mask.fits(n):
             return num_cells
         # A captured batch is padded with requests of length 1; an empty row would become NaN.
