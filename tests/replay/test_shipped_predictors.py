@@ -1,0 +1,37 @@
+"""What ships, judged by the code of today on recorded generations it was not trained on."""
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from sglang_hvd.cli import main
+from sglang_hvd.config import CacheMode
+
+# Short recordings of two families; their sessions are split as those of all others.
+FILES = ("structured_tool__spider_intercode_gpt4", "multihop_qa__hotpotqa_react_reflexion")
+
+
+@pytest.mark.parametrize("mode", get_args(CacheMode))
+def test_the_shipped_predictor_knows_more_than_the_papers_and_the_score(
+    traces_dir: Path, tokenizer_file: Path, tmp_path: Path, mode: CacheMode
+) -> None:
+    folder, found = tmp_path / "traces", tmp_path / "rows.json"
+    folder.mkdir()
+    for name in FILES:
+        (folder / f"{name}.jsonl").symlink_to(traces_dir.resolve() / f"{name}.jsonl")
+    flags = ["--traces", folder, "--tokenizer", tokenizer_file, "--cache-mode", mode]
+    assert main(["evaluate", *map(str, flags), "--processes", "1", "--json", str(found)]) == 0
+    rows = {
+        (row["file"], row["at"], row["predictor"]): row for row in json.loads(found.read_text())
+    }
+    assert {file for file, _, _ in rows} == {*FILES, "mean"}  # some sessions of each are new
+    for at in ("cycle", "position"):
+        ours, papers, score = (
+            rows["mean", at, name]["average_precision"] for name in ("default", "mlp", "frequency")
+        )
+        # Loose bounds: wrong features or weights give about the oracle share, .1 to .2.
+        assert ours > 0.4
+        assert ours > papers + 0.03
+        assert ours > score
