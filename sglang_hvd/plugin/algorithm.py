@@ -46,6 +46,10 @@ ALGORITHM_NAME = "HVD"
 # Nodes that policy `both` has for cache drafts where the model drafter's tree is a wide one.
 _LEAST_BESIDE_TREE = 8
 
+# Few requests on a GPU verify so many nodes in little more time than one, and `allocate` does so
+# only where it pays. For more the graphs' buffers, requests x width x context, grow too large.
+_WIDE, _MOST_WIDE_NODES = 64, 1024
+
 # These read the width of each verification from the batch, not from the settings.
 _BACKENDS_OF_ANY_WIDTH = {"torch_native", "intel_amx"}
 
@@ -152,7 +156,7 @@ def resolve_verify_width(
     _refuse_untested(cfg)  # again: SGLang may have switched features on by itself
     num_model_nodes = cfg.speculative_num_draft_tokens
     _check_model_tree(num_model_nodes, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
-    width = _verify_width(config, num_model_nodes)
+    width = _verify_width(config, num_model_nodes, cfg)
     context_len = cfg.context_length or target_context_length(cfg)
     if width >= context_len:
         raise ValueError(
@@ -316,12 +320,12 @@ def _postpones_extend(config: HvdConfig, device: str) -> bool:
     return device == "cpu" if config.postpone_extend is None else config.postpone_extend
 
 
-def _verify_width(config: HvdConfig, num_model_nodes: int) -> int:
+def _verify_width(config: HvdConfig, num_model_nodes: int, cfg: Any) -> int:
     if config.policy == "model" and config.verify_width is None:
         return num_model_nodes
     beside_tree = _LEAST_BESIDE_TREE if config.policy == "both" else 0
     if config.verify_width is None:
-        wanted = min(DEFAULT_VERIFY_WIDTH, 1 + config.max_draft_tokens)
+        wanted = min(_default_width(config, cfg), 1 + config.max_draft_tokens)
         return max(num_model_nodes + beside_tree, wanted)
     if beside_tree and config.verify_width == num_model_nodes:
         raise ValueError(
@@ -334,3 +338,12 @@ def _verify_width(config: HvdConfig, num_model_nodes: int) -> int:
             f"of {num_model_nodes} nodes: widen it or lower --speculative-num-draft-tokens"
         )
     return config.verify_width
+
+
+def _default_width(config: HvdConfig, cfg: Any) -> int:
+    is_small = _WIDE * cfg.max_running_requests <= _MOST_WIDE_NODES
+    return (
+        _WIDE
+        if config.policy == "allocate" and cfg.device != "cpu" and is_small
+        else DEFAULT_VERIFY_WIDTH
+    )

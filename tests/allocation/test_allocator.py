@@ -67,15 +67,15 @@ def odds(hazards: list[list[float]], model: list[tuple[float, float]]) -> DraftO
 
 def expected(given: DraftOdds, row: int, num_cache: int, size: int, num_steps: int) -> float:
     """Sum over the depths of the probability that either draft is right up to there."""
-    total = 0.0
-    for depth in range(MAX_NODES):
-        cache = float(given.probs[row, depth]) if depth < num_cache else 0.0
-        of_model = both = 0.0
-        if size and depth < num_steps:
-            place = SIZES.index(size)
-            of_model = float(given.reaches[row, place, depth])
-            both = cache * float(given.reaches_if_right[row, place, depth])
-        total += cache + of_model - both
+    probs, depths = given.probs[row, :num_cache], given.depths[row, :num_cache]
+    total = float(probs.sum())
+    if not size:
+        return total
+    place = SIZES.index(size)
+    for step in range(num_steps):
+        cache = min(float(probs[depths == step + 1].sum()), 1.0)
+        both = cache * float(given.reaches_if_right[row, place, step])
+        total += max(float(given.reaches[row, place, step]) - both, 0.0)
     return total
 
 
@@ -121,10 +121,18 @@ chains = st.lists(hazard, max_size=MAX_NODES)
 
 @st.composite
 def batches(draw: st.DrawFn) -> DraftOdds:
+    """Chains and trees: nodes by falling probability, none before its parent."""
     num = draw(st.integers(1, 2))
-    return odds(
+    given = odds(
         [draw(chains) for _ in range(num)], [(draw(hazard), draw(hazard)) for _ in range(num)]
     )
+    for row in range(num):
+        if draw(st.booleans()):
+            for node in range(1, MAX_NODES):
+                given.depths[row, node] = draw(
+                    st.integers(1, 1 + int(given.depths[row, :node].max()))
+                )
+    return given
 
 
 @settings(max_examples=150, deadline=None)

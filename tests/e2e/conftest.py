@@ -144,15 +144,19 @@ def start_server(
 ) -> Iterator[StartServer]:
     """Start a server by its flags; one that runs with the same flags already is used again.
 
-    Only the latest used few stay up, so a fixture asks for its server anew in every test.
+    Only the latest used few stay up, so a fixture asks for its server anew in every test. A server
+    that `is_spawned` starts exactly as a user's does, and takes twice as long for it.
     """
     running: dict[tuple[Any, ...], SglangServer] = {}
     logs, home = tmp_path_factory.mktemp("servers"), tmp_path_factory.mktemp("home")
 
     def start(
-        *flags: str, shape: Shape = "llama", environment: dict[str, str] | None = None
+        *flags: str,
+        shape: Shape = "llama",
+        environment: dict[str, str] | None = None,
+        is_spawned: bool = False,
     ) -> Server:
-        key = (shape, flags, tuple(sorted((environment or {}).items())))
+        key = (shape, flags, tuple(sorted((environment or {}).items())), is_spawned)
         if key in running:
             running[key] = running.pop(key)  # the latest used stays longest
             return Server(running[key])
@@ -163,7 +167,13 @@ def start_server(
             ["--model-path", str(models.target), *CPU_FLAGS, *flags],
             log_file=logs / f"{len(list(logs.iterdir()))}.log",
             # Costs are timed and kept anew: those of other times are no part of a test.
-            environment={**DEMO_ENVIRONMENT, "XDG_CACHE_HOME": str(home), **(environment or {})},
+            environment={
+                **DEMO_ENVIRONMENT,
+                "XDG_CACHE_HOME": str(home),
+                "PYTHONPATH": str(Path(__file__).parents[2]),
+                **(environment or {}),
+            },
+            module="sglang.launch_server" if is_spawned else "tests.e2e.forked_server",
         )
         server.__enter__()
         running[key] = server
@@ -185,6 +195,7 @@ def start_hvd(start_server: StartServer, models_of: Callable[[Shape], DemoModels
         drafting: Sequence[str] = MODEL_TREE_FLAGS,
         shape: Shape = "llama",
         environment: dict[str, str] | None = None,
+        is_spawned: bool = False,
     ) -> Server:
         models = models_of(shape)
         return start_server(
@@ -194,6 +205,7 @@ def start_hvd(start_server: StartServer, models_of: Callable[[Shape], DemoModels
             *flags,
             shape=shape,
             environment=environment,
+            is_spawned=is_spawned,
         )
 
     return start

@@ -55,7 +55,7 @@ def test_gen_select_and_fork_give_what_plain_serving_gives(
 ) -> None:
     plain = sgl.RuntimeEndpoint(start_server().process.url)
     expected = [_outcome(answer_and_more.run(**q, backend=plain)) for q in questions]
-    server = start_hvd("payoff", "--hvd-threshold", "1.5")
+    server = start_hvd("payoff", "--hvd-threshold", "1.5", is_spawned=True)
     hvd = sgl.RuntimeEndpoint(server.process.url)
     assert [_outcome(answer_and_more.run(**q, backend=hvd)) for q in questions] == expected
     batch = answer_and_more.run_batch(questions, backend=hvd, num_threads=4)

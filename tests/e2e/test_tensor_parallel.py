@@ -17,7 +17,7 @@ def test_two_ranks_generate_what_plain_serving_does(
     expected = [plain.generate(prompt, max_new_tokens=48)["output_ids"] for prompt in asked]
     # The ranks time their steps differently; had they decided differently, their sums would be of
     # different nodes, or one would wait for ever.
-    server = start_hvd("allocate", "--tp-size", "2", environment=TWO_RANKS)
+    server = start_hvd("allocate", "--tp-size", "2", environment=TWO_RANKS, is_spawned=True)
     for concurrency in (1, 8):
         server.flush_cache()
         answers = server.generate_all(asked, concurrency=concurrency, max_new_tokens=48)
