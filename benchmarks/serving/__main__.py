@@ -116,7 +116,7 @@ def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
 
 def _num_sessions(concurrency: int, options: argparse.Namespace) -> int:
     """Enough that each place is filled again: at the end of a run places stay empty."""
-    return max(options.sessions, 2 * concurrency)
+    return max(int(options.sessions), 2 * concurrency)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -4,6 +4,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Thread
@@ -40,8 +41,12 @@ def append_us_per_token(cache: Contestant) -> float:
     # A longer prompt would still be indexed behind its back, and what follows it too.
     cache.start(0, tokens[0, 0, :1])
     cache.drain()
-    seconds = _seconds(lambda: [cache.commit([0], piece, lengths) for piece in tokens])
-    return seconds / tokens.size * 1e6
+
+    def append() -> None:
+        for piece in tokens:
+            cache.commit([0], piece, lengths)
+
+    return _seconds(append) / tokens.size * 1e6
 
 
 class Batch:
@@ -127,7 +132,7 @@ def evict_8k_ms(cache: Contestant) -> float:
     times = []
     for num_left in range(num_responses - 1, num_responses - 12, -1):
         num_tokens = num_left * RESPONSE_TOKENS
-        times.append(_seconds(lambda num_tokens=num_tokens: cache.evict_to(num_tokens)))
+        times.append(_seconds(partial(cache.evict_to, num_tokens)))
     return statistics.median(times) * 1e3
 
 
@@ -147,7 +152,11 @@ def two_thread_speedup(cache: Contestant) -> float:
         for thread in threads:
             thread.join()
 
-    alone = statistics.median(_seconds(lambda: [work(h) for h in halves]) for _ in range(3))
+    def one_by_one() -> None:
+        for half in halves:
+            work(half)
+
+    alone = statistics.median(_seconds(one_by_one) for _ in range(3))
     return alone / statistics.median(_seconds(together) for _ in range(3))
 
 

@@ -20,7 +20,7 @@ import itertools
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -216,7 +216,7 @@ def _cell(
         wanted.append([texts[text].output_ids[:max_tokens].tolist() for text in session])
 
     def is_expected(answer: Answer) -> bool:
-        return wanted[answer.conversation][answer.turn] == list(answer.token_ids)
+        return bool(wanted[answer.conversation][answer.turn] == list(answer.token_ids))
 
     return Cell(recording.name, recording.family, concurrency, conversations, is_expected)
 
@@ -224,7 +224,7 @@ def _cell(
 def _conversation(
     texts: Sequence[Trace], session: Sequence[int], salt: str, max_tokens: int
 ) -> Conversation:
-    def next_body(answers: Sequence[Answer]) -> Mapping[str, Any] | None:
+    def next_body(answers: Sequence[Answer]) -> dict[str, Any] | None:
         if len(answers) == len(session):
             return None
         text = session[len(answers)]
