@@ -14,10 +14,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 # Of the demo models: SGLang imports all its architectures at every start, 4 s of a core.
 _ARCHITECTURES = {"llama", "llama_eagle3", "qwen3"}
@@ -51,6 +51,23 @@ CPU_FLAGS = (
 )
 
 
+class Process(Protocol):
+    """Of a server: the first of its process group."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Until it ends; its exit code. Raises TimeoutExpired."""
+
+
+# Starts a command with an environment, its output into a file.
+Launch = Callable[[Sequence[str], dict[str, str], BinaryIO], Process]
+
+
 class SglangServer:
     """Context manager around `python -m sglang.launch_server`; enter it once, on a thread that
     stays.
@@ -68,7 +85,9 @@ class SglangServer:
         environment: dict[str, str] | None = None,
         module: str = "sglang.launch_server",
         timeout_s: float = 180,
+        launch: Launch | None = None,
     ) -> None:
+        """launch: starts the process otherwise than as a child of this one."""
         self._held: socket.socket | None = None
         if port is None:
             self._held = held_port()
@@ -81,7 +100,8 @@ class SglangServer:
         self._log_file = log_file
         self._environment = {**os.environ, **(environment or {})}
         self._timeout_s = timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._launch = launch or _spawn
+        self._process: Process | None = None
 
     @property
     def url(self) -> str:
@@ -95,14 +115,7 @@ class SglangServer:
 
     def __enter__(self) -> SglangServer:
         with self._log_file.open("wb") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_end_with_parent,
-            )
+            self._process = self._launch(self._command, self._environment, log)
         try:
             self._wait_until_ready()
         except BaseException:
@@ -179,9 +192,20 @@ _prctl = ctypes.CDLL(None).prctl
 _PR_SET_PDEATHSIG = 1
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """In the child: SIGTERM when the thread that started it ends, however it ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _spawn(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Process:
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=end_with_parent,
+    )
 
 
 def held_port() -> socket.socket:

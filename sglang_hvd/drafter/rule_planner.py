@@ -51,6 +51,7 @@ class RulePlanner:
             room = self._room
             if source is DraftSource.BOTH:
                 room -= self._num_model_nodes
+                assert room >= 0, "the model drafter's draft fits into a verification"
                 if room == 0:
                     source = DraftSource.MODEL
             sources[row] = source

@@ -46,8 +46,9 @@ ALGORITHM_NAME = "HVD"
 # Nodes that policy `both` has for cache drafts where the model drafter's tree is a wide one.
 _LEAST_BESIDE_TREE = 8
 
-# Few requests on a GPU verify so many nodes in little more time than one, and `allocate` does so
-# only where it pays. For more the graphs' buffers, requests x width x context, grow too large.
+# Few requests on a GPU verify so many nodes of a dense model in little more time than one, and
+# `allocate` does so only where it pays. For more requests the graphs' buffers, requests x width x
+# context, grow too large.
 _WIDE, _MOST_WIDE_NODES = 64, 1024
 
 # These read the width of each verification from the batch, not from the settings.
@@ -80,11 +81,11 @@ class HvdLaunch:
         """Whether drafts may branch: both of a request in one tree, and the cache's own. Raises
         ValueError where drafts would be verified wrongly.
 
-        has_window: what is known once the target model is loaded.
+        has_window: what is known for certain once the target model is loaded.
         """
         return verifies_trees(
             self.backends,
-            replace(self.attention, has_window=has_window),
+            replace(self.attention, has_window=has_window or self.attention.has_window),
             topk=topk,
             needs_trees=self.config.policy == "both",
         )
@@ -156,7 +157,8 @@ def resolve_verify_width(
     _refuse_untested(cfg)  # again: SGLang may have switched features on by itself
     num_model_nodes = cfg.speculative_num_draft_tokens
     _check_model_tree(num_model_nodes, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
-    width = _verify_width(config, num_model_nodes, cfg)
+    attention = _target_attention(cfg)
+    width = _verify_width(config, num_model_nodes, cfg, attention)
     context_len = cfg.context_length or target_context_length(cfg)
     if width >= context_len:
         raise ValueError(
@@ -174,10 +176,7 @@ def resolve_verify_width(
         widths=(*narrow, width),
         has_width_states=bool(narrow) and not is_any_width,
         backends=backends,
-        attention=TargetAttention(
-            is_mla=use_mla_backend(cfg),
-            is_linear=mambaish_config(model_config_of(cfg)) is not None,
-        ),
+        attention=attention,
         postpones_extend=_postpones_extend(config, cfg.device),
     )
     launch.verifies_trees(cfg.speculative_eagle_topk, has_window=False)  # refused before it loads
@@ -299,7 +298,10 @@ def _narrow_widths(config: HvdConfig, widest: int, cfg: Any, is_any_width: bool)
             return powers_of_two_below(widest)
         if config.policy != "allocate" or has_lora:
             return ()
-        return widths_that_save(widest, max(cfg.max_running_requests, 1))
+        saving = widths_that_save(widest, max(cfg.max_running_requests, 1))
+        # What is nearly free by the rule is weighed all the same where it is twice the default.
+        is_wide = widest > DEFAULT_VERIFY_WIDTH and not saving
+        return (DEFAULT_VERIFY_WIDTH,) if is_wide else saving
     if config.narrow_widths and has_lora and not is_any_width:
         # The metadata of LoRA's graphs is that of the graphs captured last.
         raise ValueError(
@@ -320,12 +322,26 @@ def _postpones_extend(config: HvdConfig, device: str) -> bool:
     return device == "cpu" if config.postpone_extend is None else config.postpone_extend
 
 
-def _verify_width(config: HvdConfig, num_model_nodes: int, cfg: Any) -> int:
+def _target_attention(cfg: Any) -> TargetAttention:
+    """What the target model's config file says of it."""
+    model_config = model_config_of(cfg)
+    return TargetAttention(
+        is_mla=use_mla_backend(cfg),
+        is_linear=mambaish_config(model_config) is not None,
+        is_chunked=model_config.is_local_attention_model,
+        has_window=model_config.is_hybrid_swa,
+        page_size=cfg.page_size or 1,
+    )
+
+
+def _verify_width(
+    config: HvdConfig, num_model_nodes: int, cfg: Any, attention: TargetAttention
+) -> int:
     if config.policy == "model" and config.verify_width is None:
         return num_model_nodes
     beside_tree = _LEAST_BESIDE_TREE if config.policy == "both" else 0
     if config.verify_width is None:
-        wanted = min(_default_width(config, cfg), 1 + config.max_draft_tokens)
+        wanted = min(_default_width(config, cfg, attention), 1 + config.max_draft_tokens)
         return max(num_model_nodes + beside_tree, wanted)
     if beside_tree and config.verify_width == num_model_nodes:
         raise ValueError(
@@ -340,10 +356,17 @@ def _verify_width(config: HvdConfig, num_model_nodes: int, cfg: Any) -> int:
     return config.verify_width
 
 
-def _default_width(config: HvdConfig, cfg: Any) -> int:
-    is_small = _WIDE * cfg.max_running_requests <= _MOST_WIDE_NODES
-    return (
-        _WIDE
-        if config.policy == "allocate" and cfg.device != "cpu" and is_small
-        else DEFAULT_VERIFY_WIDTH
+def _default_width(config: HvdConfig, cfg: Any, attention: TargetAttention) -> int:
+    is_wide = (
+        config.policy == "allocate"
+        and cfg.device != "cpu"
+        and _WIDE * cfg.max_running_requests <= _MOST_WIDE_NODES
+        and not attention.is_linear  # its states are kept for every node
+        and not _has_experts(model_config_of(cfg).hf_text_config)  # nodes have experts of their own
     )
+    return _WIDE if is_wide else DEFAULT_VERIFY_WIDTH
+
+
+def _has_experts(text_config: Any) -> bool:
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return any((getattr(text_config, name, 0) or 0) > 1 for name in names)

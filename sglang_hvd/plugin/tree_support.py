@@ -5,8 +5,12 @@ alone, and whatever else a layer derives from a place must come from the node's 
 0.5.23 does instead, where it does:
 
 - fa3 with topk 1, trtllm_mha: no mask, every draft is taken for a chain.
+- fa3 with topk above 1 and pages of several tokens: of an MLA model it takes slots for pages, and
+  with a sliding window it stops at the first verification.
+- fa3 of a model that attends in chunks (Llama 4): a verification attends to the whole text.
 - flashinfer of an MLA model: drops the mask (flashinfer_mla_backend.py, "TODO: Support topk > 1").
-- triton with a sliding window: the window begins by a node's slot, not by its depth.
+- triton with a sliding window: the window begins by a node's slot, not by its depth. What the CPU's
+  backends do there was not looked at.
 - flashinfer with a sliding window: a verification's window begins at the first token of the text.
 - linear attention with topk 1: states go from slot to slot.
 """
@@ -17,7 +21,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 # The CPU host registers a backend of its own under torch_native.
-_MASKED = {"flashinfer", "triton", "torch_native", "intel_amx"}
+_MASKED = frozenset({"flashinfer", "triton", "torch_native", "intel_amx"})
 _MASKED_WITH_TREES = _MASKED | {"fa3"}
 _CAUSAL = _MASKED_WITH_TREES | {"trtllm_mha"}
 
@@ -26,12 +30,48 @@ _CAUSAL = _MASKED_WITH_TREES | {"trtllm_mha"}
 class TargetAttention:
     """What decides it in a target model.
 
+    is_mla: latent attention, as DeepSeek's.
+    is_linear: some layers keep a state instead of a KV cache.
+    is_chunked: some layers attend to their chunk of the text only, as Llama 4's.
     has_window: some layers attend to the latest tokens only.
+    page_size: of the KV cache.
     """
 
     is_mla: bool = False
     is_linear: bool = False
+    is_chunked: bool = False
     has_window: bool = False
+    page_size: int = 1
+
+    def backends_of_chains(self) -> frozenset[str]:
+        """Those that verify chains rightly."""
+        backends = _CAUSAL
+        if self.has_window:
+            backends -= {"flashinfer"}
+        if self.is_chunked:
+            backends -= {"fa3"}
+        return backends
+
+    def backends_of_trees(self, topk: int) -> frozenset[str]:
+        """Those that verify trees rightly; they do so for a number of children of a node."""
+        backends = (_MASKED_WITH_TREES if topk > 1 else _MASKED) & self.backends_of_chains()
+        if self.has_window or self.is_chunked:
+            backends -= _MASKED
+        if self.is_mla:
+            backends -= {"flashinfer"}
+        if self.page_size > 1 and (self.is_mla or self.has_window):
+            backends -= {"fa3"}
+        return backends
+
+    def __str__(self) -> str:
+        traits = {
+            "latent attention (MLA)": self.is_mla,
+            "a sliding window": self.has_window,
+            "chunks": self.is_chunked,
+        }
+        named = " and ".join(name for name, has in traits.items() if has)
+        pages = f", page size {self.page_size}" if self.page_size > 1 else ""
+        return f" of a model with {named}{pages}" if named else ""
 
 
 def verifies_trees(
@@ -46,41 +86,22 @@ def verifies_trees(
     Raises ValueError if not even the model drafter's drafts would be verified rightly, or if trees
     are needed and would not.
     """
-    is_tree = topk > 1
-    shape = f"trees (topk {topk})" if is_tree else "both drafts" if needs_trees else "chains"
-    for backend in backends:
-        for_chains = _CAUSAL - ({"flashinfer"} if attention.has_window else set())
-        for_trees = (_MASKED_WITH_TREES if is_tree else _MASKED) & for_chains
-        if attention.has_window:
-            for_trees -= {"triton"}
-        if attention.is_mla:
-            for_trees -= {"flashinfer"}
-        supported = for_trees if is_tree or needs_trees else for_chains
+    chains, trees = attention.backends_of_chains(), attention.backends_of_trees(topk)
+    shape = f"trees (topk {topk})" if topk > 1 else "both drafts" if needs_trees else "chains"
+    for backend in sorted(backends):
+        supported = trees if topk > 1 or needs_trees else chains
         if backend not in supported:
+            others = f"use one of {', '.join(sorted(supported))}" if supported else "use chains"
+            is_chain_enough = topk > 1 and backend in chains
             raise ValueError(
-                f"HVD cannot verify {shape}{_of(attention)} on attention backend {backend}: "
-                f"use one of {', '.join(sorted(supported))}"
-                + ("" if not is_tree or backend not in for_chains else ", or topk 1")
+                f"HVD cannot verify {shape}{attention} on attention backend {backend}: {others}"
+                f"{', or topk 1' if is_chain_enough else ''}"
             )
-        if backend not in for_trees:
-            return False
-    if attention.is_linear and not is_tree:
+    if attention.is_linear and topk == 1:
         if needs_trees:
             raise ValueError(
                 "HVD cannot verify both drafts of a model with linear attention with "
                 "--speculative-eagle-topk 1: use a tree or another policy"
             )
         return False
-    return True
-
-
-def _of(attention: TargetAttention) -> str:
-    traits = [
-        name
-        for name, has in (
-            ("latent attention (MLA)", attention.is_mla),
-            ("a sliding window", attention.has_window),
-        )
-        if has
-    ]
-    return f" of a model with {' and '.join(traits)}" if traits else ""
+    return trees.issuperset(backends)

@@ -72,6 +72,11 @@ def replay_policies(
     deciding = predictor or DEFAULT_PREDICTORS[config.cache_mode]
     trained_on = PayoffPredictor.load(deciding).trained_sessions
     width = DEFAULT_VERIFY_WIDTH if config.verify_width is None else config.verify_width
+    if width <= model_drafter.num_steps + 1:
+        raise ValueError(
+            f"verify_width {width} has no room for both a cache draft and the model drafter's "
+            f"{model_drafter.num_steps} nodes: widen it"
+        )
     results = []
     for policy in get_args(Policy):
         if policy == "allocate" and costs is None:

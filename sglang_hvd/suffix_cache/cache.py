@@ -51,9 +51,8 @@ class SuffixCache:
     background: prompts of more than 512 tokens, and the outputs of finished requests, are indexed
     by a thread of the cache's own, and a proposal uses what is indexed so far. With False every
     call returns when its work is done.
-    deterministic: equal calls give equal drafts, as ranks need that must decide alike: start,
-        commit, propose and finish wait until the thread has done what it was given before, so that
-        it works beside everything but these. `drain` waits for it too.
+    deterministic: equal calls give equal drafts, as ranks need that must decide alike: every call
+        that changes or reads texts waits until the thread has done what it was given before.
     session_tokens: budget of finished requests' prompts, which stay indexed so that the next turn
         of a session, which begins with the same tokens, need not index them again. Nobody else
         reads them; the one kept first leaves first. Prompts of less than 1,088 tokens are not kept.
@@ -268,6 +267,7 @@ class SuffixCache:
     def flush(self, namespace: str | None = None) -> None:
         """Empties the shared cache of one namespace, or of all. Active requests keep their own
         prompt and output."""
+        self._wait_for_thread()
         if namespace is None:
             self._core.flush_all()
         else:
@@ -278,6 +278,7 @@ class SuffixCache:
 
         Raises ValueError for a budget out of range.
         """
+        self._wait_for_thread()
         self._core.resize(*_budgets(shared_cache_tokens, namespace_tokens))
 
     def drain(self) -> None:

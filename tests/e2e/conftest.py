@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import pytest
 
@@ -19,6 +19,7 @@ from sglang_hvd.demo.models import DemoModels, ensure_demo_models
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import CPU_FLAGS, DEMO_ENVIRONMENT, SglangServer, flush_cache
 from sglang_hvd.user_cache import user_cache
+from tests.e2e.forked_server import ForkedServer, Nursery
 
 Shape = Literal["llama", "qwen3"]
 
@@ -145,10 +146,17 @@ def start_server(
     """Start a server by its flags; one that runs with the same flags already is used again.
 
     Only the latest used few stay up, so a fixture asks for its server anew in every test. A server
-    that `is_spawned` starts exactly as a user's does, and takes twice as long for it.
+    that `is_spawned` starts exactly as a user's does, and takes several times as long for it.
     """
+    root = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    nursery: list[Nursery] = []
     running: dict[tuple[Any, ...], SglangServer] = {}
     logs, home = tmp_path_factory.mktemp("servers"), tmp_path_factory.mktemp("home")
+
+    def launch(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> ForkedServer:
+        if not nursery:  # what it imports, it imports with the environment of all
+            nursery.append(Nursery({**os.environ, **DEMO_ENVIRONMENT, **root}))
+        return nursery[0].launch(command, environment, log)
 
     def start(
         *flags: str,
@@ -170,10 +178,11 @@ def start_server(
             environment={
                 **DEMO_ENVIRONMENT,
                 "XDG_CACHE_HOME": str(home),
-                "PYTHONPATH": str(Path(__file__).parents[2]),
+                **root,
                 **(environment or {}),
             },
             module="sglang.launch_server" if is_spawned else "tests.e2e.forked_server",
+            launch=None if is_spawned or environment else launch,
         )
         server.__enter__()
         running[key] = server
@@ -182,6 +191,8 @@ def start_server(
     yield start
     for server in running.values():
         server.stop(grace_s=0)
+    for process in nursery:
+        process.close()
     shutil.rmtree(logs, ignore_errors=True)
 
 

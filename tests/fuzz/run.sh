@@ -23,5 +23,7 @@ fi
 # The checks above give every block an allocation of its own. Here they come from the pool, as served.
 "$CXX" "${flags[@]}" "${checks[@]}" -UHVD_CHECKED "$here/random_inputs.cpp" -o random_inputs_pooled
 ./random_inputs_pooled "$((seconds / 6))"
+"$CXX" "${flags[@]}" "${checks[@]}" -UHVD_CHECKED "$here/block_pool.cpp" -o block_pool
+./block_pool
 "$CXX" "${flags[@]}" -fsanitize=thread "$here/threads.cpp" -o threads
 ./threads

@@ -6,7 +6,10 @@ from sglang_hvd.plugin.tree_support import TargetAttention, verifies_trees
 
 PLAIN = TargetAttention()
 MLA = TargetAttention(is_mla=True)
+MLA_IN_PAGES = TargetAttention(is_mla=True, page_size=64)
 WINDOW = TargetAttention(has_window=True)
+WINDOW_IN_PAGES = TargetAttention(has_window=True, page_size=16)
+CHUNKS = TargetAttention(is_chunked=True)
 LINEAR = TargetAttention(is_linear=True)
 
 
@@ -32,9 +35,15 @@ def branches(
         (MLA, "flashinfer", False, None),
         (MLA, "triton", True, True),
         (MLA, "fa3", False, True),
+        (MLA_IN_PAGES, "fa3", False, None),
+        (TargetAttention(page_size=64), "fa3", False, True),
         (WINDOW, "flashinfer", None, None),
         (WINDOW, "triton", False, None),
         (WINDOW, "fa3", False, True),
+        (WINDOW, "torch_native", False, None),
+        (WINDOW_IN_PAGES, "fa3", False, None),
+        (CHUNKS, "fa3", None, None),
+        (CHUNKS, "triton", False, None),
         (LINEAR, "flashinfer", False, True),
     ],
 )
@@ -47,22 +56,28 @@ def test_what_a_backend_verifies_of_a_model(
             shape = "chains" if topk == 1 else "trees (topk 4)"
             assert isinstance(found, str)
             assert found.startswith(f"HVD cannot verify {shape}")
-            assert f"attention backend {backend}: use one of" in found
-            assert backend not in found.split("use one of")[1]
+            assert f"attention backend {backend}: use " in found
+            assert backend not in found.split(": use ")[1]
         else:
             assert found is expected
         # Who needs trees is told where there are none.
         needs = branches(attention, backend, topk=topk, needs_trees=True)
         assert needs is True if expected else isinstance(needs, str)
+        # Another backend that does less, before it or behind it, is looked at all the same.
+        for pair in ((backend, "fa4"), ("fa4", backend)):
+            assert "fa4" in str(branches(attention, *pair, topk=topk)) or expected is None
 
 
 def test_the_backends_of_prefill_and_decode_must_both_do() -> None:
     assert branches(PLAIN, "triton", "fa3", topk=1) is False
     assert branches(PLAIN, "fa3", "triton", topk=1) is False
     assert "backend trtllm_mha" in str(branches(PLAIN, "triton", "trtllm_mha", topk=4))
+    for pair in (("triton", "flashinfer"), ("flashinfer", "triton")):
+        assert "backend flashinfer" in str(branches(WINDOW, *pair, topk=1))
 
 
 def test_chains_are_offered_where_they_are_verified() -> None:
     assert str(branches(MLA, "flashinfer", topk=4)).endswith(", or topk 1")
+    assert "use chains, or topk 1" in str(branches(CHUNKS, "triton", topk=4))
     assert "model with a sliding window" in str(branches(WINDOW, "triton", topk=4))
     assert not str(branches(WINDOW, "flashinfer", topk=4)).endswith("topk 1")

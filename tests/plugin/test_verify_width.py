@@ -8,35 +8,69 @@ from typing import Any
 import pytest
 
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.plugin.algorithm import _verify_width
+from sglang_hvd.plugin import algorithm
+from sglang_hvd.plugin.tree_support import TargetAttention
 
 
-def width(
-    *, tree: int = 16, device: str = "cuda", max_running_requests: int = 48, **settings: Any
-) -> int:
-    cfg = SimpleNamespace(device=device, max_running_requests=max_running_requests)
-    return _verify_width(HvdConfig(**settings), tree, cfg)
+@pytest.fixture(autouse=True)
+def text_config(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Of the target model."""
+    text_config = SimpleNamespace()
+    model_config = SimpleNamespace(hf_text_config=text_config)
+    monkeypatch.setattr(algorithm, "model_config_of", lambda cfg: model_config)
+    return text_config
+
+
+def widths(
+    *,
+    tree: int = 16,
+    device: str = "cuda",
+    requests: int = 48,
+    attention: TargetAttention | None = None,
+    **settings: Any,
+) -> tuple[int, ...]:
+    cfg = SimpleNamespace(
+        device=device, max_running_requests=requests, enable_lora=False, lora_paths=None
+    )
+    config = HvdConfig(**settings)
+    widest = algorithm._verify_width(config, tree, cfg, attention or TargetAttention())
+    return (*algorithm._narrow_widths(config, widest, cfg, device == "cpu"), widest)
 
 
 def test_few_requests_verify_more_where_it_is_weighed() -> None:
-    assert width(max_running_requests=16) == 64
-    assert width(max_running_requests=17) == width() == 32
-    assert width(max_running_requests=1, device="cpu") == 32
-    assert width(max_running_requests=1, policy="payoff") == 32
-    assert width(max_running_requests=1, max_draft_tokens=20) == 21
-    assert width(max_running_requests=1, verify_width=24) == 24
+    assert widths(requests=1) == (32, 64)
+    assert widths(requests=2) == (32, 64)
+    assert widths(requests=16) == (4, 8, 16, 32, 64)
+    assert widths(requests=17) == (2, 4, 8, 16, 32)
+    assert widths() == (1, 2, 4, 8, 16, 32)
+    assert widths(requests=1, device="cpu")[-1] == 32
+    assert widths(requests=1, policy="payoff") == (32,)
+    assert widths(requests=1, max_draft_tokens=20)[-1] == 21
+    assert widths(requests=1, verify_width=24)[-1] == 24
+
+
+def test_nodes_that_are_not_nearly_free_are_not_verified_by_default(
+    text_config: SimpleNamespace,
+) -> None:
+    assert widths(requests=1, attention=TargetAttention(is_linear=True))[-1] == 32
+    text_config.num_experts = None
+    assert widths(requests=1)[-1] == 64
+    text_config.n_routed_experts = 64
+    assert widths(requests=1)[-1] == 32
 
 
 def test_the_model_drafters_tree_always_fits() -> None:
-    assert width(tree=60) == width(tree=60, policy="payoff") == width(tree=60, policy="model") == 60
-    assert width(policy="model") == 16
+    assert {widths(tree=60, policy=policy)[-1] for policy in ("allocate", "payoff", "model")} == {
+        60
+    }
+    assert widths(policy="model") == (16,)
     with pytest.raises(ValueError, match="narrower than the model drafter's tree of 60 nodes"):
-        width(tree=60, verify_width=32)
+        widths(tree=60, verify_width=32)
 
 
 def test_both_drafts_of_a_request_have_room() -> None:
-    assert width(policy="both") == 32
-    assert width(tree=32, policy="both") == 40
-    assert width(tree=32, policy="both", verify_width=33) == 33
+    assert widths(policy="both") == (32,)
+    assert widths(tree=32, policy="both") == (40,)
+    assert widths(tree=32, policy="both", verify_width=33) == (33,)
     with pytest.raises(ValueError, match="no room for a cache draft beside"):
-        width(tree=32, policy="both", verify_width=32)
+        widths(tree=32, policy="both", verify_width=32)

@@ -158,17 +158,23 @@ def test_replay_does_not_measure_sessions_that_the_predictor_was_trained_on(
 
 
 def test_replay_verifies_as_widely_as_the_server_would(
-    made_up_traces: Path, number_tokenizer: Path, tmp_path: Path
+    made_up_traces: Path,
+    number_tokenizer: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config, found = tmp_path / "hvd.yaml", tmp_path / "rows.json"
     accepted = []
-    for width in (2, 32):
+    for width in (10, 32):
         config.write_text(f"verify_width: {width}")
         flags = ("--config", config, "--json", found)
         assert run("replay", made_up_traces, number_tokenizer, *flags) == 0
         rows = {(row["file"], row["policy"]): row for row in json.loads(found.read_text())}
         accepted.append(rows["mean", "cache"]["mean_accepted"])
-    assert accepted[0] <= 1 < accepted[1]
+    assert accepted[0] < accepted[1]
+    config.write_text("verify_width: 9")
+    assert run("replay", made_up_traces, number_tokenizer, "--config", config) == 2
+    assert "verify_width 9 has no room" in capsys.readouterr().err
 
 
 def test_a_local_cache_sees_its_own_session_only(

@@ -45,7 +45,7 @@ struct CacheSettings {
 // Which tokens are indexed when a draft is proposed then depends on timing, and so does the size of
 // the tables when a token is indexed, which decides what is found. Where equal calls must give equal
 // drafts (the ranks of one tensor-parallel group), set indexes_in_background to false or call
-// drain() before start, commit, propose and finish.
+// drain() before every other call.
 class CacheCore {
 public:
     using Slot = std::int32_t;  // of an active request
