@@ -292,7 +292,7 @@ def _check_model_tree(num_nodes: int, topk: int, num_steps: int) -> None:
 
 
 def _narrow_widths(config: HvdConfig, widest: int, cfg: Any, is_any_width: bool) -> tuple[int, ...]:
-    has_lora = bool(cfg.enable_lora or cfg.lora_paths)
+    has_lora = _has_lora(cfg)
     if config.narrow_widths is None:
         if is_any_width:
             return powers_of_two_below(widest)
@@ -361,10 +361,16 @@ def _default_width(config: HvdConfig, cfg: Any, attention: TargetAttention) -> i
         config.policy == "allocate"
         and cfg.device != "cpu"
         and _WIDE * cfg.max_running_requests <= _MOST_WIDE_NODES
+        and config.narrow_widths != ()  # else every step would be as wide
+        and not _has_lora(cfg)  # likewise
         and not attention.is_linear  # its states are kept for every node
         and not _has_experts(model_config_of(cfg).hf_text_config)  # nodes have experts of their own
     )
     return _WIDE if is_wide else DEFAULT_VERIFY_WIDTH
+
+
+def _has_lora(cfg: Any) -> bool:
+    return bool(cfg.enable_lora or cfg.lora_paths)
 
 
 def _has_experts(text_config: Any) -> bool:

@@ -27,10 +27,11 @@ def widths(
     device: str = "cuda",
     requests: int = 48,
     attention: TargetAttention | None = None,
+    enable_lora: bool = False,
     **settings: Any,
 ) -> tuple[int, ...]:
     cfg = SimpleNamespace(
-        device=device, max_running_requests=requests, enable_lora=False, lora_paths=None
+        device=device, max_running_requests=requests, enable_lora=enable_lora, lora_paths=None
     )
     config = HvdConfig(**settings)
     widest = algorithm._verify_width(config, tree, cfg, attention or TargetAttention())
@@ -47,6 +48,9 @@ def test_few_requests_verify_more_where_it_is_weighed() -> None:
     assert widths(requests=1, policy="payoff") == (32,)
     assert widths(requests=1, max_draft_tokens=20)[-1] == 21
     assert widths(requests=1, verify_width=24)[-1] == 24
+    # Where no step could be narrower, all would be as wide.
+    assert widths(requests=16, enable_lora=True) == (32,)
+    assert widths(requests=16, narrow_widths=()) == (32,)
 
 
 def test_nodes_that_are_not_nearly_free_are_not_verified_by_default(
