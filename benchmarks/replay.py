@@ -44,6 +44,7 @@ from sglang_hvd.config import (
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, SIZE_EFFECT, PayoffPredictor
 from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace
+from sglang_hvd.replay.evaluate import NOTHING_LEFT
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
 from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.recordings import (
@@ -177,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             trees = {"model": [Setting("model", tree) for tree in MODEL_TREES]}
             of_model = _best(list(pool.map(_run, jobs, [trees] * len(jobs))))
             if not of_model:
-                raise ValueError("no session is left: the predictor was trained on all of them")
+                raise ValueError(NOTHING_LEFT)
             tree = next(
                 setting for setting in trees["model"] if str(setting) == of_model[0].setting
             )
@@ -262,8 +263,13 @@ class _Texts:
 
 
 @cache
+def _traces(recording: Recording) -> list[Trace]:
+    return recording.traces(_vocabulary)
+
+
+@cache
 def _texts(recording: Recording, cache_mode: CacheMode, drafter: ModelDrafter) -> _Texts:
-    traces = recording.traces(_vocabulary)
+    traces = _traces(recording)  # the same for every drafter and seed
     trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[cache_mode]).trained_sessions
     fingerprints = session_fingerprints(traces)
     sizes = sorted({*MODEL_SIZES, *(nodes for nodes, _ in MODEL_TREES)})
@@ -273,8 +279,9 @@ def _texts(recording: Recording, cache_mode: CacheMode, drafter: ModelDrafter) -
     for place, trace in enumerate(traces):
         if fingerprints[trace.session] in trained_on:
             earlier.append(trace)
-        elif len(trace.output_ids) > 1:  # has cycles
-            drawn = DrawnTrace(trace, {size: accepted[size][place] for size in sizes})
+            continue
+        drawn = DrawnTrace(trace, {size: accepted[size][place] for size in sizes})
+        if drawn.has_cycles:
             sessions.setdefault(trace.session, []).append(drawn)
     return _Texts(traces[0].family, drafter.seed, earlier, list(sessions.values()))
 

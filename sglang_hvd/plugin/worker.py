@@ -206,8 +206,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         else:
             self._clock.begin_step()
             self._costs.begin_step(len(batch.reqs))
-        if time.monotonic() > self._published_at + _PUBLISH_SECONDS:
-            self._publish()
+        self._publish()
         reqs, chunked_req = list(batch.reqs), batch.chunked_req
         result = super().forward_batch_generation(batch, *args, **kwargs)
         if is_prefill:
@@ -255,8 +254,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._costs.interrupt()
         self._held.drop_ended()
         # SGLang polls while it is idle, unless it sleeps: what is new at first is shown at once.
-        if not self._is_idle or time.monotonic() > self._published_at + _PUBLISH_SECONDS:
-            self._publish()
+        self._publish(at_once=not self._is_idle)
         self._is_idle = True
 
     def use_predictor(self, path: Path) -> None:
@@ -264,7 +262,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         used; then the old one stays."""
         self._served_predictor.replace(path)
 
-    def _publish(self) -> None:
+    def _publish(self, *, at_once: bool = False) -> None:
+        if not at_once and time.monotonic() <= self._published_at + _PUBLISH_SECONDS:
+            return
         self._held.publish()
         self._served_predictor.publish()
         self._published_at = time.monotonic()

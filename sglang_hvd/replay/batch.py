@@ -50,6 +50,11 @@ class DrawnTrace:
     trace: Trace
     accepted: Mapping[int, Int32]
 
+    @property
+    def has_cycles(self) -> bool:
+        """The prefill yields its first token: cycles begin behind it."""
+        return len(self.trace.output_ids) > 1
+
 
 @dataclass(slots=True, eq=False)
 class _Running:
@@ -143,7 +148,7 @@ class BatchReplay:
 
     def _start(self, request: _Running) -> bool:
         """Its next turn that has cycles; False: none is left."""
-        while len(request.drawn.trace.output_ids) < 2:
+        while not request.drawn.has_cycles:
             if not request.later:
                 return False
             request.drawn = request.later.pop(0)
@@ -260,4 +265,4 @@ def _label(trees: CacheTrees, row: int, text: TokenIds, *, picks_nodes: bool) ->
 
 
 def _has_cycles(turns: Sequence[DrawnTrace]) -> bool:
-    return any(len(drawn.trace.output_ids) > 1 for drawn in turns)
+    return any(drawn.has_cycles for drawn in turns)
