@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from sglang_hvd.config import CacheMode, HvdConfig, load_config
-from sglang_hvd.payoff.predictor import Kind, PayoffPredictor
+from sglang_hvd.payoff.predictor import Kind, PayoffPredictor, feature_settings
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.user_cache import user_cache
 from sglang_hvd.whole_file import write_whole
@@ -367,17 +367,19 @@ def _config(options: argparse.Namespace) -> HvdConfig:
     else is asked. Raises ValueError if something else is."""
     given = {name: getattr(options, name, None) for name in ("cache_mode", "threshold")}
     settings = {name: value for name, value in given.items() if value is not None}
-    if getattr(options, "predictor", None) is not None:
-        asked = load_config(options.config, settings, {})
-        for name, of_predictor in PayoffPredictor.load(options.predictor).settings.items():
-            wanted = getattr(asked, name)
-            if name in asked.model_fields_set and wanted != of_predictor:
-                raise ValueError(
-                    f"predictor {options.predictor} was trained for {name} {of_predictor}, asked "
-                    f"for is {wanted}"
-                )
-            settings[name] = of_predictor
-    return load_config(options.config, settings, {})
+    asked = load_config(options.config, settings, {})
+    if getattr(options, "predictor", None) is None:
+        return asked
+    trained = PayoffPredictor.load(options.predictor).settings
+    unasked = {name: trained[name] for name in trained.keys() - asked.model_fields_set}
+    config = asked.model_copy(update=unasked)
+    for name, wanted in feature_settings(config).items():
+        if wanted != trained[name]:
+            raise ValueError(
+                f"predictor {options.predictor} was trained for {name} {trained[name]}, asked for "
+                f"is {wanted}"
+            )
+    return config
 
 
 def _read_traces(options: argparse.Namespace) -> tuple[list[Recording], Vocabulary]:

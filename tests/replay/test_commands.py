@@ -450,6 +450,9 @@ def test_a_predictor_of_other_settings_can_be_trained_and_judged(
     config.write_text("history_window: 5")
     assert run("replay", made_up_traces, number_tokenizer, *flags[:2], "--config", config) == 2
     assert "was trained for history_window 4, asked for is 5" in capsys.readouterr().err
+    config.write_text("min_token_prob: null")  # the default of the predictor's cache mode
+    assert run("replay", made_up_traces, number_tokenizer, *flags[:2], "--config", config) == 2
+    assert "was trained for min_token_prob 0.2, asked for is 0.1" in capsys.readouterr().err
     config.write_text("min_token_prob: high")
     assert run("replay", made_up_traces, number_tokenizer, "--config", config) == 2
     assert "hvd.yaml: min_token_prob" in capsys.readouterr().err
