@@ -127,6 +127,9 @@ def long_prompt(prompts: list[str]) -> str:
 
 StartServer = Callable[..., Server]
 
+# Processes find the tests' own modules whatever folder they start in.
+PROJECT_FIRST = {"PYTHONPATH": str(Path(__file__).parents[2])}
+
 
 @pytest.fixture
 def varying_costs(tmp_path: Path) -> Path:
@@ -140,23 +143,30 @@ def varying_costs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Forks servers; what it imports, it imports with the environment of all of them."""
+    nursery = Nursery({**os.environ, **DEMO_ENVIRONMENT, **PROJECT_FIRST})
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="session")
 def start_server(
-    models_of: Callable[[Shape], DemoModels], tmp_path_factory: pytest.TempPathFactory
+    models_of: Callable[[Shape], DemoModels],
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[StartServer]:
     """Start a server by its flags; one that runs with the same flags already is used again.
 
     Only the latest used few stay up, so a fixture asks for its server anew in every test. A server
     that `is_spawned` starts exactly as a user's does, and takes several times as long for it.
     """
-    root = {"PYTHONPATH": str(Path(__file__).parents[2])}
-    nursery: list[Nursery] = []
     running: dict[tuple[Any, ...], SglangServer] = {}
     logs, home = tmp_path_factory.mktemp("servers"), tmp_path_factory.mktemp("home")
 
     def launch(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> ForkedServer:
-        if not nursery:  # what it imports, it imports with the environment of all
-            nursery.append(Nursery({**os.environ, **DEMO_ENVIRONMENT, **root}))
-        return nursery[0].launch(command, environment, log)
+        nursery: Nursery = request.getfixturevalue("nursery")  # spawned servers need none
+        return nursery.launch(command, environment, log)
 
     def start(
         *flags: str,
@@ -178,7 +188,7 @@ def start_server(
             environment={
                 **DEMO_ENVIRONMENT,
                 "XDG_CACHE_HOME": str(home),
-                **root,
+                **PROJECT_FIRST,
                 **(environment or {}),
             },
             module="sglang.launch_server" if is_spawned else "tests.e2e.forked_server",
@@ -191,8 +201,6 @@ def start_server(
     yield start
     for server in running.values():
         server.stop(grace_s=0)
-    for process in nursery:
-        process.close()
     shutil.rmtree(logs, ignore_errors=True)
 
 

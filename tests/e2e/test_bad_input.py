@@ -15,42 +15,55 @@ import pytest
 
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS
+from tests.e2e.forked_server import Nursery
 
 
 @pytest.fixture
-def fails_with(models: Any) -> Callable[..., str]:
-    """Run the launcher to its end; returns the one line it ends with."""
+def fails_with(models: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Run the launcher to its end; returns the one line it ends with.
+
+    It is forked (tests/e2e/forked_server.py) unless it is to start as a user's does or with an
+    environment of its own.
+    """
+    log = tmp_path / "launcher.log"
 
     def run(
-        *flags: str, drafter: Path | None = None, target: Path | None = None, **environment: str
+        *flags: str,
+        drafter: Path | None = None,
+        target: Path | None = None,
+        is_spawned: bool = False,
+        **environment: str,
     ) -> str:
         draft = drafter if drafter is not None else models.drafter
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "sglang.launch_server", *CPU_FLAGS),
-                *("--model-path", str(target or models.target)),
-                *("--speculative-algorithm", "HVD"),
-                *(("--speculative-draft-model-path", str(draft)) if str(draft) != "." else ()),
-                *(*MODEL_TREE_FLAGS, *flags),
-            ],
-            env={**os.environ, **CPU_ENVIRONMENT, **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode != 0
-        assert "Uvicorn running" not in done.stderr
-        lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        assert len(lines) == 1, done.stderr[-3000:]
-        assert done.stderr.splitlines()[-1] == lines[0]
+        command = [
+            *(sys.executable, "-m", "sglang.launch_server", *CPU_FLAGS),
+            *("--model-path", str(target or models.target)),
+            *("--speculative-algorithm", "HVD"),
+            *(("--speculative-draft-model-path", str(draft)) if str(draft) != "." else ()),
+            *(*MODEL_TREE_FLAGS, *flags),
+        ]
+        everything = {**os.environ, **CPU_ENVIRONMENT, **environment}
+        with log.open("wb") as file:
+            if is_spawned or environment:
+                code = subprocess.run(
+                    command, env=everything, stdout=file, stderr=file, timeout=120, check=False
+                ).returncode
+            else:
+                nursery: Nursery = request.getfixturevalue("nursery")
+                code = nursery.launch(command, everything, file).wait(timeout=120)
+        assert code != 0
+        printed = log.read_text()
+        assert "Uvicorn running" not in printed
+        lines = [line for line in printed.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, printed[-3000:]
+        assert printed.splitlines()[-1] == lines[0]
         return lines[0]
 
     return run
 
 
 def test_an_unknown_policy(fails_with: Callable[..., str]) -> None:
-    line = fails_with("--hvd-policy", "greedy")
+    line = fails_with("--hvd-policy", "greedy", is_spawned=True)
     assert "--hvd-policy" in line
     assert "'payoff', 'frequency', 'cache', 'model' or 'both'" in line
 
