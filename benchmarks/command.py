@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from sglang_hvd.whole_file import write_whole
+from sglang_hvd.whole_file import check_place, write_whole
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -30,9 +30,8 @@ def run(main: Callable[[], int | None]) -> NoReturn:
 
 
 def _file(text: str) -> Path:
-    path = Path(text)
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} is a folder")
-    return path
+    try:
+        check_place(Path(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return Path(text)

@@ -11,13 +11,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, NoReturn, get_args
 
 from sglang_hvd.config import CacheMode, HvdConfig, load_config
+from sglang_hvd.demo.server import ServerFailed
 from sglang_hvd.payoff.predictor import Kind, PayoffPredictor, feature_settings
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.user_cache import user_cache
-from sglang_hvd.whole_file import write_whole
+from sglang_hvd.whole_file import check_place, write_whole
 
 if TYPE_CHECKING:
     from sglang_hvd.replay.recordings import Recording, Vocabulary
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="sglang-hvd", description="Hybrid Verified Decoding for SGLang."
-    )
+    parser = _Parser(prog="sglang-hvd", description="Hybrid Verified Decoding for SGLang.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (add, _, summary) in _COMMANDS.items():
         add(commands.add_parser(name, help=summary))
@@ -37,9 +36,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.more_flags = rest
     try:
         return _COMMANDS[options.command][1](options)
-    except ValueError as error:
+    except (ValueError, ServerFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "sglang_hvd":
+            raise
+        extra = "cpu" if options.command in ("demo", "serve") else "train"
+        print(
+            f"error: {options.command} needs {error.name}: pip install 'sglang-hvd[{extra}]'",
+            file=sys.stderr,
+        )
+        return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as everything here does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
@@ -48,35 +63,56 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sessions", type=_count, default=2, help="sessions per workload (default: 2)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table's rows as JSON")
+    parser.add_argument("--json", type=_file, metavar="FILE", help="write the table's rows as JSON")
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     _add_cache_dir(parser)
     parser.add_argument("--port", type=int, default=30000)
-    parser.epilog = "Other flags go to python -m sglang.launch_server as they are."
+    parser.epilog = "Other flags go to python -m sglang.launch_server."
 
 
 def _add_cache_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache-dir",
         type=Path,
-        default=user_cache(),
         metavar="DIR",
-        help="where the demo models are built on first use (default: %(default)s)",
+        help="where the demo models are built on first use (default: sglang_hvd in $XDG_CACHE_HOME "
+        "or ~/.cache)",
     )
 
 
 def _count(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"at least 1, got {text}")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on, got {text}")
     return int(text)
 
 
 def _not_negative(text: str) -> float:
-    if not 0 <= float(text) < math.inf:
+    if not 0 <= _number(text) < math.inf:
         raise argparse.ArgumentTypeError(f"at least 0, got {text}")
-    return float(text)
+    return _number(text)
+
+
+def _share(text: str) -> float:
+    if not 0 <= _number(text) < 1:
+        raise argparse.ArgumentTypeError(f"from 0 to below 1, got {text}")
+    return _number(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a number, got {text}") from None
+
+
+def _file(text: str) -> Path:
+    try:
+        check_place(Path(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return Path(text)
 
 
 def _run_demo(options: argparse.Namespace) -> int:
@@ -88,9 +124,8 @@ def _run_demo(options: argparse.Namespace) -> int:
     unknown = sorted(set(asked) - set(MODES))
     if unknown:
         raise ValueError(f"unknown modes {', '.join(unknown)}: choose from {', '.join(MODES)}")
-    _check_folder("--json", options.json)
     return run_demo(
-        cache_dir=options.cache_dir,
+        cache_dir=options.cache_dir or user_cache(),
         modes=[mode for mode in MODES if mode in asked or mode == "plain"],
         num_sessions=options.sessions,
         json_file=options.json,
@@ -100,7 +135,11 @@ def _run_demo(options: argparse.Namespace) -> int:
 def _run_serve(options: argparse.Namespace) -> int:
     from sglang_hvd.demo.run import run_serve
 
-    return run_serve(cache_dir=options.cache_dir, port=options.port, more_flags=options.more_flags)
+    return run_serve(
+        cache_dir=options.cache_dir or user_cache(),
+        port=options.port,
+        more_flags=options.more_flags,
+    )
 
 
 def _add_traces(parser: argparse.ArgumentParser, *, mode_of: str = "") -> None:
@@ -139,7 +178,7 @@ def _add_traces(parser: argparse.ArgumentParser, *, mode_of: str = "") -> None:
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    parser.add_argument("--json", type=_file, metavar="FILE", help="write the rows as JSON")
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
@@ -156,7 +195,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--warm-up",
-        type=float,
+        type=_share,
         default=0.0,
         metavar="SHARE",
         help="share of each file's sessions, the first ones, that only fill the shared cache",
@@ -189,7 +228,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 def _add_train(parser: argparse.ArgumentParser) -> None:
     _add_traces(parser)
     parser.add_argument(
-        "--output", type=Path, required=True, metavar="FILE", help="predictor (.safetensors)"
+        "--output", type=_file, required=True, metavar="FILE", help="predictor (.safetensors)"
     )
     parser.add_argument(
         "--kind",
@@ -199,7 +238,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--held-out",
-        type=float,
+        type=_share,
         default=0.25,
         metavar="SHARE",
         help="share of each file's sessions to judge on (default: %(default)s)",
@@ -219,8 +258,8 @@ def _add_analyze(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--predictor", type=Path, metavar="FILE", help="default: the one that ships"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots")
+    parser.add_argument("--json", type=_file, metavar="FILE", help="write all figures as JSON")
+    parser.add_argument("--html", type=_file, metavar="FILE", help="write a page with plots")
 
 
 def _run_replay(options: argparse.Namespace) -> int:
@@ -228,22 +267,21 @@ def _run_replay(options: argparse.Namespace) -> int:
     from sglang_hvd.replay.policies import replay_policies
     from sglang_hvd.replay.tables import policy_table
 
-    if not 0 <= options.warm_up < 1:
-        raise ValueError(f"--warm-up must lie in 0..1, got {options.warm_up}")
-    _check_folder("--json", options.json)
+    config = _config(options)
+    costs = options.costs or config.costs
     recordings, vocabulary = _read_traces(options)
     results = replay_policies(
         recordings,
         vocabulary,
-        config=_config(options),
-        predictor=options.predictor,
-        costs=None if options.costs is None else StepCosts.load(options.costs),
+        config=config,
+        predictor=config.predictor,
+        costs=None if costs is None else StepCosts.load(costs),
         warm_up=options.warm_up,
         shares_cache=not options.local_cache,
         model_drafter=ModelDrafter(options.model_accepted, ODDS_RATIOS[options.model_drafter]),
         num_processes=options.processes,
     )
-    if options.costs is None:
+    if costs is None:
         print("policy allocate is left out: it needs --costs FILE (configs/costs)", file=sys.stderr)
     return _show(options, policy_table(results), [asdict(result) for result in results])
 
@@ -252,9 +290,6 @@ def _run_train(options: argparse.Namespace) -> int:
     from sglang_hvd.replay.tables import heldout_table
     from sglang_hvd.replay.train import TrainPlan, train_predictor
 
-    if not 0 <= options.held_out < 1:
-        raise ValueError(f"--held-out must lie in 0..1, got {options.held_out}")
-    _check_folder("--output", options.output)
     recordings, vocabulary = _read_traces(options)
     plan = TrainPlan(
         config=_config(options),
@@ -275,14 +310,13 @@ def _run_evaluate(options: argparse.Namespace) -> int:
     from sglang_hvd.replay.evaluate import evaluate
     from sglang_hvd.replay.tables import evaluation_table
 
-    _check_folder("--json", options.json)
     config = _config(options)
     recordings, vocabulary = _read_traces(options)
     evaluations = evaluate(
         recordings,
         vocabulary,
         config=config,
-        given=options.predictor,
+        given=config.predictor,
         num_processes=options.processes,
     )
     return _show(
@@ -298,8 +332,6 @@ def _run_analyze(options: argparse.Namespace) -> int:
 
     if options.json is None and options.html is None:
         raise ValueError("nothing to write: give --json, --html or both")
-    _check_folder("--json", options.json)
-    _check_folder("--html", options.html)
     config = _config(options)
     recordings, vocabulary = _read_traces(options)
     analysis = analyze(
@@ -307,7 +339,7 @@ def _run_analyze(options: argparse.Namespace) -> int:
         recordings,
         vocabulary,
         config=config,
-        given=options.predictor,
+        given=config.predictor,
         num_processes=options.processes,
     )
     figures = json.dumps(analysis.as_json(), indent=1, allow_nan=False)
@@ -363,21 +395,22 @@ def _add_reload(parser: argparse.ArgumentParser) -> None:
 
 
 def _config(options: argparse.Namespace) -> HvdConfig:
-    """The asked settings; those that a given predictor depends on are the predictor's, if nothing
-    else is asked. Raises ValueError if something else is."""
-    given = {name: getattr(options, name, None) for name in ("cache_mode", "threshold")}
+    """The asked settings, the predictor to judge among them; those that it depends on are the
+    predictor's, if nothing else is asked. Raises ValueError if something else is."""
+    names = ("cache_mode", "threshold", "predictor")
+    given = {name: getattr(options, name, None) for name in names}
     settings = {name: value for name, value in given.items() if value is not None}
     asked = load_config(options.config, settings, {})
-    if getattr(options, "predictor", None) is None:
+    if asked.predictor is None or options.command == "train":
         return asked
-    trained = PayoffPredictor.load(options.predictor).settings
+    trained = PayoffPredictor.load(asked.predictor).settings
     unasked = {name: trained[name] for name in trained.keys() - asked.model_fields_set}
     config = asked.model_copy(update=unasked)
     for name, wanted in feature_settings(config).items():
         if wanted != trained[name]:
             raise ValueError(
-                f"predictor {options.predictor} was trained for {name} {trained[name]}, asked for "
-                f"is {wanted}"
+                f"predictor {asked.predictor} was trained for {name} {trained[name]}, asked for is "
+                f"{wanted}"
             )
     return config
 
@@ -395,11 +428,6 @@ def _show(options: argparse.Namespace, table: str, rows: list[dict[str, object]]
     if options.json is not None:
         write_whole(options.json, json.dumps(rows, indent=1, allow_nan=False).encode())
     return 0
-
-
-def _check_folder(flag: str, path: Path | None) -> None:
-    if path is not None and not path.parent.is_dir():
-        raise ValueError(f"{flag} {path}: there is no folder {path.parent}")
 
 
 _COMMANDS: Mapping[

@@ -1,5 +1,6 @@
 """What can be asked of a running server."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -70,7 +71,7 @@ def _ask(url: str, body: dict[str, str] | None, api_key: str | None) -> dict[str
         raise ValueError(f"{url}: {_reason(error)}") from None
     except json.JSONDecodeError:
         raise ValueError(f"{url}: the answer is no JSON: is this an SGLang server?") from None
-    except (OSError, ValueError) as error:  # no such server, no such url
+    except (OSError, ValueError, http.client.HTTPException) as error:  # no such server or url
         raise ValueError(f"{url}: {error}") from None
     if not isinstance(answer, dict):
         raise ValueError(f"{url}: the answer is no JSON object: is this an SGLang server?")

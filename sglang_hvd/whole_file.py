@@ -5,6 +5,15 @@ import tempfile
 from pathlib import Path
 
 
+def check_place(path: Path) -> None:
+    """Raises ValueError, in one line, if no file can be written there: told before hours are spent
+    on what it is to hold."""
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent}")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder")
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Writes a file; one of that name stays as it is until the new one is whole.
 

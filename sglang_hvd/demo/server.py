@@ -68,12 +68,16 @@ class Process(Protocol):
 Launch = Callable[[Sequence[str], dict[str, str], BinaryIO], Process]
 
 
+class ServerFailed(RuntimeError):
+    """A server did not start."""
+
+
 class SglangServer:
     """Context manager around `python -m sglang.launch_server`; enter it once, on a thread that
     stays.
 
-    Raises RuntimeError on entry, with the end of the log, when the server dies or does not answer
-    within `timeout_s`.
+    Raises ServerFailed on entry, with the end of the log, when the server dies or does not answer
+    within `timeout_s`, and ValueError when a given port is taken.
     """
 
     def __init__(
@@ -92,9 +96,13 @@ class SglangServer:
         if port is None:
             self._held = held_port()
             port = int(self._held.getsockname()[1])
+        else:
+            held_port(port).close()  # or what serves there would be taken for this server
         self._port = port
+        has_host = any(flag.split("=")[0] == "--host" for flag in flags)
+        host = () if has_host else ("--host", "127.0.0.1")
         self._command = [
-            *(sys.executable, "-m", module, *flags, "--host", "127.0.0.1"),
+            *(sys.executable, "-m", module, *flags, *host),
             *("--port", str(self._port)),
         ]
         self._log_file = log_file
@@ -172,7 +180,7 @@ class SglangServer:
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise RuntimeError(
+                raise ServerFailed(
                     f"the server ended with code {self._process.returncode}:\n{self._log_tail()}"
                 )
             try:
@@ -181,7 +189,7 @@ class SglangServer:
                 time.sleep(0.25)
             else:
                 return
-        raise RuntimeError(f"no answer after {self._timeout_s:.0f} s:\n{self._log_tail()}")
+        raise ServerFailed(f"no answer after {self._timeout_s:.0f} s:\n{self._log_tail()}")
 
     def _log_tail(self) -> str:
         return "\n".join(self.log.splitlines()[-15:])
@@ -208,8 +216,9 @@ def _spawn(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -
     )
 
 
-def held_port() -> socket.socket:
-    """A socket bound to a free TCP port of the loopback interface.
+def held_port(port: int = 0) -> socket.socket:
+    """A socket bound to a TCP port of the loopback interface; 0: to one that is free. Raises
+    ValueError for one that is not.
 
     While it is open, the kernel gives the port to nobody who asks for any port, to listen or to
     connect from. A server that asks for this one with SO_REUSEADDR, as uvicorn does, may listen on
@@ -217,7 +226,11 @@ def held_port() -> socket.socket:
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("127.0.0.1", 0))
+    try:
+        holder.bind(("127.0.0.1", port))
+    except (OSError, OverflowError) as error:
+        holder.close()
+        raise ValueError(f"port {port} cannot be used: {error}") from None
     return holder
 
 

@@ -35,7 +35,10 @@ KEYS = {
 
 def run(command: str, traces: Path, tokenizer: Path, *more: object) -> int:
     flags = ["--traces", traces, "--tokenizer", tokenizer, "--processes", 1, *more]
-    return main([command, *map(str, flags)])
+    try:
+        return main([command, *map(str, flags)])
+    except SystemExit as ended:  # what the parser finds
+        return int(str(ended.code))
 
 
 @pytest.fixture
@@ -389,6 +392,8 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
         ("train", made_up_traces, tmp_path / "none.json", ["--output", output], "cannot read the"),
         ("train", made_up_traces, number_tokenizer, ["--output", output / "p"], "no folder"),
         ("evaluate", made_up_traces, number_tokenizer, ["--json", output / "p"], "no folder"),
+        ("train", made_up_traces, number_tokenizer, ["--output", empty], "is a folder"),
+        ("train", made_up_traces, number_tokenizer, ["--output", output, "--rounds", "x"], "whole"),
         ("evaluate", made_up_traces, number_tokenizer, ["--predictor", foreign], "is corrupt"),
         ("evaluate", made_up_traces, number_tokenizer, ["--eos-token", "<x>"], "has no token <x>"),
         (
@@ -398,7 +403,7 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
             ["--costs", costs],
             "cost table: about: Field",
         ),
-        ("replay", made_up_traces, number_tokenizer, ["--warm-up", 1.5], "must lie in 0..1"),
+        ("replay", made_up_traces, number_tokenizer, ["--warm-up", 1.5], "from 0 to below 1"),
         ("replay", tmp_path / "gone", number_tokenizer, [], "cannot read the traces"),
     ):
         before = set(tmp_path.rglob("*"))
@@ -453,6 +458,9 @@ def test_a_predictor_of_other_settings_can_be_trained_and_judged(
     config.write_text("min_token_prob: null")  # the default of the predictor's cache mode
     assert run("replay", made_up_traces, number_tokenizer, *flags[:2], "--config", config) == 2
     assert "was trained for min_token_prob 0.2, asked for is 0.1" in capsys.readouterr().err
+    config.write_text("predictor: p.safetensors")  # as the server's, from the file's folder
+    assert run("evaluate", made_up_traces, number_tokenizer, "--config", config, *flags[2:]) == 2
+    assert "was trained for cache_mode paper, asked for is votes" in capsys.readouterr().err
     config.write_text("min_token_prob: high")
     assert run("replay", made_up_traces, number_tokenizer, "--config", config) == 2
     assert "hvd.yaml: min_token_prob" in capsys.readouterr().err
