@@ -61,6 +61,7 @@ from sglang_hvd.types import DraftSource
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 MODEL_SIZES = (3, 7, 15, 31)
 MODEL_STEPS = draft_step_choices(8)
+_CACHE_TOKENS = 2**28
 # Trees of policy `model` to choose from: nodes and steps.
 MODEL_TREES = ((3, 2), (7, 4), (15, 4), (15, 6), (31, 6), (31, 8))
 
@@ -137,7 +138,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     drafters = {
         f"{strength}, {kind}": ModelDrafter(
-            STRENGTHS[strength], ODDS_RATIOS[kind], size_effect=options.size_effect
+            STRENGTHS[strength],
+            ODDS_RATIOS[kind],
+            size_effect=options.size_effect,
+            spread=options.spread,
         )
         for strength in options.strengths
         for kind in options.kinds
@@ -290,6 +294,9 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
     config = HvdConfig(
         policy=setting.policy,
         cache_mode=job.cache_mode,
+        # Copies of a recording must not push each other's texts out.
+        shared_cache_tokens=_CACHE_TOKENS,
+        session_cache_tokens=_CACHE_TOKENS,
         threshold=setting.threshold,
         calibrate=setting.knows != ORACLE,
         branches=setting.has_branches,
@@ -437,6 +444,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=SIZE_EFFECT,
         help="of the simulated tree, in log odds for each doubling of its nodes; `allocate` "
         "assumes %(default)s",
+    )
+    parser.add_argument(
+        "--spread",
+        type=float,
+        default=0.0,
+        help="between sessions, of what the simulated drafter has right: a standard deviation in "
+        "log odds (default: %(default)g)",
     )
     parser.add_argument(
         "--tokens",

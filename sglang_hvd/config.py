@@ -30,6 +30,9 @@ CONFIG_ENV = "HVD_CONFIG"
 # them are drafted, beside the root.
 DEFAULT_VERIFY_WIDTH = 32
 
+# Of a draft by votes, which looks no further ahead.
+MOST_VOTED_TOKENS = 64
+
 
 class HvdConfig(BaseModel):
     """All settings. Defaults are the paper's where it states one (appendices A and B), but for the
@@ -94,7 +97,10 @@ class HvdConfig(BaseModel):
         "slow where the shared cache is large.",
     )
     max_draft_tokens: int = Field(
-        default=64, ge=1, le=1024, description="Suffix cache: longest draft, in tokens."
+        default=64,
+        ge=1,
+        le=1024,
+        description="Suffix cache: longest draft, in tokens; at most 64 in the votes cache mode.",
     )
     min_token_prob: float | None = Field(
         default=None,
@@ -139,8 +145,8 @@ class HvdConfig(BaseModel):
         default=1_000_000,
         ge=0,
         le=2**30,
-        description="Budget, in tokens, of finished requests' prompts that stay indexed for the "
-        "next turn of their session. The oldest leaves first. 0 switches it off.",
+        description="Votes cache mode: budget, in tokens, of finished requests' prompts that stay "
+        "indexed for the next turn of their session. The oldest leaves first. 0 switches it off.",
     )
     history_window: int = Field(
         default=8,
@@ -152,7 +158,9 @@ class HvdConfig(BaseModel):
         default=None,
         ge=2,
         description="Most nodes per request that one verification takes, root included. Default: "
-        "chosen from the model drafter's settings.",
+        "32 (8 with linear attention), or the model drafter's tree if that is larger; exactly that "
+        "tree for policy model, at least eight nodes more for both; for allocate on a GPU 64, with "
+        "dense models without LoRA where no more than 16 requests can run.",
     )
     narrow_widths: tuple[int, ...] | None = Field(
         default=None,
@@ -205,6 +213,13 @@ class HvdConfig(BaseModel):
         if isinstance(data, dict) and data.get("threshold") is not None:
             return {"policy": "payoff", **data}
         return data
+
+    @field_validator("max_draft_tokens")
+    @classmethod
+    def _votes_have_an_end(cls, value: int, field: ValidationInfo) -> int:
+        if field.data.get("cache_mode") == "votes" and value > MOST_VOTED_TOKENS:
+            raise ValueError(f"by votes no draft is longer than {MOST_VOTED_TOKENS} tokens")
+        return value
 
     @field_validator("max_depth", "max_spec_factor", "max_spec_offset")
     @classmethod

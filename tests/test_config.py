@@ -86,6 +86,7 @@ def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
         ("{policy: payoff, costs: c.yaml}", r"costs: only the allocate policy weighs costs"),
         ("narrow_widths: [4, 2]", r"narrow_widths: widths must rise"),
         ("narrow_widths: [0, 2]", r"narrow_widths: widths must rise"),
+        ("max_draft_tokens: 65", r"max_draft_tokens: by votes no draft is longer than 64 tokens"),
         ("max_depth: 1", r"max_depth: input should be greater than or equal to 2, got 1"),
         ("max_depth: 32", r"max_depth: only the paper cache mode reads it: set cache_mode"),
         ("max_depth: 8.5", r"max_depth: input should be a valid integer, got 8.5"),

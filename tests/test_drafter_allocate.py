@@ -43,7 +43,7 @@ def drafter(
     predictor: PayoffPredictor | None = None,
     branches: bool = True,
     verifies_trees: bool = True,
-    max_draft_tokens: int = 128,
+    max_draft_tokens: int = 64,
 ) -> HybridDrafter:
     allocator = StepAllocator(
         costs(per_node, of_round), widths=widths, model_sizes=SIZES, num_steps=[NUM_STEPS]
@@ -223,16 +223,24 @@ def test_what_a_branch_brings_says_of_the_chain_that_it_was_wrong() -> None:
     assert stats.num_both_accepted_drafts + stats.num_cache_accepted_drafts == 2
 
 
-def test_what_branches_bring_is_expected_of_later_ones() -> None:
+@pytest.mark.parametrize("source", [DraftSource.CACHE, DraftSource.BOTH])
+def test_what_branches_bring_is_expected_of_later_ones(source: DraftSource) -> None:
     shares = {}
     for right in (True, False):
-        made = drafter(prob=0.5, of_round=50)  # the model drafter does not pay
+        # The model drafter does not pay, or does.
+        made = drafter(prob=0.5, **({"of_round": 50} if source is DraftSource.CACHE else {}))
         first = made.branch_share()
         assert first is not None
         plan = branching(made)
-        assert plan.source is DraftSource.CACHE
+        assert plan.source is source
         _, branch = chain_and_branch(plan)
-        outcome = VerifyOutcome([*branch[:2], 99], 2) if right else VerifyOutcome([99], 0)
+        # With both drafts in a tree the model drafter's may go further than the cache's.
+        accepted = [*branch[:2], 98] if source is DraftSource.BOTH else branch[:2]
+        outcome = VerifyOutcome([99], 0, num_model_accepted=0)
+        if right:
+            outcome = VerifyOutcome(
+                [*accepted, 99], len(accepted), num_model_accepted=len(accepted)
+            )
         made.commit(["r"], [outcome])
         share = made.branch_share()
         assert share is not None

@@ -129,7 +129,7 @@ def test_a_wrong_import_is_found(path: str, line: str) -> None:
         ("payoff/training.py", "import torch"),
         ("plugin/worker.py", "from sglang.srt.managers import scheduler"),
         ("drafter/proposals.py", "from sglang_hvd.payoff.predictor import PayoffPredictor"),
-        ("suffix_cache/cache.py", "from sglang_hvd.suffix_cache._native import accepted_lengths"),
+        ("suffix_cache/cache.py", "from sglang_hvd.suffix_cache._native import CacheCore"),
     ],
 )
 def test_a_right_import_passes(path: str, line: str) -> None:

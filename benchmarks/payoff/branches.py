@@ -23,9 +23,9 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FIRST_BRANCH_SHARE, PayoffPredictor
 from sglang_hvd.replay.recordings import Vocabulary, find_recordings, session_fingerprints
-from sglang_hvd.replay.simulator import right_branch, verify
+from sglang_hvd.replay.simulator import verify
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.suffix_cache.token_ids import num_agreeing
+from sglang_hvd.suffix_cache.token_ids import num_agreeing, right_branch
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftBatch, TokenIds
 

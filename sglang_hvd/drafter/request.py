@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from sglang_hvd.payoff import VerifiedCacheDraft, VerifiedModelDraft
 from sglang_hvd.request_stats import RequestStats
-from sglang_hvd.suffix_cache.token_ids import as_token_ids, num_agreeing
+from sglang_hvd.suffix_cache.token_ids import as_token_ids, num_agreeing, right_branch
 from sglang_hvd.types import DraftPlan, DraftSource, TokenIds, VerifyOutcome
 
 _NOTHING = np.zeros(0, np.int32)
@@ -74,12 +74,15 @@ class DraftedRequest:
     def num_branches_accepted(
         self, outcome: VerifyOutcome, num_chain_accepted: int | None
     ) -> int | None:
-        """Tokens accepted beyond the chain; None where there were no branches. Of both drafts in
-        one tree a cycle does not tell whose tokens were accepted: None as well."""
-        if self.plan.source is not DraftSource.CACHE or self.branch_expected == 0:
+        """Tokens of the cache draft that were right beyond its chain; None where there were no
+        branches. Of both drafts in one tree the accepted path is the longer one: as far as it lies
+        in the cache draft, and no further, that was right."""
+        draft = self.plan.cache_draft
+        if draft is None or draft.parents is None or self.branch_expected == 0:
             return None
+        right = right_branch(draft.token_ids, draft.parents, as_token_ids(outcome.token_ids))
         # A chain whose first token was right but not verified had nothing accepted.
-        return max(outcome.num_accepted_drafts - (num_chain_accepted or 0), 0)
+        return max(len(right) - (num_chain_accepted or 0), 0)
 
     def num_model_accepted(self, outcome: VerifyOutcome) -> int | None:
         """Tokens of the model drafter's draft that were right; None if it was not verified, or both

@@ -44,8 +44,9 @@ _SCATTER, _LEAST_SCATTER = 3.0, 0.5
 _FIRST_TOKEN_SCATTER = 10.0
 
 # Accepted tokens over predicted ones, either way round: the predictor is not heeded from the first
-# on, and heeded again below the second. The weights are of verified drafts.
-_FALLBACK_RATIO, _FALLBACK_WEIGHT = 2.0, 100.0
+# on, if chance would hardly bring that (in standard deviations), and heeded again below the second.
+# The weights are of verified drafts.
+_FALLBACK_RATIO, _FALLBACK_WEIGHT, _FALLBACK_DEVIATIONS = 2.0, 100.0, 3.0
 _RETURN_RATIO, _RETURN_WEIGHT = 1.5, 400.0
 
 # Drafts seen after which a predictor that is not heeded is put to the test again if too few of them
@@ -249,6 +250,8 @@ class _State:
         is_right = sums.predicted <= ratio * sums.came and sums.came <= ratio * sums.predicted
         if is_right != self.is_fallback:
             return None
+        if not self.is_fallback and not _is_beyond_chance(sums):
+            return None
         return self._turn_fallback(origin)
 
     def _turn_fallback(self, origin: str) -> FallbackChange:
@@ -285,6 +288,13 @@ class _State:
         gain = self.variance * change / spread
         self.variance *= 1 - gain * change
         self.shift = min(max(self.shift + gain * error, -MAX_SHIFT), MAX_SHIFT)
+
+
+def _is_beyond_chance(sums: RunningReliability) -> bool:
+    """Whether what came of verified drafts is further from what was predicted than it scatters."""
+    mean = sums.predicted / sums.weight
+    variance = sums.weight * (_SCATTER * mean * (1 + mean) + _LEAST_SCATTER)
+    return abs(sums.came - sums.predicted) > _FALLBACK_DEVIATIONS * math.sqrt(variance)
 
 
 def _origins(drafts: DraftBatch, num_drafts: int) -> npt.NDArray[np.intp]:

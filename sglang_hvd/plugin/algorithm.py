@@ -51,6 +51,10 @@ _LEAST_BESIDE_TREE = 8
 # context, grow too large.
 _WIDE, _MOST_WIDE_NODES = 64, 1024
 
+# Layers that keep a state instead of a KV cache keep one of every node, for each request that may
+# run: 75 MB in Qwen3-Next, for which SGLang lowers max-running-requests.
+_LINEAR_WIDTH = 8
+
 # These read the width of each verification from the batch, not from the settings.
 _BACKENDS_OF_ANY_WIDTH = {"torch_native", "intel_amx"}
 
@@ -273,6 +277,10 @@ def _refuse_untested(cfg: Any) -> None:
         # SGLang moves the KV of an accepted path to where it belongs, and not what it captured.
         "--enable-return-routed-experts": cfg.enable_return_routed_experts,
         "--enable-dp-attention": cfg.enable_dp_attention or (cfg.attn_dp_size or 1) > 1,
+        # Its ring of states is made for fewer nodes, and nothing checks that for all models.
+        "--enable-linear-replayssm-spec": cfg.enable_linear_replayssm_spec,
+        # It keeps attention backends of its own, for one width.
+        "--enable-pdmux": cfg.enable_pdmux,
         "--pp-size above 1": cfg.pp_size > 1,
         f"--disaggregation-mode {cfg.disaggregation_mode}": cfg.disaggregation_mode != "null",
     }
@@ -357,13 +365,14 @@ def _verify_width(
 
 
 def _default_width(config: HvdConfig, cfg: Any, attention: TargetAttention) -> int:
+    if attention.is_linear:
+        return _LINEAR_WIDTH
     is_wide = (
         config.policy == "allocate"
         and cfg.device != "cpu"
         and _WIDE * cfg.max_running_requests <= _MOST_WIDE_NODES
         and config.narrow_widths != ()  # else every step would be as wide
         and not _has_lora(cfg)  # likewise
-        and not attention.is_linear  # its states are kept for every node
         and not _has_experts(model_config_of(cfg).hf_text_config)  # nodes have experts of their own
     )
     return _WIDE if is_wide else DEFAULT_VERIFY_WIDTH

@@ -1,6 +1,7 @@
 """How much of the device's memory is free for backends and graphs beside SGLang's own.
 
 SGLang sizes the KV pool before these are built, so they live on what --mem-fraction-static leaves.
+Where it sizes the pool after them, from what they leave, none is built that was not asked for.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class DeviceMemory:
     def __init__(self, worker: HvdWorker, *, widest: int, ranks: Any) -> None:
         self._worker, self._ranks = worker, ranks
         args, target = worker.server_args, worker.target_worker.model_runner
+        self._target = target
         logits = target.max_running_requests * widest * target.model_config.vocab_size * 4 / 2**30
         prefill = max(args.chunked_prefill_size or 0, 0) * _GB_PER_PREFILL_TOKEN
         self._spare_gb = _SPARE_GB + prefill + _LOGIT_ARRAYS * logits
@@ -44,6 +46,13 @@ class DeviceMemory:
         says that this and what takes more is left out. A CPU's memory is not counted."""
         if self._worker.device == "cpu":
             return True
+        if self._target.token_to_kv_pool.post_capture_active:
+            log_info_on_rank0(
+                logger,
+                f"HVD: {name} is left out, and so is what takes more: SGLang sizes the KV pool by "
+                "what is left.",
+            )
+            return False
         free_gb, needed_gb = self._free_gb(), needed_gb + self._spare_gb
         if free_gb >= needed_gb:
             return True

@@ -65,6 +65,8 @@ class HvdDraftWorker(EagleDraftWorker):
     # requests -> cached lengths, as the drafter knows them.
     plan_drafts: Callable[[Sequence[Req], Sequence[int] | None], list[DraftPlan]]
     cached_lens: Callable[[Sequence[Req]], list[int]]
+    # Likewise: (requests, the one of them whose prompt goes on, their first tokens) -> None.
+    record_prefill: Callable[[Sequence[Req], Req | None, torch.Tensor], None]
     costs: ServedCosts
     # Set by HvdWorker where no draft-extend follows verification: (batch, result) -> None, stands
     # in for it.
@@ -181,11 +183,22 @@ class HvdDraftWorker(EagleDraftWorker):
                 batch_result.logits_output.hidden_states,
             )
 
-    def _draft_extend_for_prefill(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
+    def _draft_extend_for_prefill(
+        self,
+        batch: ScheduleBatch,
+        hidden_states: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        # Now: the first tokens' copy to the host shall not wait for the draft model's prefill.
+        self.record_prefill(batch.reqs, batch.chunked_req, next_token_ids)
         if self.postponed is not None:
             for req in batch.reqs:
                 self.postponed.forget(req)
-        return super()._draft_extend_for_prefill(batch, *args, **kwargs)
+        return super()._draft_extend_for_prefill(
+            batch, hidden_states, next_token_ids, *args, **kwargs
+        )
 
     def _rebuild_topk1_chain_buffers(self) -> None:
         with self._width(self._num_tree_nodes):

@@ -128,6 +128,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         )
         self._draft_worker.plan_drafts = self._held.plan
         self._draft_worker.cached_lens = self._held.cached_lens
+        self._draft_worker.record_prefill = self._held.record_prefill
         if self._postpones or not launch.config.drafts_with_model:
             self._draft_worker.stub_draft_extend = self._stub_skipped_draft_extend
         if self._postpones:
@@ -207,11 +208,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._clock.begin_step()
             self._costs.begin_step(len(batch.reqs))
         self._publish()
-        reqs, chunked_req = list(batch.reqs), batch.chunked_req
         result = super().forward_batch_generation(batch, *args, **kwargs)
-        if is_prefill:
-            self._held.record_prefill(reqs, chunked_req, result.next_token_ids)
-        else:
+        if not is_prefill:
             self._costs.end_step()
         return result
 

@@ -22,8 +22,8 @@ from sglang_hvd.drafter import HybridDrafter, Proposals
 from sglang_hvd.payoff import ModelReaches, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.simulator import CycleTotals, count_step, right_branch, verify
-from sglang_hvd.suffix_cache.token_ids import num_agreeing
+from sglang_hvd.replay.simulator import CycleTotals, count_step, verify
+from sglang_hvd.suffix_cache.token_ids import num_agreeing, right_branch
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftSource, TokenIds
 

@@ -23,6 +23,7 @@ from sglang_hvd.traces.trace import Trace
 
 Int32 = npt.NDArray[np.int32]
 Bool = npt.NDArray[np.bool_]
+Float64 = npt.NDArray[np.float64]
 
 # By name: odds that a token is right where the cache has it right, over those where it has not.
 # None: every cycle has the same.
@@ -44,6 +45,7 @@ class ModelDrafter:
     num_steps: the most tokens that are accepted in a cycle; 8 is the paper's (table 7).
     num_nodes: of the full tree, root not counted.
     size_effect: log odds of a token that each doubling of the nodes adds.
+    spread: standard deviation, in log odds, between sessions: of some a drafter knows more.
     seed: of the draw.
 
     Raises ValueError for a strength that cannot be.
@@ -54,6 +56,7 @@ class ModelDrafter:
     num_steps: int = 8
     num_nodes: int = 31
     size_effect: float = SIZE_EFFECT
+    spread: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -89,15 +92,16 @@ class ModelDrafter:
         lengths = [len(trace.output_ids) for trace in traces]
         if not sum(lengths):
             return {size: [np.zeros(0, np.int32) for _ in traces] for size in sizes}
-        is_copied = np.zeros(sum(lengths), np.bool_)
+        own = [self.spread * _of_session(trace.session, self.seed) for trace in traces]
+        easier = np.repeat(own, lengths)
         if self.odds_ratio != 1:
-            is_copied = np.concatenate(_copied(traces, config))
+            easier += np.log(self.odds_ratio) * np.concatenate(_copied(traces, config))
         draws = np.concatenate([_draws(trace, self.seed) for trace in traces])
         # The highest log odds with at most the strength: the mean grows with them.
         low, high = -30.0, 30.0
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
-            if self._accepted(draws, is_copied, lengths, middle).mean() > self.mean_accepted:
+            if self._accepted(draws, easier, lengths, middle).mean() > self.mean_accepted:
                 high = middle
             else:
                 low = middle
@@ -105,20 +109,18 @@ class ModelDrafter:
         by_size = {}
         for size in sizes:
             log_odds = low + self.size_effect * np.log2(size / self.num_nodes)
-            accepted = self._accepted(draws, is_copied, lengths, log_odds)
+            accepted = self._accepted(draws, easier, lengths, log_odds)
             by_size[size] = np.split(np.minimum(accepted, np.int32(size)), ends)
         return by_size
 
     def _accepted(
         self,
-        draws: npt.NDArray[np.float64],
-        is_copied: Bool,
+        draws: Float64,
+        easier: Float64,
         lengths: Sequence[int],
         log_odds: float,
     ) -> Int32:
-        assert self.odds_ratio is not None
-        shifted = log_odds + np.log(self.odds_ratio) * is_copied
-        is_right = draws < 1 / (1 + np.exp(-shifted))
+        is_right = draws < 1 / (1 + np.exp(-(log_odds + easier)))
         accepted = np.zeros(len(draws), np.int32)
         ends = np.repeat(np.cumsum(lengths), lengths)
         positions = np.arange(len(draws))
@@ -136,6 +138,11 @@ def _draws(trace: Trace, seed: int) -> npt.NDArray[np.float64]:
     entropy = [seed] if seed else []
     generator = np.random.default_rng([*entropy, len(trace.prompt_ids), *text.tolist()])
     return generator.random(len(text))
+
+
+def _of_session(session: str, seed: int) -> float:
+    """Standard normal, the same for all turns of a session."""
+    return float(np.random.default_rng([seed, *session.encode()]).normal())
 
 
 def _copied(traces: Sequence[Trace], config: HvdConfig) -> list[Bool]:

@@ -15,7 +15,7 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN, POSITION_FEATURES
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.suffix_cache.token_ids import num_agreeing
+from sglang_hvd.suffix_cache.token_ids import num_agreeing, right_branch
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftPlan, DraftSource, TokenIds, VerifyOutcome
 
@@ -204,18 +204,6 @@ def count_step(
         num_steps=1,
         ms=0.0 if costs is None else costs.ms(plans, num_missing),
     )
-
-
-def right_branch(token_ids: TokenIds, parents: npt.NDArray[np.int32], text: TokenIds) -> list[int]:
-    """The nodes of a tree that go on as the text does, from its first token on."""
-    branch: list[int] = []
-    for token in text.tolist():
-        before = branch[-1] if branch else -1
-        following = np.flatnonzero((parents == before) & (token_ids == token))
-        if len(following) == 0:
-            break
-        branch.append(int(following[0]))
-    return branch
 
 
 def verify(

@@ -3,13 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-def accepted_lengths(
-    draft_tokens: NDArray[np.int32],
-    draft_lengths: NDArray[np.int32],
-    positions: NDArray[np.int64],
-    sequence: NDArray[np.int32],
-) -> NDArray[np.int32]: ...
-
 class CacheCore:
     def __init__(
         self,

@@ -313,7 +313,7 @@ def test_the_fallback_starts_where_twice_or_half_of_the_prediction_is_accepted(
     drafts = Drafts(np.ones((1, MAX_DRAFT_LEN)), np.array([64], np.int32), np.array([SHARED]))
     slots = np.array([0], np.int32)
     accepted = round(10 * factor * 2)  # and none of every other
-    for cycle in range(120):
+    for cycle in range(200):
         calibration.expect(slots, drafts.batch, lengths)
         num = accepted if cycle % 2 else 0
         changes = calibration.observe(slots, [[RIGHT] * num + [WRONG]], [num])
@@ -328,6 +328,20 @@ def test_the_fallback_starts_where_twice_or_half_of_the_prediction_is_accepted(
         [change] = changes
         assert (change.origin, change.is_fallback) == ("shared", True)
         assert change.mean_predicted == pytest.approx(10)
+
+
+def test_chance_does_not_start_the_fallback() -> None:
+    # Drafts of which few tokens are accepted: a hundred of them bring half or twice of the mean
+    # once in some ten times.
+    mean, random = 0.2, np.random.default_rng(5)
+    drafts = Drafts(np.ones((1, MAX_DRAFT_LEN)), np.array([64], np.int32), np.array([SHARED]))
+    slots, lengths = np.array([0], np.int32), Prediction(np.array([mean], np.float32), None)
+    for _ in range(50):
+        calibration = OnlineCalibration(THRESHOLD)
+        for num in random.geometric(1 / (1 + mean), size=400) - 1:
+            calibration.expect(slots, drafts.batch, lengths)
+            calibration.observe(slots, [[RIGHT] * num + [WRONG]], [int(num)])
+        assert not calibration.has_fallback
 
 
 def test_the_fallback_ends_when_the_figures_are_right_again() -> None:

@@ -56,7 +56,9 @@ def test_few_requests_verify_more_where_it_is_weighed() -> None:
 def test_nodes_that_are_not_nearly_free_are_not_verified_by_default(
     text_config: SimpleNamespace,
 ) -> None:
-    assert widths(requests=1, attention=TargetAttention(is_linear=True))[-1] == 32
+    linear = TargetAttention(is_linear=True)
+    assert widths(tree=4, attention=linear)[-1] == 8
+    assert widths(tree=12, attention=linear)[-1] == 12
     text_config.num_experts = None
     assert widths(requests=1)[-1] == 64
     text_config.n_routed_experts = 64

@@ -32,6 +32,7 @@ class Device:
         self.model_runner = SimpleNamespace(
             attn_backend="first",
             max_running_requests=1,
+            token_to_kv_pool=SimpleNamespace(post_capture_active=False),
             model_config=SimpleNamespace(vocab_size=1),
             decode_cuda_graph_runner=None,
             init_new_workspace=False,
@@ -90,6 +91,15 @@ def test_without_memory_for_a_workspace_the_widest_serves_alone(
     assert states.widths == (32,)
     assert states.memory_gb == {}
     states.use(32)
+
+
+def test_memory_that_the_kv_pool_is_still_to_take_is_not_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device(free_gb=70, per_node_gb=0.125)
+    device.model_runner.token_to_kv_pool.post_capture_active = True
+    assert states_of(monkeypatch, device, are_asked_for=False).widths == (32,)
+    assert states_of(monkeypatch, device, are_asked_for=True).widths == WIDTHS
 
 
 def test_widths_that_were_asked_for_are_all_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
 from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace, _Running
 from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.simulator import CycleTotals, right_branch
+from sglang_hvd.replay.simulator import CycleTotals
 from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.suffix_cache.token_ids import right_branch
 from sglang_hvd.types import DraftPlan, DraftSource
 from tests.payoff.made_up import constant_survival
 from tests.traces.made_up import trace

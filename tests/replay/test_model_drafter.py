@@ -1,5 +1,7 @@
 """What the model drafter brings in replay."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,19 @@ def test_a_correlated_drafter_is_better_where_the_cache_is_right() -> None:
     assert copied > 2 * fresh
     copied, fresh = halves(ModelDrafter(2.2, 1.0).accepted_lens(texts(), HvdConfig()))
     assert copied == pytest.approx(fresh, rel=0.2)
+
+
+def test_sessions_may_differ_in_how_well_they_are_drafted() -> None:
+    made = [replace(each, session=f"s{place // 2}") for place, each in enumerate(texts(24))]
+    means = {}
+    for spread in (0.0, 1.5):
+        drafter = ModelDrafter(2.7, 1.0, spread=spread)
+        of_turns = [of.mean() for of in drafter.accepted_lens(made, HvdConfig())]
+        assert np.mean(of_turns) == pytest.approx(2.7, abs=0.1)
+        means[spread] = np.reshape(of_turns, (-1, 2))
+    assert means[1.5].mean(axis=1).std() > 4 * means[0.0].mean(axis=1).std()
+    # Turns of a session are alike.
+    assert np.corrcoef(means[1.5].T)[0, 1] > 0.9
 
 
 def test_what_another_namespace_generated_is_not_copied() -> None:

@@ -1,63 +1,173 @@
-// The Python face of the native core. Conversions only: the algorithms are in the headers.
+// The Python face of the native core. Conversions and checks of shapes only: the algorithms are in
+// the headers.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 
-#include <memory>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
-#include "accepted_lengths.hpp"
-#include "cache_bindings.hpp"
+#include "cache_core.hpp"
+
+namespace sglang_hvd {
 
 namespace nb = nanobind;
-using namespace nb::literals;
 
-namespace {
+template <typename T, int kDims>
+using Input = nb::ndarray<const T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
+template <typename T, int kDims>
+using Output = nb::ndarray<T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
 
-// `const` takes read-only arrays too. Every argument is also bound with noconvert(), without which
-// an int64 array would be copied to int32 silently.
-template <typename T, typename Shape>
-using Array = nb::ndarray<const T, Shape, nb::c_contig, nb::device::cpu>;
-template <typename T>
-using Vector = Array<T, nb::ndim<1>>;
-template <typename T>
-using Matrix = Array<T, nb::ndim<2>>;
-using Int32Result = nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>;
-
-template <typename ArrayType>
-auto span_of(const ArrayType& array) {
-    return std::span(array.data(), array.size());
+inline void require(bool is_true, const char* message) {
+    if (!is_true) throw std::invalid_argument(message);
 }
 
-Int32Result accepted_lengths(const Matrix<std::int32_t>& draft_tokens,
-                             const Vector<std::int32_t>& draft_lengths,
-                             const Vector<std::int64_t>& positions,
-                             const Vector<std::int32_t>& sequence) {
-    const std::size_t num_drafts = draft_tokens.shape(0);
-    auto accepted = std::make_unique<std::int32_t[]>(num_drafts);
-    {
-        nb::gil_scoped_release nogil;
-        sglang_hvd::accepted_lengths(
-            {span_of(draft_tokens), span_of(draft_lengths), draft_tokens.shape(1)},
-            span_of(positions), span_of(sequence), {accepted.get(), num_drafts});
+inline void commit(CacheCore& core, const Input<std::int32_t, 1>& slots,
+                   const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& lengths) {
+    require(token_ids.shape(0) == slots.size() && lengths.size() == slots.size(),
+            "token_ids and lengths need one row per request");
+    const nb::gil_scoped_release nogil;
+    core.commit({slots.data(), slots.size()}, token_ids.data(), token_ids.shape(1),
+                {lengths.data(), lengths.size()});
+}
+
+inline void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
+                    const Input<std::int32_t, 1>& max_nodes, bool is_tree, bool by_votes,
+                    bool with_evidence,
+                    const Output<std::int32_t, 2>& token_ids, const Output<std::int32_t, 2>& parents,
+                    const Output<std::int32_t, 2>& depths, const Output<float, 2>& probs,
+                    const Output<std::int32_t, 1>& lengths, const Output<float, 2>& features,
+                    const Output<float, 2>& evidence) {
+    const std::size_t num_rows = slots.size(), width = token_ids.shape(1);
+    require(max_nodes.size() == num_rows, "max_nodes needs one entry per request");
+    require(token_ids.shape(0) >= num_rows && lengths.size() >= num_rows &&
+                features.shape(0) >= num_rows && evidence.shape(0) >= num_rows &&
+                parents.shape(0) == token_ids.shape(0) &&
+                depths.shape(0) == token_ids.shape(0) && probs.shape(0) == token_ids.shape(0),
+            "the batch has fewer rows than there are requests: make a larger one");
+    require(parents.shape(1) == width && depths.shape(1) == width && probs.shape(1) == width &&
+                features.shape(1) == kNumFeatures && evidence.shape(1) == kNumEvidence,
+            "the arrays of the batch have different widths");
+    thread_local std::vector<Draft> reused;
+    std::vector<Draft>& drafts = reused;
+    drafts.resize(num_rows);
+    for (std::size_t row = 0; row < num_rows; ++row) {
+        const std::size_t first = row * width;
+        drafts[row] = {{token_ids.data() + first, width},
+                       {parents.data() + first, width},
+                       {depths.data() + first, width},
+                       {probs.data() + first, width},
+                       0,
+                       {},
+                       {}};
     }
-    nb::capsule owner(accepted.get(),
-                      [](void* data) noexcept { delete[] static_cast<std::int32_t*>(data); });
-    return Int32Result(accepted.release(), {num_drafts}, owner);
+    {
+        const nb::gil_scoped_release nogil;
+        core.propose({slots.data(), num_rows}, is_tree ? DraftShape::kTree : DraftShape::kChain, by_votes,
+                     with_evidence, {max_nodes.data(), num_rows}, drafts);
+    }
+    for (std::size_t row = 0; row < num_rows; ++row) {
+        lengths.data()[row] = drafts[row].num_nodes;
+        std::memcpy(features.data() + row * kNumFeatures, &drafts[row].features,
+                    sizeof(MatchFeatures));
+        if (!with_evidence) continue;
+        std::memcpy(evidence.data() + row * kNumEvidence, &drafts[row].evidence,
+                    sizeof(DraftEvidence));
+    }
 }
 
-}  // namespace
+inline CacheSettings settings_of(std::size_t shared_tokens, std::size_t namespace_tokens,
+                                 float min_token_prob) {
+    CacheSettings settings;
+    settings.shared_tokens = shared_tokens;
+    settings.namespace_tokens = namespace_tokens;
+    settings.min_token_prob = min_token_prob;
+    return settings;
+}
+
+}  // namespace sglang_hvd
 
 NB_MODULE(_native, m) {
-    sglang_hvd::bind_cache(m);
-    m.def("accepted_lengths", &accepted_lengths, "draft_tokens"_a.noconvert(),
-          "draft_lengths"_a.noconvert(), "positions"_a.noconvert(), "sequence"_a.noconvert(),
-          R"(Number of leading tokens of each draft that equal the recorded continuation.
-
-draft_tokens   int32[num_drafts, width], C-contiguous, row i padded after draft_lengths[i]
-draft_lengths  int32[num_drafts], 0..width
-positions      int64[num_drafts], 0..len(sequence): where draft i would start
-sequence       int32[num_tokens]: the recorded prompt and output
-
-Returns int32[num_drafts], the bonus token not counted: the replay label of the paper, Appendix B.
-Raises TypeError for another dtype or shape (nothing is converted), ValueError for a value out of
-range. The GIL is released.)");
+    using namespace sglang_hvd;
+    using namespace nb::literals;
+    using NoGil = nb::call_guard<nb::gil_scoped_release>;
+    nb::class_<CacheCore>(m, "CacheCore", "See cache.py, which checks and names things.")
+        .def(
+            "__init__",
+            [](CacheCore* self, std::size_t shared_tokens, std::size_t namespace_tokens,
+               std::size_t session_tokens, bool indexes_in_background, float min_token_prob) {
+                auto settings = settings_of(shared_tokens, namespace_tokens, min_token_prob);
+                settings.session_tokens = session_tokens;
+                settings.indexes_in_background = indexes_in_background;
+                new (self) CacheCore(settings);
+            },
+            nb::kw_only(), "shared_tokens"_a, "namespace_tokens"_a, "session_tokens"_a,
+            "indexes_in_background"_a, "min_token_prob"_a)
+        .def_static(
+            "as_in_paper",
+            [](std::size_t shared_tokens, std::size_t namespace_tokens, int max_depth,
+               int max_draft_tokens, float max_spec_factor, float max_spec_offset,
+               float min_token_prob) {
+                auto settings = settings_of(shared_tokens, namespace_tokens, 0);
+                settings.paper = {max_depth, max_draft_tokens, max_spec_factor, max_spec_offset,
+                                  min_token_prob};
+                return new CacheCore(settings);
+            },
+            nb::kw_only(), "shared_tokens"_a, "namespace_tokens"_a, "max_depth"_a,
+            "max_draft_tokens"_a, "max_spec_factor"_a, "max_spec_offset"_a, "min_token_prob"_a)
+        .def(
+            "start",
+            [](CacheCore& core, const std::string& space, const Input<std::int32_t, 1>& prompt) {
+                const nb::gil_scoped_release nogil;
+                return core.start(space, {prompt.data(), prompt.size()});
+            },
+            "namespace"_a, "prompt_ids"_a.noconvert())
+        .def("commit", &commit, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
+             "lengths"_a.noconvert())
+        .def("propose", &propose, "slots"_a.noconvert(), "max_nodes"_a.noconvert(), "is_tree"_a, "by_votes"_a,
+             "with_evidence"_a, "token_ids"_a.noconvert(), "parents"_a.noconvert(), "depths"_a.noconvert(),
+             "probs"_a.noconvert(), "lengths"_a.noconvert(), "features"_a.noconvert(),
+             "evidence"_a.noconvert())
+        .def(
+            "finish",
+            [](CacheCore& core, std::int32_t slot, bool keeps,
+               const std::optional<Input<std::int32_t, 1>>& output) {
+                std::optional<std::span<const Token>> tokens;
+                if (output) tokens = std::span<const Token>(output->data(), output->size());
+                const nb::gil_scoped_release nogil;
+                core.finish(slot, keeps, tokens);
+            },
+            "slot"_a, "keep"_a, "output_ids"_a.noconvert().none())
+        .def("flush", &CacheCore::flush, "namespace"_a, NoGil())
+        .def("resize", &CacheCore::resize, "shared_tokens"_a, "namespace_tokens"_a, NoGil())
+        .def("flush_all", &CacheCore::flush_all, NoGil())
+        .def("drain", &CacheCore::drain, NoGil())
+        .def(
+            "check",
+            [](const CacheCore& core) {
+                const char* broken = core.check();
+                return broken ? std::optional<std::string>(broken) : std::nullopt;
+            },
+            NoGil())
+        .def("stats", [](const CacheCore& core) {
+            const auto stats = [&core] {
+                const nb::gil_scoped_release nogil;
+                return core.stats();
+            }();
+            nb::dict result;
+            result["num_requests"] = stats.num_requests;
+            result["num_request_tokens"] = stats.num_request_tokens;
+            result["num_shared_requests"] = stats.num_shared_requests;
+            result["num_shared_tokens"] = stats.num_shared_tokens;
+            result["num_namespaces"] = stats.num_namespaces;
+            result["num_sessions"] = stats.num_sessions;
+            result["num_session_tokens"] = stats.num_session_tokens;
+            result["num_pending_tokens"] = stats.num_pending_tokens;
+            result["num_bytes"] = stats.num_bytes;
+            return result;
+        });
 }
