@@ -110,6 +110,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
 
 def test_what_is_no_url_is_named() -> None:
     assert "127.0.0.1:30000" in refused("127.0.0.1:30000")
+    assert "nonnumeric port" in refused("http://127.0.0.1:abc")
 
 
 COSTS: dict[str, Any] = {

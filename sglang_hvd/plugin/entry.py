@@ -29,7 +29,7 @@ def register() -> None:
         from sglang_hvd.plugin.hooks import HOOKS
     except (ImportError, AttributeError, RuntimeError) as error:
         if any(word.upper().removeprefix("--SPECULATIVE-ALGORITHM=") == "HVD" for word in sys.argv):
-            raise SystemExit(f"error: the HVD plugin cannot load: {error}") from error
+            raise SystemExit(f"error: the HVD plugin cannot load: {_reason(error)}") from error
         raise
     for target, (kind, hook) in HOOKS.items():
         HookRegistry.register(target, hook, kind)
@@ -50,6 +50,13 @@ def require_hooks() -> None:
             f"HVD could not hook into SGLang at {', '.join(missing)}: see the log above for the "
             "cause, and check that SGLANG_PLUGINS, if set, names hvd"
         )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ImportError) and (error.name or "").endswith("._native"):
+        # Python looks first in the folder it starts in, where the sources are not built.
+        return f"{error}: install it with pip install --editable, or start outside its sources"
+    return str(error)
 
 
 def _require_supported_sglang() -> None:

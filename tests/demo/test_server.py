@@ -2,11 +2,12 @@
 
 import asyncio
 import socket
+from pathlib import Path
 
 import pytest
 import uvloop
 
-from sglang_hvd.demo.server import held_port
+from sglang_hvd.demo.server import SglangServer, held_port
 
 
 def test_a_server_listens_on_a_held_port() -> None:
@@ -33,3 +34,11 @@ def test_a_held_port_is_nobody_elses() -> None:
         pytest.raises(OSError, match="already in use"),
     ):
         other.bind(holder.getsockname())
+
+
+def test_a_given_port_that_is_taken_is_refused() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        pytest.raises(ValueError, match="cannot be used"),
+    ):
+        SglangServer([], log_file=Path("none.log"), port=other.getsockname()[1])

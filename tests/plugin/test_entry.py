@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -46,6 +47,21 @@ def test_a_command_line_for_hvd_ends_when_our_code_cannot_load(
     monkeypatch.setitem(sys.modules, "sglang_hvd.plugin.hooks", None)
     with pytest.raises(SystemExit, match=r"^error: the HVD plugin cannot load: [^\n]*$"):
         entry.register()
+
+
+def test_sources_that_were_not_built_are_told_apart() -> None:
+    register = (
+        "import sys; sys.modules['sglang_hvd.allocation._native'] = None; "
+        "from sglang_hvd.plugin import entry; entry.register()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", register, "--speculative-algorithm", "HVD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("--editable, or start outside its sources")
 
 
 def test_servers_without_hvd_do_not_depend_on_us(monkeypatch: pytest.MonkeyPatch) -> None:
