@@ -20,9 +20,9 @@ KEYS = [
 
 @pytest.fixture(scope="module")
 def rows(demo_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Two sessions per workload in every mode, each mode on its own server."""
+    """A session per workload in every mode, each mode on its own server."""
     file = tmp_path_factory.mktemp("demo") / "rows.json"
-    flags = ["--cache-dir", str(demo_cache), "--sessions", "2", "--json", str(file)]
+    flags = ["--cache-dir", str(demo_cache), "--sessions", "1", "--json", str(file)]
     assert main(["demo", *flags]) == 0
     return json.loads(file.read_text())
 
