@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, get_args
 
 from sglang_hvd.config import CacheMode, HvdConfig, load_config
-from sglang_hvd.demo.server import ServerFailed
 from sglang_hvd.payoff.predictor import Kind, PayoffPredictor, feature_settings
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.user_cache import user_cache
@@ -36,18 +35,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.more_flags = rest
     try:
         return _COMMANDS[options.command][1](options)
-    except (ValueError, ServerFailed) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+    except RuntimeError as error:
+        from sglang_hvd.demo.server import ServerFailed
+
+        if not isinstance(error, ServerFailed):
+            raise
+        print(f"error: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "sglang_hvd":
             raise
-        extra = "cpu" if options.command in ("demo", "serve") else "train"
+        is_served = options.command in ("demo", "serve")
+        remedy = "make venv" if is_served else "pip install --editable '.[train]'"
         print(
-            f"error: {options.command} needs {error.name}: pip install 'sglang-hvd[{extra}]'",
+            f"error: {options.command} needs {error.name}: run {remedy} in this project's folder",
             file=sys.stderr,
         )
-        return 2
+    return 2
 
 
 class _Parser(argparse.ArgumentParser):
@@ -185,13 +190,17 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     _add_traces(parser)
     _add_json(parser)
     parser.add_argument(
-        "--predictor", type=Path, metavar="FILE", help="default: the one that ships"
+        "--predictor",
+        type=Path,
+        metavar="FILE",
+        help="default: that of --config, or else the one that ships",
     )
     parser.add_argument(
         "--costs",
         type=Path,
         metavar="FILE",
-        help="cost table (configs/costs), for tokens per millisecond and policy allocate",
+        help="cost table (configs/costs), for tokens per millisecond and policy allocate; default: "
+        "that of --config, if it names one",
     )
     parser.add_argument(
         "--warm-up",
@@ -256,7 +265,10 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _add_analyze(parser: argparse.ArgumentParser) -> None:
     _add_traces(parser, mode_of=", if no predictor says")
     parser.add_argument(
-        "--predictor", type=Path, metavar="FILE", help="default: the one that ships"
+        "--predictor",
+        type=Path,
+        metavar="FILE",
+        help="default: that of --config, or else the one that ships",
     )
     parser.add_argument("--json", type=_file, metavar="FILE", help="write all figures as JSON")
     parser.add_argument("--html", type=_file, metavar="FILE", help="write a page with plots")

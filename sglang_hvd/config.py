@@ -158,9 +158,9 @@ class HvdConfig(BaseModel):
         default=None,
         ge=2,
         description="Most nodes per request that one verification takes, root included. Default: "
-        "32 (8 with linear attention), or the model drafter's tree if that is larger; exactly that "
-        "tree for policy model, at least eight nodes more for both; for allocate on a GPU 64, with "
-        "dense models without LoRA where no more than 16 requests can run.",
+        "32 (8 with linear attention), or the model drafter's tree if that is larger. Policy model "
+        "takes exactly that tree, policy both at least eight nodes more, policy allocate on a GPU "
+        "64 for dense models without LoRA where no more than 16 requests can run.",
     )
     narrow_widths: tuple[int, ...] | None = Field(
         default=None,
@@ -218,7 +218,10 @@ class HvdConfig(BaseModel):
     @classmethod
     def _votes_have_an_end(cls, value: int, field: ValidationInfo) -> int:
         if field.data.get("cache_mode") == "votes" and value > MOST_VOTED_TOKENS:
-            raise ValueError(f"by votes no draft is longer than {MOST_VOTED_TOKENS} tokens")
+            raise ValueError(
+                f"by votes no draft is longer than {MOST_VOTED_TOKENS} tokens: lower it, or set "
+                "cache_mode to paper"
+            )
         return value
 
     @field_validator("max_depth", "max_spec_factor", "max_spec_offset")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import importlib.util
@@ -99,12 +100,12 @@ class SglangServer:
         else:
             held_port(port).close()  # or what serves there would be taken for this server
         self._port = port
-        has_host = any(flag.split("=")[0] == "--host" for flag in flags)
-        host = () if has_host else ("--host", "127.0.0.1")
+        # The last one counts, and --host in flags may be anywhere.
         self._command = [
-            *(sys.executable, "-m", module, *flags, *host),
+            *(sys.executable, "-m", module, "--host", "127.0.0.1", *flags),
             *("--port", str(self._port)),
         ]
+        self._host = _asked_host(self._command)
         self._log_file = log_file
         self._environment = {**os.environ, **(environment or {})}
         self._timeout_s = timeout_s
@@ -114,7 +115,7 @@ class SglangServer:
     @property
     def url(self) -> str:
         """Base URL, without a slash at the end."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._host}:{self._port}"
 
     @property
     def log(self) -> str:
@@ -232,6 +233,14 @@ def held_port(port: int = 0) -> socket.socket:
         holder.close()
         raise ValueError(f"port {port} cannot be used: {error}") from None
     return holder
+
+
+def _asked_host(command: Sequence[str]) -> str:
+    """Where a server of this command line answers."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--host")
+    host = str(parser.parse_known_args(command)[0].host)
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
 
 def flush_cache(url: str, *, timeout_s: float = 20) -> None:

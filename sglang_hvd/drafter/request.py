@@ -80,9 +80,13 @@ class DraftedRequest:
         draft = self.plan.cache_draft
         if draft is None or draft.parents is None or self.branch_expected == 0:
             return None
-        right = right_branch(draft.token_ids, draft.parents, as_token_ids(outcome.token_ids))
+        num_right = outcome.num_accepted_drafts
+        of_model = 0 if self.plan.source is DraftSource.CACHE else outcome.num_model_accepted
+        if of_model is None or of_model == num_right:  # else all of them were the cache draft's
+            text_ids = as_token_ids(outcome.token_ids)
+            num_right = len(right_branch(draft.token_ids, draft.parents, text_ids))
         # A chain whose first token was right but not verified had nothing accepted.
-        return max(len(right) - (num_chain_accepted or 0), 0)
+        return max(num_right - (num_chain_accepted or 0), 0)
 
     def num_model_accepted(self, outcome: VerifyOutcome) -> int | None:
         """Tokens of the model drafter's draft that were right; None if it was not verified, or both

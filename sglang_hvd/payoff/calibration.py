@@ -293,7 +293,7 @@ class _State:
 def _is_beyond_chance(sums: RunningReliability) -> bool:
     """Whether what came of verified drafts is further from what was predicted than it scatters."""
     mean = sums.predicted / sums.weight
-    variance = sums.weight * (_SCATTER * mean * (1 + mean) + _LEAST_SCATTER)
+    variance = sums.squared_weight * (_SCATTER * mean * (1 + mean) + _LEAST_SCATTER)
     return abs(sums.came - sums.predicted) > _FALLBACK_DEVIATIONS * math.sqrt(variance)
 
 

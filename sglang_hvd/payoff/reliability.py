@@ -31,6 +31,12 @@ class RunningReliability:
         self.predicted = self.predicted * _KEPT + predicted
         self.came = self.came * _KEPT + came
 
+    @property
+    def squared_weight(self) -> float:
+        """The events' squared weights: what the variance of `came` is times that of an event."""
+        left = 1 - self.weight * (1 - _KEPT)  # of a weight, since the first event
+        return (1 - left * left) / (1 - _KEPT * _KEPT)
+
     def means(self) -> Reliability:
         if self.weight == 0:
             return Reliability(None, None, 0.0)

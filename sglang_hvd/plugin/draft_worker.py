@@ -186,18 +186,19 @@ class HvdDraftWorker(EagleDraftWorker):
     def _draft_extend_for_prefill(
         self,
         batch: ScheduleBatch,
-        hidden_states: torch.Tensor,
+        target_hidden_states: torch.Tensor,
         next_token_ids: torch.Tensor,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        # Now: the first tokens' copy to the host shall not wait for the draft model's prefill.
+        # Now, while the target's prefill runs: behind the draft model's, the first tokens' copy to
+        # the host would wait for that too.
         self.record_prefill(batch.reqs, batch.chunked_req, next_token_ids)
         if self.postponed is not None:
             for req in batch.reqs:
                 self.postponed.forget(req)
         return super()._draft_extend_for_prefill(
-            batch, hidden_states, next_token_ids, *args, **kwargs
+            batch, target_hidden_states, next_token_ids, *args, **kwargs
         )
 
     def _rebuild_topk1_chain_buffers(self) -> None:

@@ -36,6 +36,16 @@ def test_a_held_port_is_nobody_elses() -> None:
         other.bind(holder.getsockname())
 
 
+@pytest.mark.parametrize(
+    ("flags", "host"),
+    [([], "127.0.0.1"), (["--host", "0.0.0.0"], "127.0.0.1"), (["--host=10.0.0.1"], "10.0.0.1")],
+)
+def test_a_server_is_asked_where_it_listens(flags: list[str], host: str) -> None:
+    server = SglangServer(flags, log_file=Path("none.log"))
+    assert server.url.startswith(f"http://{host}:")
+    server.stop()
+
+
 def test_a_given_port_that_is_taken_is_refused() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as other,

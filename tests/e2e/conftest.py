@@ -154,7 +154,7 @@ def nursery() -> Iterator[Nursery]:
 def start_server(
     models_of: Callable[[Shape], DemoModels],
     tmp_path_factory: pytest.TempPathFactory,
-    request: pytest.FixtureRequest,
+    nursery: Nursery,
 ) -> Iterator[StartServer]:
     """Start a server by its flags; one that runs with the same flags already is used again.
 
@@ -165,7 +165,6 @@ def start_server(
     logs, home = tmp_path_factory.mktemp("servers"), tmp_path_factory.mktemp("home")
 
     def launch(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> ForkedServer:
-        nursery: Nursery = request.getfixturevalue("nursery")  # spawned servers need none
         return nursery.launch(command, environment, log)
 
     def start(

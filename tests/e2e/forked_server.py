@@ -32,16 +32,9 @@ class Nursery:
     """A process that has imported all that a server needs, and forks servers."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        """environment: in which it imports."""
-        command = [sys.executable, "-m", "tests.e2e.forked_server", "--nursery"]
-        self._process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=end_with_parent,
-        )
+        """environment: in which it imports. It starts with the first server."""
+        self._environment = environment
+        self._process: subprocess.Popen[str] | None = None
         self._turn = threading.Lock()
 
     def launch(
@@ -55,9 +48,11 @@ class Nursery:
 
     def ask(self, what: str, about: object) -> str:
         """One line for one line."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with self._turn:
+            if self._process is None:
+                self._process = self._started()
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
             self._process.stdin.write(json.dumps([what, about]) + "\n")
             self._process.stdin.flush()
             answer = self._process.stdout.readline()
@@ -65,8 +60,19 @@ class Nursery:
         return answer.strip()
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    def _started(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.forked_server", "--nursery"],
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=end_with_parent,
+        )
 
 
 class ForkedServer:

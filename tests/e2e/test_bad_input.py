@@ -19,11 +19,11 @@ from tests.e2e.forked_server import Nursery
 
 
 @pytest.fixture
-def fails_with(models: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., str]:
+def fails_with(models: Any, tmp_path: Path, nursery: Nursery) -> Callable[..., str]:
     """Run the launcher to its end; returns the one line it ends with.
 
-    It is forked (tests/e2e/forked_server.py) unless it is to start as a user's does or with an
-    environment of its own.
+    It is forked (tests/e2e/forked_server.py), with what its nursery imported, unless it is to start
+    as a user's does.
     """
     log = tmp_path / "launcher.log"
 
@@ -32,7 +32,6 @@ def fails_with(models: Any, tmp_path: Path, request: pytest.FixtureRequest) -> C
         drafter: Path | None = None,
         target: Path | None = None,
         is_spawned: bool = False,
-        **environment: str,
     ) -> str:
         draft = drafter if drafter is not None else models.drafter
         command = [
@@ -42,15 +41,14 @@ def fails_with(models: Any, tmp_path: Path, request: pytest.FixtureRequest) -> C
             *(("--speculative-draft-model-path", str(draft)) if str(draft) != "." else ()),
             *(*MODEL_TREE_FLAGS, *flags),
         ]
-        everything = {**os.environ, **CPU_ENVIRONMENT, **environment}
+        environment = {**os.environ, **CPU_ENVIRONMENT}
         with log.open("wb") as file:
-            if is_spawned or environment:
+            if is_spawned:
                 code = subprocess.run(
-                    command, env=everything, stdout=file, stderr=file, timeout=120, check=False
+                    command, env=environment, stdout=file, stderr=file, timeout=120, check=False
                 ).returncode
             else:
-                nursery: Nursery = request.getfixturevalue("nursery")
-                code = nursery.launch(command, everything, file).wait(timeout=120)
+                code = nursery.launch(command, environment, file).wait(timeout=120)
         assert code != 0
         printed = log.read_text()
         assert "Uvicorn running" not in printed

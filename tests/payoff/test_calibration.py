@@ -305,17 +305,18 @@ def test_a_predictor_of_bare_lengths_is_measured_and_not_corrected() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.2, 0.45, 0.55, 1.0, 1.9, 2.2, 5.0])
+@pytest.mark.parametrize(("predicted", "one_in", "num_cycles"), [(10, 2, 200), (1, 10, 400)])
 def test_the_fallback_starts_where_twice_or_half_of_the_prediction_is_accepted(
-    factor: float,
+    predicted: int, one_in: int, num_cycles: int, factor: float
 ) -> None:
     calibration = OnlineCalibration(THRESHOLD)
-    lengths = Prediction(np.array([10], np.float32), None)
+    lengths = Prediction(np.array([predicted], np.float32), None)
     drafts = Drafts(np.ones((1, MAX_DRAFT_LEN)), np.array([64], np.int32), np.array([SHARED]))
     slots = np.array([0], np.int32)
-    accepted = round(10 * factor * 2)  # and none of every other
-    for cycle in range(200):
+    accepted = round(predicted * factor * one_in)  # and none of the others
+    for cycle in range(num_cycles):
         calibration.expect(slots, drafts.batch, lengths)
-        num = accepted if cycle % 2 else 0
+        num = accepted if cycle % one_in == one_in - 1 else 0
         changes = calibration.observe(slots, [[RIGHT] * num + [WRONG]], [num])
         if changes:
             assert cycle > 100  # not before a hundred drafts
@@ -327,7 +328,7 @@ def test_the_fallback_starts_where_twice_or_half_of_the_prediction_is_accepted(
     if is_off:
         [change] = changes
         assert (change.origin, change.is_fallback) == ("shared", True)
-        assert change.mean_predicted == pytest.approx(10)
+        assert change.mean_predicted == pytest.approx(predicted)
 
 
 def test_chance_does_not_start_the_fallback() -> None:

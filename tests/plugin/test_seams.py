@@ -171,7 +171,9 @@ def test_draft_extend_can_be_left_out() -> None:
 
 
 def test_draft_extend_of_a_prefill_is_what_catching_up_runs() -> None:
-    extend = inspect.getsource(eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill)
+    method = eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill
+    assert _parameters(method)[:4] == ["self", "batch", "target_hidden_states", "next_token_ids"]
+    extend = inspect.getsource(method)
     assert "capture_hidden_mode=capture_hidden_mode" in extend
     assert "probs = renorm_draft_probs(" in extend
     assert "topk_p, topk_index = fast_topk(probs, self.topk, dim=-1)" in extend

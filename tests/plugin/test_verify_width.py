@@ -1,4 +1,4 @@
-"""How wide a server verifies that was not told."""
+"""How wide a server verifies that was not told, and what it refuses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ import pytest
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin import algorithm
 from sglang_hvd.plugin.tree_support import TargetAttention
+
+# What _refuse_untested reads of SGLang's arguments.
+REFUSED_BY_NONE: dict[str, object] = {
+    **dict.fromkeys(
+        [
+            *("speculative_adaptive", "speculative_use_rejection_sampling"),
+            *("speculative_use_block_verification", "enable_two_batch_overlap", "enable_hisparse"),
+            *("enable_multi_layer_eagle", "enable_mixed_chunk", "enable_return_routed_experts"),
+            *("enable_linear_replayssm_spec", "enable_pdmux", "enable_dp_attention"),
+        ],
+        False,
+    ),
+    **{"speculative_num_steps": 3, "attn_dp_size": 1, "pp_size": 1, "disaggregation_mode": "null"},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +50,26 @@ def widths(
     config = HvdConfig(**settings)
     widest = algorithm._verify_width(config, tree, cfg, attention or TargetAttention())
     return (*algorithm._narrow_widths(config, widest, cfg, device == "cpu"), widest)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "flag"),
+    [
+        ("enable_mixed_chunk", True, "--enable-mixed-chunk"),
+        ("enable_linear_replayssm_spec", True, "--enable-linear-replayssm-spec"),
+        ("enable_pdmux", True, "--enable-pdmux"),
+        ("speculative_num_steps", 0, "--speculative-num-steps 0"),
+        ("pp_size", 2, "--pp-size above 1"),
+    ],
+)
+def test_what_would_be_wrong_or_was_not_tried_is_refused(
+    field: str, value: object, flag: str
+) -> None:
+    cfg = SimpleNamespace(**REFUSED_BY_NONE)
+    algorithm._refuse_untested(cfg)
+    setattr(cfg, field, value)
+    with pytest.raises(ValueError, match=f"HVD does not support {flag}: drop it"):
+        algorithm._refuse_untested(cfg)
 
 
 def test_few_requests_verify_more_where_it_is_weighed() -> None:
