@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from sglang_hvd.whole_file import check_place, write_whole
+from sglang_hvd.whole_file import output_file, write_whole
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """`--json FILE`, in a folder that is there: told before hours are spent on the rows."""
-    parser.add_argument("--json", type=_file, metavar="FILE", help="write the rows as JSON")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the rows as JSON")
 
 
 def write_rows(path: Path | None, rows: Iterable[Mapping[str, object]]) -> None:
@@ -27,11 +27,3 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         sys.exit(main())
     except ValueError as error:
         sys.exit(f"error: {error}")
-
-
-def _file(text: str) -> Path:
-    try:
-        check_place(Path(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return Path(text)

@@ -61,9 +61,11 @@ from sglang_hvd.types import DraftSource
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 MODEL_SIZES = (3, 7, 15, 31)
 MODEL_STEPS = draft_step_choices(8)
-_CACHE_TOKENS = 2**28
 # Trees of policy `model` to choose from: nodes and steps.
 MODEL_TREES = ((3, 2), (7, 4), (15, 4), (15, 6), (31, 6), (31, 8))
+# Room for all that is served: a batch repeats a recording, and its copies must not push its texts
+# out of the shared cache.
+_CACHE_TOKENS = 2**28
 
 
 @dataclass(frozen=True, slots=True)

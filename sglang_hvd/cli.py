@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, get_args
 
 from sglang_hvd.config import CacheMode, HvdConfig, load_config
+from sglang_hvd.demo.server import ServerFailed
 from sglang_hvd.payoff.predictor import Kind, PayoffPredictor, feature_settings
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.user_cache import user_cache
-from sglang_hvd.whole_file import check_place, write_whole
+from sglang_hvd.whole_file import output_file, write_whole
 
 if TYPE_CHECKING:
     from sglang_hvd.replay.recordings import Recording, Vocabulary
@@ -35,23 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.more_flags = rest
     try:
         return _COMMANDS[options.command][1](options)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-    except RuntimeError as error:
-        from sglang_hvd.demo.server import ServerFailed
-
-        if not isinstance(error, ServerFailed):
-            raise
-        print(f"error: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "sglang_hvd":
             raise
         is_served = options.command in ("demo", "serve")
         remedy = "make venv" if is_served else "pip install --editable '.[train]'"
-        print(
-            f"error: {options.command} needs {error.name}: run {remedy} in this project's folder",
-            file=sys.stderr,
-        )
+        told = f"{options.command} needs {error.name}: run {remedy} in this project's folder"
+    except (ValueError, ServerFailed) as error:
+        told = str(error)
+    print(f"error: {told}", file=sys.stderr)
     return 2
 
 
@@ -68,7 +61,9 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sessions", type=_count, default=2, help="sessions per workload (default: 2)"
     )
-    parser.add_argument("--json", type=_file, metavar="FILE", help="write the table's rows as JSON")
+    parser.add_argument(
+        "--json", type=output_file, metavar="FILE", help="write the table's rows as JSON"
+    )
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
@@ -94,15 +89,17 @@ def _count(text: str) -> int:
 
 
 def _not_negative(text: str) -> float:
-    if not 0 <= _number(text) < math.inf:
+    number = _number(text)
+    if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f"at least 0, got {text}")
-    return _number(text)
+    return number
 
 
 def _share(text: str) -> float:
-    if not 0 <= _number(text) < 1:
+    number = _number(text)
+    if not 0 <= number < 1:
         raise argparse.ArgumentTypeError(f"from 0 to below 1, got {text}")
-    return _number(text)
+    return number
 
 
 def _number(text: str) -> float:
@@ -110,14 +107,6 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"a number, got {text}") from None
-
-
-def _file(text: str) -> Path:
-    try:
-        check_place(Path(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return Path(text)
 
 
 def _run_demo(options: argparse.Namespace) -> int:
@@ -183,7 +172,7 @@ def _add_traces(parser: argparse.ArgumentParser, *, mode_of: str = "") -> None:
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=_file, metavar="FILE", help="write the rows as JSON")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the rows as JSON")
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
@@ -237,7 +226,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 def _add_train(parser: argparse.ArgumentParser) -> None:
     _add_traces(parser)
     parser.add_argument(
-        "--output", type=_file, required=True, metavar="FILE", help="predictor (.safetensors)"
+        "--output", type=output_file, required=True, metavar="FILE", help="predictor (.safetensors)"
     )
     parser.add_argument(
         "--kind",
@@ -270,8 +259,10 @@ def _add_analyze(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="default: that of --config, or else the one that ships",
     )
-    parser.add_argument("--json", type=_file, metavar="FILE", help="write all figures as JSON")
-    parser.add_argument("--html", type=_file, metavar="FILE", help="write a page with plots")
+    parser.add_argument(
+        "--json", type=output_file, metavar="FILE", help="write all figures as JSON"
+    )
+    parser.add_argument("--html", type=output_file, metavar="FILE", help="write a page with plots")
 
 
 def _run_replay(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -19,7 +19,7 @@ from sglang_hvd.demo.models import DemoModels, ensure_demo_models
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import CPU_FLAGS, DEMO_ENVIRONMENT, SglangServer, flush_cache
 from sglang_hvd.user_cache import user_cache
-from tests.e2e.forked_server import ForkedServer, Nursery
+from tests.e2e.forked_server import Nursery
 
 Shape = Literal["llama", "qwen3"]
 
@@ -164,9 +164,6 @@ def start_server(
     running: dict[tuple[Any, ...], SglangServer] = {}
     logs, home = tmp_path_factory.mktemp("servers"), tmp_path_factory.mktemp("home")
 
-    def launch(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> ForkedServer:
-        return nursery.launch(command, environment, log)
-
     def start(
         *flags: str,
         shape: Shape = "llama",
@@ -191,7 +188,7 @@ def start_server(
                 **(environment or {}),
             },
             module="sglang.launch_server" if is_spawned else "tests.e2e.forked_server",
-            launch=None if is_spawned or environment else launch,
+            launch=None if is_spawned or environment else nursery.launch,
         )
         server.__enter__()
         running[key] = server

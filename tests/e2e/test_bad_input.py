@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -185,34 +185,33 @@ def test_adapters_with_graphs_for_each_width(fails_with: Callable[..., str]) -> 
 
 
 def test_hvd_flags_without_hvd(models: Any) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "sglang.launch_server", *CPU_FLAGS),
-            *("--model-path", str(models.target), "--hvd-policy", "cache"),
-        ],
-        env={**os.environ, **CPU_ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert "--hvd-policy given without --speculative-algorithm HVD" in done.stderr
+    printed = _failed_launch(models, "--hvd-policy", "cache")
+    assert "--hvd-policy given without --speculative-algorithm HVD" in printed
 
 
 def test_a_plugin_that_is_kept_out(models: Any) -> None:
     # SGLang itself then knows neither the flags nor the name; nothing serves under it.
+    printed = _failed_launch(
+        models,
+        *("--speculative-algorithm", "HVD"),
+        *("--speculative-draft-model-path", str(models.drafter), *MODEL_TREE_FLAGS),
+        environment={"SGLANG_PLUGINS": "sgl_kernel_cpu"},
+    )
+    assert "Unknown speculative algorithm name: HVD" in printed
+
+
+def _failed_launch(models: Any, *flags: str, environment: Mapping[str, str] | None = None) -> str:
+    """What a launcher that fails prints to stderr."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "sglang.launch_server", *CPU_FLAGS),
-            *("--model-path", str(models.target), "--speculative-algorithm", "HVD"),
-            *("--speculative-draft-model-path", str(models.drafter), *MODEL_TREE_FLAGS),
+            *("--model-path", str(models.target), *flags),
         ],
-        env={**os.environ, **CPU_ENVIRONMENT, "SGLANG_PLUGINS": "sgl_kernel_cpu"},
+        env={**os.environ, **CPU_ENVIRONMENT, **(environment or {})},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode != 0
-    assert "Unknown speculative algorithm name: HVD" in done.stderr
+    return done.stderr
