@@ -50,6 +50,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "whether a copy goes on": ("is_place", "place_shift"),
     "how alike the texts before draft and source are": ("aligned", "in_common"),
+    "how often earlier drafts had its tokens right": ("own_logit_right", "logit_right"),
     "classes of the tokens around": ("before_", "token_"),
 }
 # Inputs of draft tokens that the suffix cache looks up for them.

@@ -198,7 +198,9 @@ class HybridDrafter:
         without_cache: never verify its cache drafts, whatever the policy.
         """
         self._cache.start(rid, prompt_ids, namespace)
-        slot = 0 if self._tracker is None else self._tracker.start(as_token_ids(prompt_ids))
+        slot = 0
+        if self._tracker is not None:
+            slot = self._tracker.start(as_token_ids(prompt_ids), namespace=namespace)
         self._expectations.start(slot)
         if self._allocator is not None:
             self._allocator.start(slot)
@@ -291,8 +293,11 @@ class HybridDrafter:
         return stats
 
     def flush(self) -> None:
-        """Empties the shared cache. Active requests keep their own prompt and output."""
+        """Empties the shared cache, and forgets how right drafts from it were. Active requests keep
+        what is their own."""
         self._cache.flush()
+        if self._tracker is not None:
+            self._tracker.forget()
 
     def drain(self) -> None:
         """Waits until the suffix cache has taken in all that it was given."""

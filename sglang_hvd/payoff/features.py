@@ -38,6 +38,11 @@ the cycle before went on: known, there, within 3 tokens, within 64 after, within
 signed ln(1 + distance) |
 | aligned, in_common | shares of the 32 tokens before the draft that stand before its source \
 too, at the same distance and at any (by the draft of the votes) |
+| own_logit_right_k, logit_right_k | log odds that the draft's first k tokens are right, by how \
+often drafts had each right after the one before it: drafts of this request, and of all of its \
+namespace |
+| own_logit_right_least, logit_right_least | the same of that of its first six tokens that is \
+least probably right |
 | before_2_*, before_1_*, token_k_* | whether the two tokens before the draft, and its first \
 three, are in each token class |
 
@@ -49,6 +54,11 @@ how often it followed the two tokens before it, (followed + .3) / (did not follo
 latest two places in the own text; a tenth of ln(1 + tokens since the own text had it last); and \
 the classes of it and of its predecessor. Only the first four tokens are looked up in the text; \
 for the others these inputs are 0.
+
+How often drafts had tokens right (native/token_outcomes.hpp): of each cycle's draft, verified or \
+not, the committed tokens show which tokens were right up to the first that was not. A token after \
+another counts with its own share of right ones and two of the token's after any, which has three \
+of .75 beside its own; the result is kept from .01 to .99.
 """
 
 from sglang_hvd.payoff._native import MAX_DEPTH, NUM_DRAFT_FEATURES, NUM_POSITION_FEATURES
@@ -112,6 +122,7 @@ FEATURE_NAMES = (
     "place_shift",
     "aligned",
     "in_common",
+    *(f"{whose}logit_right_{num}" for whose in ("own_", "") for num in (1, 3, 6, "least")),
     *(
         f"{place}_{name}"
         for place in ("before_2", "before_1", "token_1", "token_2", "token_3")

@@ -57,9 +57,12 @@ class RequestTracker:
     def __init__(self, history_window: int, token_classes: TokenClasses) -> None:
         self._tracker = Tracker(history_window, token_classes.flags)
 
-    def start(self, prompt_ids: TokenIds) -> int:
-        """Takes in a request and returns its slot."""
-        return self._tracker.start(np.ascontiguousarray(prompt_ids))
+    def start(self, prompt_ids: TokenIds, *, namespace: str = "") -> int:
+        """Takes in a request and returns its slot.
+
+        namespace: how often drafts had tokens right counts for all requests of it, for no others.
+        """
+        return self._tracker.start(np.ascontiguousarray(prompt_ids), namespace)
 
     def extend(self, slot: int, token_ids: TokenIds) -> None:
         """Takes in tokens committed outside a cycle. Raises ValueError for an unused slot."""
@@ -108,6 +111,10 @@ class RequestTracker:
         """
         accepted = np.array([-1 if a is None else a for a in accepted_lens], np.int32)
         self._tracker.commit(slots, token_ids, lengths, accepted)
+
+    def forget(self) -> None:
+        """Forgets what drafts of all requests had right. Active ones keep what is theirs."""
+        self._tracker.forget()
 
     def finish(self, slot: int) -> None:
         """Forgets a request. Raises ValueError for an unused slot."""

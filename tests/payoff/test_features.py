@@ -1,5 +1,6 @@
 """Features against their definitions, worked out again in Python."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,11 +42,51 @@ def is_in(token_id: int, c: TokenClass) -> float:
     return float(0 <= token_id < len(STRINGS) and bool(CLASSES.flags[token_id] & c))
 
 
+class Outcomes:
+    """How often drafts had tokens right: one namespace in a table of them."""
+
+    def __init__(
+        self, num_entries: int, entries: dict[int, tuple[int, int, int]], space: str | None = None
+    ) -> None:
+        self.num_entries = num_entries
+        self.scope = 0 if space is None else 0xCBF29CE484222325
+        for byte in (space or "").encode():
+            self.scope = (self.scope ^ byte) * 0x100000001B3 % 2**64
+        self.entries = entries  # tag, right, wrong
+
+    def place(self, before: int, token: int) -> tuple[int, int]:
+        h = (before % 2**32 << 32 | token % 2**32) ^ self.scope
+        h = (h ^ h >> 32) * 0x9E3779B97F4A7C15 % 2**64
+        h = (h ^ h >> 29) * 0xC2B2AE3D27D4EB4F % 2**64
+        return (h >> 16) % self.num_entries, h >> 48
+
+    def add(self, before: int, token: int, *, is_right: bool) -> None:
+        for place, tag in (self.place(-2, token), self.place(before, token)):
+            there, right, wrong = self.entries.get(place, (0, 0, 0))
+            if there != tag and right + wrong > 1:
+                self.entries[place] = there, right // 2, wrong // 2
+                continue
+            if there != tag:
+                right = wrong = 0
+            if right + wrong == 255:
+                right, wrong = right // 2, wrong // 2
+            self.entries[place] = tag, right + is_right, wrong + (not is_right)
+
+    def prob(self, before: int, token: int) -> float:
+        prob = 0.75
+        for weight, (place, tag) in ((3, self.place(-2, token)), (2, self.place(before, token))):
+            there, right, wrong = self.entries.get(place, (0, 0, 0))
+            if there == tag:
+                prob = (right + weight * prob) / (right + wrong + weight)
+        return min(max(prob, 0.01), 0.99)
+
+
 class Request:
     """What the definitions say of one request, from its whole history."""
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    def __init__(self, prompt: Sequence[int], of_all: Outcomes) -> None:
         self.prompt = list(prompt)
+        self.outcomes, self.of_all = Outcomes(2**10, {}), of_all
         self.output: list[int] = []
         # per cycle: draft, committed tokens, accepted tokens of a verified cache draft
         self.cycles: list[tuple[list[int], list[int], int | None]] = []
@@ -53,12 +94,24 @@ class Request:
 
     def commit(self, draft: list[int], place: int, tokens: list[int], accepted: int | None) -> None:
         agreed = agreeing(draft, tokens)
+        chain = [self.latest, *draft]
+        for i in range(min(agreed + 1, len(draft), len(tokens))):
+            for outcomes in (self.outcomes, self.of_all):
+                outcomes.add(chain[i], draft[i], is_right=i < agreed)
         if draft and place >= 0 and agreed > 0:
             self.expected = place + len(tokens)
         elif self.expected is not None:
             self.expected += len(tokens)
         self.cycles.append((draft, tokens, accepted))
         self.output += tokens
+
+    @property
+    def latest(self) -> int:
+        return [-1, *self.prompt, *self.output][-1]
+
+    def probs_right(self, draft: Sequence[int], outcomes: Outcomes) -> list[float]:
+        chain = [self.latest, *draft]
+        return [outcomes.prob(*pair) for pair in itertools.pairwise(chain[:7])]
 
     def features(self, draft: "Draft", votes: "Draft", place: int) -> dict[str, float]:
         num = len(draft.tokens)
@@ -138,6 +191,11 @@ class Request:
             "place_shift": math.copysign(math.log1p(abs(shift)), shift),
         }
         values |= {name: votes.evidence[name] for name in ("aligned", "in_common")}
+        for whose, outcomes in (("own_", self.outcomes), ("", self.of_all)):
+            probs = self.probs_right(draft.tokens, outcomes)
+            for most in (1, 3, 6):
+                values[f"{whose}logit_right_{most}"] = logit(math.prod(probs[:most]))
+            values[f"{whose}logit_right_least"] = logit(min(probs))
         text = [-1, -1, *self.prompt, *self.output]
         tokens = [*text[-2:], *[*draft.tokens, -1, -1][:3]]
         places = ("before_2", "before_1", "token_1", "token_2", "token_3")
@@ -148,8 +206,14 @@ class Request:
 
 
 class Draft:
-    def __init__(self, random: np.random.Generator, text_len: int, most: int) -> None:
-        self.tokens = random.integers(0, len(STRINGS) + 1, random.integers(0, most + 1)).tolist()
+    def __init__(
+        self,
+        random: np.random.Generator,
+        text_len: int,
+        most: int,
+        num_tokens: int = len(STRINGS) + 1,
+    ) -> None:
+        self.tokens = random.integers(0, num_tokens, random.integers(0, most + 1)).tolist()
         # Long drafts stay above what is told apart from 0.
         steps = random.uniform(0.3 if len(self.tokens) <= 20 else 0.8, 1, len(self.tokens))
         if random.random() < 0.1:
@@ -210,13 +274,32 @@ def batch_of(drafts: Sequence[Draft], width: int = 70) -> DraftBatch:
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 6))
 @settings(max_examples=80, deadline=None)
 def test_values_are_those_of_the_definitions(seed: int, num_requests: int, num_cycles: int) -> None:
-    random = np.random.default_rng(seed)
+    check_values(np.random.default_rng(seed), num_requests, num_cycles)
+
+
+def test_values_after_so_many_tokens_that_tables_are_full() -> None:
+    check_values(np.random.default_rng(3), num_requests=2, num_cycles=400, num_tokens=2000)
+    check_values(np.random.default_rng(4), num_requests=1, num_cycles=400, num_tokens=2)
+
+
+def check_values(
+    random: np.random.Generator, num_requests: int, num_cycles: int, num_tokens: int = 9
+) -> None:
     tracker = RequestTracker(WINDOW, CLASSES)
+    entries: dict[int, tuple[int, int, int]] = {}
+    spaces = {space: Outcomes(2**16, entries, space) for space in ("", "a", "\u00e9")}
+    spaces_of = random.choice(list(spaces), num_requests).tolist()
     requests = [
-        Request(random.integers(0, len(STRINGS), random.integers(0, 5)).tolist())
-        for _ in range(num_requests)
+        Request(random.integers(0, len(STRINGS), random.integers(0, 5)).tolist(), spaces[space])
+        for space in spaces_of
     ]
-    slots = np.array([tracker.start(np.array(r.prompt, np.int32)) for r in requests], np.int32)
+    slots = np.array(
+        [
+            tracker.start(np.array(request.prompt, np.int32), namespace=space)
+            for request, space in zip(requests, spaces_of, strict=True)
+        ],
+        np.int32,
+    )
     assert len(set(slots.tolist())) == num_requests
     for request, slot in zip(requests, slots.tolist(), strict=True):
         first = random.integers(0, len(STRINGS), random.integers(0, 3)).astype(np.int32)
@@ -225,8 +308,8 @@ def test_values_are_those_of_the_definitions(seed: int, num_requests: int, num_c
     out = DraftFeatures.of_size(num_requests)
     for _ in range(num_cycles):
         lengths = [len(r.prompt) + len(r.output) for r in requests]
-        drafts = [Draft(random, length, most_of(random)) for length in lengths]
-        votes = [Draft(random, length, most_of(random)) for length in lengths]
+        drafts = [Draft(random, length, most_of(random), num_tokens) for length in lengths]
+        votes = [Draft(random, length, most_of(random), num_tokens) for length in lengths]
         for draft, second in zip(drafts, votes, strict=True):
             common = int(random.integers(0, min(len(draft.tokens), len(second.tokens)) + 1))
             second.tokens[:common] = draft.tokens[:common]
@@ -235,7 +318,7 @@ def test_values_are_those_of_the_definitions(seed: int, num_requests: int, num_c
             votes, second_batch = drafts, batch
         out.positions[:] = np.nan  # nothing is left from before
         tracker.write_features(out, slots, batch, second_batch)
-        committed, accepted = [], []
+        committed, accepted, cycles = [], [], []
         for row, (request, draft, second) in enumerate(zip(requests, drafts, votes, strict=True)):
             place = second.place(lengths[row]) if draft.tokens else -1
             assert out.draft_lens[row] == len(draft.tokens)
@@ -250,10 +333,12 @@ def test_values_are_those_of_the_definitions(seed: int, num_requests: int, num_c
             is_verified = bool(draft.tokens) and random.random() < 0.5
             wrong = random.integers(0, len(STRINGS), 1).tolist()
             tokens = [*draft.tokens[:num_right], *wrong] if random.random() < 0.9 else []
-            request.commit(draft.tokens, place, tokens, num_right if is_verified else None)
+            cycles.append((draft.tokens, place, tokens, num_right if is_verified else None))
             committed.append(tokens)
             accepted.append(num_right if is_verified else None)
         tracker.commit(slots, *padded(committed), accepted)
+        for request, cycle in zip(requests, cycles, strict=True):
+            request.commit(*cycle)
 
 
 def check_positions(got: np.ndarray, request: Request, draft: Draft, votes: Draft) -> None:

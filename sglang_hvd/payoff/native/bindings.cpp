@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
 #include <algorithm>
@@ -46,8 +47,9 @@ public:
     Tracker(const Tracker&) = delete;
     Tracker& operator=(const Tracker&) = delete;
 
-    int start(const Input<std::int32_t, 1>& prompt) {
-        auto track = std::make_unique<RequestTrack>(window_, std::span(prompt.data(), prompt.size()));
+    int start(const Input<std::int32_t, 1>& prompt, const std::string& space) {
+        auto track = std::make_unique<RequestTrack>(
+            window_, std::span(prompt.data(), prompt.size()), scope_of(space));
         if (free_.empty()) {
             free_.push_back(static_cast<int>(tracks_.size()));
             tracks_.emplace_back();
@@ -82,9 +84,11 @@ public:
         for (std::size_t i = 0; i < num; ++i) {
             at(slots.data()[i])
                 .commit({tokens.data() + i * width, static_cast<std::size_t>(lengths.data()[i])},
-                        accepted.data()[i]);
+                        accepted.data()[i], outcomes_);
         }
     }
+
+    void forget() { outcomes_.clear(); }
 
     // What a batch proposes, as arrays of a DraftBatch.
     struct Batch {
@@ -117,7 +121,7 @@ public:
                     positions.shape(2) == kMaxDepth,
                 "positions need float32[num_requests, num_position_features, 64]");
         for (std::size_t i = 0; i < num; ++i) at(slots.data()[i]);
-        const FeatureWriter writer({classes_.data(), classes_.size()});
+        const FeatureWriter writer({classes_.data(), classes_.size()}, outcomes_);
         for (std::size_t i = 0; i < num; ++i) {
             RequestTrack& track = at(slots.data()[i]);
             const DraftRow draft = row_of(drafts, i);
@@ -159,7 +163,15 @@ private:
         return std::max<std::int64_t>(-1, length - 1 - static_cast<std::int64_t>(draft.match.age));
     }
 
+    // The same on all machines (FNV-1a).
+    static std::uint64_t scope_of(const std::string& space) {
+        std::uint64_t h = 0xCBF29CE484222325u;
+        for (const char c : space) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
+        return h;
+    }
+
     int window_;
+    TokenOutcomes outcomes_{1 << 16};
     std::vector<std::uint8_t> classes_;
     std::vector<std::unique_ptr<RequestTrack>> tracks_;
     std::vector<int> free_;
@@ -311,7 +323,8 @@ NB_MODULE(_native, m) {
     m.def("use_lanes", &use_lanes, "lanes"_a);
     nb::class_<Tracker>(m, "Tracker", "See tracker.py, which names things.")
         .def(nb::init<int, const Input<std::uint8_t, 1>&>(), "window"_a, "classes"_a.noconvert())
-        .def("start", &Tracker::start, "prompt_ids"_a.noconvert())
+        .def("start", &Tracker::start, "prompt_ids"_a.noconvert(), "namespace"_a)
+        .def("forget", &Tracker::forget)
         .def("finish", &Tracker::finish, "slot"_a)
         .def("extend", &Tracker::extend, "slot"_a, "token_ids"_a.noconvert())
         .def("commit", &Tracker::commit, "slots"_a.noconvert(), "token_ids"_a.noconvert(),

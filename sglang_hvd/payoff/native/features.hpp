@@ -19,7 +19,7 @@ constexpr int kNumPaperClasses = 5;
 constexpr std::array<int, 9> kProbDepths = {1, 2, 3, 4, 6, 8, 12, 16, 24};
 constexpr std::array<int, 4> kVotesDepths = {1, 3, 10, 16};
 constexpr int kThreshold = 6;  // the paper's
-constexpr int kNumDraftFeatures = 14 + 9 + 1 + 9 + 20 + kNumCyclesSeen + kNumDecays + 7 + 6 + 2 + 5 * kNumClasses;
+constexpr int kNumDraftFeatures = 14 + 9 + 1 + 9 + 20 + kNumCyclesSeen + kNumDecays + 7 + 6 + 2 + 8 + 5 * kNumClasses;
 constexpr int kNumPositionFeatures = 4 + 2 * kNumClasses;
 static_assert(kMaxDepth % kMostLanes == 0, "tokens are read and written in whole vectors");
 static_assert(kMaxDepth <= 255, "the tokens of a class are counted in a byte");
@@ -63,7 +63,9 @@ class FeatureWriter {
     static constexpr int kMaxLogs = 32;
 
 public:
-    explicit FeatureWriter(std::span<const std::uint8_t> classes) : classes_(classes) {}
+    // of_all: how often drafts of all requests had tokens right.
+    FeatureWriter(std::span<const std::uint8_t> classes, const TokenOutcomes& of_all)
+        : classes_(classes), of_all_(of_all) {}
 
     // draft: the one to be judged; votes: what the votes propose (the same draft, where they made
     // it). positions: row-major [kNumPositionFeatures, kMaxDepth].
@@ -152,6 +154,11 @@ public:
         put(votes.evidence.aligned());
         put(votes.evidence.in_common());
 
+        // How often drafts had its tokens right.
+        const OutcomeProbs right = track.probs_right(draft.token_ids, of_all_);
+        put_right(right.of_own, std::min(num, kOutcomeDepth));
+        put_right(right.of_all, std::min(num, kOutcomeDepth));
+
         // What kind of text it is.
         put_classes(class_of(track.latest(1)));
         put_classes(flags[0]);
@@ -205,6 +212,23 @@ private:
         put(match.num_agreeing / std::max(1.f, match.num_occurrences));
         put(match.agreement);
         put(match.mean_agreement);
+    }
+
+    // Of the first one, three and six of num probabilities all, and of them the least.
+    void put_right(const std::array<float, kOutcomeDepth>& probs, int num) const {
+        float product = 1, least = 1;
+        std::array<float, kOutcomeDepth> products;
+        for (std::size_t i = 0; i < products.size(); ++i) {
+            if (static_cast<int>(i) < num) {
+                product *= probs[i];
+                least = std::min(least, probs[i]);
+            }
+            products[i] = product;
+        }
+        put_logit(products[0]);
+        put_logit(products[2]);
+        put_logit(products[5]);
+        put_logit(least);
     }
 
     void put_classes(std::uint8_t flags) const {
@@ -325,6 +349,7 @@ private:
     }
 
     std::span<const std::uint8_t> classes_;
+    const TokenOutcomes& of_all_;
     mutable float *features_ = nullptr, *out_ = nullptr;
     mutable std::array<std::uint8_t, kMaxLogs> logs_, logits_;  // places of the features
     mutable int num_logs_ = 0, num_logits_ = 0;

@@ -8,12 +8,20 @@
 #include <span>
 #include <vector>
 
+#include "token_outcomes.hpp"
+
 namespace sglang_hvd {
 
 constexpr int kMaxDepth = 64;        // tokens of a draft that count
 constexpr int kNumDecays = 4;        // half-lives of the moving shares, in tokens
 constexpr int kNumCyclesSeen = 4;    // latest cycles that are features one by one
 constexpr std::array<float, kNumDecays> kHalfLives = {4.f, 16.f, 64.f, 256.f};
+
+// Of the first tokens of a draft: probabilities that each is right if those before it are.
+constexpr int kOutcomeDepth = 6;
+struct OutcomeProbs {
+    std::array<float, kOutcomeDepth> of_own{}, of_all{};
+};
 
 // The paper's features look at the latest cycles that verified a cache draft. The others look at
 // every cycle: what was committed shows, up to its length, whether the cache draft was right, even
@@ -22,8 +30,11 @@ class RequestTrack {
 public:
     static constexpr std::int16_t kNone = -1;  // the cycle verified no cache draft
 
-    RequestTrack(int window, std::span<const std::int32_t> prompt)
-        : history_(static_cast<std::size_t>(window), kNone), prompt_len_(static_cast<int>(prompt.size())) {
+    // space: the scope in which its drafts' tokens count beside those of other requests.
+    RequestTrack(int window, std::span<const std::int32_t> prompt, std::uint64_t space)
+        : history_(static_cast<std::size_t>(window), kNone),
+          prompt_len_(static_cast<int>(prompt.size())),
+          space_(space) {
         take_latest(prompt);
     }
 
@@ -41,11 +52,17 @@ public:
         place_ = place;
     }
 
-    // accepted: tokens of the cache draft that were accepted; kNone: it was not verified.
-    void commit(std::span<const std::int32_t> tokens, int accepted) {
+    // accepted: tokens of the cache draft that were accepted; kNone: it was not verified. of_all:
+    // where the outcomes of its tokens count for other requests too.
+    void commit(std::span<const std::int32_t> tokens, int accepted, TokenOutcomes& of_all) {
         const int num = static_cast<int>(tokens.size());
         int agreed = 0;
         while (agreed < std::min(draft_len_, num) && draft_[agreed] == tokens[agreed]) ++agreed;
+        for (int i = 0; i < std::min({agreed + 1, draft_len_, num}); ++i) {
+            const std::int32_t before = i > 0 ? draft_[i - 1] : latest_[0];
+            outcomes_.add(0, before, draft_[i], i < agreed);
+            of_all.add(space_, before, draft_[i], i < agreed);
+        }
         history_[num_cycles_ % history_.size()] = static_cast<std::int16_t>(std::min(accepted, 32767));
         ++num_cycles_;
         if (num > 0) {
@@ -67,6 +84,19 @@ public:
         }
         draft_len_ = 0;
         extend(tokens);
+    }
+
+    // Of the first tokens of a draft that follows the text: how probably each is right, by how
+    // often drafts of this request had it right, and by how often those of all of its space had.
+    OutcomeProbs probs_right(std::span<const std::int32_t> draft, const TokenOutcomes& of_all) const {
+        OutcomeProbs probs;
+        std::int32_t before = latest_[0];
+        for (std::size_t i = 0; i < std::min<std::size_t>(draft.size(), kOutcomeDepth); ++i) {
+            probs.of_own[i] = outcomes_.prob(0, before, draft[i]);
+            probs.of_all[i] = of_all.prob(space_, before, draft[i]);
+            before = draft[i];
+        }
+        return probs;
     }
 
     int prompt_len() const { return prompt_len_; }
@@ -126,6 +156,8 @@ private:
     std::vector<std::int16_t> history_;  // a ring
     std::size_t num_cycles_ = 0;
     int prompt_len_;
+    std::uint64_t space_;
+    TokenOutcomes outcomes_{1 << 10};
     int generated_len_ = 0;
     std::array<std::int32_t, 2> latest_ = {-1, -1};
     std::array<Cycle, kNumCyclesSeen> cycles_{};

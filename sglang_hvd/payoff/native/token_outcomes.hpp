@@ -1,0 +1,80 @@
+// How often drafts had tokens right: by the token, and by the token with the one before it.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace sglang_hvd {
+
+// A table of fixed size, where what is seen often displaces what is not. Equal calls leave equal
+// tables: ranks that commit the same tokens know the same.
+class TokenOutcomes {
+public:
+    // num_entries: a power of two, of 4 bytes each.
+    explicit TokenOutcomes(std::size_t num_entries) : entries_(num_entries) {}
+
+    // scope: what is seen in one says nothing in another.
+    void add(std::uint64_t scope, std::int32_t before, std::int32_t token, bool is_right) {
+        count(hash_of(scope, kAny, token), is_right);
+        count(hash_of(scope, before, token), is_right);
+    }
+
+    // That a draft has the token right after `before`, if it has all tokens up to there: what was
+    // seen of both, drawn to what was seen of the token, drawn to what drafts are on the whole.
+    float prob(std::uint64_t scope, std::int32_t before, std::int32_t token) const {
+        const float of_token = drawn(hash_of(scope, kAny, token), kPrior, kPriorWeight);
+        const float of_both = drawn(hash_of(scope, before, token), of_token, kTokenWeight);
+        return std::clamp(of_both, 0.01f, 0.99f);
+    }
+
+    void clear() { std::fill(entries_.begin(), entries_.end(), Entry{}); }
+
+private:
+    struct Entry {
+        std::uint16_t tag = 0;
+        std::uint8_t right = 0, wrong = 0;
+    };
+    static constexpr std::int32_t kAny = -2;  // any token before; -1 is none
+    static constexpr float kPrior = 0.75f, kPriorWeight = 3, kTokenWeight = 2;
+    static constexpr int kMost = 255;
+
+    static std::uint64_t hash_of(std::uint64_t scope, std::int32_t before, std::int32_t token) {
+        std::uint64_t h = (std::uint64_t{static_cast<std::uint32_t>(before)} << 32 |
+                           static_cast<std::uint32_t>(token)) ^ scope;
+        h = (h ^ h >> 32) * 0x9E3779B97F4A7C15u;
+        return (h ^ h >> 29) * 0xC2B2AE3D27D4EB4Fu;
+    }
+    static std::uint16_t tag_of(std::uint64_t hash) { return static_cast<std::uint16_t>(hash >> 48); }
+    std::size_t place_of(std::uint64_t hash) const { return hash >> 16 & (entries_.size() - 1); }
+
+    float drawn(std::uint64_t hash, float to, float weight) const {
+        const Entry& entry = entries_[place_of(hash)];
+        if (entry.tag != tag_of(hash)) return to;
+        const auto right = static_cast<float>(entry.right);
+        return (right + to * weight) / (right + static_cast<float>(entry.wrong) + weight);
+    }
+
+    void count(std::uint64_t hash, bool is_right) {
+        Entry& entry = entries_[place_of(hash)];
+        if (entry.tag != tag_of(hash)) {
+            if (entry.right + entry.wrong > 1) {  // stays, weaker
+                entry.right /= 2;
+                entry.wrong /= 2;
+                return;
+            }
+            entry = {tag_of(hash), 0, 0};
+        }
+        if (entry.right + entry.wrong == kMost) {
+            entry.right /= 2;
+            entry.wrong /= 2;
+        }
+        ++(is_right ? entry.right : entry.wrong);
+    }
+
+    std::vector<Entry> entries_;
+};
+
+}  // namespace sglang_hvd
