@@ -334,6 +334,35 @@ def test_a_finished_request_serves_the_next_one_until_flush() -> None:
     assert (drafted(before), drafted(after)) == ([3, 4], None)
 
 
+def test_what_drafts_had_right_counts_in_their_namespace_until_flush() -> None:
+    made = drafter("payoff", threshold=9.0)
+
+    def logits(rid: str) -> tuple[float, float]:
+        proposals = made.propose([rid])
+        assert proposals.features is not None
+        made.allocate([rid], proposals)
+        row = proposals.features.features[0]
+        own, of_all = COLUMN["own_logit_right_1"], COLUMN["logit_right_1"]
+        return float(row[own]), float(row[of_all])
+
+    for rid, namespace in (("first", "a"), ("second", "a"), ("other", "b")):
+        made.start(rid, REPEATS, namespace=namespace)
+        made.extend(rid, [3])
+    unknown, known = logits("first"), logits("second")
+    assert known == unknown
+    assert unknown == pytest.approx((math.log(3), math.log(3)))
+    made.allocate(["first"], made.propose(["first"]))
+    made.commit(["first"], [VerifyOutcome([9], 0)])  # the draft has a 4 there
+    known = logits("second")
+    assert known[0] == unknown[0]
+    # One wrong token after its predecessor, and after any.
+    prob = 2 * (3 * 0.75 / 4) / 3
+    assert known[1] == pytest.approx(math.log(prob / (1 - prob)), rel=1e-5)
+    assert logits("other") == unknown
+    made.flush()
+    assert logits("second") == unknown
+
+
 def test_only_the_given_output_is_kept() -> None:
     made = drafter("cache")
     made.start("first", [9])
