@@ -200,7 +200,11 @@ class HybridDrafter:
         self._cache.start(rid, prompt_ids, namespace)
         slot = 0
         if self._tracker is not None:
-            slot = self._tracker.start(as_token_ids(prompt_ids), namespace=namespace)
+            # Requests that never verify cache drafts, as those whose penalties keep them from
+            # copying, tell nothing of those that do.
+            slot = self._tracker.start(
+                as_token_ids(prompt_ids), namespace=namespace, teaches=not without_cache
+            )
         self._expectations.start(slot)
         if self._allocator is not None:
             self._allocator.start(slot)

@@ -57,12 +57,13 @@ class RequestTracker:
     def __init__(self, history_window: int, token_classes: TokenClasses) -> None:
         self._tracker = Tracker(history_window, token_classes.flags)
 
-    def start(self, prompt_ids: TokenIds, *, namespace: str = "") -> int:
+    def start(self, prompt_ids: TokenIds, *, namespace: str = "", teaches: bool = True) -> int:
         """Takes in a request and returns its slot.
 
         namespace: how often drafts had tokens right counts for all requests of it, for no others.
+        teaches: that of this request's drafts does.
         """
-        return self._tracker.start(np.ascontiguousarray(prompt_ids), namespace)
+        return self._tracker.start(np.ascontiguousarray(prompt_ids), namespace, teaches)
 
     def extend(self, slot: int, token_ids: TokenIds) -> None:
         """Takes in tokens committed outside a cycle. Raises ValueError for an unused slot."""

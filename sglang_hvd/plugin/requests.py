@@ -181,7 +181,8 @@ class HeldRequests:
                 self._clock.end_step()  # nothing that follows belongs to it
 
     def flush(self) -> None:
-        """Forget the shared cache and every request that has ended."""
+        """Forget the shared cache, how right its drafts were, and all requests that have ended."""
+        self._settle()  # the last step tells of what is forgotten
         self._drop_ended(())
         self._drafter.flush()
 

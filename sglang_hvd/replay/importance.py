@@ -20,6 +20,7 @@ _PREFIXES: Mapping[str, tuple[str, ...]] = {
         "recent_",
     ),
     "whether a copy goes on": ("is_place_", "place_shift"),
+    "how often drafts had its tokens right": ("own_logit_right", "logit_right"),
     "the texts before draft and source": ("aligned", "in_common"),
     "tokens where the draft begins": ("before_", "token_"),
     "kinds of tokens in the draft": (

@@ -52,6 +52,9 @@ class Outcomes:
         self.scope = 0 if space is None else 0xCBF29CE484222325
         for byte in (space or "").encode():
             self.scope = (self.scope ^ byte) * 0x100000001B3 % 2**64
+        if space is not None:
+            self.scope = (self.scope ^ self.scope >> 32) * 0xD6E8FEB86659FD93 % 2**64
+            self.scope ^= self.scope >> 32
         self.entries = entries  # tag, right, wrong
 
     def place(self, before: int, token: int) -> tuple[int, int]:
@@ -64,7 +67,8 @@ class Outcomes:
         for place, tag in (self.place(-2, token), self.place(before, token)):
             there, right, wrong = self.entries.get(place, (0, 0, 0))
             if there != tag and right + wrong > 1:
-                self.entries[place] = there, right // 2, wrong // 2
+                weaker = (right - 1, wrong) if right >= wrong else (right, wrong - 1)
+                self.entries[place] = there, *weaker
                 continue
             if there != tag:
                 right = wrong = 0
@@ -287,7 +291,7 @@ def check_values(
 ) -> None:
     tracker = RequestTracker(WINDOW, CLASSES)
     entries: dict[int, tuple[int, int, int]] = {}
-    spaces = {space: Outcomes(2**16, entries, space) for space in ("", "a", "\u00e9")}
+    spaces = {space: Outcomes(2**18, entries, space) for space in ("", "a", "\u00e9")}
     spaces_of = random.choice(list(spaces), num_requests).tolist()
     requests = [
         Request(random.integers(0, len(STRINGS), random.integers(0, 5)).tolist(), spaces[space])
@@ -363,6 +367,38 @@ def check_positions(got: np.ndarray, request: Request, draft: Draft, votes: Draf
             assert row[name] == is_in(token, c)
             assert row[f"predecessor_{name}"] == is_in(before, c)
         before = token
+
+
+@pytest.mark.parametrize("teaches", [True, False])
+def test_requests_teach_those_of_their_namespace_alone(teaches: bool) -> None:
+    random = np.random.default_rng(1)
+    tracker, out = RequestTracker(WINDOW, CLASSES), DraftFeatures.of_size(4)
+    prompt = np.arange(3, dtype=np.int32)
+    spaces = ["5:user1", "5:user1", "5:user2", "user15:"]  # the first one may teach
+    slots = np.array(
+        [
+            tracker.start(prompt, namespace=space, teaches=teaches and row == 0)
+            for row, space in enumerate(spaces)
+        ],
+        np.int32,
+    )
+    own, of_all = (FEATURE_NAMES.index(f"{whose}logit_right_6") for whose in ("own_", ""))
+    unknown = logit(0.75**6)
+    num_taught = 0
+    for _ in range(300):
+        tokens = random.integers(0, 50_000, 6).astype(np.int32)
+        draft = Draft(random, 3, 0)
+        draft.tokens, draft.probs = tokens.tolist(), [0.5] * 6
+        batch = batch_of([draft] * 4)
+        for _ in range(2):  # the second time the first request was right about all of it
+            tracker.write_features(out, slots, batch, batch)
+            tracker.commit(slots[:1], tokens[None], np.array([6], np.int32), [None])
+            tracker.commit(slots[1:], *padded([[]] * 3), [None] * 3)
+        right = out.features[:, of_all]
+        assert right[2:] == pytest.approx([unknown] * 2, rel=1e-5)
+        num_taught += bool(right[1] > unknown + 0.5)
+        assert out.features[0, own] > unknown
+    assert num_taught == (300 if teaches else 0)
 
 
 def test_the_names_and_their_order_are_fixed() -> None:

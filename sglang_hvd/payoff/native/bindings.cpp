@@ -47,9 +47,9 @@ public:
     Tracker(const Tracker&) = delete;
     Tracker& operator=(const Tracker&) = delete;
 
-    int start(const Input<std::int32_t, 1>& prompt, const std::string& space) {
+    int start(const Input<std::int32_t, 1>& prompt, const std::string& space, bool teaches) {
         auto track = std::make_unique<RequestTrack>(
-            window_, std::span(prompt.data(), prompt.size()), scope_of(space));
+            window_, std::span(prompt.data(), prompt.size()), scope_of(space), teaches);
         if (free_.empty()) {
             free_.push_back(static_cast<int>(tracks_.size()));
             tracks_.emplace_back();
@@ -163,15 +163,17 @@ private:
         return std::max<std::int64_t>(-1, length - 1 - static_cast<std::int64_t>(draft.match.age));
     }
 
-    // The same on all machines (FNV-1a).
+    // The same on all machines: FNV-1a, mixed so that names that differ in a letter differ in all
+    // bits.
     static std::uint64_t scope_of(const std::string& space) {
         std::uint64_t h = 0xCBF29CE484222325u;
         for (const char c : space) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
-        return h;
+        h = (h ^ h >> 32) * 0xD6E8FEB86659FD93u;
+        return h ^ h >> 32;
     }
 
     int window_;
-    TokenOutcomes outcomes_{1 << 16};
+    TokenOutcomes outcomes_{1 << 18};
     std::vector<std::uint8_t> classes_;
     std::vector<std::unique_ptr<RequestTrack>> tracks_;
     std::vector<int> free_;
@@ -323,7 +325,7 @@ NB_MODULE(_native, m) {
     m.def("use_lanes", &use_lanes, "lanes"_a);
     nb::class_<Tracker>(m, "Tracker", "See tracker.py, which names things.")
         .def(nb::init<int, const Input<std::uint8_t, 1>&>(), "window"_a, "classes"_a.noconvert())
-        .def("start", &Tracker::start, "prompt_ids"_a.noconvert(), "namespace"_a)
+        .def("start", &Tracker::start, "prompt_ids"_a.noconvert(), "namespace"_a, "teaches"_a)
         .def("forget", &Tracker::forget)
         .def("finish", &Tracker::finish, "slot"_a)
         .def("extend", &Tracker::extend, "slot"_a, "token_ids"_a.noconvert())

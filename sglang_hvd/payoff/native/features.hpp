@@ -60,10 +60,10 @@ struct DraftRow {
 };
 
 class FeatureWriter {
-    static constexpr int kMaxLogs = 32;
+    static constexpr int kMaxLogs = 32;  // of each kind, more than there are
 
 public:
-    // of_all: how often drafts of all requests had tokens right.
+    // of_all: how often drafts of all requests had tokens right, by their namespaces.
     FeatureWriter(std::span<const std::uint8_t> classes, const TokenOutcomes& of_all)
         : classes_(classes), of_all_(of_all) {}
 

@@ -30,11 +30,13 @@ class RequestTrack {
 public:
     static constexpr std::int16_t kNone = -1;  // the cycle verified no cache draft
 
-    // space: the scope in which its drafts' tokens count beside those of other requests.
-    RequestTrack(int window, std::span<const std::int32_t> prompt, std::uint64_t space)
+    // space: the scope in which its drafts' tokens count beside those of other requests. teaches:
+    // they do.
+    RequestTrack(int window, std::span<const std::int32_t> prompt, std::uint64_t space, bool teaches)
         : history_(static_cast<std::size_t>(window), kNone),
           prompt_len_(static_cast<int>(prompt.size())),
-          space_(space) {
+          space_(space),
+          teaches_(teaches) {
         take_latest(prompt);
     }
 
@@ -53,7 +55,8 @@ public:
     }
 
     // accepted: tokens of the cache draft that were accepted; kNone: it was not verified. of_all:
-    // where the outcomes of its tokens count for other requests too.
+    // where the outcomes of its
+    // tokens count for other requests too.
     void commit(std::span<const std::int32_t> tokens, int accepted, TokenOutcomes& of_all) {
         const int num = static_cast<int>(tokens.size());
         int agreed = 0;
@@ -61,7 +64,7 @@ public:
         for (int i = 0; i < std::min({agreed + 1, draft_len_, num}); ++i) {
             const std::int32_t before = i > 0 ? draft_[i - 1] : latest_[0];
             outcomes_.add(0, before, draft_[i], i < agreed);
-            of_all.add(space_, before, draft_[i], i < agreed);
+            if (teaches_) of_all.add(space_, before, draft_[i], i < agreed);
         }
         history_[num_cycles_ % history_.size()] = static_cast<std::int16_t>(std::min(accepted, 32767));
         ++num_cycles_;
@@ -157,6 +160,7 @@ private:
     std::size_t num_cycles_ = 0;
     int prompt_len_;
     std::uint64_t space_;
+    bool teaches_;
     TokenOutcomes outcomes_{1 << 10};
     int generated_len_ = 0;
     std::array<std::int32_t, 2> latest_ = {-1, -1};

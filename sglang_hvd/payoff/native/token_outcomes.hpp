@@ -61,8 +61,7 @@ private:
         Entry& entry = entries_[place_of(hash)];
         if (entry.tag != tag_of(hash)) {
             if (entry.right + entry.wrong > 1) {  // stays, weaker
-                entry.right /= 2;
-                entry.wrong /= 2;
+                --(entry.right >= entry.wrong ? entry.right : entry.wrong);
                 return;
             }
             entry = {tag_of(hash), 0, 0};
