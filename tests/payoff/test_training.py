@@ -105,7 +105,13 @@ def test_worth_counts_in_training() -> None:
         is_right = random.random((4000, 8)) < 1 / (1 + np.exp(-odds))
         accepted = np.cumprod(is_right, axis=1).sum(axis=1).astype(np.int32)
         lengths = np.full(4000, 8, np.int32)
-        return replace(rows, positions=positions, draft_lens=lengths, accepted_lens=accepted)
+        return replace(
+            rows,
+            features=np.zeros_like(rows.features),  # no noise to learn from
+            positions=positions,
+            draft_lens=lengths,
+            accepted_lens=accepted,
+        )
 
     rows, fresh = crossed(0), crossed(1)
     losses = []
