@@ -6,6 +6,8 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <cstring>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -13,21 +15,22 @@
 
 #include "cache_core.hpp"
 
-namespace sglang_hvd {
-
 namespace nb = nanobind;
+
+namespace sglang_hvd {
+namespace {
 
 template <typename T, int kDims>
 using Input = nb::ndarray<const T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
 template <typename T, int kDims>
 using Output = nb::ndarray<T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
 
-inline void require(bool is_true, const char* message) {
+void require(bool is_true, const char* message) {
     if (!is_true) throw std::invalid_argument(message);
 }
 
-inline void commit(CacheCore& core, const Input<std::int32_t, 1>& slots,
-                   const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& lengths) {
+void commit(CacheCore& core, const Input<std::int32_t, 1>& slots,
+            const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& lengths) {
     require(token_ids.shape(0) == slots.size() && lengths.size() == slots.size(),
             "token_ids and lengths need one row per request");
     const nb::gil_scoped_release nogil;
@@ -35,13 +38,12 @@ inline void commit(CacheCore& core, const Input<std::int32_t, 1>& slots,
                 {lengths.data(), lengths.size()});
 }
 
-inline void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
-                    const Input<std::int32_t, 1>& max_nodes, bool is_tree, bool by_votes,
-                    bool with_evidence,
-                    const Output<std::int32_t, 2>& token_ids, const Output<std::int32_t, 2>& parents,
-                    const Output<std::int32_t, 2>& depths, const Output<float, 2>& probs,
-                    const Output<std::int32_t, 1>& lengths, const Output<float, 2>& features,
-                    const Output<float, 2>& evidence) {
+void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
+             const Input<std::int32_t, 1>& max_nodes, bool is_tree, bool by_votes,
+             bool with_evidence, const Output<std::int32_t, 2>& token_ids,
+             const Output<std::int32_t, 2>& parents, const Output<std::int32_t, 2>& depths,
+             const Output<float, 2>& probs, const Output<std::int32_t, 1>& lengths,
+             const Output<float, 2>& features, const Output<float, 2>& evidence) {
     const std::size_t num_rows = slots.size(), width = token_ids.shape(1);
     require(max_nodes.size() == num_rows, "max_nodes needs one entry per request");
     require(token_ids.shape(0) >= num_rows && lengths.size() >= num_rows &&
@@ -80,8 +82,8 @@ inline void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
     }
 }
 
-inline CacheSettings settings_of(std::size_t shared_tokens, std::size_t namespace_tokens,
-                                 float min_token_prob) {
+CacheSettings settings_of(std::size_t shared_tokens, std::size_t namespace_tokens,
+                          float min_token_prob) {
     CacheSettings settings;
     settings.shared_tokens = shared_tokens;
     settings.namespace_tokens = namespace_tokens;
@@ -89,6 +91,7 @@ inline CacheSettings settings_of(std::size_t shared_tokens, std::size_t namespac
     return settings;
 }
 
+}  // namespace
 }  // namespace sglang_hvd
 
 NB_MODULE(_native, m) {
