@@ -55,8 +55,7 @@ public:
     }
 
     // accepted: tokens of the cache draft that were accepted; kNone: it was not verified. of_all:
-    // where the outcomes of its
-    // tokens count for other requests too.
+    // where the outcomes of its tokens count for other requests too.
     void commit(std::span<const std::int32_t> tokens, int accepted, TokenOutcomes& of_all) {
         const int num = static_cast<int>(tokens.size());
         int agreed = 0;
