@@ -21,7 +21,7 @@ from sglang_hvd.replay.train import TrainPlan, train_predictors
 
 # Each makes the cycles learned from more like those of the server. In the paper's mode the second
 # brings the calibration error below .02. By votes what a third and a fourth bring is less than what
-# seeds differ by (.016 to .032).
+# seeds differ by (.018 to .032).
 _NUM_ROUNDS: Mapping[CacheMode, int] = {"votes": 4, "paper": 2}
 
 # All tokens bring precision over positions where the drafts are the paper's (.817 to .822); by
