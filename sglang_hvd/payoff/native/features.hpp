@@ -271,9 +271,11 @@ private:
     static constexpr float kUnsaid = -1.5f;
     static void write_odds(const float* given, int num_given, int num, float* out) {
         alignas(64) float before[kMaxDepth], now[kMaxDepth];
-        std::fill(before, before + kMaxDepth, 1.f);
-        std::fill(now, now + kMaxDepth, 0.f);  // scaled and clamped: kUnsaid
-        for (int i = 0; i < num_given; ++i) now[i] = given[i];
+        // As far as whole vectors read.
+        const int num_padded = (num + kMostLanes - 1) / kMostLanes * kMostLanes;
+        std::copy_n(given, num_given, now);
+        std::fill(now + num_given, now + num_padded, 0.f);  // scaled and clamped: kUnsaid
+        std::fill(before, before + num_padded, 1.f);
         for (int i = 1; i < num_given; ++i) before[i] = given[i - 1];
         in_lanes([&]<int kLanes>() __attribute__((always_inline)) {
             using F = Floats<kLanes>;

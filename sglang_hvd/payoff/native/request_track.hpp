@@ -17,7 +17,8 @@ constexpr int kNumDecays = 4;        // half-lives of the moving shares, in toke
 constexpr int kNumCyclesSeen = 4;    // latest cycles that are features one by one
 constexpr std::array<float, kNumDecays> kHalfLives = {4.f, 16.f, 64.f, 256.f};
 
-// Of the first tokens of a draft: probabilities that each is right if those before it are.
+// Of the first tokens of a draft: probabilities that each is right if those before it are; behind its
+// end they say nothing.
 constexpr int kOutcomeDepth = 6;
 struct OutcomeProbs {
     std::array<float, kOutcomeDepth> of_own{}, of_all{};
@@ -65,8 +66,7 @@ public:
             outcomes_.add(0, before, draft_[i], i < agreed);
             if (teaches_) of_all.add(space_, before, draft_[i], i < agreed);
         }
-        history_[num_cycles_ % history_.size()] = static_cast<std::int16_t>(std::min(accepted, 32767));
-        ++num_cycles_;
+        remember(static_cast<std::int16_t>(std::min(accepted, 32767)));
         if (num > 0) {
             for (int k = kNumCyclesSeen - 1; k > 0; --k) cycles_[k] = cycles_[k - 1];
             cycles_[0] = {static_cast<float>(agreed), static_cast<float>(num)};
@@ -91,14 +91,8 @@ public:
     // Of the first tokens of a draft that follows the text: how probably each is right, by how
     // often drafts of this request had it right, and by how often those of all of its space had.
     OutcomeProbs probs_right(std::span<const std::int32_t> draft, const TokenOutcomes& of_all) const {
-        OutcomeProbs probs;
-        std::int32_t before = latest_[0];
-        for (std::size_t i = 0; i < std::min<std::size_t>(draft.size(), kOutcomeDepth); ++i) {
-            probs.of_own[i] = outcomes_.prob(0, before, draft[i]);
-            probs.of_all[i] = of_all.prob(space_, before, draft[i]);
-            before = draft[i];
-        }
-        return probs;
+        return {outcomes_.probs<kOutcomeDepth>(0, latest_[0], draft),
+                of_all.probs<kOutcomeDepth>(space_, latest_[0], draft)};
     }
 
     int prompt_len() const { return prompt_len_; }
@@ -120,18 +114,11 @@ public:
         float cache_rate = 0, mean_accepted = 0, last_accepted = 0;
     };
     Recent recent() const {
-        const auto num = static_cast<int>(std::min<std::size_t>(num_cycles_, history_.size()));
-        int num_cache = 0, sum = 0;
+        const std::size_t num = std::min(num_cycles_, history_.size());
         Recent recent;
-        for (int back = 1; back <= num; ++back) {
-            const int accepted = history_[(num_cycles_ - static_cast<std::size_t>(back)) % history_.size()];
-            if (accepted == kNone) continue;
-            if (num_cache == 0) recent.last_accepted = static_cast<float>(accepted);
-            ++num_cache;
-            sum += accepted;
-        }
-        recent.cache_rate = ratio(static_cast<float>(num_cache), static_cast<float>(num));
-        recent.mean_accepted = ratio(static_cast<float>(sum), static_cast<float>(num_cache));
+        recent.cache_rate = ratio(static_cast<float>(num_cache_), static_cast<float>(num));
+        recent.mean_accepted = ratio(static_cast<float>(num_accepted_), static_cast<float>(num_cache_));
+        if (num_cache_ > 0) recent.last_accepted = last_accepted_;
         return recent;
     }
 
@@ -149,6 +136,21 @@ private:
         return table[d][std::min(num, kMaxDepth + 1)];
     }
 
+    void remember(std::int16_t accepted) {
+        std::int16_t& place = history_[num_cycles_ % history_.size()];
+        if (num_cycles_ >= history_.size()) count(place, -1);
+        place = accepted;
+        count(accepted, 1);
+        if (accepted != kNone) last_accepted_ = accepted;
+        ++num_cycles_;
+    }
+
+    void count(std::int16_t accepted, int times) {
+        if (accepted == kNone) return;
+        num_cache_ += times;
+        num_accepted_ += times * accepted;
+    }
+
     void take_latest(std::span<const std::int32_t> tokens) {
         if (tokens.size() >= 2) latest_[1] = tokens[tokens.size() - 2];
         if (tokens.size() == 1) latest_[1] = latest_[0];
@@ -157,6 +159,8 @@ private:
 
     std::vector<std::int16_t> history_;  // a ring
     std::size_t num_cycles_ = 0;
+    int num_cache_ = 0, num_accepted_ = 0;  // of what is in history_
+    float last_accepted_ = 0;
     int prompt_len_;
     std::uint64_t space_;
     bool teaches_;

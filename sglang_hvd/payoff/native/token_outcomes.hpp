@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace sglang_hvd {
@@ -21,12 +23,37 @@ public:
         count(hash_of(scope, before, token), is_right);
     }
 
-    // That a draft has the token right after `before`, if it has all tokens up to there: what was
-    // seen of both, drawn to what was seen of the token, drawn to what drafts are on the whole.
-    float prob(std::uint64_t scope, std::int32_t before, std::int32_t token) const {
-        const float of_token = drawn(hash_of(scope, kAny, token), kPrior, kPriorWeight);
-        const float of_both = drawn(hash_of(scope, before, token), of_token, kTokenWeight);
-        return std::clamp(of_both, 0.01f, 0.99f);
+    // That a draft that follows `before` has each of its first tokens right, if it has all up to
+    // there: what was seen of the token and the one before it, drawn to what was seen of the token,
+    // drawn to what drafts are on the whole. Of tokens that the draft lacks, nothing that counts.
+    template <std::size_t kNum>
+    std::array<float, kNum> probs(std::uint64_t scope, std::int32_t before,
+                                  std::span<const std::int32_t> draft) const {
+        // All places first, and no branches: each place is a wait of its own for memory.
+        std::array<std::uint64_t, 2 * kNum> hashes;
+        for (std::size_t i = 0; i < kNum; ++i) {
+            const std::int32_t token = i < draft.size() ? draft[i] : kAny;
+            hashes[i] = hash_of(scope, kAny, token);
+            hashes[kNum + i] = hash_of(scope, before, token);
+            before = token;
+        }
+        std::array<float, 2 * kNum> right, wrong;
+        for (std::size_t i = 0; i < 2 * kNum; ++i) {
+            const Entry entry = entries_[place_of(hashes[i])];
+            const bool is_known = entry.tag == tag_of(hashes[i]);
+            right[i] = static_cast<float>(is_known ? entry.right : 0);
+            wrong[i] = static_cast<float>(is_known ? entry.wrong : 0);
+        }
+        std::array<float, kNum> probs;
+        for (std::size_t i = 0; i < kNum; ++i) {
+            const float of_token =
+                (right[i] + kPrior * kPriorWeight) / (right[i] + wrong[i] + kPriorWeight);
+            const std::size_t both = kNum + i;
+            const float of_both =
+                (right[both] + of_token * kTokenWeight) / (right[both] + wrong[both] + kTokenWeight);
+            probs[i] = std::clamp(of_both, 0.01f, 0.99f);
+        }
+        return probs;
     }
 
     void clear() { std::fill(entries_.begin(), entries_.end(), Entry{}); }
@@ -48,13 +75,6 @@ private:
     }
     static std::uint16_t tag_of(std::uint64_t hash) { return static_cast<std::uint16_t>(hash >> 48); }
     std::size_t place_of(std::uint64_t hash) const { return hash >> 16 & (entries_.size() - 1); }
-
-    float drawn(std::uint64_t hash, float to, float weight) const {
-        const Entry& entry = entries_[place_of(hash)];
-        if (entry.tag != tag_of(hash)) return to;
-        const auto right = static_cast<float>(entry.right);
-        return (right + to * weight) / (right + static_cast<float>(entry.wrong) + weight);
-    }
 
     void count(std::uint64_t hash, bool is_right) {
         Entry& entry = entries_[place_of(hash)];
