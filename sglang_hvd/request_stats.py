@@ -1,8 +1,8 @@
 """What the cycles of one request brought."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from sglang_hvd.types import DraftSource, VerifyOutcome
+from sglang_hvd.types import DraftSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +24,37 @@ class RequestStats:
     num_both_accepted_drafts: int = 0
     num_target_tokens: int = 0
 
-    def after_cycle(self, source: DraftSource, outcome: VerifyOutcome) -> "RequestStats":
-        """With one more cycle."""
-        cycles = f"num_{source.value}_cycles"
-        counts = {
-            cycles: getattr(self, cycles) + 1,
-            "num_target_tokens": self.num_target_tokens + outcome.num_target_tokens,
-        }
-        if source is not DraftSource.PLAIN:
-            accepted = f"num_{source.value}_accepted_drafts"
-            counts[accepted] = getattr(self, accepted) + outcome.num_accepted_drafts
-        return replace(self, **counts)
 
-    def after_tokens(self, num_tokens: int) -> "RequestStats":
-        """With tokens committed outside the cycles."""
-        return replace(self, num_target_tokens=self.num_target_tokens + num_tokens)
+class RequestCounts:
+    """Counts the cycles of a request as they come."""
+
+    __slots__ = ("_num_accepted", "_num_cycles", "_num_target_tokens")
+
+    def __init__(self) -> None:
+        self._num_cycles = dict.fromkeys(DraftSource, 0)
+        self._num_accepted = dict.fromkeys(DraftSource, 0)
+        self._num_target_tokens = 0
+
+    def add_cycle(self, source: DraftSource, num_accepted: int, num_tokens: int) -> None:
+        """One more cycle, which committed so many tokens, accepted drafts among them."""
+        self._num_cycles[source] += 1
+        self._num_accepted[source] += num_accepted
+        self._num_target_tokens += num_tokens - num_accepted
+
+    def add_tokens(self, num_tokens: int) -> None:
+        """Tokens committed outside the cycles."""
+        self._num_target_tokens += num_tokens
+
+    def stats(self) -> RequestStats:
+        """So far."""
+        cycles, accepted = self._num_cycles, self._num_accepted
+        return RequestStats(
+            num_cache_cycles=cycles[DraftSource.CACHE],
+            num_model_cycles=cycles[DraftSource.MODEL],
+            num_both_cycles=cycles[DraftSource.BOTH],
+            num_plain_cycles=cycles[DraftSource.PLAIN],
+            num_cache_accepted_drafts=accepted[DraftSource.CACHE],
+            num_model_accepted_drafts=accepted[DraftSource.MODEL],
+            num_both_accepted_drafts=accepted[DraftSource.BOTH],
+            num_target_tokens=self._num_target_tokens,
+        )

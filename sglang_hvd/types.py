@@ -98,6 +98,23 @@ class VerifyOutcome:
         return len(self.token_ids) - self.num_accepted_drafts
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class VerifyOutcomes:
+    """What the target model made of the cycles of a batch; row i belongs to request i.
+
+    token_ids: int32[num_requests, width], the tokens committed, the bonus token included; the first
+        lengths[i] entries of a row count.
+    lengths: int32[num_requests].
+    num_accepted_drafts: int32[num_requests], as in VerifyOutcome.
+    num_model_accepted: int32[num_requests], likewise, below 0 where it is not known.
+    """
+
+    token_ids: TokenIds
+    lengths: npt.NDArray[np.int32]
+    num_accepted_drafts: npt.NDArray[np.int32]
+    num_model_accepted: npt.NDArray[np.int32]
+
+
 # Columns of DraftBatch.features, as native/proposer.hpp: MatchFeatures has them.
 MATCH_FEATURES = (
     "match_len",  # longest match among the occurrences of the first draft token

@@ -69,13 +69,16 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
     of_model = ModelPayoff(num_steps=8)
     for slot in slots.tolist():
         of_model.start(slot)
+    none = np.zeros(num_requests, np.int32)
+    # Of the first draft three tokens were accepted.
+    of_first = np.array([3], np.int32), np.array([3], np.int32), drafts.num_nodes[:1]
     # As it is after a while: drafts were right, and what is predicted is corrected.
     for _ in range(20):
         tracker.write_features(features, slots, drafts, drafts)
         right = np.ascontiguousarray(drafts.token_ids[:num_requests, :8])
-        tracker.commit(slots, right, np.full(num_requests, 8, np.int32), [None] * num_requests)
+        tracker.commit(slots, right, np.full(num_requests, 8, np.int32), none)
         calibration.expect(slots[:1], drafts, predictor.predict(features.first(1)))
-        calibration.observe(slots[:1], [drafts.token_ids[0, :3]], [3])
+        calibration.observe(slots[:1], right[:1], *of_first)
     paper = PayoffPredictor.load(PAPER_PREDICTORS["votes"])
 
     def propose() -> None:

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.allocation._native import Allocator as _Allocator
+from sglang_hvd.allocation._native import Pace
 from sglang_hvd.allocation.costs import Float64, StepCosts
-from sglang_hvd.allocation.pace import Int32, Pace
 from sglang_hvd.types import DraftPlan
 
+Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 _Array = TypeVar("_Array", Int32, Float32)
 
@@ -243,15 +244,16 @@ class StepAllocator:
             looking = self._turn(num_free)
             min_width = max(min_width, self._place_of_width(int(self._model_sizes[0])))
         num_cache, num_model, model_size = np.empty((3, num_free), np.int32)
-        model_expected = np.empty(num_free, np.float32)
-        width, steps = self._native.allocate(
+        model_expected, values = np.empty(num_free, np.float32), np.empty(num_free)
+        self._pace.write_token_values(slots, values)
+        width, steps, num_drafting, num_cached, used = self._native.allocate(
             of_free.probs,
             of_free.depths,
             of_free.num_nodes,
             self._model_sizes,
             of_free.reaches,
             of_free.reaches_if_right,
-            self._pace.token_values(slots),
+            values,
             price,
             self._own_pace,
             self._widths,
@@ -269,20 +271,22 @@ class StepAllocator:
             model_size,
             model_expected,
         )
-        self._steps_without_model = 0 if num_model.any() else self._steps_without_model + 1
-        if self._looks_at_cache(of_free, num_cache) and looking is None:
+        self._steps_without_model = 0 if num_drafting else self._steps_without_model + 1
+        if self._looks_at_cache(of_free, num_cached) and looking is None:
             self._steps_without_cache = 0
             with_draft = np.flatnonzero(of_free.num_nodes)
             row = with_draft[self._turn(len(with_draft))]
+            num_drafting -= int(num_model[row] > 0)
             num_cache[row], num_model[row], model_size[row] = 1, 0, 0
             model_expected[row] = 0
+            used = int((num_cache + num_model).max())
         if num_pinned:
+            whole = int(self._model_sizes[-1])
             num_cache = _spread(num_cache, free, num_requests, 0)
-            num_model = _spread(num_model, free, num_requests, int(self._model_sizes[-1]))
-            model_size = _spread(model_size, free, num_requests, int(self._model_sizes[-1]))
+            num_model = _spread(num_model, free, num_requests, whole)
+            model_size = _spread(model_size, free, num_requests, whole)
             model_expected = _spread(model_expected, free, num_requests, 0)
-        num_drafting = int(np.count_nonzero(num_model))
-        used = int((num_cache + num_model).max(initial=0))
+            num_drafting, used = num_drafting + num_pinned, max(used, whole)
         # What was found for this width may fit into a narrower one.
         width = self._place_of_width(used)
         self._pace.see_step(
@@ -321,9 +325,9 @@ class StepAllocator:
         self._num_looks += 1
         return self._num_looks % num
 
-    def _looks_at_cache(self, odds: DraftOdds, num_cache: Int32) -> bool:
+    def _looks_at_cache(self, odds: DraftOdds, num_cached: int) -> bool:
         """Whether a cache draft's first token is to be verified, since none was for long."""
-        if num_cache.any():
+        if num_cached:
             self._steps_without_cache = 0
             return False
         self._steps_without_cache += bool(odds.num_nodes.any())

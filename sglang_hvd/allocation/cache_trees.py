@@ -101,19 +101,19 @@ class CacheTrees:
                 for row, length, of_chain in zip(parents, lengths, of_chains, strict=True)
             ],
         )
-        return TakenDrafts(drafts, of_chains, expected.tolist(), of_branches.tolist())
+        return TakenDrafts(drafts, chain_lens, expected, of_branches)
 
 
 class TakenDrafts(NamedTuple):
     """Parts of a batch of drafts, by request.
 
     drafts: None for none.
-    chain_lens: tokens of the chain in each.
-    chain_expected: accepted tokens expected of these.
-    branch_expected: of the nodes beside the chain.
+    chain_lens: int32[num_requests], tokens of the chain in each.
+    chain_expected: float32[num_requests], accepted tokens expected of these.
+    branch_expected: float32[num_requests], of the nodes beside the chain.
     """
 
     drafts: list[CacheDraft | None]
-    chain_lens: list[int]
-    chain_expected: list[float]
-    branch_expected: list[float]
+    chain_lens: Int32
+    chain_expected: Float32
+    branch_expected: Float32

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from sglang_hvd.allocation import DraftOdds, StepAllocator
+from sglang_hvd.drafter.cycles import Cycles
 from sglang_hvd.drafter.expectations import Expectations
 from sglang_hvd.drafter.proposals import Proposals
-from sglang_hvd.drafter.request import DraftedRequest, slots_of
+from sglang_hvd.drafter.request import DraftedRequest
 from sglang_hvd.types import DraftPlan, DraftSource
 
 
@@ -17,7 +18,9 @@ class CostPlanner:
     def __init__(self, allocator: StepAllocator, expectations: Expectations) -> None:
         self._allocator, self._expectations = allocator, expectations
 
-    def plan(self, requests: Sequence[DraftedRequest], proposals: Proposals) -> list[DraftPlan]:
+    def plan(
+        self, requests: Sequence[DraftedRequest], proposals: Proposals
+    ) -> tuple[list[DraftPlan], Cycles]:
         """Row i of the proposals belongs to requests[i]."""
         num, drafts = len(requests), proposals.drafts
         trees, reaches, prediction = proposals.trees, proposals.model_reaches, proposals.prediction
@@ -28,8 +31,9 @@ class CostPlanner:
         is_pinned = None
         if any(request.without_cache for request in requests):
             is_pinned = np.array([request.without_cache for request in requests])
+        assert proposals.slots is not None
         found = self._allocator.allocate(
-            slots_of(requests),
+            proposals.slots,
             DraftOdds(
                 trees.probs[:num],
                 trees.depths[:num],
@@ -41,25 +45,28 @@ class CostPlanner:
         )
         # The predictor is judged by what it says itself of chains, heeded or not.
         taken = trees.take(found.num_cache, prediction.survival, drafts)
-        chains = drafts.token_ids[:num, : max(*taken.chain_lens, 1)].copy()
-        branch_share = self._expectations.branch_share
+        # A branch alone: the first token that is committed tells of the chain's first, if any.
+        is_branch = (taken.chain_lens == 0) & (found.num_cache > 0) & proposals.has_draft
+        if is_branch.any():
+            taken.chain_lens[is_branch] = 1
+            taken.chain_expected[is_branch] = prediction.survival[:num][is_branch, 0]
+        cycles = Cycles(
+            num_cache=found.num_cache,
+            chain_lens=taken.chain_lens,
+            chain_expected=taken.chain_expected,
+            branch_expected=taken.branch_expected / np.float64(self._expectations.branch_share),
+            model_sizes=found.model_size,
+            model_steps=np.full(num, found.num_steps, np.int32),
+            model_expected=found.model_expected,
+        )
         plans = []
-        for row, (request, chosen, payoff, num_model) in enumerate(
-            zip(requests, taken.drafts, proposals.payoffs, found.num_model.tolist(), strict=True)
+        for chosen, payoff, num_model in zip(
+            taken.drafts, proposals.payoffs, found.num_model.tolist(), strict=True
         ):
-            request.chain, request.chain_len = chains[row], taken.chain_lens[row]
-            request.cache_expected = taken.chain_expected[row]
-            request.branch_expected = taken.branch_expected[row] / branch_share
-            if chosen is not None and request.chain_len == 0:
-                # A branch alone: the first token that is committed tells of the chain's first.
-                request.chain_len = min(1, int(drafts.num_nodes[row]))
-                request.cache_expected = float(prediction.survival[row, 0])
-            if not num_model:
+            if num_model:
+                source = DraftSource.MODEL if chosen is None else DraftSource.BOTH
+                plans.append(DraftPlan(source, chosen, payoff, num_model, found.num_steps))
+            else:
                 source = DraftSource.PLAIN if chosen is None else DraftSource.CACHE
                 plans.append(DraftPlan(source, chosen, payoff))
-                continue
-            request.model_size = int(found.model_size[row])
-            request.model_expected = float(found.model_expected[row])
-            source = DraftSource.MODEL if chosen is None else DraftSource.BOTH
-            plans.append(DraftPlan(source, chosen, payoff, num_model, found.num_steps))
-        return plans
+        return plans, cycles

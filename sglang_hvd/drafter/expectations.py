@@ -8,11 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
-from sglang_hvd.drafter.request import DraftedRequest, slots_of
+from sglang_hvd.drafter.cycles import Cycles
+from sglang_hvd.drafter.request import DraftedRequest
 from sglang_hvd.payoff import (
     BranchPayoff,
     DraftFeatures,
     FallbackChange,
+    ModelDrafts,
     ModelFigures,
     ModelPayoff,
     ModelReaches,
@@ -22,7 +24,7 @@ from sglang_hvd.payoff import (
     Prediction,
 )
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
-from sglang_hvd.types import DraftBatch, VerifyOutcome
+from sglang_hvd.types import DraftBatch, VerifyOutcomes
 
 logger = logging.getLogger(__name__)
 
@@ -131,42 +133,49 @@ class Expectations:
     def observe(
         self,
         requests: Sequence[DraftedRequest],
-        outcomes: Sequence[VerifyOutcome],
-        num_chain_accepted: Sequence[int | None],
+        slots: Int32,
+        cycles: Cycles,
+        outcomes: VerifyOutcomes,
+        chain_accepted: Int32,
     ) -> None:
-        """Takes in what the cycles of a batch committed.
+        """Takes in what the cycles of a batch committed. Row i belongs to requests[i], slots[i].
 
-        num_chain_accepted: of each request's cache draft; None if none of it was verified.
+        chain_accepted: int32[num_requests], accepted tokens of each cycle's part of the chain.
         """
         if self._model_payoff is None and self._calibration is None:
             return
-        # Requests that never verify cache drafts tell nothing of those that do.
-        told = [
-            cycle
-            for cycle in zip(requests, outcomes, num_chain_accepted, strict=True)
-            if not cycle[0].without_cache
-        ]
-        slots = slots_of(request for request, _, _ in told)
-        token_ids = [outcome.token_ids for _, outcome, _ in told]
-        if self._model_payoff is not None:
-            of_model = [
-                request.verified_model_draft(outcome)
-                if self._is_by_cost
-                else request.num_model_accepted(outcome)
-                for request, outcome, _ in told
-            ]
-            self._model_payoff.observe(slots, token_ids, of_model)
+        token_ids, lengths = outcomes.token_ids, outcomes.lengths
         if self._has_branches and self._config.calibrate:
-            for request, outcome, num_accepted in told:
-                of_branches = request.num_branches_accepted(outcome, num_accepted)
-                if of_branches is not None:
-                    self._branch_payoff.observe(request.branch_expected, of_branches)
+            for row in np.flatnonzero(cycles.branch_expected).tolist():
+                of_branches = requests[row].num_branches_accepted(
+                    token_ids[row, : lengths[row]],
+                    int(outcomes.num_accepted_drafts[row]),
+                    int(outcomes.num_model_accepted[row]),
+                    int(chain_accepted[row]),
+                )
+                self._branch_payoff.observe(float(cycles.branch_expected[row]), of_branches)
+        of_model = np.where(
+            cycles.are_both, outcomes.num_model_accepted, outcomes.num_accepted_drafts
+        )
+        of_model[cycles.model_sizes == 0] = -1
+        # Requests that never verify cache drafts tell nothing of those that do.
+        if any(request.without_cache for request in requests):
+            told = np.flatnonzero([not request.without_cache for request in requests])
+            slots, token_ids, lengths = slots[told], token_ids[told], lengths[told]
+            cycles, of_model = cycles.select(told.tolist()), of_model[told]
+            chain_accepted = chain_accepted[told]
+        if self._model_payoff is not None:
+            verified = ModelDrafts(cycles.model_sizes, cycles.model_steps, cycles.model_expected)
+            self._model_payoff.observe(slots, token_ids, lengths, of_model, verified)
         if self._calibration is not None:
-            of_cache = [
-                request.verified_chain(num_accepted) if self._is_by_cost else num_accepted
-                for request, _, num_accepted in told
-            ]
-            for change in self._calibration.observe(slots, token_ids, of_cache):
+            for change in self._calibration.observe(
+                slots,
+                token_ids,
+                lengths,
+                chain_accepted,
+                cycles.chain_lens,
+                cycles.chain_expected,
+            ):
                 _log(change)
 
     def _heeded(

@@ -3,12 +3,14 @@
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from sglang_hvd.allocation import StepAllocator
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.cost_planner import CostPlanner
 from sglang_hvd.drafter.expectations import Expectations
 from sglang_hvd.drafter.proposals import Proposals, Proposer
-from sglang_hvd.drafter.request import DraftedRequest, slots_of
+from sglang_hvd.drafter.request import DraftedRequest, cycles_of, slots_of
 from sglang_hvd.drafter.rule_planner import RulePlanner
 from sglang_hvd.payoff import (
     ModelFigures,
@@ -23,7 +25,7 @@ from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.suffix_cache import SuffixCache, SuffixCacheStats
 from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
-from sglang_hvd.types import DraftPlan, TokenIds, VerifyOutcome
+from sglang_hvd.types import DraftPlan, TokenIds, VerifyOutcome, VerifyOutcomes
 
 
 class HybridDrafter:
@@ -235,10 +237,9 @@ class HybridDrafter:
         """The second half of plan: the policy's decision."""
         with self._clock.measure(Phase.ALLOCATE):
             requests = [self._request(rid) for rid in rids]
-            plans = self._planner.plan(requests, proposals)
-            draft_lens = proposals.drafts.num_nodes[: len(requests)].tolist()
-            for request, plan, draft_len in zip(requests, plans, draft_lens, strict=True):
-                request.planned, request.draft_len = plan, draft_len
+            plans, cycles = self._planner.plan(requests, proposals)
+            for place, (request, plan) in enumerate(zip(requests, plans, strict=True)):
+                request.planned, request.cycles, request.place = plan, cycles, place
             return plans
 
     def commit(self, rids: Sequence[Hashable], outcomes: Sequence[VerifyOutcome]) -> None:
@@ -247,27 +248,36 @@ class HybridDrafter:
         Raises KeyError for a request that is not active, ValueError for invalid token ids; then
         nothing has changed.
         """
+        token_ids, lengths = padded([outcome.token_ids for outcome in outcomes])
+        of_model = [outcome.num_model_accepted for outcome in outcomes]
+        self.commit_batch(
+            rids,
+            VerifyOutcomes(
+                token_ids,
+                lengths,
+                np.array([outcome.num_accepted_drafts for outcome in outcomes], np.int32),
+                np.array([-1 if num is None else num for num in of_model], np.int32),
+            ),
+        )
+
+    def commit_batch(self, rids: Sequence[Hashable], outcomes: VerifyOutcomes) -> None:
+        """The same of outcomes that lie in arrays, as a server has them."""
         requests = [self._request(rid) for rid in rids]
         assert all(r.planned is not None for r in requests), (
             "a cycle must be planned before it is committed"
         )
-        token_ids, lengths = padded([outcome.token_ids for outcome in outcomes])
-        self._cache.commit(rids, token_ids, lengths)
-        if self._tracker is not None:
-            slots = slots_of(requests)
-            accepted = [
-                request.num_chain_accepted(outcome)
-                for request, outcome in zip(requests, outcomes, strict=True)
-            ]
-            for_history = [
-                request.for_history(num) for request, num in zip(requests, accepted, strict=True)
-            ]
-            self._tracker.commit(slots, token_ids, lengths, for_history)
-            self._expectations.observe(requests, outcomes, accepted)
+        self._cache.commit(rids, outcomes.token_ids, outcomes.lengths)
+        if self._tracker is not None and requests:
+            slots, cycles = slots_of(requests), cycles_of(requests)
+            chain_accepted = self._tracker.commit(
+                slots, outcomes.token_ids, outcomes.lengths, cycles.chain_lens
+            )
+            self._expectations.observe(requests, slots, cycles, outcomes, chain_accepted)
             if self._allocator is not None:
-                self._allocator.observe(slots, lengths)
-        for request, outcome in zip(requests, outcomes, strict=True):
-            request.end_cycle(outcome)
+                self._allocator.observe(slots, outcomes.lengths)
+        num_accepted, num_tokens = outcomes.num_accepted_drafts.tolist(), outcomes.lengths.tolist()
+        for request, accepted, committed in zip(requests, num_accepted, num_tokens, strict=True):
+            request.end_cycle(accepted, committed)
 
     def extend(self, rid: Hashable, token_ids: TokenIds | Sequence[int]) -> None:
         """Takes in tokens committed outside a cycle: the one that prefill generates.
@@ -278,7 +288,7 @@ class HybridDrafter:
         self._cache.commit([rid], [token_ids])
         if self._tracker is not None:
             self._tracker.extend(request.slot, as_token_ids(token_ids))
-        request.stats = request.stats.after_tokens(len(token_ids))
+        request.counts.add_tokens(len(token_ids))
 
     def finish(
         self, rid: Hashable, *, output_ids: TokenIds | Sequence[int] | None, keep: bool
@@ -313,7 +323,7 @@ class HybridDrafter:
 
     def stats(self, rid: Hashable) -> RequestStats:
         """The counts of an active request so far. Raises KeyError for any other."""
-        return self._request(rid).stats
+        return self._request(rid).counts.stats()
 
     def _request(self, rid: Hashable) -> DraftedRequest:
         if rid not in self._requests:

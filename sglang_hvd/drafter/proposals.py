@@ -26,7 +26,7 @@ class Proposals:
     proposals.
 
     drafts: num_nodes is 0 where the cache proposes nothing.
-    features: None in a drafter without token classes.
+    slots, features: None in a drafter without token classes; slots: int32[num_requests].
     prediction: calibrated; None in a drafter without a predictor.
     model_payoffs: float32[num_requests], expected accepted length of the model drafter's draft;
         None but under the policies allocate and payoff.
@@ -37,6 +37,7 @@ class Proposals:
 
     num_requests: int
     drafts: DraftBatch
+    slots: npt.NDArray[np.int32] | None = None
     features: DraftFeatures | None = None
     prediction: Prediction | None = None
     model_payoffs: npt.NDArray[np.float32] | None = None
@@ -121,7 +122,7 @@ class Proposer:
             slots, features = slots_of(requests), self._features.first(num)
             self._tracker.write_features(features, slots, self._drafts, self._votes)
         if self._expectations.predictor is None:
-            return Proposals(num, self._drafts, features)
+            return Proposals(num, self._drafts, slots, features)
         with self._clock.measure(Phase.PREDICT):
             expected = self._expectations.of_drafts(slots, self._drafts, features)
             trees = None
@@ -132,6 +133,7 @@ class Proposer:
         return Proposals(
             num,
             self._drafts,
+            slots,
             features,
             expected.prediction,
             expected.model_payoffs,

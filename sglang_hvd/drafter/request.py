@@ -1,41 +1,27 @@
-"""An active request: what it verifies in the cycle to commit, and what that cycle tells."""
+"""An active request: what it verifies in the cycle to commit, and what its cycles brought."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.payoff import VerifiedCacheDraft, VerifiedModelDraft
-from sglang_hvd.request_stats import RequestStats
-from sglang_hvd.suffix_cache.token_ids import as_token_ids, num_agreeing, right_branch
-from sglang_hvd.types import DraftPlan, DraftSource, TokenIds, VerifyOutcome
-
-_NOTHING = np.zeros(0, np.int32)
+from sglang_hvd.drafter.cycles import Cycles
+from sglang_hvd.request_stats import RequestCounts
+from sglang_hvd.suffix_cache.token_ids import right_branch
+from sglang_hvd.types import DraftPlan, DraftSource, TokenIds
 
 
 @dataclass(slots=True, eq=False)
 class DraftedRequest:
-    """planned: the cycle to commit. draft_len: of the whole cache chain then. chain, chain_len: the
-    tokens of that and of how many the cycle tells; a tree has branches beside it.
-
-    Under the allocate policy, which verifies parts of drafts, model_size: of the model drafter's
-    draft, which has fewer nodes in few steps; cache_expected, model_expected: accepted tokens
-    expected of that chain and of that draft; branch_expected: of the branches beside the chain,
-    were the votes always right there.
-    """
+    """planned: the cycle to commit, and cycles: those of its batch, where it has this place."""
 
     slot: int
     without_cache: bool
     planned: DraftPlan | None = None
-    draft_len: int = 0
-    chain: TokenIds = field(default_factory=lambda: _NOTHING)
-    chain_len: int = 0
-    model_size: int = 0
-    cache_expected: float = 0.0
-    branch_expected: float = 0.0
-    model_expected: float = 0.0
-    stats: RequestStats = RequestStats()  # noqa: RUF009  it is immutable
+    cycles: Cycles | None = None
+    place: int = 0
+    counts: RequestCounts = field(default_factory=RequestCounts)
 
     @property
     def plan(self) -> DraftPlan:
@@ -43,69 +29,46 @@ class DraftedRequest:
         assert self.planned is not None, "a cycle must be planned before it is committed"
         return self.planned
 
-    def end_cycle(self, outcome: VerifyOutcome) -> None:
-        """Counts it; the next one has to be planned."""
-        self.stats = self.stats.after_cycle(self.plan.source, outcome)
+    def end_cycle(self, num_accepted: int, num_tokens: int) -> None:
+        """Counts it; the next one has to be planned.
+
+        num_accepted: draft tokens that were accepted. num_tokens: committed, these included.
+        """
+        self.counts.add_cycle(self.plan.source, num_accepted, num_tokens)
         self.planned = None
 
-    def num_chain_accepted(self, outcome: VerifyOutcome) -> int | None:
-        """Tokens of the cache draft's chain that were right; None if none of it was verified."""
-        plan = self.plan
-        if plan.cache_draft is None or not self.chain_len:
-            return None
-        if plan.source is DraftSource.CACHE and plan.cache_draft.parents is None:
-            return outcome.num_accepted_drafts
-        return num_agreeing(self.chain[: self.chain_len], as_token_ids(outcome.token_ids))
-
-    def for_history(self, num_chain_accepted: int | None) -> int | None:
-        """What the predictor's features are told. They are of whole drafts: of a part that was
-        accepted whole, nothing."""
-        if num_chain_accepted is None:
-            return None
-        is_cut = self.chain_len < self.draft_len
-        return None if is_cut and num_chain_accepted == self.chain_len else num_chain_accepted
-
-    def verified_chain(self, num_chain_accepted: int | None) -> VerifiedCacheDraft | None:
-        """What was expected of the part of the chain that was verified, and what was accepted."""
-        if num_chain_accepted is None:
-            return None
-        return VerifiedCacheDraft(num_chain_accepted, self.chain_len, self.cache_expected)
-
     def num_branches_accepted(
-        self, outcome: VerifyOutcome, num_chain_accepted: int | None
-    ) -> int | None:
-        """Tokens of the cache draft that were right beyond its chain; None where there were no
-        branches. Of both drafts in one tree the accepted path is the longer one: as far as it lies
-        in the cache draft, and no further, that was right."""
-        draft = self.plan.cache_draft
-        if draft is None or draft.parents is None or self.branch_expected == 0:
-            return None
-        num_right = outcome.num_accepted_drafts
-        of_model = 0 if self.plan.source is DraftSource.CACHE else outcome.num_model_accepted
-        if of_model is None or of_model == num_right:  # else all of them were the cache draft's
-            text_ids = as_token_ids(outcome.token_ids)
+        self, text_ids: TokenIds, num_accepted: int, num_model_accepted: int, chain_accepted: int
+    ) -> int:
+        """Tokens of the cache draft, which branches, that were right beyond its chain. Of both
+        drafts in one tree the accepted path is the longer one: as far as it lies in the cache
+        draft, and no further, that was right.
+
+        text_ids: committed. num_accepted, num_model_accepted: as in VerifyOutcomes.
+        chain_accepted: tokens of the chain that were right; below 0 where none of it was verified.
+        """
+        draft, num_right = self.plan.cache_draft, num_accepted
+        assert draft is not None
+        assert draft.parents is not None
+        of_model = 0 if self.plan.source is DraftSource.CACHE else num_model_accepted
+        if of_model in (num_right, -1):  # else all of them were the cache draft's
             num_right = len(right_branch(draft.token_ids, draft.parents, text_ids))
         # A chain whose first token was right but not verified had nothing accepted.
-        return max(num_right - (num_chain_accepted or 0), 0)
+        return max(num_right - max(chain_accepted, 0), 0)
 
-    def num_model_accepted(self, outcome: VerifyOutcome) -> int | None:
-        """Tokens of the model drafter's draft that were right; None if it was not verified, or both
-        were and that is not known."""
-        if self.plan.num_model_nodes == 0:
-            return None
-        if self.plan.source is DraftSource.BOTH:
-            return outcome.num_model_accepted
-        return outcome.num_accepted_drafts
 
-    def verified_model_draft(self, outcome: VerifyOutcome) -> VerifiedModelDraft | None:
-        """What was expected of the part of the model drafter's draft that was verified, and what
-        was accepted."""
-        num_accepted = self.num_model_accepted(outcome)
-        if num_accepted is None:
-            return None
-        return VerifiedModelDraft(
-            num_accepted, self.model_size, self.plan.num_model_steps, self.model_expected
-        )
+def cycles_of(requests: Sequence[DraftedRequest]) -> Cycles:
+    """The cycles to commit of one request or more; entry i belongs to requests[i]."""
+    batch = requests[0].cycles
+    if (
+        batch is not None
+        and len(batch.num_cache) == len(requests)
+        and all(r.cycles is batch and r.place == place for place, r in enumerate(requests))
+    ):
+        return batch  # as it was planned
+    parts = [r.cycles.select([r.place]) for r in requests if r.cycles is not None]
+    assert len(parts) == len(requests), "a cycle must be planned before it is committed"
+    return Cycles.concatenate(parts)
 
 
 def slots_of(requests: Iterable[DraftedRequest]) -> npt.NDArray[np.int32]:

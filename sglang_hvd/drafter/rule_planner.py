@@ -7,12 +7,14 @@ import numpy as np
 
 from sglang_hvd.allocation import policies
 from sglang_hvd.config import HvdConfig
+from sglang_hvd.drafter.cycles import Cycles
 from sglang_hvd.drafter.expectations import Expectations
 from sglang_hvd.drafter.proposals import Proposals
 from sglang_hvd.drafter.request import DraftedRequest
 from sglang_hvd.types import MATCH_FEATURES, DraftPlan, DraftSource
 
 _SCORE = MATCH_FEATURES.index("score")
+_WITH_MODEL = (DraftSource.MODEL, DraftSource.BOTH)
 
 
 class RulePlanner:
@@ -39,7 +41,9 @@ class RulePlanner:
             num_model_steps if config.frequency_threshold is None else config.frequency_threshold
         )
 
-    def plan(self, requests: Sequence[DraftedRequest], proposals: Proposals) -> list[DraftPlan]:
+    def plan(
+        self, requests: Sequence[DraftedRequest], proposals: Proposals
+    ) -> tuple[list[DraftPlan], Cycles]:
         """Row i of the proposals belongs to requests[i]."""
         payoffs = proposals.payoffs
         sources = self._decide(proposals, payoffs)
@@ -59,13 +63,22 @@ class RulePlanner:
                 num_cache[row] = min(num_nodes[row], room)
         drafts = proposals.drafts.chains(num_cache)
         model = self._num_model_nodes, self._num_model_steps
-        plans = []
-        for request, source, draft, payoff in zip(requests, sources, drafts, payoffs, strict=True):
-            if draft is not None:
-                request.chain, request.chain_len = draft.token_ids, draft.num_tokens
-            drafts_with_model = source in (DraftSource.MODEL, DraftSource.BOTH)
-            plans.append(DraftPlan(source, draft, payoff, *(model if drafts_with_model else ())))
-        return plans
+        plans = [
+            DraftPlan(source, draft, payoff, *(model if source in _WITH_MODEL else ()))
+            for source, draft, payoff in zip(sources, drafts, payoffs, strict=True)
+        ]
+        is_with_model = np.array([source in _WITH_MODEL for source in sources])
+        whole = np.full(len(requests), np.nan, np.float32)
+        cycles = Cycles(
+            num_cache=num_cache,
+            chain_lens=num_cache,
+            chain_expected=whole,
+            branch_expected=np.zeros(len(requests)),
+            model_sizes=np.where(is_with_model, np.int32(self._num_model_nodes), np.int32(0)),
+            model_steps=np.full(len(requests), self._num_model_steps, np.int32),
+            model_expected=whole,
+        )
+        return plans, cycles
 
     def _decide(self, proposals: Proposals, payoffs: Sequence[float | None]) -> list[DraftSource]:
         has_draft = proposals.has_draft.tolist()

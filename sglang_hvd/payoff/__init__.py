@@ -5,15 +5,14 @@ from sglang_hvd.payoff.calibration import (
     FallbackChange,
     OnlineCalibration,
     OriginFigures,
-    VerifiedCacheDraft,
 )
 from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
 from sglang_hvd.payoff.model_payoff import (
     SIZE_EFFECT,
+    ModelDrafts,
     ModelFigures,
     ModelPayoff,
     ModelReaches,
-    VerifiedModelDraft,
 )
 from sglang_hvd.payoff.predictor import DEFAULT_PREDICTORS, PayoffPredictor, Prediction
 from sglang_hvd.payoff.token_classes import TokenClasses
@@ -29,6 +28,7 @@ __all__ = [
     "BranchPayoff",
     "DraftFeatures",
     "FallbackChange",
+    "ModelDrafts",
     "ModelFigures",
     "ModelPayoff",
     "ModelReaches",
@@ -38,6 +38,4 @@ __all__ = [
     "Prediction",
     "RequestTracker",
     "TokenClasses",
-    "VerifiedCacheDraft",
-    "VerifiedModelDraft",
 ]

@@ -5,11 +5,14 @@ import numpy.typing as npt
 
 _Int32 = npt.NDArray[np.int32]
 _Float32 = npt.NDArray[np.float32]
+_Float64 = npt.NDArray[np.float64]
 
 NUM_DRAFT_FEATURES: int
 NUM_POSITION_FEATURES: int
 NUM_BUCKETS: int
 MAX_DEPTH: int
+NUM_BINS: int
+MAX_SHIFT: float
 
 def bucket_of(position: int) -> int: ...
 
@@ -24,7 +27,12 @@ class Tracker:
     def finish(self, slot: int) -> None: ...
     def extend(self, slot: int, token_ids: _Int32) -> None: ...
     def commit(
-        self, slots: _Int32, token_ids: _Int32, lengths: _Int32, accepted: _Int32
+        self,
+        slots: _Int32,
+        token_ids: _Int32,
+        lengths: _Int32,
+        verified_lens: _Int32,
+        accepted_lens: _Int32,
     ) -> None: ...
     def write(
         self,
@@ -61,20 +69,32 @@ class Network:
     ) -> None: ...
     def predict_length(self, features: _Float32, payoffs: _Float32) -> None: ...
 
-class CacheExpectations:
-    def __init__(self) -> None: ...
+# Weight, what was predicted and what came.
+_Sums = tuple[float, float, float]
+
+class Calibration:
+    def __init__(self, depth: int) -> None: ...
+    def corrects(self) -> bool: ...
     def expect(
         self,
         slots: _Int32,
         token_ids: _Int32,
         num_nodes: _Int32,
         matches: _Float32,
-        factors: npt.NDArray[np.float64],
-        depth: int,
         payoffs: _Float32,
         survival: _Float32 | None,
     ) -> None: ...
-    def take(self, slot: int) -> tuple[int, int, int, float, float, float]: ...
+    def observe(
+        self,
+        slots: _Int32,
+        token_ids: _Int32,
+        lengths: _Int32,
+        accepted_lens: _Int32,
+        verified_lens: _Int32,
+        expected: _Float32,
+    ) -> list[tuple[int, bool, float, float]]: ...
+    def are_fallback(self) -> list[bool]: ...
+    def figures(self, origin: int) -> tuple[int, float, bool, _Sums, _Sums, list[_Sums]]: ...
 
 class ModelExpectations:
     def __init__(
@@ -85,6 +105,8 @@ class ModelExpectations:
         kept: float,
         weight_of_request: float,
         kept_of_request: float,
+        full_size: int,
+        size_effect: float,
     ) -> None: ...
     def start(self, slot: int) -> None: ...
     def expect(
@@ -101,18 +123,19 @@ class ModelExpectations:
         num_nodes: _Int32,
         survival: _Float32 | None,
         sizes: _Int32,
-        odds: npt.NDArray[np.float64],
+        odds: _Float64,
         reaches: _Float32,
         reaches_if_right: _Float32,
     ) -> None: ...
     def observe(
         self,
-        slot: int,
+        slots: _Int32,
         token_ids: _Int32,
-        num_accepted: int,
-        num_steps: int,
-        odds: float,
-        of_all: float,
+        lengths: _Int32,
+        num_accepted: _Int32,
+        num_nodes: _Int32,
+        num_steps: _Int32,
+        expected: _Float32,
     ) -> None: ...
-    def expected(self, slot: int) -> tuple[float, float, float]: ...
+    def figures(self) -> tuple[int, _Sums]: ...
     def probs(self) -> tuple[float, float, float, float]: ...

@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.payoff._native import ModelExpectations
-from sglang_hvd.payoff.reliability import RunningReliability
+from sglang_hvd.payoff.reliability import Reliability
 from sglang_hvd.types import DraftBatch, TokenIds
 
 Int32 = npt.NDArray[np.int32]
@@ -87,20 +87,20 @@ class ModelReaches:
     if_cache_right: Float32
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedModelDraft:
-    """What was verified of a model drafter's draft, and what of it was accepted.
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelDrafts:
+    """What is verified of the model drafter's drafts; no matter what where nothing is.
 
-    num_accepted: tokens.
-    num_nodes: its size, root not included; in few steps it may have fewer.
-    num_steps: most tokens that could be accepted.
-    expected: accepted tokens that were expected of it.
+    num_nodes: int32[num_requests], their sizes, root not included; in few steps a draft may have
+        fewer.
+    num_steps: int32[num_requests], most tokens that can be accepted.
+    expected: float32[num_requests], accepted tokens that are expected; not a number: those of the
+        full size in all steps, which are known.
     """
 
-    num_accepted: int
-    num_nodes: int
-    num_steps: int
-    expected: float
+    num_nodes: Int32
+    num_steps: Int32
+    expected: Float32
 
 
 class ModelPayoff:
@@ -117,10 +117,15 @@ class ModelPayoff:
         self._sizes = np.array(sizes if sizes is not None else [num_steps], np.int32)
         self._odds = np.exp(SIZE_EFFECT * np.log2(self._sizes / self._sizes[-1]))
         self._expected = ModelExpectations(
-            num_steps, _PRIOR_PROB, _PRIOR_WEIGHT, _KEPT, _PRIOR_TOKENS, _KEPT_OF_REQUEST
+            num_steps,
+            _PRIOR_PROB,
+            _PRIOR_WEIGHT,
+            _KEPT,
+            _PRIOR_TOKENS,
+            _KEPT_OF_REQUEST,
+            full_size=int(self._sizes[-1]),
+            size_effect=SIZE_EFFECT,
         )
-        self._num_verified = 0
-        self._reliability = RunningReliability()
 
     def start(self, slot: int) -> None:
         """A new request has this slot."""
@@ -158,38 +163,40 @@ class ModelPayoff:
     def observe(
         self,
         slots: Int32,
-        token_ids: Sequence[TokenIds | Sequence[int]],
-        verified: Sequence[VerifiedModelDraft | int | None],
+        token_ids: TokenIds,
+        lengths: Int32,
+        num_accepted: Int32,
+        verified: ModelDrafts | None = None,
     ) -> None:
         """Takes in what the cycles committed.
 
-        token_ids: committed tokens.
-        verified: of each request's model draft; a number: so many tokens were accepted of one in
-            the full size; None: it was not verified.
+        token_ids: int32[num_requests, width]; the first lengths[i] entries of row i were committed.
+        num_accepted: int32[num_requests], accepted tokens of each request's model draft; below 0
+            where it was not verified.
+        verified: None: drafts of the full size, in all steps.
+
+        Raises ValueError for a slot that was not started.
         """
-        for slot, committed, draft in zip(slots.tolist(), token_ids, verified, strict=True):
-            if draft is None:
-                continue
-            expected, of_all, ratio = self._expected.expected(slot)
-            num_steps, odds = self._num_steps, 1.0
-            if isinstance(draft, VerifiedModelDraft):
-                num_steps = min(draft.num_steps, draft.num_nodes)
-                odds = float(np.exp(SIZE_EFFECT * np.log2(draft.num_nodes / self._sizes[-1])))
-                expected, of_all = draft.expected, draft.expected / ratio
-                accepted = draft.num_accepted
-            else:
-                accepted = draft
-            tokens = np.ascontiguousarray(committed, np.int32)
-            self._expected.observe(slot, tokens, accepted, num_steps, odds, of_all)
-            self._num_verified += 1
-            self._reliability.add(expected, accepted)
+        if verified is None:
+            full = np.full(len(slots), self._sizes[-1], np.int32)
+            verified = ModelDrafts(full, full, np.full(len(slots), np.nan, np.float32))
+        self._expected.observe(
+            slots,
+            token_ids,
+            lengths,
+            num_accepted,
+            verified.num_nodes,
+            verified.num_steps,
+            verified.expected,
+        )
 
     def figures(self) -> ModelFigures:
         """How right the predictions are."""
         right, wrong, after, without = self._expected.probs()
-        seen = self._reliability.means()
+        num_verified, sums = self._expected.figures()
+        seen = Reliability.of_sums(*sums)
         return ModelFigures(
-            num_verified=self._num_verified,
+            num_verified=num_verified,
             mean_predicted=seen.mean_predicted,
             mean_accepted=seen.share,
             prob_if_right=right,

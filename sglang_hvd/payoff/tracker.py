@@ -1,6 +1,5 @@
 """Follows requests cycle by cycle and turns what their cache drafts look like into features."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,21 +96,20 @@ class RequestTracker:
         np.minimum(drafts.num_nodes[: len(slots)], MAX_DRAFT_LEN, out=out.draft_lens[: len(slots)])
 
     def commit(
-        self,
-        slots: Int32,
-        token_ids: TokenIds,
-        lengths: Int32,
-        accepted_lens: Sequence[int | None],
-    ) -> None:
+        self, slots: Int32, token_ids: TokenIds, lengths: Int32, verified_lens: Int32
+    ) -> Int32:
         """Takes in what a cycle committed.
 
         token_ids: int32[num_requests, width]; the first lengths[i] entries of row i count.
-        accepted_lens: accepted tokens of each request's cache draft; None: it was not verified.
+        verified_lens: int32[num_requests], first tokens of the draft that were verified, 0 for
+            none.
 
+        Returns int32[num_requests]: of those, the accepted ones; -1 where there were none.
         Raises ValueError for an unused slot, or arrays that do not fit.
         """
-        accepted = np.array([-1 if a is None else a for a in accepted_lens], np.int32)
-        self._tracker.commit(slots, token_ids, lengths, accepted)
+        accepted_lens = np.empty(len(slots), np.int32)
+        self._tracker.commit(slots, token_ids, lengths, verified_lens, accepted_lens)
+        return accepted_lens
 
     def forget(self) -> None:
         """Forgets what drafts of all requests had right. Active ones keep what is theirs."""

@@ -24,7 +24,7 @@ from sglang_hvd.plugin.host_transfer import HostCopy
 from sglang_hvd.plugin.recording import RequestRecorder
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
-from sglang_hvd.types import DraftPlan, DraftSource, TokenIds, VerifyOutcome
+from sglang_hvd.types import DraftPlan, DraftSource, TokenIds, VerifyOutcomes
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,6 @@ class _Launched:
     held: list[_Held | None]
     copy: HostCopy
     stride: int
-    is_verify: bool
 
 
 class HeldRequests:
@@ -108,7 +107,6 @@ class HeldRequests:
             held=[None if req is chunked_req else h for req, h in zip(reqs, held, strict=True)],
             copy=HostCopy([next_token_ids], self._stream),
             stride=1,
-            is_verify=False,
         )
 
     def record_verify(
@@ -136,7 +134,6 @@ class HeldRequests:
             held=[self._find(req) for req in reqs],
             copy=copy,
             stride=next_token_ids.shape[0] // len(reqs),
-            is_verify=True,
         )
 
     def plan(self, reqs: Sequence[Req], seq_lens: Sequence[int] | None) -> list[DraftPlan]:
@@ -279,32 +276,36 @@ class HeldRequests:
         accept_lens: np.ndarray | None = None,
         num_model_accepted: np.ndarray | None = None,
     ) -> None:
-        num_committed = np.ones(len(launched.held), int) if accept_lens is None else accept_lens
-        keys, outcomes = [], []
-        for row, held in enumerate(launched.held):
-            if held is None or held.key not in self._held:
-                continue
-            first = row * launched.stride
-            committed = token_ids[first : first + num_committed[row]].astype(np.int32)
-            held.num_tokens += len(committed)
-            if not launched.is_verify:
-                self._drafter.extend(held.key, committed)
-                continue
-            of_model = None
-            if num_model_accepted is not None and held.source is DraftSource.BOTH:
-                of_model = int(num_model_accepted[row])
-            outcome = VerifyOutcome(committed, len(committed) - 1, of_model)
-            keys.append(held.key)
-            outcomes.append(outcome)
-            self._count(held, outcome)
-        if keys:
-            self._drafter.commit(keys, outcomes)
+        rows = [
+            row
+            for row, held in enumerate(launched.held)
+            if held is not None and held.key in self._held
+        ]
+        held = [h for h in (launched.held[row] for row in rows) if h is not None]
+        if not held:
+            return
+        tokens = token_ids.reshape(-1, launched.stride)[rows].astype(np.int32)
+        if accept_lens is None:
+            for h, committed in zip(held, tokens, strict=True):
+                h.num_tokens += 1
+                self._drafter.extend(h.key, committed)
+            return
+        lengths = accept_lens[rows].astype(np.int32)
+        of_model = np.full(len(rows), -1, np.int32)
+        if num_model_accepted is not None:
+            of_model[:] = num_model_accepted[rows]
+        for h, num_tokens in zip(held, lengths.tolist(), strict=True):
+            h.num_tokens += num_tokens
+            self._count(h, num_tokens - 1)
+        self._drafter.commit_batch(
+            [h.key for h in held], VerifyOutcomes(tokens, lengths, lengths - 1, of_model)
+        )
 
-    def _count(self, held: _Held, outcome: VerifyOutcome) -> None:
+    def _count(self, held: _Held, num_accepted: int) -> None:
         self._num_cycles[held.source] += 1
-        self._num_accepted_drafts[held.source] += outcome.num_accepted_drafts
+        self._num_accepted_drafts[held.source] += num_accepted
         if self._report_cycles:
-            held.cycles.append((held.source.value, outcome.num_accepted_drafts))
+            held.cycles.append((held.source.value, num_accepted))
 
     def _finish(self, req: Req, held: _Held) -> None:
         # Past a stop token or stop string output_ids goes on; the shared cache must not learn it.

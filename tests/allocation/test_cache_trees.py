@@ -121,7 +121,7 @@ def test_a_part_of_a_draft_is_a_chain_or_says_where_it_branches() -> None:
     survival = np.linspace(0.8, 0.1, 8, dtype=np.float32)[None]
     for num, parents, chain_len in ((2, None, 2), (3, None, 3), (4, [-1, 0, 1, 0], 3)):
         taken = trees.take(np.array([num], np.int32), survival, chains)
-        assert taken.chain_lens == [chain_len]
+        assert taken.chain_lens.tolist() == [chain_len]
         assert taken.chain_expected == pytest.approx([survival[0, :chain_len].sum()])
         of_branches = trees.probs[0, :num][~trees.is_chain[0, :num]].sum()
         assert taken.branch_expected == pytest.approx([of_branches])

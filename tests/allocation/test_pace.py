@@ -3,11 +3,17 @@
 import numpy as np
 import pytest
 
-from sglang_hvd.allocation.pace import Pace
+from sglang_hvd.allocation._native import Pace
 
 
 def slots(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int32)
+
+
+def token_values(pace: Pace, *numbers: int) -> list[float]:
+    values = np.empty(len(numbers))
+    pace.write_token_values(slots(*numbers), values)
+    return values.tolist()
 
 
 def test_a_token_is_worth_more_to_a_request_that_goes_slowly() -> None:
@@ -16,7 +22,7 @@ def test_a_token_is_worth_more_to_a_request_that_goes_slowly() -> None:
         pace.start(slot)
     for _ in range(100):
         pace.see_tokens(slots(0, 1), slots(1, 8))
-    assert pace.token_values(slots(0, 1)).tolist() == pytest.approx([1, 1 / 8], rel=0.01)
+    assert token_values(pace, 0, 1) == pytest.approx([1, 1 / 8], rel=0.01)
 
 
 def test_a_new_request_in_a_slot_begins_at_the_mean_of_all() -> None:
@@ -26,7 +32,7 @@ def test_a_new_request_in_a_slot_begins_at_the_mean_of_all() -> None:
         pace.see_tokens(slots(0), slots(4))
     pace.start(0)
     pace.start(7)
-    assert pace.token_values(slots(0, 7)).tolist() == pytest.approx([1 / 4, 1 / 4], rel=0.01)
+    assert token_values(pace, 0, 7) == pytest.approx([1 / 4, 1 / 4], rel=0.01)
 
 
 def test_a_millisecond_costs_each_request_its_share_of_a_step() -> None:
@@ -55,5 +61,16 @@ def test_the_mean_of_all_does_not_depend_on_how_cycles_come_in_batches() -> None
         apart.see_tokens(slots(1), slots(4))
     for pace in (together, apart):
         pace.start(2)
-    values = [pace.token_values(slots(2))[0] for pace in (together, apart)]
+    values = [token_values(pace, 2)[0] for pace in (together, apart)]
     assert values[0] == pytest.approx(values[1], rel=0.02)
+
+
+def test_slots_that_were_not_started_are_refused() -> None:
+    pace = Pace()
+    for slot in (0, -1):
+        with pytest.raises(ValueError, match="not started"):
+            token_values(pace, slot)
+        with pytest.raises(ValueError, match="not started"):
+            pace.see_tokens(slots(slot), slots(1))
+    with pytest.raises(ValueError, match="negative"):
+        pace.start(-1)

@@ -1,6 +1,6 @@
 """A predictor that is right is left alone, one that is wrong is moved, within bounds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,10 @@ from sglang_hvd.payoff.calibration import (
 )
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Prediction
+from sglang_hvd.payoff.reliability import Reliability
+from sglang_hvd.suffix_cache.token_ids import padded
 from sglang_hvd.types import MATCH_FEATURES, DraftBatch
+from tests.payoff.calibration_oracle import Origin
 
 Float64 = npt.NDArray[np.float64]
 PROMPT, OUTPUT, SHARED = range(3)
@@ -74,6 +77,19 @@ def some_drafts(random: np.random.Generator, num: int = 16) -> Drafts:
     )
 
 
+def observe(
+    calibration: OnlineCalibration,
+    slots: npt.NDArray[np.int32],
+    drafts: Drafts,
+    committed: Sequence[Sequence[int]],
+    accepted: Sequence[int | None],
+) -> list[FallbackChange]:
+    """accepted: tokens of whole drafts; None where a draft was not verified."""
+    verified_lens = np.where([a is None for a in accepted], 0, drafts.lens).astype(np.int32)
+    of_verified = np.array([a or 0 for a in accepted], np.int32)
+    return calibration.observe(slots, *padded(committed), of_verified, verified_lens)
+
+
 def serve(
     calibration: OnlineCalibration,
     num_cycles: int,
@@ -98,7 +114,7 @@ def serve(
         accepted = drafts.accepted(random, truth(drafts))
         token_ids = [[RIGHT] * a + [WRONG] for a in accepted]
         lens = [a if is_v else None for a, is_v in zip(accepted, is_verified, strict=True)]
-        changes += calibration.observe(slots, token_ids, lens)
+        changes += observe(calibration, slots, drafts, token_ids, lens)
     return changes
 
 
@@ -178,7 +194,7 @@ def test_a_verified_draft_moves_the_shift_as_a_kalman_filter_does() -> None:
     drafts = Drafts(hazards, np.array([8], np.int32), np.array([OUTPUT]))
     slots = np.array([0], np.int32)
     calibration.expect(slots, drafts.batch, drafts.prediction)
-    calibration.observe(slots, [[RIGHT] * 3 + [WRONG]], [3])
+    observe(calibration, slots, drafts, [[RIGHT] * 3 + [WRONG]], [3])
     mean = 1 - 0.5**8
     scatter = mean * (1 + mean) * (1 - mean / 8)
     change, variance = scatter / (1 + 2 * mean), 0.25 + 5e-6
@@ -192,7 +208,7 @@ def test_a_predictor_that_is_far_off_is_corrected_within_tens_of_drafts() -> Non
     slots = np.array([0], np.int32)
     for _ in range(50):  # 3.3 tokens are predicted
         calibration.expect(slots, drafts.batch, drafts.prediction)
-        calibration.observe(slots, [[WRONG]], [0])
+        observe(calibration, slots, drafts, [[WRONG]], [0])
     assert shifts(calibration)[1] == -1
 
 
@@ -205,7 +221,7 @@ def test_a_draft_that_was_not_verified_tells_of_its_first_token_only() -> None:
     for tokens in ([RIGHT], [RIGHT] * 9):  # nine: as the model drafter's draft may bring
         calibration = OnlineCalibration(THRESHOLD)
         calibration.expect(slots, drafts.batch, drafts.prediction)
-        calibration.observe(slots, [tokens] * 16, [None] * 16)
+        observe(calibration, slots, drafts, [tokens] * 16, [None] * 16)
         outcomes.append(calibration.figures())
     assert outcomes[0] == outcomes[1]
     assert all(f.num_verified == 0 and f.mean_accepted is None for f in outcomes[0].values())
@@ -217,8 +233,12 @@ def test_a_draft_that_was_not_verified_tells_of_its_first_token_only() -> None:
 def moved() -> OnlineCalibration:
     """Shifts of three kinds: down, none, up."""
     calibration = OnlineCalibration(THRESHOLD)
-    for state, shift in zip(calibration._states, (-MAX_SHIFT, 0, MAX_SHIFT), strict=True):
-        state.shift = shift
+    drafts = Drafts(np.full((2, MAX_DRAFT_LEN), 0.8), np.full(2, 8, np.int32), np.array([0, 2]))
+    slots = np.arange(2, dtype=np.int32)
+    for _ in range(500):
+        calibration.expect(slots, drafts.batch, drafts.prediction)
+        observe(calibration, slots, drafts, [[WRONG], [RIGHT] * 8], [0, 8])
+    assert shifts(calibration) == [-MAX_SHIFT, 0, MAX_SHIFT]
     return calibration
 
 
@@ -266,15 +286,13 @@ def test_reliability_is_kept_by_predicted_probability() -> None:
     hazards[:, 2] = (0.25, 0.95)
     drafts = Drafts(hazards, np.array([4, 4], np.int32), np.array([SHARED, SHARED]))
     slots = np.array([5, 2], np.int32)
-    for _ in range(3):
-        calibration._states[SHARED].shift = 0
-        calibration.expect(slots, drafts.batch, drafts.prediction)
-        calibration.observe(slots, [[RIGHT] * 2 + [WRONG], [RIGHT] * 3 + [WRONG]], [2, 3])
+    calibration.expect(slots, drafts.batch, drafts.prediction)
+    observe(calibration, slots, drafts, [[RIGHT] * 2 + [WRONG], [RIGHT] * 3 + [WRONG]], [2, 3])
     bins = calibration.figures()["shared"].bins
     assert len(bins) == NUM_BINS
     assert (bins[2].mean_predicted, bins[2].share) == pytest.approx((0.25, 0))
     assert (bins[9].mean_predicted, bins[9].share) == pytest.approx((0.95, 1))
-    assert sum(b.weight for b in bins) == pytest.approx(6, abs=0.05)
+    assert sum(b.weight for b in bins) == 2
     assert [b.share for i, b in enumerate(bins) if i not in (2, 9)] == [None] * 8
 
 
@@ -297,7 +315,7 @@ def test_a_predictor_of_bare_lengths_is_measured_and_not_corrected() -> None:
     slots = np.arange(16, dtype=np.int32)
     for _ in range(5):
         assert calibration.expect(slots, drafts.batch, lengths) is lengths
-        calibration.observe(slots, [[WRONG]] * 16, [0] * 16)
+        observe(calibration, slots, drafts, [[WRONG]] * 16, [0] * 16)
     for figures in calibration.figures().values():
         assert (figures.mean_predicted, figures.mean_accepted) == pytest.approx((8, 0))
         assert figures.shift == figures.first_token.weight == 0
@@ -317,7 +335,7 @@ def test_the_fallback_starts_where_twice_or_half_of_the_prediction_is_accepted(
     for cycle in range(num_cycles):
         calibration.expect(slots, drafts.batch, lengths)
         num = accepted if cycle % one_in == one_in - 1 else 0
-        changes = calibration.observe(slots, [[RIGHT] * num + [WRONG]], [num])
+        changes = observe(calibration, slots, drafts, [[RIGHT] * num + [WRONG]], [num])
         if changes:
             assert cycle > 100  # not before a hundred drafts
             break
@@ -341,7 +359,7 @@ def test_chance_does_not_start_the_fallback() -> None:
         calibration = OnlineCalibration(THRESHOLD)
         for num in (random.random(400) < 0.08) * random.geometric(1 / 2.5, size=400):
             calibration.expect(slots, drafts.batch, lengths)
-            calibration.observe(slots, [[RIGHT] * num + [WRONG]], [int(num)])
+            observe(calibration, slots, drafts, [[RIGHT] * num + [WRONG]], [int(num)])
         assert not calibration.has_fallback
 
 
@@ -393,8 +411,50 @@ def test_a_slot_that_expects_nothing_tells_nothing() -> None:
     calibration = OnlineCalibration(THRESHOLD)
     drafts = some_drafts(np.random.default_rng(6), 2)
     slots = np.array([3, 9], np.int32)
-    calibration.observe(slots, [[RIGHT]] * 2, [1, 1])  # before any was expected
+    observe(calibration, slots, drafts, [[RIGHT]] * 2, [1, 1])  # before any was expected
     calibration.expect(slots, drafts.batch, drafts.prediction)
-    calibration.observe(slots, [[WRONG], []], [0, None])  # the second committed nothing
-    calibration.observe(slots, [[WRONG]] * 2, [0, 0])  # observed already
+    observe(calibration, slots, drafts, [[WRONG], []], [0, None])  # the second committed nothing
+    observe(calibration, slots, drafts, [[WRONG]] * 2, [0, 0])  # observed already
     assert sum(f.num_verified for f in calibration.figures().values()) == 1
+
+
+@pytest.mark.parametrize("off", [-3.0, 0.0, 1.5])
+def test_it_is_what_the_rules_say(off: float) -> None:
+    calibration, oracle = OnlineCalibration(THRESHOLD), [Origin() for _ in ORIGINS]
+    random, slots = np.random.default_rng(7), np.arange(16, dtype=np.int32)
+    depth, has_been_off = int(THRESHOLD), False
+    for _ in range(1500):
+        drafts = some_drafts(random)
+        prediction = calibration.expect(slots, drafts.batch, drafts.prediction)
+        assert prediction.survival is not None
+        accepted = drafts.accepted(random, sigmoid(logit(drafts.hazards) + off))
+        committed = [[RIGHT] * num + [WRONG] for num in accepted]
+        # All of a draft, a part of it, or nothing; a part is expected to bring what it brings.
+        verified_lens = np.minimum(random.integers(-8, 40, 16).clip(0), drafts.lens)
+        verified_lens = verified_lens.astype(np.int32)
+        of_part = np.minimum(accepted, verified_lens).astype(np.int32)
+        expected = np.cumsum(prediction.survival, axis=1)
+        expected = expected[np.arange(16), np.maximum(verified_lens, 1) - 1]
+        calibration.observe(slots, *padded(committed), of_part, verified_lens, expected)
+        for row, origin in enumerate(drafts.origins):
+            num, is_verified = int(drafts.lens[row]), verified_lens[row] > 0
+            oracle[origin].observe(
+                first_prob=float(prediction.survival[row, 0]),
+                reach_prob=float(prediction.survival[row, depth - 1]),
+                draft_len=num,
+                depth=depth,
+                is_first_right=accepted[row] > 0,
+                verified=(int(of_part[row]), int(verified_lens[row]), float(expected[row]))
+                if is_verified
+                else None,
+            )
+        has_been_off |= calibration.has_fallback
+    for figures, wanted in zip(calibration.figures().values(), oracle, strict=True):
+        assert figures.num_verified == wanted.num_verified
+        assert figures.is_fallback == wanted.is_fallback
+        assert figures.shift == pytest.approx(wanted.shift, rel=1e-12)
+        of_verified = figures.mean_predicted, figures.mean_accepted
+        assert of_verified == pytest.approx(wanted.verified.means[:2], rel=1e-12)
+        assert figures.first_token == Reliability(*wanted.first_tokens.means)
+        assert figures.bins == tuple(Reliability(*sums.means) for sums in wanted.bins)
+    assert has_been_off == (off == -3.0)

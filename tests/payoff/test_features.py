@@ -92,12 +92,15 @@ class Request:
         self.prompt = list(prompt)
         self.outcomes, self.of_all = Outcomes(2**10, {}), of_all
         self.output: list[int] = []
-        # per cycle: draft, committed tokens, accepted tokens of a verified cache draft
+        # per cycle: draft, committed tokens, accepted tokens of a verified cache draft; of a part
+        # that was accepted whole, nothing is told
         self.cycles: list[tuple[list[int], list[int], int | None]] = []
         self.expected: int | None = None
 
-    def commit(self, draft: list[int], place: int, tokens: list[int], accepted: int | None) -> None:
+    def commit(self, draft: list[int], place: int, tokens: list[int], num_verified: int) -> int:
+        """Returns the accepted tokens of what was verified of the draft; -1 without any."""
         agreed = agreeing(draft, tokens)
+        accepted = min(agreed, num_verified)
         chain = [self.latest, *draft]
         for i in range(min(agreed + 1, len(draft), len(tokens))):
             for outcomes in (self.outcomes, self.of_all):
@@ -106,8 +109,10 @@ class Request:
             self.expected = place + len(tokens)
         elif self.expected is not None:
             self.expected += len(tokens)
-        self.cycles.append((draft, tokens, accepted))
+        is_told = num_verified > 0 and (accepted < num_verified or num_verified == len(draft))
+        self.cycles.append((draft, tokens, accepted if is_told else None))
         self.output += tokens
+        return accepted if num_verified else -1
 
     @property
     def latest(self) -> int:
@@ -322,7 +327,7 @@ def check_values(
             votes, second_batch = drafts, batch
         out.positions[:] = np.nan  # nothing is left from before
         tracker.write_features(out, slots, batch, second_batch)
-        committed, accepted, cycles = [], [], []
+        committed, verified_lens, cycles = [], [], []
         for row, (request, draft, second) in enumerate(zip(requests, drafts, votes, strict=True)):
             place = second.place(lengths[row]) if draft.tokens else -1
             assert out.draft_lens[row] == len(draft.tokens)
@@ -334,15 +339,22 @@ def check_values(
                     assert got[name] == pytest.approx(value, rel=1e-4, abs=2e-5), name
                 check_positions(out.positions[row], request, draft, second)
             num_right = int(random.integers(0, len(draft.tokens) + 1))
-            is_verified = bool(draft.tokens) and random.random() < 0.5
+            num_verified = 0
+            if draft.tokens and random.random() < 0.5:
+                whole = len(draft.tokens)
+                num_verified = (
+                    whole if random.random() < 0.5 else int(random.integers(1, whole + 1))
+                )
             wrong = random.integers(0, len(STRINGS), 1).tolist()
             tokens = [*draft.tokens[:num_right], *wrong] if random.random() < 0.9 else []
-            cycles.append((draft.tokens, place, tokens, num_right if is_verified else None))
+            cycles.append((draft.tokens, place, tokens, num_verified))
             committed.append(tokens)
-            accepted.append(num_right if is_verified else None)
-        tracker.commit(slots, *padded(committed), accepted)
-        for request, cycle in zip(requests, cycles, strict=True):
-            request.commit(*cycle)
+            verified_lens.append(num_verified)
+        accepted = tracker.commit(slots, *padded(committed), np.array(verified_lens, np.int32))
+        of_cycles = [
+            request.commit(*cycle) for request, cycle in zip(requests, cycles, strict=True)
+        ]
+        assert accepted.tolist() == of_cycles
 
 
 def check_positions(got: np.ndarray, request: Request, draft: Draft, votes: Draft) -> None:
@@ -383,7 +395,7 @@ def test_requests_teach_those_of_their_namespace_alone(teaches: bool) -> None:
         np.int32,
     )
     own, of_all = (FEATURE_NAMES.index(f"{whose}logit_right_6") for whose in ("own_", ""))
-    unknown = logit(0.75**6)
+    unknown, none = logit(0.75**6), np.zeros(4, np.int32)
     num_taught = 0
     for _ in range(300):
         tokens = random.integers(0, 50_000, 6).astype(np.int32)
@@ -392,8 +404,8 @@ def test_requests_teach_those_of_their_namespace_alone(teaches: bool) -> None:
         batch = batch_of([draft] * 4)
         for _ in range(2):  # the second time the first request was right about all of it
             tracker.write_features(out, slots, batch, batch)
-            tracker.commit(slots[:1], tokens[None], np.array([6], np.int32), [None])
-            tracker.commit(slots[1:], *padded([[]] * 3), [None] * 3)
+            tracker.commit(slots[:1], tokens[None], np.array([6], np.int32), none[:1])
+            tracker.commit(slots[1:], *padded([[]] * 3), none[1:])
         right = out.features[:, of_all]
         assert right[2:] == pytest.approx([unknown] * 2, rel=1e-5)
         num_taught += bool(right[1] > unknown + 0.5)
@@ -481,7 +493,7 @@ def test_slots_and_arrays_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ValueError, match="tracks no active request"):
             tracker.write_features(out, slots, batch, batch)
         with pytest.raises(ValueError, match="tracks no active request"):
-            tracker.commit(slots, *padded([[1]]), [None])
+            tracker.commit(slots, *padded([[1]]), np.zeros(1, np.int32))
         with pytest.raises(ValueError, match="tracks no active request"):
             tracker.finish(bad)
     slots = np.array([tracker.start(np.zeros(3, np.int32))] * 2, np.int32)

@@ -8,6 +8,7 @@ import pytest
 
 from sglang_hvd.payoff import ModelFigures, ModelPayoff
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
+from sglang_hvd.suffix_cache.token_ids import padded
 from sglang_hvd.types import DraftBatch
 
 NUM_STEPS = 4
@@ -35,7 +36,8 @@ def expect(
 
 
 def observe(made: ModelPayoff, slot: int, committed: list[int], accepted: int | None) -> None:
-    made.observe(np.array([slot], np.int32), [committed], [accepted])
+    num_accepted = np.array([-1 if accepted is None else accepted], np.int32)
+    made.observe(np.array([slot], np.int32), *padded([committed]), num_accepted)
 
 
 def cycle(

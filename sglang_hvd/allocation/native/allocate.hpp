@@ -84,7 +84,6 @@ struct Allocation {
     std::vector<double> expected;      // by request: accepted tokens
     std::size_t width = 0, steps = 0;  // places in BatchCosts
     double ms = 0;                     // what the step takes
-    double score = -std::numeric_limits<double>::infinity();
 };
 
 class Allocator {
@@ -179,48 +178,74 @@ private:
     void search(std::size_t num, std::span<const double> values, double price, const BatchCosts& costs,
                 std::size_t num_pinned, std::ptrdiff_t must_draft, std::size_t min_width,
                 std::size_t min_steps) {
-        best_.score = -std::numeric_limits<double>::infinity();
+        const std::size_t num_steps = costs.num_steps.size();
+        double best_score = -std::numeric_limits<double>::infinity();
+        std::size_t num_draft = 0;
         for (std::size_t width = min_width; width < end_width_; ++width) {
             const AtWidth& at = at_widths_[width];
             double of_cache = -price * costs.step[width];
             for (std::size_t i = 0; i < num; ++i) of_cache += values[i] * at.alone[i];
-            for (std::size_t steps = min_steps; steps < costs.num_steps.size(); ++steps) {
-                weigh(at, num, steps, costs.num_steps.size(), values, must_draft);
-                const double* draft_ms = costs.draft.data() + steps * (num + num_pinned + 1) + num_pinned;
+            for (std::size_t steps = min_steps; steps < num_steps; ++steps) {
+                const double* draft_ms = draft_of(costs, steps, num + num_pinned) + num_pinned;
+                const double most = weigh(at, num, steps, num_steps, values, must_draft);
+                // Most of what is looked at needs no sorting: more than all of the gains, for what one
+                // draft costs, it cannot become, since drafts cost more the more there are. (But for
+                // rounding: sums in another order differ by that.)
+                const double of_none = of_cache - price * draft_ms[0];
+                const double of_any = of_cache + most - price * draft_ms[1];
+                const bool may_draft = !gains_.empty() && of_any + kRounding * std::abs(of_any) > best_score;
+                if (!may_draft && of_none <= best_score) continue;
+                sort_gains(must_draft);
                 double gained = 0, best_gain = -price * draft_ms[0];
-                std::size_t num_draft = 0;
+                std::size_t num_best = 0;
                 for (const Gain& gain : gains_) {
                     gained += gain.value;
                     const auto count = static_cast<std::size_t>(&gain - gains_.data()) + 1;
                     const double net = gained - price * draft_ms[count];
                     if (net > best_gain || (count == 1 && must_draft >= 0)) {
                         best_gain = net;
-                        num_draft = count;
+                        num_best = count;
                     }
                 }
-                const double score = of_cache + best_gain;
-                if (score > best_.score) {
-                    keep(at, steps, costs.num_steps.size(), num_draft);
-                    best_.score = score;
+                if (of_cache + best_gain > best_score) {
+                    best_score = of_cache + best_gain;
                     best_.width = width;
                     best_.steps = steps;
-                    best_.ms = costs.step[width] + draft_ms[num_draft];
+                    num_draft = num_best;
                 }
             }
         }
+        const AtWidth& at = at_widths_[best_.width];
+        weigh(at, num, best_.steps, num_steps, values, must_draft);
+        sort_gains(must_draft);
+        keep(at, best_.steps, num_steps, num_draft);
+        best_.ms = costs.step[best_.width] +
+                   draft_of(costs, best_.steps, num + num_pinned)[num_pinned + num_draft];
     }
 
-    // What the model drafter's draft adds for each request, most first; must_draft before all.
-    void weigh(const AtWidth& at, std::size_t num, std::size_t steps, std::size_t num_steps,
-               std::span<const double> values, std::ptrdiff_t must_draft) {
+    // By how many of so many requests draft in so many steps.
+    static const double* draft_of(const BatchCosts& costs, std::size_t steps, std::size_t num) {
+        return costs.draft.data() + steps * (num + 1);
+    }
+
+    // What the model drafter's draft adds for each request; returns the sum of what adds something.
+    double weigh(const AtWidth& at, std::size_t num, std::size_t steps, std::size_t num_steps,
+                 std::span<const double> values, std::ptrdiff_t must_draft) {
         gains_.clear();
+        double sum = 0;
         for (std::size_t i = 0; i < num; ++i) {
             const Option& option = at.with_model[i * num_steps + steps];
             if (option.choice.model_size < 0) continue;
             // What brings nothing pays for no round.
             const double value = values[i] * (option.expected - at.alone[i]);
             if (value > 0 || static_cast<std::ptrdiff_t>(i) == must_draft) gains_.push_back({value, i});
+            sum += std::max(value, 0.0);
         }
+        return sum;
+    }
+
+    // Most first; must_draft before all.
+    void sort_gains(std::ptrdiff_t must_draft) {
         std::sort(gains_.begin(), gains_.end(), [&](const Gain& a, const Gain& b) {
             const bool first = static_cast<std::ptrdiff_t>(a.request) == must_draft;
             if (first != (static_cast<std::ptrdiff_t>(b.request) == must_draft)) return first;
@@ -239,6 +264,8 @@ private:
             best_.expected[i] = option.expected;
         }
     }
+
+    static constexpr double kRounding = 1e-9;
 
     Allocation best_;
     std::vector<AtWidth> at_widths_;  // by place in BatchCosts, from min_width up to end_width_

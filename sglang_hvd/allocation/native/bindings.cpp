@@ -13,6 +13,7 @@
 
 #include "allocate.hpp"
 #include "cache_trees.hpp"
+#include "pace.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -41,7 +42,9 @@ bool are_finite(const auto* values, std::size_t num) {
 // Reuses what it allocates from call to call.
 class BatchAllocator {
 public:
-    std::tuple<std::int32_t, std::int32_t> allocate(
+    // Places of the width and the number of steps, then how many requests draft with the model, how
+    // many verify their cache draft, and the most nodes that any verifies.
+    std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t> allocate(
         const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths,
         const Input<std::int32_t, 1>& num_nodes, const Input<std::int32_t, 1>& sizes,
         const Input<float, 3>& reaches, const Input<float, 3>& reaches_if_right,
@@ -112,19 +115,25 @@ public:
             cache_, model_, num_sizes, max_steps, span_of(values), price, own_pace, costs,
             static_cast<std::size_t>(num_pinned), must_draft, static_cast<std::size_t>(min_width),
             static_cast<std::size_t>(min_steps), merges);
+        std::int32_t num_drafting = 0, num_cached = 0, most_used = 0;
         for (std::size_t i = 0; i < num; ++i) {
             const Choice choice = found.choices[i];
             num_cache.data()[i] = choice.num_cache;
             num_model.data()[i] = model_size.data()[i] = 0;
             model_expected.data()[i] = 0;
+            num_cached += choice.num_cache > 0;
+            most_used = std::max(most_used, choice.num_cache);
             if (choice.model_size < 0) continue;
+            ++num_drafting;
             const ModelNodes& model = model_[i * num_sizes + static_cast<std::size_t>(choice.model_size)];
             num_model.data()[i] = sglang_hvd::num_nodes(model, costs, found.steps);
             model_size.data()[i] = model.num_nodes;
             model_expected.data()[i] =
                 static_cast<float>(expect_model(model, num_steps.data()[found.steps]));
+            most_used = std::max(most_used, choice.num_cache + num_model.data()[i]);
         }
-        return {static_cast<std::int32_t>(found.width), static_cast<std::int32_t>(found.steps)};
+        return {static_cast<std::int32_t>(found.width), static_cast<std::int32_t>(found.steps), num_drafting,
+                num_cached, most_used};
     }
 
 private:
@@ -132,6 +141,25 @@ private:
     std::vector<CacheNodes> cache_;
     std::vector<ModelNodes> model_;
 };
+
+void require_slots(const Pace& pace, const Input<std::int32_t, 1>& slots) {
+    for (std::size_t i = 0; i < slots.size(); ++i)
+        require(pace.has(slots.data()[i]), "a slot was not started");
+}
+
+void write_token_values(const Pace& pace, const Input<std::int32_t, 1>& slots,
+                        const Output<double, 1>& values) {
+    require(values.size() == slots.size(), "results need one value per request");
+    require_slots(pace, slots);
+    for (std::size_t i = 0; i < slots.size(); ++i) values.data()[i] = pace.token_value(slots.data()[i]);
+}
+
+void see_tokens(Pace& pace, const Input<std::int32_t, 1>& slots,
+                const Input<std::int32_t, 1>& num_tokens) {
+    require(num_tokens.size() == slots.size(), "a cycle commits one number of tokens per request");
+    require_slots(pace, slots);
+    pace.see_tokens(span_of(slots), span_of(num_tokens));
+}
 
 // Reuses what it allocates from call to call.
 class CacheTreeJoiner {
@@ -234,6 +262,16 @@ NB_MODULE(_native, m) {
         .def("measure", &CacheTreeJoiner::measure, "probs"_a.noconvert(), "is_chain"_a.noconvert(),
              "survival"_a.noconvert(), "num_taken"_a.noconvert(), "chain_lens"_a.noconvert(),
              "scores"_a.noconvert(), "expected"_a.noconvert(), "branch_expected"_a.noconvert());
+    nb::class_<Pace>(m, "Pace", "See pace.hpp, which names things.")
+        .def(nb::init<>())
+        .def("start", [](Pace& pace, int slot) {
+            require(slot >= 0, "a slot is negative");
+            pace.start(slot);
+        }, "slot"_a)
+        .def("write_token_values", &write_token_values, "slots"_a.noconvert(), "values"_a.noconvert())
+        .def("price", &Pace::price, "num_requests"_a, "plain_ms"_a)
+        .def("see_step", &Pace::see_step, "ms"_a, "plain_ms"_a)
+        .def("see_tokens", &see_tokens, "slots"_a.noconvert(), "num_tokens"_a.noconvert());
     nb::class_<BatchAllocator>(m, "Allocator", "See allocator.py, which names things.")
         .def(nb::init<>())
         .def("allocate", &BatchAllocator::allocate, "probs"_a.noconvert(), "depths"_a.noconvert(),

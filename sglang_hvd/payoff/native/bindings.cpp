@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cmath>
@@ -16,6 +17,7 @@
 #include <tuple>
 #include <vector>
 
+#include "calibration.hpp"
 #include "expectations.hpp"
 #include "features.hpp"
 #include "network.hpp"
@@ -35,6 +37,28 @@ using Output = nb::ndarray<T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
 void require(bool is_true, const char* message) {
     if (!is_true) throw std::invalid_argument(message);
 }
+
+// What a step committed: row i belongs to request i, its first lengths[i] tokens count.
+class CommittedTokens {
+public:
+    CommittedTokens(const Input<std::int32_t, 2>& tokens, const Input<std::int32_t, 1>& lengths,
+                    std::size_t num)
+        : tokens_(tokens.data()), lengths_(lengths.data()), width_(tokens.shape(1)) {
+        require(tokens.shape(0) == num && lengths.size() == num,
+                "a commit needs one row of tokens and one length per request");
+        for (std::size_t i = 0; i < num; ++i)
+            require(lengths_[i] >= 0 && static_cast<std::size_t>(lengths_[i]) <= width_,
+                    "a length lies outside its row of tokens");
+    }
+
+    std::span<const std::int32_t> of(std::size_t row) const {
+        return {tokens_ + row * width_, static_cast<std::size_t>(lengths_[row])};
+    }
+
+private:
+    const std::int32_t *tokens_, *lengths_;
+    std::size_t width_;
+};
 
 // Tracks of the active requests, and the features of their drafts.
 class Tracker {
@@ -71,21 +95,15 @@ public:
     }
 
     void commit(const Input<std::int32_t, 1>& slots, const Input<std::int32_t, 2>& tokens,
-                const Input<std::int32_t, 1>& lengths, const Input<std::int32_t, 1>& accepted) {
-        const std::size_t num = slots.size(), width = tokens.shape(1);
-        require(tokens.shape(0) == num && lengths.size() == num && accepted.size() == num,
-                "a commit needs one row of tokens, one length and one accepted length per request");
-        for (std::size_t i = 0; i < num; ++i) {
-            at(slots.data()[i]);
-            const auto length = lengths.data()[i];
-            require(length >= 0 && static_cast<std::size_t>(length) <= width,
-                    "a length lies outside its row of tokens");
-        }
-        for (std::size_t i = 0; i < num; ++i) {
-            at(slots.data()[i])
-                .commit({tokens.data() + i * width, static_cast<std::size_t>(lengths.data()[i])},
-                        accepted.data()[i], outcomes_);
-        }
+                const Input<std::int32_t, 1>& lengths, const Input<std::int32_t, 1>& verified_lens,
+                const Output<std::int32_t, 1>& accepted_lens) {
+        const CommittedTokens committed(tokens, lengths, slots.size());
+        require(verified_lens.size() == slots.size() && accepted_lens.size() == slots.size(),
+                "a commit needs one verified and one accepted length per request");
+        for (std::size_t i = 0; i < slots.size(); ++i) at(slots.data()[i]);
+        for (std::size_t i = 0; i < slots.size(); ++i)
+            accepted_lens.data()[i] =
+                at(slots.data()[i]).commit(committed.of(i), verified_lens.data()[i], outcomes_);
     }
 
     void forget() { outcomes_.clear(); }
@@ -239,23 +257,22 @@ void require_drafts(std::size_t num, const Input<std::int32_t, 2>& token_ids,
             "survival needs float32[num_requests, 64]");
 }
 
-// Corrects payoffs and survival by the factor of each draft's origin, and keeps them by slot.
-void expect_cache(CacheExpectations& expectations, const Input<std::int32_t, 1>& slots,
+// Corrects payoffs and survival, and keeps them by slot until the cycle is observed.
+void expect_cache(Calibration& calibration, const Input<std::int32_t, 1>& slots,
                   const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& num_nodes,
-                  const Input<float, 2>& matches, const Input<double, 1>& factors, int depth,
-                  const Output<float, 1>& payoffs, const Survival& survival) {
+                  const Input<float, 2>& matches, const Output<float, 1>& payoffs,
+                  const Survival& survival) {
     const std::size_t num = slots.size();
     require_drafts(num, token_ids, num_nodes, survival);
-    require(matches.shape(0) >= num && matches.shape(1) == kMatchColumns && payoffs.size() >= num &&
-                factors.size() > 0 && depth >= 1 && depth <= kMaxDepth,
-            "matches, payoffs, factors or depth do not fit");
+    require(matches.shape(0) >= num && matches.shape(1) == kMatchColumns && payoffs.size() >= num,
+            "matches or payoffs do not fit");
+    const auto factors = calibration.factors();
     for (std::size_t i = 0; i < num; ++i) {
         const int slot = slots.data()[i];
         const float origin = matches.data()[i * kMatchColumns + kOriginColumn];
         const bool has_draft = num_nodes.data()[i] > 0;
         require(slot >= 0, "a slot is negative");
-        require(!has_draft || (origin >= 0 && origin < static_cast<float>(factors.size())),
-                "an unknown origin");
+        require(!has_draft || (origin >= 0 && origin < kNumOrigins), "an unknown origin");
         CacheExpectation expected;
         if (has_draft) {
             expected.draft_len = num_nodes.data()[i];
@@ -263,7 +280,60 @@ void expect_cache(CacheExpectations& expectations, const Input<std::int32_t, 1>&
             expected.first_id = token_ids.data()[i * token_ids.shape(1)];
         }
         float* row = survival ? survival->data() + i * kMaxDepth : nullptr;
-        expectations.expect(slot, expected, factors.data()[expected.origin], depth, payoffs.data()[i], row);
+        calibration.expect(slot, expected, factors[static_cast<std::size_t>(expected.origin)],
+                           payoffs.data()[i], row);
+    }
+}
+
+// The fallbacks that this changed: origin, whether it is on, predicted and accepted tokens.
+std::vector<std::tuple<int, bool, double, double>> observe_cache(
+    Calibration& calibration, const Input<std::int32_t, 1>& slots,
+    const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& lengths,
+    const Input<std::int32_t, 1>& accepted_lens, const Input<std::int32_t, 1>& verified_lens,
+    const Input<float, 1>& expected) {
+    const std::size_t num = slots.size();
+    const CommittedTokens committed(token_ids, lengths, num);
+    require(accepted_lens.size() == num && verified_lens.size() == num && expected.size() == num,
+            "what was verified needs one entry per request");
+    std::vector<std::tuple<int, bool, double, double>> changes;
+    for (std::size_t i = 0; i < num; ++i) {
+        const int slot = slots.data()[i];
+        if (committed.of(i).empty()) {
+            calibration.forget(slot);
+            continue;
+        }
+        std::optional<VerifiedCacheDraft> verified;
+        if (verified_lens.data()[i] > 0)
+            verified = {accepted_lens.data()[i], verified_lens.data()[i], expected.data()[i]};
+        if (const auto change = calibration.observe(slot, committed.of(i)[0], verified))
+            changes.emplace_back(change->origin, change->is_fallback, change->mean_predicted,
+                                 change->mean_accepted);
+    }
+    return changes;
+}
+
+std::tuple<double, double, double> sums_of(const RunningReliability& sums) {
+    return {sums.weight, sums.predicted, sums.came};
+}
+
+// Takes in the cycles that verified the model drafter's draft; num_accepted: below 0 for the others.
+void observe_model(ModelExpectations& expectations, const Input<std::int32_t, 1>& slots,
+                   const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& lengths,
+                   const Input<std::int32_t, 1>& num_accepted, const Input<std::int32_t, 1>& num_nodes,
+                   const Input<std::int32_t, 1>& num_steps, const Input<float, 1>& expected) {
+    const std::size_t num = slots.size();
+    const CommittedTokens committed(token_ids, lengths, num);
+    require(num_accepted.size() == num && num_nodes.size() == num && num_steps.size() == num &&
+                expected.size() == num,
+            "what was verified needs one entry per request");
+    for (std::size_t i = 0; i < num; ++i) {
+        if (num_accepted.data()[i] < 0) continue;
+        const int slot = slots.data()[i];
+        require(expectations.has(slot), "a slot was not started");
+        require(num_nodes.data()[i] > 0, "a draft that was verified has a node or more");
+        expectations.observe(slot, committed.of(i),
+                             {num_accepted.data()[i], num_nodes.data()[i], num_steps.data()[i],
+                              expected.data()[i]});
     }
 }
 
@@ -330,7 +400,7 @@ NB_MODULE(_native, m) {
         .def("finish", &Tracker::finish, "slot"_a)
         .def("extend", &Tracker::extend, "slot"_a, "token_ids"_a.noconvert())
         .def("commit", &Tracker::commit, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
-             "lengths"_a.noconvert(), "accepted"_a.noconvert())
+             "lengths"_a.noconvert(), "verified_lens"_a.noconvert(), "accepted_lens"_a.noconvert())
         .def(
             "write",
             [](Tracker& tracker, const Input<std::int32_t, 1>& slots,
@@ -362,34 +432,54 @@ NB_MODULE(_native, m) {
              "positions"_a.noconvert(), "num_tokens"_a.noconvert(), "payoffs"_a.noconvert(),
              "survival"_a.noconvert())
         .def("predict_length", &predict_length, "features"_a.noconvert(), "payoffs"_a.noconvert());
-    nb::class_<CacheExpectations>(m, "CacheExpectations", "See calibration.py, which names things.")
-        .def(nb::init<>())
+    m.attr("NUM_BINS") = kNumBins;
+    m.attr("MAX_SHIFT") = kMaxShift;
+    nb::class_<Calibration>(m, "Calibration", "See calibration.py, which names things.")
+        .def("__init__", [](Calibration* self, int depth) {
+            require(depth >= 1 && depth <= kMaxDepth, "no draft is so deep");
+            new (self) Calibration(depth);
+        }, "depth"_a)
+        .def("corrects", &Calibration::corrects)
         .def("expect", &expect_cache, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
-             "num_nodes"_a.noconvert(), "matches"_a.noconvert(), "factors"_a.noconvert(), "depth"_a,
-             "payoffs"_a.noconvert(), "survival"_a.noconvert().none())
-        .def("take", [](CacheExpectations& expectations, int slot) {
-            const CacheExpectation e = expectations.take(slot);
-            return std::tuple(e.draft_len, e.origin, e.first_id, e.payoff, e.first_prob, e.reach_prob);
-        }, "slot"_a);
+             "num_nodes"_a.noconvert(), "matches"_a.noconvert(), "payoffs"_a.noconvert(),
+             "survival"_a.noconvert().none())
+        .def("observe", &observe_cache, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
+             "lengths"_a.noconvert(), "accepted_lens"_a.noconvert(), "verified_lens"_a.noconvert(),
+             "expected"_a.noconvert())
+        .def("are_fallback", [](const Calibration& calibration) {
+            std::vector<bool> are;
+            for (int origin = 0; origin < kNumOrigins; ++origin)
+                are.push_back(calibration.of(origin).is_fallback());
+            return are;
+        })
+        .def("figures", [](const Calibration& calibration, int origin) {
+            require(origin >= 0 && origin < kNumOrigins, "an unknown origin");
+            const OriginCalibration& of = calibration.of(origin);
+            std::vector<std::tuple<double, double, double>> bins;
+            for (const RunningReliability& bin : of.bins()) bins.push_back(sums_of(bin));
+            return std::tuple(of.num_verified(), of.shift(), of.is_fallback(), sums_of(of.verified()),
+                              sums_of(of.first_tokens()), bins);
+        }, "origin"_a);
     nb::class_<ModelExpectations>(m, "ModelExpectations", "See model_payoff.py, which names things.")
-        .def(nb::init<int, double, double, double, double, double>(), "num_steps"_a, "prob"_a, "weight"_a,
-             "kept"_a, "weight_of_request"_a, "kept_of_request"_a)
+        .def("__init__", [](ModelExpectations* self, int num_steps, double prob, double weight, double kept,
+                            double weight_of_request, double kept_of_request, int full_size,
+                            double size_effect) {
+            new (self) ModelExpectations(
+                {num_steps, prob, weight, kept, weight_of_request, kept_of_request, full_size, size_effect});
+        }, "num_steps"_a, "prob"_a, "weight"_a, "kept"_a, "weight_of_request"_a, "kept_of_request"_a,
+             "full_size"_a, "size_effect"_a)
         .def("start", &ModelExpectations::start, "slot"_a)
         .def("expect", &expect_model, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
              "num_nodes"_a.noconvert(), "survival"_a.noconvert().none(), "out"_a.noconvert())
         .def("expect_sizes", &expect_model_sizes, "slots"_a.noconvert(), "num_nodes"_a.noconvert(),
              "survival"_a.noconvert().none(), "sizes"_a.noconvert(), "odds"_a.noconvert(),
              "reaches"_a.noconvert(), "reaches_if_right"_a.noconvert())
-        .def("observe", [](ModelExpectations& expectations, int slot, const Input<std::int32_t, 1>& tokens,
-                           int num_accepted, int num_steps, double odds, double of_all) {
-            require(expectations.has(slot), "a slot was not started");
-            expectations.observe(slot, {tokens.data(), tokens.size()}, num_accepted, num_steps, odds, of_all);
-        }, "slot"_a, "token_ids"_a.noconvert(), "num_accepted"_a, "num_steps"_a, "odds"_a, "of_all"_a)
-        .def("expected", [](ModelExpectations& expectations, int slot) {
-            require(expectations.has(slot), "a slot was not started");
-            const ModelExpectation& of_slot = expectations.at(slot);
-            return std::tuple(of_slot.expected, of_slot.of_all, of_slot.ratio);
-        }, "slot"_a)
+        .def("observe", &observe_model, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
+             "lengths"_a.noconvert(), "num_accepted"_a.noconvert(), "num_nodes"_a.noconvert(),
+             "num_steps"_a.noconvert(), "expected"_a.noconvert())
+        .def("figures", [](const ModelExpectations& expectations) {
+            return std::tuple(expectations.num_verified(), sums_of(expectations.reliability()));
+        })
         .def("probs", [](const ModelExpectations& expectations) {
             const TokenProbs p = expectations.probs();
             return std::tuple(p[kCacheRight], p[kCacheWrong], p[kAfterCache], p[kWithoutCache]);

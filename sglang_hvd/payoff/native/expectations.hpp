@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "reliability.hpp"
 #include "request_track.hpp"
 
 namespace sglang_hvd {
@@ -156,38 +158,65 @@ struct ModelExpectation {
     double ratio = 1;
 };
 
+// What was verified of the model drafter's draft, and what of it was accepted.
+struct VerifiedModelDraft {
+    int num_accepted;
+    int num_nodes;    // its size; in few steps it may have fewer
+    int num_steps;    // most tokens that could be accepted
+    double expected;  // accepted tokens; not a number: the full size was verified, in all steps
+};
+
+// A token's probability begins at prob, and the events of a kind at what all of them have, each with
+// the weight of that many events. kept: what a count keeps of itself with each further event. A
+// request's ratio begins at 1, with the weight of that many tokens; kept_of_request: the same of its
+// sums with each further cycle. full_size: nodes that the probabilities are of. size_effect: in log
+// odds for each doubling of the nodes.
+struct ModelSettings {
+    int num_steps;
+    double prob, weight, kept, weight_of_request, kept_of_request;
+    int full_size;
+    double size_effect;
+};
+
 class ModelExpectations {
 public:
-    // A token's probability begins at prob, and the events of a kind at what all of them have, each
-    // with the weight of that many events. kept: what a count keeps of itself with each further event.
-    // A request's ratio begins at 1, with the weight of that many tokens; kept_of_request: the same of
-    // its sums with each further cycle.
-    ModelExpectations(int num_steps, double prob, double weight, double kept,
-                      double weight_of_request, double kept_of_request)
-        : num_steps_(num_steps), prior_(prob), weight_(weight), kept_(kept),
-          weight_of_request_(weight_of_request), kept_of_request_(kept_of_request) {}
+    explicit ModelExpectations(const ModelSettings& settings) : with_(settings) {}
 
     void start(int slot) { at_slot(by_slot_, slot) = {}; }
 
     bool has(int slot) const { return slot >= 0 && static_cast<std::size_t>(slot) < by_slot_.size(); }
     ModelExpectation& at(int slot) { return by_slot_[static_cast<std::size_t>(slot)]; }
 
+    std::int64_t num_verified() const { return num_verified_; }
+    const RunningReliability& reliability() const { return reliability_; }
+
     float expect(int slot, std::span<const std::int32_t> cache_draft, const TokenProbs& probs,
                  const float* survival) {
         ModelExpectation& of_slot = at(slot);
-        const auto num = std::min(cache_draft.size(), static_cast<std::size_t>(num_steps_) + 1);
+        const auto num = std::min(cache_draft.size(), static_cast<std::size_t>(with_.num_steps) + 1);
         of_slot.cache_draft.assign(cache_draft.begin(), cache_draft.begin() + static_cast<std::ptrdiff_t>(num));
         of_slot.of_all =
-            expected_of_model(probs, num_steps_, static_cast<int>(cache_draft.size()), survival);
-        of_slot.expected = std::min(of_slot.of_all * of_slot.ratio, static_cast<double>(num_steps_));
+            expected_of_model(probs, with_.num_steps, static_cast<int>(cache_draft.size()), survival);
+        of_slot.expected = std::min(of_slot.of_all * of_slot.ratio, static_cast<double>(with_.num_steps));
         return static_cast<float>(of_slot.expected);
     }
 
-    // Takes in a cycle that verified the model drafter's draft, of so many steps. odds: of its size.
-    // of_all: accepted tokens expected of that size and number of steps, without the request's ratio.
-    void observe(int slot, std::span<const std::int32_t> committed, int num_accepted, int num_steps,
-                 double odds, double of_all) {
+    // Takes in a cycle that verified the model drafter's draft.
+    void observe(int slot, std::span<const std::int32_t> committed, const VerifiedModelDraft& verified) {
         ModelExpectation& of_slot = at(slot);
+        // Of that size and number of steps, and without the request's ratio.
+        double expected = of_slot.expected, of_all = of_slot.of_all, odds = 1;
+        int num_steps = with_.num_steps;
+        if (!std::isnan(verified.expected)) {
+            expected = verified.expected;
+            of_all = expected / of_slot.ratio;
+            const double size = static_cast<double>(verified.num_nodes) / with_.full_size;
+            odds = std::exp(with_.size_effect * std::log2(size));
+            num_steps = std::min(verified.num_steps, verified.num_nodes);
+        }
+        const int num_accepted = verified.num_accepted;
+        ++num_verified_;
+        reliability_.add(expected, num_accepted);
         const std::vector<std::int32_t>& draft = of_slot.cache_draft;
         std::size_t agreeing = 0;
         while (agreeing < std::min(draft.size(), committed.size()) && draft[agreeing] == committed[agreeing])
@@ -203,12 +232,12 @@ public:
             // A wrong token of a draft with lower odds counts that much less: right over wrong are
             // then the odds of the full size.
             const bool is_right = static_cast<int>(token) < num_accepted;
-            right_[beside] = right_[beside] * kept_ + is_right;
-            seen_[beside] = seen_[beside] * kept_ + (is_right ? 1 : odds);
+            right_[beside] = right_[beside] * with_.kept + is_right;
+            seen_[beside] = seen_[beside] * with_.kept + (is_right ? 1 : odds);
         }
-        of_slot.came = of_slot.came * kept_of_request_ + num_accepted;
-        of_slot.foreseen = of_slot.foreseen * kept_of_request_ + of_all;
-        of_slot.ratio = (of_slot.came + weight_of_request_) / (of_slot.foreseen + weight_of_request_);
+        of_slot.came = of_slot.came * with_.kept_of_request + num_accepted;
+        of_slot.foreseen = of_slot.foreseen * with_.kept_of_request + of_all;
+        of_slot.ratio = (of_slot.came + with_.weight_of_request) / (of_slot.foreseen + with_.weight_of_request);
     }
 
     TokenProbs probs() const {
@@ -217,18 +246,19 @@ public:
             right += right_[static_cast<std::size_t>(kind)];
             seen += seen_[static_cast<std::size_t>(kind)];
         }
-        const double of_all = (right + prior_ * weight_) / (seen + weight_);
+        const double of_all = (right + with_.prob * with_.weight) / (seen + with_.weight);
         TokenProbs probs;
         for (std::size_t kind = 0; kind < kNumBeside; ++kind)
-            probs[kind] = (right_[kind] + of_all * weight_) / (seen_[kind] + weight_);
+            probs[kind] = (right_[kind] + of_all * with_.weight) / (seen_[kind] + with_.weight);
         return probs;
     }
 
 private:
-    int num_steps_;
-    double prior_, weight_, kept_, weight_of_request_, kept_of_request_;
+    ModelSettings with_;
     TokenProbs right_{}, seen_{};
     std::vector<ModelExpectation> by_slot_;
+    std::int64_t num_verified_ = 0;
+    RunningReliability reliability_;
 };
 
 }  // namespace sglang_hvd

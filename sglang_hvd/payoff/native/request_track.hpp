@@ -55,9 +55,9 @@ public:
         place_ = place;
     }
 
-    // accepted: tokens of the cache draft that were accepted; kNone: it was not verified. of_all:
-    // where the outcomes of its tokens count for other requests too.
-    void commit(std::span<const std::int32_t> tokens, int accepted, TokenOutcomes& of_all) {
+    // verified: first tokens of the draft that were verified. of_all: where the outcomes of its tokens
+    // count for other requests too. Returns how many of those were accepted; kNone if none was verified.
+    int commit(std::span<const std::int32_t> tokens, int verified, TokenOutcomes& of_all) {
         const int num = static_cast<int>(tokens.size());
         int agreed = 0;
         while (agreed < std::min(draft_len_, num) && draft_[agreed] == tokens[agreed]) ++agreed;
@@ -66,7 +66,10 @@ public:
             outcomes_.add(0, before, draft_[i], i < agreed);
             if (teaches_) of_all.add(space_, before, draft_[i], i < agreed);
         }
-        remember(static_cast<std::int16_t>(std::min(accepted, 32767)));
+        const int accepted = verified > 0 ? std::min(agreed, verified) : kNone;
+        // The history is of whole drafts: of a part that was accepted whole it tells nothing.
+        const bool is_cut = verified < draft_len_ && accepted == verified;
+        remember(is_cut ? kNone : static_cast<std::int16_t>(accepted));
         if (num > 0) {
             for (int k = kNumCyclesSeen - 1; k > 0; --k) cycles_[k] = cycles_[k - 1];
             cycles_[0] = {static_cast<float>(agreed), static_cast<float>(num)};
@@ -86,6 +89,7 @@ public:
         }
         draft_len_ = 0;
         extend(tokens);
+        return accepted;
     }
 
     // Of the first tokens of a draft that follows the text: how probably each is right, by how

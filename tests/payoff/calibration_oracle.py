@@ -1,0 +1,108 @@
+"""The rules of native/calibration.hpp in Python, for one origin."""
+
+import math
+from dataclasses import dataclass, field
+
+MAX_SHIFT, NUM_BINS, MAX_DRAFT_LEN = 1.0, 10, 64
+FIRST_VARIANCE, DRIFT = 0.25, 5e-6
+SCATTER, LEAST_SCATTER, FIRST_TOKEN_SCATTER = 3.0, 0.5, 10.0
+FALLBACK_RATIO, FALLBACK_WEIGHT, FALLBACK_DEVIATIONS = 2.0, 100.0, 3.0
+RETURN_RATIO, RETURN_WEIGHT = 1.5, 400.0
+TRIAL_AFTER = 10_000
+KEPT = 0.999
+
+
+@dataclass
+class Sums:
+    weight: float = 0.0
+    predicted: float = 0.0
+    came: float = 0.0
+
+    def add(self, predicted: float, came: float) -> None:
+        self.weight = self.weight * KEPT + 1
+        self.predicted = self.predicted * KEPT + predicted
+        self.came = self.came * KEPT + came
+
+    @property
+    def means(self) -> tuple[float | None, float | None, float]:
+        if self.weight == 0:
+            return None, None, 0.0
+        return self.predicted / self.weight, self.came / self.weight, self.weight
+
+    @property
+    def is_far_off(self) -> bool:
+        """Further than chance would bring it."""
+        left = 1 - self.weight * (1 - KEPT)
+        squared_weight = (1 - left * left) / (1 - KEPT * KEPT)
+        mean = self.predicted / self.weight
+        variance = squared_weight * (SCATTER * mean * (1 + mean) + LEAST_SCATTER)
+        return abs(self.came - self.predicted) > FALLBACK_DEVIATIONS * math.sqrt(variance)
+
+
+@dataclass
+class Origin:
+    num_verified: int = 0
+    num_in_fallback: int = 0
+    shift: float = 0.0
+    variance: float = FIRST_VARIANCE
+    is_fallback: bool = False
+    verified: Sums = field(default_factory=Sums)
+    first_tokens: Sums = field(default_factory=Sums)
+    bins: list[Sums] = field(default_factory=lambda: [Sums() for _ in range(NUM_BINS)])
+
+    def observe(
+        self,
+        *,
+        first_prob: float,
+        reach_prob: float,
+        draft_len: int,
+        depth: int,
+        is_first_right: bool,
+        verified: tuple[int, int, float] | None,
+    ) -> None:
+        """verified: accepted tokens, verified tokens, expected tokens; None: not verified."""
+        self.num_in_fallback += self.is_fallback
+        self.first_tokens.add(first_prob, is_first_right)
+        if verified is None:
+            change = first_prob * (1 - first_prob)
+            self._track(is_first_right - first_prob, change, FIRST_TOKEN_SCATTER * change)
+        else:
+            accepted, num_tokens, mean = verified
+            self.num_verified += 1
+            self.verified.add(mean, accepted)
+            if num_tokens >= min(depth, draft_len):
+                self.bins[min(int(reach_prob * NUM_BINS), NUM_BINS - 1)].add(
+                    reach_prob, accepted >= depth
+                )
+            scatter = mean * (1 + mean) * max(1 - mean / min(num_tokens, MAX_DRAFT_LEN), 0.0)
+            self._track(
+                accepted - mean, scatter / (1 + 2 * mean), SCATTER * scatter + LEAST_SCATTER
+            )
+        if self.num_in_fallback >= TRIAL_AFTER:
+            self._turn()
+        elif verified is not None:
+            self._judge()
+
+    def _judge(self) -> None:
+        if self.verified.weight < (RETURN_WEIGHT if self.is_fallback else FALLBACK_WEIGHT):
+            return
+        self.num_in_fallback = 0
+        ratio = RETURN_RATIO if self.is_fallback else FALLBACK_RATIO
+        came, predicted = self.verified.came, self.verified.predicted
+        is_right = predicted <= ratio * came and came <= ratio * predicted
+        if is_right == self.is_fallback and (self.is_fallback or self.verified.is_far_off):
+            self._turn()
+
+    def _turn(self) -> None:
+        self.is_fallback = not self.is_fallback
+        self.num_in_fallback = 0
+        self.verified = Sums()
+
+    def _track(self, error: float, change: float, scatter: float) -> None:
+        self.variance += DRIFT
+        spread = change * change * self.variance + scatter
+        if spread <= 0:
+            return
+        gain = self.variance * change / spread
+        self.variance *= 1 - gain * change
+        self.shift = min(max(self.shift + gain * error, -MAX_SHIFT), MAX_SHIFT)
