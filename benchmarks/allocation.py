@@ -1,11 +1,13 @@
-"""What an allocation costs the host, beside the paper's gate.
+"""What a step costs the host, allocation and all, beside the paper's gate.
 
     python -m benchmarks.allocation [--json FILE]
 
-The drafts are drawn: chains of up to 31 nodes, a model drafter of 4 sizes and 2, 4, 6 or 8 steps,
-widths up to 32; texts are of phrases in random order. Times in microseconds, medians over rounds
-with the quartiles: `search` is the allocator alone, `propose` the drafter's first half, from the
-suffix cache to what is expected of the drafts, `plan` the second, plans for the engine included.
+A model drafter of 4 sizes and 2, 4, 6 or 8 steps, widths up to 32. Times in microseconds, medians
+with the quartiles. `search` is the allocator alone, called again and again with the same drawn
+drafts, chains of up to 31 nodes. The others take turns, as in a server, on texts of phrases in
+random order, of which each step commits a few tokens: `propose` is the first half of a plan, from
+the suffix cache to what is expected of the drafts, `plan` the second, plans for the engine
+included, and `commit` takes in what came of them.
 """
 
 import argparse
@@ -21,11 +23,17 @@ from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor, TokenClasses
 from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.suffix_cache.token_ids import num_agreeing, padded, right_branch
+from sglang_hvd.types import DraftPlan, TokenIds, VerifyOutcomes
 
 WIDTHS, SIZES, NUM_STEPS = (1, 2, 4, 8, 16, 32), (3, 7, 15, 31), 8
 TOPK = 4
 POLICIES: tuple[Policy, ...] = ("allocate", "payoff")
 _ROUNDS, _CALLS = 31, 200
+_STEPS, _FIRST_STEPS = 400, 50  # the first ones are not counted
+_PHRASES, _PHRASE_LEN = 40, 12
+_Quartiles = tuple[float, float, float]
+_HALVES = ("propose", "plan", "commit")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,17 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     names = [
         "search",
-        *(f"{half}, {policy}" for policy in POLICIES for half in ("propose", "plan")),
+        *(f"{half}, {policy}" for policy in POLICIES for half in _HALVES),
     ]
     print(f"| requests | {' | '.join(names)} |")
     print("|---|" + "---|" * len(names))
     for num_requests in (1, 8, 64):
-        times = {
-            "search": _time(_search(num_requests)),
-        }
+        times = {"search": _time(_search(num_requests))}
         for policy in POLICIES:
-            propose, plan = _plan(policy, num_requests)
-            times[f"propose, {policy}"], times[f"plan, {policy}"] = _time(propose), _time(plan)
+            for half, of_half in zip(_HALVES, _steps(policy, num_requests), strict=True):
+                times[f"{half}, {policy}"] = of_half
         cells = [f"{low:.1f} / {mid:.1f} / {high:.1f}" for low, mid, high in times.values()]
         print(f"| {num_requests} | {' | '.join(cells)} |", flush=True)
         for name, (low, mid, high) in times.items():
@@ -93,8 +99,8 @@ def _search(num_requests: int) -> Callable[[], object]:
     return lambda: made.allocate(slots, odds, is_pinned)
 
 
-def _plan(policy: Policy, num_requests: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """The two halves of a plan."""
+def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:
+    """Of the parts of a step, in the order of _HALVES."""
     random = np.random.default_rng(0)
     config = HvdConfig(policy=policy, predictor=DEFAULT_PREDICTORS["votes"])
     drafter = HybridDrafter(
@@ -108,15 +114,46 @@ def _plan(policy: Policy, num_requests: int) -> tuple[Callable[[], object], Call
         allocator=_allocator(0),
     )
     rids = list(range(num_requests))
-    phrases = random.integers(0, 1000, (40, 12))
+    phrases = random.integers(0, 1000, (_PHRASES, _PHRASE_LEN))
+    shape = num_requests, 200 + _STEPS * WIDTHS[-1] // _PHRASE_LEN
+    texts = phrases[random.integers(0, _PHRASES, shape)].reshape(num_requests, -1).astype(np.int32)
+    begins = np.full(num_requests, 200 * _PHRASE_LEN)
     for rid in rids:
-        text = phrases[random.integers(0, len(phrases), 200)].reshape(-1)
-        drafter.start(rid, np.concatenate([text, text[:8]]).astype(np.int32))
-    proposals = drafter.propose(rids)
-    return lambda: drafter.propose(rids), lambda: drafter.allocate(rids, proposals)
+        drafter.start(rid, texts[rid, : begins[rid]])
+    seconds = []
+    for _ in range(_STEPS):
+        times = [time.perf_counter()]
+        proposals = drafter.propose(rids)
+        times.append(time.perf_counter())
+        plans = drafter.allocate(rids, proposals)
+        times.append(time.perf_counter())
+        rests = [texts[rid, begins[rid] :] for rid in rids]
+        accepted = [_accepted(*each) for each in zip(plans, rests, strict=True)]
+        token_ids, lengths = padded(
+            [rest[: n + 1] for rest, n in zip(rests, accepted, strict=True)]
+        )
+        outcomes = VerifyOutcomes(token_ids, lengths, lengths - 1, np.minimum(lengths - 1, 2))
+        begins += lengths
+        times.append(time.perf_counter())
+        drafter.commit_batch(rids, outcomes)
+        times.append(time.perf_counter())
+        seconds.append((times[1] - times[0], times[2] - times[1], times[4] - times[3]))
+    low, mid, high = 1e6 * np.quantile(seconds[_FIRST_STEPS:], (0.25, 0.5, 0.75), axis=0)
+    return list(zip(low.tolist(), mid.tolist(), high.tolist(), strict=True))
 
 
-def _time(call: Callable[[], object]) -> tuple[float, float, float]:
+def _accepted(plan: DraftPlan, rest: TokenIds) -> int:
+    """Of the model drafter's draft two tokens are, if it is verified."""
+    of_model = 2 if plan.num_model_nodes else 0
+    draft = plan.cache_draft
+    if draft is None:
+        return of_model
+    if draft.parents is None:
+        return max(num_agreeing(draft.token_ids, rest), of_model)
+    return max(len(right_branch(draft.token_ids, draft.parents, rest)), of_model)
+
+
+def _time(call: Callable[[], object]) -> _Quartiles:
     """Microseconds: lower quartile, median, upper quartile over the rounds."""
     of_rounds = []
     for _ in range(_ROUNDS):

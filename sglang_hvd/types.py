@@ -21,6 +21,9 @@ class DraftSource(enum.Enum):
     BOTH = "both"  # both in one tree: the longer accepted path counts
     PLAIN = "plain"  # nothing: the target model decodes one token
 
+    # Members are single, and enum's own hash, of the name, is Python code.
+    __hash__ = object.__hash__
+
 
 class CacheDraft(NamedTuple):
     """A continuation that the suffix cache proposes for one request. (A named tuple, as DraftPlan.)
