@@ -33,7 +33,7 @@ _ROUNDS, _CALLS = 31, 200
 _STEPS, _FIRST_STEPS = 400, 50  # the first ones are not counted
 _PHRASES, _PHRASE_LEN = 40, 12
 _Quartiles = tuple[float, float, float]
-_HALVES = ("propose", "plan", "commit")
+_PARTS = ("propose", "plan", "commit")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,15 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     names = [
         "search",
-        *(f"{half}, {policy}" for policy in POLICIES for half in _HALVES),
+        *(f"{part}, {policy}" for policy in POLICIES for part in _PARTS),
     ]
     print(f"| requests | {' | '.join(names)} |")
     print("|---|" + "---|" * len(names))
     for num_requests in (1, 8, 64):
         times = {"search": _time(_search(num_requests))}
         for policy in POLICIES:
-            for half, of_half in zip(_HALVES, _steps(policy, num_requests), strict=True):
-                times[f"{half}, {policy}"] = of_half
+            for part, of_part in zip(_PARTS, _steps(policy, num_requests), strict=True):
+                times[f"{part}, {policy}"] = of_part
         cells = [f"{low:.1f} / {mid:.1f} / {high:.1f}" for low, mid, high in times.values()]
         print(f"| {num_requests} | {' | '.join(cells)} |", flush=True)
         for name, (low, mid, high) in times.items():
@@ -100,7 +100,7 @@ def _search(num_requests: int) -> Callable[[], object]:
 
 
 def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:
-    """Of the parts of a step, in the order of _HALVES."""
+    """Of the parts of a step, in the order of _PARTS."""
     random = np.random.default_rng(0)
     config = HvdConfig(policy=policy, predictor=DEFAULT_PREDICTORS["votes"])
     drafter = HybridDrafter(

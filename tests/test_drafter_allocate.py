@@ -1,5 +1,6 @@
 """The drafter under the policies that verify both drafts of a request."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor, TokenClasses
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
+from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome, VerifyOutcomes
 from tests.payoff.made_up import constant_survival, linear
 
 CLASSES = TokenClasses.from_strings(["a", ",", "("])
@@ -126,6 +127,89 @@ def test_a_request_without_cache_verifies_the_whole_model_tree(policy: Policy) -
         assert (plan.source, plan.cache_draft) == (DraftSource.MODEL, None)
         assert (plan.num_model_nodes, plan.num_model_steps) == (7, 3)
         made.commit(["r"], [VerifyOutcome([4], 0)])
+
+
+def figures(made: HybridDrafter, rids: Sequence[str]) -> str:
+    """All that is learned."""
+    stats = [made.stats(rid) for rid in rids]
+    return repr((stats, made.calibration(), made.model_figures(), made.branch_share()))
+
+
+def outcomes_of(plans: Sequence[DraftPlan], random: np.random.Generator) -> list[VerifyOutcome]:
+    """The model drafter has one token right, the cache some; the text goes on otherwise."""
+    outcomes = []
+    for plan in plans:
+        draft = drafted(plan)[: random.integers(0, 4)]
+        of_model = 1 if plan.num_model_nodes else 0
+        is_both = plan.source is DraftSource.BOTH
+        tokens = [*(draft or [88] * of_model), 99]
+        outcomes.append(VerifyOutcome(tokens, len(tokens) - 1, of_model if is_both else None))
+    return outcomes
+
+
+def test_a_batch_may_be_committed_in_parts() -> None:
+    rids, spaced = ["a", "b", "c", "d"], ["a", "c", "d"]
+    whole, parts = drafter(prob=0.5), drafter(prob=0.5)
+    for made in (whole, parts):
+        for rid in rids:
+            made.start(rid, REPEATS, without_cache=rid == "b")
+            made.extend(rid, [3])
+    random, num_learned = np.random.default_rng(0), 0
+    for cycle in range(30):
+        plans = whole.plan(rids)
+        assert [plan.source for plan in parts.plan(rids)] == [plan.source for plan in plans]
+        outcomes = dict(zip(rids, outcomes_of(plans, random), strict=True))
+        whole.commit(rids, list(outcomes.values()))
+        for part in (["a"], ["b"], ["c", "d"]) if cycle % 2 else (["a", "b"], ["c", "d"]):
+            parts.commit(part, [outcomes[rid] for rid in part])
+        assert figures(parts, spaced) == figures(whole, spaced)
+        num_learned = sum(f.num_verified for f in (whole.calibration() or {}).values())
+        for made in (whole, parts):
+            for rid in rids:
+                made.extend(rid, [1, 2, 3])
+    assert num_learned > 30
+
+
+def test_a_request_that_is_gone_is_left_out_of_a_commit() -> None:
+    whole, without = drafter(prob=0.5), drafter(prob=0.5)
+    random = np.random.default_rng(0)
+    for made in (whole, without):
+        for rid in "abc":
+            made.start(rid, REPEATS)
+            made.extend(rid, [3])
+    plans = whole.plan("abc")
+    without.plan("abc")
+    first, second, third = outcomes_of(plans, random)
+    without.finish("a", output_ids=None, keep=False)
+    without.commit("bc", [second, third])
+    whole.commit("bc", [second, third])
+    assert figures(without, "bc") == figures(whole, "bc")
+    whole.commit("a", [first])
+    assert figures(without, "bc") != figures(whole, "bc")
+
+
+def test_arrays_are_committed_as_outcomes_are() -> None:
+    listed, in_arrays = drafter(prob=0.5), drafter(prob=0.5)
+    random, rids = np.random.default_rng(1), ["a", "b"]
+    for made in (listed, in_arrays):
+        for rid in rids:
+            made.start(rid, REPEATS)
+            made.extend(rid, [3])
+    for _ in range(20):
+        plans = listed.plan(rids)
+        in_arrays.plan(rids)
+        outcomes = outcomes_of(plans, random)
+        listed.commit(rids, outcomes)
+        token_ids = np.full((2, 9), 7, np.int32)  # what stands behind a row's length does not count
+        for row, outcome in zip(token_ids, outcomes, strict=True):
+            row[: len(outcome.token_ids)] = outcome.token_ids
+        num_accepted = np.array([o.num_accepted_drafts for o in outcomes], np.int32)
+        of_model = [-1 if o.num_model_accepted is None else 1 for o in outcomes]
+        in_arrays.commit_batch(
+            rids,
+            VerifyOutcomes(token_ids, num_accepted + 1, num_accepted, np.array(of_model, np.int32)),
+        )
+        assert figures(in_arrays, rids) == figures(listed, rids)
 
 
 def test_a_cycle_of_both_counts_for_both() -> None:

@@ -70,15 +70,14 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
     for slot in slots.tolist():
         of_model.start(slot)
     none = np.zeros(num_requests, np.int32)
-    # Of the first draft three tokens were accepted.
-    of_first = np.array([3], np.int32), np.array([3], np.int32), drafts.num_nodes[:1]
+    three, unknown = np.array([3], np.int32), np.full(1, np.nan, np.float32)
     # As it is after a while: drafts were right, and what is predicted is corrected.
     for _ in range(20):
         tracker.write_features(features, slots, drafts, drafts)
         right = np.ascontiguousarray(drafts.token_ids[:num_requests, :8])
         tracker.commit(slots, right, np.full(num_requests, 8, np.int32), none)
         calibration.expect(slots[:1], drafts, predictor.predict(features.first(1)))
-        calibration.observe(slots[:1], right[:1], *of_first)
+        calibration.observe(slots[:1], right[:1], three, three, drafts.num_nodes[:1], unknown)
     paper = PayoffPredictor.load(PAPER_PREDICTORS["votes"])
 
     def propose() -> None:

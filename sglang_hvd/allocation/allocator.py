@@ -329,8 +329,9 @@ class StepAllocator:
         """Whether a cache draft's first token is to be verified, since none was for long."""
         if num_cached:
             self._steps_without_cache = 0
+        if num_cached or not odds.num_nodes.any():
             return False
-        self._steps_without_cache += bool(odds.num_nodes.any())
+        self._steps_without_cache += 1
         return self._steps_without_cache > _LOOK_AFTER
 
     def _place_of_width(self, num_nodes: int) -> int:

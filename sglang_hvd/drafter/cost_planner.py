@@ -45,15 +45,16 @@ class CostPlanner:
         )
         # The predictor is judged by what it says itself of chains, heeded or not.
         taken = trees.take(found.num_cache, prediction.survival, drafts)
+        chain_lens, chain_expected = taken.chain_lens, taken.chain_expected
         # A branch alone: the first token that is committed tells of the chain's first, if any.
-        is_branch = (taken.chain_lens == 0) & (found.num_cache > 0) & proposals.has_draft
+        is_branch = (chain_lens == 0) & (found.num_cache > 0) & proposals.has_draft
         if is_branch.any():
-            taken.chain_lens[is_branch] = 1
-            taken.chain_expected[is_branch] = prediction.survival[:num][is_branch, 0]
+            chain_lens = np.where(is_branch, np.int32(1), chain_lens)
+            chain_expected = np.where(is_branch, prediction.survival[:num, 0], chain_expected)
         cycles = Cycles(
             num_cache=found.num_cache,
-            chain_lens=taken.chain_lens,
-            chain_expected=taken.chain_expected,
+            chain_lens=chain_lens,
+            chain_expected=chain_expected,
             branch_expected=taken.branch_expected / np.float64(self._expectations.branch_share),
             model_sizes=found.model_size,
             model_steps=np.full(num, found.num_steps, np.int32),

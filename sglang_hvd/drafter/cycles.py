@@ -45,14 +45,12 @@ class Cycles:
 
     def select(self, places: Sequence[int]) -> "Cycles":
         """Those of some of the requests."""
-        return Cycles(*(getattr(self, field.name)[places] for field in fields(self)))
+        return Cycles(*(getattr(self, name)[places] for name in _NAMES))
 
     @classmethod
     def concatenate(cls, parts: Sequence["Cycles"]) -> "Cycles":
         """Those of several batches, of one at least."""
-        return cls(
-            *(
-                np.concatenate([getattr(part, field.name) for part in parts])
-                for field in fields(cls)
-            )
-        )
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _NAMES))
+
+
+_NAMES = tuple(field.name for field in fields(Cycles))

@@ -140,7 +140,8 @@ class Expectations:
     ) -> None:
         """Takes in what the cycles of a batch committed. Row i belongs to requests[i], slots[i].
 
-        chain_accepted: int32[num_requests], accepted tokens of each cycle's part of the chain.
+        chain_accepted: int32[num_requests], accepted tokens of what was verified of each chain; -1
+            where nothing was.
         """
         if self._model_payoff is None and self._calibration is None:
             return
@@ -160,9 +161,9 @@ class Expectations:
         of_model[cycles.model_sizes == 0] = -1
         # Requests that never verify cache drafts tell nothing of those that do.
         if any(request.without_cache for request in requests):
-            told = np.flatnonzero([not request.without_cache for request in requests])
+            told = [row for row, request in enumerate(requests) if not request.without_cache]
             slots, token_ids, lengths = slots[told], token_ids[told], lengths[told]
-            cycles, of_model = cycles.select(told.tolist()), of_model[told]
+            cycles, of_model = cycles.select(told), of_model[told]
             chain_accepted = chain_accepted[told]
         if self._model_payoff is not None:
             verified = ModelDrafts(cycles.model_sizes, cycles.model_steps, cycles.model_expected)

@@ -35,7 +35,7 @@ class DraftedRequest:
         num_accepted: draft tokens that were accepted. num_tokens: committed, these included.
         """
         self.counts.add_cycle(self.plan.source, num_accepted, num_tokens)
-        self.planned = None
+        self.planned = self.cycles = None
 
     def num_branches_accepted(
         self, text_ids: TokenIds, num_accepted: int, num_model_accepted: int, chain_accepted: int
@@ -51,7 +51,7 @@ class DraftedRequest:
         assert draft is not None
         assert draft.parents is not None
         of_model = 0 if self.plan.source is DraftSource.CACHE else num_model_accepted
-        if of_model in (num_right, -1):  # else all of them were the cache draft's
+        if of_model < 0 or of_model == num_right:  # else all of them were the cache draft's
             num_right = len(right_branch(draft.token_ids, draft.parents, text_ids))
         # A chain whose first token was right but not verified had nothing accepted.
         return max(num_right - max(chain_accepted, 0), 0)
@@ -59,13 +59,10 @@ class DraftedRequest:
 
 def cycles_of(requests: Sequence[DraftedRequest]) -> Cycles:
     """The cycles to commit of one request or more; entry i belongs to requests[i]."""
-    batch = requests[0].cycles
-    if (
-        batch is not None
-        and len(batch.num_cache) == len(requests)
-        and all(r.cycles is batch and r.place == place for place, r in enumerate(requests))
-    ):
-        return batch  # as it was planned
+    batch, places = requests[0].cycles, [request.place for request in requests]
+    if batch is not None and all(request.cycles is batch for request in requests):
+        is_whole = len(batch.num_cache) == len(places) and places == list(range(len(places)))
+        return batch if is_whole else batch.select(places)
     parts = [r.cycles.select([r.place]) for r in requests if r.cycles is not None]
     assert len(parts) == len(requests), "a cycle must be planned before it is committed"
     return Cycles.concatenate(parts)

@@ -121,7 +121,7 @@ class OnlineCalibration:
         lengths: Int32,
         accepted_lens: Int32,
         verified_lens: Int32,
-        expected: Float32 | None = None,
+        expected: Float32,
     ) -> list[FallbackChange]:
         """Takes in what the cycles committed; returns the fallbacks that this changed.
 
@@ -129,11 +129,9 @@ class OnlineCalibration:
         verified_lens: int32[num_requests], first tokens of each cache draft that were verified, 0
             for none. accepted_lens: of those, the accepted ones; no matter what where there are
             none.
-        expected: float32[num_requests], accepted tokens that were expected of these; not a number,
-            or None: those of whole drafts, which are known.
+        expected: float32[num_requests], accepted tokens that were expected of these; not a number:
+            those of the whole draft, which are known.
         """
-        if expected is None:
-            expected = np.full(len(slots), np.nan, np.float32)
         changes = self._native.observe(
             slots, token_ids, lengths, accepted_lens, verified_lens, expected
         )

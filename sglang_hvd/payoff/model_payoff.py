@@ -115,7 +115,6 @@ class ModelPayoff:
     def __init__(self, num_steps: int, sizes: Sequence[int] | None = None) -> None:
         self._num_steps = num_steps
         self._sizes = np.array(sizes if sizes is not None else [num_steps], np.int32)
-        self._odds = np.exp(SIZE_EFFECT * np.log2(self._sizes / self._sizes[-1]))
         self._expected = ModelExpectations(
             num_steps,
             _PRIOR_PROB,
@@ -126,6 +125,7 @@ class ModelPayoff:
             full_size=int(self._sizes[-1]),
             size_effect=SIZE_EFFECT,
         )
+        self._odds = np.array([self._expected.odds_of(size) for size in self._sizes.tolist()])
 
     def start(self, slot: int) -> None:
         """A new request has this slot."""
@@ -166,20 +166,16 @@ class ModelPayoff:
         token_ids: TokenIds,
         lengths: Int32,
         num_accepted: Int32,
-        verified: ModelDrafts | None = None,
+        verified: ModelDrafts,
     ) -> None:
         """Takes in what the cycles committed.
 
         token_ids: int32[num_requests, width]; the first lengths[i] entries of row i were committed.
         num_accepted: int32[num_requests], accepted tokens of each request's model draft; below 0
             where it was not verified.
-        verified: None: drafts of the full size, in all steps.
 
         Raises ValueError for a slot that was not started.
         """
-        if verified is None:
-            full = np.full(len(slots), self._sizes[-1], np.int32)
-            verified = ModelDrafts(full, full, np.full(len(slots), np.nan, np.float32))
         self._expected.observe(
             slots,
             token_ids,

@@ -223,6 +223,62 @@ def test_no_other_choice_makes_more_progress_in_its_time(
     )
 
 
+@pytest.mark.parametrize("num", [5, 12])
+@pytest.mark.parametrize("of_round", [0.1, 2.0, 20.0])
+def test_in_larger_batches_too_none_does(num: int, of_round: float) -> None:
+    """For each width and number of steps the best is known: what the model drafter adds to a
+    request depends on no other, so it drafts for as many of those that gain most as pay."""
+    random = np.random.default_rng(num)
+    table = costs(per_node=0.3, of_round=of_round)
+
+    def time(width: int, steps: int, drafting: int) -> float:
+        ms = table.verify_ms(num, [width])[0] + table.draft_extend_ms(num, [width])[0]
+        return float(ms + table.draft_ms([drafting], steps)[0])
+
+    for _ in range(60):
+        hazards = [random.random(random.integers(0, MAX_NODES + 1)).tolist() for _ in range(num)]
+        of_model = [(p, min(1.0, 1.5 * p)) for p in random.random(num).tolist()]
+        given = odds(hazards, of_model)
+        made = StepAllocator(table, widths=WIDTHS, model_sizes=SIZES, num_steps=STEPS, own_pace=0.0)
+        for slot in range(num):
+            made.start(slot)
+        lately = random.integers(1, 30, num).astype(np.int32)
+        made.observe(slots(num), lately)
+        found = made.allocate(slots(num), given)
+        plain_ms = float(table.verify_ms(num, [1])[0] + table.draft_extend_ms(num, [1])[0])
+        worth = Worth((1 / (1.8 + lately / 10)).tolist(), num / plain_ms)
+
+        best = -np.inf
+        for width, steps in itertools.product(WIDTHS, STEPS):
+            room = [min(int(n), width - 1) for n in given.num_nodes]
+            alone = [expected(given, row, room[row], 0, steps) for row in range(num)]
+            beside = [
+                max(
+                    (
+                        expected(given, row, min(room[row], width - 1 - size), size, steps)
+                        for size in SIZES
+                        if size < width
+                    ),
+                    default=0.0,
+                )
+                for row in range(num)
+            ]
+            gains = [
+                value * (both - one)
+                for value, both, one in zip(worth.tokens, beside, alone, strict=True)
+            ]
+            order = np.argsort(gains)[::-1].tolist()
+            for drafting in range(num + 1):
+                drafts = set(order[:drafting])
+                gained = [beside[i] if i in drafts else alone[i] for i in range(num)]
+                best = max(best, worth.score(gained, time(width, steps, drafting)))
+        chosen = zip(found.num_cache.tolist(), found.model_size.tolist(), strict=True)
+        reached = [expected(given, i, *choice, found.num_steps) for i, choice in enumerate(chosen)]
+        drafting = int(np.count_nonzero(found.num_model))
+        ms = time(found.width, found.num_steps, drafting)
+        assert worth.score(reached, ms) > best - 1e-4
+
+
 def test_hard_text_is_not_hurried_through_because_it_was_easy_before() -> None:
     """At 8 tokens a cycle a second round of the model drafter looks as if it did not pay; but where
     cycles bring 2 tokens, the third saves the time of a hard one."""
@@ -340,6 +396,15 @@ def test_a_cache_draft_is_looked_at_now_and_then_for_each_in_turns() -> None:
     assert len(looks) >= 4
     assert all(later - earlier > 256 for earlier, later in itertools.pairwise(looks))
     assert {tuple(found) for found in looks.values()} == {(1, 0, 0), (0, 0, 1)}
+
+
+def test_a_cache_draft_that_is_due_to_be_looked_at_may_be_gone() -> None:
+    made = allocator(costs(per_node=50, of_round=50))
+    hopeless, nothing = odds([HOPELESS], [(0.0, 0.0)]), odds([[]], [(0.0, 0.0)])
+    for _ in range(257):  # the last one looks at the model drafter instead
+        made.allocate(slots(1), hopeless)
+    assert of(made.allocate(slots(1), nothing)) == ([0], [0])
+    assert of(made.allocate(slots(1), hopeless)) == ([1], [0])
 
 
 def test_without_cache_drafts_none_is_looked_at() -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_hvd.allocation._native import Pace
+from tests.allocation import pace_oracle
 
 
 def slots(*numbers: int) -> np.ndarray:
@@ -65,9 +66,31 @@ def test_the_mean_of_all_does_not_depend_on_how_cycles_come_in_batches() -> None
     assert values[0] == pytest.approx(values[1], rel=0.02)
 
 
+def test_it_goes_as_its_definition_does() -> None:
+    pace, oracle, random = Pace(), pace_oracle.Pace(), np.random.default_rng(0)
+    started = slots(*range(40))
+    for slot in started.tolist():
+        pace.start(slot)
+        oracle.start(slot)
+    for step in range(500):
+        if step % 10 == 0:  # a new request in a slot that was used, or not
+            slot = int(random.integers(0, 100))
+            pace.start(slot)
+            oracle.start(slot)
+        batch = random.permutation(started)[: random.integers(0, 41)]
+        num_tokens = random.integers(0, 30, len(batch)).astype(np.int32)
+        ms, plain_ms = random.uniform(5, 20, 2).tolist()
+        for of_either in (pace, oracle):
+            of_either.see_tokens(batch, num_tokens)
+            of_either.see_step(ms, plain_ms)
+        assert token_values(pace, *batch) == oracle.token_values(batch).tolist()
+        assert pace.price(len(batch), plain_ms) == oracle.price(len(batch), plain_ms)
+
+
 def test_slots_that_were_not_started_are_refused() -> None:
     pace = Pace()
-    for slot in (0, -1):
+    pace.start(1)
+    for slot in (0, 2, 99, -1):
         with pytest.raises(ValueError, match="not started"):
             token_values(pace, slot)
         with pytest.raises(ValueError, match="not started"):

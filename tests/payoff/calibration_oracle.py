@@ -59,8 +59,11 @@ class Origin:
         depth: int,
         is_first_right: bool,
         verified: tuple[int, int, float] | None,
-    ) -> None:
-        """verified: accepted tokens, verified tokens, expected tokens; None: not verified."""
+    ) -> tuple[bool, float, float] | None:
+        """verified: accepted tokens, verified tokens, expected tokens; None: not verified.
+
+        Returns whether the fallback is on and why, predicted and accepted tokens, if it changed.
+        """
         self.num_in_fallback += self.is_fallback
         self.first_tokens.add(first_prob, is_first_right)
         if verified is None:
@@ -79,24 +82,26 @@ class Origin:
                 accepted - mean, scatter / (1 + 2 * mean), SCATTER * scatter + LEAST_SCATTER
             )
         if self.num_in_fallback >= TRIAL_AFTER:
-            self._turn()
-        elif verified is not None:
-            self._judge()
+            return self._turn()
+        return None if verified is None else self._judge()
 
-    def _judge(self) -> None:
+    def _judge(self) -> tuple[bool, float, float] | None:
         if self.verified.weight < (RETURN_WEIGHT if self.is_fallback else FALLBACK_WEIGHT):
-            return
+            return None
         self.num_in_fallback = 0
         ratio = RETURN_RATIO if self.is_fallback else FALLBACK_RATIO
         came, predicted = self.verified.came, self.verified.predicted
         is_right = predicted <= ratio * came and came <= ratio * predicted
         if is_right == self.is_fallback and (self.is_fallback or self.verified.is_far_off):
-            self._turn()
+            return self._turn()
+        return None
 
-    def _turn(self) -> None:
+    def _turn(self) -> tuple[bool, float, float]:
+        sums, self.verified = self.verified, Sums()
         self.is_fallback = not self.is_fallback
         self.num_in_fallback = 0
-        self.verified = Sums()
+        weight = max(sums.weight, 1.0)
+        return self.is_fallback, sums.predicted / weight, sums.came / weight
 
     def _track(self, error: float, change: float, scatter: float) -> None:
         self.variance += DRIFT

@@ -87,7 +87,8 @@ def observe(
     """accepted: tokens of whole drafts; None where a draft was not verified."""
     verified_lens = np.where([a is None for a in accepted], 0, drafts.lens).astype(np.int32)
     of_verified = np.array([a or 0 for a in accepted], np.int32)
-    return calibration.observe(slots, *padded(committed), of_verified, verified_lens)
+    whole = np.full(len(slots), np.nan, np.float32)
+    return calibration.observe(slots, *padded(committed), of_verified, verified_lens, whole)
 
 
 def serve(
@@ -418,43 +419,47 @@ def test_a_slot_that_expects_nothing_tells_nothing() -> None:
     assert sum(f.num_verified for f in calibration.figures().values()) == 1
 
 
-@pytest.mark.parametrize("off", [-3.0, 0.0, 1.5])
-def test_it_is_what_the_rules_say(off: float) -> None:
+@pytest.mark.parametrize(
+    ("off", "num_cycles", "share_verified"), [(-3, 1500, 0.8), (0, 1500, 0.8), (-3, 2200, 0.01)]
+)
+def test_it_is_what_the_rules_say(off: float, num_cycles: int, share_verified: float) -> None:
     calibration, oracle = OnlineCalibration(THRESHOLD), [Origin() for _ in ORIGINS]
     random, slots = np.random.default_rng(7), np.arange(16, dtype=np.int32)
-    depth, has_been_off = int(THRESHOLD), False
-    for _ in range(1500):
+    depth, num_changes = int(THRESHOLD), 0
+    for cycle in range(num_cycles):
         drafts = some_drafts(random)
         prediction = calibration.expect(slots, drafts.batch, drafts.prediction)
         assert prediction.survival is not None
         accepted = drafts.accepted(random, sigmoid(logit(drafts.hazards) + off))
         committed = [[RIGHT] * num + [WRONG] for num in accepted]
         # All of a draft, a part of it, or nothing; a part is expected to bring what it brings.
-        verified_lens = np.minimum(random.integers(-8, 40, 16).clip(0), drafts.lens)
-        verified_lens = verified_lens.astype(np.int32)
+        share = 0.8 if cycle < 40 else share_verified  # of few, a trial comes before they tell
+        verified_lens = np.minimum(random.integers(1, 40, 16), drafts.lens).astype(np.int32)
+        verified_lens[random.random(16) >= share] = 0
         of_part = np.minimum(accepted, verified_lens).astype(np.int32)
-        expected = np.cumsum(prediction.survival, axis=1)
-        expected = expected[np.arange(16), np.maximum(verified_lens, 1) - 1]
-        calibration.observe(slots, *padded(committed), of_part, verified_lens, expected)
-        for row, origin in enumerate(drafts.origins):
-            num, is_verified = int(drafts.lens[row]), verified_lens[row] > 0
-            oracle[origin].observe(
+        sums = np.cumsum(prediction.survival, axis=1)
+        expected = sums[np.arange(16), np.maximum(verified_lens, 1) - 1]
+        changes = calibration.observe(slots, *padded(committed), of_part, verified_lens, expected)
+        wanted = []
+        for row, origin in enumerate(drafts.origins.tolist()):
+            of_verified = int(of_part[row]), int(verified_lens[row]), float(expected[row])
+            change = oracle[origin].observe(
                 first_prob=float(prediction.survival[row, 0]),
                 reach_prob=float(prediction.survival[row, depth - 1]),
-                draft_len=num,
+                draft_len=int(drafts.lens[row]),
                 depth=depth,
                 is_first_right=accepted[row] > 0,
-                verified=(int(of_part[row]), int(verified_lens[row]), float(expected[row]))
-                if is_verified
-                else None,
+                verified=of_verified if verified_lens[row] else None,
             )
-        has_been_off |= calibration.has_fallback
-    for figures, wanted in zip(calibration.figures().values(), oracle, strict=True):
-        assert figures.num_verified == wanted.num_verified
-        assert figures.is_fallback == wanted.is_fallback
-        assert figures.shift == pytest.approx(wanted.shift, rel=1e-12)
-        of_verified = figures.mean_predicted, figures.mean_accepted
-        assert of_verified == pytest.approx(wanted.verified.means[:2], rel=1e-12)
-        assert figures.first_token == Reliability(*wanted.first_tokens.means)
-        assert figures.bins == tuple(Reliability(*sums.means) for sums in wanted.bins)
-    assert has_been_off == (off == -3.0)
+            if change is not None:
+                wanted.append(FallbackChange(ORIGINS[origin], *change))
+        assert changes == wanted
+        num_changes += len(changes)
+    for figures, of_origin in zip(calibration.figures().values(), oracle, strict=True):
+        assert figures.num_verified == of_origin.num_verified
+        assert figures.is_fallback == of_origin.is_fallback
+        assert figures.shift == of_origin.shift
+        assert (figures.mean_predicted, figures.mean_accepted) == of_origin.verified.means[:2]
+        assert figures.first_token == Reliability(*of_origin.first_tokens.means)
+        assert figures.bins == tuple(Reliability(*sums.means) for sums in of_origin.bins)
+    assert num_changes == {(-3, 0.8): 3, (0, 0.8): 0, (-3, 0.01): 6}[off, share_verified]

@@ -504,3 +504,23 @@ def test_slots_and_arrays_that_do_not_fit_are_refused() -> None:
         tracker.write_features(out, slots[:1], narrow, batch)
     with pytest.raises(ValueError, match="at least 1"):
         RequestTracker(0, CLASSES)
+
+
+@pytest.mark.parametrize(("num_verified", "remembered"), [(125, 100), (100, 0), (80, 0)])
+def test_the_history_knows_drafts_longer_than_the_tokens_that_count(
+    num_verified: int, remembered: int
+) -> None:
+    tracker, out = RequestTracker(WINDOW, CLASSES), DraftFeatures.of_size(1)
+    slots = np.array([tracker.start(np.arange(3, dtype=np.int32))], np.int32)
+    batch = DraftBatch.of_size(1, 125)
+    batch.token_ids[:], batch.probs[:], batch.num_nodes[:] = 1, 0.5, 125
+    tracker.write_features(out, slots, batch, batch)
+    committed = np.array([[1] * 100 + [2]], np.int32)
+    verified_lens = np.array([num_verified], np.int32)
+    accepted = tracker.commit(slots, committed, np.array([101], np.int32), verified_lens)
+    assert accepted.tolist() == [min(100, num_verified)]
+    tracker.write_features(out, slots, batch, batch)
+    assert out.features[0, FEATURE_NAMES.index("recent_last_accepted")] == remembered
+    # Of a part that was accepted whole nothing is told.
+    is_told = out.features[0, FEATURE_NAMES.index("recent_cache_rate")] > 0
+    assert is_told == (remembered > 0)

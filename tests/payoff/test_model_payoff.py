@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from sglang_hvd.payoff import ModelFigures, ModelPayoff
+from sglang_hvd.payoff import SIZE_EFFECT, ModelDrafts, ModelFigures, ModelPayoff
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.suffix_cache.token_ids import padded
 from sglang_hvd.types import DraftBatch
@@ -14,6 +14,8 @@ from sglang_hvd.types import DraftBatch
 NUM_STEPS = 4
 PRIOR = sum(0.9**step for step in range(1, NUM_STEPS + 1))
 DRAFT = [5, 6, 7, 8, 9, 10]
+ALL = np.array([NUM_STEPS], np.int32)
+WHOLE = ModelDrafts(ALL, ALL, np.full(1, np.nan, np.float32))
 
 
 def drafts(lens: Sequence[int]) -> DraftBatch:
@@ -37,7 +39,7 @@ def expect(
 
 def observe(made: ModelPayoff, slot: int, committed: list[int], accepted: int | None) -> None:
     num_accepted = np.array([-1 if accepted is None else accepted], np.int32)
-    made.observe(np.array([slot], np.int32), *padded([committed]), num_accepted)
+    made.observe(np.array([slot], np.int32), *padded([committed]), num_accepted, WHOLE)
 
 
 def cycle(
@@ -164,6 +166,61 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     assert together == [
         value for slot in range(9) for value in expect(made, [slot], [hazards[slot]])
     ]
+
+
+def test_parts_of_drafts_are_learned_from_as_the_definitions_say() -> None:
+    made, random = ModelPayoff(NUM_STEPS, [3, 7]), np.random.default_rng(7)
+    right, seen = np.zeros(4), np.zeros(4)  # where the cache is right, wrong, behind, without
+    came, foreseen = np.zeros(3), np.zeros(3)
+    slots = np.arange(4, dtype=np.int32)  # the last one is never verified
+    for slot in slots.tolist():
+        made.start(slot)
+    for _ in range(400):
+        lens = random.integers(0, 4, 4)
+        expect(made, slots.tolist(), [[0.7] * length for length in lens])
+        sizes = random.choice([3, 7], 4).astype(np.int32)
+        steps = random.integers(1, NUM_STEPS + 1, 4).astype(np.int32)
+        accepted = random.integers(0, np.minimum(sizes, steps) + 1)
+        is_verified = (random.random(4) < 0.7) & (slots < 3)
+        agreed = [int(random.integers(0, length + 1)) for length in lens]
+        committed = [
+            ([*DRAFT[:a], 99, 98, 97, 96])[: num + 1]
+            for a, num in zip(agreed, accepted, strict=True)
+        ]
+        expected = random.uniform(0.1, 3, 4).astype(np.float32)
+        for slot in np.flatnonzero(is_verified).tolist():
+            odds = np.exp(SIZE_EFFECT * np.log2(sizes[slot] / 7))
+            common = min(agreed[slot], int(accepted[slot]) + 1)
+            num_tokens = min(len(committed[slot]), sizes[slot], steps[slot], accepted[slot] + 1)
+            for token in range(num_tokens):
+                if lens[slot] == 0:
+                    kind = 3
+                elif token < common:
+                    kind = 0
+                else:
+                    kind = 1 if token == common < lens[slot] else 2
+                is_right = token < accepted[slot]
+                right[kind] = 0.9995 * right[kind] + is_right
+                seen[kind] = 0.9995 * seen[kind] + (1 if is_right else odds)
+            ratio = (came[slot] + 16) / (foreseen[slot] + 16)
+            came[slot] = 0.98 * came[slot] + accepted[slot]
+            foreseen[slot] = 0.98 * foreseen[slot] + expected[slot] / ratio
+        num_accepted = np.where(is_verified, accepted, -1).astype(np.int32)
+        made.observe(slots, *padded(committed), num_accepted, ModelDrafts(sizes, steps, expected))
+    figures = made.figures()
+    of_all = (right.sum() + 0.9 * 16) / (seen.sum() + 16)
+    learned = [
+        figures.prob_if_right,
+        figures.prob_if_wrong,
+        figures.prob_after,
+        figures.prob_without,
+    ]
+    assert learned == pytest.approx((right + of_all * 16) / (seen + 16), rel=1e-9)
+    *of_requests, of_new = expect(made, slots.tolist(), [[]] * 4)
+    ratios = (came + 16) / (foreseen + 16)
+    wanted = np.minimum(of_new * ratios, NUM_STEPS)
+    assert of_requests == pytest.approx(wanted.tolist(), rel=1e-6)
+    assert np.ptp(ratios) > 0.01
 
 
 def test_slots_that_were_not_started_are_refused() -> None:

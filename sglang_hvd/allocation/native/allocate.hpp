@@ -86,6 +86,30 @@ struct Allocation {
     double ms = 0;                     // what the step takes
 };
 
+// What the choices of a step come to.
+struct StepCounts {
+    std::int32_t num_drafting = 0;  // requests that draft with the model
+    std::int32_t num_cached = 0;    // those that verify their cache draft
+    std::int32_t most_nodes = 0;    // that any verifies, root not included
+};
+
+inline StepCounts count(const Allocation& allocation, std::span<const ModelNodes> model,
+                        std::size_t num_sizes, const BatchCosts& costs) {
+    StepCounts counts;
+    for (std::size_t i = 0; i < allocation.choices.size(); ++i) {
+        const Choice& choice = allocation.choices[i];
+        std::int32_t nodes = choice.num_cache;
+        if (choice.model_size >= 0) {
+            ++counts.num_drafting;
+            const ModelNodes& of_size = model[i * num_sizes + static_cast<std::size_t>(choice.model_size)];
+            nodes += num_nodes(of_size, costs, allocation.steps);
+        }
+        counts.num_cached += choice.num_cache > 0;
+        counts.most_nodes = std::max(counts.most_nodes, nodes);
+    }
+    return counts;
+}
+
 class Allocator {
 public:
     // cache: by request. model: [request][size], sizes rising.
@@ -181,6 +205,8 @@ private:
         const std::size_t num_steps = costs.num_steps.size();
         double best_score = -std::numeric_limits<double>::infinity();
         std::size_t num_draft = 0;
+        best_.width = min_width;
+        best_.steps = min_steps;
         for (std::size_t width = min_width; width < end_width_; ++width) {
             const AtWidth& at = at_widths_[width];
             double of_cache = -price * costs.step[width];
@@ -192,9 +218,12 @@ private:
                 // draft costs, it cannot become, since drafts cost more the more there are. (But for
                 // rounding: sums in another order differ by that.)
                 const double of_none = of_cache - price * draft_ms[0];
-                const double of_any = of_cache + most - price * draft_ms[1];
-                const bool may_draft = !gains_.empty() && of_any + kRounding * std::abs(of_any) > best_score;
-                if (!may_draft && of_none <= best_score) continue;
+                double of_any = of_none;
+                if (!gains_.empty()) {
+                    const double drafting = price * draft_ms[1];
+                    of_any = of_cache + most - drafting + kRounding * (std::abs(of_cache) + most + drafting);
+                }
+                if (of_any <= best_score && of_none <= best_score) continue;
                 sort_gains(must_draft);
                 double gained = 0, best_gain = -price * draft_ms[0];
                 std::size_t num_best = 0;

@@ -75,6 +75,10 @@ public:
         for (std::size_t w = 0; w < step_ms.size(); ++w)
             require(std::isfinite(step_ms.data()[w]) && step_ms.data()[w] > 0, "a step takes time");
         require(are_finite(draft_ms.data(), draft_ms.size()), "drafting takes time");
+        for (std::size_t s = 0; s < draft_ms.shape(0); ++s) {
+            const double* of_steps = draft_ms.data() + s * draft_ms.shape(1);
+            require(std::is_sorted(of_steps, of_steps + draft_ms.shape(1)), "more drafts do not take less time");
+        }
         require(are_finite(reaches.data(), reaches.size()) &&
                     are_finite(reaches_if_right.data(), reaches_if_right.size()),
                 "what a model draft reaches is a probability");
@@ -115,25 +119,21 @@ public:
             cache_, model_, num_sizes, max_steps, span_of(values), price, own_pace, costs,
             static_cast<std::size_t>(num_pinned), must_draft, static_cast<std::size_t>(min_width),
             static_cast<std::size_t>(min_steps), merges);
-        std::int32_t num_drafting = 0, num_cached = 0, most_used = 0;
         for (std::size_t i = 0; i < num; ++i) {
             const Choice choice = found.choices[i];
             num_cache.data()[i] = choice.num_cache;
             num_model.data()[i] = model_size.data()[i] = 0;
             model_expected.data()[i] = 0;
-            num_cached += choice.num_cache > 0;
-            most_used = std::max(most_used, choice.num_cache);
             if (choice.model_size < 0) continue;
-            ++num_drafting;
             const ModelNodes& model = model_[i * num_sizes + static_cast<std::size_t>(choice.model_size)];
             num_model.data()[i] = sglang_hvd::num_nodes(model, costs, found.steps);
             model_size.data()[i] = model.num_nodes;
             model_expected.data()[i] =
                 static_cast<float>(expect_model(model, num_steps.data()[found.steps]));
-            most_used = std::max(most_used, choice.num_cache + num_model.data()[i]);
         }
-        return {static_cast<std::int32_t>(found.width), static_cast<std::int32_t>(found.steps), num_drafting,
-                num_cached, most_used};
+        const StepCounts counts = count(found, model_, num_sizes, costs);
+        return {static_cast<std::int32_t>(found.width), static_cast<std::int32_t>(found.steps),
+                counts.num_drafting, counts.num_cached, counts.most_nodes};
     }
 
 private:

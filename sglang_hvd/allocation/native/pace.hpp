@@ -13,12 +13,16 @@ namespace sglang_hvd {
 
 class Pace {
 public:
-    bool has(int slot) const { return slot >= 0 && static_cast<std::size_t>(slot) < of_requests_.size(); }
+    // Whether a request had this slot.
+    bool has(int slot) const {
+        const auto place = static_cast<std::size_t>(slot);
+        return slot >= 0 && place < of_requests_.size() && of_requests_[place] > 0;
+    }
 
     // A new request has this slot; it begins at the mean of all.
     void start(int slot) {
         const auto place = static_cast<std::size_t>(slot);
-        if (place >= of_requests_.size()) of_requests_.resize(2 * (place + 1), kFirst);
+        if (place >= of_requests_.size()) of_requests_.resize(2 * (place + 1));
         of_requests_[place] = of_all_;
     }
 
@@ -58,7 +62,7 @@ private:
     // Tokens per cycle, and the time of a step over that of a plain one, before anything was seen.
     static constexpr double kFirst = 2.0, kFirstStep = 1.0;
 
-    std::vector<double> of_requests_;  // by slot
+    std::vector<double> of_requests_;  // by slot; 0: nobody had it
     double of_all_ = kFirst, of_plain_ = kFirstStep;
 };
 

@@ -1,4 +1,5 @@
-// The Python face of features and inference. Conversions and checks of shapes only.
+// The Python face of features, inference and what is learned while serving. Conversions and checks of
+// shapes only.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -151,7 +152,9 @@ public:
             const auto place = place_of(track, second);
             writer.write(track, draft, second, place, features.data() + i * kNumDraftFeatures,
                          positions.data() + i * kMaxDepth * kNumPositionFeatures);
-            track.expect(draft.token_ids, place);
+            const auto width = drafts.token_ids.shape(1);
+            const auto length = static_cast<std::size_t>(drafts.num_nodes.data()[i]);
+            track.expect({drafts.token_ids.data() + i * width, length}, place);
         }
     }
 
@@ -297,15 +300,10 @@ std::vector<std::tuple<int, bool, double, double>> observe_cache(
             "what was verified needs one entry per request");
     std::vector<std::tuple<int, bool, double, double>> changes;
     for (std::size_t i = 0; i < num; ++i) {
-        const int slot = slots.data()[i];
-        if (committed.of(i).empty()) {
-            calibration.forget(slot);
-            continue;
-        }
         std::optional<VerifiedCacheDraft> verified;
         if (verified_lens.data()[i] > 0)
             verified = {accepted_lens.data()[i], verified_lens.data()[i], expected.data()[i]};
-        if (const auto change = calibration.observe(slot, committed.of(i)[0], verified))
+        if (const auto change = calibration.observe(slots.data()[i], committed.of(i), verified))
             changes.emplace_back(change->origin, change->is_fallback, change->mean_predicted,
                                  change->mean_accepted);
     }
@@ -328,10 +326,12 @@ void observe_model(ModelExpectations& expectations, const Input<std::int32_t, 1>
             "what was verified needs one entry per request");
     for (std::size_t i = 0; i < num; ++i) {
         if (num_accepted.data()[i] < 0) continue;
-        const int slot = slots.data()[i];
-        require(expectations.has(slot), "a slot was not started");
+        require(expectations.has(slots.data()[i]), "a slot was not started");
         require(num_nodes.data()[i] > 0, "a draft that was verified has a node or more");
-        expectations.observe(slot, committed.of(i),
+    }
+    for (std::size_t i = 0; i < num; ++i) {
+        if (num_accepted.data()[i] < 0) continue;
+        expectations.observe(slots.data()[i], committed.of(i),
                              {num_accepted.data()[i], num_nodes.data()[i], num_steps.data()[i],
                               expected.data()[i]});
     }
@@ -468,6 +468,7 @@ NB_MODULE(_native, m) {
                 {num_steps, prob, weight, kept, weight_of_request, kept_of_request, full_size, size_effect});
         }, "num_steps"_a, "prob"_a, "weight"_a, "kept"_a, "weight_of_request"_a, "kept_of_request"_a,
              "full_size"_a, "size_effect"_a)
+        .def("odds_of", &ModelExpectations::odds_of, "num_nodes"_a)
         .def("start", &ModelExpectations::start, "slot"_a)
         .def("expect", &expect_model, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
              "num_nodes"_a.noconvert(), "survival"_a.noconvert().none(), "out"_a.noconvert())

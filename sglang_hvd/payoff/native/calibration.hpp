@@ -1,4 +1,4 @@
-// Keeps a predictor right while it serves. What is known and why: calibration.py.
+// Keeps a predictor right while it serves: the rules of calibration.py.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "expectations.hpp"
 #include "reliability.hpp"
@@ -164,23 +165,23 @@ public:
         expected_.expect(slot, expected, factor, depth_, payoff, survival);
     }
 
-    // Takes in what a cycle committed. first_id: its first token. verified: of the cache draft, if any
-    // of it was; an expected length that is not a number stands for what is expected of the whole.
-    std::optional<FallbackChange> observe(int slot, std::int32_t first_id,
+    // Takes in what a cycle committed; nothing tells nothing. verified: of the cache draft, if any of it
+    // was; expected accepted tokens that are not a number stand for the whole draft.
+    std::optional<FallbackChange> observe(int slot, std::span<const std::int32_t> committed,
                                           std::optional<VerifiedCacheDraft> verified) {
         const CacheExpectation expected = expected_.take(slot);
-        if (expected.draft_len == 0) return std::nullopt;
+        if (expected.draft_len == 0 || committed.empty()) return std::nullopt;
         OriginCalibration& of_origin = origins_[static_cast<std::size_t>(expected.origin)];
-        of_origin.see_first_token(expected, first_id == expected.first_id, verified.has_value());
+        of_origin.see_first_token(expected, committed[0] == expected.first_id, verified.has_value());
         if (verified) {
-            if (std::isnan(verified->expected)) verified->expected = expected.payoff;
+            if (std::isnan(verified->expected)) {
+                verified->expected = expected.payoff;
+                verified->num_tokens = expected.draft_len;
+            }
             of_origin.see_verified(expected, *verified, depth_);
         }
         return of_origin.change_fallback(expected.origin, verified.has_value());
     }
-
-    // A cycle that committed nothing tells nothing.
-    void forget(int slot) { expected_.take(slot); }
 
 private:
     int depth_;

@@ -190,6 +190,11 @@ public:
     std::int64_t num_verified() const { return num_verified_; }
     const RunningReliability& reliability() const { return reliability_; }
 
+    // That a token of a draft of so many nodes is right, over those of the full size.
+    double odds_of(int num_nodes) const {
+        return std::exp(with_.size_effect * std::log2(static_cast<double>(num_nodes) / with_.full_size));
+    }
+
     float expect(int slot, std::span<const std::int32_t> cache_draft, const TokenProbs& probs,
                  const float* survival) {
         ModelExpectation& of_slot = at(slot);
@@ -210,8 +215,7 @@ public:
         if (!std::isnan(verified.expected)) {
             expected = verified.expected;
             of_all = expected / of_slot.ratio;
-            const double size = static_cast<double>(verified.num_nodes) / with_.full_size;
-            odds = std::exp(with_.size_effect * std::log2(size));
+            odds = odds_of(verified.num_nodes);
             num_steps = std::min(verified.num_steps, verified.num_nodes);
         }
         const int num_accepted = verified.num_accepted;

@@ -50,26 +50,28 @@ public:
     // The draft that was proposed for the cycle to come; place: in the request's own text, of what
     // precedes the token that the draft copies first; below 0: it lies elsewhere.
     void expect(std::span<const std::int32_t> draft, std::int64_t place) {
-        draft_len_ = static_cast<int>(std::min<std::size_t>(draft.size(), kMaxDepth));
-        std::copy_n(draft.begin(), draft_len_, draft_.begin());
+        draft_.assign(draft.begin(), draft.end());
         place_ = place;
     }
 
     // verified: first tokens of the draft that were verified. of_all: where the outcomes of its tokens
     // count for other requests too. Returns how many of those were accepted; kNone if none was verified.
     int commit(std::span<const std::int32_t> tokens, int verified, TokenOutcomes& of_all) {
-        const int num = static_cast<int>(tokens.size());
-        int agreed = 0;
-        while (agreed < std::min(draft_len_, num) && draft_[agreed] == tokens[agreed]) ++agreed;
-        for (int i = 0; i < std::min({agreed + 1, draft_len_, num}); ++i) {
-            const std::int32_t before = i > 0 ? draft_[i - 1] : latest_[0];
-            outcomes_.add(0, before, draft_[i], i < agreed);
-            if (teaches_) of_all.add(space_, before, draft_[i], i < agreed);
-        }
-        const int accepted = verified > 0 ? std::min(agreed, verified) : kNone;
+        const int num = static_cast<int>(tokens.size()), draft_len = static_cast<int>(draft_.size());
+        int num_right = 0;
+        while (num_right < std::min(draft_len, num) && draft_[at(num_right)] == tokens[at(num_right)])
+            ++num_right;
+        const int accepted = verified > 0 ? std::min(num_right, verified) : kNone;
         // The history is of whole drafts: of a part that was accepted whole it tells nothing.
-        const bool is_cut = verified < draft_len_ && accepted == verified;
-        remember(is_cut ? kNone : static_cast<std::int16_t>(accepted));
+        const bool is_cut = verified < draft_len && accepted == verified;
+        remember(is_cut ? kNone : static_cast<std::int16_t>(std::min(accepted, 32767)));
+        // Of a longer draft only so many tokens count.
+        const int known_len = std::min(draft_len, kMaxDepth), agreed = std::min(num_right, kMaxDepth);
+        for (int i = 0; i < std::min({agreed + 1, known_len, num}); ++i) {
+            const std::int32_t before = i > 0 ? draft_[at(i - 1)] : latest_[0];
+            outcomes_.add(0, before, draft_[at(i)], i < agreed);
+            if (teaches_) of_all.add(space_, before, draft_[at(i)], i < agreed);
+        }
         if (num > 0) {
             for (int k = kNumCyclesSeen - 1; k > 0; --k) cycles_[k] = cycles_[k - 1];
             cycles_[0] = {static_cast<float>(agreed), static_cast<float>(num)};
@@ -80,14 +82,14 @@ public:
             }
             num_agreed_ += agreed;
             num_committed_ += num;
-            run_ = draft_len_ > 0 && agreed == std::min(draft_len_, num) ? run_ + num : 0;
+            run_ = known_len > 0 && agreed == std::min(known_len, num) ? run_ + num : 0;
         }
-        if (draft_len_ > 0 && place_ >= 0 && agreed > 0) {
+        if (known_len > 0 && place_ >= 0 && agreed > 0) {
             expected_place_ = place_ + num;
         } else if (expected_place_ >= 0) {
             expected_place_ += num;
         }
-        draft_len_ = 0;
+        draft_.clear();
         extend(tokens);
         return accepted;
     }
@@ -127,6 +129,8 @@ public:
     }
 
 private:
+    static std::size_t at(int place) { return static_cast<std::size_t>(place); }
+
     static float ratio(float part, float whole) { return whole > 0 ? part / whole : 0.f; }
 
     static float decay(int d, int num) {
@@ -174,8 +178,7 @@ private:
     std::array<Cycle, kNumCyclesSeen> cycles_{};
     std::array<float, kNumDecays> moving_agreed_{}, moving_committed_{};
     int num_agreed_ = 0, num_committed_ = 0, run_ = 0;
-    std::array<std::int32_t, kMaxDepth> draft_{};
-    int draft_len_ = 0;
+    std::vector<std::int32_t> draft_;
     std::int64_t place_ = -1, expected_place_ = -1;
 };
 
