@@ -149,7 +149,8 @@ def _interpolate(places: npt.NDArray[np.int64], knots: Sequence[int], values: Fl
     left = np.clip(np.searchsorted(found, places, side="right") - 1, 0, len(found) - 2)
     share = (places - found[left]) / (found[left + 1] - found[left])
     share = share.reshape(-1, *[1] * (values.ndim - 1))
-    return np.asarray(values[left] * (1 - share) + values[left + 1] * share)
+    # In this form what is level stays level to the last bit.
+    return np.asarray(values[left] + share * (values[left + 1] - values[left]))
 
 
 def _row(values: Sequence[float]) -> str:

@@ -102,6 +102,8 @@ class HeldRequests:
                 prompt goes on in the next prefill, is no token of the output.
         """
         self._settle()
+        # Requests of one token never come to a step, and with enough of them nothing else does.
+        self._drop_ended(reqs)
         held = [self._start(req) for req in reqs]
         self._launched = _Launched(
             held=[None if req is chunked_req else h for req, h in zip(reqs, held, strict=True)],
@@ -334,7 +336,12 @@ def _namespace(req: Req) -> str:
     """What SGLang's prefix cache keeps apart: requests of other salts, or keys with the adapter.
     Empty without either."""
     salt, key = req.cache_salt or "", req.extra_key or ""
-    return f"{len(salt)}:{salt}{key}" if salt or key else ""
+    name = f"{len(salt)}:{salt}{key}" if salt or key else ""
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # half a surrogate pair is no text
+        return f"no text:{name.encode('utf-8', 'surrogatepass').hex()}"
+    return name
 
 
 def _has_penalties(req: Req) -> bool:

@@ -139,6 +139,11 @@ class ServedCosts:
             yield
 
 
+# What a step takes beside its parts, over these, at most: more was a pause, as of SGLang's
+# /pause_generation, which nothing announces here.
+_MOST_REST = 10.0
+
+
 class _Step:
     """A decode step as far as it was timed.
 
@@ -153,7 +158,8 @@ class _Step:
 
     def end(self, milliseconds: float) -> None:
         """It took so long, from its first part to that of the next step."""
-        self._observe_rest(max(milliseconds - self.parts_ms, 0.0))
+        rest = max(milliseconds - self.parts_ms, 0.0)
+        self._observe_rest(min(rest, _MOST_REST * self.parts_ms))
 
 
 class _DeviceTimer:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -114,3 +115,24 @@ def test_a_copy_with_other_times_has_these_and_is_checked() -> None:
 def test_whatever_a_table_says_of_itself_is_written_so_that_it_is_read(about: str) -> None:
     costs = StepCosts.from_yaml(TABLE).model_copy(update={"about": about})
     assert StepCosts.from_yaml(costs.to_yaml()).about == about
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.0371, 0.7243])
+def test_what_is_level_in_a_table_is_level_between_its_entries(scale: float) -> None:
+    """Or more requests would draft in less time, by a bit."""
+    once = tuple(scale * ms for ms in (1.7, 1.7, 1.7, 2.3))
+    costs = StepCosts(
+        about="made up",
+        batch_sizes=(1, 4, 16, 64),
+        widths=(1, 32),
+        verify=((scale, scale),) * 4,
+        draft_round=(scale,) * 4,
+        draft_extend=((0.3 * scale, 0.3 * scale),) * 4,
+        draft_once=once,
+    )
+    for steps in (1, 3):
+        of_any = costs.draft_ms(range(1, 65), steps)
+        assert len(set(of_any[:16].tolist())) == 1
+        assert (np.diff(of_any) >= 0).all()
+    assert len(set(costs.verify_ms(37, range(1, 65)).tolist())) == 1
+    assert len(set(costs.catch_up_ms(range(1, 65), 8).tolist())) == 1

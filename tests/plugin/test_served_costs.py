@@ -264,6 +264,19 @@ def _serve_as_rank(rank: int, folder: str, has_profile: bool) -> None:
     torch.distributed.destroy_process_group()
 
 
+def test_a_pause_is_no_cost_of_a_step() -> None:
+    made, watch = allocator(), Stopwatch()
+    costs = served(made, watch)
+    for number in range(64):
+        costs.begin_step(2)
+        with costs.time_verify(2, 8):
+            watch.seconds += 0.005
+        costs.end_step()
+        watch.seconds += 300 if number == 20 else 0.003
+    # It counts as ten such verifications at most.
+    assert made.costs.verify_ms(2, [8])[0] == pytest.approx(8 + 50 / 64, rel=0.1)
+
+
 @pytest.mark.parametrize("has_profile", [True, False])
 def test_two_ranks_with_different_clocks_decide_alike(tmp_path: Path, has_profile: bool) -> None:
     torch.multiprocessing.spawn(_serve_as_rank, args=(str(tmp_path), has_profile), nprocs=2)

@@ -215,8 +215,9 @@ private:
                 const double* draft_ms = draft_of(costs, steps, num + num_pinned) + num_pinned;
                 const double most = weigh(at, num, steps, num_steps, values, must_draft);
                 // Most of what is looked at needs no sorting: more than all of the gains, for what one
-                // draft costs, it cannot become, since drafts cost more the more there are. (But for
-                // rounding: sums in another order differ by that.)
+                // draft costs, it cannot become, since drafts cost more the more there are: StepCosts
+                // takes no others. (But for rounding: sums in another order differ by that, and so do
+                // times between the entries of a table.)
                 const double of_none = of_cache - price * draft_ms[0];
                 double of_any = of_none;
                 if (!gains_.empty()) {

@@ -1,0 +1,103 @@
+"""Which of SGLang's requests are held, and for how long."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+import torch
+from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from sglang_hvd.config import HvdConfig
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.plugin.requests import HeldRequests
+from sglang_hvd.step_clock import StepClock
+from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.types import DraftSource
+
+
+def held_requests() -> HeldRequests:
+    config = HvdConfig(policy="cache")
+    drafter = HybridDrafter(
+        config,
+        cache=SuffixCache.of_config(config, background=False),
+        predictor=None,
+        token_classes=None,
+        num_model_steps=3,
+        num_model_nodes=7,
+        verify_width=8,
+    )
+    return HeldRequests(
+        drafter,
+        stream=None,
+        metrics=None,
+        clock=StepClock(),
+        report_cycles=False,
+        recorder=None,
+    )
+
+
+def request(rid: str, prompt: list[int], *, extra_key: str | None = None) -> Req:
+    sampling = SamplingParams(temperature=0, max_new_tokens=4)
+    sampling.normalize(None)
+    return Req(rid, "", array("q", prompt), sampling, extra_key=extra_key)
+
+
+def prefill(held: HeldRequests, *reqs: Req) -> None:
+    held.record_prefill(reqs, None, torch.full((len(reqs),), 3))
+
+
+def test_requests_that_end_with_their_prefill_are_let_go_by_the_next() -> None:
+    held = held_requests()
+    running = request("running", [1, 2])
+    prefill(held, running)
+    for number in range(50):
+        req = request(str(number), [1, 2])
+        prefill(held, req)
+        req.output_ids.append(3)
+        req.finished_reason = FINISH_LENGTH(1)
+        assert len(held) <= 3  # the one that runs, this one and the one before
+    running.output_ids.append(3)
+    [plan] = held.plan([running], [2])
+    assert plan.source is DraftSource.PLAIN
+    assert held.describe()["num_resyncs"] == 0
+
+
+def test_what_a_step_committed_is_known_in_the_next() -> None:
+    held = held_requests()
+    reqs = [request("a", [1, 2, 3, 4, 1, 2]), request("b", [7, 8, 9, 7])]
+    prefill(held, *reqs)  # 3 follows both
+    first = held.plan(reqs, [6, 4])
+    drafts = [plan.cache_draft for plan in first]
+    assert drafts[0] is not None
+    assert drafts[0].token_ids.tolist()[:2] == [4, 1]
+    # Rows of four tokens, of which two and one were committed.
+    token_ids = torch.tensor([4, 1, 99, 99, 5, 99, 99, 99])
+    held.record_verify(reqs, token_ids, torch.tensor([2, 1], dtype=torch.int32), None)
+    held.plan(reqs, [8, 5])  # it would start them anew, had it other tokens
+    state = held.describe()
+    assert state["num_resyncs"] == 0
+    assert state["num_accepted_drafts"]["cache"] == 1
+
+
+def test_a_request_that_is_gone_leaves_the_others_their_tokens() -> None:
+    held = held_requests()
+    reqs = [request(rid, [1, 2, 3, 4, 1, 2]) for rid in "abc"]
+    prefill(held, *reqs)
+    held.plan(reqs, [6] * 3)
+    token_ids = torch.tensor([4, 1, 2, 9, 9, 9, 4, 3, 9])
+    held.record_verify(reqs, token_ids, torch.tensor([3, 1, 2], dtype=torch.int32), None)
+    reqs[1].output_ids.extend([3, 9])
+    reqs[1].finished_reason = FINISH_LENGTH(2)
+    held.note_finished("b")
+    held.plan([reqs[0], reqs[2]], [9, 8])
+    assert held.describe()["num_resyncs"] == 0
+
+
+@pytest.mark.parametrize("key", ["\ud800", "plain", "日本"])
+def test_a_key_may_be_any_string(key: str) -> None:
+    held = held_requests()
+    req = request("a", [1, 2], extra_key=key)
+    prefill(held, req)
+    assert len(held) == 1
