@@ -22,9 +22,10 @@ from sglang_hvd.allocation import DraftOdds, StepAllocator, draft_step_choices, 
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor, TokenClasses
+from sglang_hvd.replay.simulator import verify
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.suffix_cache.token_ids import num_agreeing, padded, right_branch
-from sglang_hvd.types import DraftPlan, TokenIds, VerifyOutcomes
+from sglang_hvd.suffix_cache.token_ids import num_agreeing, padded
+from sglang_hvd.types import VerifyOutcomes
 
 WIDTHS, SIZES, NUM_STEPS = (1, 2, 4, 8, 16, 32), (3, 7, 15, 31), 8
 TOPK = 4
@@ -128,10 +129,15 @@ def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:
         plans = drafter.allocate(rids, proposals)
         times.append(time.perf_counter())
         rests = [texts[rid, begins[rid] :] for rid in rids]
-        accepted = [_accepted(*each) for each in zip(plans, rests, strict=True)]
-        token_ids, lengths = padded(
-            [rest[: n + 1] for rest, n in zip(rests, accepted, strict=True)]
-        )
+        drafts = proposals.drafts
+        chains = zip(drafts.token_ids, drafts.num_nodes.tolist(), strict=True)
+        rights = [num_agreeing(c[:n], rest) for (c, n), rest in zip(chains, rests, strict=False)]
+        # Of the model drafter's draft two tokens are accepted, if it is verified.
+        verified = [
+            verify(plan, rest, right, 2)
+            for plan, rest, right in zip(plans, rests, rights, strict=True)
+        ]
+        token_ids, lengths = padded([outcome.token_ids for outcome in verified])
         outcomes = VerifyOutcomes(token_ids, lengths, lengths - 1, np.minimum(lengths - 1, 2))
         begins += lengths
         times.append(time.perf_counter())
@@ -140,17 +146,6 @@ def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:
         seconds.append((times[1] - times[0], times[2] - times[1], times[4] - times[3]))
     low, mid, high = 1e6 * np.quantile(seconds[_FIRST_STEPS:], (0.25, 0.5, 0.75), axis=0)
     return list(zip(low.tolist(), mid.tolist(), high.tolist(), strict=True))
-
-
-def _accepted(plan: DraftPlan, rest: TokenIds) -> int:
-    """Of the model drafter's draft two tokens are, if it is verified."""
-    of_model = 2 if plan.num_model_nodes else 0
-    draft = plan.cache_draft
-    if draft is None:
-        return of_model
-    if draft.parents is None:
-        return max(num_agreeing(draft.token_ids, rest), of_model)
-    return max(len(right_branch(draft.token_ids, draft.parents, rest)), of_model)
 
 
 def _time(call: Callable[[], object]) -> _Quartiles:

@@ -278,12 +278,10 @@ class HeldRequests:
         accept_lens: np.ndarray | None = None,
         num_model_accepted: np.ndarray | None = None,
     ) -> None:
-        rows = [
-            row
-            for row, held in enumerate(launched.held)
-            if held is not None and held.key in self._held
+        known = [
+            (row, h) for row, h in enumerate(launched.held) if h is not None and h.key in self._held
         ]
-        held = [h for h in (launched.held[row] for row in rows) if h is not None]
+        rows, held = [row for row, _ in known], [h for _, h in known]
         if not held:
             return
         tokens = token_ids.reshape(-1, launched.stride)[rows].astype(np.int32)

@@ -25,6 +25,10 @@ _TABLE_EVERY = 64
 # Before any step was timed; the first tables take its place at once.
 _FIRST_COEFFICIENTS = np.array([5.0, 0.0, 0.1, 0.5, 0.0, 0.01, 0.0, 0.5, 0.02, 0.0, 0.0])
 
+# What a step takes beside its parts, over these, at most: more was a pause, as of SGLang's
+# /pause_generation, which nothing announces here.
+_MOST_REST = 10.0
+
 
 def before_any_step(widths: Sequence[int]) -> StepCosts:
     """A table to begin with."""
@@ -137,11 +141,6 @@ class ServedCosts:
 
         with self._timer.measure(observe if self._timer.is_cuda else observe_in_time):
             yield
-
-
-# What a step takes beside its parts, over these, at most: more was a pause, as of SGLang's
-# /pause_generation, which nothing announces here.
-_MOST_REST = 10.0
 
 
 class _Step:

@@ -106,6 +106,15 @@ def served(
     )
 
 
+def verify_only(costs: ServedCosts, watch: Stopwatch, *, rest: float) -> None:
+    """A step of 5 ms of verification, and so many seconds beside it."""
+    costs.begin_step(2)
+    with costs.time_verify(2, 8):
+        watch.seconds += 0.005
+    costs.end_step()
+    watch.seconds += rest
+
+
 def test_the_table_becomes_that_of_the_machine() -> None:
     made, watch = allocator(), Stopwatch()
     costs = served(made, watch)
@@ -122,11 +131,7 @@ def test_what_a_step_takes_beside_its_parts_is_part_of_its_costs() -> None:
     made, watch = allocator(), Stopwatch()
     costs = served(made, watch)
     for number in range(40):
-        costs.begin_step(2)
-        with costs.time_verify(2, 8):
-            watch.seconds += 0.005
-        costs.end_step()
-        watch.seconds += 0.003
+        verify_only(costs, watch, rest=0.003)
         if number % 10 == 9:  # a prefill, or the server was idle
             costs.interrupt()
             watch.seconds += 60
@@ -268,11 +273,7 @@ def test_a_pause_is_no_cost_of_a_step() -> None:
     made, watch = allocator(), Stopwatch()
     costs = served(made, watch)
     for number in range(64):
-        costs.begin_step(2)
-        with costs.time_verify(2, 8):
-            watch.seconds += 0.005
-        costs.end_step()
-        watch.seconds += 300 if number == 20 else 0.003
+        verify_only(costs, watch, rest=300 if number == 20 else 0.003)
     # It counts as ten such verifications at most.
     assert made.costs.verify_ms(2, [8])[0] == pytest.approx(8 + 50 / 64, rel=0.1)
 
