@@ -1,16 +1,15 @@
 """The values that the core and the serving plugin hand to each other."""
 
 import enum
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
 TokenIds = npt.NDArray[np.int32]
-
-_SHARED = 2  # in the column "origin" of a match
 
 
 class DraftSource(enum.Enum):
@@ -48,8 +47,8 @@ class CacheDraft(NamedTuple):
 
 
 class DraftPlan(NamedTuple):
-    """What one request verifies in its next cycle. (One is made for each request in each step: a
-    named tuple takes a third of the time of a frozen dataclass.)
+    """What one request verifies in its next cycle. (A named tuple takes a third of the time of a
+    frozen dataclass.)
 
     cache_draft: the draft to verify when source is CACHE or BOTH, else None.
     payoff: predicted accepted length of the request's cache draft in tokens, bonus token not
@@ -151,6 +150,9 @@ MATCH_FEATURES = (
     "mean_agreement",  # the same share at every node, mean over the draft
 )
 
+_MATCH_LEN, _SCORE, _ORIGIN = map(MATCH_FEATURES.index, ("match_len", "score", "origin"))
+_SHARED = 2  # in the column "origin"
+
 # First tokens of a chain that DraftBatch.evidence tells of.
 EVIDENCE_DEPTH = 4
 # Columns of DraftBatch.evidence, as suffix_cache/native/draft_evidence.hpp: DraftEvidence has them.
@@ -213,49 +215,173 @@ class DraftBatch:
             evidence=np.zeros((max_requests, len(EVIDENCE)), np.float32),
         )
 
-    def chains(self, num_tokens: npt.NDArray[np.int32]) -> list[CacheDraft | None]:
+    def chains(self, num_tokens: npt.NDArray[np.int32]) -> "CacheDrafts":
         """Copies of rows that hold chains, from the first on, or of their first tokens.
 
         num_tokens: int32[num_rows], tokens to take of each row, at most num_nodes; where that is 0
             there is no draft.
         """
         num_rows, longest = len(num_tokens), int(num_tokens.max(initial=0))
-        scores = self.features[:num_rows, 1]
+        place = np.arange(longest, dtype=np.int32)
+        is_taken = place < num_tokens[:, None]
+        parents = np.empty((num_rows, longest), np.int32)
+        parents[:] = place - 1
+        matches = self.features[:num_rows].copy()
+        scores = matches[:, _SCORE]
         is_cut = num_tokens < self.num_nodes[:num_rows]
         if is_cut.any():
-            sums = self.probs[:num_rows, :longest].cumsum(axis=1)
-            last = np.maximum(num_tokens - 1, 0)
-            scores = np.where(is_cut, sums[np.arange(num_rows), last] if longest else 0, scores)
-        token_ids = self.token_ids[:num_rows, :longest].copy()
-        return self.drafts(token_ids, num_tokens.tolist(), scores.tolist(), [None] * num_rows)
+            of_taken = np.where(is_taken, self.probs[:num_rows, :longest], 0).sum(axis=1)
+            scores = np.where(is_cut, of_taken, scores)
+        return CacheDrafts(
+            token_ids=np.where(is_taken, self.token_ids[:num_rows, :longest], 0),
+            parents=parents,
+            num_nodes=num_tokens,
+            are_trees=np.zeros(num_rows, np.bool_),
+            scores=scores,
+            matches=matches,
+        )
 
-    def drafts(
-        self,
-        token_ids: TokenIds,
-        num_tokens: Sequence[int],
-        scores: Sequence[float],
-        parents: Iterable[npt.NDArray[np.int32] | None],
-    ) -> list[CacheDraft | None]:
-        """Drafts of these tokens, by what the rows matched.
 
-        token_ids: int32[num_rows, longest], read-only from now on; row i has num_tokens[i].
-        parents: of each row, as long as that; None for a chain.
-        """
-        token_ids.flags.writeable = False
-        num_rows = len(num_tokens)
-        match_lens = self.features[:num_rows, 0].astype(np.int32)
-        is_shared = self.features[:num_rows, 3] == _SHARED
-        return [
-            CacheDraft(tokens[:length], match_len, score, "shared" if shared else "request", before)
-            if length
-            else None
-            for tokens, length, match_len, score, shared, before in zip(
-                token_ids,
-                num_tokens,
-                match_lens.tolist(),
-                scores,
-                is_shared.tolist(),
-                parents,
-                strict=True,
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheDrafts(Sequence[CacheDraft | None]):
+    """What a batch verifies of its cache drafts, in arrays; row i belongs to request i. As a
+    sequence it has a CacheDraft for each request, made when it is asked for, or None.
+
+    token_ids: int32[num_requests, width]; the first num_nodes[i] entries of a row count, 0 behind.
+    parents: int32, same shape; as in CacheDraft, but of chains too.
+    num_nodes: int32[num_requests], 0 for no draft.
+    are_trees: bool[num_requests]; the others are chains.
+    scores: float32[num_requests], as in CacheDraft.
+    matches: float32[num_requests, len(MATCH_FEATURES)].
+    """
+
+    token_ids: TokenIds
+    parents: npt.NDArray[np.int32]
+    num_nodes: npt.NDArray[np.int32]
+    are_trees: npt.NDArray[np.bool_]
+    scores: npt.NDArray[np.float32]
+    matches: npt.NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.num_nodes)
+
+    def __iter__(self) -> Iterator[CacheDraft | None]:
+        token_ids, parent_rows = self.token_ids.view(), self.parents.view()
+        token_ids.flags.writeable = parent_rows.flags.writeable = False
+        for tokens, parents, length, is_tree, score, match in zip(
+            token_ids,
+            parent_rows,
+            self.num_nodes.tolist(),
+            self.are_trees.tolist(),
+            self.scores.tolist(),
+            self.matches[:, [_MATCH_LEN, _ORIGIN]].tolist(),
+            strict=True,
+        ):
+            yield (
+                CacheDraft(
+                    tokens[:length],
+                    int(match[0]),
+                    score,
+                    "shared" if match[1] == _SHARED else "request",
+                    parents[:length] if is_tree else None,
+                )
+                if length
+                else None
             )
+
+    @overload
+    def __getitem__(self, index: int) -> CacheDraft | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[CacheDraft | None]: ...
+    def __getitem__(self, index: int | slice) -> CacheDraft | list[CacheDraft | None] | None:
+        return list(self)[index]
+
+    def select(self, places: Sequence[int]) -> "CacheDrafts":
+        """Those of some of the requests."""
+        return CacheDrafts(*(getattr(self, name)[places] for name in _OF_DRAFTS))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["CacheDrafts"]) -> "CacheDrafts":
+        """Those of several batches, of one at least."""
+        width = max(part.token_ids.shape[1] for part in parts)
+        wide = [
+            replace(
+                part,
+                token_ids=_widened(part.token_ids, width),
+                parents=_widened(part.parents, width),
+            )
+            for part in parts
         ]
+        return cls(*(np.concatenate([getattr(part, name) for part in wide]) for name in _OF_DRAFTS))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftPlans(Sequence[DraftPlan]):
+    """What a batch verifies in its next cycles, in arrays; row i belongs to request i. As a
+    sequence it has a DraftPlan for each request, made when it is asked for.
+
+    drafts: of the cache.
+    payoffs: float32[num_requests], as in DraftPlan; not a number where nothing was predicted.
+    num_model_nodes: int32[num_requests], as in DraftPlan.
+    num_model_steps: of all requests that verify the model drafter's draft.
+    """
+
+    drafts: CacheDrafts
+    payoffs: npt.NDArray[np.float32]
+    num_model_nodes: npt.NDArray[np.int32]
+    num_model_steps: int
+
+    @property
+    def sources(self) -> list[DraftSource]:
+        """By request."""
+        return sources_of(self.drafts.num_nodes, self.num_model_nodes)
+
+    @property
+    def num_nodes(self) -> npt.NDArray[np.int32]:
+        """int32[num_requests], as in DraftPlan."""
+        nodes: npt.NDArray[np.int32] = self.drafts.num_nodes + self.num_model_nodes
+        return nodes
+
+    def __len__(self) -> int:
+        return len(self.num_model_nodes)
+
+    def __iter__(self) -> Iterator[DraftPlan]:
+        for source, draft, payoff, num_model in zip(
+            self.sources,
+            self.drafts,
+            self.payoffs.tolist(),
+            self.num_model_nodes.tolist(),
+            strict=True,
+        ):
+            yield DraftPlan(
+                source,
+                draft,
+                None if math.isnan(payoff) else payoff,
+                num_model,
+                self.num_model_steps if num_model else 0,
+            )
+
+    @overload
+    def __getitem__(self, index: int) -> DraftPlan: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[DraftPlan]: ...
+    def __getitem__(self, index: int | slice) -> DraftPlan | list[DraftPlan]:
+        return list(self)[index]
+
+
+def sources_of(
+    num_cache: npt.NDArray[np.int32], num_model: npt.NDArray[np.int32]
+) -> list[DraftSource]:
+    """What requests verify by the nodes of their two drafts, int32[num_requests] each."""
+    return [
+        _BY_DRAFTS[of_cache > 0][of_model > 0]
+        for of_cache, of_model in zip(num_cache.tolist(), num_model.tolist(), strict=True)
+    ]
+
+
+_BY_DRAFTS = (DraftSource.PLAIN, DraftSource.MODEL), (DraftSource.CACHE, DraftSource.BOTH)
+_OF_DRAFTS = tuple(field.name for field in fields(CacheDrafts))
+
+
+def _widened(rows: npt.NDArray[np.int32], width: int) -> npt.NDArray[np.int32]:
+    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])))

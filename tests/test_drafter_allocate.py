@@ -427,3 +427,9 @@ def test_a_part_that_was_accepted_whole_is_left_out_of_the_history(
     features = made.propose(["r"]).features
     assert features is not None
     assert features.features[0, FEATURE_NAMES.index("recent_cache_rate")] == cache_rate
+
+
+def test_an_empty_batch_needs_nothing() -> None:
+    made = drafter()
+    assert list(made.plan([])) == []
+    made.commit([], [])

@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from sglang_hvd.types import CacheDraft, VerifyOutcome, VerifyOutcomes
+from sglang_hvd.types import (
+    MATCH_FEATURES,
+    CacheDraft,
+    CacheDrafts,
+    DraftBatch,
+    DraftPlans,
+    DraftSource,
+    VerifyOutcome,
+    VerifyOutcomes,
+)
 
 
 def test_a_draft_knows_its_length_and_cannot_be_reassigned() -> None:
@@ -11,6 +20,72 @@ def test_a_draft_knows_its_length_and_cannot_be_reassigned() -> None:
     assert draft.num_tokens == 2
     with pytest.raises(AttributeError):
         draft.score = 2.0  # type: ignore[misc]
+
+
+def chains(*token_ids: list[int], cut: int = 64) -> CacheDrafts:
+    """Each token half as probable as the one before; cut to so many tokens."""
+    longest = max(len(tokens) for tokens in token_ids)
+    batch = DraftBatch.of_size(len(token_ids) + 1, longest)
+    batch.token_ids[:] = 99  # of earlier steps
+    for row, tokens in enumerate(token_ids):
+        batch.token_ids[row, : len(tokens)] = tokens
+        batch.probs[row, : len(tokens)] = 0.5 ** np.arange(1, len(tokens) + 1)
+        batch.num_nodes[row] = len(tokens)
+        batch.features[row, MATCH_FEATURES.index("match_len")] = 5 + row
+        batch.features[row, MATCH_FEATURES.index("score")] = 1 - 0.5 ** len(tokens)
+        batch.features[row, MATCH_FEATURES.index("origin")] = row
+    return batch.chains(np.minimum(batch.num_nodes[: len(token_ids)], cut))
+
+
+def test_the_first_tokens_of_chains_are_drafts_of_their_own() -> None:
+    drafts = chains([3, 4, 5], [], [6], cut=2)
+    first, nothing, last = drafts
+    assert nothing is None
+    assert first is not None
+    assert last is not None
+    assert (first.token_ids.tolist(), first.match_len, first.source) == ([3, 4], 5, "request")
+    assert (last.token_ids.tolist(), last.match_len, last.source) == ([6], 7, "shared")
+    assert (first.score, last.score) == (0.75, 0.5)
+    assert first.parents is None
+    with pytest.raises(ValueError, match="read-only"):
+        first.token_ids[0] = 1
+    # Whoever takes the arrays finds nothing of other steps behind a draft.
+    assert drafts.token_ids.tolist() == [[3, 4], [0, 0], [6, 0]]
+    assert drafts.parents.tolist() == [[-1, 0]] * 3
+
+
+def test_drafts_of_several_batches_are_put_together_and_taken_apart() -> None:
+    long, short = chains([3, 4, 5], [6]), chains([7])
+    both = CacheDrafts.concatenate([long, short])
+    assert [draft.token_ids.tolist() for draft in both if draft] == [[3, 4, 5], [6], [7]]
+    some = both.select([2, 0])
+    assert [draft.token_ids.tolist() for draft in some if draft] == [[7], [3, 4, 5]]
+
+
+def test_plans_of_a_batch_are_plans_of_its_requests() -> None:
+    plans = DraftPlans(
+        drafts=chains([3, 4], [], [6], []),
+        payoffs=np.array([1.5, np.nan, 0.5, np.nan], np.float32),
+        num_model_nodes=np.array([7, 3, 0, 0], np.int32),
+        num_model_steps=4,
+    )
+    both, model, cache, plain = plans
+    assert [plan.source for plan in plans] == plans.sources
+    assert plans.sources == [
+        DraftSource.BOTH,
+        DraftSource.MODEL,
+        DraftSource.CACHE,
+        DraftSource.PLAIN,
+    ]
+    assert [plan.num_nodes for plan in plans] == plans.num_nodes.tolist() == [9, 3, 1, 0]
+    assert [plan.payoff for plan in plans] == [1.5, None, 0.5, None]
+    assert [plan.num_model_steps for plan in plans] == [4, 4, 0, 0]
+    assert both.cache_draft is not None
+    assert both.cache_draft.token_ids.tolist() == [3, 4]
+    assert model.cache_draft is plain.cache_draft is None
+    assert len(plans) == 4
+    assert plans[2].source is plans[-2].source is cache.source
+    assert [plan.source for plan in plans[2:]] == [DraftSource.CACHE, DraftSource.PLAIN]
 
 
 @pytest.mark.parametrize(

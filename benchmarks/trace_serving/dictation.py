@@ -15,7 +15,6 @@ import torch
 
 from benchmarks.trace_serving.script import Script
 from benchmarks.trace_serving.tree_shape import TreeShape
-from sglang_hvd.types import DraftPlan
 
 _LARGE = 1e30
 
@@ -73,13 +72,18 @@ class Dictation:
         return build(batch, draft_input, *tree, *args, **kw)
 
     def run_model_drafter(
-        self, run: Callable[..., Any], worker: Any, batch: Any, plans: Sequence[DraftPlan]
+        self,
+        run: Callable[..., Any],
+        worker: Any,
+        batch: Any,
+        num_steps: int,
+        num_nodes: Sequence[int],
     ) -> Any:
         """AROUND HvdDraftWorker._run_model_drafter."""
-        (_, _, draft_tokens, _), kv_loc_plan = run(worker, batch, plans)
-        shape = self._shape(worker.topk, plans[0].num_model_steps, draft_tokens.shape[1])
+        (_, _, draft_tokens, _), kv_loc_plan = run(worker, batch, num_steps, num_nodes)
+        shape = self._shape(worker.topk, num_steps, draft_tokens.shape[1])
         # In few steps a tree has fewer nodes than its size.
-        sizes = [min(s for s in self._script.accepted if s >= p.num_model_nodes) for p in plans]
+        sizes = [min(s for s in self._script.accepted if s >= num) for num in num_nodes]
         tree = self._tree(batch, shape, sizes, draft_tokens)
         ranks = _to(shape.ranks, draft_tokens.device).expand(draft_tokens.shape)
         return (*tree, ranks), kv_loc_plan

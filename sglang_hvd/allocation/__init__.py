@@ -13,7 +13,7 @@ from sglang_hvd.allocation.allocator import (
     powers_of_two_below,
     widths_that_save,
 )
-from sglang_hvd.allocation.cache_trees import CacheTrees
+from sglang_hvd.allocation.cache_trees import CacheTrees, num_branch_tokens
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
 from sglang_hvd.allocation.cost_scale import CostScale
 from sglang_hvd.allocation.costs import StepCosts
@@ -33,6 +33,7 @@ __all__ = [
     "draft_step_choices",
     "model_tree_sizes",
     "most_tree_nodes",
+    "num_branch_tokens",
     "powers_of_two_below",
     "widths_that_save",
 ]

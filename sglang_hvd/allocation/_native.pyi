@@ -26,17 +26,39 @@ class CacheTreeJoiner:
         out_is_chain: _Bool,
         out_num: _Int32,
     ) -> None: ...
-    def measure(
+    def take(
         self,
+        tokens: _Int32,
+        parents: _Int32,
         probs: _Float32,
         is_chain: _Bool,
         survival: _Float32,
+        predicted: _Float32,
+        of_chains: _Int32,
         num_taken: _Int32,
+        branch_share: float,
+        out_tokens: _Int32,
+        out_parents: _Int32,
+        are_trees: _Bool,
         chain_lens: _Int32,
         scores: _Float32,
         expected: _Float32,
-        branch_expected: _Float32,
+        branch_expected: _Float64,
+        payoffs: _Float32,
     ) -> None: ...
+
+def count_branches(
+    tokens: _Int32,
+    parents: _Int32,
+    num_nodes: _Int32,
+    texts: _Int32,
+    lengths: _Int32,
+    num_accepted: _Int32,
+    model_sizes: _Int32,
+    model_accepted: _Int32,
+    chain_accepted: _Int32,
+    num_branches: _Int32,
+) -> None: ...
 
 class Pace:
     def __init__(self) -> None: ...
@@ -46,30 +68,33 @@ class Pace:
     def see_step(self, ms: float, plain_ms: float) -> None: ...
     def see_tokens(self, slots: _Int32, num_tokens: _Int32) -> None: ...
 
-class Allocator:
-    def allocate(
-        self,
-        probs: _Float32,
-        depths: _Int32,
-        num_nodes: _Int32,
-        sizes: _Int32,
-        reaches: _Float32,
-        reaches_if_right: _Float32,
-        values: _Float64,
-        price: float,
-        own_pace: float,
+class BatchCosts:
+    @staticmethod
+    def of(
         widths: _Int32,
         step_ms: _Float64,
         num_steps: _Int32,
         most_nodes: _Int32,
         draft_ms: _Float64,
-        num_pinned: int,
-        must_draft: int,
-        min_width: int,
-        min_steps: int,
-        merges: bool,
+    ) -> BatchCosts: ...
+
+class StepAllocator:
+    @staticmethod
+    def of(sizes: _Int32, own_pace: float, merges: bool, look_after: int) -> StepAllocator: ...
+    def start(self, slot: int) -> None: ...
+    def see_tokens(self, slots: _Int32, num_tokens: _Int32) -> None: ...
+    def allocate(
+        self,
+        slots: _Int32,
+        is_pinned: _Bool | None,
+        probs: _Float32,
+        depths: _Int32,
+        num_nodes: _Int32,
+        reaches: _Float32,
+        reaches_if_right: _Float32,
+        costs: BatchCosts,
         num_cache: _Int32,
         num_model: _Int32,
         model_size: _Int32,
         model_expected: _Float32,
-    ) -> tuple[int, int, int, int, int]: ...
+    ) -> tuple[int, int, int]: ...

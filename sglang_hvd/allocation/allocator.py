@@ -3,19 +3,16 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation._native import Allocator as _Allocator
-from sglang_hvd.allocation._native import Pace
-from sglang_hvd.allocation.costs import Float64, StepCosts
-from sglang_hvd.types import DraftPlan
+from sglang_hvd.allocation._native import BatchCosts
+from sglang_hvd.allocation._native import StepAllocator as _StepAllocator
+from sglang_hvd.allocation.costs import StepCosts
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
-_Array = TypeVar("_Array", Int32, Float32)
 
 # After so many steps without any draft of the model drafter one request drafts with it, and
 # likewise for cache drafts: what is expected of them could be wrong. Requests take turns.
@@ -55,9 +52,6 @@ class DraftOdds:
     reaches_if_right: Float32
 
 
-_ODDS = tuple(DraftOdds.__dataclass_fields__)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Allocation:
     """The drafts of one step.
@@ -69,6 +63,7 @@ class Allocation:
     model_expected: float32[num_requests], accepted tokens expected of these; 0 for pinned requests.
     num_steps: of the model drafter, where any request drafts with it.
     width: nodes that the step verifies per request, root included.
+    most_cache: the largest of num_cache.
     """
 
     num_cache: Int32
@@ -77,6 +72,7 @@ class Allocation:
     model_expected: Float32
     num_steps: int
     width: int
+    most_cache: int
 
 
 def powers_of_two_below(widest: int) -> tuple[int, ...]:
@@ -110,12 +106,13 @@ def draft_step_choices(num_steps: int) -> tuple[int, ...]:
     return tuple(range(num_steps, 0, -math.ceil(num_steps / 4)))[::-1]
 
 
-def catches_up(plan: DraftPlan, num_missing: int) -> bool:
+def catches_up(num_model_nodes: int, num_missing: int) -> bool:
     """Whether a request's postponed draft-extend runs in a step.
 
+    num_model_nodes: nodes of the model drafter's draft that it verifies.
     num_missing: tokens that the model drafter's KV cache lacks of it.
     """
-    return num_missing > 0 and (plan.num_model_nodes > 0 or num_missing >= MAX_POSTPONED_TOKENS)
+    return num_missing > 0 and (num_model_nodes > 0 or num_missing >= MAX_POSTPONED_TOKENS)
 
 
 class StepAllocator:
@@ -169,13 +166,9 @@ class StepAllocator:
         if len(most_nodes) != len(num_steps) or min(most_nodes) < 1:
             raise ValueError("most_nodes must have one number for each of num_steps, 1 or more")
         self._most_nodes = np.array(most_nodes, np.int32)
-        self._merges = merges
         self._postpones_extend = postpones_extend
-        self._own_pace = own_pace
-        self._native = _Allocator()
-        self._pace = Pace()
-        self._of_batch: dict[int, tuple[Float64, Float64]] = {}
-        self._steps_without_model = self._steps_without_cache = self._num_looks = 0
+        self._native = _StepAllocator.of(self._model_sizes, own_pace, merges, _LOOK_AFTER)
+        self._of_batch: dict[int, BatchCosts] = {}
 
     @property
     def model_sizes(self) -> Sequence[int]:
@@ -214,7 +207,7 @@ class StepAllocator:
 
     def start(self, slot: int) -> None:
         """A new request has this slot."""
-        self._pace.start(slot)
+        self._native.start(slot)
 
     def allocate(
         self, slots: Int32, odds: DraftOdds, is_pinned: npt.NDArray[np.bool_] | None = None
@@ -225,72 +218,22 @@ class StepAllocator:
         is_pinned: bool[num_requests], requests that verify the model drafter's largest draft alone,
             whatever it brings; None: none does.
         """
-        num_requests = len(slots)
-        step_ms, draft_ms = self._costs_of(num_requests)
-        price = self._pace.price(num_requests, float(step_ms[0]))
-        min_width = min_steps = num_pinned = 0
-        pinned = None if is_pinned is None else np.flatnonzero(is_pinned)
-        if pinned is not None and len(pinned):
-            free = np.setdiff1d(np.arange(num_requests), pinned)
-            of_free = DraftOdds(*(getattr(odds, name)[free] for name in _ODDS))
-            slots, num_pinned = slots[free], len(pinned)
-            min_width = self._place_of_width(int(self._model_sizes[-1]))
-            min_steps = len(self._num_steps) - 1
-        else:
-            of_free = odds
-        num_free = num_requests - num_pinned
-        looking = None
-        if self._steps_without_model >= _LOOK_AFTER and num_free:
-            looking = self._turn(num_free)
-            min_width = max(min_width, self._place_of_width(int(self._model_sizes[0])))
-        num_cache, num_model, model_size = np.empty((3, num_free), np.int32)
-        model_expected, values = np.empty(num_free, np.float32), np.empty(num_free)
-        self._pace.write_token_values(slots, values)
-        width, steps, num_drafting, num_cached, used = self._native.allocate(
-            of_free.probs,
-            of_free.depths,
-            of_free.num_nodes,
-            self._model_sizes,
-            of_free.reaches,
-            of_free.reaches_if_right,
-            values,
-            price,
-            self._own_pace,
-            self._widths,
-            step_ms,
-            self._num_steps,
-            self._most_nodes,
-            draft_ms,
-            num_pinned,
-            -1 if looking is None else looking,
-            min_width,
-            min_steps,
-            self._merges,
+        num = len(slots)
+        num_cache, num_model, model_size = (np.empty(num, np.int32) for _ in range(3))
+        model_expected = np.empty(num, np.float32)
+        width, steps, most_cache = self._native.allocate(
+            slots,
+            is_pinned,
+            odds.probs,
+            odds.depths,
+            odds.num_nodes,
+            odds.reaches,
+            odds.reaches_if_right,
+            self._of_batch.get(num) or self._costs_of(num),
             num_cache,
             num_model,
             model_size,
             model_expected,
-        )
-        self._steps_without_model = 0 if num_drafting else self._steps_without_model + 1
-        if self._looks_at_cache(of_free, num_cached) and looking is None:
-            self._steps_without_cache = 0
-            with_draft = np.flatnonzero(of_free.num_nodes)
-            row = with_draft[self._turn(len(with_draft))]
-            num_drafting -= int(num_model[row] > 0)
-            num_cache[row], num_model[row], model_size[row] = 1, 0, 0
-            model_expected[row] = 0
-            used = int((num_cache + num_model).max())
-        if num_pinned:
-            whole = int(self._model_sizes[-1])
-            num_cache = _spread(num_cache, free, num_requests, 0)
-            num_model = _spread(num_model, free, num_requests, whole)
-            model_size = _spread(model_size, free, num_requests, whole)
-            model_expected = _spread(model_expected, free, num_requests, 0)
-            num_drafting, used = num_drafting + num_pinned, max(used, whole)
-        # What was found for this width may fit into a narrower one.
-        width = self._place_of_width(used)
-        self._pace.see_step(
-            float(step_ms[width] + draft_ms[steps, num_drafting]), float(step_ms[0])
         )
         return Allocation(
             num_cache,
@@ -299,48 +242,23 @@ class StepAllocator:
             model_expected,
             int(self._num_steps[steps]),
             int(self._widths[width]),
+            most_cache,
         )
 
     def observe(self, slots: Int32, num_tokens: Int32) -> None:
         """Takes in how many tokens the step committed for each request: int32[num_requests]."""
-        self._pace.see_tokens(slots, num_tokens)
+        self._native.see_tokens(slots, num_tokens)
 
-    def _costs_of(self, num_requests: int) -> tuple[Float64, Float64]:
+    def _costs_of(self, num_requests: int) -> BatchCosts:
         """By width, and by number of steps and of requests that draft."""
-        found = self._of_batch.get(num_requests)
-        if found is None:
-            widths = self._widths.tolist()
-            step_ms = self._costs.verify_ms(num_requests, widths)
-            drafting = range(num_requests + 1)
-            draft_ms = np.array([self._costs.draft_ms(drafting, steps) for steps in self.num_steps])
-            if self._postpones_extend:
-                draft_ms = draft_ms + self._costs.catch_up_ms(drafting, _TYPICAL_MISSING)
-            else:
-                step_ms = step_ms + self._costs.draft_extend_ms(num_requests, widths)
-            found = self._of_batch[num_requests] = step_ms, draft_ms
-        return found
-
-    def _turn(self, num: int) -> int:
-        """Whose turn it is to be looked at."""
-        self._num_looks += 1
-        return self._num_looks % num
-
-    def _looks_at_cache(self, odds: DraftOdds, num_cached: int) -> bool:
-        """Whether a cache draft's first token is to be verified, since none was for long."""
-        if num_cached:
-            self._steps_without_cache = 0
-        if num_cached or not odds.num_nodes.any():
-            return False
-        self._steps_without_cache += 1
-        return self._steps_without_cache > _LOOK_AFTER
-
-    def _place_of_width(self, num_nodes: int) -> int:
-        """Of the narrowest that has room for a root and so many nodes."""
-        return int(np.searchsorted(self._widths, num_nodes + 1))
-
-
-def _spread(values: _Array, places: npt.NDArray[np.int64], length: int, others: float) -> _Array:
-    """An array with these values at these places."""
-    spread = np.full_like(values, others, shape=length)
-    spread[places] = values
-    return spread
+        widths, drafting = self._widths.tolist(), range(num_requests + 1)
+        step_ms = self._costs.verify_ms(num_requests, widths)
+        draft_ms = np.array([self._costs.draft_ms(drafting, steps) for steps in self.num_steps])
+        if self._postpones_extend:
+            draft_ms = draft_ms + self._costs.catch_up_ms(drafting, _TYPICAL_MISSING)
+        else:
+            step_ms = step_ms + self._costs.draft_extend_ms(num_requests, widths)
+        costs = self._of_batch[num_requests] = BatchCosts.of(
+            self._widths, step_ms, self._num_steps, self._most_nodes, draft_ms
+        )
+        return costs

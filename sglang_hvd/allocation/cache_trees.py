@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation._native import CacheTreeJoiner
-from sglang_hvd.types import CacheDraft, DraftBatch, TokenIds
+from sglang_hvd.allocation._native import CacheTreeJoiner, count_branches
+from sglang_hvd.types import CacheDrafts, DraftBatch, TokenIds, VerifyOutcomes
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -69,51 +69,94 @@ class CacheTrees:
             self.num_nodes,
         )
 
-    def take(self, num_nodes: Int32, survival: Float32, chains: DraftBatch) -> "TakenDrafts":
+    def take(
+        self,
+        num_nodes: Int32,
+        payoffs: Float32,
+        survival: Float32,
+        chains: DraftBatch,
+        branch_share: float,
+        *,
+        width: int,
+    ) -> "TakenDrafts":
         """The first nodes of each draft.
 
-        num_nodes: int32[num_requests], of each row.
+        num_nodes: int32[num_requests], of each row, at most width.
+        payoffs: float32[num_requests], expected accepted length of each chain.
         survival: as in join, but what is expected of the chains is by this one.
-        chains: as in join.
+        chains, branch_share: as in join.
         """
-        num, longest = len(num_nodes), int(num_nodes.max(initial=0))
-        chain_lens = np.empty(num, np.int32)
-        scores, expected, of_branches = np.empty((3, num), np.float32)
-        self._joiner.measure(
+        num = len(num_nodes)
+        token_ids, parents = np.empty((num, width), np.int32), np.empty((num, width), np.int32)
+        are_trees, chain_lens = np.empty(num, np.bool_), np.empty(num, np.int32)
+        scores, expected = np.empty(num, np.float32), np.empty(num, np.float32)
+        of_branches, predicted = np.empty(num), np.empty(num, np.float32)
+        self._joiner.take(
+            self.token_ids,
+            self.parents,
             self.probs,
             self.is_chain,
             survival,
+            payoffs,
+            chains.num_nodes,
             num_nodes,
+            branch_share,
+            token_ids,
+            parents,
+            are_trees,
             chain_lens,
             scores,
             expected,
             of_branches,
+            predicted,
         )
-        parents = self.parents[:num, :longest].copy()
-        parents.flags.writeable = False
-        lengths, of_chains = num_nodes.tolist(), chain_lens.tolist()
-        drafts = chains.drafts(
-            self.token_ids[:num, :longest].copy(),
-            lengths,
-            scores.tolist(),
-            [
-                None if of_chain == length else row[:length]
-                for row, length, of_chain in zip(parents, lengths, of_chains, strict=True)
-            ],
-        )
-        return TakenDrafts(drafts, chain_lens, expected, of_branches)
+        matches = chains.features[:num].copy()
+        drafts = CacheDrafts(token_ids, parents, num_nodes, are_trees, scores, matches)
+        return TakenDrafts(drafts, chain_lens, expected, of_branches, predicted)
 
 
 class TakenDrafts(NamedTuple):
     """Parts of a batch of drafts, by request.
 
-    drafts: None for none.
-    chain_lens: int32[num_requests], tokens of the chain in each.
+    chain_lens: int32[num_requests], tokens of the chain in each; 1 where a branch alone was taken,
+        which tells of the chain's first token.
     chain_expected: float32[num_requests], accepted tokens expected of these.
-    branch_expected: float32[num_requests], of the nodes beside the chain.
+    branch_expected: float64[num_requests], of the nodes beside the chain, were branch_share 1.
+    payoffs: float32[num_requests], those that were given; not a number where there is no chain.
     """
 
-    drafts: list[CacheDraft | None]
+    drafts: CacheDrafts
     chain_lens: Int32
     chain_expected: Float32
-    branch_expected: Float32
+    branch_expected: npt.NDArray[np.float64]
+    payoffs: Float32
+
+
+def num_branch_tokens(
+    drafts: CacheDrafts, outcomes: VerifyOutcomes, model_sizes: Int32, chain_accepted: Int32
+) -> Int32:
+    """Tokens of each cache draft that were right beyond its chain: int32[num_requests]; of requests
+    that verified one.
+
+    Of both drafts in one tree the accepted path is the longer one: as far as it lies in the cache
+    draft, and no further, that was right.
+
+    model_sizes: int32[num_requests], nodes of the model drafter's draft, 0 where it was not
+        verified.
+    chain_accepted: int32[num_requests], tokens of each chain that were right; below 0 where none of
+        it was verified.
+    """
+    num_branches = np.empty(len(drafts), np.int32)
+    count_branches(
+        drafts.token_ids,
+        drafts.parents,
+        drafts.num_nodes,
+        outcomes.token_ids,
+        outcomes.lengths,
+        outcomes.num_accepted_drafts,
+        model_sizes,
+        outcomes.num_model_accepted,
+        chain_accepted,
+        num_branches,
+    )
+    return num_branches

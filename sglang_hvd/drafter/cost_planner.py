@@ -9,7 +9,7 @@ from sglang_hvd.drafter.cycles import Cycles
 from sglang_hvd.drafter.expectations import Expectations
 from sglang_hvd.drafter.proposals import Proposals
 from sglang_hvd.drafter.request import DraftedRequest
-from sglang_hvd.types import DraftPlan, DraftSource
+from sglang_hvd.types import DraftPlans
 
 
 class CostPlanner:
@@ -20,7 +20,7 @@ class CostPlanner:
 
     def plan(
         self, requests: Sequence[DraftedRequest], proposals: Proposals
-    ) -> tuple[list[DraftPlan], Cycles]:
+    ) -> tuple[DraftPlans, Cycles]:
         """Row i of the proposals belongs to requests[i]."""
         num, drafts = len(requests), proposals.drafts
         trees, reaches, prediction = proposals.trees, proposals.model_reaches, proposals.prediction
@@ -29,8 +29,9 @@ class CostPlanner:
         assert prediction is not None
         assert prediction.survival is not None
         is_pinned = None
-        if any(request.without_cache for request in requests):
-            is_pinned = np.array([request.without_cache for request in requests])
+        without_cache = [request.without_cache for request in requests]
+        if any(without_cache):
+            is_pinned = np.array(without_cache)
         assert proposals.slots is not None
         found = self._allocator.allocate(
             proposals.slots,
@@ -43,31 +44,24 @@ class CostPlanner:
             ),
             is_pinned,
         )
+        share = self._expectations.branch_share
         # The predictor is judged by what it says itself of chains, heeded or not.
-        taken = trees.take(found.num_cache, prediction.survival, drafts)
-        chain_lens, chain_expected = taken.chain_lens, taken.chain_expected
-        # A branch alone: the first token that is committed tells of the chain's first, if any.
-        is_branch = (chain_lens == 0) & (found.num_cache > 0) & proposals.has_draft
-        if is_branch.any():
-            chain_lens = np.where(is_branch, np.int32(1), chain_lens)
-            chain_expected = np.where(is_branch, prediction.survival[:num, 0], chain_expected)
+        taken = trees.take(
+            found.num_cache,
+            prediction.payoffs,
+            prediction.survival,
+            drafts,
+            share,
+            width=found.most_cache,
+        )
         cycles = Cycles(
-            num_cache=found.num_cache,
-            chain_lens=chain_lens,
-            chain_expected=chain_expected,
-            branch_expected=taken.branch_expected / np.float64(self._expectations.branch_share),
+            drafts=taken.drafts,
+            chain_lens=taken.chain_lens,
+            chain_expected=taken.chain_expected,
+            branch_expected=taken.branch_expected,
             model_sizes=found.model_size,
             model_steps=np.full(num, found.num_steps, np.int32),
             model_expected=found.model_expected,
         )
-        plans = []
-        for chosen, payoff, num_model in zip(
-            taken.drafts, proposals.payoffs, found.num_model.tolist(), strict=True
-        ):
-            if num_model:
-                source = DraftSource.MODEL if chosen is None else DraftSource.BOTH
-                plans.append(DraftPlan(source, chosen, payoff, num_model, found.num_steps))
-            else:
-                source = DraftSource.PLAIN if chosen is None else DraftSource.CACHE
-                plans.append(DraftPlan(source, chosen, payoff))
+        plans = DraftPlans(taken.drafts, taken.payoffs, found.num_model, found.num_steps)
         return plans, cycles

@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
+from sglang_hvd.types import CacheDrafts, DraftSource, sources_of
+
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
@@ -15,7 +17,7 @@ class Cycles:
     """Of a batch, in arrays, since what comes of them is taken in for all at once: entry i belongs
     to request i.
 
-    num_cache: int32[num_requests], nodes of the cache draft, 0 where it is not verified.
+    drafts: of the cache.
     chain_lens: int32[num_requests], first tokens of the cache chain of which the cycle tells; a
         tree has branches beside them, and may have no others.
     chain_expected: float32[num_requests], accepted tokens that are expected of these. Not a number:
@@ -29,7 +31,7 @@ class Cycles:
         those of the full size, which are known.
     """
 
-    num_cache: Int32
+    drafts: CacheDrafts
     chain_lens: Int32
     chain_expected: Float32
     branch_expected: npt.NDArray[np.float64]
@@ -38,19 +40,22 @@ class Cycles:
     model_expected: Float32
 
     @property
-    def are_both(self) -> npt.NDArray[np.bool_]:
-        """bool[num_requests], whether a cycle verifies both drafts."""
-        both: npt.NDArray[np.bool_] = (self.num_cache > 0) & (self.model_sizes > 0)
-        return both
+    def sources(self) -> list[DraftSource]:
+        """By request."""
+        return sources_of(self.drafts.num_nodes, self.model_sizes)
 
     def select(self, places: Sequence[int]) -> "Cycles":
         """Those of some of the requests."""
-        return Cycles(*(getattr(self, name)[places] for name in _NAMES))
+        some = (getattr(self, name)[places] for name in _ARRAYS)
+        return Cycles(self.drafts.select(places), *some)
 
     @classmethod
     def concatenate(cls, parts: Sequence["Cycles"]) -> "Cycles":
         """Those of several batches, of one at least."""
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _NAMES))
+        drafts = CacheDrafts.concatenate([part.drafts for part in parts])
+        return cls(
+            drafts, *(np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS)
+        )
 
 
-_NAMES = tuple(field.name for field in fields(Cycles))
+_ARRAYS = tuple(field.name for field in fields(Cycles) if field.name != "drafts")

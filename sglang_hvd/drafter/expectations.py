@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sglang_hvd.allocation import num_branch_tokens
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.drafter.cycles import Cycles
 from sglang_hvd.drafter.request import DraftedRequest
@@ -147,16 +148,9 @@ class Expectations:
             return
         token_ids, lengths = outcomes.token_ids, outcomes.lengths
         if self._has_branches and self._config.calibrate:
-            for row in np.flatnonzero(cycles.branch_expected).tolist():
-                of_branches = requests[row].num_branches_accepted(
-                    token_ids[row, : lengths[row]],
-                    int(outcomes.num_accepted_drafts[row]),
-                    int(outcomes.num_model_accepted[row]),
-                    int(chain_accepted[row]),
-                )
-                self._branch_payoff.observe(float(cycles.branch_expected[row]), of_branches)
+            self._observe_branches(cycles, outcomes, chain_accepted)
         of_model = np.where(
-            cycles.are_both, outcomes.num_model_accepted, outcomes.num_accepted_drafts
+            cycles.drafts.num_nodes > 0, outcomes.num_model_accepted, outcomes.num_accepted_drafts
         )
         of_model[cycles.model_sizes == 0] = -1
         # Requests that never verify cache drafts tell nothing of those that do.
@@ -178,6 +172,17 @@ class Expectations:
                 cycles.chain_expected,
             ):
                 _log(change)
+
+    def _observe_branches(
+        self, cycles: Cycles, outcomes: VerifyOutcomes, chain_accepted: Int32
+    ) -> None:
+        expected = cycles.branch_expected.tolist()
+        if not any(expected):
+            return
+        came = num_branch_tokens(cycles.drafts, outcomes, cycles.model_sizes, chain_accepted)
+        for of_branches, num_tokens in zip(expected, came.tolist(), strict=True):
+            if of_branches:
+                self._branch_payoff.observe(of_branches, num_tokens)
 
     def _heeded(
         self, prediction: Prediction, drafts: DraftBatch, num_requests: int

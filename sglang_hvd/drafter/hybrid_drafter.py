@@ -25,7 +25,7 @@ from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.suffix_cache import SuffixCache, SuffixCacheStats
 from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
-from sglang_hvd.types import DraftPlan, TokenIds, VerifyOutcome, VerifyOutcomes
+from sglang_hvd.types import DraftPlans, TokenIds, VerifyOutcome, VerifyOutcomes
 
 
 class HybridDrafter:
@@ -212,7 +212,7 @@ class HybridDrafter:
             self._allocator.start(slot)
         self._requests[rid] = DraftedRequest(slot, without_cache)
 
-    def plan(self, rids: Sequence[Hashable]) -> list[DraftPlan]:
+    def plan(self, rids: Sequence[Hashable]) -> DraftPlans:
         """Decides what each request of the batch verifies in its next cycle.
 
         Raises KeyError for a request that is not active.
@@ -233,13 +233,13 @@ class HybridDrafter:
         requests = [self._request(rid) for rid in rids]
         return self._proposer.propose(rids, requests, max_cache_draft_tokens)
 
-    def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> list[DraftPlan]:
+    def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> DraftPlans:
         """The second half of plan: the policy's decision."""
         with self._clock.measure(Phase.ALLOCATE):
             requests = [self._request(rid) for rid in rids]
             plans, cycles = self._planner.plan(requests, proposals)
-            for place, (request, plan) in enumerate(zip(requests, plans, strict=True)):
-                request.planned, request.cycles, request.place = plan, cycles, place
+            for place, request in enumerate(requests):
+                request.cycles, request.place = cycles, place
             return plans
 
     def commit(self, rids: Sequence[Hashable], outcomes: Sequence[VerifyOutcome]) -> None:
@@ -263,21 +263,27 @@ class HybridDrafter:
     def commit_batch(self, rids: Sequence[Hashable], outcomes: VerifyOutcomes) -> None:
         """The same of outcomes that lie in arrays, as a server has them."""
         requests = [self._request(rid) for rid in rids]
-        assert all(r.planned is not None for r in requests), (
-            "a cycle must be planned before it is committed"
-        )
+        if not requests:
+            return
+        cycles = cycles_of(requests)
         self._cache.commit(rids, outcomes.token_ids, outcomes.lengths)
-        if self._tracker is not None and requests:
-            slots, cycles = slots_of(requests), cycles_of(requests)
+        if self._tracker is not None:
+            slots = slots_of(requests)
             chain_accepted = self._tracker.commit(
                 slots, outcomes.token_ids, outcomes.lengths, cycles.chain_lens
             )
             self._expectations.observe(requests, slots, cycles, outcomes, chain_accepted)
             if self._allocator is not None:
                 self._allocator.observe(slots, outcomes.lengths)
-        num_accepted, num_tokens = outcomes.num_accepted_drafts.tolist(), outcomes.lengths.tolist()
-        for request, accepted, committed in zip(requests, num_accepted, num_tokens, strict=True):
-            request.end_cycle(accepted, committed)
+        of_cycles = zip(
+            requests,
+            cycles.sources,
+            outcomes.num_accepted_drafts.tolist(),
+            outcomes.lengths.tolist(),
+            strict=True,
+        )
+        for request, source, num_accepted, num_tokens in of_cycles:
+            request.end_cycle(source, num_accepted, num_tokens)
 
     def extend(self, rid: Hashable, token_ids: TokenIds | Sequence[int]) -> None:
         """Takes in tokens committed outside a cycle: the one that prefill generates.

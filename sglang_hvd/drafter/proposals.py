@@ -50,16 +50,16 @@ class Proposals:
         return self.drafts.num_nodes[: self.num_requests] > 0
 
     @property
-    def payoffs(self) -> list[float | None]:
-        """Expected accepted length of each cache draft; None where nothing is predicted."""
+    def payoffs(self) -> npt.NDArray[np.float32]:
+        """float32[num_requests], expected accepted length of each cache draft; not a number where
+        nothing is predicted."""
         if self.prediction is None:
-            return [None] * self.num_requests
+            return np.full(self.num_requests, np.nan, np.float32)
         return self.of_drafts(self.prediction.payoffs)
 
-    def of_drafts(self, values: npt.NDArray[np.float32]) -> list[float | None]:
-        """One value per request, None where there is no draft."""
-        has_draft = self.has_draft.tolist()
-        return [v if has else None for v, has in zip(values.tolist(), has_draft, strict=True)]
+    def of_drafts(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """One value per request, not a number where there is no draft."""
+        return np.where(self.has_draft, values, np.float32(np.nan))
 
 
 class Proposer:

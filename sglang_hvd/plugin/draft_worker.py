@@ -33,7 +33,7 @@ from sglang_hvd.plugin.served_costs import ServedCosts
 from sglang_hvd.plugin.tree_layout import lay_out, merge_eagle_trees
 from sglang_hvd.plugin.verify_tree import DraftNodes, EagleTrees, HvdVerifyInput
 from sglang_hvd.step_clock import Phase, StepClock
-from sglang_hvd.types import DraftPlan, DraftSource
+from sglang_hvd.types import CacheDrafts, DraftPlans
 
 if TYPE_CHECKING:
     from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
@@ -63,7 +63,7 @@ class HvdDraftWorker(EagleDraftWorker):
 
     # Set by HvdWorker once its drafter exists: (requests, cached lengths) -> plans, and then
     # requests -> cached lengths, as the drafter knows them.
-    plan_drafts: Callable[[Sequence[Req], Sequence[int] | None], list[DraftPlan]]
+    plan_drafts: Callable[[Sequence[Req], Sequence[int] | None], DraftPlans]
     cached_lens: Callable[[Sequence[Req]], list[int]]
     # Likewise: (requests, the one of them whose prompt goes on, their first tokens) -> None.
     record_prefill: Callable[[Sequence[Req], Req | None, torch.Tensor], None]
@@ -98,24 +98,22 @@ class HvdDraftWorker(EagleDraftWorker):
         assert not batch.forward_mode.is_idle(), "data-parallel attention is refused at start"
         seq_lens = batch.seq_lens_cpu.tolist() if batch.seq_lens_cpu is not None else None
         plans = self.plan_drafts(batch.reqs, seq_lens)
-        used = 1 + max(plan.num_nodes for plan in plans)
+        used = 1 + int(plans.num_nodes.max())
         self.use_width(next(width for width in self._widths if width >= used))
         self.num_steps_by_width[self._step_width] += 1
         bonus_tokens = batch.spec_info.bonus_tokens
         if self.postponed is not None:
             self._cached_lens = self.cached_lens(batch.reqs)
             self._catch_up(batch, plans, self.postponed)
-        nodes = self._host_nodes(plans, bonus_tokens)
+        nodes = self._host_nodes(plans.drafts, bonus_tokens)
         kv_loc_plan = of_model = None
-        if any(plan.num_model_nodes for plan in plans):
+        is_drafting = plans.num_model_nodes > 0
+        if is_drafting.any():
             nodes, of_model, kv_loc_plan = self._with_model_trees(batch, plans, nodes)
         with self.clock.measure(Phase.BUILD):
             verify_input = self._verify_input(batch, nodes, of_model, kv_loc_plan)
-        verify_input.has_branches = any(
-            plan.source is DraftSource.BOTH
-            or (plan.cache_draft is not None and plan.cache_draft.parents is not None)
-            for plan in plans
-        )
+        are_both = is_drafting & (plans.drafts.num_nodes > 0)
+        verify_input.has_branches = bool((are_both | plans.drafts.are_trees).any())
         return verify_input
 
     def use_width_states(self, states: WidthStates) -> None:
@@ -211,22 +209,16 @@ class HvdDraftWorker(EagleDraftWorker):
         most_nodes = 1 + most_tree_nodes(self.topk, self.speculative_num_steps)
         return min(self._num_model_nodes, most_nodes)
 
-    def _host_nodes(self, plans: list[DraftPlan], bonus_tokens: torch.Tensor) -> DraftNodes:
+    def _host_nodes(self, drafts: CacheDrafts, bonus_tokens: torch.Tensor) -> DraftNodes:
         """The drafts the host knows: cache drafts; a bare root for every other request."""
-        n, w = len(plans), self._step_width
+        n, w = len(drafts), self._step_width
         # One array, one transfer: w columns of tokens, w of parents, the number of used nodes.
         with self.clock.measure(Phase.BUILD):
             rows = np.zeros((n, 2 * w + 1), dtype=np.int64)
-            rows[:, w : 2 * w] = np.arange(-1, w - 1)
-            rows[:, 2 * w] = 1
-            for row, plan in zip(rows, plans, strict=True):
-                draft = plan.cache_draft
-                if draft is None:
-                    continue
-                row[1 : 1 + draft.num_tokens] = draft.token_ids
-                row[2 * w] += draft.num_tokens
-                if draft.parents is not None:
-                    row[w + 1 : w + 1 + draft.num_tokens] = draft.parents + 1
+            longest = drafts.token_ids.shape[1]
+            rows[:, 1 : 1 + longest] = drafts.token_ids
+            rows[:, w + 1 : w + 1 + longest] = drafts.parents + 1
+            rows[:, 2 * w] = 1 + drafts.num_nodes
         with self.clock.measure(Phase.TRANSFER):
             on_device = to_device(rows, self.device)
         token_ids = on_device[:, :w]
@@ -234,15 +226,17 @@ class HvdDraftWorker(EagleDraftWorker):
         return DraftNodes(token_ids, on_device[:, w : 2 * w], on_device[:, 2 * w])
 
     def _catch_up(
-        self, batch: ScheduleBatch, plans: list[DraftPlan], postponed: PostponedExtend
+        self, batch: ScheduleBatch, plans: DraftPlans, postponed: PostponedExtend
     ) -> None:
         """Run the draft-extend of the requests that draft now, and of those that wait for long."""
         postponed.settle(batch.reqs, self._cached_lens)
         num_missing = [postponed.num_missing(req) for req in batch.reqs]
         rows = [
             row
-            for row, (plan, missing) in enumerate(zip(plans, num_missing, strict=True))
-            if catches_up(plan, missing)
+            for row, (num_nodes, missing) in enumerate(
+                zip(plans.num_model_nodes.tolist(), num_missing, strict=True)
+            )
+            if catches_up(num_nodes, missing)
         ]
         if not rows:
             return
@@ -308,25 +302,25 @@ class HvdDraftWorker(EagleDraftWorker):
         }
 
     def _with_model_trees(
-        self, batch: ScheduleBatch, plans: list[DraftPlan], nodes: DraftNodes
+        self, batch: ScheduleBatch, plans: DraftPlans, nodes: DraftNodes
     ) -> tuple[DraftNodes, torch.Tensor, KVLocPlan | None]:
         """Run the model drafter for the requests that want its trees, and add these."""
-        sizes = np.array([plan.num_model_nodes for plan in plans])
-        drafting = np.flatnonzero(sizes)
+        drafting = np.flatnonzero(plans.num_model_nodes)
+        sizes = plans.num_model_nodes[drafting].astype(np.int64)
         is_all = len(drafting) == len(plans)
         with self.clock.measure(Phase.TRANSFER):
-            wanted = to_device(sizes[drafting], self.device)
+            wanted = to_device(sizes, self.device)
             rows = None if is_all else to_device(drafting, self.device)
         self.num_partial_draft_rounds += not is_all
         drafting_batch = batch if rows is None else _only(batch, drafting.tolist(), rows)
-        num_steps = plans[drafting[0]].num_model_steps
+        num_steps = plans.num_model_steps
         self.num_drafts_by_steps[num_steps] += 1
         with self.costs.time_draft(len(drafting), num_steps - 1):
             (parent_list, top_scores_index, draft_tokens, ranks), kv_loc_plan = (
-                self._run_model_drafter(drafting_batch, [plans[row] for row in drafting])
+                self._run_model_drafter(drafting_batch, num_steps, sizes.tolist())
             )
         with self.clock.measure(Phase.BUILD):
-            if (sizes[drafting] >= draft_tokens.shape[1]).all():
+            if (sizes >= draft_tokens.shape[1]).all():
                 ranks = None
             else:
                 assert ranks is not None, "only trees are cut, and by policy allocate"
@@ -338,12 +332,12 @@ class HvdDraftWorker(EagleDraftWorker):
         return merged, of_model, kv_loc_plan if is_all else None
 
     def _run_model_drafter(
-        self, batch: ScheduleBatch, plans: list[DraftPlan]
+        self, batch: ScheduleBatch, num_steps: int, num_nodes: Sequence[int]
     ) -> tuple[_Tree, KVLocPlan | None]:
+        """num_nodes: of each request's draft, of which the tree that is returned may have more."""
         # EagleDraftWorker.draft up to the tree it selects. Its own ending would lay out and mask
         # a verification of the model drafter's tree alone, at the model drafter's width.
         self.num_model_draft_rounds += 1
-        num_steps = plans[0].num_model_steps
         forward_batch, _, kv_loc_plan = prepare_for_draft(
             batch.spec_info,
             self.req_to_token_pool,

@@ -24,7 +24,7 @@ from sglang_hvd.plugin.host_transfer import HostCopy
 from sglang_hvd.plugin.recording import RequestRecorder
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
-from sglang_hvd.types import DraftPlan, DraftSource, TokenIds, VerifyOutcomes
+from sglang_hvd.types import DraftPlans, DraftSource, TokenIds, VerifyOutcomes
 
 if TYPE_CHECKING:
     import torch
@@ -138,7 +138,7 @@ class HeldRequests:
             stride=next_token_ids.shape[0] // len(reqs),
         )
 
-    def plan(self, reqs: Sequence[Req], seq_lens: Sequence[int] | None) -> list[DraftPlan]:
+    def plan(self, reqs: Sequence[Req], seq_lens: Sequence[int] | None) -> DraftPlans:
         """Plan the next cycle of these requests from every token committed so far.
 
         Args:
@@ -156,8 +156,8 @@ class HeldRequests:
                         self._num_resyncs += 1
                         held[i] = self._start(req)
         plans = self._drafter.plan([h.key for h in held])
-        for h, plan in zip(held, plans, strict=True):
-            h.source = plan.source
+        for h, source in zip(held, plans.sources, strict=True):
+            h.source = source
         return plans
 
     def cached_lens(self, reqs: Sequence[Req]) -> list[int]:

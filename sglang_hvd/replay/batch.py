@@ -195,7 +195,7 @@ class BatchReplay:
             proposals = self._with_cache_labels(proposals, running, num_right)
         if DraftSource.MODEL in self._knows:
             proposals = self._with_model_labels(proposals, running)
-        plans = self._drafter.allocate(running, proposals)
+        plans = list(self._drafter.allocate(running, proposals))
         outcomes = []
         for request, plan, of_cache in zip(running, plans, num_right, strict=True):
             of_model = 0
@@ -210,7 +210,7 @@ class BatchReplay:
         going_on = []
         for request, plan, outcome in zip(running, plans, outcomes, strict=True):
             request.position += len(outcome.token_ids)
-            if catches_up(plan, request.num_missing):
+            if catches_up(plan.num_model_nodes, request.num_missing):
                 request.num_missing = 0
             request.num_missing += len(outcome.token_ids)
             is_inside = request.position < len(request.drawn.trace.output_ids)

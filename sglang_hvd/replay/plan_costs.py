@@ -43,7 +43,9 @@ class PlanCosts:
         if not self._postpones_extend:
             return float(ms + self._costs.draft_extend_ms(len(plans), [width])[0])
         pairs = zip(plans, num_missing, strict=True)
-        caught_up = [missing for plan, missing in pairs if catches_up(plan, missing)]
+        caught_up = [
+            missing for plan, missing in pairs if catches_up(plan.num_model_nodes, missing)
+        ]
         if caught_up:
             mean = round(sum(caught_up) / len(caught_up))
             ms += self._costs.catch_up_ms([len(caught_up)], mean)[0]

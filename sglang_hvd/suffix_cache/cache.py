@@ -206,7 +206,7 @@ class SuffixCache:
         limits[:] = max_tokens
         batch = DraftBatch.of_size(len(rids), int(limits.max(initial=0)))
         self.propose_into(batch, rids, limits)
-        return batch.chains(batch.num_nodes)
+        return list(batch.chains(batch.num_nodes))
 
     def propose_into(
         self,

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_hvd.allocation import CacheTrees
-from sglang_hvd.types import DraftBatch
+from sglang_hvd.allocation import CacheTrees, num_branch_tokens
+from sglang_hvd.suffix_cache.token_ids import right_branch
+from sglang_hvd.types import MATCH_FEATURES, CacheDrafts, DraftBatch, VerifyOutcomes
 
 SHARE = 0.75
 LONGEST = 6
@@ -119,19 +120,21 @@ def test_a_part_of_a_draft_is_a_chain_or_says_where_it_branches() -> None:
     chains = DraftBatch.of_size(1, LONGEST)
     chains.features[0, 0] = 7
     survival = np.linspace(0.8, 0.1, 8, dtype=np.float32)[None]
+    payoffs = survival.sum(axis=1)
     for num, parents, chain_len in ((2, None, 2), (3, None, 3), (4, [-1, 0, 1, 0], 3)):
-        taken = trees.take(np.array([num], np.int32), survival, chains)
+        taken = trees.take(np.array([num], np.int32), payoffs, survival, chains, SHARE, width=4)
         assert taken.chain_lens.tolist() == [chain_len]
         assert taken.chain_expected == pytest.approx([survival[0, :chain_len].sum()])
         of_branches = trees.probs[0, :num][~trees.is_chain[0, :num]].sum()
-        assert taken.branch_expected == pytest.approx([of_branches])
+        assert taken.branch_expected == pytest.approx([of_branches / SHARE])
         [draft] = taken.drafts
         assert draft is not None
         assert draft.token_ids.tolist() == [1, 2, 3, 4][:num]
         assert (None if draft.parents is None else draft.parents.tolist()) == parents
         assert draft.match_len == 7
         assert draft.score == pytest.approx(trees.probs[0, :num].sum())
-    assert trees.take(np.zeros(1, np.int32), survival, chains).drafts == [None]
+    nothing = trees.take(np.zeros(1, np.int32), payoffs, survival, chains, SHARE, width=0)
+    assert list(nothing.drafts) == [None]
 
 
 def test_a_tree_whose_nodes_stand_before_their_parents_is_refused() -> None:
@@ -140,3 +143,34 @@ def test_a_tree_whose_nodes_stand_before_their_parents_is_refused() -> None:
     votes.parents[0, 0] = 0
     with pytest.raises(ValueError, match="a node stands after its parent"):
         trees.join(chains, np.zeros((1, LONGEST), np.float32), votes, SHARE)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_tokens_of_branches_are_those_that_were_right_beyond_the_chain(data: st.DataObject) -> None:
+    small = st.integers(0, 2)
+    token_ids = np.array(data.draw(st.lists(small, min_size=4, max_size=4)), np.int32)[None]
+    parents = np.array([[data.draw(st.integers(-1, node - 1)) for node in range(4)]], np.int32)
+    num_nodes, length = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
+    text = np.array([data.draw(st.lists(small, min_size=6, max_size=6))], np.int32)
+    of_model, of_chain = data.draw(st.integers(-1, 6)), data.draw(st.integers(-1, 4))
+    model_size = data.draw(st.sampled_from([0, 3]))
+    drafts = CacheDrafts(
+        token_ids,
+        parents,
+        np.array([num_nodes], np.int32),
+        np.ones(1, np.bool_),
+        np.zeros(1, np.float32),
+        np.zeros((1, len(MATCH_FEATURES)), np.float32),
+    )
+    one = [np.array([number], np.int32) for number in (length, length - 1, of_model, model_size)]
+    [found] = num_branch_tokens(
+        drafts, VerifyOutcomes(text, *one[:3]), one[3], np.array([of_chain], np.int32)
+    )
+    num_right = length - 1
+    # Of two drafts the accepted path may have been the model drafter's.
+    if of_model in (-1, num_right) if model_size else num_right == 0:
+        num_right = len(
+            right_branch(token_ids[0, :num_nodes], parents[0, :num_nodes], text[0, :length])
+        )
+    assert found == max(num_right - max(of_chain, 0), 0)

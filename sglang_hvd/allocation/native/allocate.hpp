@@ -55,11 +55,13 @@ inline double expect_cache(const CacheNodes& cache, std::size_t num_cache) {
 
 // Times in milliseconds, of this batch.
 struct BatchCosts {
-    std::span<const std::int32_t> widths;  // nodes per request, root included, rising
-    std::span<const double> step;          // by width: what every request takes part in
-    std::span<const std::int32_t> num_steps;  // of the model drafter, to choose from, rising
-    std::span<const std::int32_t> most_nodes;  // by num_steps: that its draft can have then
-    std::span<const double> draft;            // [num_steps][all requests + 1]: by how many draft
+    std::vector<std::int32_t> widths;  // nodes per request, root included, rising
+    std::vector<double> step;          // by width: what every request takes part in
+    std::vector<std::int32_t> num_steps;   // of the model drafter, to choose from, rising
+    std::vector<std::int32_t> most_nodes;  // by num_steps: that its draft can have then
+    std::vector<double> draft;             // [num_steps][all requests + 1]: by how many draft
+
+    std::size_t num_requests() const { return draft.size() / num_steps.size() - 1; }
 };
 
 // Of a model drafter's draft in this size; few steps have fewer. steps: place in costs.
@@ -85,30 +87,6 @@ struct Allocation {
     std::size_t width = 0, steps = 0;  // places in BatchCosts
     double ms = 0;                     // what the step takes
 };
-
-// What the choices of a step come to.
-struct StepCounts {
-    std::int32_t num_drafting = 0;  // requests that draft with the model
-    std::int32_t num_cached = 0;    // those that verify their cache draft
-    std::int32_t most_nodes = 0;    // that any verifies, root not included
-};
-
-inline StepCounts count(const Allocation& allocation, std::span<const ModelNodes> model,
-                        std::size_t num_sizes, const BatchCosts& costs) {
-    StepCounts counts;
-    for (std::size_t i = 0; i < allocation.choices.size(); ++i) {
-        const Choice& choice = allocation.choices[i];
-        std::int32_t nodes = choice.num_cache;
-        if (choice.model_size >= 0) {
-            ++counts.num_drafting;
-            const ModelNodes& of_size = model[i * num_sizes + static_cast<std::size_t>(choice.model_size)];
-            nodes += num_nodes(of_size, costs, allocation.steps);
-        }
-        counts.num_cached += choice.num_cache > 0;
-        counts.most_nodes = std::max(counts.most_nodes, nodes);
-    }
-    return counts;
-}
 
 class Allocator {
 public:

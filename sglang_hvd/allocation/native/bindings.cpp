@@ -1,12 +1,16 @@
 // The Python face of allocation. Conversions and checks of shapes only.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <tuple>
 #include <vector>
@@ -14,6 +18,7 @@
 #include "allocate.hpp"
 #include "cache_trees.hpp"
 #include "pace.hpp"
+#include "step_allocator.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -39,104 +44,33 @@ bool are_finite(const auto* values, std::size_t num) {
     return std::all_of(values, values + num, [](auto value) { return std::isfinite(value); });
 }
 
-// Reuses what it allocates from call to call.
-class BatchAllocator {
-public:
-    // Places of the width and the number of steps, then how many requests draft with the model, how
-    // many verify their cache draft, and the most nodes that any verifies.
-    std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t> allocate(
-        const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths,
-        const Input<std::int32_t, 1>& num_nodes, const Input<std::int32_t, 1>& sizes,
-        const Input<float, 3>& reaches, const Input<float, 3>& reaches_if_right,
-        const Input<double, 1>& values, double price, double own_pace,
-        const Input<std::int32_t, 1>& widths, const Input<double, 1>& step_ms,
-        const Input<std::int32_t, 1>& num_steps,
-        const Input<std::int32_t, 1>& most_nodes, const Input<double, 2>& draft_ms, int num_pinned,
-        int must_draft, int min_width, int min_steps, bool merges,
-        const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& num_model,
-        const Output<std::int32_t, 1>& model_size, const Output<float, 1>& model_expected) {
-        const std::size_t num = values.size(), num_sizes = sizes.size();
-        const std::size_t max_steps = reaches.shape(2), row = probs.shape(1);
-        require(probs.shape(0) >= num && depths.shape(0) >= num && depths.shape(1) == row &&
-                    num_nodes.size() >= num,
-                "cache drafts need one row per request");
-        require(reaches.shape(0) == num && reaches.shape(1) == num_sizes &&
-                    reaches_if_right.shape(0) == num && reaches_if_right.shape(1) == num_sizes &&
-                    reaches_if_right.shape(2) == max_steps,
-                "the model drafter needs one entry per request, size and step");
-        require(widths.size() > 0 && step_ms.size() == widths.size(), "each width needs its time");
-        require(num_steps.size() > 0 && num_pinned >= 0 && draft_ms.shape(0) == num_steps.size() &&
-                    draft_ms.shape(1) == num + static_cast<std::size_t>(num_pinned) + 1,
-                "drafting needs a time for each number of steps and requests");
-        require(own_pace >= 0 && own_pace <= 1, "own_pace goes from 0 to 1");
-        require(std::isfinite(price) && price > 0, "a millisecond costs something");
-        for (std::size_t i = 0; i < num; ++i)
-            require(std::isfinite(values.data()[i]) && values.data()[i] > 0, "a token is worth something");
-        for (std::size_t w = 0; w < step_ms.size(); ++w)
-            require(std::isfinite(step_ms.data()[w]) && step_ms.data()[w] > 0, "a step takes time");
-        require(are_finite(draft_ms.data(), draft_ms.size()), "drafting takes time");
-        require(are_finite(reaches.data(), reaches.size()) &&
-                    are_finite(reaches_if_right.data(), reaches_if_right.size()),
-                "what a model draft reaches is a probability");
-        require(most_nodes.size() == num_steps.size(), "each number of steps needs its most nodes");
-        require(must_draft < static_cast<std::ptrdiff_t>(num), "no such request");
-        require(min_width >= 0 && static_cast<std::size_t>(min_width) < widths.size() && min_steps >= 0 &&
-                    static_cast<std::size_t>(min_steps) < num_steps.size(),
-                "no such width or number of steps");
-        require(num_cache.size() == num && num_model.size() == num && model_size.size() == num &&
-                    model_expected.size() == num,
-                "results need one row per request");
-        for (std::size_t w = 0; w < widths.size(); ++w)
-            require(widths.data()[w] > (w == 0 ? 0 : widths.data()[w - 1]), "widths must rise from 1 or more");
-        for (std::size_t s = 0; s < num_steps.size(); ++s)
-            require(num_steps.data()[s] > (s == 0 ? 0 : num_steps.data()[s - 1]) &&
-                        static_cast<std::size_t>(num_steps.data()[s]) <= max_steps &&
-                        most_nodes.data()[s] >= 1,
-                    "numbers of steps must rise, from 1 to as many as are known, with a node or more each");
-        cache_.clear();
-        model_.clear();
-        for (std::size_t i = 0; i < num; ++i) {
-            const auto len = num_nodes.data()[i];
-            require(len >= 0 && static_cast<std::size_t>(len) <= row, "a draft is longer than its row");
-            const std::span nodes(depths.data() + i * row, static_cast<std::size_t>(len));
-            for (const auto depth : nodes) require(depth >= 1, "depths are counted from 1");
-            require(are_finite(probs.data() + i * row, nodes.size()), "nodes have probabilities");
-            cache_.push_back({{probs.data() + i * row, nodes.size()}, nodes});
-            for (std::size_t size = 0; size < num_sizes; ++size) {
-                const std::size_t first = (i * num_sizes + size) * max_steps;
-                require(sizes.data()[size] >= 1, "a draft has at least one node");
-                model_.push_back({sizes.data()[size], reaches.data() + first, reaches_if_right.data() + first});
-            }
-        }
-        const BatchCosts costs{span_of(widths), span_of(step_ms), span_of(num_steps), span_of(most_nodes),
-                               {draft_ms.data(), draft_ms.size()}};
-        const nb::gil_scoped_release release;
-        const Allocation& found = allocator_.allocate(
-            cache_, model_, num_sizes, max_steps, span_of(values), price, own_pace, costs,
-            static_cast<std::size_t>(num_pinned), must_draft, static_cast<std::size_t>(min_width),
-            static_cast<std::size_t>(min_steps), merges);
-        for (std::size_t i = 0; i < num; ++i) {
-            const Choice choice = found.choices[i];
-            num_cache.data()[i] = choice.num_cache;
-            num_model.data()[i] = model_size.data()[i] = 0;
-            model_expected.data()[i] = 0;
-            if (choice.model_size < 0) continue;
-            const ModelNodes& model = model_[i * num_sizes + static_cast<std::size_t>(choice.model_size)];
-            num_model.data()[i] = sglang_hvd::num_nodes(model, costs, found.steps);
-            model_size.data()[i] = model.num_nodes;
-            model_expected.data()[i] =
-                static_cast<float>(expect_model(model, num_steps.data()[found.steps]));
-        }
-        const StepCounts counts = count(found, model_, num_sizes, costs);
-        return {static_cast<std::int32_t>(found.width), static_cast<std::int32_t>(found.steps),
-                counts.num_drafting, counts.num_cached, counts.most_nodes};
-    }
+template <typename T>
+std::vector<T> copy_of(const Input<T, 1>& array) {
+    return {array.data(), array.data() + array.size()};
+}
 
-private:
-    Allocator allocator_;
-    std::vector<CacheNodes> cache_;
-    std::vector<ModelNodes> model_;
-};
+bool rises(std::span<const std::int32_t> values) {
+    return std::adjacent_find(values.begin(), values.end(), std::greater_equal<>()) == values.end() &&
+           !values.empty() && values.front() >= 1;
+}
+
+BatchCosts costs_of(const Input<std::int32_t, 1>& widths, const Input<double, 1>& step_ms,
+                    const Input<std::int32_t, 1>& num_steps, const Input<std::int32_t, 1>& most_nodes,
+                    const Input<double, 2>& draft_ms) {
+    require(widths.size() > 0 && step_ms.size() == widths.size(), "each width needs its time");
+    require(num_steps.size() > 0 && draft_ms.shape(0) == num_steps.size() && draft_ms.shape(1) >= 1,
+            "drafting needs a time for each number of steps and requests");
+    require(most_nodes.size() == num_steps.size(), "each number of steps needs its most nodes");
+    require(rises(span_of(widths)), "widths must rise from 1 or more");
+    require(rises(span_of(num_steps)), "numbers of steps must rise from 1 or more");
+    for (std::size_t w = 0; w < step_ms.size(); ++w)
+        require(std::isfinite(step_ms.data()[w]) && step_ms.data()[w] > 0, "a step takes time");
+    require(are_finite(draft_ms.data(), draft_ms.size()), "drafting takes time");
+    for (std::size_t s = 0; s < most_nodes.size(); ++s)
+        require(most_nodes.data()[s] >= 1, "a draft has at least one node");
+    return {copy_of(widths), copy_of(step_ms), copy_of(num_steps), copy_of(most_nodes),
+            {draft_ms.data(), draft_ms.data() + draft_ms.size()}};
+}
 
 void require_slots(const Pace& pace, const Input<std::int32_t, 1>& slots) {
     for (std::size_t i = 0; i < slots.size(); ++i)
@@ -155,6 +89,56 @@ void see_tokens(Pace& pace, const Input<std::int32_t, 1>& slots,
     require(num_tokens.size() == slots.size(), "a cycle commits one number of tokens per request");
     require_slots(pace, slots);
     pace.see_tokens(span_of(slots), span_of(num_tokens));
+}
+
+StepAllocator allocator_of(const Input<std::int32_t, 1>& sizes, double own_pace, bool merges, int look_after) {
+    require(rises(span_of(sizes)), "sizes must rise from 1 or more");
+    require(own_pace >= 0 && own_pace <= 1, "own_pace goes from 0 to 1");
+    return {copy_of(sizes), own_pace, merges, look_after};
+}
+
+// Places of the width and the number of steps, and the most nodes of a cache draft that is verified.
+std::tuple<std::size_t, std::size_t, std::int32_t> allocate(
+    StepAllocator& allocator, const Input<std::int32_t, 1>& slots,
+    const std::optional<Input<bool, 1>>& is_pinned, const Input<float, 2>& probs,
+    const Input<std::int32_t, 2>& depths, const Input<std::int32_t, 1>& num_nodes,
+    const Input<float, 3>& reaches, const Input<float, 3>& reaches_if_right, const BatchCosts& costs,
+    const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& num_model,
+    const Output<std::int32_t, 1>& model_size, const Output<float, 1>& model_expected) {
+    const std::size_t num = slots.size(), num_sizes = allocator.sizes().size();
+    const std::size_t max_steps = reaches.shape(2), row = probs.shape(1);
+    require(costs.num_requests() == num, "the costs are of another batch size");
+    require_slots(allocator.pace(), slots);
+    require(!is_pinned || is_pinned->size() == num, "requests are pinned, or not, one by one");
+    require(probs.shape(0) >= num && depths.shape(0) >= num && depths.shape(1) == row && num_nodes.size() >= num,
+            "cache drafts need one row per request");
+    require(reaches.shape(0) == num && reaches.shape(1) == num_sizes && reaches_if_right.shape(0) == num &&
+                reaches_if_right.shape(1) == num_sizes && reaches_if_right.shape(2) == max_steps,
+            "the model drafter needs one entry per request, size and step");
+    require(are_finite(reaches.data(), reaches.size()) &&
+                are_finite(reaches_if_right.data(), reaches_if_right.size()),
+            "what a model draft reaches is a probability");
+    require(static_cast<std::size_t>(costs.num_steps.back()) <= max_steps,
+            "the model drafter may run more steps than are known of");
+    require(allocator.sizes().back() < costs.widths.back(), "the widest verification has no room");
+    require(num_cache.size() == num && num_model.size() == num && model_size.size() == num &&
+                model_expected.size() == num,
+            "results need one row per request");
+    for (std::size_t i = 0; i < num; ++i) {
+        const auto len = num_nodes.data()[i];
+        require(len >= 0 && static_cast<std::size_t>(len) <= row, "a draft is longer than its row");
+        const std::span nodes(depths.data() + i * row, static_cast<std::size_t>(len));
+        for (const auto depth : nodes) require(depth >= 1, "depths are counted from 1");
+        require(are_finite(probs.data() + i * row, nodes.size()), "nodes have probabilities");
+    }
+    const BatchOdds odds{row, probs.data(), depths.data(), {num_nodes.data(), num}, max_steps, reaches.data(),
+                         reaches_if_right.data()};
+    const StepDrafts out{{num_cache.data(), num}, {num_model.data(), num}, {model_size.data(), num},
+                         {model_expected.data(), num}};
+    const nb::gil_scoped_release release;
+    const StepShape found =
+        allocator.allocate(span_of(slots), is_pinned ? is_pinned->data() : nullptr, odds, costs, out);
+    return {found.width, found.steps, found.most_cache};
 }
 
 // Reuses what it allocates from call to call.
@@ -210,38 +194,95 @@ public:
         }
     }
 
-    void measure(const Input<float, 2>& probs, const Input<bool, 2>& is_chain,
-                 const Input<float, 2>& survival, const Input<std::int32_t, 1>& num_taken,
-                 const Output<std::int32_t, 1>& chain_lens,
-                 const Output<float, 1>& scores, const Output<float, 1>& expected,
-                 const Output<float, 1>& branch_expected) const {
-        const std::size_t num = num_taken.size(), room = probs.shape(1);
+    void take(const Input<std::int32_t, 2>& tokens, const Input<std::int32_t, 2>& parents,
+              const Input<float, 2>& probs, const Input<bool, 2>& is_chain, const Input<float, 2>& survival,
+              const Input<float, 1>& predicted, const Input<std::int32_t, 1>& of_chains,
+              const Input<std::int32_t, 1>& num_taken,
+              double branch_share, const Output<std::int32_t, 2>& out_tokens,
+              const Output<std::int32_t, 2>& out_parents, const Output<bool, 1>& are_trees,
+              const Output<std::int32_t, 1>& chain_lens, const Output<float, 1>& scores,
+              const Output<float, 1>& expected, const Output<double, 1>& branch_expected,
+              const Output<float, 1>& payoffs) const {
+        const std::size_t num = num_taken.size(), room = probs.shape(1), width = out_tokens.shape(1);
+        for (const auto* array : {&tokens, &parents})
+            require(array->shape(0) >= num && array->shape(1) == room, "drafts need one row per request");
         require(probs.shape(0) >= num && is_chain.shape(0) >= num && is_chain.shape(1) == room &&
-                    survival.shape(0) >= num,
+                    survival.shape(0) >= num && predicted.size() >= num && of_chains.size() >= num,
                 "drafts need one row per request");
-        require(chain_lens.size() == num && scores.size() == num && expected.size() == num &&
-                    branch_expected.size() == num,
+        require(out_tokens.shape(0) == num && out_parents.shape(0) == num && out_parents.shape(1) == width &&
+                    are_trees.size() == num && chain_lens.size() == num && scores.size() == num &&
+                    expected.size() == num && branch_expected.size() == num && payoffs.size() == num,
                 "results need one row per request");
         for (std::size_t i = 0; i < num; ++i)
-            require(num_taken.data()[i] >= 0 && static_cast<std::size_t>(num_taken.data()[i]) <= room,
+            require(num_taken.data()[i] >= 0 &&
+                        static_cast<std::size_t>(num_taken.data()[i]) <= std::min(room, width),
                     "a draft has fewer nodes");
-        require(survival.shape(1) >= room, "a chain may be longer than its row");
+        require(survival.shape(1) >= std::max(room, std::size_t{1}), "a chain may be longer than its row");
+        require(branch_share > 0, "branches are right with some probability");
         const nb::gil_scoped_release release;
         for (std::size_t i = 0; i < num; ++i) {
             const auto taken = static_cast<std::size_t>(num_taken.data()[i]);
-            const PartOfTree part = sglang_hvd::measure({probs.data() + i * room, taken},
-                                                        {is_chain.data() + i * room, taken},
-                                                        survival.data() + i * survival.shape(1));
+            const std::size_t at = i * room, out = i * width;
+            const float* of_chain = survival.data() + i * survival.shape(1);
+            PartOfTree part = measure({probs.data() + at, taken}, {is_chain.data() + at, taken}, of_chain);
+            are_trees.data()[i] = part.chain_len < taken;
+            // A branch alone: the first token that is committed tells of the chain's first, if any.
+            if (taken > 0 && part.chain_len == 0 && of_chains.data()[i] > 0) {
+                part.chain_len = 1;
+                part.chain_expected = of_chain[0];
+            }
             chain_lens.data()[i] = static_cast<std::int32_t>(part.chain_len);
             scores.data()[i] = static_cast<float>(part.score);
             expected.data()[i] = static_cast<float>(part.chain_expected);
-            branch_expected.data()[i] = static_cast<float>(part.branch_expected);
+            branch_expected.data()[i] = part.branch_expected / branch_share;
+            payoffs.data()[i] = of_chains.data()[i] > 0 ? predicted.data()[i] : std::nanf("");
+            write_row(tokens.data() + at, taken, out_tokens.data() + out, width);
+            write_row(parents.data() + at, taken, out_parents.data() + out, width);
         }
     }
 
 private:
+    static void write_row(const std::int32_t* from, std::size_t num, std::int32_t* to, std::size_t width) {
+        std::copy(from, from + num, to);
+        std::fill(to + num, to + width, 0);
+    }
+
     TreeJoiner joiner_;
 };
+
+// num_branches: by request, tokens of its draft that were right beyond its chain. See cache_trees.py.
+void count_branches(const Input<std::int32_t, 2>& tokens, const Input<std::int32_t, 2>& parents,
+                    const Input<std::int32_t, 1>& num_nodes, const Input<std::int32_t, 2>& texts,
+                    const Input<std::int32_t, 1>& lengths, const Input<std::int32_t, 1>& num_accepted,
+                    const Input<std::int32_t, 1>& model_sizes, const Input<std::int32_t, 1>& model_accepted,
+                    const Input<std::int32_t, 1>& chain_accepted,
+                    const Output<std::int32_t, 1>& num_branches) {
+    const std::size_t num = num_nodes.size(), width = tokens.shape(1), longest = texts.shape(1);
+    require(tokens.shape(0) == num && parents.shape(0) == num && parents.shape(1) == width,
+            "drafts need one row per request");
+    require(texts.shape(0) == num, "texts need one row per request");
+    for (const auto* array : {&lengths, &num_accepted, &model_sizes, &model_accepted, &chain_accepted})
+        require(array->size() == num, "each request needs its counts");
+    require(num_branches.size() == num, "results need one row per request");
+    for (std::size_t i = 0; i < num; ++i) {
+        require(num_nodes.data()[i] >= 0 && static_cast<std::size_t>(num_nodes.data()[i]) <= width,
+                "a draft is larger than its row");
+        require(lengths.data()[i] >= 0 && static_cast<std::size_t>(lengths.data()[i]) <= longest,
+                "a text is longer than its row");
+    }
+    for (std::size_t i = 0; i < num; ++i) {
+        const auto nodes = static_cast<std::size_t>(num_nodes.data()[i]);
+        const std::int32_t of_model = model_sizes.data()[i] > 0 ? model_accepted.data()[i] : 0;
+        std::int32_t right = num_accepted.data()[i];
+        // Where the model drafter's draft was right less far, all of them were the cache draft's.
+        if (of_model < 0 || of_model == right)
+            right = static_cast<std::int32_t>(
+                count_right({tokens.data() + i * width, nodes}, {parents.data() + i * width, nodes},
+                            {texts.data() + i * longest, static_cast<std::size_t>(lengths.data()[i])}));
+        // A chain whose first token was right but not verified had nothing accepted.
+        num_branches.data()[i] = std::max(right - std::max(chain_accepted.data()[i], 0), 0);
+    }
+}
 
 }  // namespace
 }  // namespace sglang_hvd
@@ -255,9 +296,16 @@ NB_MODULE(_native, m) {
              "depths"_a.noconvert(), "probs"_a.noconvert(), "num_nodes"_a.noconvert(), "branch_share"_a,
              "out_tokens"_a.noconvert(), "out_parents"_a.noconvert(), "out_depths"_a.noconvert(),
              "out_probs"_a.noconvert(), "out_is_chain"_a.noconvert(), "out_num"_a.noconvert())
-        .def("measure", &CacheTreeJoiner::measure, "probs"_a.noconvert(), "is_chain"_a.noconvert(),
-             "survival"_a.noconvert(), "num_taken"_a.noconvert(), "chain_lens"_a.noconvert(),
-             "scores"_a.noconvert(), "expected"_a.noconvert(), "branch_expected"_a.noconvert());
+        .def("take", &CacheTreeJoiner::take, "tokens"_a.noconvert(), "parents"_a.noconvert(),
+             "probs"_a.noconvert(), "is_chain"_a.noconvert(), "survival"_a.noconvert(),
+             "predicted"_a.noconvert(), "of_chains"_a.noconvert(), "num_taken"_a.noconvert(), "branch_share"_a,
+             "out_tokens"_a.noconvert(), "out_parents"_a.noconvert(), "are_trees"_a.noconvert(),
+             "chain_lens"_a.noconvert(), "scores"_a.noconvert(), "expected"_a.noconvert(),
+             "branch_expected"_a.noconvert(), "payoffs"_a.noconvert());
+    m.def("count_branches", &count_branches, "tokens"_a.noconvert(), "parents"_a.noconvert(),
+          "num_nodes"_a.noconvert(), "texts"_a.noconvert(), "lengths"_a.noconvert(),
+          "num_accepted"_a.noconvert(), "model_sizes"_a.noconvert(), "model_accepted"_a.noconvert(),
+          "chain_accepted"_a.noconvert(), "num_branches"_a.noconvert());
     nb::class_<Pace>(m, "Pace", "See pace.hpp, which names things.")
         .def(nb::init<>())
         .def("start", [](Pace& pace, int slot) {
@@ -268,14 +316,21 @@ NB_MODULE(_native, m) {
         .def("price", &Pace::price, "num_requests"_a, "plain_ms"_a)
         .def("see_step", &Pace::see_step, "ms"_a, "plain_ms"_a)
         .def("see_tokens", &see_tokens, "slots"_a.noconvert(), "num_tokens"_a.noconvert());
-    nb::class_<BatchAllocator>(m, "Allocator", "See allocator.py, which names things.")
-        .def(nb::init<>())
-        .def("allocate", &BatchAllocator::allocate, "probs"_a.noconvert(), "depths"_a.noconvert(),
-             "num_nodes"_a.noconvert(), "sizes"_a.noconvert(), "reaches"_a.noconvert(),
-             "reaches_if_right"_a.noconvert(), "values"_a.noconvert(), "price"_a, "own_pace"_a,
-             "widths"_a.noconvert(), "step_ms"_a.noconvert(), "num_steps"_a.noconvert(), "most_nodes"_a.noconvert(),
-             "draft_ms"_a.noconvert(),
-             "num_pinned"_a, "must_draft"_a, "min_width"_a, "min_steps"_a, "merges"_a,
-             "num_cache"_a.noconvert(), "num_model"_a.noconvert(), "model_size"_a.noconvert(),
-             "model_expected"_a.noconvert());
+    nb::class_<BatchCosts>(m, "BatchCosts", "Times in milliseconds; see StepAllocator._costs_of.")
+        .def_static("of", &costs_of, "widths"_a.noconvert(), "step_ms"_a.noconvert(), "num_steps"_a.noconvert(),
+                    "most_nodes"_a.noconvert(), "draft_ms"_a.noconvert());
+    nb::class_<StepAllocator>(m, "StepAllocator", "See allocator.py, which names things.")
+        .def_static("of", &allocator_of, "sizes"_a.noconvert(), "own_pace"_a, "merges"_a, "look_after"_a)
+        .def("start", [](StepAllocator& allocator, int slot) {
+            require(slot >= 0, "a slot is negative");
+            allocator.pace().start(slot);
+        }, "slot"_a)
+        .def("see_tokens", [](StepAllocator& allocator, const Input<std::int32_t, 1>& slots,
+                              const Input<std::int32_t, 1>& num_tokens) {
+            see_tokens(allocator.pace(), slots, num_tokens);
+        }, "slots"_a.noconvert(), "num_tokens"_a.noconvert())
+        .def("allocate", &allocate, "slots"_a.noconvert(), "is_pinned"_a.noconvert().none(),
+             "probs"_a.noconvert(), "depths"_a.noconvert(), "num_nodes"_a.noconvert(), "reaches"_a.noconvert(),
+             "reaches_if_right"_a.noconvert(), "costs"_a, "num_cache"_a.noconvert(), "num_model"_a.noconvert(),
+             "model_size"_a.noconvert(), "model_expected"_a.noconvert());
 }

@@ -49,6 +49,21 @@ inline PartOfTree measure(std::span<const float> probs, std::span<const bool> is
     return part;
 }
 
+// Nodes of a draft that go on as the text does, from its first token on.
+inline std::size_t count_right(std::span<const std::int32_t> tokens, std::span<const std::int32_t> parents,
+                               std::span<const std::int32_t> text) {
+    std::int32_t before = -1;
+    std::size_t count = 0;
+    for (const std::int32_t token : text) {
+        auto node = static_cast<std::size_t>(before + 1);  // parents stand before their children
+        while (node < tokens.size() && !(parents[node] == before && tokens[node] == token)) ++node;
+        if (node == tokens.size()) break;
+        before = static_cast<std::int32_t>(node);
+        ++count;
+    }
+    return count;
+}
+
 class TreeJoiner {
 public:
     // Writes the most probable nodes of both, as many as there is room for, each after its parent.

@@ -1,0 +1,167 @@
+// The drafts of each step: the search of allocate.hpp at the pace of pace.hpp, requests that are bound
+// to the model drafter's draft, and looks at drafts that nothing was heard of for long.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "allocate.hpp"
+#include "pace.hpp"
+
+namespace sglang_hvd {
+
+// What is expected of the drafts of a batch; row i belongs to request i.
+struct BatchOdds {
+    std::size_t row = 0;                     // entries in a row of probs and depths
+    const float* probs = nullptr;            // [requests][row]
+    const std::int32_t* depths = nullptr;    // likewise
+    std::span<const std::int32_t> num_nodes;  // by request
+    std::size_t max_steps = 0;
+    const float* reaches = nullptr;           // [requests][sizes][max_steps]
+    const float* reaches_if_right = nullptr;  // likewise
+};
+
+// By request: see Allocation in allocator.py.
+struct StepDrafts {
+    std::span<std::int32_t> num_cache, num_model, model_size;
+    std::span<float> model_expected;
+};
+
+// Places in BatchCosts, and most nodes of a cache draft that a request verifies.
+struct StepShape {
+    std::size_t width = 0, steps = 0;
+    std::int32_t most_cache = 0;
+};
+
+class StepAllocator {
+public:
+    // sizes: of the model drafter's draft, rising. own_pace, merges: see Allocator::allocate.
+    // look_after: so many steps without any draft of one kind, and one request verifies one.
+    StepAllocator(std::vector<std::int32_t> sizes, double own_pace, bool merges, int look_after)
+        : sizes_(std::move(sizes)), own_pace_(own_pace), merges_(merges), look_after_(look_after) {}
+
+    std::span<const std::int32_t> sizes() const { return sizes_; }
+    Pace& pace() { return pace_; }
+
+    // is_pinned: by request, those that verify the model drafter's largest draft alone, whatever it
+    // brings; null: none does.
+    StepShape allocate(std::span<const std::int32_t> slots, const bool* is_pinned, const BatchOdds& odds,
+                       const BatchCosts& costs, const StepDrafts& out) {
+        const std::size_t num = slots.size();
+        if (num == 0) return {};
+        const std::int32_t whole = sizes_.back();
+        cache_.clear();
+        model_.clear();
+        values_.clear();
+        free_.clear();
+        for (std::size_t i = 0; i < num; ++i) {
+            if (is_pinned != nullptr && is_pinned[i]) continue;
+            free_.push_back(i);
+            values_.push_back(pace_.token_value(slots[i]));
+            const auto len = static_cast<std::size_t>(odds.num_nodes[i]);
+            cache_.push_back({{odds.probs + i * odds.row, len}, {odds.depths + i * odds.row, len}});
+            for (std::size_t size = 0; size < sizes_.size(); ++size) {
+                const std::size_t first = (i * sizes_.size() + size) * odds.max_steps;
+                model_.push_back({sizes_[size], odds.reaches + first, odds.reaches_if_right + first});
+            }
+        }
+        const std::size_t num_pinned = num - free_.size();
+        std::size_t min_width = 0, min_steps = 0;
+        if (num_pinned > 0) {
+            min_width = place_of_width(costs, whole);
+            min_steps = costs.num_steps.size() - 1;
+        }
+        std::ptrdiff_t looking = -1;
+        if (steps_without_model_ >= look_after_ && !free_.empty()) {
+            looking = static_cast<std::ptrdiff_t>(turn(free_.size()));
+            min_width = std::max(min_width, place_of_width(costs, sizes_.front()));
+        }
+        const double price = pace_.price(num, costs.step[0]);
+        const Allocation& found =
+            allocator_.allocate(cache_, model_, sizes_.size(), odds.max_steps, values_, price, own_pace_, costs,
+                                num_pinned, looking, min_width, min_steps, merges_);
+        std::size_t num_drafting = 0, num_cached = 0;
+        for (std::size_t k = 0; k < free_.size(); ++k) {
+            const Choice choice = found.choices[k];
+            write(out, free_[k], choice.num_cache, 0, 0, 0);
+            num_cached += choice.num_cache > 0;
+            if (choice.model_size < 0) continue;
+            ++num_drafting;
+            const ModelNodes& model = model_[k * sizes_.size() + static_cast<std::size_t>(choice.model_size)];
+            write(out, free_[k], choice.num_cache, num_nodes(model, costs, found.steps), model.num_nodes,
+                  expect_model(model, costs.num_steps[found.steps]));
+        }
+        steps_without_model_ = num_drafting > 0 ? 0 : steps_without_model_ + 1;
+        if (looks_at_cache(num_cached) && looking < 0) {
+            steps_without_cache_ = 0;
+            const std::size_t i = with_draft_[turn(with_draft_.size())];
+            num_drafting -= out.num_model[i] > 0;
+            write(out, i, 1, 0, 0, 0);
+        }
+        if (num_pinned > 0) {
+            num_drafting += num_pinned;
+            for (std::size_t i = 0; i < num; ++i)
+                if (is_pinned[i]) write(out, i, 0, whole, whole, 0);
+        }
+        std::int32_t used = 0, most_cache = 0;
+        for (std::size_t i = 0; i < num; ++i) {
+            used = std::max(used, out.num_cache[i] + out.num_model[i]);
+            most_cache = std::max(most_cache, out.num_cache[i]);
+        }
+        // What was found for a width may fit into a narrower one.
+        const std::size_t width = place_of_width(costs, used);
+        pace_.see_step(costs.step[width] + costs.draft[found.steps * (num + 1) + num_drafting], costs.step[0]);
+        return {width, found.steps, most_cache};
+    }
+
+private:
+    static void write(const StepDrafts& out, std::size_t i, std::int32_t num_cache, std::int32_t num_model,
+                      std::int32_t model_size, double model_expected) {
+        out.num_cache[i] = num_cache;
+        out.num_model[i] = num_model;
+        out.model_size[i] = model_size;
+        out.model_expected[i] = static_cast<float>(model_expected);
+    }
+
+    // Of the narrowest that has room for a root and so many nodes.
+    static std::size_t place_of_width(const BatchCosts& costs, std::int32_t num_nodes) {
+        const auto found = std::lower_bound(costs.widths.begin(), costs.widths.end(), num_nodes + 1);
+        return static_cast<std::size_t>(found - costs.widths.begin());
+    }
+
+    // Whose turn it is to be looked at.
+    std::size_t turn(std::size_t num) { return ++num_looks_ % num; }
+
+    // Whether a cache draft's first token is to be verified, since none was for long.
+    bool looks_at_cache(std::size_t num_cached) {
+        if (num_cached > 0) {
+            steps_without_cache_ = 0;
+            return false;
+        }
+        with_draft_.clear();
+        for (std::size_t k = 0; k < free_.size(); ++k)
+            if (!cache_[k].probs.empty()) with_draft_.push_back(free_[k]);
+        if (with_draft_.empty()) return false;
+        return ++steps_without_cache_ > look_after_;
+    }
+
+    std::vector<std::int32_t> sizes_;
+    double own_pace_;
+    bool merges_;
+    int look_after_;
+    Allocator allocator_;
+    Pace pace_;
+    int steps_without_model_ = 0, steps_without_cache_ = 0;
+    std::size_t num_looks_ = 0;
+
+    // Kept from step to step for their memory.
+    std::vector<CacheNodes> cache_;
+    std::vector<ModelNodes> model_;
+    std::vector<double> values_;
+    std::vector<std::size_t> free_, with_draft_;  // requests that are not pinned; of them with a draft
+};
+
+}  // namespace sglang_hvd
