@@ -1,0 +1,74 @@
+"""How well what ships ranks cache drafts at cycle starts, by who decides where cycles start.
+
+    python -m benchmarks.payoff.deciders --traces DIR --tokenizer FILE [--cache-mode votes|paper]
+        [--json FILE]
+
+As `sglang-hvd evaluate` judges, in the mean over families, on sessions that the predictors were not
+trained on. A policy that verifies good drafts has few cycles that start inside a copy, where it is
+easy to know that the copy goes on.
+"""
+
+from collections.abc import Sequence
+
+from benchmarks.command import run, write_rows
+from benchmarks.payoff.options import replay_options
+from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
+from sglang_hvd.replay.evaluate import MEAN, NOTHING_LEFT, judge, trained_sessions
+from sglang_hvd.replay.recordings import Vocabulary, find_recordings
+from sglang_hvd.replay.walk import WalkSettings, walk_recordings
+
+_DECIDERS: dict[str, dict[str, object]] = {
+    "model drafter always": {"policy": "model"},
+    "frequency": {"policy": "frequency"},
+    "payoff, threshold 6": {"policy": "payoff", "threshold": PAPER_THRESHOLD},
+    "payoff": {"policy": "payoff"},
+    "cache always": {"policy": "cache"},
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = replay_options("Average precision by who decides.", arguments)
+    recordings = find_recordings(options.traces)
+    vocabulary = Vocabulary(options.tokenizer, options.eos_token)
+    mode = options.cache_mode
+    predictors = {
+        "default": PayoffPredictor.load(DEFAULT_PREDICTORS[mode]),
+        "mlp": PayoffPredictor.load(PAPER_PREDICTORS[mode]),
+    }
+    without = trained_sessions(predictors)
+    rows = []
+    print("| who decides | drafts | oracle share | default | mlp | frequency |")
+    print("|---|---|---|---|---|---|")
+    for decider, settings in _DECIDERS.items():
+        config = HvdConfig(cache_mode=mode, calibrate=False).model_copy(update=settings)
+        walks = walk_recordings(
+            recordings,
+            vocabulary,
+            WalkSettings(config, predictor=DEFAULT_PREDICTORS[mode]),
+            label=decider,
+            num_processes=2,
+        )
+        judged = judge(walks, predictors, cache_mode=mode, at="cycle", without=without)
+        means = [each for each in judged if each.file == MEAN]
+        if not means:
+            raise ValueError(NOTHING_LEFT)
+        quality = means[0].quality
+        cells = [_figure(each.quality.average_precision) for each in means]
+        print(
+            f"| {decider} | {quality.num_drafts} | {_figure(quality.oracle_share)} | "
+            f"{' | '.join(cells)} |",
+            flush=True,
+        )
+        rows += [{"decides": decider, **each.row()} for each in means]
+    write_rows(options.json, rows)
+    return 0
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+if __name__ == "__main__":
+    run(main)
