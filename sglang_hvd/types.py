@@ -1,10 +1,9 @@
 """The values that the core and the serving plugin hand to each other."""
 
 import enum
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,8 @@ class CacheDraft(NamedTuple):
 
     token_ids: int32[num_tokens], read-only, never empty.
     match_len: number of tokens before the draft that matched an earlier place.
-    score: sum over the draft of each token's estimated probability (SuffixDecoding's score).
+    score: sum of each token's estimated probability (SuffixDecoding's score), over the chain that
+        the cache proposed, of which these may be the first tokens.
     source: where the match lies, in the request's own prompt and output or in finished requests.
     parents: int32[num_tokens], read-only; index of the token before each, -1 for what follows the
         context itself, and parents first. None for a chain, where each follows the one before.
@@ -150,7 +150,8 @@ MATCH_FEATURES = (
     "mean_agreement",  # the same share at every node, mean over the draft
 )
 
-_MATCH_LEN, _SCORE, _ORIGIN = map(MATCH_FEATURES.index, ("match_len", "score", "origin"))
+SCORE = MATCH_FEATURES.index("score")
+_MATCH_LEN, _NUM_TOKENS, _ORIGIN = map(MATCH_FEATURES.index, ("match_len", "num_tokens", "origin"))
 _SHARED = 2  # in the column "origin"
 
 # First tokens of a chain that DraftBatch.evidence tells of.
@@ -222,83 +223,70 @@ class DraftBatch:
             there is no draft.
         """
         num_rows, longest = len(num_tokens), int(num_tokens.max(initial=0))
-        place = np.arange(longest, dtype=np.int32)
-        is_taken = place < num_tokens[:, None]
         parents = np.empty((num_rows, longest), np.int32)
-        parents[:] = place - 1
-        matches = self.features[:num_rows].copy()
-        scores = matches[:, _SCORE]
-        is_cut = num_tokens < self.num_nodes[:num_rows]
-        if is_cut.any():
-            of_taken = np.where(is_taken, self.probs[:num_rows, :longest], 0).sum(axis=1)
-            scores = np.where(is_cut, of_taken, scores)
-        return CacheDrafts(
-            token_ids=np.where(is_taken, self.token_ids[:num_rows, :longest], 0),
+        parents[:] = np.arange(-1, longest - 1)
+        return CacheDrafts.read_only(
+            token_ids=self.token_ids[:num_rows, :longest] * (parents < num_tokens[:, None] - 1),
             parents=parents,
-            num_nodes=num_tokens,
+            num_nodes=num_tokens.copy(),
             are_trees=np.zeros(num_rows, np.bool_),
-            scores=scores,
-            matches=matches,
+            matches=self.features[:num_rows].copy(),
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CacheDrafts(Sequence[CacheDraft | None]):
-    """What a batch verifies of its cache drafts, in arrays; row i belongs to request i. As a
-    sequence it has a CacheDraft for each request, made when it is asked for, or None.
+class CacheDrafts:
+    """What a batch verifies of its cache drafts, in arrays; row i belongs to request i. Iterated
+    over it has a CacheDraft for each request, made then, or None. All arrays are read-only.
 
     token_ids: int32[num_requests, width]; the first num_nodes[i] entries of a row count, 0 behind.
     parents: int32, same shape; as in CacheDraft, but of chains too.
     num_nodes: int32[num_requests], 0 for no draft.
     are_trees: bool[num_requests]; the others are chains.
-    scores: float32[num_requests], as in CacheDraft.
-    matches: float32[num_requests, len(MATCH_FEATURES)].
+    matches: float32[num_requests, len(MATCH_FEATURES)], of what the cache proposed.
     """
 
     token_ids: TokenIds
     parents: npt.NDArray[np.int32]
     num_nodes: npt.NDArray[np.int32]
     are_trees: npt.NDArray[np.bool_]
-    scores: npt.NDArray[np.float32]
     matches: npt.NDArray[np.float32]
+
+    @classmethod
+    def read_only(
+        cls,
+        token_ids: TokenIds,
+        parents: npt.NDArray[np.int32],
+        num_nodes: npt.NDArray[np.int32],
+        are_trees: npt.NDArray[np.bool_],
+        matches: npt.NDArray[np.float32],
+    ) -> "CacheDrafts":
+        """Drafts whose arrays nobody may write into from now on."""
+        arrays = token_ids, parents, num_nodes, are_trees, matches
+        for array in arrays:
+            array.flags.writeable = False
+        return cls(*arrays)
 
     def __len__(self) -> int:
         return len(self.num_nodes)
 
     def __iter__(self) -> Iterator[CacheDraft | None]:
-        token_ids, parent_rows = self.token_ids.view(), self.parents.view()
-        token_ids.flags.writeable = parent_rows.flags.writeable = False
-        for tokens, parents, length, is_tree, score, match in zip(
-            token_ids,
-            parent_rows,
+        for tokens, parents, length, is_tree, (match_len, score, origin) in zip(
+            self.token_ids,
+            self.parents,
             self.num_nodes.tolist(),
             self.are_trees.tolist(),
-            self.scores.tolist(),
-            self.matches[:, [_MATCH_LEN, _ORIGIN]].tolist(),
+            self.matches[:, [_MATCH_LEN, SCORE, _ORIGIN]].tolist(),
             strict=True,
         ):
-            yield (
-                CacheDraft(
-                    tokens[:length],
-                    int(match[0]),
-                    score,
-                    "shared" if match[1] == _SHARED else "request",
-                    parents[:length] if is_tree else None,
-                )
-                if length
-                else None
-            )
-
-    @overload
-    def __getitem__(self, index: int) -> CacheDraft | None: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[CacheDraft | None]: ...
-    def __getitem__(self, index: int | slice) -> CacheDraft | list[CacheDraft | None] | None:
-        return list(self)[index]
+            source: Literal["request", "shared"] = "shared" if origin == _SHARED else "request"
+            before = parents[:length] if is_tree else None
+            draft = CacheDraft(tokens[:length], int(match_len), score, source, before)
+            yield draft if length else None
 
     def select(self, places: Sequence[int]) -> "CacheDrafts":
         """Those of some of the requests."""
-        return CacheDrafts(*(getattr(self, name)[places] for name in _OF_DRAFTS))
+        return CacheDrafts.read_only(*(getattr(self, name)[places] for name in _OF_DRAFTS))
 
     @classmethod
     def concatenate(cls, parts: Sequence["CacheDrafts"]) -> "CacheDrafts":
@@ -312,24 +300,38 @@ class CacheDrafts(Sequence[CacheDraft | None]):
             )
             for part in parts
         ]
-        return cls(*(np.concatenate([getattr(part, name) for part in wide]) for name in _OF_DRAFTS))
+        return cls.read_only(
+            *(np.concatenate([getattr(part, name) for part in wide]) for name in _OF_DRAFTS)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DraftPlans(Sequence[DraftPlan]):
-    """What a batch verifies in its next cycles, in arrays; row i belongs to request i. As a
-    sequence it has a DraftPlan for each request, made when it is asked for.
+class DraftPlans:
+    """What a batch verifies in its next cycles, in arrays; row i belongs to request i. Iterated
+    over it has a DraftPlan for each request, made then.
 
     drafts: of the cache.
-    payoffs: float32[num_requests], as in DraftPlan; not a number where nothing was predicted.
+    predicted: float32[num_requests], accepted lengths of the cache drafts that were proposed,
+        whatever where there was none; None: nothing was predicted.
     num_model_nodes: int32[num_requests], as in DraftPlan.
     num_model_steps: of all requests that verify the model drafter's draft.
     """
 
     drafts: CacheDrafts
-    payoffs: npt.NDArray[np.float32]
+    predicted: npt.NDArray[np.float32] | None
     num_model_nodes: npt.NDArray[np.int32]
     num_model_steps: int
+
+    @property
+    def payoffs(self) -> list[float | None]:
+        """By request, as in DraftPlan."""
+        if self.predicted is None:
+            return [None] * len(self)
+        were_proposed = (self.drafts.matches[:, _NUM_TOKENS] > 0).tolist()
+        return [
+            payoff if was_proposed else None
+            for payoff, was_proposed in zip(self.predicted.tolist(), were_proposed, strict=True)
+        ]
 
     @property
     def sources(self) -> list[DraftSource]:
@@ -347,26 +349,10 @@ class DraftPlans(Sequence[DraftPlan]):
 
     def __iter__(self) -> Iterator[DraftPlan]:
         for source, draft, payoff, num_model in zip(
-            self.sources,
-            self.drafts,
-            self.payoffs.tolist(),
-            self.num_model_nodes.tolist(),
-            strict=True,
+            self.sources, self.drafts, self.payoffs, self.num_model_nodes.tolist(), strict=True
         ):
-            yield DraftPlan(
-                source,
-                draft,
-                None if math.isnan(payoff) else payoff,
-                num_model,
-                self.num_model_steps if num_model else 0,
-            )
-
-    @overload
-    def __getitem__(self, index: int) -> DraftPlan: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[DraftPlan]: ...
-    def __getitem__(self, index: int | slice) -> DraftPlan | list[DraftPlan]:
-        return list(self)[index]
+            num_steps = self.num_model_steps if num_model else 0
+            yield DraftPlan(source, draft, payoff, num_model, num_steps)
 
 
 def sources_of(

@@ -14,7 +14,7 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES, DraftFeatures, TokenClasses
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
+from sglang_hvd.types import DraftPlan, DraftPlans, DraftSource, VerifyOutcome
 from tests.payoff.made_up import constant_survival, linear
 
 CLASSES = TokenClasses.from_strings([chr(33 + token) for token in range(60)])
@@ -42,6 +42,11 @@ def drafter(
 
 def drafted(plan: DraftPlan) -> list[int] | None:
     return None if plan.cache_draft is None else plan.cache_draft.token_ids.tolist()
+
+
+def only_draft(plans: DraftPlans) -> list[int] | None:
+    [plan] = plans
+    return drafted(plan)
 
 
 # 3 tokens match, so the cache draft is [4, 5, 6]. Each is half probable, since nothing follows the
@@ -220,7 +225,8 @@ def test_frequency_policy_compares_the_score_with_the_model_steps_or_its_own_thr
 ) -> None:
     config = {} if frequency_threshold is None else {"frequency_threshold": frequency_threshold}
     made = started(drafter("frequency", num_model_steps=num_model_steps, **config))
-    assert made.plan(["r"])[0].source is DraftSource(source)
+    [plan] = made.plan(["r"])
+    assert plan.source is DraftSource(source)
 
 
 def test_cache_policy_takes_a_plain_step_without_a_draft() -> None:
@@ -369,7 +375,7 @@ def test_only_the_given_output_is_kept() -> None:
     made.extend("first", [1, 2, 3, 4])
     made.finish("first", output_ids=[1, 2, 3], keep=True)
     made.start("second", [8, 1, 2])
-    assert drafted(made.plan(["second"])[0]) == [3]
+    assert only_draft(made.plan(["second"])) == [3]
 
 
 @pytest.mark.parametrize("call", ["plan", "commit", "extend", "finish", "stats"])
@@ -466,10 +472,10 @@ def test_a_configuration_decides_how_the_cache_drafts() -> None:
         deterministic=True,
     )
     started(made)
-    assert drafted(made.plan(["r"])[0]) == [4]
+    assert only_draft(made.plan(["r"])) == [4]
     made.finish("r", output_ids=None, keep=True)
     made.start("s", [9, 1, 2])
-    assert drafted(made.plan(["s"])[0]) is None
+    assert only_draft(made.plan(["s"])) is None
 
 
 def test_the_verify_width_leaves_room_for_the_root() -> None:
@@ -481,7 +487,7 @@ def test_the_verify_width_leaves_room_for_the_root() -> None:
         verify_width=3,
         deterministic=False,
     )
-    assert drafted(started(made).plan(["r"])[0]) == [4, 5]
+    assert only_draft(started(made).plan(["r"])) == [4, 5]
 
 
 def test_by_votes_a_draft_may_be_longer_than_its_match() -> None:
@@ -497,7 +503,7 @@ def test_by_votes_a_draft_may_be_longer_than_its_match() -> None:
             deterministic=True,
         )
         made.start("r", [1, 2, 3, 4, 5, 6, 7, 1, 2])
-        drafts[mode] = drafted(made.plan(["r"])[0])
+        drafts[mode] = only_draft(made.plan(["r"]))
     assert drafts["votes"][:5] == [3, 4, 5, 6, 7]
     assert drafts["paper"] == [3, 4]
 

@@ -1,5 +1,7 @@
 """The values that core and plugin hand to each other."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -23,15 +25,15 @@ def test_a_draft_knows_its_length_and_cannot_be_reassigned() -> None:
 
 
 def chains(*token_ids: list[int], cut: int = 64) -> CacheDrafts:
-    """Each token half as probable as the one before; cut to so many tokens."""
+    """Chains that a cache proposed, cut to so many tokens."""
     longest = max(len(tokens) for tokens in token_ids)
     batch = DraftBatch.of_size(len(token_ids) + 1, longest)
     batch.token_ids[:] = 99  # of earlier steps
     for row, tokens in enumerate(token_ids):
         batch.token_ids[row, : len(tokens)] = tokens
-        batch.probs[row, : len(tokens)] = 0.5 ** np.arange(1, len(tokens) + 1)
         batch.num_nodes[row] = len(tokens)
         batch.features[row, MATCH_FEATURES.index("match_len")] = 5 + row
+        batch.features[row, MATCH_FEATURES.index("num_tokens")] = len(tokens)
         batch.features[row, MATCH_FEATURES.index("score")] = 1 - 0.5 ** len(tokens)
         batch.features[row, MATCH_FEATURES.index("origin")] = row
     return batch.chains(np.minimum(batch.num_nodes[: len(token_ids)], cut))
@@ -45,10 +47,11 @@ def test_the_first_tokens_of_chains_are_drafts_of_their_own() -> None:
     assert last is not None
     assert (first.token_ids.tolist(), first.match_len, first.source) == ([3, 4], 5, "request")
     assert (last.token_ids.tolist(), last.match_len, last.source) == ([6], 7, "shared")
-    assert (first.score, last.score) == (0.75, 0.5)
+    assert (first.score, last.score) == (0.875, 0.5)  # of the whole chains
     assert first.parents is None
-    with pytest.raises(ValueError, match="read-only"):
-        first.token_ids[0] = 1
+    for array in (first.token_ids, drafts.token_ids, drafts.parents, drafts.num_nodes):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
     # Whoever takes the arrays finds nothing of other steps behind a draft.
     assert drafts.token_ids.tolist() == [[3, 4], [0, 0], [6, 0]]
     assert drafts.parents.tolist() == [[-1, 0]] * 3
@@ -65,7 +68,7 @@ def test_drafts_of_several_batches_are_put_together_and_taken_apart() -> None:
 def test_plans_of_a_batch_are_plans_of_its_requests() -> None:
     plans = DraftPlans(
         drafts=chains([3, 4], [], [6], []),
-        payoffs=np.array([1.5, np.nan, 0.5, np.nan], np.float32),
+        predicted=np.array([1.5, 99, 0.5, 99], np.float32),
         num_model_nodes=np.array([7, 3, 0, 0], np.int32),
         num_model_steps=4,
     )
@@ -83,9 +86,9 @@ def test_plans_of_a_batch_are_plans_of_its_requests() -> None:
     assert both.cache_draft is not None
     assert both.cache_draft.token_ids.tolist() == [3, 4]
     assert model.cache_draft is plain.cache_draft is None
+    assert cache.cache_draft is not None
     assert len(plans) == 4
-    assert plans[2].source is plans[-2].source is cache.source
-    assert [plan.source for plan in plans[2:]] == [DraftSource.CACHE, DraftSource.PLAIN]
+    assert [plan.payoff for plan in replace(plans, predicted=None)] == [None] * 4
 
 
 @pytest.mark.parametrize(

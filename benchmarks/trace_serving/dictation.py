@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.trace_serving.script import Script
 from benchmarks.trace_serving.tree_shape import TreeShape
+from sglang_hvd.types import DraftPlans
 
 _LARGE = 1e30
 
@@ -26,6 +27,7 @@ class Dictation:
         self._script = script
         self._num_ids = int(script.token_ids.max()) + 1
         self._on_device: dict[str, torch.Tensor] = {}
+        self._num_nodes: list[int] = []
         self._shapes: dict[tuple[int, int, int], TreeShape] = {}
 
     def forward(
@@ -71,19 +73,21 @@ class Dictation:
         tree = self._tree(batch, shape, [num] * len(batch.reqs), draft_tokens)
         return build(batch, draft_input, *tree, *args, **kw)
 
+    def with_model_trees(
+        self, run: Callable[..., Any], worker: Any, batch: Any, plans: DraftPlans, nodes: Any
+    ) -> Any:
+        """AROUND HvdDraftWorker._with_model_trees: the sizes of the trees that it wants."""
+        self._num_nodes = [num for num in plans.num_model_nodes.tolist() if num]
+        return run(worker, batch, plans, nodes)
+
     def run_model_drafter(
-        self,
-        run: Callable[..., Any],
-        worker: Any,
-        batch: Any,
-        num_steps: int,
-        num_nodes: Sequence[int],
+        self, run: Callable[..., Any], worker: Any, batch: Any, num_steps: int
     ) -> Any:
         """AROUND HvdDraftWorker._run_model_drafter."""
-        (_, _, draft_tokens, _), kv_loc_plan = run(worker, batch, num_steps, num_nodes)
+        (_, _, draft_tokens, _), kv_loc_plan = run(worker, batch, num_steps)
         shape = self._shape(worker.topk, num_steps, draft_tokens.shape[1])
         # In few steps a tree has fewer nodes than its size.
-        sizes = [min(s for s in self._script.accepted if s >= num) for num in num_nodes]
+        sizes = [min(s for s in self._script.accepted if s >= num) for num in self._num_nodes]
         tree = self._tree(batch, shape, sizes, draft_tokens)
         ranks = _to(shape.ranks, draft_tokens.device).expand(draft_tokens.shape)
         return (*tree, ranks), kv_loc_plan

@@ -33,7 +33,6 @@ class CacheTreeJoiner:
         probs: _Float32,
         is_chain: _Bool,
         survival: _Float32,
-        predicted: _Float32,
         of_chains: _Int32,
         num_taken: _Int32,
         branch_share: float,
@@ -41,10 +40,8 @@ class CacheTreeJoiner:
         out_parents: _Int32,
         are_trees: _Bool,
         chain_lens: _Int32,
-        scores: _Float32,
         expected: _Float32,
         branch_expected: _Float64,
-        payoffs: _Float32,
     ) -> None: ...
 
 def count_branches(
@@ -81,6 +78,8 @@ class BatchCosts:
 class StepAllocator:
     @staticmethod
     def of(sizes: _Int32, own_pace: float, merges: bool, look_after: int) -> StepAllocator: ...
+    @property
+    def pace(self) -> Pace: ...
     def start(self, slot: int) -> None: ...
     def see_tokens(self, slots: _Int32, num_tokens: _Int32) -> None: ...
     def allocate(

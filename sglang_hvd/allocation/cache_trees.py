@@ -72,7 +72,6 @@ class CacheTrees:
     def take(
         self,
         num_nodes: Int32,
-        payoffs: Float32,
         survival: Float32,
         chains: DraftBatch,
         branch_share: float,
@@ -82,22 +81,19 @@ class CacheTrees:
         """The first nodes of each draft.
 
         num_nodes: int32[num_requests], of each row, at most width.
-        payoffs: float32[num_requests], expected accepted length of each chain.
         survival: as in join, but what is expected of the chains is by this one.
         chains, branch_share: as in join.
         """
         num = len(num_nodes)
         token_ids, parents = np.empty((num, width), np.int32), np.empty((num, width), np.int32)
         are_trees, chain_lens = np.empty(num, np.bool_), np.empty(num, np.int32)
-        scores, expected = np.empty(num, np.float32), np.empty(num, np.float32)
-        of_branches, predicted = np.empty(num), np.empty(num, np.float32)
+        expected, of_branches = np.empty(num, np.float32), np.empty(num)
         self._joiner.take(
             self.token_ids,
             self.parents,
             self.probs,
             self.is_chain,
             survival,
-            payoffs,
             chains.num_nodes,
             num_nodes,
             branch_share,
@@ -105,14 +101,12 @@ class CacheTrees:
             parents,
             are_trees,
             chain_lens,
-            scores,
             expected,
             of_branches,
-            predicted,
         )
         matches = chains.features[:num].copy()
-        drafts = CacheDrafts(token_ids, parents, num_nodes, are_trees, scores, matches)
-        return TakenDrafts(drafts, chain_lens, expected, of_branches, predicted)
+        drafts = CacheDrafts.read_only(token_ids, parents, num_nodes.copy(), are_trees, matches)
+        return TakenDrafts(drafts, chain_lens, expected, of_branches)
 
 
 class TakenDrafts(NamedTuple):
@@ -122,14 +116,12 @@ class TakenDrafts(NamedTuple):
         which tells of the chain's first token.
     chain_expected: float32[num_requests], accepted tokens expected of these.
     branch_expected: float64[num_requests], of the nodes beside the chain, were branch_share 1.
-    payoffs: float32[num_requests], those that were given; not a number where there is no chain.
     """
 
     drafts: CacheDrafts
     chain_lens: Int32
     chain_expected: Float32
     branch_expected: npt.NDArray[np.float64]
-    payoffs: Float32
 
 
 def num_branch_tokens(

@@ -48,7 +48,6 @@ class CostPlanner:
         # The predictor is judged by what it says itself of chains, heeded or not.
         taken = trees.take(
             found.num_cache,
-            prediction.payoffs,
             prediction.survival,
             drafts,
             share,
@@ -63,5 +62,5 @@ class CostPlanner:
             model_steps=np.full(num, found.num_steps, np.int32),
             model_expected=found.model_expected,
         )
-        plans = DraftPlans(taken.drafts, taken.payoffs, found.num_model, found.num_steps)
+        plans = DraftPlans(taken.drafts, prediction.payoffs, found.num_model, found.num_steps)
         return plans, cycles

@@ -263,6 +263,10 @@ class HybridDrafter:
     def commit_batch(self, rids: Sequence[Hashable], outcomes: VerifyOutcomes) -> None:
         """The same of outcomes that lie in arrays, as a server has them."""
         requests = [self._request(rid) for rid in rids]
+        if len(requests) != len(outcomes.lengths):
+            raise ValueError(
+                f"{len(requests)} requests and outcomes of {len(outcomes.lengths)}: each needs one"
+            )
         if not requests:
             return
         cycles = cycles_of(requests)

@@ -49,14 +49,6 @@ class Proposals:
         """bool[num_requests]."""
         return self.drafts.num_nodes[: self.num_requests] > 0
 
-    @property
-    def payoffs(self) -> npt.NDArray[np.float32]:
-        """float32[num_requests], expected accepted length of each cache draft; not a number where
-        nothing is predicted."""
-        if self.prediction is None:
-            return np.full(self.num_requests, np.nan, np.float32)
-        return self.of_drafts(self.prediction.payoffs)
-
     def of_drafts(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """One value per request, not a number where there is no draft."""
         return np.where(self.has_draft, values, np.float32(np.nan))

@@ -12,9 +12,7 @@ from sglang_hvd.drafter.cycles import Cycles
 from sglang_hvd.drafter.expectations import Expectations
 from sglang_hvd.drafter.proposals import Proposals
 from sglang_hvd.drafter.request import DraftedRequest
-from sglang_hvd.types import MATCH_FEATURES, DraftPlans
-
-_SCORE = MATCH_FEATURES.index("score")
+from sglang_hvd.types import SCORE, DraftPlans
 
 Bool = npt.NDArray[np.bool_]
 
@@ -54,13 +52,12 @@ class RulePlanner:
         without_cache = [request.without_cache for request in requests]
         if any(without_cache):
             takes_cache = takes_cache & ~np.array(without_cache)
-        num_nodes = np.minimum(proposals.drafts.num_nodes[:num], self._room)
-        num_cache = np.where(takes_cache, num_nodes, np.int32(0))
+        num_cache = np.minimum(proposals.drafts.num_nodes[:num], self._room) * takes_cache
         if self._config.policy == "both":
             takes_model = np.ones(num, np.bool_)
         else:
             takes_model = ~takes_cache & self._config.drafts_with_model
-        num_model = np.where(takes_model, np.int32(self._num_model_nodes), np.int32(0))
+        num_model = takes_model * np.int32(self._num_model_nodes)
         drafts = proposals.drafts.chains(num_cache)
         whole = np.full(num, np.nan, np.float32)
         cycles = Cycles(
@@ -72,7 +69,8 @@ class RulePlanner:
             model_steps=np.full(num, self._num_model_steps, np.int32),
             model_expected=whole,
         )
-        return DraftPlans(drafts, proposals.payoffs, num_model, self._num_model_steps), cycles
+        predicted = None if proposals.prediction is None else proposals.prediction.payoffs
+        return DraftPlans(drafts, predicted, num_model, self._num_model_steps), cycles
 
     def _takes_cache(self, proposals: Proposals) -> Bool:
         match self._config.policy:
@@ -98,12 +96,14 @@ class RulePlanner:
         assert proposals.model_payoffs is not None
         threshold = self._config.threshold
         if threshold is None:
-            return policies.by_comparison(proposals.payoffs, proposals.model_payoffs)
+            payoffs = proposals.of_drafts(proposals.prediction.payoffs)
+            return policies.by_comparison(payoffs, proposals.model_payoffs)
         probs = proposals.prediction.reaches(math.ceil(threshold))
         if probs is None:
-            return policies.by_payoff(proposals.payoffs, threshold)
+            payoffs = proposals.of_drafts(proposals.prediction.payoffs)
+            return policies.by_payoff(payoffs, threshold)
         return policies.by_odds(proposals.of_drafts(probs))
 
     def _by_frequency(self, proposals: Proposals) -> Bool:
-        scores = proposals.drafts.features[: proposals.num_requests, _SCORE]
+        scores = proposals.drafts.features[: proposals.num_requests, SCORE]
         return policies.by_frequency(proposals.of_drafts(scores), self._frequency_threshold)

@@ -317,7 +317,7 @@ class HvdDraftWorker(EagleDraftWorker):
         self.num_drafts_by_steps[num_steps] += 1
         with self.costs.time_draft(len(drafting), num_steps - 1):
             (parent_list, top_scores_index, draft_tokens, ranks), kv_loc_plan = (
-                self._run_model_drafter(drafting_batch, num_steps, sizes.tolist())
+                self._run_model_drafter(drafting_batch, num_steps)
             )
         with self.clock.measure(Phase.BUILD):
             if (sizes >= draft_tokens.shape[1]).all():
@@ -332,9 +332,8 @@ class HvdDraftWorker(EagleDraftWorker):
         return merged, of_model, kv_loc_plan if is_all else None
 
     def _run_model_drafter(
-        self, batch: ScheduleBatch, num_steps: int, num_nodes: Sequence[int]
+        self, batch: ScheduleBatch, num_steps: int
     ) -> tuple[_Tree, KVLocPlan | None]:
-        """num_nodes: of each request's draft, of which the tree that is returned may have more."""
         # EagleDraftWorker.draft up to the tree it selects. Its own ending would lay out and mask
         # a verification of the model drafter's tree alone, at the model drafter's width.
         self.num_model_draft_rounds += 1

@@ -120,9 +120,8 @@ def test_a_part_of_a_draft_is_a_chain_or_says_where_it_branches() -> None:
     chains = DraftBatch.of_size(1, LONGEST)
     chains.features[0, 0] = 7
     survival = np.linspace(0.8, 0.1, 8, dtype=np.float32)[None]
-    payoffs = survival.sum(axis=1)
     for num, parents, chain_len in ((2, None, 2), (3, None, 3), (4, [-1, 0, 1, 0], 3)):
-        taken = trees.take(np.array([num], np.int32), payoffs, survival, chains, SHARE, width=4)
+        taken = trees.take(np.array([num], np.int32), survival, chains, SHARE, width=4)
         assert taken.chain_lens.tolist() == [chain_len]
         assert taken.chain_expected == pytest.approx([survival[0, :chain_len].sum()])
         of_branches = trees.probs[0, :num][~trees.is_chain[0, :num]].sum()
@@ -132,8 +131,7 @@ def test_a_part_of_a_draft_is_a_chain_or_says_where_it_branches() -> None:
         assert draft.token_ids.tolist() == [1, 2, 3, 4][:num]
         assert (None if draft.parents is None else draft.parents.tolist()) == parents
         assert draft.match_len == 7
-        assert draft.score == pytest.approx(trees.probs[0, :num].sum())
-    nothing = trees.take(np.zeros(1, np.int32), payoffs, survival, chains, SHARE, width=0)
+    nothing = trees.take(np.zeros(1, np.int32), survival, chains, SHARE, width=0)
     assert list(nothing.drafts) == [None]
 
 
@@ -143,6 +141,39 @@ def test_a_tree_whose_nodes_stand_before_their_parents_is_refused() -> None:
     votes.parents[0, 0] = 0
     with pytest.raises(ValueError, match="a node stands after its parent"):
         trees.join(chains, np.zeros((1, LONGEST), np.float32), votes, SHARE)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(_rows(), min_size=2, max_size=4), st.data())
+def test_a_part_of_each_draft_of_a_batch_is_taken(rows: list[Row], data: st.DataObject) -> None:
+    room = 8
+    trees = _joined(rows, room)
+    num_nodes = np.array([data.draw(st.integers(0, int(n))) for n in trees.num_nodes], np.int32)
+    num_nodes = num_nodes[: len(rows)]
+    chains = DraftBatch.of_size(len(rows), room)
+    chains.num_nodes[:] = [len(row[0]) for row in rows]
+    chains.features[:, 0] = np.arange(len(rows)) + 5
+    survival = np.random.default_rng(0).random((len(rows), room), np.float32)
+    width = data.draw(st.integers(int(num_nodes.max()), room))
+    taken = trees.take(num_nodes, survival, chains, SHARE, width=width)
+    assert taken.drafts.token_ids.shape == taken.drafts.parents.shape == (len(rows), width)
+    for row, num in enumerate(num_nodes.tolist()):
+        is_chain = trees.is_chain[row, :num]
+        chain_len = int(is_chain.sum())
+        assert taken.drafts.are_trees[row] == (chain_len < num)
+        of_branches = float(trees.probs[row, :num][~is_chain].sum())
+        assert taken.branch_expected[row] == pytest.approx(of_branches / SHARE, abs=1e-6)
+        if num and not chain_len and rows[row][0]:
+            chain_len = 1  # what is committed tells of the chain's first token
+        assert taken.chain_lens[row] == chain_len
+        assert taken.chain_expected[row] == pytest.approx(survival[row, :chain_len].sum())
+        for found, whole in (
+            (taken.drafts.token_ids, trees.token_ids),
+            (taken.drafts.parents, trees.parents),
+        ):
+            assert found[row].tolist() == [*whole[row, :num].tolist(), *[0] * (width - num)]
+    assert taken.drafts.num_nodes.tolist() == num_nodes.tolist()
+    assert taken.drafts.matches.tolist() == chains.features.tolist()
 
 
 @settings(max_examples=200, deadline=None)
@@ -160,7 +191,6 @@ def test_tokens_of_branches_are_those_that_were_right_beyond_the_chain(data: st.
         parents,
         np.array([num_nodes], np.int32),
         np.ones(1, np.bool_),
-        np.zeros(1, np.float32),
         np.zeros((1, len(MATCH_FEATURES)), np.float32),
     )
     one = [np.array([number], np.int32) for number in (length, length - 1, of_model, model_size)]

@@ -196,27 +196,26 @@ public:
 
     void take(const Input<std::int32_t, 2>& tokens, const Input<std::int32_t, 2>& parents,
               const Input<float, 2>& probs, const Input<bool, 2>& is_chain, const Input<float, 2>& survival,
-              const Input<float, 1>& predicted, const Input<std::int32_t, 1>& of_chains,
-              const Input<std::int32_t, 1>& num_taken,
+              const Input<std::int32_t, 1>& of_chains, const Input<std::int32_t, 1>& num_taken,
               double branch_share, const Output<std::int32_t, 2>& out_tokens,
               const Output<std::int32_t, 2>& out_parents, const Output<bool, 1>& are_trees,
-              const Output<std::int32_t, 1>& chain_lens, const Output<float, 1>& scores,
-              const Output<float, 1>& expected, const Output<double, 1>& branch_expected,
-              const Output<float, 1>& payoffs) const {
+              const Output<std::int32_t, 1>& chain_lens, const Output<float, 1>& expected,
+              const Output<double, 1>& branch_expected) const {
         const std::size_t num = num_taken.size(), room = probs.shape(1), width = out_tokens.shape(1);
         for (const auto* array : {&tokens, &parents})
             require(array->shape(0) >= num && array->shape(1) == room, "drafts need one row per request");
         require(probs.shape(0) >= num && is_chain.shape(0) >= num && is_chain.shape(1) == room &&
-                    survival.shape(0) >= num && predicted.size() >= num && of_chains.size() >= num,
+                    survival.shape(0) >= num && of_chains.size() >= num,
                 "drafts need one row per request");
         require(out_tokens.shape(0) == num && out_parents.shape(0) == num && out_parents.shape(1) == width &&
-                    are_trees.size() == num && chain_lens.size() == num && scores.size() == num &&
-                    expected.size() == num && branch_expected.size() == num && payoffs.size() == num,
+                    are_trees.size() == num && chain_lens.size() == num && expected.size() == num &&
+                    branch_expected.size() == num,
                 "results need one row per request");
         for (std::size_t i = 0; i < num; ++i)
             require(num_taken.data()[i] >= 0 &&
                         static_cast<std::size_t>(num_taken.data()[i]) <= std::min(room, width),
                     "a draft has fewer nodes");
+        for (std::size_t i = 0; i < num; ++i) require(of_chains.data()[i] >= 0, "a chain has tokens or none");
         require(survival.shape(1) >= std::max(room, std::size_t{1}), "a chain may be longer than its row");
         require(branch_share > 0, "branches are right with some probability");
         const nb::gil_scoped_release release;
@@ -224,18 +223,13 @@ public:
             const auto taken = static_cast<std::size_t>(num_taken.data()[i]);
             const std::size_t at = i * room, out = i * width;
             const float* of_chain = survival.data() + i * survival.shape(1);
-            PartOfTree part = measure({probs.data() + at, taken}, {is_chain.data() + at, taken}, of_chain);
-            are_trees.data()[i] = part.chain_len < taken;
-            // A branch alone: the first token that is committed tells of the chain's first, if any.
-            if (taken > 0 && part.chain_len == 0 && of_chains.data()[i] > 0) {
-                part.chain_len = 1;
-                part.chain_expected = of_chain[0];
-            }
+            const PartOfTree part =
+                measure({probs.data() + at, taken}, {is_chain.data() + at, taken},
+                        survival.data() + i * survival.shape(1), static_cast<std::size_t>(of_chains.data()[i]));
+            are_trees.data()[i] = part.is_tree;
             chain_lens.data()[i] = static_cast<std::int32_t>(part.chain_len);
-            scores.data()[i] = static_cast<float>(part.score);
             expected.data()[i] = static_cast<float>(part.chain_expected);
             branch_expected.data()[i] = part.branch_expected / branch_share;
-            payoffs.data()[i] = of_chains.data()[i] > 0 ? predicted.data()[i] : std::nanf("");
             write_row(tokens.data() + at, taken, out_tokens.data() + out, width);
             write_row(parents.data() + at, taken, out_parents.data() + out, width);
         }
@@ -272,15 +266,12 @@ void count_branches(const Input<std::int32_t, 2>& tokens, const Input<std::int32
     }
     for (std::size_t i = 0; i < num; ++i) {
         const auto nodes = static_cast<std::size_t>(num_nodes.data()[i]);
-        const std::int32_t of_model = model_sizes.data()[i] > 0 ? model_accepted.data()[i] : 0;
-        std::int32_t right = num_accepted.data()[i];
-        // Where the model drafter's draft was right less far, all of them were the cache draft's.
-        if (of_model < 0 || of_model == right)
-            right = static_cast<std::int32_t>(
-                count_right({tokens.data() + i * width, nodes}, {parents.data() + i * width, nodes},
-                            {texts.data() + i * longest, static_cast<std::size_t>(lengths.data()[i])}));
-        // A chain whose first token was right but not verified had nothing accepted.
-        num_branches.data()[i] = std::max(right - std::max(chain_accepted.data()[i], 0), 0);
+        const CycleCounts counts{num_accepted.data()[i],
+                                 model_sizes.data()[i] > 0 ? model_accepted.data()[i] : 0,
+                                 chain_accepted.data()[i]};
+        num_branches.data()[i] = count_branch_tokens(
+            {tokens.data() + i * width, nodes}, {parents.data() + i * width, nodes},
+            {texts.data() + i * longest, static_cast<std::size_t>(lengths.data()[i])}, counts);
     }
 }
 
@@ -298,15 +289,14 @@ NB_MODULE(_native, m) {
              "out_probs"_a.noconvert(), "out_is_chain"_a.noconvert(), "out_num"_a.noconvert())
         .def("take", &CacheTreeJoiner::take, "tokens"_a.noconvert(), "parents"_a.noconvert(),
              "probs"_a.noconvert(), "is_chain"_a.noconvert(), "survival"_a.noconvert(),
-             "predicted"_a.noconvert(), "of_chains"_a.noconvert(), "num_taken"_a.noconvert(), "branch_share"_a,
+             "of_chains"_a.noconvert(), "num_taken"_a.noconvert(), "branch_share"_a,
              "out_tokens"_a.noconvert(), "out_parents"_a.noconvert(), "are_trees"_a.noconvert(),
-             "chain_lens"_a.noconvert(), "scores"_a.noconvert(), "expected"_a.noconvert(),
-             "branch_expected"_a.noconvert(), "payoffs"_a.noconvert());
+             "chain_lens"_a.noconvert(), "expected"_a.noconvert(), "branch_expected"_a.noconvert());
     m.def("count_branches", &count_branches, "tokens"_a.noconvert(), "parents"_a.noconvert(),
           "num_nodes"_a.noconvert(), "texts"_a.noconvert(), "lengths"_a.noconvert(),
           "num_accepted"_a.noconvert(), "model_sizes"_a.noconvert(), "model_accepted"_a.noconvert(),
           "chain_accepted"_a.noconvert(), "num_branches"_a.noconvert());
-    nb::class_<Pace>(m, "Pace", "See pace.hpp, which names things.")
+    nb::class_<Pace>(m, "Pace", "See pace.hpp. Bound for the tests, which have its oracle.")
         .def(nb::init<>())
         .def("start", [](Pace& pace, int slot) {
             require(slot >= 0, "a slot is negative");
@@ -321,6 +311,7 @@ NB_MODULE(_native, m) {
                     "most_nodes"_a.noconvert(), "draft_ms"_a.noconvert());
     nb::class_<StepAllocator>(m, "StepAllocator", "See allocator.py, which names things.")
         .def_static("of", &allocator_of, "sizes"_a.noconvert(), "own_pace"_a, "merges"_a, "look_after"_a)
+        .def_prop_ro("pace", &StepAllocator::pace)
         .def("start", [](StepAllocator& allocator, int slot) {
             require(slot >= 0, "a slot is negative");
             allocator.pace().start(slot);

@@ -28,23 +28,29 @@ struct TreeRow {
     std::span<bool> is_chain;
 };
 
+// The first nodes of a tree. What is expected: accepted tokens.
 struct PartOfTree {
-    std::size_t chain_len = 0;  // nodes of the chain among them
-    double score = 0;           // sum of their probabilities
-    double chain_expected = 0;  // accepted tokens expected of these nodes of the chain
-    double branch_expected = 0;  // and of the others
+    bool is_tree = false;        // it has nodes beside the chain
+    std::size_t chain_len = 0;   // first tokens of the chain of which it tells
+    double chain_expected = 0;   // of these
+    double branch_expected = 0;  // of the nodes beside the chain
 };
 
-// The first nodes of a tree. survival: of its chain, as long as that.
+// survival: of the chain that the tree was made of, which has chain_len tokens.
 inline PartOfTree measure(std::span<const float> probs, std::span<const bool> is_chain,
-                          const float* survival) {
+                          const float* survival, std::size_t chain_len) {
     PartOfTree part;
     for (std::size_t node = 0; node < probs.size(); ++node) {
-        part.score += probs[node];
         if (is_chain[node])
             part.chain_expected += survival[part.chain_len++];
         else
             part.branch_expected += probs[node];
+    }
+    part.is_tree = part.chain_len < probs.size();
+    // A branch alone: the first token that is committed tells of the chain's first, if any.
+    if (part.is_tree && part.chain_len == 0 && chain_len > 0) {
+        part.chain_len = 1;
+        part.chain_expected = survival[0];
     }
     return part;
 }
@@ -62,6 +68,24 @@ inline std::size_t count_right(std::span<const std::int32_t> tokens, std::span<c
         ++count;
     }
     return count;
+}
+
+// What came of a cycle that verified a draft, tokens. of_model: right of the model drafter's draft,
+// below 0 where that is not known; 0 where it was not verified. of_chain: likewise of the chain.
+struct CycleCounts {
+    std::int32_t num_accepted, of_model, of_chain;
+};
+
+// Tokens of a draft that were right beyond its chain. text: committed.
+inline std::int32_t count_branch_tokens(std::span<const std::int32_t> tokens,
+                                        std::span<const std::int32_t> parents,
+                                        std::span<const std::int32_t> text, const CycleCounts& counts) {
+    std::int32_t right = counts.num_accepted;
+    // Where the model drafter's draft was right less far, all of them were the cache draft's.
+    if (counts.of_model < 0 || counts.of_model == right)
+        right = static_cast<std::int32_t>(count_right(tokens, parents, text));
+    // A chain whose first token was right but not verified had nothing accepted.
+    return std::max(right - std::max(counts.of_chain, 0), 0);
 }
 
 class TreeJoiner {
