@@ -247,6 +247,21 @@ def test_no_cache_draft_is_longer_than_one_verification_takes() -> None:
     assert drafted(plan) == [4, 5]
 
 
+def test_where_a_verification_has_room_for_the_root_alone_nothing_is_verified() -> None:
+    made = started(drafter("cache", verify_width=1))
+    [plan] = made.allocate(["r"], made.propose(["r"], 5))
+    assert (plan.source, plan.cache_draft) == (DraftSource.PLAIN, None)
+
+
+@pytest.mark.parametrize("rids", [[], ["r"]])
+def test_each_request_that_is_committed_needs_its_outcome(rids: list[str]) -> None:
+    made = started(drafter("cache"))
+    made.plan(["r"])
+    with pytest.raises(ValueError, match="each needs one"):
+        made.commit(rids, [VerifyOutcome([4], 0)] * (len(rids) + 1))
+    made.commit(["r"], [VerifyOutcome([4], 0)])
+
+
 def test_requests_of_one_batch_choose_on_their_own() -> None:
     made = started(drafter(threshold=3.0))
     made.start("short", [1, 2, 3, 9, 1])
