@@ -13,6 +13,9 @@ _KEPT = 0.998
 # What a ratio begins at has the weight of so many times.
 _PRIOR_TIMES = 4.0
 
+# What nodes take beside the table changes what it says of a step by this share at most.
+_MOST_OF_NODES = 0.5
+
 # A time this much above what the table says tells of the machine, not of the step.
 _OUTLIER = 3.0
 
@@ -21,12 +24,15 @@ class CostScale:
     """observe_* takes in times in milliseconds. Each part of the table, the verifications, the
     draft-extends and the drafts of the model drafter, is multiplied by what its times are over what
     the table says; as long as a part is seldom run, by what those of the verifications are, which
-    every step has. What a step takes beside them is learned. Not thread-safe.
+    every step has. Wide verifications may be further off than narrow ones, as with longer contexts
+    than the table was timed with: what a node more takes is learned beside that. So is what a step
+    takes beside its parts. Not thread-safe.
     """
 
     def __init__(self, base: StepCosts) -> None:
         self._base = base
         self._verify, self._extend, self._draft = _Ratio(), _Ratio(), _Ratio()
+        self._nodes = _NodeTimes()
         self._rest = RestFit()
         # What the table says, once looked up: it does not change, and every step asks.
         self._verify_ms = cache(lambda num, width: float(base.verify_ms(num, [width])[0]))
@@ -37,7 +43,10 @@ class CostScale:
     def observe_verify(self, num_requests: int, width: int, milliseconds: float) -> None:
         """A step of the target model."""
         self.num_observed += 1
-        self._verify.add(self._verify_ms(num_requests, width), milliseconds)
+        expected = self._verify_ms(num_requests, width)
+        self._verify.add(expected, milliseconds)
+        most = _OUTLIER * self._verify.value() * expected
+        self._nodes.add(expected, num_requests * (width - 1), min(milliseconds, most))
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
         """A draft-extend."""
@@ -52,24 +61,25 @@ class CostScale:
         self._rest.add(num_requests, milliseconds)
 
     def coefficients(self) -> Float64:
-        """All that is learned, so that another process can make the same table: float64[5]."""
+        """All that is learned, so that another process can make the same table: float64[6]."""
         verify = self._verify.value()
-        ratios = [verify, self._extend.value(verify), self._draft.value(verify)]
-        return np.concatenate([ratios, self._rest.solve()])
+        ratios = [self._extend.value(verify), self._draft.value(verify)]
+        return np.concatenate([self._nodes.split(verify), ratios, self._rest.solve()])
 
     def table(self, coefficients: Float64) -> StepCosts:
         """The base as the coefficients change it."""
-        verify, extend, draft, fixed, per_request = coefficients.tolist()
+        verify, per_node, extend, draft, fixed, per_request = coefficients.tolist()
         base = self._base
-        rest = [fixed + per_request * n for n in base.batch_sizes]
+        num_requests, widths = np.array(base.batch_sizes), np.array(base.widths)
+        times = verify * np.array(base.verify) + per_node * np.outer(num_requests, widths - 1)
+        # Nodes may take less than the table says, and none takes less than nothing.
+        times = np.maximum.accumulate(np.maximum.accumulate(times, axis=0), axis=1)
+        times += (fixed + per_request * num_requests)[:, None]
         return StepCosts(
             about=f"{base.about}, refined by its steps",
             batch_sizes=base.batch_sizes,
             widths=base.widths,
-            verify=tuple(
-                tuple(time * verify + of_batch for time in row)
-                for row, of_batch in zip(base.verify, rest, strict=True)
-            ),
+            verify=tuple(map(tuple, times.tolist())),
             draft_round=tuple(time * draft for time in base.draft_round),
             draft_extend=tuple(tuple(time * extend for time in row) for row in base.draft_extend),
             draft_once=None
@@ -99,3 +109,41 @@ class _Ratio:
             return before
         prior = _PRIOR_TIMES * self._expected / self._num
         return (self._measured + before * prior) / (self._expected + prior)
+
+
+class _NodeTimes:
+    """What a node of a verification takes beside what the table says, times their ratio: the slope
+    of what that leaves of the latest steps' times."""
+
+    def __init__(self) -> None:
+        # Sums over the latest steps: their number, what the table says of them, their nodes beside
+        # the roots, and products of these with each other and the time measured.
+        self._num = self._table = self._nodes = 0.0
+        self._table_table = self._table_nodes = self._nodes_nodes = 0.0
+        self._table_measured = self._nodes_measured = 0.0
+
+    def add(self, expected: float, num_nodes: int, measured: float) -> None:
+        self._num = _KEPT * self._num + 1
+        self._table = _KEPT * self._table + expected
+        self._nodes = _KEPT * self._nodes + num_nodes
+        self._table_table = _KEPT * self._table_table + expected * expected
+        self._table_nodes = _KEPT * self._table_nodes + expected * num_nodes
+        self._nodes_nodes = _KEPT * self._nodes_nodes + num_nodes * num_nodes
+        self._table_measured = _KEPT * self._table_measured + expected * measured
+        self._nodes_measured = _KEPT * self._nodes_measured + num_nodes * measured
+
+    def split(self, ratio: float) -> tuple[float, float]:
+        """The ratio to multiply the table by, and milliseconds for each node beside the roots. Both
+        together leave the mean of the latest steps' times as it is with the ratio alone, which is
+        all there is where steps do not differ in width."""
+        if self._table <= 0 or self._nodes <= 0:
+            return ratio, 0.0
+        # Nodes, less as many as the table's time goes with.
+        share = self._nodes / self._table
+        spread = self._nodes_nodes - 2 * share * self._table_nodes + share**2 * self._table_table
+        of_table = ratio * (self._table_nodes - share * self._table_table)
+        left = self._nodes_measured - share * self._table_measured - of_table
+        prior = _PRIOR_TIMES * self._nodes_nodes / self._num
+        most = _MOST_OF_NODES * ratio / share
+        per_node = min(max(left / (spread + prior), -most), most)
+        return ratio - per_node * share, per_node

@@ -61,6 +61,15 @@ class WidthStates:
         self._target = worker.target_worker.model_runner
         self._drafter = worker._draft_worker
         self._of_width = {widths[-1]: self._present(0.0)}
+        if _remembers_accepted(self._target.attn_backend):
+            # Each width's backend would remember its own last verification, not the last one.
+            if are_asked_for:
+                raise ValueError(
+                    "HVD does not support --hvd-narrow-widths with this model's fused KDA "
+                    "verification: drop it, or do not disable the radix cache"
+                )
+            log_info_on_rank0(logger, "HVD: fused KDA verifications have one width")
+            return
         most_gb = _FIRST_GB
         for width in widths[:-1]:
             name = f"verify width {width}"
@@ -147,3 +156,10 @@ class WidthStates:
                 speculative_num_steps=self._worker.speculative_num_steps,
                 speculative_num_draft_tokens=width,
             )
+
+
+def _remembers_accepted(backend: Any) -> bool:
+    """Whether a verification reads from the target's attention backend how much of each request's
+    last one was accepted."""
+    linear = getattr(backend, "linear_attn_backend", None)
+    return linear is not None and linear.accept_lens_pool is not None

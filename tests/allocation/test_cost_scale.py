@@ -1,6 +1,8 @@
 """A table that was timed beforehand, kept right by the steps that are served."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sglang_hvd.allocation import CostScale, StepCosts
 
@@ -67,6 +69,44 @@ def test_what_a_step_takes_beside_its_parts_is_added_to_every_width() -> None:
     table = scale.table(scale.coefficients())
     assert table.verify_ms(1, [1, 16]) == pytest.approx([7.5, 10.5], rel=0.02)
     assert table.verify_ms(8, [16])[0] == pytest.approx(26.0, rel=0.02)
+
+
+@pytest.mark.parametrize("per_node", [0.15, -0.05])
+def test_wide_steps_may_be_further_off_than_narrow_ones(per_node: float) -> None:
+    scale = CostScale(BASE)
+
+    def time(n: int, width: int) -> float:
+        return 1.2 * float(BASE.verify_ms(n, [width])[0]) + per_node * n * (width - 1)
+
+    for n, width in ((1, 1), (2, 8), (1, 16), (2, 1), (4, 4)) * 300:
+        scale.observe_verify(n, width, time(n, width))
+    table = scale.table(scale.coefficients())
+    for n, width in ((1, 1), (1, 16), (2, 2), (8, 4), (8, 16)):  # some were never seen
+        assert table.verify_ms(n, [width])[0] == pytest.approx(time(n, width), rel=0.03)
+
+
+def test_steps_of_one_width_tell_nothing_of_others() -> None:
+    scale = CostScale(BASE)
+    for _ in range(300):
+        scale.observe_verify(2, 8, 1.5 * float(BASE.verify_ms(2, [8])[0]))
+    table = scale.table(scale.coefficients())
+    for n, width in ((1, 1), (2, 8), (8, 16)):
+        wanted = 1.5 * float(BASE.verify_ms(n, [width])[0])
+        assert table.verify_ms(n, [width])[0] == pytest.approx(wanted, rel=0.02)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 8), st.integers(1, 16), st.floats(0, 200)), min_size=1, max_size=30
+    )
+)
+def test_whatever_steps_take_the_table_is_one(steps: list[tuple[int, int, float]]) -> None:
+    scale = CostScale(BASE)
+    for n, width, milliseconds in steps:
+        scale.observe_verify(n, width, milliseconds)
+        scale.observe_rest(n, milliseconds / 7)
+    scale.table(scale.coefficients())  # StepCosts refuses times that fall
 
 
 def test_one_time_far_off_changes_little() -> None:

@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 from sglang.srt.arg_groups import overrides
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.attention.hybrid_linear_attn_backend import (
+    HybridLinearAttnBackend,
+    MambaAttnBackendBase,
+)
 from sglang.srt.layers.attention.verify_mask import VerifyMask
 from sglang.srt.managers.io_struct import (
     DumperControlReqInput,
@@ -268,6 +272,8 @@ def test_a_width_can_have_backends_and_graphs_of_its_own() -> None:
     ):
         assert name in swap
     assert "self.eager_runner = " in inspect.getsource(ModelRunner)
+    assert MambaAttnBackendBase.accept_lens_pool is None  # unless verifications are fused
+    assert HybridLinearAttnBackend.__init__.__annotations__["linear_attn_backend"]
     extend = inspect.signature(EAGLEDraftExtendCudaGraphRunner.__init__)
     required = [p for p in extend.parameters.values() if p.default is inspect.Parameter.empty]
     assert len(required) == 2  # itself and the draft worker

@@ -112,6 +112,20 @@ def test_widths_that_were_asked_for_are_all_built(monkeypatch: pytest.MonkeyPatc
     assert device.model_runner.attn_backend == "first"
 
 
+def test_a_backend_that_remembers_the_last_verification_has_one_width(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device(free_gb=70, per_node_gb=0.125)
+    linear = SimpleNamespace(accept_lens_pool=None)
+    device.model_runner.attn_backend = SimpleNamespace(linear_attn_backend=linear)
+    assert states_of(monkeypatch, device, are_asked_for=False).widths == WIDTHS
+    linear.accept_lens_pool = torch.ones(3)
+    device.model_runner.attn_backend = SimpleNamespace(linear_attn_backend=linear)
+    assert states_of(monkeypatch, device, are_asked_for=False).widths == (32,)
+    with pytest.raises(ValueError, match="fused KDA verification"):
+        states_of(monkeypatch, device, are_asked_for=True)
+
+
 @pytest.mark.parametrize("is_wrapped", [False, True])
 def test_a_width_without_memory_ends_the_start_in_one_line(
     monkeypatch: pytest.MonkeyPatch, is_wrapped: bool
