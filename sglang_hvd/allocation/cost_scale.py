@@ -13,7 +13,8 @@ _KEPT = 0.998
 # What a ratio begins at has the weight of so many times.
 _PRIOR_TIMES = 4.0
 
-# What nodes take beside the table changes what it says of a step by this share at most.
+# What nodes take beside the table changes what it says of any step, and of the mean one, by this
+# share at most.
 _MOST_OF_NODES = 0.5
 
 # A time this much above what the table says tells of the machine, not of the step.
@@ -44,9 +45,9 @@ class CostScale:
         """A step of the target model."""
         self.num_observed += 1
         expected = self._verify_ms(num_requests, width)
-        self._verify.add(expected, milliseconds)
         most = _OUTLIER * self._verify.value() * expected
-        self._nodes.add(expected, num_requests * (width - 1), min(milliseconds, most))
+        self._nodes.add(num_requests, width, expected, min(milliseconds, most))
+        self._verify.add(expected, milliseconds)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
         """A draft-extend."""
@@ -71,7 +72,9 @@ class CostScale:
         verify, per_node, extend, draft, fixed, per_request = coefficients.tolist()
         base = self._base
         num_requests, widths = np.array(base.batch_sizes), np.array(base.widths)
-        times = verify * np.array(base.verify) + per_node * np.outer(num_requests, widths - 1)
+        times = verify * np.array(base.verify)
+        of_nodes = per_node * np.outer(num_requests, widths - 1)
+        times += np.clip(of_nodes, -_MOST_OF_NODES * times, _MOST_OF_NODES * times)
         # Nodes may take less than the table says, and none takes less than nothing.
         times = np.maximum.accumulate(np.maximum.accumulate(times, axis=0), axis=1)
         times += (fixed + per_request * num_requests)[:, None]
@@ -113,37 +116,89 @@ class _Ratio:
 
 class _NodeTimes:
     """What a node of a verification takes beside what the table says, times their ratio: the slope
-    of what that leaves of the latest steps' times."""
+    of what that leaves of the latest steps' times. Steps are compared with those of as many
+    requests: what a request takes more, as with a longer context, is not its nodes'."""
 
     def __init__(self) -> None:
-        # Sums over the latest steps: their number, what the table says of them, their nodes beside
-        # the roots, and products of these with each other and the time measured.
-        self._num = self._table = self._nodes = 0.0
-        self._table_table = self._table_nodes = self._nodes_nodes = 0.0
-        self._table_measured = self._nodes_measured = 0.0
+        self._of_batch: dict[int, _NodeSums] = {}  # by the number of requests
+        self._num_steps = 0
+        self._most_nodes = 0
 
-    def add(self, expected: float, num_nodes: int, measured: float) -> None:
-        self._num = _KEPT * self._num + 1
-        self._table = _KEPT * self._table + expected
-        self._nodes = _KEPT * self._nodes + num_nodes
-        self._table_table = _KEPT * self._table_table + expected * expected
-        self._table_nodes = _KEPT * self._table_nodes + expected * num_nodes
-        self._nodes_nodes = _KEPT * self._nodes_nodes + num_nodes * num_nodes
-        self._table_measured = _KEPT * self._table_measured + expected * measured
-        self._nodes_measured = _KEPT * self._nodes_measured + num_nodes * measured
+    def add(self, num_requests: int, width: int, expected: float, measured: float) -> None:
+        self._num_steps += 1
+        num_nodes = num_requests * (width - 1)
+        self._most_nodes = max(self._most_nodes, num_nodes)
+        sums = self._of_batch.setdefault(num_requests, _NodeSums())
+        sums.add(self._num_steps, expected, num_nodes, measured)
 
     def split(self, ratio: float) -> tuple[float, float]:
         """The ratio to multiply the table by, and milliseconds for each node beside the roots. Both
         together leave the mean of the latest steps' times as it is with the ratio alone, which is
-        all there is where steps do not differ in width."""
-        if self._table <= 0 or self._nodes <= 0:
+        all there is where steps of as many requests do not differ in width."""
+        table = nodes = spread = left = 0.0
+        for sums in self._of_batch.values():
+            sums.forget(self._num_steps)
+            table += sums.table
+            nodes += sums.nodes
+            of_batch = sums.slope(ratio)
+            left += of_batch[0]
+            spread += of_batch[1]
+        # Fewer nodes than one in a thousand milliseconds tell nothing.
+        if nodes <= 1e-3 * table:
             return ratio, 0.0
-        # Nodes, less as many as the table's time goes with.
-        share = self._nodes / self._table
-        spread = self._nodes_nodes - 2 * share * self._table_nodes + share**2 * self._table_table
-        of_table = ratio * (self._table_nodes - share * self._table_table)
-        left = self._nodes_measured - share * self._table_measured - of_table
-        prior = _PRIOR_TIMES * self._nodes_nodes / self._num
+        share = nodes / table
+        # Steps that were wide are forgotten; what they told is not held for certain since.
+        prior = _PRIOR_TIMES * self._most_nodes**2
         most = _MOST_OF_NODES * ratio / share
         per_node = min(max(left / (spread + prior), -most), most)
         return ratio - per_node * share, per_node
+
+
+class _NodeSums:
+    """Over the latest steps of so many requests.
+
+    table: what the table says of them. nodes: beside the roots.
+    """
+
+    __slots__ = ("_num", "_products", "_step", "_time", "nodes", "table")
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._num = self.table = self.nodes = self._time = 0.0
+        # Of nodes with the table, nodes and the time measured.
+        self._products = 0.0, 0.0, 0.0
+
+    def add(self, step: int, expected: float, num_nodes: int, measured: float) -> None:
+        """A step took so long. step: its number, of all."""
+        self.forget(step)
+        self._num += 1
+        self.table += expected
+        self.nodes += num_nodes
+        self._time += measured
+        with_table, with_nodes, with_time = self._products
+        self._products = (
+            with_table + num_nodes * expected,
+            with_nodes + num_nodes * num_nodes,
+            with_time + num_nodes * measured,
+        )
+
+    def forget(self, step: int) -> None:
+        """Counts the sums for what they are worth at that step."""
+        kept = _KEPT ** (step - self._step)
+        self._step = step
+        self._num *= kept
+        self.table *= kept
+        self.nodes *= kept
+        self._time *= kept
+        with_table, with_nodes, with_time = self._products
+        self._products = kept * with_table, kept * with_nodes, kept * with_time
+
+    def slope(self, ratio: float) -> tuple[float, float]:
+        """Of what the ratio times the table leaves of the times, over nodes, each beside its mean:
+        numerator and denominator."""
+        if self._num < 1e-9:
+            return 0.0, 0.0
+        mean = self.nodes / self._num
+        with_table, with_nodes, with_time = self._products
+        left = with_time - mean * self._time - ratio * (with_table - mean * self.table)
+        return left, max(with_nodes - mean * self.nodes, 0.0)
