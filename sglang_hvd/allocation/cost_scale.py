@@ -45,9 +45,8 @@ class CostScale:
         """A step of the target model."""
         self.num_observed += 1
         expected = self._verify_ms(num_requests, width)
-        most = _OUTLIER * self._verify.value() * expected
-        self._nodes.add(num_requests, width, expected, min(milliseconds, most))
-        self._verify.add(expected, milliseconds)
+        counted = self._verify.add(expected, milliseconds)
+        self._nodes.add(num_requests, width, expected, counted)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
         """A draft-extend."""
@@ -98,13 +97,15 @@ class _Ratio:
         self._measured = self._expected = 0.0
         self._num = 0.0
 
-    def add(self, expected: float, measured: float) -> None:
+    def add(self, expected: float, measured: float) -> float:
+        """Returns the time as it counts."""
         if expected <= 0:
-            return
-        most = _OUTLIER * self.value() * expected
+            return 0.0
+        counted = min(measured, _OUTLIER * self.value() * expected)
         self._num = _KEPT * self._num + 1
-        self._measured = _KEPT * self._measured + min(measured, most)
+        self._measured = _KEPT * self._measured + counted
         self._expected = _KEPT * self._expected + expected
+        return counted
 
     def value(self, before: float = 1.0) -> float:
         """before: what it is without times."""

@@ -224,8 +224,8 @@ public:
             const std::size_t at = i * room, out = i * width;
             const float* of_chain = survival.data() + i * survival.shape(1);
             const PartOfTree part =
-                measure({probs.data() + at, taken}, {is_chain.data() + at, taken},
-                        survival.data() + i * survival.shape(1), static_cast<std::size_t>(of_chains.data()[i]));
+                measure({probs.data() + at, taken}, {is_chain.data() + at, taken}, of_chain,
+                        static_cast<std::size_t>(of_chains.data()[i]));
             are_trees.data()[i] = part.is_tree;
             chain_lens.data()[i] = static_cast<std::int32_t>(part.chain_len);
             expected.data()[i] = static_cast<float>(part.chain_expected);
