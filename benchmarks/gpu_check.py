@@ -73,6 +73,7 @@ class Setup:
     verify_width: int = 32
     narrow_widths: tuple[int, ...] = ()
     postpones: bool = False
+    wide_width: int | None = None
 
     def flags(self, device: str) -> list[str]:
         """Of SGLang, for any mode."""
@@ -199,6 +200,8 @@ class _Identity:
             flags += MODEL_TREE_FLAGS if setup.is_tree else CHAIN_FLAGS
             flags += ["--hvd-verify-width", str(setup.verify_width)]
             flags += ["--hvd-narrow-widths", str(list(setup.narrow_widths))]
+            if mode == "allocate" and setup.wide_width is not None:
+                flags += ["--hvd-wide-width", str(setup.wide_width)]
             flags += ["--hvd-postpone-extend", str(setup.postpones).lower()]
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -216,7 +219,7 @@ def _setups(device: str) -> list[Setup]:
     if device == "cpu":
         return [
             Setup("torch_native", "float32", False, False, True, postpones=True),
-            Setup("torch_native", "float32", False, False, False, 16, (2, 4, 8)),
+            Setup("torch_native", "float32", False, False, False, 16, (2, 4, 8), wide_width=24),
         ]
     backends = ["flashinfer", "triton"]
     if torch.cuda.get_device_capability()[0] == 9:
@@ -230,7 +233,7 @@ def _setups(device: str) -> list[Setup]:
         Setup("flashinfer", "bfloat16", True, True, True, verify_width=width) for width in (16, 64)
     ]
     setups += [
-        Setup(backend, "bfloat16", True, True, is_tree, narrow_widths=(2, 4, 8, 16))
+        Setup(backend, "bfloat16", True, True, is_tree, 32, (2, 4, 8, 16), wide_width=64)
         for backend, is_tree in itertools.product(backends, (True, False))
     ]
     setups += [

@@ -159,8 +159,15 @@ class HvdConfig(BaseModel):
         ge=2,
         description="Most nodes per request that one verification takes, root included. Default: "
         "32 (8 with linear attention), or the model drafter's tree if that is larger. Policy model "
-        "takes exactly that tree, policy both at least eight nodes more, policy allocate on a GPU "
-        "64 for dense models without LoRA where no more than 16 requests can run.",
+        "takes exactly that tree, policy both at least eight nodes more.",
+    )
+    wide_width: int | None = Field(
+        default=None,
+        ge=2,
+        description="allocate policy: most nodes per request in steps of one or two requests, if "
+        "more than verify_width, which all other steps keep to. Takes memory on a GPU as narrow "
+        "widths do. Default: 64 on a GPU, as far as memory goes, for dense models without LoRA, if "
+        "neither verify_width nor narrow_widths is given; else verify_width.",
     )
     narrow_widths: tuple[int, ...] | None = Field(
         default=None,
@@ -233,9 +240,9 @@ class HvdConfig(BaseModel):
             raise ValueError("only the paper cache mode reads it: set cache_mode to paper too")
         return value
 
-    @field_validator("costs")
+    @field_validator("costs", "wide_width")
     @classmethod
-    def _needs_allocate(cls, value: Path | None, field: ValidationInfo) -> Path | None:
+    def _needs_allocate(cls, value: object, field: ValidationInfo) -> object:
         if value is not None and field.data.get("policy") not in (None, "allocate"):
             raise ValueError("only the allocate policy weighs costs: set policy to allocate too")
         return value

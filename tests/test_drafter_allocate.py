@@ -41,13 +41,18 @@ def drafter(
     of_round: float = 0.5,
     verify_width: int = WIDTHS[-1],
     widths: tuple[int, ...] = WIDTHS,
+    base_width: int | None = None,
     predictor: PayoffPredictor | None = None,
     branches: bool = True,
     verifies_trees: bool = True,
     max_draft_tokens: int = 64,
 ) -> HybridDrafter:
     allocator = StepAllocator(
-        costs(per_node, of_round), widths=widths, model_sizes=SIZES, num_steps=[NUM_STEPS]
+        costs(per_node, of_round),
+        widths=widths,
+        base_width=base_width,
+        model_sizes=SIZES,
+        num_steps=[NUM_STEPS],
     )
     config = HvdConfig(policy=policy, max_draft_tokens=max_draft_tokens, branches=branches)
     return HybridDrafter(
@@ -356,6 +361,18 @@ def test_no_branch_makes_a_draft_longer_than_it_may_be() -> None:
     plan = branching(made)
     assert plan.cache_draft is not None
     assert plan.cache_draft.num_tokens <= 3
+
+
+def test_drafts_are_no_longer_than_what_a_step_of_so_many_can_verify() -> None:
+    made = drafter(prob=0.999, per_node=0.0, of_round=9.0, base_width=8)
+    rids = ["a", "b", "c"]
+    for num in (1, 2, 3):
+        planned(made, rids[num - 1])
+        proposals = made.propose(rids[:num])
+        longest = 7 if num > 2 else WIDTHS[-1] - 1
+        assert proposals.drafts.num_nodes[:num].tolist() == [longest] * num
+        plans = made.allocate(rids[:num], proposals)
+        assert [len(drafted(plan)) for plan in plans] == [longest] * num
 
 
 def test_a_plan_of_a_batch_is_one_allocation() -> None:

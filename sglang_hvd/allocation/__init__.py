@@ -2,6 +2,7 @@
 
 from sglang_hvd.allocation.allocator import (
     MAX_POSTPONED_TOKENS,
+    MOST_WIDE_REQUESTS,
     OWN_PACE,
     Allocation,
     DraftOdds,
@@ -20,6 +21,7 @@ from sglang_hvd.allocation.costs import StepCosts
 
 __all__ = [
     "MAX_POSTPONED_TOKENS",
+    "MOST_WIDE_REQUESTS",
     "OWN_PACE",
     "Allocation",
     "CacheTrees",

@@ -53,7 +53,8 @@ class HybridDrafter:
         token_classes: needed by a predictor; without them no features are computed.
         num_model_steps: steps the model drafter runs in a cycle.
         num_model_nodes: nodes of its draft, root not included.
-        verify_width: most nodes per request that one verification takes, root included.
+        verify_width: most nodes per request that one verification takes, root included. An
+            allocator may know of fewer for many requests.
         allocator: needed by the policy allocate.
         verifies_trees: whether cache drafts may branch.
         clock: measures what plan does.
@@ -226,12 +227,17 @@ class HybridDrafter:
     ) -> Proposals:
         """The first half of plan: cache drafts, their features and predicted payoffs.
 
-        max_cache_draft_tokens: another limit than this drafter's.
+        max_cache_draft_tokens: a lower limit than this drafter's.
 
         Raises KeyError for a request that is not active.
         """
         requests = [self._request(rid) for rid in rids]
-        return self._proposer.propose(rids, requests, max_cache_draft_tokens)
+        limits = [self._proposer.max_cache_draft_tokens]
+        if self._allocator is not None:
+            limits.append(self._allocator.widest(len(rids)) - 1)
+        if max_cache_draft_tokens is not None:
+            limits.append(max_cache_draft_tokens)
+        return self._proposer.propose(rids, requests, min(limits))
 
     def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> DraftPlans:
         """The second half of plan: the policy's decision."""

@@ -74,7 +74,7 @@ class Proposer:
         clock: StepClock,
     ) -> None:
         self._cache, self._tracker, self._expectations = cache, tracker, expectations
-        self._max_cache_draft_tokens = max_cache_draft_tokens
+        self.max_cache_draft_tokens = max_cache_draft_tokens
         self._is_by_cost, self._has_branches = config.policy == "allocate", has_branches
         # SuffixDecoding's votes are not the predictor's.
         self._asks_votes = tracker is not None and config.cache_mode == "paper"
@@ -95,19 +95,18 @@ class Proposer:
         self,
         rids: Sequence[Hashable],
         requests: Sequence[DraftedRequest],
-        max_cache_draft_tokens: int | None = None,
+        max_cache_draft_tokens: int,
     ) -> Proposals:
         """
         requests: those that the cache knows by these rids.
-        max_cache_draft_tokens: another limit than this proposer's.
+        max_cache_draft_tokens: of this batch; not above the proposer's.
 
         Raises KeyError for a request that the cache does not know.
         """
         num = len(rids)
-        limit = max_cache_draft_tokens or self._max_cache_draft_tokens
-        self._reserve(num, limit)
+        self._reserve(num, max(max_cache_draft_tokens, 1))
         with self._clock.measure(Phase.PROPOSE):
-            self._ask_cache(rids, limit)
+            self._ask_cache(rids, max_cache_draft_tokens)
         if self._tracker is None:
             return Proposals(num, self._drafts)
         with self._clock.measure(Phase.FEATURES):
@@ -143,7 +142,7 @@ class Proposer:
             )
         if self._has_branches:
             most = max(_BRANCH_NODES // max(len(rids), 1), _FEWEST_BRANCH_NODES)
-            limits = np.full(len(rids), min(most, self._max_cache_draft_tokens), np.int32)
+            limits = np.full(len(rids), min(most, limit), np.int32)
             self._cache.propose_into(self._branches, rids, limits, is_tree=True)
 
     def _reserve(self, num_requests: int, max_nodes: int) -> None:
@@ -156,7 +155,7 @@ class Proposer:
         if self._asks_votes:
             self._votes = DraftBatch.of_size(rows, width)
         if self._is_by_cost:
-            self._branches = DraftBatch.of_size(rows, self._max_cache_draft_tokens)
-            self._trees = CacheTrees(rows, self._max_cache_draft_tokens)
+            self._branches = DraftBatch.of_size(rows, self.max_cache_draft_tokens)
+            self._trees = CacheTrees(rows, self.max_cache_draft_tokens)
         if self._tracker is not None:
             self._features = DraftFeatures.of_size(rows)

@@ -22,38 +22,23 @@ from sglang.srt.arg_groups.overrides import (
 )
 from sglang.srt.configs.hybrid_arch import mambaish_config
 
-from sglang_hvd.allocation import (
-    StepCosts,
-    most_tree_nodes,
-    powers_of_two_below,
-    widths_that_save,
-)
-from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, flag_name, load_config
+from sglang_hvd.allocation import StepCosts, most_tree_nodes
+from sglang_hvd.config import HvdConfig, flag_name, load_config
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.plugin.draft_model import check_draft_model, target_context_length
 from sglang_hvd.plugin.flags import config_file_and_overrides, is_from_command_line
 from sglang_hvd.plugin.tree_support import TargetAttention, verifies_trees
+from sglang_hvd.plugin.verify_widths import VerifyWidths, verify_widths
 from sglang_hvd.traces.recording_folder import check_folder
 
 if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 logger = logging.getLogger(__name__)
 
 ALGORITHM_NAME = "HVD"
-
-# Nodes that policy `both` has for cache drafts where the model drafter's tree is a wide one.
-_LEAST_BESIDE_TREE = 8
-
-# Few requests on a GPU verify so many nodes of a dense model in little more time than one, and
-# `allocate` does so only where it pays. For more requests the graphs' buffers, requests x width x
-# context, grow too large.
-_WIDE, _MOST_WIDE_NODES = 64, 1024
-
-# Layers that keep a state instead of a KV cache keep one of every node, for each request that may
-# run: 75 MB in Qwen3-Next, for which SGLang lowers max-running-requests.
-_LINEAR_WIDTH = 8
 
 # These read the width of each verification from the batch, not from the settings.
 _BACKENDS_OF_ANY_WIDTH = {"torch_native", "intel_amx"}
@@ -66,7 +51,7 @@ class HvdLaunch:
     Attributes:
         config: the settings in force.
         num_model_nodes: nodes of the model drafter's tree, root included.
-        widths: nodes per request in one verification, root included, to choose from; rising.
+        widths: nodes per request in one verification.
         has_width_states: attention backends and graphs are of one width each.
         backends: attention backends of the target model.
         attention: what is known of the target model's before it is loaded.
@@ -75,7 +60,7 @@ class HvdLaunch:
 
     config: HvdConfig
     num_model_nodes: int
-    widths: tuple[int, ...]
+    widths: VerifyWidths
     has_width_states: bool
     backends: frozenset[str]
     attention: TargetAttention
@@ -93,11 +78,6 @@ class HvdLaunch:
             topk=topk,
             needs_trees=self.config.policy == "both",
         )
-
-    @property
-    def verify_width(self) -> int:
-        """The widest."""
-        return self.widths[-1]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrive, tuple(getattr(self, field.name) for field in fields(self))
@@ -150,8 +130,8 @@ def resolve_verify_width(
 ) -> None:
     """AROUND hook: `speculative_num_draft_tokens` becomes the verify width.
 
-    SGLang sizes KV slots, masks and graphs by that field; the model drafter's own node count,
-    which the user gave under the same name, is kept in the launch.
+    SGLang sizes masks and graphs by that field; the model drafter's own node count, which the user
+    gave under the same name, is kept in the launch.
     """
     handle_eagle_family(server_args)
     config = server_args.__dict__.get("_hvd_config")
@@ -162,23 +142,23 @@ def resolve_verify_width(
     num_model_nodes = cfg.speculative_num_draft_tokens
     _check_model_tree(num_model_nodes, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
     attention = _target_attention(cfg)
-    width = _verify_width(config, num_model_nodes, cfg, attention)
-    context_len = cfg.context_length or target_context_length(cfg)
-    if width >= context_len:
-        raise ValueError(
-            f"--hvd-verify-width {width} leaves nothing of the context of {context_len} tokens: "
-            "lower it"
-        )
-    declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=width)
     # These backends read the width from each batch.
     backends = frozenset(name for name in attention_backends_of(cfg) if name is not None)
     is_any_width = cfg.device == "cpu" and backends <= _BACKENDS_OF_ANY_WIDTH
-    narrow = _narrow_widths(config, width, cfg, is_any_width)
+    widths = verify_widths(config, num_model_nodes, cfg, attention, is_any_width=is_any_width)
+    context_len = cfg.context_length or target_context_length(cfg)
+    if widths.widest >= context_len:
+        flag = "--hvd-verify-width" if widths.widest == widths.base else "--hvd-wide-width"
+        raise ValueError(
+            f"{flag} {widths.widest} leaves nothing of the context of {context_len} tokens: "
+            "lower it"
+        )
+    declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=widths.base)
     launch = HvdLaunch(
         config,
         num_model_nodes,
-        widths=(*narrow, width),
-        has_width_states=bool(narrow) and not is_any_width,
+        widths,
+        has_width_states=len(widths.values) > 1 and not is_any_width,
         backends=backends,
         attention=attention,
         postpones_extend=_postpones_extend(config, cfg.device),
@@ -186,14 +166,36 @@ def resolve_verify_width(
     launch.verifies_trees(cfg.speculative_eagle_topk, has_window=False)  # refused before it loads
     server_args._hvd_launch = launch
     logger.info(
-        "HVD: policy %s, verify width %d (model drafter's tree %d). The width takes %d tokens "
+        "HVD: policy %s, verify width %d (model drafter's tree %d)%s. The width takes %d tokens "
         "from the usable context; each running request reserves at least %d KV slots.",
         config.policy,
-        width,
+        widths.base,
         num_model_nodes,
-        width,
-        2 * max(width, cfg.speculative_num_steps * cfg.speculative_eagle_topk),
+        "" if widths.widest == widths.base else f", {widths.widest} for one or two requests",
+        widths.widest,
+        2 * max(widths.widest, cfg.speculative_num_steps * cfg.speculative_eagle_topk),
     )
+
+
+def resolve_widest(
+    resolve_widest: Callable[..., int | None],
+    algorithm: SpeculativeAlgorithm,
+    server_args: ServerArgs,
+) -> int | None:
+    """AROUND hook: SGLang's KV windows follow the widest verification of a server, as they do where
+    its own adaptive speculation changes the width."""
+    launch = launch_of(server_args)
+    return resolve_widest(algorithm, server_args) if launch is None else launch.widths.widest
+
+
+def count_logits_rows(max_decode_logits_rows: Callable[..., int], runner: ModelRunner) -> int:
+    """AROUND hook: SGLang has an array for the logits of its graphs, and would have room in it for
+    the widest verification of as many requests as any graph has."""
+    num_rows = max_decode_logits_rows(runner)
+    launch = launch_of(runner.server_args)
+    if launch is None:
+        return num_rows
+    return launch.widths.most_nodes(num_rows // launch.widths.widest)
 
 
 def create_hvd_worker(
@@ -299,30 +301,6 @@ def _check_model_tree(num_nodes: int, topk: int, num_steps: int) -> None:
         )
 
 
-def _narrow_widths(config: HvdConfig, widest: int, cfg: Any, is_any_width: bool) -> tuple[int, ...]:
-    has_lora = _has_lora(cfg)
-    if config.narrow_widths is None:
-        if is_any_width:
-            return powers_of_two_below(widest)
-        if config.policy != "allocate" or has_lora:
-            return ()
-        saving = widths_that_save(widest, max(cfg.max_running_requests, 1))
-        # What is nearly free by the rule is weighed all the same where it is twice the default.
-        is_wide = widest > DEFAULT_VERIFY_WIDTH and not saving
-        return (DEFAULT_VERIFY_WIDTH,) if is_wide else saving
-    if config.narrow_widths and has_lora and not is_any_width:
-        # The metadata of LoRA's graphs is that of the graphs captured last.
-        raise ValueError(
-            "HVD does not support --hvd-narrow-widths with LoRA on this device: drop one"
-        )
-    if config.narrow_widths and config.narrow_widths[-1] >= widest:
-        raise ValueError(
-            f"--hvd-narrow-widths {list(config.narrow_widths)} must stay below the verify width "
-            f"{widest}"
-        )
-    return config.narrow_widths
-
-
 def _postpones_extend(config: HvdConfig, device: str) -> bool:
     if not config.drafts_with_model:
         return False  # there is none
@@ -340,48 +318,3 @@ def _target_attention(cfg: Any) -> TargetAttention:
         has_window=model_config.is_hybrid_swa,
         page_size=cfg.page_size or 1,
     )
-
-
-def _verify_width(
-    config: HvdConfig, num_model_nodes: int, cfg: Any, attention: TargetAttention
-) -> int:
-    if config.policy == "model" and config.verify_width is None:
-        return num_model_nodes
-    beside_tree = _LEAST_BESIDE_TREE if config.policy == "both" else 0
-    if config.verify_width is None:
-        wanted = min(_default_width(config, cfg, attention), 1 + config.max_draft_tokens)
-        return max(num_model_nodes + beside_tree, wanted)
-    if beside_tree and config.verify_width == num_model_nodes:
-        raise ValueError(
-            f"--hvd-verify-width {config.verify_width} has no room for a cache draft beside the "
-            f"model drafter's tree of {num_model_nodes} nodes: widen it or use another policy"
-        )
-    if config.verify_width < num_model_nodes:
-        raise ValueError(
-            f"--hvd-verify-width {config.verify_width} is narrower than the model drafter's tree "
-            f"of {num_model_nodes} nodes: widen it or lower --speculative-num-draft-tokens"
-        )
-    return config.verify_width
-
-
-def _default_width(config: HvdConfig, cfg: Any, attention: TargetAttention) -> int:
-    if attention.is_linear:
-        return _LINEAR_WIDTH
-    is_wide = (
-        config.policy == "allocate"
-        and cfg.device != "cpu"
-        and _WIDE * cfg.max_running_requests <= _MOST_WIDE_NODES
-        and config.narrow_widths != ()  # else every step would be as wide
-        and not _has_lora(cfg)  # likewise
-        and not _has_experts(model_config_of(cfg).hf_text_config)  # nodes have experts of their own
-    )
-    return _WIDE if is_wide else DEFAULT_VERIFY_WIDTH
-
-
-def _has_lora(cfg: Any) -> bool:
-    return bool(cfg.enable_lora or cfg.lora_paths)
-
-
-def _has_experts(text_config: Any) -> bool:
-    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    return any((getattr(text_config, name, 0) or 0) > 1 for name in names)

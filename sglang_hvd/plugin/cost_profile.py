@@ -23,11 +23,12 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput
 from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
 
-from sglang_hvd.allocation import StepCosts
+from sglang_hvd.allocation import MOST_WIDE_REQUESTS, StepCosts
 from sglang_hvd.plugin.verify_tree import DraftNodes
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.draft_worker import HvdDraftWorker
+    from sglang_hvd.plugin.verify_widths import VerifyWidths
 
 # The shortest time counts: what else runs on the machine makes times longer only. Rounds over the
 # whole table lie further apart than a start of another process takes to pass.
@@ -49,9 +50,9 @@ class _Times(NamedTuple):
 class CostProfile:
     """One run for one table."""
 
-    def __init__(self, worker: HvdDraftWorker, *, widths: Sequence[int], postpones: bool) -> None:
+    def __init__(self, worker: HvdDraftWorker, *, widths: VerifyWidths, postpones: bool) -> None:
         self._worker = worker
-        self._widths = tuple(widths)
+        self._widths, self._base_width = widths.values, widths.base
         self._postpones = postpones
         self._target = worker.target_worker.model_runner
         self._device = torch.device(worker.device)
@@ -93,7 +94,8 @@ class CostProfile:
         )
 
     def _times(self, n: int) -> _Times:
-        widths = [w for w in self._widths if n * w <= _MOST_NODES]
+        widest = self._base_width if n > MOST_WIDE_REQUESTS else self._widths[-1]
+        widths = [w for w in self._widths if w <= widest and n * w <= _MOST_NODES]
         verify = [self._ms(partial(self._verify, n, w)) for w in widths]
         with self._worker.drafting():
             draft = [self._ms(partial(self._draft, n, steps)) for steps in self._draft_steps()]

@@ -29,15 +29,15 @@ _SPARE_GB, _GB_PER_PREFILL_TOKEN, _LOGIT_ARRAYS = 1.0, 0.5 / 1024, 3
 class DeviceMemory:
     """Of a worker's device.
 
-    widest: nodes per request of its widest verification.
+    most_nodes: that one of its steps verifies, of all requests together.
     ranks: CPU group of the tensor-parallel ranks, which build the same; None for one.
     """
 
-    def __init__(self, worker: HvdWorker, *, widest: int, ranks: Any) -> None:
+    def __init__(self, worker: HvdWorker, *, most_nodes: int, ranks: Any) -> None:
         self._worker, self._ranks = worker, ranks
         args, target = worker.server_args, worker.target_worker.model_runner
         self._target = target
-        logits = target.max_running_requests * widest * target.model_config.vocab_size * 4 / 2**30
+        logits = most_nodes * target.model_config.vocab_size * 4 / 2**30
         prefill = max(args.chunked_prefill_size or 0, 0) * _GB_PER_PREFILL_TOKEN
         self._spare_gb = _SPARE_GB + prefill + _LOGIT_ARRAYS * logits
 

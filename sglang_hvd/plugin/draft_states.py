@@ -94,8 +94,8 @@ class DraftStates:
     def _build(self, num_steps: int, memory: DeviceMemory) -> _DraftState:
         def build() -> _DraftState:
             drafter, graphs = self._drafter, self._drafter.cuda_graph_runner
-            widest = self._worker.speculative_num_draft_tokens
-            with self._worker._override_worker_state(num_steps, widest), drafter.drafting():
+            base_width = self._worker.speculative_num_draft_tokens
+            with self._worker._override_worker_state(num_steps, base_width), drafter.drafting():
                 if num_steps == 1:  # it only selects, without a forward
                     drafter.draft_attn_backend = None
                     return self._present(None)

@@ -52,10 +52,10 @@ _Tree = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 class HvdDraftWorker(EagleDraftWorker):
     """EAGLE's draft worker with widths of its own.
 
-    `speculative_num_draft_tokens` is the widest verification, as everywhere in SGLang: KV windows
-    follow it. A step verifies at the narrowest of the launch's widths that holds its drafts, and
-    draft-extend follows, unless it is postponed. The model drafter's own tree has
-    `_num_model_nodes` nodes, or as many of the most probable of them as a plan asks for.
+    `speculative_num_draft_tokens` is the base width, as everywhere in SGLang. A step verifies at
+    the narrowest of the launch's widths that holds its drafts, and draft-extend follows, unless it
+    is postponed. The model drafter's own tree has `_num_model_nodes` nodes, or as many of the most
+    probable of them as a plan asks for.
     """
 
     speculative_num_draft_tokens: int
@@ -80,14 +80,14 @@ class HvdDraftWorker(EagleDraftWorker):
         launch = launch_of(server_args)
         assert launch is not None, "HvdDraftWorker was built without a launch"
         self._num_model_nodes = launch.num_model_nodes
-        self._widths = launch.widths
+        self._widths = launch.widths.values
         self._cuts_trees = launch.config.policy == "allocate"
-        self._step_width = launch.verify_width
+        self._step_width = launch.widths.base
         self._cached_lens: list[int] = []  # of the step's requests, where extends are postponed
         self.num_catch_ups = 0
         self.num_model_draft_rounds = 0
         self.num_partial_draft_rounds = 0  # for some requests of the batch only
-        self.num_steps_by_width = dict.fromkeys(launch.widths, 0)
+        self.num_steps_by_width = dict.fromkeys(launch.widths.values, 0)
         self.clock = StepClock()
         super().__init__(server_args, *args, **kwargs)
         self.num_drafts_by_steps: Counter[int] = Counter()
@@ -405,12 +405,12 @@ class HvdDraftWorker(EagleDraftWorker):
 
     @contextmanager
     def _width(self, num_nodes: int) -> Iterator[None]:
-        verify_width = self.speculative_num_draft_tokens
+        base_width = self.speculative_num_draft_tokens
         self.speculative_num_draft_tokens = num_nodes
         try:
             yield
         finally:
-            self.speculative_num_draft_tokens = verify_width
+            self.speculative_num_draft_tokens = base_width
 
 
 @contextmanager

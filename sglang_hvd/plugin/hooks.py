@@ -32,6 +32,15 @@ HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
         HookType.AROUND,
         algorithm.resolve_verify_width,
     ),
+    "sglang.srt.speculative.spec_info.SpeculativeAlgorithm."
+    "resolve_max_speculative_num_draft_tokens": (
+        HookType.AROUND,
+        algorithm.resolve_widest,
+    ),
+    "sglang.srt.model_executor.model_runner.ModelRunner.max_decode_logits_rows": (
+        HookType.AROUND,
+        algorithm.count_logits_rows,
+    ),
     "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker": (
         HookType.AROUND,
         algorithm.create_hvd_worker,

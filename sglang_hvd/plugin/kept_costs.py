@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from sglang_hvd.whole_file import write_whole
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.draft_worker import HvdDraftWorker
+    from sglang_hvd.plugin.verify_widths import VerifyWidths
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _PROFILE = 4
 
 def profiled_costs(
     worker: HvdDraftWorker,
-    widths: Sequence[int],
+    widths: VerifyWidths,
     *,
     num_model_nodes: int,
     postpones: bool,
@@ -51,7 +51,7 @@ def profiled_costs(
         the table is timed.
     """
     tree = [worker.draft_states.num_steps, worker.topk, num_model_nodes]
-    key = _key(worker, [list(widths), tree, postpones, most_requests])
+    key = _key(worker, [list(widths.values), widths.base, tree, postpones, most_requests])
     path = None if folder is None else folder / f"{key}.yaml"
     kept = None
     if is_first_rank and use_kept and path is not None and path.is_file():

@@ -5,23 +5,29 @@ is captured at one width. So each width gets a target backend, a draft-extend ba
 graphs are captured, those of target-verify and draft-extend; the draft loop has no width and its
 graphs are shared. This is what SGLang's adaptive speculation keeps for each number of steps
 (EAGLEWorkerV2.build_adaptive_runtime_state), without its own draft graphs and without a change of
-the settings while serving: KV windows follow these, and stay those of the widest.
+the settings while serving.
 
 Widths that were asked for are built or the start fails; those of the default, the narrowest first,
-as long as memory is left for what prefills take.
+as long as memory is left for what prefills take. One that is wider than the base has graphs for as
+few requests as may verify it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.runtime_context import get_exec
 from sglang.srt.utils.common import log_info_on_rank0
+
+from sglang_hvd.allocation import MOST_WIDE_REQUESTS
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.device_memory import DeviceMemory
+    from sglang_hvd.plugin.verify_widths import VerifyWidths
     from sglang_hvd.plugin.worker import HvdWorker
 
 logger = logging.getLogger(__name__)
@@ -43,41 +49,34 @@ class _WidthState:
 
 
 class WidthStates:
-    """Built once the widest width has its backends and graphs, the way SGLang builds them."""
+    """Built once the base width has its backends and graphs, the way SGLang builds them."""
 
-    def __init__(
-        self,
-        worker: HvdWorker,
-        widths: Sequence[int],
-        memory: DeviceMemory,
-        *,
-        are_asked_for: bool,
-    ) -> None:
-        """widths: rising; the last is the one that SGLang was started with.
-
-        are_asked_for: all of them are built, whatever memory is left.
-        """
-        self._worker = worker
+    def __init__(self, worker: HvdWorker, widths: VerifyWidths, memory: DeviceMemory) -> None:
+        self._worker, self._base_width = worker, widths.base
         self._target = worker.target_worker.model_runner
         self._drafter = worker._draft_worker
-        self._of_width = {widths[-1]: self._present(0.0)}
+        self._of_width = {widths.base: self._present(0.0)}
         if _remembers_accepted(self._target.attn_backend):
             # Each width's backend would remember its own last verification, not the last one.
-            if are_asked_for:
+            if widths.asked_for:
                 raise ValueError(
-                    "HVD does not support --hvd-narrow-widths with this model's fused KDA "
-                    "verification: drop it, or do not disable the radix cache"
+                    "HVD does not support several verify widths with this model's fused KDA "
+                    "verification: drop --hvd-narrow-widths and --hvd-wide-width, or do not "
+                    "disable the radix cache"
                 )
             log_info_on_rank0(logger, "HVD: fused KDA verifications have one width")
             return
-        most_gb = _FIRST_GB
-        for width in widths[:-1]:
-            name = f"verify width {width}"
-            if not are_asked_for and not memory.has_room(most_gb, name=name):
-                break
+        most_gb, is_full = _FIRST_GB, False
+        for width in widths.values:
+            if width == widths.base:
+                continue
+            if width not in widths.asked_for:
+                is_full = is_full or not memory.has_room(most_gb, name=f"verify width {width}")
+                if is_full:
+                    continue
             self._of_width[width] = self._build(width, memory)
-            # Workspaces are of one size; masks and the indices of graphs grow with the width, which
-            # at most doubles in the widths of the default.
+            # Workspaces are of one size; masks and the indices of graphs grow with the nodes of a
+            # step, which at most double in the widths of the default.
             most_gb = 2 * max(self._of_width[width].memory_gb, 0.0)
 
     @property
@@ -87,9 +86,12 @@ class WidthStates:
 
     @property
     def memory_gb(self) -> dict[int, float]:
-        """What each width takes beside the widest, which every server has."""
-        widths = sorted(self._of_width)[:-1]
-        return {width: round(self._of_width[width].memory_gb, 2) for width in widths}
+        """What each width takes beside the base, which every server has."""
+        return {
+            width: round(self._of_width[width].memory_gb, 2)
+            for width in self.widths
+            if width != self._base_width
+        }
 
     def use(self, width: int) -> None:
         """Verifies and extends at this width from now on."""
@@ -115,7 +117,10 @@ class WidthStates:
         before = self._present(0.0)
 
         def build() -> _WidthState:
-            with worker._override_worker_state(worker.speculative_num_steps, width):
+            with (
+                worker._override_worker_state(worker.speculative_num_steps, width),
+                _capturing_few(width > self._base_width),
+            ):
                 if self._drafter.stub_draft_extend is None:  # else none follows verification
                     self._build_extend(before)
                 self._build_verify(before, width)
@@ -124,7 +129,8 @@ class WidthStates:
         state, taken_gb = memory.build(
             build,
             name=f"verify width {width}",
-            remedy="lower --mem-fraction-static or name fewer with --hvd-narrow-widths",
+            remedy="lower --mem-fraction-static or name fewer with --hvd-narrow-widths or "
+            "--hvd-wide-width",
         )
         self._target.attn_backend = before.target_backend
         self._target.decode_cuda_graph_runner = before.target_graphs
@@ -156,6 +162,22 @@ class WidthStates:
                 speculative_num_steps=self._worker.speculative_num_steps,
                 speculative_num_draft_tokens=width,
             )
+
+
+@contextmanager
+def _capturing_few(is_on: bool) -> Iterator[None]:
+    """Graphs are captured for no more requests than may verify more than the base."""
+    config = get_exec().graph.cuda_graph_config if is_on else None
+    if config is None or not config.decode.bs:
+        yield
+        return
+    all_sizes = config.decode.bs
+    few = [num for num in all_sizes if num <= MOST_WIDE_REQUESTS]
+    config.decode.bs = few or [MOST_WIDE_REQUESTS]
+    try:
+        yield
+    finally:
+        config.decode.bs = all_sizes
 
 
 def _remembers_accepted(backend: Any) -> bool:

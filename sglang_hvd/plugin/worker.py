@@ -98,7 +98,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             token_strings=token_strings(server_args),
             num_model_steps=self.speculative_num_steps,
             num_model_nodes=launch.num_model_nodes - 1,
-            verify_width=launch.verify_width,
+            verify_width=launch.widths.widest,
             allocator=allocator,
             verifies_trees=self._verifies_trees,
             deterministic=get_parallel().tp_size > 1,
@@ -113,7 +113,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._costs = self._draft_worker.costs = ServedCosts(
             allocator,
             is_fixed=launch.config.costs is not None,
-            widths=launch.widths,
+            widths=launch.widths.values,
             device=self.device,
             ranks=ranks,
             clock=self._clock,
@@ -138,24 +138,18 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         """SGLang's call when pools and attention backends are there: captures graphs. With them
         steps can be timed."""
         config, target = self._launch.config, self.target_worker.model_runner
+        most_nodes = self._launch.widths.most_nodes(target.max_running_requests)
         if self.device == "cuda":
-            check_sampling(
-                target.max_running_requests,
-                self._launch.verify_width,
-                target.model_config.vocab_size,
-            )
+            check_sampling(most_nodes, target.model_config.vocab_size)
         super().init_cuda_graphs()
-        memory = DeviceMemory(self, widest=self._launch.verify_width, ranks=self._ranks)
+        memory = DeviceMemory(self, most_nodes=most_nodes, ranks=self._ranks)
         if self._launch.has_width_states:
-            are_asked_for = config.narrow_widths is not None
-            self._use_width_states(
-                WidthStates(self, self._launch.widths, memory, are_asked_for=are_asked_for)
-            )
+            self._use_width_states(WidthStates(self, self._launch.widths, memory))
         self._use_draft_states(memory)
         warm_up(
             torch.device(self.device),
             self._draft_worker.mask_mode,
-            self._launch.widths,
+            self._launch.widths.values,
             [
                 min(self._launch.num_model_nodes - 1, most_tree_nodes(self.topk, steps))
                 for steps in self._draft_worker.draft_states.num_steps
@@ -182,7 +176,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
 
     def _use_width_states(self, states: WidthStates) -> None:
         self._draft_worker.use_width_states(states)
-        self._launch = replace(self._launch, widths=states.widths)
+        self._launch = replace(self._launch, widths=self._launch.widths.only(states.widths))
         if self._allocator is not None:
             self._allocator.use_widths(states.widths)
 
@@ -203,7 +197,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._clock.end_step()
             self._costs.interrupt()
             # Graphs of whole prefills belong to the attention backends that SGLang began with.
-            self._draft_worker.use_width(self._launch.verify_width)
+            self._draft_worker.use_width(self._launch.widths.base)
         else:
             self._clock.begin_step()
             self._costs.begin_step(len(batch.reqs))
@@ -220,7 +214,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         # With topk above 1 SGLang moves the accepted path to the front of each row, as any tree
         # needs; with topk 1 it leaves it where it is, and where a chain stands already.
         verify_input = batch.spec_info
-        widest, topk = self.speculative_num_draft_tokens, self.topk
+        base_width, topk = self.speculative_num_draft_tokens, self.topk
         self.speculative_num_draft_tokens = verify_input.draft_token_num
         if verify_input.has_branches:
             self.topk = max(self.topk, 2)
@@ -228,7 +222,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             with self._costs.time_verify(len(batch.reqs), verify_input.draft_token_num):
                 result = super().verify(batch, pp_proxy_tensors, grammar_barrier)
         finally:
-            self.speculative_num_draft_tokens, self.topk = widest, topk
+            self.speculative_num_draft_tokens, self.topk = base_width, topk
         if not batch.forward_mode.is_idle():
             of_model = None
             if verify_input.of_model is not None:
@@ -275,8 +269,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "predictor": self._served_predictor.describe(),
             "costs": self._costs.describe(),
             "config": self._launch.config.model_dump(mode="json"),
-            "verify_width": self._launch.verify_width,
-            "verify_widths": list(self._launch.widths),
+            "verify_width": self._launch.widths.base,
+            "verify_widths": list(self._launch.widths.values),
             "width_memory_gb": None if states is None else states.memory_gb,
             "draft_steps": list(self._draft_worker.draft_states.num_steps),
             "draft_steps_memory_gb": self._draft_worker.draft_states.memory_gb,
@@ -291,13 +285,13 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         }
 
 
-def check_sampling(num_requests: int, width: int, vocab_size: int) -> None:
+def check_sampling(most_nodes: int, vocab_size: int) -> None:
     """SGLang's kernel for sampled verifications (sampling.cuh) numbers the probabilities of a step
-    by 32 bits. Raises ValueError if so many requests of so many nodes have more."""
-    if num_requests * width * vocab_size > 2**32:
+    by 32 bits. Raises ValueError if so many nodes, of all requests together, have more."""
+    if most_nodes * vocab_size > 2**32:
         raise ValueError(
             "SGLang's sampling kernel numbers the probabilities of a step by 32 bits, and "
-            f"{num_requests} requests of {width} nodes and {vocab_size} words have more: lower "
+            f"{most_nodes} nodes of all requests and {vocab_size} words have more: lower "
             "--max-running-requests or --hvd-verify-width"
         )
 
@@ -318,8 +312,9 @@ def _allocator(
         sizes = sizes[-1:]
     steps = draft_step_choices(num_steps)
     return StepAllocator(
-        before_any_step(launch.widths) if costs is None else StepCosts.load(costs),
-        widths=launch.widths,
+        before_any_step(launch.widths.values) if costs is None else StepCosts.load(costs),
+        widths=launch.widths.values,
+        base_width=launch.widths.base,
         model_sizes=sizes,
         num_steps=steps,
         most_nodes=[most_tree_nodes(topk, num) for num in steps],

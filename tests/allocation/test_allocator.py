@@ -446,6 +446,24 @@ def test_of_fewer_widths_the_narrowest_that_holds_the_drafts_is_left() -> None:
     assert made.allocate(slots(1), given).width == 7
 
 
+def test_steps_of_more_than_two_requests_keep_to_the_base_width() -> None:
+    made = StepAllocator(
+        costs(per_node=0), widths=WIDTHS, base_width=4, model_sizes=SIZES, num_steps=STEPS
+    )
+    long = np.full((4, 4), 0.9).tolist()
+    for slot in range(4):
+        made.start(slot)
+    for num, width, verified in ((1, 7, 4), (2, 7, 4), (3, 4, 3), (4, 4, 3)):
+        assert made.widest(num) == width
+        found = made.allocate(slots(num), odds(long[:num], [(0.0, 0.0)] * num))
+        assert (found.width, *of(found)) == (width, [verified] * num, [0] * num)
+    pinned = np.ones(3, bool)
+    assert of(made.allocate(slots(3), odds(long[:3], [(0.0, 0.0)] * 3), pinned))[1] == [3] * 3
+    made.use_widths((1, 4))
+    found = made.allocate(slots(1), odds(long[:1], [(0.0, 0.0)]))
+    assert (found.width, made.widest(1)) == (4, 4)
+
+
 def test_of_fewer_numbers_of_steps_the_costs_and_trees_go_with_them() -> None:
     made, given = allocator(costs(of_round=4)), odds([[]], [(0.9, 0.9)])
     assert made.allocate(slots(1), given).num_steps == STEPS[0]
@@ -480,6 +498,8 @@ def test_other_costs_hold_from_the_next_step_on() -> None:
         ({"num_steps": (0, 1)}, "num_steps must rise"),
         ({"most_nodes": (1,)}, "most_nodes must have one number for each of num_steps"),
         ({"model_sizes": (1, 7)}, "has no room for a root and 7 nodes"),
+        ({"model_sizes": (1, 4), "base_width": 4}, "has no room for a root and 4 nodes"),
+        ({"base_width": 3}, "base_width 3 must be one of widths"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -15,22 +15,26 @@ def test_costs_are_timed_kept_and_used_at_the_next_start(
     start_hvd: Callable[..., Any], tmp_path: Path
 ) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    server = start_hvd("allocate", environment=environment)
+    wide = ("--hvd-wide-width", "48")
+    server = start_hvd("allocate", *wide, environment=environment)
     assert server.hvd_state()["costs"]["about"].startswith(TIMED)
     [kept] = (tmp_path / "sglang_hvd" / "costs").iterdir()
     costs = StepCosts.load(kept)
     assert costs.batch_sizes[0] == 1
     assert costs.batch_sizes[-1] == 16  # as many as can run
+    assert costs.widths[-1] == 48  # as many as one request can verify
     assert costs.verify[-1][-1] > costs.verify[0][0]
     assert costs.draft_round[0] > 0
     assert costs.draft_extend[0][0] > 0
 
     kept.write_text(costs.model_copy(update={"about": "by hand"}).to_yaml())
-    again = start_hvd("allocate", "--hvd-report-cycles", "true", environment=environment)
+    reported = ("--hvd-report-cycles", "true")
+    again = start_hvd("allocate", *wide, *reported, environment=environment)
     assert again.hvd_state()["costs"]["about"].startswith("by hand")
 
     kept.write_text("verify: nothing")
-    mended = start_hvd("allocate", "--hvd-report-cycles", "false", environment=environment)
+    unreported = ("--hvd-report-cycles", "false")
+    mended = start_hvd("allocate", *wide, *unreported, environment=environment)
     assert mended.hvd_state()["costs"]["about"].startswith(TIMED)
     assert "Costs are timed anew" in mended.process.log
     assert StepCosts.load(kept).batch_sizes[-1] == 16

@@ -59,9 +59,22 @@ def test_stops_inside_a_draft_under_overlap_scheduling(
     assert server.hvd_state()["num_requests"] == 0
 
 
-@pytest.mark.parametrize("drafting", [TREE, CHAIN], ids=["tree", "chain"])
+@pytest.mark.parametrize(
+    ("drafting", "verify_width", "narrow_widths", "wide_width", "batch_sizes"),
+    [
+        # Graphs of two requests: two replay them, one is padded to two, and three run without.
+        (TREE, 24, [2, 8, 16], None, [2]),
+        # Three are padded to four. The widest is for two, and so are its graphs.
+        (CHAIN, 8, [2, 4], 12, [2, 4]),
+    ],
+    ids=["tree", "chain"],
+)
 def test_widths_and_draft_steps_with_backends_and_graphs_of_their_own(
     drafting: tuple[str, ...],
+    verify_width: int,
+    narrow_widths: list[int],
+    wide_width: int | None,
+    batch_sizes: list[int],
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
@@ -70,11 +83,11 @@ def test_widths_and_draft_steps_with_backends_and_graphs_of_their_own(
     copying = [prompts[0], prompts[4], prompts[8]]
     params = {"max_new_tokens": 20}
     expected = plain_ids(copying, **params)
-    # Graphs of two requests: two replay them, one is padded to two, and three run without.
     server = start_hvd(
         *("allocate", "--hvd-costs", str(varying_costs), "--attention-backend", "triton"),
-        *("--hvd-verify-width", "24", "--hvd-narrow-widths", "[2, 8, 16]"),
-        *("--cuda-graph-bs-decode", "2"),
+        *("--hvd-verify-width", str(verify_width), "--hvd-narrow-widths", str(narrow_widths)),
+        *(() if wide_width is None else ("--hvd-wide-width", str(wide_width))),
+        *("--cuda-graph-bs-decode", *map(str, batch_sizes)),
         drafting=drafting,
         environment=REPLAYED,
     )
@@ -84,9 +97,12 @@ def test_widths_and_draft_steps_with_backends_and_graphs_of_their_own(
     assert [answer["output_ids"] for answer in answers] == [expected[0], *expected]
     state = server.hvd_state()
     assert "HVD: drafts of 2 steps take" in server.process.log  # said of graphs only
-    assert state["width_memory_gb"].keys() == {"2", "8", "16"}
+    beside_base = [*narrow_widths, *([] if wide_width is None else [wide_width])]
+    assert state["width_memory_gb"].keys() == {str(width) for width in beside_base}
     assert state["draft_steps_memory_gb"].keys() == {"1", "2"}
-    assert len([num for num in state["num_steps_by_width"].values() if num]) >= 2
+    steps = state["num_steps_by_width"]
+    assert len([num for num in steps.values() if num]) >= 2
+    assert wide_width is None or steps[str(wide_width)] > 0
     assert len(state["num_drafts_by_steps"]) >= 2
     assert state["num_accepted_drafts"]["cache"] + state["num_accepted_drafts"]["both"] > 0
     assert state["num_accepted_drafts"]["model"] > 0

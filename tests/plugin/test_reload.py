@@ -31,6 +31,7 @@ from sglang_hvd.plugin.algorithm import HvdLaunch
 from sglang_hvd.plugin.reload import answer_for_predictor, ask_for_predictor
 from sglang_hvd.plugin.served_predictor import PredictorMetrics, ServedPredictor
 from sglang_hvd.plugin.tree_support import TargetAttention
+from sglang_hvd.plugin.verify_widths import VerifyWidths
 from sglang_hvd.plugin.worker import HvdWorker
 from sglang_hvd.types import VerifyOutcome
 from tests.payoff.made_up import constant_survival
@@ -154,7 +155,7 @@ def test_graphs_of_several_widths_are_not_recaptured(has_width_states: bool) -> 
     manager.server_args._hvd_launch = HvdLaunch(
         HvdConfig(),
         16,
-        (4, 32),
+        VerifyWidths((4, 32), base=32),
         has_width_states,
         backends=frozenset({"triton"}),
         attention=TargetAttention(),

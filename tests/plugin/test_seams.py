@@ -7,7 +7,9 @@ import dataclasses
 import inspect
 import pickle
 import pkgutil
+from functools import partial
 from importlib.metadata import entry_points, version
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +30,12 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 from sglang.srt.managers.tokenizer_control_mixin import TokenizerControlMixin
 from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.mem_cache.allocation_sizing import (
+    get_alloc_len_per_decode,
+    get_req_to_token_extra_context_len,
+)
 from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
 from sglang.srt.plugins import GENERAL_PLUGINS_GROUP
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative import eagle_utils, eagle_worker_common, eagle_worker_v2
@@ -39,10 +46,12 @@ from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import (
 )
 from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
 
+from sglang_hvd.plugin.algorithm import count_logits_rows
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import SUPPORTED_SGLANG
 from sglang_hvd.plugin.hooks import HOOKS
 from sglang_hvd.plugin.verify_tree import HvdVerifyInput
+from sglang_hvd.plugin.verify_widths import VerifyWidths
 from sglang_hvd.plugin.worker import HvdWorker, check_sampling
 
 # Methods of ours that extend nothing.
@@ -86,6 +95,8 @@ def test_hooked_functions_take_what_the_hooks_expect() -> None:
         "update_weights_from_disk": ["self", "obj", "request"],
         "handle_dumper_control": ["self", "recv_req"],
         "update_finish_state": ["self", "new_accepted_len"],
+        "resolve_max_speculative_num_draft_tokens": ["self", "server_args"],
+        "max_decode_logits_rows": ["self"],
     }
     for target in HOOKS:
         name = target.rsplit(".", 1)[1]
@@ -138,7 +149,27 @@ def test_more_probabilities_than_32_bits_number_are_refused(
     num_requests: int, is_refused: bool
 ) -> None:
     with pytest.raises(ValueError, match="32 bits") if is_refused else contextlib.nullcontext():
-        check_sampling(num_requests, 32, 151_936)
+        check_sampling(num_requests * 32, 151_936)
+
+
+def test_room_follows_the_widest_verification_and_graphs_the_base() -> None:
+    for function in (get_alloc_len_per_decode, get_req_to_token_extra_context_len):
+        assert "max_speculative_num_draft_tokens()" in inspect.getsource(function)
+    rows = inspect.getsource(inspect.unwrap(ModelRunner.max_decode_logits_rows))
+    assert "draft_token_counts = [max_speculative_num_draft_tokens()]" in rows
+    assert "max(capture_bs) * num_tokens_per_req" in rows
+    sizes = inspect.getsource(get_batch_sizes_to_capture)
+    assert "list(get_exec().graph.cuda_graph_config.decode.bs)" in sizes
+
+
+def test_logits_of_graphs_have_room_for_the_base_and_for_few_that_are_wide() -> None:
+    launch = SimpleNamespace(widths=VerifyWidths((8, 32, 64), base=32))
+    runner: Any = SimpleNamespace(server_args=SimpleNamespace(_hvd_launch=launch))
+    for num_requests, num_rows in ((48, 48 * 32), (5, 160), (3, 128), (1, 64)):
+        counted = partial(lambda num, runner: num, num_requests * 64)
+        assert count_logits_rows(counted, runner) == num_rows
+    other: Any = SimpleNamespace(server_args=SimpleNamespace())
+    assert count_logits_rows(lambda runner: 3072, other) == 3072
 
 
 def test_the_scores_of_the_model_drafters_nodes_can_be_kept() -> None:

@@ -4,7 +4,7 @@ device is made up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_hvd.plugin import device_memory
+from sglang_hvd.plugin import device_memory, width_states
 from sglang_hvd.plugin.device_memory import DeviceMemory
 from sglang_hvd.plugin.draft_states import DraftStates
+from sglang_hvd.plugin.verify_widths import VerifyWidths
 from sglang_hvd.plugin.width_states import WidthStates
 
 WIDTHS = (2, 4, 8, 16, 32)
@@ -28,6 +29,8 @@ class Device:
 
     def __init__(self, free_gb: float, per_node_gb: float) -> None:
         self.free_gb, self.per_node_gb, self.width = free_gb, per_node_gb, 0
+        self.captures: Callable[[], list[int]] = list
+        self.captured: list[list[int]] = []
         self.server_args = SimpleNamespace(chunked_prefill_size=-1)
         self.model_runner = SimpleNamespace(
             attn_backend="first",
@@ -47,6 +50,7 @@ class Device:
 
     def _make_backend(self, *, init_new_workspace: bool) -> str:
         assert init_new_workspace  # a workspace in use by another width must not be written
+        self.captured.append(self.captures())
         self.free_gb -= self.per_node_gb * self.width
         return f"with {self.free_gb} GB left"
 
@@ -57,14 +61,20 @@ class Device:
 
 
 def states_of(
-    monkeypatch: pytest.MonkeyPatch, device: Device, *, are_asked_for: bool
+    monkeypatch: pytest.MonkeyPatch,
+    device: Device,
+    *,
+    are_asked_for: bool,
+    values: tuple[int, ...] = WIDTHS,
 ) -> WidthStates:
     def free_gb(*args: Any, **kwargs: Any) -> float:
         return device.free_gb
 
     monkeypatch.setattr(device_memory, "get_available_gpu_memory", free_gb)
-    memory = DeviceMemory(device, widest=WIDTHS[-1], ranks=None)  # type: ignore[arg-type]
-    return WidthStates(device, WIDTHS, memory, are_asked_for=are_asked_for)  # type: ignore[arg-type]
+    worker: Any = device
+    memory = DeviceMemory(worker, most_nodes=1, ranks=None)
+    asked_for = frozenset(set(values) - {32}) if are_asked_for else frozenset[int]()
+    return WidthStates(worker, VerifyWidths(values, 32, asked_for), memory)
 
 
 def test_the_narrowest_come_first_and_leave_room_for_prefills(
@@ -80,7 +90,7 @@ def test_the_narrowest_come_first_and_leave_room_for_prefills(
     device = Device(free_gb=4.8125, per_node_gb=0.125)
     device.server_args.chunked_prefill_size = 2048
     assert states_of(monkeypatch, device, are_asked_for=False).widths == (2, 4, 8, 32)
-    device.model_runner.model_config.vocab_size = 2**25  # 4 GB for an array of logits
+    device.model_runner.model_config.vocab_size = 2**30  # 4 GB for an array of logits
     assert states_of(monkeypatch, device, are_asked_for=False).widths == (32,)
 
 
@@ -91,6 +101,32 @@ def test_without_memory_for_a_workspace_the_widest_serves_alone(
     assert states.widths == (32,)
     assert states.memory_gb == {}
     states.use(32)
+
+
+def test_what_is_wider_than_the_base_comes_last_and_captures_few_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decode = SimpleNamespace(bs=[1, 2, 4, 8])
+    graph = SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=decode))
+    monkeypatch.setattr(width_states, "get_exec", lambda: SimpleNamespace(graph=graph))
+    values = (16, 32, 64)
+    # 16 takes 1 GB, 64 would take up to twice that, and the last GB is spare.
+    device = Device(free_gb=3.75, per_node_gb=0.0625)
+    states = states_of(monkeypatch, device, are_asked_for=False, values=values)
+    assert states.widths == (16, 32)
+    device = Device(free_gb=4.25, per_node_gb=0.0625)
+    device.captures = lambda: list(decode.bs)
+    states = states_of(monkeypatch, device, are_asked_for=False, values=values)
+    assert states.widths == values
+    assert states.memory_gb == {16: 1.0, 64: 4.0}
+    assert device.captured == [[1, 2, 4, 8], [1, 2]]
+    assert decode.bs == [1, 2, 4, 8]
+    decode.bs = [4, 8]
+    device = Device(free_gb=1, per_node_gb=0.0625)
+    device.captures = lambda: list(decode.bs)
+    states = states_of(monkeypatch, device, are_asked_for=True, values=values)
+    assert states.widths == values
+    assert device.captured == [[4, 8], [2]]
 
 
 def test_memory_that_the_kv_pool_is_still_to_take_is_not_free(
@@ -193,7 +229,7 @@ def draft_states_of(
     monkeypatch.setattr(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
-    memory = DeviceMemory(worker, widest=32, ranks=None)
+    memory = DeviceMemory(worker, most_nodes=32, ranks=None)
     return DraftStates(worker, (1, 2, 4, 8), memory), drafter
 
 

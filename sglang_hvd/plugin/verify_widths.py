@@ -1,0 +1,163 @@
+"""How many nodes per request the verifications of a server take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.arg_groups.overrides import model_config_of
+
+from sglang_hvd.allocation import MOST_WIDE_REQUESTS, powers_of_two_below, widths_that_save
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig
+from sglang_hvd.plugin.tree_support import TargetAttention
+
+# Nodes that policy `both` has for cache drafts where the model drafter's tree is a wide one.
+_LEAST_BESIDE_TREE = 8
+
+# One or two requests on a GPU verify so many nodes of a dense model in little more time than one,
+# and `allocate` does so only where it pays.
+_WIDE = 64
+
+# Layers that keep a state instead of a KV cache keep one of every node, for each request that may
+# run: 75 MB in Qwen3-Next, for which SGLang lowers max-running-requests.
+_LINEAR_WIDTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyWidths:
+    """Nodes per request in one verification, root included.
+
+    values: to choose from, rising.
+    base: the widest of them for any number of requests, for which SGLang makes its own backends and
+        graphs. Wider ones are for steps of at most MOST_WIDE_REQUESTS.
+    asked_for: those that the settings name, beside the base.
+    """
+
+    values: tuple[int, ...]
+    base: int
+    asked_for: frozenset[int] = frozenset()
+
+    @property
+    def widest(self) -> int:
+        """Of all."""
+        return self.values[-1]
+
+    def most_nodes(self, num_requests: int) -> int:
+        """That a step of up to so many requests verifies, of all requests together."""
+        of_few = min(num_requests, MOST_WIDE_REQUESTS) * self.widest
+        return max(num_requests * self.base, of_few)
+
+    def only(self, built: Sequence[int]) -> VerifyWidths:
+        """Those of them that could be built, the base among them."""
+        return VerifyWidths(tuple(built), self.base, self.asked_for)
+
+
+def verify_widths(
+    config: HvdConfig,
+    num_model_nodes: int,
+    cfg: Any,
+    attention: TargetAttention,
+    *,
+    is_any_width: bool,
+) -> VerifyWidths:
+    """Those of a server that is about to start.
+
+    num_model_nodes: of the model drafter's tree, root included.
+    cfg: SGLang's resolved arguments.
+    attention: of the target model.
+    is_any_width: its backends read the width from each batch, so that widths cost nothing.
+
+    Raises ValueError, in one line, for settings that do not fit each other.
+    """
+    base = _verify_width(config, num_model_nodes, cfg, attention)
+    wide = _wide_width(config, base, cfg, attention, is_any_width=is_any_width)
+    # SGLang's buffers are for as many requests as can run, of the base width each.
+    if cfg.max_running_requests * base < MOST_WIDE_REQUESTS * wide:
+        base = wide
+    narrow = _narrow_widths(config, base, cfg, is_any_width=is_any_width)
+    beyond = () if wide == base else (wide,)
+    asked_for = {*(config.narrow_widths or ()), *(beyond if config.wide_width else ())}
+    return VerifyWidths((*narrow, base, *beyond), base, frozenset(asked_for))
+
+
+def _verify_width(
+    config: HvdConfig, num_model_nodes: int, cfg: Any, attention: TargetAttention
+) -> int:
+    if config.policy == "model" and config.verify_width is None:
+        return num_model_nodes
+    beside_tree = _LEAST_BESIDE_TREE if config.policy == "both" else 0
+    if config.verify_width is None:
+        default = _LINEAR_WIDTH if attention.is_linear else DEFAULT_VERIFY_WIDTH
+        return max(num_model_nodes + beside_tree, min(default, 1 + config.max_draft_tokens))
+    if beside_tree and config.verify_width == num_model_nodes:
+        raise ValueError(
+            f"--hvd-verify-width {config.verify_width} has no room for a cache draft beside the "
+            f"model drafter's tree of {num_model_nodes} nodes: widen it or use another policy"
+        )
+    if config.verify_width < num_model_nodes:
+        raise ValueError(
+            f"--hvd-verify-width {config.verify_width} is narrower than the model drafter's tree "
+            f"of {num_model_nodes} nodes: widen it or lower --speculative-num-draft-tokens"
+        )
+    return config.verify_width
+
+
+def _wide_width(
+    config: HvdConfig, base: int, cfg: Any, attention: TargetAttention, *, is_any_width: bool
+) -> int:
+    """The base where there is none."""
+    if config.wide_width is not None:
+        if config.wide_width < base:
+            raise ValueError(
+                f"--hvd-wide-width {config.wide_width} is narrower than the verify width {base}: "
+                "widen it, or lower --hvd-verify-width"
+            )
+        if config.wide_width > base and _has_lora(cfg) and not is_any_width:
+            raise ValueError("HVD does not support --hvd-wide-width with LoRA here: drop one")
+        return config.wide_width
+    is_wide = (
+        config.policy == "allocate"
+        and cfg.device != "cpu"
+        and config.verify_width is None
+        and config.narrow_widths is None
+        and not attention.is_linear
+        and not _has_lora(cfg)
+        and not _has_experts(model_config_of(cfg).hf_text_config)  # nodes have experts of their own
+    )
+    return max(min(_WIDE, 1 + config.max_draft_tokens), base) if is_wide else base
+
+
+def _narrow_widths(
+    config: HvdConfig, base: int, cfg: Any, *, is_any_width: bool
+) -> tuple[int, ...]:
+    has_lora = _has_lora(cfg)
+    if config.narrow_widths is None:
+        if is_any_width:
+            return powers_of_two_below(base)
+        if config.policy != "allocate" or has_lora:
+            return ()
+        saving = widths_that_save(base, max(cfg.max_running_requests, 1))
+        # What is nearly free by the rule is weighed all the same where it is twice the default.
+        is_wide = base > DEFAULT_VERIFY_WIDTH and not saving
+        return (DEFAULT_VERIFY_WIDTH,) if is_wide else saving
+    if config.narrow_widths and has_lora and not is_any_width:
+        # The metadata of LoRA's graphs is that of the graphs captured last.
+        raise ValueError(
+            "HVD does not support --hvd-narrow-widths with LoRA on this device: drop one"
+        )
+    if config.narrow_widths and config.narrow_widths[-1] >= base:
+        raise ValueError(
+            f"--hvd-narrow-widths {list(config.narrow_widths)} must stay below the verify width "
+            f"{base}"
+        )
+    return config.narrow_widths
+
+
+def _has_lora(cfg: Any) -> bool:
+    return bool(cfg.enable_lora or cfg.lora_paths)
+
+
+def _has_experts(text_config: Any) -> bool:
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return any((getattr(text_config, name, 0) or 0) > 1 for name in names)
