@@ -5,7 +5,7 @@
 #   TORCH_INDEX=...   a package index with torch's CPU build; without one, pip may choose the CUDA
 #                     build, which works but is several GB larger
 #   PYTEST_ARGS=...   what `make test` runs instead of everything
-#   ARGS=...          appended to `sglang-hvd demo`, `sglang-hvd serve` and the benchmark
+#   ARGS=...          appended to `sglang-hvd demo`, `sglang-hvd serve` and the benchmarks
 
 VENV := .venv
 BIN := $(VENV)/bin

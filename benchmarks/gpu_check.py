@@ -57,6 +57,8 @@ POLICIES: tuple[Mode, ...] = ("model", "cache", "frequency", "payoff", "both", "
 MAX_TOKENS = 64
 # The first start on a machine compiles FlashInfer's kernels and SGLang's own.
 START_SECONDS = 900
+PARTS = ("identity", "memory", "costs", "traces")
+
 # Graphs of 64 requests at 64 nodes need more of FlashInfer's workspace than SGLang's 384 MB.
 WORKSPACE = {"SGLANG_FLASHINFER_WORKSPACE_SIZE": str(2**30)}
 
@@ -74,6 +76,7 @@ class Setup:
     narrow_widths: tuple[int, ...] = ()
     postpones: bool = False
     wide_width: int | None = None
+    has_default_widths: bool = False  # which follow the memory that is there
 
     def flags(self, device: str) -> list[str]:
         """Of SGLang, for any mode."""
@@ -129,7 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         file = options.out / f"{name}.json"
         if file.is_file():
             result = json.loads(file.read_text())
-            print(f"{name}: done before, {'passed' if result['passed'] else 'FAILED'}")
+            outcome = "passed" if result["passed"] else f"FAILED; without {file} it runs again"
+            print(f"{name}: done before, {outcome}")
         else:
             began = time.monotonic()
             passed, rows = parts[name](options)
@@ -198,8 +202,9 @@ class _Identity:
         flags = [*server_flags(mode, self.models), *setup.flags(device)]
         if mode != "plain":
             flags += MODEL_TREE_FLAGS if setup.is_tree else CHAIN_FLAGS
-            flags += ["--hvd-verify-width", str(setup.verify_width)]
-            flags += ["--hvd-narrow-widths", str(list(setup.narrow_widths))]
+            if not setup.has_default_widths:
+                flags += ["--hvd-verify-width", str(setup.verify_width)]
+                flags += ["--hvd-narrow-widths", str(list(setup.narrow_widths))]
             if mode == "allocate" and setup.wide_width is not None:
                 flags += ["--hvd-wide-width", str(setup.wide_width)]
             flags += ["--hvd-postpone-extend", str(setup.postpones).lower()]
@@ -238,6 +243,10 @@ def _setups(device: str) -> list[Setup]:
     ]
     setups += [
         Setup("flashinfer", "bfloat16", has_graphs, True, True, 32, (2, 4, 8, 16), postpones=True)
+        for has_graphs in (True, False)
+    ]
+    setups += [
+        Setup("flashinfer", "bfloat16", has_graphs, True, True, has_default_widths=True)
         for has_graphs in (True, False)
     ]
     setups.append(Setup("flashinfer", "bfloat16", True, True, True, postpones=True))
@@ -308,8 +317,7 @@ def _memory(options: argparse.Namespace) -> tuple[bool, Any]:
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     sanitizer = shutil.which("compute-sanitizer")
     if options.device == "cuda":
-        if sanitizer is None:
-            return False, [{"problem": "compute-sanitizer is not on the PATH"}]
+        assert sanitizer is not None, "_options has looked"
         command = [sanitizer, "--tool", "memcheck", "--error-exitcode", "9", *command]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     rows = [{"command": command, "status": done.returncode, "output": done.stdout[-2000:]}]
@@ -422,8 +430,6 @@ def _running(options: argparse.Namespace) -> list[str]:
 
 
 def _traces(options: argparse.Namespace) -> tuple[bool, Any]:
-    if options.traces is None or options.tokenizer is None:
-        return False, [{"problem": "give --traces and --tokenizer"}]
     from benchmarks.trace_serving.__main__ import main as serve_traces
 
     rows, passed = [], True
@@ -459,9 +465,12 @@ def _machine(device: str) -> dict[str, str]:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="What only a GPU shows.")
-    parts = ["identity", "memory", "costs", "traces"]
     parser.add_argument("--out", type=Path, default=Path("gpu-check"), metavar="DIR")
-    parser.add_argument("--parts", type=lambda text: text.split(","), default=parts)
+    parser.add_argument(
+        "--parts",
+        type=lambda text: text.split(","),
+        help=f"of {','.join(PARTS)} (default: all that can run)",
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--traces", type=Path, metavar="DIR")
     parser.add_argument("--tokenizer", type=Path, metavar="FILE")
@@ -486,11 +495,22 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--lay-out", metavar="DEVICE", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    unknown = sorted(set(options.parts) - set(parts))
-    if unknown:
-        parser.error(f"--parts: {', '.join(unknown)}: known are {', '.join(parts)}")
     if options.lay_out is not None:
         raise SystemExit(_lay_out(options.lay_out))
+    unknown = sorted(set(options.parts or PARTS) - set(PARTS))
+    if unknown:
+        parser.error(f"--parts: {', '.join(unknown)}: known are {', '.join(PARTS)}")
+    missing = {}
+    if options.device == "cuda" and shutil.which("compute-sanitizer") is None:
+        missing["memory"] = "compute-sanitizer, of the CUDA toolkit, on the PATH"
+    if options.traces is None or options.tokenizer is None:
+        missing["traces"] = "--traces and --tokenizer"
+    for part, needed in missing.items():
+        if options.parts is None:
+            print(f"{part}: left out, it needs {needed}")
+        elif part in options.parts:
+            parser.error(f"--parts: {part} needs {needed}")
+    options.parts = options.parts or [part for part in PARTS if part not in missing]
     return options
 
 

@@ -9,12 +9,13 @@ the size of the model drafter's tree for `model`, which the others then take, th
 verification for them, and the threshold for "payoff fixed". A step is as wide as its drafts need.
 
 `allocate` chooses all of that itself, up to 64 nodes; "allocate, width 32" up to as many as a
-server has by default. "allocate, one tree" cannot choose the number of steps: it has the tree of
-`model` or smaller ones, as a server without room for drafts of fewer steps; and the cache drafts of
-"allocate, chains" do not branch. A draft of few steps costs as many nodes as one of all, more than
-a server's has: that speaks against `allocate`. The oracle allocates like `allocate` and knows what
-each draft will bring; "oracle, one tree" likewise. "knows cache drafts" predicts the model
-drafter's as `allocate` does, "knows model drafts" the other way round. Regret is to the oracle.
+server has by default for more than two requests. "allocate, one tree" cannot choose the number of
+steps: it has the tree of `model` or smaller ones, as a server without room for drafts of fewer
+steps; and the cache drafts of "allocate, chains" do not branch. A draft of few steps costs as many
+nodes as one of all, more than a server's has: that speaks against `allocate`. The oracle allocates
+like `allocate` and knows what each draft will bring; "oracle, one tree" likewise. "knows cache
+drafts" predicts the model drafter's as `allocate` does, "knows model drafts" the other way round.
+Regret is to the oracle.
 
 With several seeds everything is served as often, each time with another draw of the model drafter,
 from other places of the texts; rows are of all together.

@@ -30,13 +30,16 @@ CONFIG_ENV = "HVD_CONFIG"
 # them are drafted, beside the root.
 DEFAULT_VERIFY_WIDTH = 32
 
+# Of one or two requests, under policy allocate on a GPU.
+DEFAULT_WIDE_WIDTH = 64
+
 # Of a draft by votes, which looks no further ahead.
 MOST_VOTED_TOKENS = 64
 
 
 class HvdConfig(BaseModel):
     """All settings. Defaults are the paper's where it states one (appendices A and B), but for the
-    threshold and the cache mode."""
+    policy, the threshold, the cache mode and min_token_prob."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -60,7 +63,8 @@ class HvdConfig(BaseModel):
     frequency_threshold: float | None = Field(
         default=None,
         ge=0,
-        description="frequency policy: suffix-cache score from which a cache draft is verified. "
+        description="frequency policy, and payoff while the predictor is off: suffix-cache score "
+        "from which a cache draft is verified. "
         "Default: the number of steps the model drafter runs.",
     )
     costs: Path | None = Field(
@@ -87,8 +91,9 @@ class HvdConfig(BaseModel):
     )
     calibrate: bool = Field(
         default=True,
-        description="Correct the payoff predictor by what it gets wrong, within bounds, and let "
-        "the frequency policy decide while it is off by more than twice.",
+        description="Correct the payoff predictor by what it gets wrong, within bounds, and do not "
+        "heed it while it is off by more than twice: the frequency rule decides then, or under "
+        "allocate the suffix cache's own probabilities.",
     )
     cache_mode: CacheMode = Field(
         default="votes",
@@ -157,7 +162,8 @@ class HvdConfig(BaseModel):
     verify_width: int | None = Field(
         default=None,
         ge=2,
-        description="Most nodes per request that one verification takes, root included. Default: "
+        description="Most nodes per request that one verification takes, root included, but for "
+        "wide_width. Default: "
         "32 (8 with linear attention), or the model drafter's tree if that is larger. Policy model "
         "takes exactly that tree, policy both at least eight nodes more.",
     )
@@ -166,8 +172,9 @@ class HvdConfig(BaseModel):
         ge=2,
         description="allocate policy: most nodes per request in steps of one or two requests, if "
         "more than verify_width, which all other steps keep to. Takes memory on a GPU as narrow "
-        "widths do. Default: 64 on a GPU, as far as memory goes, for dense models without LoRA, if "
-        "neither verify_width nor narrow_widths is given; else verify_width.",
+        "widths do. Default: 64 on a GPU, as far as memory goes, if neither verify_width nor "
+        "narrow_widths is given, but for models with experts or linear attention and with LoRA; "
+        "else verify_width.",
     )
     narrow_widths: tuple[int, ...] | None = Field(
         default=None,
@@ -244,7 +251,7 @@ class HvdConfig(BaseModel):
     @classmethod
     def _needs_allocate(cls, value: object, field: ValidationInfo) -> object:
         if value is not None and field.data.get("policy") not in (None, "allocate"):
-            raise ValueError("only the allocate policy weighs costs: set policy to allocate too")
+            raise ValueError("only the allocate policy reads it: set policy to allocate too")
         return value
 
     @field_validator("narrow_widths")

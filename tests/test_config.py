@@ -83,7 +83,8 @@ def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
             r"policy: input should be 'allocate', 'payoff', 'frequency', 'cache', 'model' or "
             "'both'",
         ),
-        ("{policy: payoff, costs: c.yaml}", r"costs: only the allocate policy weighs costs"),
+        ("{policy: payoff, wide_width: 64}", r"wide_width: only the allocate policy reads it"),
+        ("{policy: payoff, costs: c.yaml}", r"costs: only the allocate policy reads it"),
         ("narrow_widths: [4, 2]", r"narrow_widths: widths must rise"),
         ("narrow_widths: [0, 2]", r"narrow_widths: widths must rise"),
         ("max_draft_tokens: 65", r"max_draft_tokens: by votes no draft is longer than 64 tokens"),

@@ -165,7 +165,7 @@ class StepAllocator:
             raise ValueError(f"base_width {base_width} must be one of widths, {tuple(widths)}")
         if model_sizes[-1] >= base_width:
             raise ValueError(
-                f"the widest verification, {base_width} nodes, has no room for a root and "
+                f"a verification of {base_width} nodes has no room for a root and "
                 f"{model_sizes[-1]} nodes of the model drafter"
             )
         self._costs = costs

@@ -206,7 +206,7 @@ def _log(change: FallbackChange) -> None:
         change.origin,
         change.mean_predicted,
         change.mean_accepted,
-        "The predictor is off: the frequency policy decides on them"
+        "The predictor is off and not heeded for them"
         if change.is_fallback
         else "The predictor is right again and decides on them",
     )

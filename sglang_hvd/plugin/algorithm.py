@@ -145,14 +145,14 @@ def resolve_verify_width(
     # These backends read the width from each batch.
     backends = frozenset(name for name in attention_backends_of(cfg) if name is not None)
     is_any_width = cfg.device == "cpu" and backends <= _BACKENDS_OF_ANY_WIDTH
-    widths = verify_widths(config, num_model_nodes, cfg, attention, is_any_width=is_any_width)
-    context_len = cfg.context_length or target_context_length(cfg)
-    if widths.widest >= context_len:
-        flag = "--hvd-verify-width" if widths.widest == widths.base else "--hvd-wide-width"
-        raise ValueError(
-            f"{flag} {widths.widest} leaves nothing of the context of {context_len} tokens: "
-            "lower it"
-        )
+    widths = verify_widths(
+        config,
+        num_model_nodes,
+        cfg,
+        attention,
+        context_len=cfg.context_length or target_context_length(cfg),
+        is_any_width=is_any_width,
+    )
     declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=widths.base)
     launch = HvdLaunch(
         config,
@@ -191,11 +191,15 @@ def resolve_widest(
 def count_logits_rows(max_decode_logits_rows: Callable[..., int], runner: ModelRunner) -> int:
     """AROUND hook: SGLang has an array for the logits of its graphs, and would have room in it for
     the widest verification of as many requests as any graph has."""
-    num_rows = max_decode_logits_rows(runner)
     launch = launch_of(runner.server_args)
     if launch is None:
-        return num_rows
-    return launch.widths.most_nodes(num_rows // launch.widths.widest)
+        return max_decode_logits_rows(runner)
+    from sglang_hvd.plugin.width_states import captured_batch_sizes
+
+    return max(
+        width * captured_batch_sizes(runner, launch.widths, width)[-1]
+        for width in launch.widths.values
+    )
 
 
 def create_hvd_worker(

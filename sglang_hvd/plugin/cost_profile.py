@@ -66,6 +66,8 @@ class CostProfile:
         batch_sizes = [1]
         while batch_sizes[-1] < most_requests:
             batch_sizes.append(min(4 * batch_sizes[-1], most_requests))
+        if self._widths[-1] > self._base_width and most_requests > MOST_WIDE_REQUESTS:
+            batch_sizes.insert(1, MOST_WIDE_REQUESTS)
         # Not inference mode: what a forward makes once and keeps could not be written in serving.
         with torch.no_grad():
             rounds = [[self._times(n) for n in batch_sizes] for _ in range(_NUM_ROUNDS)]

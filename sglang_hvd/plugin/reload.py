@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 _RECAPTURE = (
-    "HVD cannot recapture graphs of several verify widths: start with --hvd-narrow-widths []"
+    "HVD cannot recapture graphs of several verify widths: start with --hvd-narrow-widths [] and "
+    "without --hvd-wide-width"
 )
 
 

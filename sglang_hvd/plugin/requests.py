@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from sglang.srt.managers.schedule_batch import Req
 
-    from sglang_hvd.plugin.server_info import HvdMetrics
+    from sglang_hvd.plugin.metrics import ServerMetrics
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +70,7 @@ class HeldRequests:
         drafter: HybridDrafter,
         *,
         stream: torch.cuda.Stream | None,
-        metrics: HvdMetrics | None,
+        metrics: ServerMetrics | None,
         clock: StepClock,
         report_cycles: bool,
         recorder: RequestRecorder | None,

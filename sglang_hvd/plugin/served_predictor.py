@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +11,10 @@ import torch.distributed
 
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, ModelFigures, OriginFigures
+from sglang_hvd.payoff import DEFAULT_PREDICTORS
 
 if TYPE_CHECKING:
-    from prometheus_client import Counter
+    from sglang_hvd.plugin.metrics import PredictorMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -95,92 +93,8 @@ class ServedPredictor:
         }
 
 
-class PredictorMetrics:
-    """Prometheus metrics of one scheduler process; SGLang's `/metrics` gathers them."""
-
-    def __init__(self) -> None:
-        # prometheus_client picks its storage at import, after SGLang set the shared directory.
-        from prometheus_client import Counter, Gauge
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"sglang:hvd_{name}", text, labels, multiprocess_mode="livemostrecent")
-
-        self._num_verified = Counter(
-            "sglang:hvd_verified_cache_drafts",
-            "Verified cache drafts, by where they were found.",
-            labelnames=["origin"],
-        )
-        self._predictor = gauge("predictor", "1 for the predictor in use.", "fingerprint")
-        self._predicted = gauge(
-            "predicted_len", "Mean predicted length of the latest verified cache drafts.", "origin"
-        )
-        self._accepted = gauge(
-            "accepted_len", "Mean accepted length of the latest verified cache drafts.", "origin"
-        )
-        self._shift = gauge("shift", "Correction of the predictor, in log odds.", "origin")
-        self._fallback = gauge(
-            "fallback", "1 where the frequency policy decides: the predictor is off.", "origin"
-        )
-        self._bin_predicted = gauge(
-            "reliability_predicted",
-            "Mean predicted probability that a verified cache draft reaches the threshold, six "
-            "tokens where there is none.",
-            *("origin", "bin"),
-        )
-        self._bin_share = gauge(
-            "reliability_share", "Share of these drafts that reached it.", "origin", "bin"
-        )
-        self._bin_weight = gauge("reliability_weight", "Number of these drafts.", "origin", "bin")
-        self._model_predicted = gauge(
-            "model_predicted_len", "Mean predicted length of the model drafter's latest drafts."
-        )
-        self._model_accepted = gauge(
-            "model_accepted_len", "Mean accepted length of the model drafter's latest drafts."
-        )
-        self._totals: dict[Counter, int] = {}
-        self._fingerprint: str | None = None
-
-    def publish(
-        self,
-        fingerprint: str,
-        calibration: Mapping[str, OriginFigures],
-        of_model: ModelFigures | None,
-    ) -> None:
-        """Set the metrics to these figures: of cache drafts by origin, and of model drafts."""
-        if fingerprint != self._fingerprint:
-            if self._fingerprint is not None:
-                self._predictor.labels(self._fingerprint).set(0)
-            self._totals.clear()  # another predictor counts from zero
-            self._predictor.labels(fingerprint).set(1)
-            self._fingerprint = fingerprint
-        if of_model is not None:
-            self._model_predicted.set(_number(of_model.mean_predicted))
-            self._model_accepted.set(_number(of_model.mean_accepted))
-        for origin, figures in calibration.items():
-            self._count(self._num_verified.labels(origin), figures.num_verified)
-            self._predicted.labels(origin).set(_number(figures.mean_predicted))
-            self._accepted.labels(origin).set(_number(figures.mean_accepted))
-            self._shift.labels(origin).set(figures.shift)
-            self._fallback.labels(origin).set(figures.is_fallback)
-            for number, of_bin in enumerate(figures.bins):
-                labels = (origin, str(number))
-                self._bin_predicted.labels(*labels).set(_number(of_bin.mean_predicted))
-                self._bin_share.labels(*labels).set(_number(of_bin.share))
-                self._bin_weight.labels(*labels).set(of_bin.weight)
-
-    def _count(self, counter: Counter, total: int) -> None:
-        before = self._totals.get(counter, 0)
-        counter.inc(total - before if total >= before else total)
-        self._totals[counter] = total
-
-
 def _fingerprint(drafter: HybridDrafter) -> str | None:
     return None if drafter.predictor is None else drafter.predictor.fingerprint
-
-
-def _number(mean: float | None) -> float:
-    """As Prometheus says that there is none."""
-    return math.nan if mean is None else mean
 
 
 def _of_all_ranks(

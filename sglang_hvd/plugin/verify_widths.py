@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.arg_groups.overrides import model_config_of
+from sglang.srt.arg_groups.overrides import attention_backends_of, model_config_of
 
 from sglang_hvd.allocation import MOST_WIDE_REQUESTS, powers_of_two_below, widths_that_save
-from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, DEFAULT_WIDE_WIDTH, HvdConfig
 from sglang_hvd.plugin.tree_support import TargetAttention
 
 # Nodes that policy `both` has for cache drafts where the model drafter's tree is a wide one.
 _LEAST_BESIDE_TREE = 8
 
-# One or two requests on a GPU verify so many nodes of a dense model in little more time than one,
-# and `allocate` does so only where it pays.
-_WIDE = 64
+# A wide width by default: not much more than the base is not worth its memory.
+_LEAST_OVER_BASE = 1.5
+
+# It reads the width of a verification from the batch, and from the settings how wide any can be.
+_READS_MOST_FROM_SETTINGS = "intel_amx"
 
 # Layers that keep a state instead of a KV cache keep one of every node, for each request that may
 # run: 75 MB in Qwen3-Next, for which SGLang lowers max-running-requests.
@@ -43,10 +45,13 @@ class VerifyWidths:
         """Of all."""
         return self.values[-1]
 
-    def most_nodes(self, num_requests: int) -> int:
-        """That a step of up to so many requests verifies, of all requests together."""
-        of_few = min(num_requests, MOST_WIDE_REQUESTS) * self.widest
-        return max(num_requests * self.base, of_few)
+    def most_requests(self, width: int, most_requests: int) -> int:
+        """Of a step that verifies so wide, on a server that runs at most so many."""
+        return most_requests if width <= self.base else min(MOST_WIDE_REQUESTS, most_requests)
+
+    def most_nodes(self, most_requests: int) -> int:
+        """That a step of such a server verifies, of all its requests together."""
+        return max(width * self.most_requests(width, most_requests) for width in self.values)
 
     def only(self, built: Sequence[int]) -> VerifyWidths:
         """Those of them that could be built, the base among them."""
@@ -59,6 +64,7 @@ def verify_widths(
     cfg: Any,
     attention: TargetAttention,
     *,
+    context_len: int,
     is_any_width: bool,
 ) -> VerifyWidths:
     """Those of a server that is about to start.
@@ -66,24 +72,29 @@ def verify_widths(
     num_model_nodes: of the model drafter's tree, root included.
     cfg: SGLang's resolved arguments.
     attention: of the target model.
+    context_len: its, in tokens.
     is_any_width: its backends read the width from each batch, so that widths cost nothing.
 
     Raises ValueError, in one line, for settings that do not fit each other.
     """
-    base = _verify_width(config, num_model_nodes, cfg, attention)
-    wide = _wide_width(config, base, cfg, attention, is_any_width=is_any_width)
-    # SGLang's buffers are for as many requests as can run, of the base width each.
-    if cfg.max_running_requests * base < MOST_WIDE_REQUESTS * wide:
-        base = wide
+    base = _verify_width(config, num_model_nodes, attention)
     narrow = _narrow_widths(config, base, cfg, is_any_width=is_any_width)
+    if config.wide_width is None:
+        wide = _default_wide_width(config, base, cfg, attention, context_len)
+    else:
+        wide = config.wide_width
+        _check_wide_width(wide, base, cfg, attention, is_any_width=is_any_width)
+    for flag, width in (("--hvd-verify-width", base), ("--hvd-wide-width", wide)):
+        if width >= context_len:
+            raise ValueError(
+                f"{flag} {width} leaves nothing of the context of {context_len} tokens: lower it"
+            )
     beyond = () if wide == base else (wide,)
     asked_for = {*(config.narrow_widths or ()), *(beyond if config.wide_width else ())}
     return VerifyWidths((*narrow, base, *beyond), base, frozenset(asked_for))
 
 
-def _verify_width(
-    config: HvdConfig, num_model_nodes: int, cfg: Any, attention: TargetAttention
-) -> int:
+def _verify_width(config: HvdConfig, num_model_nodes: int, attention: TargetAttention) -> int:
     if config.policy == "model" and config.verify_width is None:
         return num_model_nodes
     beside_tree = _LEAST_BESIDE_TREE if config.policy == "both" else 0
@@ -103,21 +114,36 @@ def _verify_width(
     return config.verify_width
 
 
-def _wide_width(
-    config: HvdConfig, base: int, cfg: Any, attention: TargetAttention, *, is_any_width: bool
+def _check_wide_width(
+    wide: int, base: int, cfg: Any, attention: TargetAttention, *, is_any_width: bool
+) -> None:
+    if wide < base:
+        raise ValueError(
+            f"--hvd-wide-width {wide} is narrower than the verify width {base}: widen it, or lower "
+            "--hvd-verify-width"
+        )
+    if wide == base:
+        return
+    reason = None
+    if _has_lora(cfg) and not is_any_width:
+        reason = "LoRA on this device"  # as narrow widths
+    elif attention.is_linear:
+        reason = "linear attention"  # SGLang sizes a part of its states by the base
+    elif is_any_width and _READS_MOST_FROM_SETTINGS in attention_backends_of(cfg):
+        reason = f"attention backend {_READS_MOST_FROM_SETTINGS}"
+    if reason is not None:
+        raise ValueError(f"HVD does not support --hvd-wide-width with {reason}: drop it")
+
+
+def _default_wide_width(
+    config: HvdConfig, base: int, cfg: Any, attention: TargetAttention, context_len: int
 ) -> int:
-    """The base where there is none."""
-    if config.wide_width is not None:
-        if config.wide_width < base:
-            raise ValueError(
-                f"--hvd-wide-width {config.wide_width} is narrower than the verify width {base}: "
-                "widen it, or lower --hvd-verify-width"
-            )
-        if config.wide_width > base and _has_lora(cfg) and not is_any_width:
-            raise ValueError("HVD does not support --hvd-wide-width with LoRA here: drop one")
-        return config.wide_width
+    """The base where there is none. One or two requests verify so many nodes of a dense model in
+    little more time than one, and `allocate` does so only where it pays."""
+    wide = min(DEFAULT_WIDE_WIDTH, 1 + config.max_draft_tokens)
     is_wide = (
-        config.policy == "allocate"
+        _LEAST_OVER_BASE * base <= wide < context_len
+        and config.policy == "allocate"
         and cfg.device != "cpu"
         and config.verify_width is None
         and config.narrow_widths is None
@@ -125,7 +151,7 @@ def _wide_width(
         and not _has_lora(cfg)
         and not _has_experts(model_config_of(cfg).hf_text_config)  # nodes have experts of their own
     )
-    return max(min(_WIDE, 1 + config.max_draft_tokens), base) if is_wide else base
+    return wide if is_wide else base
 
 
 def _narrow_widths(
@@ -139,8 +165,8 @@ def _narrow_widths(
             return ()
         saving = widths_that_save(base, max(cfg.max_running_requests, 1))
         # What is nearly free by the rule is weighed all the same where it is twice the default.
-        is_wide = base > DEFAULT_VERIFY_WIDTH and not saving
-        return (DEFAULT_VERIFY_WIDTH,) if is_wide else saving
+        is_twice = base >= 2 * DEFAULT_VERIFY_WIDTH and not saving
+        return (DEFAULT_VERIFY_WIDTH,) if is_twice else saving
     if config.narrow_widths and has_lora and not is_any_width:
         # The metadata of LoRA's graphs is that of the graphs captured last.
         raise ValueError(

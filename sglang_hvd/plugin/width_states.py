@@ -7,9 +7,9 @@ graphs are shared. This is what SGLang's adaptive speculation keeps for each num
 (EAGLEWorkerV2.build_adaptive_runtime_state), without its own draft graphs and without a change of
 the settings while serving.
 
-Widths that were asked for are built or the start fails; those of the default, the narrowest first,
-as long as memory is left for what prefills take. One that is wider than the base has graphs for as
-few requests as may verify it.
+Widths that were asked for are built or the start fails; then those of the default, the fewest nodes
+of a full step first, as long as memory is left for what prefills take. One that is wider than the
+base has graphs for no more requests than may verify it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
 from sglang.srt.runtime_context import get_exec
 from sglang.srt.utils.common import log_info_on_rank0
 
 from sglang_hvd.allocation import MOST_WIDE_REQUESTS
 
 if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
     from sglang_hvd.plugin.device_memory import DeviceMemory
     from sglang_hvd.plugin.verify_widths import VerifyWidths
     from sglang_hvd.plugin.worker import HvdWorker
@@ -52,7 +55,7 @@ class WidthStates:
     """Built once the base width has its backends and graphs, the way SGLang builds them."""
 
     def __init__(self, worker: HvdWorker, widths: VerifyWidths, memory: DeviceMemory) -> None:
-        self._worker, self._base_width = worker, widths.base
+        self._worker, self._widths = worker, widths
         self._target = worker.target_worker.model_runner
         self._drafter = worker._draft_worker
         self._of_width = {widths.base: self._present(0.0)}
@@ -66,14 +69,18 @@ class WidthStates:
                 )
             log_info_on_rank0(logger, "HVD: fused KDA verifications have one width")
             return
-        most_gb, is_full = _FIRST_GB, False
-        for width in widths.values:
-            if width == widths.base:
-                continue
-            if width not in widths.asked_for:
-                is_full = is_full or not memory.has_room(most_gb, name=f"verify width {width}")
-                if is_full:
-                    continue
+        beside_base = [width for width in widths.values if width != widths.base]
+        for width in beside_base:
+            if width in widths.asked_for:
+                self._of_width[width] = self._build(width, memory)
+        most_gb = _FIRST_GB
+        most_requests = self._target.max_running_requests
+        for width in sorted(
+            (width for width in beside_base if width not in widths.asked_for),
+            key=lambda width: width * widths.most_requests(width, most_requests),
+        ):
+            if not memory.has_room(most_gb, name=f"verify width {width}"):
+                break
             self._of_width[width] = self._build(width, memory)
             # Workspaces are of one size; masks and the indices of graphs grow with the nodes of a
             # step, which at most double in the widths of the default.
@@ -90,7 +97,7 @@ class WidthStates:
         return {
             width: round(self._of_width[width].memory_gb, 2)
             for width in self.widths
-            if width != self._base_width
+            if width != self._widths.base
         }
 
     def use(self, width: int) -> None:
@@ -119,7 +126,7 @@ class WidthStates:
         def build() -> _WidthState:
             with (
                 worker._override_worker_state(worker.speculative_num_steps, width),
-                _capturing_few(width > self._base_width),
+                self._capturing(width),
             ):
                 if self._drafter.stub_draft_extend is None:  # else none follows verification
                     self._build_extend(before)
@@ -136,6 +143,20 @@ class WidthStates:
         self._target.decode_cuda_graph_runner = before.target_graphs
         log_info_on_rank0(logger, f"HVD: verify width {width} takes {taken_gb:.2f} GB")
         return replace(state, memory_gb=taken_gb)
+
+    @contextmanager
+    def _capturing(self, width: int) -> Iterator[None]:
+        """Graphs are captured for as many requests as may verify so wide."""
+        config = get_exec().graph.cuda_graph_config if width > self._widths.base else None
+        if config is None or not config.decode.bs:
+            yield
+            return
+        all_sizes = config.decode.bs
+        config.decode.bs = captured_batch_sizes(self._target, self._widths, width)
+        try:
+            yield
+        finally:
+            config.decode.bs = all_sizes
 
     def _build_extend(self, before: _WidthState) -> None:
         drafter = self._drafter
@@ -164,20 +185,16 @@ class WidthStates:
             )
 
 
-@contextmanager
-def _capturing_few(is_on: bool) -> Iterator[None]:
-    """Graphs are captured for no more requests than may verify more than the base."""
-    config = get_exec().graph.cuda_graph_config if is_on else None
-    if config is None or not config.decode.bs:
-        yield
-        return
-    all_sizes = config.decode.bs
-    few = [num for num in all_sizes if num <= MOST_WIDE_REQUESTS]
-    config.decode.bs = few or [MOST_WIDE_REQUESTS]
-    try:
-        yield
-    finally:
-        config.decode.bs = all_sizes
+def captured_batch_sizes(runner: ModelRunner, widths: VerifyWidths, width: int) -> list[int]:
+    """Of the graphs of a width, rising: SGLang's own, or the fewest of them that hold the requests
+    that may verify more than the base."""
+    if width <= widths.base:
+        gathers = any(runner.decode_graph_gather_requirements())
+        return get_batch_sizes_to_capture(runner, width, gathered_buffer_required=gathers)[0]
+    # As draft-extend's are aligned, more strictly than the target's.
+    sizes, _ = get_batch_sizes_to_capture(runner)
+    num_fewer = sum(size < MOST_WIDE_REQUESTS for size in sizes)
+    return sizes[: num_fewer + 1]
 
 
 def _remembers_accepted(backend: Any) -> bool:

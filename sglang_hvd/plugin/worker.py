@@ -36,12 +36,12 @@ from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import require_hooks
 from sglang_hvd.plugin.host_transfer import copy_stream
 from sglang_hvd.plugin.kept_costs import costs_folder, profiled_costs
+from sglang_hvd.plugin.metrics import PredictorMetrics, ServerMetrics
 from sglang_hvd.plugin.postponed_extend import PostponedExtend
 from sglang_hvd.plugin.recording import RequestRecorder
 from sglang_hvd.plugin.requests import HeldRequests
 from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
-from sglang_hvd.plugin.served_predictor import PredictorMetrics, ServedPredictor
-from sglang_hvd.plugin.server_info import HvdMetrics
+from sglang_hvd.plugin.served_predictor import ServedPredictor
 from sglang_hvd.plugin.tree_layout import warm_up
 from sglang_hvd.plugin.verify_tree import num_accepted_of_model
 from sglang_hvd.plugin.vocabulary import token_strings
@@ -121,7 +121,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._held = HeldRequests(
             drafter,
             stream=copy_stream(self.device),
-            metrics=HvdMetrics() if _is_metrics_rank() else None,
+            metrics=ServerMetrics() if _is_metrics_rank() else None,
             clock=self._clock,
             report_cycles=launch.config.report_cycles,
             recorder=_recorder(launch, server_args),
@@ -292,7 +292,7 @@ def check_sampling(most_nodes: int, vocab_size: int) -> None:
         raise ValueError(
             "SGLang's sampling kernel numbers the probabilities of a step by 32 bits, and "
             f"{most_nodes} nodes of all requests and {vocab_size} words have more: lower "
-            "--max-running-requests or --hvd-verify-width"
+            "--max-running-requests, --hvd-verify-width or --hvd-wide-width"
         )
 
 

@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 
 from sglang_hvd.allocation import StepCosts
-from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, Policy
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, DEFAULT_WIDE_WIDTH, HvdConfig, Policy
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.evaluate import MEAN, THRESHOLD
 from sglang_hvd.replay.metrics import mean_of
@@ -71,7 +71,7 @@ def replay_policies(
     """
     deciding = predictor or DEFAULT_PREDICTORS[config.cache_mode]
     trained_on = PayoffPredictor.load(deciding).trained_sessions
-    width = DEFAULT_VERIFY_WIDTH if config.verify_width is None else config.verify_width
+    width = _verify_width(config, "payoff")
     if width <= model_drafter.num_steps + 1:
         raise ValueError(
             f"verify_width {width} has no room for both a cache draft and the model drafter's "
@@ -88,7 +88,7 @@ def replay_policies(
                 config.model_copy(update={"policy": policy}),
                 predictor=deciding,
                 model_drafter=model_drafter,
-                draft_limits=(width - 1,),
+                draft_limits=(_verify_width(config, policy) - 1,),
                 shares_cache=shares_cache,
                 costs=costs,
             ),
@@ -144,6 +144,17 @@ def _result(
         recall=num_hits / num_worth if num_worth else None,
         payoff_quantiles=tuple(np.quantile(rows.accepted_lens, (0.1, 0.5, 0.9, 0.99)).tolist()),
     )
+
+
+def _verify_width(config: HvdConfig, policy: Policy) -> int:
+    """Nodes that a server on a GPU verifies of one request."""
+    width = DEFAULT_VERIFY_WIDTH if config.verify_width is None else config.verify_width
+    if policy != "allocate":
+        return width
+    if config.wide_width is not None:
+        return max(width, config.wide_width)
+    names_widths = config.verify_width is not None or config.narrow_widths is not None
+    return width if names_widths else DEFAULT_WIDE_WIDTH
 
 
 def _mean(results: Sequence[PolicyResult], policy: str) -> PolicyResult:

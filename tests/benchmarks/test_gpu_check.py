@@ -60,6 +60,23 @@ def test_fa3_with_chains_is_left_out_for_the_policy_that_always_merges_drafts() 
     assert flags[flags.index("--attention-backend") + 1] == "fa3"
 
 
+def test_a_part_that_cannot_run_is_left_out_or_refused_before_any_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_check._options([]).parts == ["identity", "costs"]
+    assert capsys.readouterr().out.splitlines() == [
+        "memory: left out, it needs compute-sanitizer, of the CUDA toolkit, on the PATH",
+        "traces: left out, it needs --traces and --tokenizer",
+    ]
+    given = ["--traces", "traces", "--tokenizer", "tokenizer.json"]
+    assert "traces" in gpu_check._options(given).parts
+    for part in ("memory", "traces"):
+        with pytest.raises(SystemExit):
+            gpu_check._options(["--parts", part])
+        assert f"--parts: {part} needs" in capsys.readouterr().err
+
+
 @pytest.mark.e2e
 def test_parts_pass_on_a_cpu_and_are_not_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -84,7 +101,7 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
     capsys.readouterr()
     assert gpu_check.main(arguments) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "memory: done before, FAILED",
+        f"memory: done before, FAILED; without {tmp_path / 'memory.json'} it runs again",
         "costs: done before, passed",
         "identity: done before, passed",
     ]

@@ -167,12 +167,13 @@ def test_a_one_token_prompt_and_an_empty_one(plain: Any, server: Any) -> None:
     assert server.generate([5])["output_ids"] == plain.generate([5])["output_ids"]
 
 
+@pytest.mark.parametrize("flags", [("cache",), ("allocate", "--hvd-wide-width", "80")])
 def test_a_prompt_up_to_the_last_token_of_the_usable_context(
-    start_server: Callable[..., Any], start_hvd: Callable[..., Any]
+    flags: tuple[str, ...], start_server: Callable[..., Any], start_hvd: Callable[..., Any]
 ) -> None:
     context = ("--context-length", "512")
-    plain, server = start_server(*context), start_hvd("cache", *context)
-    width = server.hvd_state()["verify_width"]
+    plain, server = start_server(*context), start_hvd(*flags, *context)
+    width = server.hvd_state()["verify_widths"][-1]
     pattern = [20 + i % 7 for i in range(512)]
     accepted = [n for n in range(512 - width - 12, 512) if _is_accepted(server, pattern[:n])]
     longest = max(accepted)
@@ -181,7 +182,8 @@ def test_a_prompt_up_to_the_last_token_of_the_usable_context(
         params = {"max_new_tokens": longest - length + 1, "ignore_eos": True}
         output_ids = server.generate(pattern[:length], **params)["output_ids"]
         assert output_ids == plain.generate(pattern[:length], **params)["output_ids"]
-    assert server.hvd_state()["num_accepted_drafts"]["cache"] > 0
+    accepted_drafts = server.hvd_state()["num_accepted_drafts"]
+    assert accepted_drafts["cache"] + accepted_drafts["both"] > 0
 
 
 def _is_accepted(server: Any, prompt_ids: list[int]) -> bool:

@@ -28,8 +28,9 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.plugin.algorithm import HvdLaunch
+from sglang_hvd.plugin.metrics import PredictorMetrics
 from sglang_hvd.plugin.reload import answer_for_predictor, ask_for_predictor
-from sglang_hvd.plugin.served_predictor import PredictorMetrics, ServedPredictor
+from sglang_hvd.plugin.served_predictor import ServedPredictor
 from sglang_hvd.plugin.tree_support import TargetAttention
 from sglang_hvd.plugin.verify_widths import VerifyWidths
 from sglang_hvd.plugin.worker import HvdWorker
@@ -167,7 +168,7 @@ def test_graphs_of_several_widths_are_not_recaptured(has_width_states: bool) -> 
         assert answer == (
             False,
             "HVD cannot recapture graphs of several verify widths: start with "
-            "--hvd-narrow-widths []",
+            "--hvd-narrow-widths [] and without --hvd-wide-width",
             0,
         )
     else:

@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import pickle
 import pkgutil
-from functools import partial
 from importlib.metadata import entry_points, version
 from types import SimpleNamespace
 from typing import Any
@@ -46,9 +45,8 @@ from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import (
 )
 from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
 
-from sglang_hvd.plugin.algorithm import count_logits_rows
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
-from sglang_hvd.plugin.entry import SUPPORTED_SGLANG
+from sglang_hvd.plugin.entry import SUPPORTED_SGLANG, require_hooks
 from sglang_hvd.plugin.hooks import HOOKS
 from sglang_hvd.plugin.verify_tree import HvdVerifyInput
 from sglang_hvd.plugin.verify_widths import VerifyWidths
@@ -162,14 +160,20 @@ def test_room_follows_the_widest_verification_and_graphs_the_base() -> None:
     assert "list(get_exec().graph.cuda_graph_config.decode.bs)" in sizes
 
 
-def test_logits_of_graphs_have_room_for_the_base_and_for_few_that_are_wide() -> None:
-    launch = SimpleNamespace(widths=VerifyWidths((8, 32, 64), base=32))
-    runner: Any = SimpleNamespace(server_args=SimpleNamespace(_hvd_launch=launch))
-    for num_requests, num_rows in ((48, 48 * 32), (5, 160), (3, 128), (1, 64)):
-        counted = partial(lambda num, runner: num, num_requests * 64)
-        assert count_logits_rows(counted, runner) == num_rows
-    other: Any = SimpleNamespace(server_args=SimpleNamespace())
-    assert count_logits_rows(lambda runner: 3072, other) == 3072
+def test_sglang_keeps_room_for_the_widest_verification() -> None:
+    require_hooks()
+    args = ServerArgs(model_path="none")
+    args._resolution_finished = False
+    with pytest.MonkeyPatch.context() as patch:
+        resolved = SimpleNamespace(
+            speculative_algorithm="EAGLE3",
+            speculative_num_draft_tokens=32,
+            speculative_adaptive=False,
+        )
+        patch.setattr(overrides, "resolving_view", lambda args: resolved)
+        assert overrides.max_speculative_num_draft_tokens(args) == 32
+        args._hvd_launch = SimpleNamespace(widths=VerifyWidths((8, 32, 64), base=32))
+        assert overrides.max_speculative_num_draft_tokens(args) == 64
 
 
 def test_the_scores_of_the_model_drafters_nodes_can_be_kept() -> None:

@@ -44,6 +44,8 @@ def widths_of(
     requests: int = 48,
     attention: TargetAttention | None = None,
     is_any_width: bool = False,
+    backend: str = "flashinfer",
+    context_len: int = 4096,
     enable_lora: bool = False,
     lora_paths: list[str] | None = None,
     **settings: Any,
@@ -53,12 +55,16 @@ def widths_of(
         max_running_requests=requests,
         enable_lora=enable_lora,
         lora_paths=lora_paths,
+        prefill_attention_backend=None,
+        decode_attention_backend=None,
+        attention_backend=backend,
     )
     return verify_widths(
         HvdConfig(**settings),
         tree,
         cfg,
         attention or TargetAttention(),
+        context_len=context_len,
         is_any_width=is_any_width,
     )
 
@@ -84,40 +90,70 @@ def test_what_would_be_wrong_or_was_not_tried_is_refused(
 
 
 def test_one_or_two_requests_verify_more_where_it_is_weighed() -> None:
-    for requests, narrow in ((4, (16,)), (16, (4, 8, 16)), (48, (1, 2, 4, 8, 16))):
+    for requests, narrow in ((1, ()), (4, (16,)), (16, (4, 8, 16)), (48, (1, 2, 4, 8, 16))):
         assert widths_of(requests=requests) == VerifyWidths((*narrow, 32, 64), base=32)
-    assert widths_of(device="cpu") == VerifyWidths((1, 2, 4, 8, 16, 32), base=32)
+    assert widths_of(device="cpu").values[-1] == 32
     assert widths_of(policy="payoff") == VerifyWidths((32,), base=32)
-    assert widths_of(max_draft_tokens=40).values[-2:] == (32, 41)
     assert widths_of(max_draft_tokens=20).values[-1] == 21
-    assert widths_of(tree=60) == VerifyWidths((1, 2, 4, 8, 16, 32, 60, 64), base=60)
     # Who names widths has no others.
     assert widths_of(verify_width=24).values[-1] == 24
     assert widths_of(narrow_widths=()).values == (32,)
     assert widths_of(enable_lora=True).values == (32,)
 
 
-def test_where_hardly_more_can_run_every_step_may_be_as_wide() -> None:
-    for requests, narrow in ((1, (32,)), (2, (32,)), (3, (16, 32))):
-        assert widths_of(requests=requests) == VerifyWidths((*narrow, 64), base=64)
-    assert widths_of(requests=4).base == 32
-    # SGLang makes room for what so many verify at the base width.
-    for requests in (1, 3, 4, 48):
-        widths = widths_of(requests=requests)
-        assert widths.most_nodes(requests) == requests * widths.base
-    assert widths_of().most_nodes(1) == 64
+def test_a_width_that_is_not_much_wider_is_not_worth_its_memory() -> None:
+    assert widths_of(max_draft_tokens=40).values[-1] == 32
+    assert widths_of(max_draft_tokens=47).values[-1] == 48
+    assert widths_of(tree=60).values[-1] == 60
+
+
+def test_the_context_has_room_for_every_width() -> None:
+    assert widths_of(context_len=65).values[-1] == 64
+    assert widths_of(context_len=64).values[-1] == 32
+    with pytest.raises(ValueError, match="--hvd-verify-width 32 leaves nothing of the context of"):
+        widths_of(context_len=32)
+    with pytest.raises(ValueError, match="--hvd-wide-width 64 leaves nothing of the context of"):
+        widths_of(context_len=64, wide_width=64)
+
+
+def test_what_a_full_step_verifies_of_all_requests() -> None:
+    widths = VerifyWidths((4, 32, 64), base=32)
+    assert [widths.most_nodes(requests) for requests in (1, 2, 3, 4, 5, 48)] == [
+        *(64, 128, 128),
+        *(128, 160, 48 * 32),
+    ]
+    assert [widths.most_requests(width, 48) for width in widths.values] == [48, 48, 2]
+    assert widths.most_requests(64, 1) == 1
 
 
 def test_a_wide_width_that_is_asked_for() -> None:
     widths = widths_of(wide_width=48, narrow_widths=(4, 8))
     assert widths == VerifyWidths((4, 8, 32, 48), base=32, asked_for=frozenset({4, 8, 48}))
-    widths = widths_of(wide_width=48, device="cpu", is_any_width=True, enable_lora=True)
+    widths = widths_of(requests=1, verify_width=24, wide_width=48, narrow_widths=())
+    assert widths == VerifyWidths((24, 48), base=24, asked_for=frozenset({48}))
+    widths = widths_of(
+        wide_width=48, device="cpu", is_any_width=True, enable_lora=True, backend="torch_native"
+    )
     assert widths.values == (1, 2, 4, 8, 16, 32, 48)
     assert widths_of(wide_width=32).values[-1] == 32
     with pytest.raises(ValueError, match=r"--hvd-wide-width 24 is narrower than .* width 32"):
         widths_of(wide_width=24)
-    with pytest.raises(ValueError, match="--hvd-wide-width with LoRA"):
-        widths_of(wide_width=64, enable_lora=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"enable_lora": True}, "LoRA"),
+        ({"attention": TargetAttention(is_linear=True)}, "linear attention"),
+        ({"device": "cpu", "is_any_width": True, "backend": "intel_amx"}, "intel_amx"),
+    ],
+)
+def test_where_sglang_follows_the_base_a_wide_width_is_refused(
+    settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=f"does not support --hvd-wide-width with .*{reason}"):
+        widths_of(wide_width=64, **settings)
+    assert widths_of(wide_width=widths_of(**settings).base, **settings) == widths_of(**settings)
 
 
 def test_nodes_that_are_not_nearly_free_are_not_verified_by_default(

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from sglang_hvd.plugin import device_memory, width_states
+from sglang_hvd.plugin.algorithm import count_logits_rows
 from sglang_hvd.plugin.device_memory import DeviceMemory
 from sglang_hvd.plugin.draft_states import DraftStates
 from sglang_hvd.plugin.verify_widths import VerifyWidths
-from sglang_hvd.plugin.width_states import WidthStates
+from sglang_hvd.plugin.width_states import WidthStates, captured_batch_sizes
 
 WIDTHS = (2, 4, 8, 16, 32)
 
@@ -29,8 +30,8 @@ class Device:
 
     def __init__(self, free_gb: float, per_node_gb: float) -> None:
         self.free_gb, self.per_node_gb, self.width = free_gb, per_node_gb, 0
-        self.captures: Callable[[], list[int]] = list
-        self.captured: list[list[int]] = []
+        self.captures: Callable[[], object] = list
+        self.captured: list[object] = []
         self.server_args = SimpleNamespace(chunked_prefill_size=-1)
         self.model_runner = SimpleNamespace(
             attn_backend="first",
@@ -94,7 +95,7 @@ def test_the_narrowest_come_first_and_leave_room_for_prefills(
     assert states_of(monkeypatch, device, are_asked_for=False).widths == (32,)
 
 
-def test_without_memory_for_a_workspace_the_widest_serves_alone(
+def test_without_memory_for_a_workspace_the_base_serves_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     states = states_of(monkeypatch, Device(1.9, 0.125), are_asked_for=False)
@@ -103,30 +104,95 @@ def test_without_memory_for_a_workspace_the_widest_serves_alone(
     states.use(32)
 
 
-def test_what_is_wider_than_the_base_comes_last_and_captures_few_requests(
+class CapturedSizes:
+    """Of the batches that graphs are captured of, as SGLang chooses them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, sizes: list[int], alignment: int = 1):
+        self.decode, self.alignment = SimpleNamespace(bs=sizes), alignment
+        graph = SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=self.decode))
+        monkeypatch.setattr(width_states, "get_exec", lambda: SimpleNamespace(graph=graph))
+        monkeypatch.setattr(width_states, "get_batch_sizes_to_capture", self.sizes)
+
+    def sizes(
+        self, runner: Any, width: int = 1, *, gathered_buffer_required: bool | None = None
+    ) -> tuple[list[int], list[int]]:
+        return [n for n in self.decode.bs if n * width % self.alignment == 0], []
+
+
+def test_widths_are_built_by_the_nodes_of_a_full_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = CapturedSizes(monkeypatch, [1, 2, 4, 8])
+    values = (2, 8, 16, 32, 64)
+    # 64 nodes of two requests are more than 8 of twelve, and less than 16.
+    device = Device(free_gb=70, per_node_gb=0.25)
+    device.model_runner.max_running_requests = 12
+    device.captures = lambda: (device.width, list(graphs.decode.bs))
+    states = states_of(monkeypatch, device, are_asked_for=False, values=values)
+    assert device.captured == [
+        (2, [1, 2, 4, 8]),
+        (8, [1, 2, 4, 8]),
+        (64, [1, 2]),
+        (16, [1, 2, 4, 8]),
+    ]
+    assert states.widths == values
+    assert graphs.decode.bs == [1, 2, 4, 8]
+    device = Device(free_gb=20, per_node_gb=0.25)
+    device.model_runner.max_running_requests = 12
+    states = states_of(monkeypatch, device, are_asked_for=False, values=values)
+    assert states.widths == (2, 8, 32, 64)  # and nothing is left for 16
+
+
+def test_what_is_asked_for_has_the_memory_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    CapturedSizes(monkeypatch, [1])
+    device = Device(free_gb=5, per_node_gb=0.0625)
+    memory = DeviceMemory(device, most_nodes=1, ranks=None)  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
+    )
+    widths = VerifyWidths((4, 32, 64), 32, frozenset({64}))
+    states = WidthStates(device, widths, memory)  # type: ignore[arg-type]
+    assert states.widths == (32, 64)
+    assert states.memory_gb == {64: 4.0}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "alignment", "of_wide"),
+    [
+        ([1, 2, 4, 8], 1, [1, 2]),
+        ([1, 4, 8], 1, [1, 4]),  # two requests are padded to four
+        ([4, 8], 1, [4]),
+        ([1], 1, [1]),
+        ([1, 2, 4, 8, 16], 8, [8]),  # as draft-extend has to be aligned
+    ],
+)
+def test_graphs_of_a_wide_width_hold_the_requests_that_may_verify_it(
+    sizes: list[int], alignment: int, of_wide: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CapturedSizes(monkeypatch, sizes, alignment)
+    widths = VerifyWidths((4, 32, 64), 32)
+    runner: Any = SimpleNamespace(
+        decode_graph_gather_requirements=lambda: (alignment > 1, False),
+        server_args=SimpleNamespace(_hvd_launch=SimpleNamespace(widths=widths)),
+    )
+    assert captured_batch_sizes(runner, widths, 64) == of_wide
+    assert captured_batch_sizes(runner, widths, 32) == sizes
+    # The array of their logits holds those of either.
+    rows = count_logits_rows(lambda runner: 0, runner)
+    assert rows == max(32 * sizes[-1], 64 * of_wide[-1])
+
+
+def test_sizes_are_as_before_after_a_width_that_could_not_be_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    decode = SimpleNamespace(bs=[1, 2, 4, 8])
-    graph = SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=decode))
-    monkeypatch.setattr(width_states, "get_exec", lambda: SimpleNamespace(graph=graph))
-    values = (16, 32, 64)
-    # 16 takes 1 GB, 64 would take up to twice that, and the last GB is spare.
-    device = Device(free_gb=3.75, per_node_gb=0.0625)
-    states = states_of(monkeypatch, device, are_asked_for=False, values=values)
-    assert states.widths == (16, 32)
-    device = Device(free_gb=4.25, per_node_gb=0.0625)
-    device.captures = lambda: list(decode.bs)
-    states = states_of(monkeypatch, device, are_asked_for=False, values=values)
-    assert states.widths == values
-    assert states.memory_gb == {16: 1.0, 64: 4.0}
-    assert device.captured == [[1, 2, 4, 8], [1, 2]]
-    assert decode.bs == [1, 2, 4, 8]
-    decode.bs = [4, 8]
-    device = Device(free_gb=1, per_node_gb=0.0625)
-    device.captures = lambda: list(decode.bs)
-    states = states_of(monkeypatch, device, are_asked_for=True, values=values)
-    assert states.widths == values
-    assert device.captured == [[4, 8], [2]]
+    graphs = CapturedSizes(monkeypatch, [1, 2, 4])
+    device = Device(free_gb=9, per_node_gb=0.0625)
+
+    def fail() -> None:
+        raise RuntimeError("no graph")
+
+    device.captures = fail
+    with pytest.raises(RuntimeError, match="no graph"):
+        states_of(monkeypatch, device, are_asked_for=True, values=(32, 64))
+    assert graphs.decode.bs == [1, 2, 4]
 
 
 def test_memory_that_the_kv_pool_is_still_to_take_is_not_free(

@@ -29,7 +29,6 @@ _DRAWS: Mapping[str, Callable[[Random], str | int]] = {
     "days": number,
     "amount": number,
 }
-_INTEGERS = ("quantity", "people", "days", "amount")
 
 
 def make_session(rng: Random) -> Session:
