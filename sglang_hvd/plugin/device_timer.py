@@ -1,0 +1,110 @@
+"""Times of what a device is told to do, which the host does not wait for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+# What a step takes beside its parts, over these, at most: more was a pause, as of SGLang's
+# /pause_generation, which nothing announces here.
+_MOST_REST = 10.0
+
+
+class _Step:
+    """A decode step as far as it was timed.
+
+    began: the host's time, or the event before its first part; None before that.
+    parts_ms: of its parts that are known.
+    """
+
+    def __init__(self, observe_rest: Callable[[float], None]) -> None:
+        self._observe_rest = observe_rest
+        self.began: Any = None
+        self.parts_ms = 0.0
+
+    def end(self, milliseconds: float) -> None:
+        """It took so long, from its first part to that of the next step."""
+        rest = max(milliseconds - self.parts_ms, 0.0)
+        self._observe_rest(min(rest, _MOST_REST * self.parts_ms))
+
+
+class DeviceTimer:
+    """Times what is launched inside `measure`, without waiting for it, and what steps take beside.
+
+    On CUDA the time is known later, on the host at once.
+    """
+
+    def __init__(self, device: str, now: Callable[[], float]) -> None:
+        self.is_cuda = device == "cuda"
+        self._now = now
+        self._pending: deque[tuple[Any, Any, Callable[[float], None]]] = deque()
+        self._step: _Step | None = None
+        self._last: _Step | None = None  # that the step follows on
+
+    def begin_step(self, observe_rest: Callable[[float], None]) -> None:
+        """A decode step begins; what it takes beside its parts is observed when the next has begun,
+        unless it is interrupted before."""
+        self._last, self._step = self._step, _Step(observe_rest)
+
+    def interrupt(self) -> None:
+        """The next decode step does not follow on the last."""
+        self._step = None
+
+    @contextmanager
+    def measure(self, observe: Callable[[float], None]) -> Iterator[None]:
+        """A part of the step, if there is one."""
+        step = self._step
+
+        def observe_part(milliseconds: float) -> None:
+            if step is not None:
+                step.parts_ms += milliseconds
+            observe(milliseconds)
+
+        begin, end = (self._mark() for _ in range(2))
+        begin.record()
+        self._see_first(begin)
+        yield
+        end.record()
+        self._pending.append((begin, end, observe_part))
+        if not self.is_cuda:
+            self.collect()
+
+    def collect(self) -> None:
+        """Hands over the times that are known by now."""
+        while self._pending and self._pending[0][1].query():
+            begin, end, observe = self._pending.popleft()
+            observe(begin.elapsed_time(end))
+
+    def _see_first(self, begin: Any) -> None:
+        """The event before a part, the step's first maybe."""
+        if self._step is None or self._step.began is not None:
+            return
+        self._step.began = begin
+        if self._last is not None and self._last.began is not None:
+            self._pending.append((self._last.began, begin, self._last.end))
+            self._last = None
+
+    def _mark(self) -> Any:
+        return torch.cuda.Event(enable_timing=True) if self.is_cuda else _HostEvent(self._now)
+
+
+class _HostEvent:
+    """torch.cuda.Event on the host's clock."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._seconds = 0.0
+
+    def record(self) -> None:
+        self._seconds = self._now()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: _HostEvent) -> float:
+        """Milliseconds until the other."""
+        return 1000 * (end._seconds - self._seconds)
