@@ -242,7 +242,7 @@ def _setups(device: str) -> list[Setup]:
         for backend, is_tree in itertools.product(backends, (True, False))
     ]
     setups += [
-        Setup("flashinfer", "bfloat16", has_graphs, True, True, 32, (2, 4, 8, 16), postpones=True)
+        Setup("flashinfer", "bfloat16", has_graphs, True, True, 32, (2, 4, 8, 16), True, 64)
         for has_graphs in (True, False)
     ]
     setups += [
@@ -477,7 +477,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--files", nargs="+", metavar="NAME", help="these recordings only")
     parser.add_argument("--prompts", type=int, default=12, help="of the identity part")
     parser.add_argument(
-        "--concurrency", type=lambda text: [int(n) for n in text.split(",")], default=[1, 8, 32]
+        "--concurrency", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 8, 32]
     )
     parser.add_argument(
         "--shapes", type=lambda text: text.split(","), default=["llama-3.1-8b", "qwen3-8b"]

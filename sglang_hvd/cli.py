@@ -374,7 +374,14 @@ def _command(options: argparse.Namespace) -> str:
 def _run_reload(options: argparse.Namespace) -> int:
     from sglang_hvd.running_server import reload_predictor
 
-    print(reload_predictor(options.url, options.predictor, api_key=options.api_key))
+    print(
+        reload_predictor(
+            options.url,
+            options.predictor,
+            api_key=options.api_key,
+            admin_api_key=options.admin_api_key,
+        )
+    )
     return 0
 
 
@@ -392,6 +399,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 
 def _add_reload(parser: argparse.ArgumentParser) -> None:
     _add_server(parser)  # which server
+    parser.add_argument("--admin-api-key", metavar="KEY", help="of a server that has one")
     parser.add_argument(
         "--predictor", type=Path, required=True, metavar="FILE", help="as the server sees it"
     )

@@ -30,8 +30,8 @@ CONFIG_ENV = "HVD_CONFIG"
 # them are drafted, beside the root.
 DEFAULT_VERIFY_WIDTH = 32
 
-# Of one or two requests, under policy allocate on a GPU.
-DEFAULT_WIDE_WIDTH = 64
+# Of one or two requests, under policy allocate on a GPU, if it is not about as wide as others.
+_DEFAULT_WIDE_WIDTH, _LEAST_OVER_VERIFY_WIDTH = 64, 1.5
 
 # Of a draft by votes, which looks no further ahead.
 MOST_VOTED_TOKENS = 64
@@ -277,6 +277,15 @@ class HvdConfig(BaseModel):
         if self.min_token_prob is not None:
             return self.min_token_prob
         return 0.1 if self.cache_mode == "paper" else 0.0
+
+    def default_wide_width(self, verify_width: int) -> int | None:
+        """wide_width where it is not given, beside others of verify_width; None: there is none.
+        What else it depends on is the server's: its device and model."""
+        wide = min(_DEFAULT_WIDE_WIDTH, 1 + self.max_draft_tokens)
+        names_widths = self.verify_width is not None or self.narrow_widths is not None
+        if self.policy != "allocate" or names_widths:
+            return None
+        return wide if wide >= _LEAST_OVER_VERIFY_WIDTH * verify_width else None
 
     @property
     def drafts_with_model(self) -> bool:

@@ -15,12 +15,15 @@ PREDICTOR_LOAD_FORMAT = "hvd_predictor"
 _TIMEOUT_SECONDS = 60
 
 
-def reload_predictor(url: str, path: Path, *, api_key: str | None = None) -> str:
+def reload_predictor(
+    url: str, path: Path, *, api_key: str | None = None, admin_api_key: str | None = None
+) -> str:
     """Asks a server to use a predictor from now on; returns what it answers.
 
     url: of the server, as http://127.0.0.1:30000.
     path: as the server's machine has it; a relative one starts from the working directory.
-    api_key: the server's admin key, or else its key, if it has one.
+    api_key: the server's, if it has one.
+    admin_api_key: likewise its admin key, without which nobody changes its predictor.
 
     Raises ValueError, in one line, if the server cannot be asked or refuses; it then goes on with
     the predictor it has.
@@ -30,7 +33,7 @@ def reload_predictor(url: str, path: Path, *, api_key: str | None = None) -> str
     answer = _ask(
         f"{url}/update_weights_from_disk",
         {"model_path": str(path.absolute()), "load_format": PREDICTOR_LOAD_FORMAT},
-        api_key,
+        admin_api_key or api_key,
     )
     return str(answer["message"])
 
@@ -38,7 +41,7 @@ def reload_predictor(url: str, path: Path, *, api_key: str | None = None) -> str
 def costs_in_force(url: str, *, api_key: str | None = None) -> StepCosts:
     """The table of what steps cost by which a server allocates now.
 
-    url, api_key: as above.
+    url, api_key: likewise.
 
     Raises ValueError, in one line, if the server cannot be asked or weighs no costs.
     """

@@ -366,8 +366,9 @@ def test_no_branch_makes_a_draft_longer_than_it_may_be() -> None:
 def test_drafts_are_no_longer_than_what_a_step_of_so_many_can_verify() -> None:
     made = drafter(prob=0.999, per_node=0.0, of_round=9.0, base_width=8)
     rids = ["a", "b", "c"]
-    for num in (1, 2, 3):
-        planned(made, rids[num - 1])
+    for rid in rids:
+        planned(made, rid)
+    for num in (3, 1, 2, 3):
         proposals = made.propose(rids[:num])
         longest = 7 if num > 2 else WIDTHS[-1] - 1
         assert proposals.drafts.num_nodes[:num].tolist() == [longest] * num

@@ -79,6 +79,11 @@ def test_a_key_goes_with_every_request(server: Server) -> None:
     assert {key for _, _, key in server.asked} == {"Bearer secret"}
 
 
+def test_what_is_the_admins_goes_with_the_admin_key(server: Server) -> None:
+    reload_predictor(server.url, Path("p"), api_key="secret", admin_api_key="admin")
+    assert [key for _, _, key in server.asked] == ["Bearer secret", "Bearer admin"]
+
+
 def test_a_refusal_is_raised_with_its_reason(server: Server) -> None:
     refusal = {"success": False, "message": "predictor p is corrupt", "num_paused_requests": 0}
     server.answers["/update_weights_from_disk"] = (400, json.dumps(refusal))

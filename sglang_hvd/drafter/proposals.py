@@ -87,7 +87,7 @@ class Proposer:
 
     def nothing(self, num_requests: int) -> Proposals:
         """No draft for any request of the batch."""
-        self._reserve(num_requests, 1)
+        self._reserve(num_requests)
         self._drafts.num_nodes[:num_requests] = 0
         return Proposals(num_requests, self._drafts)
 
@@ -104,7 +104,7 @@ class Proposer:
         Raises KeyError for a request that the cache does not know.
         """
         num = len(rids)
-        self._reserve(num, max(max_cache_draft_tokens, 1))
+        self._reserve(num)
         with self._clock.measure(Phase.PROPOSE):
             self._ask_cache(rids, max_cache_draft_tokens)
         if self._tracker is None:
@@ -145,17 +145,17 @@ class Proposer:
             limits = np.full(len(rids), min(most, limit), np.int32)
             self._cache.propose_into(self._branches, rids, limits, is_tree=True)
 
-    def _reserve(self, num_requests: int, max_nodes: int) -> None:
+    def _reserve(self, num_requests: int) -> None:
         """Makes the arrays large enough."""
-        rows, width = self._drafts.token_ids.shape
-        if num_requests <= rows and max_nodes <= width:
+        rows = len(self._drafts.num_nodes)
+        if 0 < rows >= num_requests:
             return
-        rows, width = max(2 * rows, num_requests), max(width, max_nodes)
+        rows, width = max(2 * rows, num_requests, 1), max(self.max_cache_draft_tokens, 1)
         self._drafts = self._votes = DraftBatch.of_size(rows, width)
         if self._asks_votes:
             self._votes = DraftBatch.of_size(rows, width)
         if self._is_by_cost:
-            self._branches = DraftBatch.of_size(rows, self.max_cache_draft_tokens)
-            self._trees = CacheTrees(rows, self.max_cache_draft_tokens)
+            self._branches = DraftBatch.of_size(rows, width)
+            self._trees = CacheTrees(rows, width)
         if self._tracker is not None:
             self._features = DraftFeatures.of_size(rows)

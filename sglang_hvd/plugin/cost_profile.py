@@ -52,7 +52,7 @@ class CostProfile:
 
     def __init__(self, worker: HvdDraftWorker, *, widths: VerifyWidths, postpones: bool) -> None:
         self._worker = worker
-        self._widths, self._base_width = widths.values, widths.base
+        self._of_server, self._widths = widths, widths.values
         self._postpones = postpones
         self._target = worker.target_worker.model_runner
         self._device = torch.device(worker.device)
@@ -66,7 +66,7 @@ class CostProfile:
         batch_sizes = [1]
         while batch_sizes[-1] < most_requests:
             batch_sizes.append(min(4 * batch_sizes[-1], most_requests))
-        if self._widths[-1] > self._base_width and most_requests > MOST_WIDE_REQUESTS:
+        if self._of_server.widest > self._of_server.base and most_requests > MOST_WIDE_REQUESTS:
             batch_sizes.insert(1, MOST_WIDE_REQUESTS)
         # Not inference mode: what a forward makes once and keeps could not be written in serving.
         with torch.no_grad():
@@ -96,8 +96,8 @@ class CostProfile:
         )
 
     def _times(self, n: int) -> _Times:
-        widest = self._base_width if n > MOST_WIDE_REQUESTS else self._widths[-1]
-        widths = [w for w in self._widths if w <= widest and n * w <= _MOST_NODES]
+        possible = (w for w in self._widths if n <= self._of_server.most_requests(w, n))
+        widths = [w for w in possible if n * w <= _MOST_NODES]
         verify = [self._ms(partial(self._verify, n, w)) for w in widths]
         with self._worker.drafting():
             draft = [self._ms(partial(self._draft, n, steps)) for steps in self._draft_steps()]

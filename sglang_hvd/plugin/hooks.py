@@ -9,6 +9,7 @@ from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_hvd.plugin import (
     algorithm,
+    context_room,
     flags,
     reload,
     responses,
@@ -48,6 +49,10 @@ HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
     "sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class": (
         HookType.AROUND,
         responses.stream_hvd_figures,
+    ),
+    "sglang.srt.managers.scheduler.Scheduler.init_req_max_new_tokens": (
+        HookType.AFTER,
+        context_room.limit_new_tokens,
     ),
     "sglang.srt.managers.schedule_batch.Req.update_finish_state": (
         HookType.AROUND,

@@ -9,14 +9,11 @@ from typing import Any
 from sglang.srt.arg_groups.overrides import attention_backends_of, model_config_of
 
 from sglang_hvd.allocation import MOST_WIDE_REQUESTS, powers_of_two_below, widths_that_save
-from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, DEFAULT_WIDE_WIDTH, HvdConfig
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig
 from sglang_hvd.plugin.tree_support import TargetAttention
 
 # Nodes that policy `both` has for cache drafts where the model drafter's tree is a wide one.
 _LEAST_BESIDE_TREE = 8
-
-# A wide width by default: not much more than the base is not worth its memory.
-_LEAST_OVER_BASE = 1.5
 
 # It reads the width of a verification from the batch, and from the settings how wide any can be.
 _READS_MOST_FROM_SETTINGS = "intel_amx"
@@ -140,18 +137,16 @@ def _default_wide_width(
 ) -> int:
     """The base where there is none. One or two requests verify so many nodes of a dense model in
     little more time than one, and `allocate` does so only where it pays."""
-    wide = min(DEFAULT_WIDE_WIDTH, 1 + config.max_draft_tokens)
+    wide = config.default_wide_width(base)
     is_wide = (
-        _LEAST_OVER_BASE * base <= wide < context_len
-        and config.policy == "allocate"
+        wide is not None
+        and wide < context_len
         and cfg.device != "cpu"
-        and config.verify_width is None
-        and config.narrow_widths is None
         and not attention.is_linear
         and not _has_lora(cfg)
         and not _has_experts(model_config_of(cfg).hf_text_config)  # nodes have experts of their own
     )
-    return wide if is_wide else base
+    return wide if wide is not None and is_wide else base
 
 
 def _narrow_widths(

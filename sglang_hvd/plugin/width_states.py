@@ -58,14 +58,15 @@ class WidthStates:
         self._worker, self._widths = worker, widths
         self._target = worker.target_worker.model_runner
         self._drafter = worker._draft_worker
+        graphs = self._target.decode_cuda_graph_runner
+        self._captures = graphs is not None and graphs is not self._target.eager_runner
         self._of_width = {widths.base: self._present(0.0)}
         if _remembers_accepted(self._target.attn_backend):
             # Each width's backend would remember its own last verification, not the last one.
             if widths.asked_for:
                 raise ValueError(
-                    "HVD does not support several verify widths with this model's fused KDA "
-                    "verification: drop --hvd-narrow-widths and --hvd-wide-width, or do not "
-                    "disable the radix cache"
+                    "HVD does not support --hvd-narrow-widths with this model's fused KDA "
+                    "verification: drop it, or do not disable the radix cache"
                 )
             log_info_on_rank0(logger, "HVD: fused KDA verifications have one width")
             return
@@ -73,18 +74,20 @@ class WidthStates:
         for width in beside_base:
             if width in widths.asked_for:
                 self._of_width[width] = self._build(width, memory)
-        most_gb = _FIRST_GB
-        most_requests = self._target.max_running_requests
+        before = None
         for width in sorted(
             (width for width in beside_base if width not in widths.asked_for),
-            key=lambda width: width * widths.most_requests(width, most_requests),
+            key=self._most_nodes,
         ):
+            most_gb = _FIRST_GB
+            if before is not None:
+                # Workspaces are of one size; masks and the indices of graphs grow with the nodes.
+                growth = max(self._most_nodes(width) / self._most_nodes(before), 2)
+                most_gb = growth * max(self._of_width[before].memory_gb, 0.0)
             if not memory.has_room(most_gb, name=f"verify width {width}"):
                 break
             self._of_width[width] = self._build(width, memory)
-            # Workspaces are of one size; masks and the indices of graphs grow with the nodes of a
-            # step, which at most double in the widths of the default.
-            most_gb = 2 * max(self._of_width[width].memory_gb, 0.0)
+            before = width
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -144,19 +147,25 @@ class WidthStates:
         log_info_on_rank0(logger, f"HVD: verify width {width} takes {taken_gb:.2f} GB")
         return replace(state, memory_gb=taken_gb)
 
+    def _most_nodes(self, width: int) -> int:
+        """Of a full step at this width, of all requests together."""
+        if self._captures:
+            return width * captured_batch_sizes(self._target, self._widths, width)[-1]
+        return width * self._widths.most_requests(width, self._target.max_running_requests)
+
     @contextmanager
     def _capturing(self, width: int) -> Iterator[None]:
         """Graphs are captured for as many requests as may verify so wide."""
-        config = get_exec().graph.cuda_graph_config if width > self._widths.base else None
-        if config is None or not config.decode.bs:
+        if width <= self._widths.base or not self._captures:
             yield
             return
-        all_sizes = config.decode.bs
-        config.decode.bs = captured_batch_sizes(self._target, self._widths, width)
+        decode = get_exec().graph.cuda_graph_config.decode
+        all_sizes = decode.bs
+        decode.bs = captured_batch_sizes(self._target, self._widths, width)
         try:
             yield
         finally:
-            config.decode.bs = all_sizes
+            decode.bs = all_sizes
 
     def _build_extend(self, before: _WidthState) -> None:
         drafter = self._drafter
@@ -176,7 +185,7 @@ class WidthStates:
             target.attn_backend = target._get_attention_backend(init_new_workspace=True)
         finally:
             target.init_new_workspace = had_new_workspace
-        if before.target_graphs is not None and before.target_graphs is not target.eager_runner:
+        if self._captures:
             target.decode_cuda_graph_runner = type(before.target_graphs)(
                 target,
                 attn_backend=target.attn_backend,

@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 
 from sglang_hvd.allocation import StepCosts
-from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, DEFAULT_WIDE_WIDTH, HvdConfig, Policy
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, Policy
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.evaluate import MEAN, THRESHOLD
 from sglang_hvd.replay.metrics import mean_of
@@ -147,14 +147,11 @@ def _result(
 
 
 def _verify_width(config: HvdConfig, policy: Policy) -> int:
-    """Nodes that a server on a GPU verifies of one request."""
+    """Nodes that a server on a GPU verifies of one request, of a dense model."""
     width = DEFAULT_VERIFY_WIDTH if config.verify_width is None else config.verify_width
-    if policy != "allocate":
-        return width
-    if config.wide_width is not None:
-        return max(width, config.wide_width)
-    names_widths = config.verify_width is not None or config.narrow_widths is not None
-    return width if names_widths else DEFAULT_WIDE_WIDTH
+    of_policy = config.model_copy(update={"policy": policy})
+    wide = of_policy.wide_width or of_policy.default_wide_width(width)
+    return max(width, wide or 0) if policy == "allocate" else width
 
 
 def _mean(results: Sequence[PolicyResult], policy: str) -> PolicyResult:

@@ -6,6 +6,7 @@ import json
 import urllib.error
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,23 +168,29 @@ def test_a_one_token_prompt_and_an_empty_one(plain: Any, server: Any) -> None:
     assert server.generate([5])["output_ids"] == plain.generate([5])["output_ids"]
 
 
-@pytest.mark.parametrize("flags", [("cache",), ("allocate", "--hvd-wide-width", "80")])
+@pytest.mark.parametrize("policy", ["cache", "allocate"])
 def test_a_prompt_up_to_the_last_token_of_the_usable_context(
-    flags: tuple[str, ...], start_server: Callable[..., Any], start_hvd: Callable[..., Any]
+    policy: str,
+    start_server: Callable[..., Any],
+    start_hvd: Callable[..., Any],
+    varying_costs: Path,
 ) -> None:
     context = ("--context-length", "512")
-    plain, server = start_server(*context), start_hvd(*flags, *context)
+    wide = ("--hvd-costs", str(varying_costs), "--hvd-wide-width", "80")
+    flags = wide if policy == "allocate" else ()
+    plain, server = start_server(*context), start_hvd(policy, *flags, *context)
     width = server.hvd_state()["verify_widths"][-1]
     pattern = [20 + i % 7 for i in range(512)]
     accepted = [n for n in range(512 - width - 12, 512) if _is_accepted(server, pattern[:n])]
     longest = max(accepted)
-    assert longest >= 512 - width - 8
+    assert 512 - width - 8 <= longest < 512 - width
     for length in (longest, longest - 1, longest - 20):
         params = {"max_new_tokens": longest - length + 1, "ignore_eos": True}
         output_ids = server.generate(pattern[:length], **params)["output_ids"]
         assert output_ids == plain.generate(pattern[:length], **params)["output_ids"]
-    accepted_drafts = server.hvd_state()["num_accepted_drafts"]
-    assert accepted_drafts["cache"] + accepted_drafts["both"] > 0
+    state = server.hvd_state()
+    assert state["num_accepted_drafts"]["cache"] + state["num_accepted_drafts"]["both"] > 0
+    assert state["num_steps_by_width"][str(width)] > 0
 
 
 def _is_accepted(server: Any, prompt_ids: list[int]) -> bool:
@@ -246,3 +253,22 @@ def test_meta_info_accounts_for_every_token(server: Any, prompts: list[str]) -> 
         # A draft may run past the end of the output, never short of it.
         assert 1 + accepted + cycles >= meta["completion_tokens"]
         assert sum(count for _, count in hvd["cycles"]) == accepted
+
+
+def test_requests_without_a_limit_end_where_the_width_still_has_room(
+    start_server: Callable[..., Any], start_hvd: Callable[..., Any]
+) -> None:
+    context = ("--context-length", "512")
+    plain = start_server(*context)
+    server = start_hvd("allocate", "--hvd-wide-width", "80", *context)
+    params = {"max_new_tokens": None, "ignore_eos": True}
+    inputs = [[20 + i % 7 for i in range(length)] for length in (300, 311)]
+    expected = plain.generate_all(inputs, concurrency=2, **params)
+    for concurrency in (1, 2):
+        answers = server.generate_all(inputs, concurrency=concurrency, **params)
+        for prompt, answer, other in zip(inputs, answers, expected, strict=True):
+            output_ids = answer["output_ids"]
+            assert len(prompt) + len(output_ids) == 512 - 80
+            assert output_ids == other["output_ids"][: len(output_ids)]
+            assert answer["meta_info"]["finish_reason"]["type"] == "length"
+    assert server.hvd_state()["num_requests"] == 0

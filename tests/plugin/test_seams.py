@@ -95,6 +95,7 @@ def test_hooked_functions_take_what_the_hooks_expect() -> None:
         "update_finish_state": ["self", "new_accepted_len"],
         "resolve_max_speculative_num_draft_tokens": ["self", "server_args"],
         "max_decode_logits_rows": ["self"],
+        "init_req_max_new_tokens": ["self", "req"],
     }
     for target in HOOKS:
         name = target.rsplit(".", 1)[1]

@@ -39,6 +39,8 @@ class Device:
             token_to_kv_pool=SimpleNamespace(post_capture_active=False),
             model_config=SimpleNamespace(vocab_size=1),
             decode_cuda_graph_runner=None,
+            eager_runner="eager",
+            decode_graph_gather_requirements=lambda: (False, False),
             init_new_workspace=False,
             _get_attention_backend=self._make_backend,
         )
@@ -104,6 +106,13 @@ def test_without_memory_for_a_workspace_the_base_serves_alone(
     states.use(32)
 
 
+class TargetGraphs:
+    """Of one width."""
+
+    def __init__(self, target: Any = None, **settings: Any) -> None:
+        pass
+
+
 class CapturedSizes:
     """Of the batches that graphs are captured of, as SGLang chooses them."""
 
@@ -118,38 +127,60 @@ class CapturedSizes:
     ) -> tuple[list[int], list[int]]:
         return [n for n in self.decode.bs if n * width % self.alignment == 0], []
 
+    def device(self, free_gb: float, per_node_gb: float) -> Device:
+        device = Device(free_gb, per_node_gb)
+        device.model_runner.decode_cuda_graph_runner = TargetGraphs()
+        device.captures = lambda: (device.width, list(self.decode.bs))
+        return device
+
 
 def test_widths_are_built_by_the_nodes_of_a_full_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs = CapturedSizes(monkeypatch, [1, 2, 4, 8])
+    graphs = CapturedSizes(monkeypatch, [1, 2, 4, 12])
     values = (2, 8, 16, 32, 64)
     # 64 nodes of two requests are more than 8 of twelve, and less than 16.
-    device = Device(free_gb=70, per_node_gb=0.25)
-    device.model_runner.max_running_requests = 12
-    device.captures = lambda: (device.width, list(graphs.decode.bs))
+    device = graphs.device(free_gb=70, per_node_gb=0.25)
     states = states_of(monkeypatch, device, are_asked_for=False, values=values)
     assert device.captured == [
-        (2, [1, 2, 4, 8]),
-        (8, [1, 2, 4, 8]),
+        (2, [1, 2, 4, 12]),
+        (8, [1, 2, 4, 12]),
         (64, [1, 2]),
-        (16, [1, 2, 4, 8]),
+        (16, [1, 2, 4, 12]),
     ]
     assert states.widths == values
-    assert graphs.decode.bs == [1, 2, 4, 8]
-    device = Device(free_gb=20, per_node_gb=0.25)
-    device.model_runner.max_running_requests = 12
+    assert graphs.decode.bs == [1, 2, 4, 12]
+    device = graphs.device(free_gb=20, per_node_gb=0.25)
     states = states_of(monkeypatch, device, are_asked_for=False, values=values)
     assert states.widths == (2, 8, 32, 64)  # and nothing is left for 16
 
 
+def test_graphs_of_more_requests_are_expected_to_take_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Two requests are padded to eight: 512 nodes, where 16 of eight are 128.
+    graphs = CapturedSizes(monkeypatch, [1, 8])
+    for free_gb, widths in ((5.9, (16, 32)), (6.1, (16, 32, 64))):
+        device = graphs.device(free_gb, per_node_gb=1 / 16)
+        states = states_of(monkeypatch, device, are_asked_for=False, values=(16, 32, 64))
+        assert states.widths == widths
+
+
+def test_without_graphs_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = CapturedSizes(monkeypatch, [])
+    device = graphs.device(free_gb=70, per_node_gb=0.25)
+    for runner in (None, "eager"):
+        device.model_runner.decode_cuda_graph_runner = runner
+        states = states_of(monkeypatch, device, are_asked_for=False, values=(16, 32, 64))
+        assert states.widths == (16, 32, 64)
+        assert device.model_runner.decode_cuda_graph_runner is runner
+
+
 def test_what_is_asked_for_has_the_memory_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    CapturedSizes(monkeypatch, [1])
-    device = Device(free_gb=5, per_node_gb=0.0625)
-    memory = DeviceMemory(device, most_nodes=1, ranks=None)  # type: ignore[arg-type]
+    device: Any = CapturedSizes(monkeypatch, [1]).device(free_gb=5, per_node_gb=0.0625)
+    memory = DeviceMemory(device, most_nodes=1, ranks=None)
     monkeypatch.setattr(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
-    widths = VerifyWidths((4, 32, 64), 32, frozenset({64}))
-    states = WidthStates(device, widths, memory)  # type: ignore[arg-type]
+    states = WidthStates(device, VerifyWidths((4, 32, 64), 32, frozenset({64})), memory)
     assert states.widths == (32, 64)
     assert states.memory_gb == {64: 4.0}
 
@@ -184,9 +215,10 @@ def test_sizes_are_as_before_after_a_width_that_could_not_be_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graphs = CapturedSizes(monkeypatch, [1, 2, 4])
-    device = Device(free_gb=9, per_node_gb=0.0625)
+    device = graphs.device(free_gb=9, per_node_gb=0.0625)
 
     def fail() -> None:
+        assert graphs.decode.bs == [1, 2]
         raise RuntimeError("no graph")
 
     device.captures = fail
