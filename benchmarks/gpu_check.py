@@ -57,8 +57,6 @@ POLICIES: tuple[Mode, ...] = ("model", "cache", "frequency", "payoff", "both", "
 MAX_TOKENS = 64
 # The first start on a machine compiles FlashInfer's kernels and SGLang's own.
 START_SECONDS = 900
-PARTS = ("identity", "memory", "costs", "traces")
-
 # Graphs of 64 requests at 64 nodes need more of FlashInfer's workspace than SGLang's 384 MB.
 WORKSPACE = {"SGLANG_FLASHINFER_WORKSPACE_SIZE": str(2**30)}
 
@@ -121,12 +119,6 @@ class IdentityRow:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    parts: dict[str, Callable[[argparse.Namespace], tuple[bool, Any]]] = {
-        "identity": _identity,
-        "memory": _memory,
-        "costs": _costs,
-        "traces": _traces,
-    }
     has_failed = False
     for name in options.parts:
         file = options.out / f"{name}.json"
@@ -136,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name}: done before, {outcome}")
         else:
             began = time.monotonic()
-            passed, rows = parts[name](options)
+            passed, rows = PARTS[name](options)
             result = {"passed": passed, "machine": _machine(options.device), "rows": rows}
             file.write_text(json.dumps(result, indent=1) + "\n")
             seconds = time.monotonic() - began
@@ -242,7 +234,11 @@ def _setups(device: str) -> list[Setup]:
         for backend, is_tree in itertools.product(backends, (True, False))
     ]
     setups += [
-        Setup("flashinfer", "bfloat16", has_graphs, True, True, 32, (2, 4, 8, 16), True, 64)
+        Setup(
+            *("flashinfer", "bfloat16", has_graphs, True, True, 32, (2, 4, 8, 16)),
+            postpones=True,
+            wide_width=64,
+        )
         for has_graphs in (True, False)
     ]
     setups += [
@@ -449,6 +445,14 @@ def _traces(options: argparse.Namespace) -> tuple[bool, Any]:
             passed &= status == 0
             rows += [{"shape": shape, **row} for row in json.loads(file.read_text())]
     return passed, rows
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], tuple[bool, Any]]] = {
+    "identity": _identity,
+    "memory": _memory,
+    "costs": _costs,
+    "traces": _traces,
+}
 
 
 def _machine(device: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from sglang_hvd.allocation.allocator import (
     MAX_POSTPONED_TOKENS,
-    MOST_WIDE_REQUESTS,
     OWN_PACE,
     Allocation,
     DraftOdds,
@@ -18,6 +17,7 @@ from sglang_hvd.allocation.cache_trees import CacheTrees, num_branch_tokens
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
 from sglang_hvd.allocation.cost_scale import CostScale
 from sglang_hvd.allocation.costs import StepCosts
+from sglang_hvd.allocation.verify_widths import MOST_WIDE_REQUESTS, VerifyWidths
 
 __all__ = [
     "MAX_POSTPONED_TOKENS",
@@ -30,6 +30,7 @@ __all__ = [
     "DraftOdds",
     "StepAllocator",
     "StepCosts",
+    "VerifyWidths",
     "catches_up",
     "costs_of",
     "draft_step_choices",

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from sglang_hvd.allocation._native import BatchCosts
 from sglang_hvd.allocation._native import StepAllocator as _StepAllocator
 from sglang_hvd.allocation.costs import StepCosts
+from sglang_hvd.allocation.verify_widths import VerifyWidths
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -30,10 +31,6 @@ OWN_PACE = 0.5
 # Tokens that a GPU verifies in little more than the time of one, since reading the weights takes
 # as long: 128 by configs/costs, which are derived; half of that, to be on the safe side.
 _NEARLY_FREE_TOKENS = 64
-
-# Steps of so few requests may verify more nodes of each than others can. In replay 64 in place of
-# 32 are worth .09 to .10 of the speed at one request, .07 at two, and nothing from four on.
-MOST_WIDE_REQUESTS = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,7 +166,7 @@ class StepAllocator:
                 f"{model_sizes[-1]} nodes of the model drafter"
             )
         self._costs = costs
-        self._widths, self._base_width = np.array(widths, np.int32), base_width
+        self._widths = VerifyWidths(tuple(widths), base_width)
         self._model_sizes = np.array(model_sizes, np.int32)
         self._num_steps = np.array(num_steps, np.int32)
         if most_nodes is None:
@@ -198,14 +195,12 @@ class StepAllocator:
 
     def widest(self, num_requests: int) -> int:
         """Nodes per request that a step of so many requests can verify, root included."""
-        is_few = num_requests <= MOST_WIDE_REQUESTS
-        return int(self._widths[-1]) if is_few else self._base_width
+        return self._widths.widest_of(num_requests)
 
     def use_widths(self, widths: Sequence[int]) -> None:
         """Some of its widths are all there are: the base width and others."""
-        assert set(widths) <= set(self._widths.tolist())
-        assert self._base_width in widths
-        self._widths = np.array(widths, np.int32)
+        assert {self._widths.base} <= set(widths) <= set(self._widths.values)
+        self._widths = self._widths.only(widths)
         self._of_batch.clear()
 
     def use_num_steps(self, num_steps: Sequence[int]) -> None:
@@ -257,7 +252,7 @@ class StepAllocator:
             model_size,
             model_expected,
             int(self._num_steps[steps]),
-            int(self._widths[width]),
+            self._widths.values[width],
             most_cache,
         )
 
@@ -267,8 +262,7 @@ class StepAllocator:
 
     def _costs_of(self, num_requests: int) -> BatchCosts:
         """By width that so many can verify, and by number of steps and of requests that draft."""
-        possible = self._widths[self._widths <= self.widest(num_requests)]
-        widths, drafting = possible.tolist(), range(num_requests + 1)
+        widths, drafting = self._widths.of_step(num_requests), range(num_requests + 1)
         step_ms = self._costs.verify_ms(num_requests, widths)
         draft_ms = np.array([self._costs.draft_ms(drafting, steps) for steps in self.num_steps])
         if self._postpones_extend:
@@ -276,6 +270,6 @@ class StepAllocator:
         else:
             step_ms = step_ms + self._costs.draft_extend_ms(num_requests, widths)
         costs = self._of_batch[num_requests] = BatchCosts.of(
-            possible, step_ms, self._num_steps, self._most_nodes, draft_ms
+            np.array(widths, np.int32), step_ms, self._num_steps, self._most_nodes, draft_ms
         )
         return costs

@@ -22,13 +22,13 @@ from sglang.srt.arg_groups.overrides import (
 )
 from sglang.srt.configs.hybrid_arch import mambaish_config
 
-from sglang_hvd.allocation import StepCosts, most_tree_nodes
+from sglang_hvd.allocation import StepCosts, VerifyWidths, most_tree_nodes
 from sglang_hvd.config import HvdConfig, flag_name, load_config
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.plugin.draft_model import check_draft_model, target_context_length
 from sglang_hvd.plugin.flags import config_file_and_overrides, is_from_command_line
 from sglang_hvd.plugin.tree_support import TargetAttention, verifies_trees
-from sglang_hvd.plugin.verify_widths import VerifyWidths, verify_widths
+from sglang_hvd.plugin.verify_widths import verify_widths
 from sglang_hvd.traces.recording_folder import check_folder
 
 if TYPE_CHECKING:

@@ -23,12 +23,11 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput
 from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
 
-from sglang_hvd.allocation import MOST_WIDE_REQUESTS, StepCosts
+from sglang_hvd.allocation import MOST_WIDE_REQUESTS, StepCosts, VerifyWidths
 from sglang_hvd.plugin.verify_tree import DraftNodes
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.draft_worker import HvdDraftWorker
-    from sglang_hvd.plugin.verify_widths import VerifyWidths
 
 # The shortest time counts: what else runs on the machine makes times longer only. Rounds over the
 # whole table lie further apart than a start of another process takes to pass.
@@ -52,21 +51,21 @@ class CostProfile:
 
     def __init__(self, worker: HvdDraftWorker, *, widths: VerifyWidths, postpones: bool) -> None:
         self._worker = worker
-        self._of_server, self._widths = widths, widths.values
+        self._widths = widths
         self._postpones = postpones
         self._target = worker.target_worker.model_runner
         self._device = torch.device(worker.device)
-        longest = self._target.model_config.context_len - self._widths[-1] - 1
-        self._context = max(min(_CONTEXT_TOKENS, longest), self._widths[-1])
+        longest = self._target.model_config.context_len - self._widths.widest - 1
+        self._context = max(min(_CONTEXT_TOKENS, longest), self._widths.widest)
         self._hidden: torch.Tensor | None = None  # one of the target's hidden states
 
     def table(self, most_requests: int) -> StepCosts:
         """The costs of up to so many requests, or as many as _MOST_NODES allow."""
-        most_requests = max(min(most_requests, _MOST_NODES // self._widths[0]), 1)
+        most_requests = max(min(most_requests, _MOST_NODES // self._widths.values[0]), 1)
         batch_sizes = [1]
         while batch_sizes[-1] < most_requests:
             batch_sizes.append(min(4 * batch_sizes[-1], most_requests))
-        if self._of_server.widest > self._of_server.base and most_requests > MOST_WIDE_REQUESTS:
+        if self._widths.widest > self._widths.base and most_requests > MOST_WIDE_REQUESTS:
             batch_sizes.insert(1, MOST_WIDE_REQUESTS)
         # Not inference mode: what a forward makes once and keeps could not be written in serving.
         with torch.no_grad():
@@ -84,7 +83,7 @@ class CostProfile:
         if len(batch_sizes) == 1:
             batch_sizes, verify, extend = [1, 2], verify * 2, extend * 2
             draft_once, draft_round = draft_once * 2, draft_round * 2
-        columns = self._widths if self._widths[0] == 1 else (1, *self._widths)
+        columns = self._widths.values if self._widths.values[0] == 1 else (1, *self._widths.values)
         return StepCosts(
             about="timed on this server before it served",
             batch_sizes=tuple(batch_sizes),
@@ -96,8 +95,7 @@ class CostProfile:
         )
 
     def _times(self, n: int) -> _Times:
-        possible = (w for w in self._widths if n <= self._of_server.most_requests(w, n))
-        widths = [w for w in possible if n * w <= _MOST_NODES]
+        widths = [w for w in self._widths.of_step(n) if n * w <= _MOST_NODES]
         verify = [self._ms(partial(self._verify, n, w)) for w in widths]
         with self._worker.drafting():
             draft = [self._ms(partial(self._draft, n, steps)) for steps in self._draft_steps()]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_hvd.allocation import StepCosts
+from sglang_hvd.allocation import StepCosts, VerifyWidths
 from sglang_hvd.plugin.cost_profile import CostProfile
 from sglang_hvd.plugin.entry import SUPPORTED_SGLANG
 from sglang_hvd.user_cache import user_cache
@@ -22,7 +22,6 @@ from sglang_hvd.whole_file import write_whole
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.draft_worker import HvdDraftWorker
-    from sglang_hvd.plugin.verify_widths import VerifyWidths
 
 logger = logging.getLogger(__name__)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.arg_groups.overrides import attention_backends_of, model_config_of
 
-from sglang_hvd.allocation import MOST_WIDE_REQUESTS, powers_of_two_below, widths_that_save
+from sglang_hvd.allocation import VerifyWidths, powers_of_two_below, widths_that_save
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig
 from sglang_hvd.plugin.tree_support import TargetAttention
 
@@ -21,38 +19,6 @@ _READS_MOST_FROM_SETTINGS = "intel_amx"
 # Layers that keep a state instead of a KV cache keep one of every node, for each request that may
 # run: 75 MB in Qwen3-Next, for which SGLang lowers max-running-requests.
 _LINEAR_WIDTH = 8
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyWidths:
-    """Nodes per request in one verification, root included.
-
-    values: to choose from, rising.
-    base: the widest of them for any number of requests, for which SGLang makes its own backends and
-        graphs. Wider ones are for steps of at most MOST_WIDE_REQUESTS.
-    asked_for: those that the settings name, beside the base.
-    """
-
-    values: tuple[int, ...]
-    base: int
-    asked_for: frozenset[int] = frozenset()
-
-    @property
-    def widest(self) -> int:
-        """Of all."""
-        return self.values[-1]
-
-    def most_requests(self, width: int, most_requests: int) -> int:
-        """Of a step that verifies so wide, on a server that runs at most so many."""
-        return most_requests if width <= self.base else min(MOST_WIDE_REQUESTS, most_requests)
-
-    def most_nodes(self, most_requests: int) -> int:
-        """That a step of such a server verifies, of all its requests together."""
-        return max(width * self.most_requests(width, most_requests) for width in self.values)
-
-    def only(self, built: Sequence[int]) -> VerifyWidths:
-        """Those of them that could be built, the base among them."""
-        return VerifyWidths(tuple(built), self.base, self.asked_for)
 
 
 def verify_widths(
@@ -138,15 +104,16 @@ def _default_wide_width(
     """The base where there is none. One or two requests verify so many nodes of a dense model in
     little more time than one, and `allocate` does so only where it pays."""
     wide = config.default_wide_width(base)
+    if wide is None:
+        return base
     is_wide = (
-        wide is not None
-        and wide < context_len
+        wide < context_len
         and cfg.device != "cpu"
         and not attention.is_linear
         and not _has_lora(cfg)
         and not _has_experts(model_config_of(cfg).hf_text_config)  # nodes have experts of their own
     )
-    return wide if wide is not None and is_wide else base
+    return wide if is_wide else base
 
 
 def _narrow_widths(

@@ -24,13 +24,12 @@ from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_si
 from sglang.srt.runtime_context import get_exec
 from sglang.srt.utils.common import log_info_on_rank0
 
-from sglang_hvd.allocation import MOST_WIDE_REQUESTS
+from sglang_hvd.allocation import MOST_WIDE_REQUESTS, VerifyWidths
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
     from sglang_hvd.plugin.device_memory import DeviceMemory
-    from sglang_hvd.plugin.verify_widths import VerifyWidths
     from sglang_hvd.plugin.worker import HvdWorker
 
 logger = logging.getLogger(__name__)

@@ -71,7 +71,7 @@ def replay_policies(
     """
     deciding = predictor or DEFAULT_PREDICTORS[config.cache_mode]
     trained_on = PayoffPredictor.load(deciding).trained_sessions
-    width = _verify_width(config, "payoff")
+    width = DEFAULT_VERIFY_WIDTH if config.verify_width is None else config.verify_width
     if width <= model_drafter.num_steps + 1:
         raise ValueError(
             f"verify_width {width} has no room for both a cache draft and the model drafter's "
@@ -81,14 +81,15 @@ def replay_policies(
     for policy in get_args(Policy):
         if policy == "allocate" and costs is None:
             continue
+        served = config.model_copy(update={"policy": policy})
         walks = walk_recordings(
             recordings,
             vocabulary,
             WalkSettings(
-                config.model_copy(update={"policy": policy}),
+                served,
                 predictor=deciding,
                 model_drafter=model_drafter,
-                draft_limits=(_verify_width(config, policy) - 1,),
+                draft_limits=(_widest(served, width) - 1,),
                 shares_cache=shares_cache,
                 costs=costs,
             ),
@@ -146,12 +147,12 @@ def _result(
     )
 
 
-def _verify_width(config: HvdConfig, policy: Policy) -> int:
+def _widest(config: HvdConfig, verify_width: int) -> int:
     """Nodes that a server on a GPU verifies of one request, of a dense model."""
-    width = DEFAULT_VERIFY_WIDTH if config.verify_width is None else config.verify_width
-    of_policy = config.model_copy(update={"policy": policy})
-    wide = of_policy.wide_width or of_policy.default_wide_width(width)
-    return max(width, wide or 0) if policy == "allocate" else width
+    if config.policy != "allocate":
+        return verify_width
+    wide = config.wide_width or config.default_wide_width(verify_width)
+    return max(verify_width, wide or 0)
 
 
 def _mean(results: Sequence[PolicyResult], policy: str) -> PolicyResult:

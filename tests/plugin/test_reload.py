@@ -24,6 +24,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs
 
+from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import PayoffPredictor
@@ -32,7 +33,6 @@ from sglang_hvd.plugin.metrics import PredictorMetrics
 from sglang_hvd.plugin.reload import answer_for_predictor, ask_for_predictor
 from sglang_hvd.plugin.served_predictor import ServedPredictor
 from sglang_hvd.plugin.tree_support import TargetAttention
-from sglang_hvd.plugin.verify_widths import VerifyWidths
 from sglang_hvd.plugin.worker import HvdWorker
 from sglang_hvd.types import VerifyOutcome
 from tests.payoff.made_up import constant_survival

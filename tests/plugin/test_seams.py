@@ -45,11 +45,11 @@ from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import (
 )
 from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
 
+from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import SUPPORTED_SGLANG, require_hooks
 from sglang_hvd.plugin.hooks import HOOKS
 from sglang_hvd.plugin.verify_tree import HvdVerifyInput
-from sglang_hvd.plugin.verify_widths import VerifyWidths
 from sglang_hvd.plugin.worker import HvdWorker, check_sampling
 
 # Methods of ours that extend nothing.

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin import algorithm
 from sglang_hvd.plugin import verify_widths as verify_widths_module
 from sglang_hvd.plugin.tree_support import TargetAttention
-from sglang_hvd.plugin.verify_widths import VerifyWidths, verify_widths
+from sglang_hvd.plugin.verify_widths import verify_widths
 
 # What _refuse_untested reads of SGLang's arguments.
 REFUSED_BY_NONE: dict[str, object] = {

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.plugin import device_memory, width_states
 from sglang_hvd.plugin.algorithm import count_logits_rows
 from sglang_hvd.plugin.device_memory import DeviceMemory
 from sglang_hvd.plugin.draft_states import DraftStates
-from sglang_hvd.plugin.verify_widths import VerifyWidths
 from sglang_hvd.plugin.width_states import WidthStates, captured_batch_sizes
 
 WIDTHS = (2, 4, 8, 16, 32)
