@@ -231,27 +231,34 @@ def test_penalties_under_the_cache_policy_equal_those_of_plain_serving(
     assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
 
 
-def test_penalties_beside_wide_verifications_equal_those_of_plain_serving(
-    plain: Any, start_hvd: Callable[..., Any], tmp_path: Path, prompts: list[str]
+def test_penalties_beside_wide_verifications_equal_those_of_eagle3(
+    start_server: Callable[..., Any],
+    start_hvd: Callable[..., Any],
+    models: Any,
+    tmp_path: Path,
+    prompts: list[str],
 ) -> None:
-    # Where drafting is too dear to happen, a request with penalties takes plain steps, in
-    # verifications that are as wide as its neighbour's cache draft.
+    # A request with penalties verifies the model drafter's whole tree, at whatever width its
+    # neighbour's cache draft takes. Nodes cost next to nothing here, so that is the widest.
     costs = tmp_path / "costs.yaml"
     costs.write_text(
         "{about: made up, batch_sizes: [1, 2], widths: [1, 96], verify: [[5, 5.1], [5, 5.1]], "
-        "draft_round: [300, 300], draft_extend: [[0.1, 0.1], [0.1, 0.1]]}"
+        "draft_round: [1, 1], draft_extend: [[0.1, 0.1], [0.1, 0.1]]}"
     )
-    server = start_hvd("allocate", "--hvd-costs", str(costs), "--hvd-wide-width", "80")
     long = {"max_new_tokens": 96, "ignore_eos": True}
-    penalised = {**long, **PENALTIES}
     patterns = [[20 + i % period for i in range(300)] for period in (5, 6, 7)]
-    expected_long = [plain.generate(pattern, **long)["output_ids"] for pattern in patterns]
-    expected = [plain.generate(prompt, **penalised)["output_ids"] for prompt in prompts[:3]]
+    eagle3 = start_server(
+        *("--speculative-algorithm", "EAGLE3"),
+        *("--speculative-draft-model-path", str(models.drafter), *MODEL_TREE_FLAGS),
+    )
+    expected = eagle3.generate_all(prompts[:3], concurrency=1, **long, **PENALTIES)
+    expected_beside = eagle3.generate_all(patterns, concurrency=1, **long)
+    server = start_hvd("allocate", "--hvd-costs", str(costs), "--hvd-wide-width", "80")
     with ThreadPoolExecutor(1) as pool:
         beside = pool.submit(server.generate_all, patterns, concurrency=1, **long)
-        for prompt, output_ids in zip(prompts, expected, strict=False):
-            assert server.generate(prompt, **penalised)["output_ids"] == output_ids
-        assert [a["output_ids"] for a in beside.result()] == expected_long
+        answers = server.generate_all(prompts[:3], concurrency=1, **long, **PENALTIES)
+    assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
+    assert [a["output_ids"] for a in beside.result()] == [e["output_ids"] for e in expected_beside]
     assert server.hvd_state()["num_steps_by_width"]["80"] > 0
 
 
