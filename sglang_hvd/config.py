@@ -164,8 +164,8 @@ class HvdConfig(BaseModel):
         ge=2,
         description="Most nodes per request that one verification takes, root included, but for "
         "wide_width. Default: "
-        "32 (8 with linear attention), or the model drafter's tree if that is larger. Policy model "
-        "takes exactly that tree, policy both at least eight nodes more.",
+        "32 (8 with linear attention, 16 with trtllm_mha), or the model drafter's tree if that is "
+        "larger. Policy model takes exactly that tree, policy both at least eight nodes more.",
     )
     wide_width: int | None = Field(
         default=None,
@@ -173,8 +173,8 @@ class HvdConfig(BaseModel):
         description="allocate policy: most nodes per request in steps of one or two requests, if "
         "more than verify_width, which all other steps keep to. Takes memory on a GPU as narrow "
         "widths do. Default: 64 on a GPU, as far as memory goes, if neither verify_width nor "
-        "narrow_widths is given, but for models with experts or linear attention and with LoRA; "
-        "else verify_width.",
+        "narrow_widths is given, but for models with experts or linear attention, with LoRA and "
+        "with trtllm_mha; else verify_width.",
     )
     narrow_widths: tuple[int, ...] | None = Field(
         default=None,

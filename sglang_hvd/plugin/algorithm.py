@@ -283,6 +283,9 @@ def _refuse_untested(cfg: Any) -> None:
         # SGLang moves the KV of an accepted path to where it belongs, and not what it captured.
         "--enable-return-routed-experts": cfg.enable_return_routed_experts,
         "--enable-dp-attention": cfg.enable_dp_attention or (cfg.attn_dp_size or 1) > 1,
+        # Ranks then run a step's tokens in parts, by numbers that only SGLang's own batches carry.
+        f"--moe-a2a-backend {cfg.moe_a2a_backend}": cfg.moe_a2a_backend not in (None, "none"),
+        "--moe-dense-tp-size": cfg.moe_dense_tp_size is not None,
         # Its ring of states is made for fewer nodes, and nothing checks that for all models.
         "--enable-linear-replayssm-spec": cfg.enable_linear_replayssm_spec,
         # It keeps attention backends of its own, for one width.

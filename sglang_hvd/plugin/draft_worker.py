@@ -112,8 +112,8 @@ class HvdDraftWorker(EagleDraftWorker):
             nodes, of_model, kv_loc_plan = self._with_model_trees(batch, plans, nodes)
         with self.clock.measure(Phase.BUILD):
             verify_input = self._verify_input(batch, nodes, of_model, kv_loc_plan)
-        are_both = is_drafting & (plans.drafts.num_nodes > 0)
-        verify_input.has_branches = bool((are_both | plans.drafts.are_trees).any())
+        branch = is_drafting if self.topk > 1 else is_drafting & (plans.drafts.num_nodes > 0)
+        verify_input.has_branches = bool((branch | plans.drafts.are_trees).any())
         return verify_input
 
     def use_width_states(self, states: WidthStates) -> None:

@@ -67,7 +67,7 @@ class HvdVerifyInput(EagleVerifyInput):
 
     Attributes:
         of_model: bool[n, w]; the slots that the model drafter's tree has, None if it did not draft.
-        has_branches: not every draft is a chain that stands in order.
+        has_branches: an accepted path need not stand at the front of its row, as it does in chains.
     """
 
     of_model: torch.Tensor | None = None

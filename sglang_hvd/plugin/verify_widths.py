@@ -20,6 +20,11 @@ _READS_MOST_FROM_SETTINGS = "intel_amx"
 # run: 75 MB in Qwen3-Next, for which SGLang lowers max-running-requests.
 _LINEAR_WIDTH = 8
 
+# Verifies with a kernel for decoding, which FlashInfer tests with five tokens for each request, and
+# about which its users speak of 16 (flashinfer issue 3570). That is what it gets unless told.
+_VERIFIES_BY_DECODING = "trtllm_mha"
+_DECODING_WIDTH = 16
+
 
 def verify_widths(
     config: HvdConfig,
@@ -40,7 +45,7 @@ def verify_widths(
 
     Raises ValueError, in one line, for settings that do not fit each other.
     """
-    base = _verify_width(config, num_model_nodes, attention)
+    base = _verify_width(config, num_model_nodes, cfg, attention)
     narrow = _narrow_widths(config, base, cfg, is_any_width=is_any_width)
     if config.wide_width is None:
         wide = _default_wide_width(config, base, cfg, attention, context_len)
@@ -57,12 +62,18 @@ def verify_widths(
     return VerifyWidths((*narrow, base, *beyond), base, frozenset(asked_for))
 
 
-def _verify_width(config: HvdConfig, num_model_nodes: int, attention: TargetAttention) -> int:
+def _verify_width(
+    config: HvdConfig, num_model_nodes: int, cfg: Any, attention: TargetAttention
+) -> int:
     if config.policy == "model" and config.verify_width is None:
         return num_model_nodes
     beside_tree = _LEAST_BESIDE_TREE if config.policy == "both" else 0
     if config.verify_width is None:
-        default = _LINEAR_WIDTH if attention.is_linear else DEFAULT_VERIFY_WIDTH
+        default = DEFAULT_VERIFY_WIDTH
+        if attention.is_linear:
+            default = _LINEAR_WIDTH
+        elif _verifies_by_decoding(cfg):
+            default = _DECODING_WIDTH
         return max(num_model_nodes + beside_tree, min(default, 1 + config.max_draft_tokens))
     if beside_tree and config.verify_width == num_model_nodes:
         raise ValueError(
@@ -110,6 +121,7 @@ def _default_wide_width(
         wide < context_len
         and cfg.device != "cpu"
         and not attention.is_linear
+        and not _verifies_by_decoding(cfg)
         and not _has_lora(cfg)
         and not _has_experts(model_config_of(cfg).hf_text_config)  # nodes have experts of their own
     )
@@ -140,6 +152,10 @@ def _narrow_widths(
             f"{base}"
         )
     return config.narrow_widths
+
+
+def _verifies_by_decoding(cfg: Any) -> bool:
+    return _VERIFIES_BY_DECODING in attention_backends_of(cfg)
 
 
 def _has_lora(cfg: Any) -> bool:

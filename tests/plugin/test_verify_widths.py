@@ -26,6 +26,7 @@ REFUSED_BY_NONE: dict[str, object] = {
         False,
     ),
     **{"speculative_num_steps": 3, "attn_dp_size": 1, "pp_size": 1, "disaggregation_mode": "null"},
+    **{"moe_a2a_backend": "none", "moe_dense_tp_size": None},
 }
 
 
@@ -78,6 +79,8 @@ def widths_of(
         ("enable_pdmux", True, "--enable-pdmux"),
         ("speculative_num_steps", 0, "--speculative-num-steps 0"),
         ("pp_size", 2, "--pp-size above 1"),
+        ("moe_a2a_backend", "deepep", "--moe-a2a-backend deepep"),
+        ("moe_dense_tp_size", 1, "--moe-dense-tp-size"),
     ],
 )
 def test_what_would_be_wrong_or_was_not_tried_is_refused(
@@ -100,6 +103,13 @@ def test_one_or_two_requests_verify_more_where_it_is_weighed() -> None:
     assert widths_of(verify_width=24).values[-1] == 24
     assert widths_of(narrow_widths=()).values == (32,)
     assert widths_of(enable_lora=True).values == (32,)
+
+
+def test_a_kernel_for_decoding_verifies_no_more_than_its_users_ask_of_it() -> None:
+    assert widths_of(backend="trtllm_mha", requests=1) == VerifyWidths((16,), base=16)
+    assert widths_of(backend="trtllm_mha", tree=20, requests=1) == VerifyWidths((20,), base=20)
+    named = {"verify_width": 32, "wide_width": 64}
+    assert widths_of(backend="trtllm_mha", requests=1, **named).values == (32, 64)
 
 
 def test_a_width_that_is_not_much_wider_is_not_worth_its_memory() -> None:
