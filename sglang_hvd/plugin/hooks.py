@@ -8,6 +8,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_hvd.plugin import (
+    accepted_kv,
     algorithm,
     context_room,
     flags,
@@ -45,6 +46,10 @@ HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
     "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker": (
         HookType.AROUND,
         algorithm.create_hvd_worker,
+    ),
+    "sglang.srt.speculative.eagle_worker_common.move_accept_tokens_to_target_kvcache": (
+        HookType.AROUND,
+        accepted_kv.move_to_front,
     ),
     "sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class": (
         HookType.AROUND,

@@ -22,9 +22,13 @@ _LEAST_BLOCK = 32
 
 
 def has_kernels(device: torch.device, num_nodes: int) -> bool:
-    """Whether they run there: on a GPU, or anywhere in Triton's interpreter."""
-    can_run = device.type == "cuda" or triton.knobs.runtime.interpret
-    return can_run and num_nodes <= _MOST_NODES
+    """Whether they run there, and for so many nodes of a request."""
+    return runs_kernels(device) and num_nodes <= _MOST_NODES
+
+
+def runs_kernels(device: torch.device) -> bool:
+    """Triton's kernels run on a GPU, and anywhere in its interpreter."""
+    return device.type == "cuda" or triton.knobs.runtime.interpret
 
 
 def merge(nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None) -> torch.Tensor:

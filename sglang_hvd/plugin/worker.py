@@ -29,6 +29,7 @@ from sglang_hvd.allocation import (
     most_tree_nodes,
 )
 from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.plugin import kv_kernel
 from sglang_hvd.plugin.algorithm import HvdLaunch, launch_of
 from sglang_hvd.plugin.device_memory import DeviceMemory
 from sglang_hvd.plugin.draft_states import DraftStates
@@ -156,6 +157,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             ],
             self.topk,
         )
+        kv_kernel.warm_up(target.token_to_kv_pool)
         if config.policy != "allocate" or config.costs is not None or config.cost_profile == "skip":
             return
         if self._has_mrope:

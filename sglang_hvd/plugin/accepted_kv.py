@@ -1,0 +1,34 @@
+"""Where an accepted path's KV is moved to the front of its request's slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+
+def move_to_front(
+    move_accept_tokens: Callable[..., None],
+    batch: ScheduleBatch,
+    accept_index: torch.Tensor,
+    num_correct_drafts: torch.Tensor,
+    token_to_kv_pool_allocator: Any,
+) -> None:
+    """AROUND hook: moves the paths of HVD's batches by a kernel of ours (kv_kernel.py says why).
+    KV pools that are not SGLang's usual one are left to SGLang.
+
+    Args:
+        accept_index: int32[n, depth]; see verify_tree.num_accepted_of_model.
+        num_correct_drafts: int[n]; accepted draft tokens, the bonus token not counted.
+    """
+    from sglang_hvd.plugin.kv_kernel import is_moved_by_kernel, move_paths
+    from sglang_hvd.plugin.verify_tree import HvdVerifyInput
+
+    pool = token_to_kv_pool_allocator.get_kvcache()
+    if isinstance(batch.spec_info, HvdVerifyInput) and is_moved_by_kernel(pool):
+        move_paths(pool, batch.out_cache_loc, accept_index, num_correct_drafts)
+    else:
+        move_accept_tokens(batch, accept_index, num_correct_drafts, token_to_kv_pool_allocator)

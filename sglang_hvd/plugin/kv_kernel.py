@@ -1,0 +1,110 @@
+"""Moving the KV of accepted paths to the front of their requests' slots.
+
+SGLang moves a batch in one pass over all its slots. There a token's destination can be where
+another one still stands: of a path over the nodes 1, 3 and 4, the third goes where the second comes
+from. Which is done first is left to how far the warps of a block are, since none waits for another.
+EAGLE's shallow trees seldom have such paths; those of cache drafts are longer. Here a thread goes
+along one path, from its first token on, with the same bytes of each. No token stands before its
+place in the path, so what a thread overwrites it has read. Only tokens that are not where they
+belong are touched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+from sglang_hvd.plugin.tree_kernels import runs_kernels
+
+_WORD = 8  # bytes
+_BLOCK = 256  # words of each token that a program moves
+
+
+def is_moved_by_kernel(pool: Any) -> bool:
+    """Whether its tokens are rows of whole words, one for each slot and buffer, on a GPU."""
+    return (
+        type(pool) is MHATokenToKVPool
+        and runs_kernels(pool.data_ptrs.device)
+        and pool.layer_num > 0
+        and pool.kv_cache_layout == "nhd"
+        and pool.native_k_scale_buffer is None
+        and all(
+            row_bytes % _WORD == 0 and buffer.data_ptr() % _WORD == 0
+            for row_bytes, buffer in zip(_row_bytes(pool), _buffers(pool), strict=True)
+        )
+    )
+
+
+def warm_up(pool: Any) -> None:
+    """Compiles the kernel, before a server takes it."""
+    if is_moved_by_kernel(pool):
+        none = torch.zeros((1, 1), dtype=torch.int32, device=pool.data_ptrs.device)
+        move_paths(pool, none[0].to(torch.int64), none, none[0])
+
+
+def move_paths(
+    pool: Any, slots: torch.Tensor, accept_index: torch.Tensor, num_correct: torch.Tensor
+) -> None:
+    """Move what was accepted of every request, in all buffers of the pool.
+
+    Args:
+        slots: int64[n * w]; of the KV cache, those of a request's nodes side by side.
+        accept_index: int32[n, depth]; see verify_tree.num_accepted_of_model.
+        num_correct: int32[n]; accepted nodes of each request, its root not counted.
+    """
+    n, words = len(num_correct), max(_row_bytes(pool)) // _WORD
+    _move_kernel[(n, len(pool.data_ptrs), triton.cdiv(words, _BLOCK))](
+        pool.data_ptrs,
+        pool.data_strides,
+        slots,
+        accept_index,
+        num_correct,
+        accept_index.stride(0),
+        len(slots) // n,
+        BLOCK=_BLOCK,
+    )
+
+
+def _buffers(pool: Any) -> list[torch.Tensor]:
+    """Those that pool.data_ptrs and pool.data_strides are of."""
+    buffers: list[torch.Tensor] = pool._slot_move_pointer_buffers()
+    return buffers
+
+
+def _row_bytes(pool: Any) -> list[int]:
+    return [buffer.stride(0) * buffer.dtype.itemsize for buffer in _buffers(pool)]
+
+
+# No variants by the values and addresses of these: a server would compile them while it serves.
+@triton.jit(
+    do_not_specialize=["index_stride", "w"],
+    do_not_specialize_on_alignment=[
+        *("data_ptrs", "data_strides", "slots", "accept_index", "num_correct"),
+    ],
+)
+def _move_kernel(  # type: ignore[no-untyped-def]
+    data_ptrs,
+    data_strides,
+    slots,
+    accept_index,
+    num_correct,
+    index_stride,
+    w,
+    BLOCK: tl.constexpr,
+):
+    request = tl.program_id(0).to(tl.int64)
+    words = tl.load(data_strides + tl.program_id(1)) // 8
+    rows = tl.cast(tl.load(data_ptrs + tl.program_id(1)), tl.pointer_type(tl.int64))
+    word = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    first = request * w
+    for k in range(1, tl.load(num_correct + request) + 1):
+        node = tl.load(accept_index + request * index_stride + k).to(tl.int64)
+        if node != first + k:
+            source = tl.load(slots + node).to(tl.int64)
+            target = tl.load(slots + first + k).to(tl.int64)
+            values = tl.load(rows + source * words + word, mask=word < words)
+            tl.store(rows + target * words + word, values, mask=word < words)
