@@ -384,6 +384,25 @@ def test_what_drafts_had_right_counts_in_their_namespace_until_flush() -> None:
     assert logits("second") == unknown
 
 
+def test_a_request_without_cache_tells_the_others_nothing_of_its_drafts() -> None:
+    made = drafter("payoff", threshold=9.0)
+
+    def logit() -> float:
+        proposals = made.propose(["other"])
+        assert proposals.features is not None
+        made.allocate(["other"], proposals)
+        return float(proposals.features.features[0, COLUMN["logit_right_1"]])
+
+    made.start("other", REPEATS)
+    made.extend("other", [3])
+    unknown = logit()
+    made.start("without", REPEATS, without_cache=True)
+    made.extend("without", [3])
+    made.plan(["without"])
+    made.commit(["without"], [VerifyOutcome([9], 0)])  # the draft has a 4 there
+    assert logit() == unknown
+
+
 def test_only_the_given_output_is_kept() -> None:
     made = drafter("cache")
     made.start("first", [9])

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from sglang_hvd.allocation import StepAllocator, StepCosts
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor, TokenClasses
+from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome, VerifyOutcomes
@@ -43,9 +45,8 @@ def drafter(
     widths: tuple[int, ...] = WIDTHS,
     base_width: int | None = None,
     predictor: PayoffPredictor | None = None,
-    branches: bool = True,
     verifies_trees: bool = True,
-    max_draft_tokens: int = 64,
+    **settings: Any,
 ) -> HybridDrafter:
     allocator = StepAllocator(
         costs(per_node, of_round),
@@ -54,7 +55,7 @@ def drafter(
         model_sizes=SIZES,
         num_steps=[NUM_STEPS],
     )
-    config = HvdConfig(policy=policy, max_draft_tokens=max_draft_tokens, branches=branches)
+    config = HvdConfig(policy=policy, **settings)
     return HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
@@ -335,6 +336,57 @@ def test_what_branches_bring_is_expected_of_later_ones(source: DraftSource) -> N
         assert share is not None
         shares[right] = share
     assert shares[True] > first > shares[False]
+
+
+def after_wrong_branches(**settings: bool) -> HybridDrafter:
+    made = drafter(prob=0.5, **settings)
+    branching(made)
+    made.commit(["r"], [VerifyOutcome([99], 0, num_model_accepted=0)])
+    return made
+
+
+def test_another_predictor_leaves_other_branches() -> None:
+    made, first = after_wrong_branches(), drafter().branch_share()
+    assert made.branch_share() != first
+    made.use_predictor(constant_survival(0.5))
+    assert made.branch_share() == first
+
+
+def test_branches_are_not_learned_where_nothing_is_corrected() -> None:
+    assert after_wrong_branches(calibrate=False).branch_share() == drafter().branch_share()
+
+
+def test_the_allocator_sees_how_far_every_request_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+    observe = StepAllocator.observe
+
+    def watched(allocator: StepAllocator, slots: np.ndarray, lengths: np.ndarray) -> None:
+        seen.append(lengths.tolist())
+        observe(allocator, slots, lengths)
+
+    monkeypatch.setattr(StepAllocator, "observe", watched)
+    made = drafter()
+    for rid in "ab":
+        planned(made, rid)
+    made.commit("ab", [VerifyOutcome([4, 5, 99], 2), VerifyOutcome([99], 0)])
+    assert seen == [[3, 1]]
+
+
+def test_of_a_longer_draft_as_many_tokens_are_weighed_as_the_predictor_knows() -> None:
+    repeats = list(range(1, 150))
+    made = drafter(
+        *("allocate",),
+        prob=0.999,
+        verify_width=128,
+        widths=(1, 128),
+        cache_mode="paper",
+        max_draft_tokens=128,
+        max_depth=256,
+    )
+    made.start("r", [*repeats, *repeats[:70]])
+    made.extend("r", [71])
+    [plan] = made.plan(["r"])
+    assert drafted(plan) == repeats[71 : 71 + MAX_DRAFT_LEN]
 
 
 def test_a_cycle_that_verified_a_branch_alone_tells_of_the_chains_first_token() -> None:

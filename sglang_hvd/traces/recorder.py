@@ -85,6 +85,7 @@ class Recorder:
         self._num_dropped = 0
         self._num_overflowed = 0
         self._last_error: str | None = None
+        self._ended_by: str | None = None  # what the thread died of
 
         self._thread = threading.Thread(target=self._run, name="hvd-recorder", daemon=True)
         self._thread.start()
@@ -97,7 +98,8 @@ class Recorder:
             if self._is_closed or (is_full and self._queue):
                 self._num_dropped += 1
                 self._num_overflowed += not self._is_closed
-                self._last_error = "closed" if self._is_closed else "the queue is full"
+                closed = self._ended_by or "closed"
+                self._last_error = closed if self._is_closed else "the queue is full"
                 return
             self._queue.append(trace)
             self._num_queued_tokens += num_tokens
@@ -123,6 +125,10 @@ class Recorder:
                 self._attempt(self._folder.complete_if_due)
                 self._tell_of_overflow()
             self._attempt(self._folder.complete)
+        except BaseException as error:  # also what ends an interpreter: nothing may hide it
+            with self._changed:
+                self._ended_by = self._last_error = f"{type(error).__name__}: {error}"
+            raise
         finally:
             with self._changed:
                 self._is_closed = True  # a queue without its thread would only grow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from array import array
 
 import pytest
@@ -101,3 +102,103 @@ def test_a_key_may_be_any_string(key: str) -> None:
     req = request("a", [1, 2], extra_key=key)
     prefill(held, req)
     assert len(held) == 1
+
+
+def test_salts_and_keys_that_read_alike_together_are_kept_apart() -> None:
+    held = held_requests()
+    for salt, key in (("ab", "c"), ("a", "bc"), ("", "abc")):
+        req = request(f"{salt} {key}", [1, 2], extra_key=key)
+        req.cache_salt = salt
+        prefill(held, req)
+        end(held, req, [3])
+    assert held.describe()["num_namespaces"] == 3
+
+
+def test_what_stands_behind_a_stop_is_not_kept() -> None:
+    held = held_requests()
+    req = request("a", [1, 2])
+    prefill(held, req)
+    req.finished_len = 2
+    end(held, req, [3, 5, 6, 7])
+    assert held.describe()["num_shared_tokens"] == 2
+
+
+def test_a_prompt_that_goes_on_has_no_token_yet() -> None:
+    held = held_requests()
+    whole, part = request("a", [1, 2]), request("b", [5, 6, 7, 5, 6])
+    held.record_prefill([whole, part], part, torch.tensor([3, 99]))
+    held.record_prefill([part], None, torch.tensor([7]))
+    whole.output_ids.append(3)
+    part.output_ids.append(7)
+    _, plan = held.plan([whole, part], [2, 5])
+    assert plan.cache_draft is not None
+    assert plan.cache_draft.token_ids.tolist()[:2] == [5, 6]
+    assert held.describe()["num_resyncs"] == 0
+
+
+def verified(held: HeldRequests, req: Req) -> None:
+    """A step that commits 4, 1 of a request for which 4 was drafted; the host has not read it."""
+    prefill(held, req)
+    req.output_ids.append(3)
+    held.plan([req], [6])
+    tokens = torch.tensor([4, 1, 99, 99])
+    held.record_verify([req], tokens, torch.tensor([2], dtype=torch.int32), None)
+
+
+def test_the_last_step_of_a_request_counts_when_it_ends() -> None:
+    held = held_requests()
+    req = request("a", [1, 2, 3, 4, 1, 2])
+    verified(held, req)
+    end(held, req, [4, 1])
+    assert req._hvd_figures["num_cache_accepted_drafts"] == 1
+    assert held.describe()["num_shared_tokens"] == 3
+
+
+def test_a_flush_takes_the_last_step_in_first() -> None:
+    held = held_requests()
+    req = request("a", [1, 2, 3, 4, 1, 2])
+    verified(held, req)
+    held.flush()
+    assert held.describe()["num_accepted_drafts"]["cache"] == 1
+
+
+def test_a_copy_of_a_request_is_another_one() -> None:
+    held = held_requests()
+    req = request("a", [1, 2, 3, 4, 1, 2])
+    prefill(held, req)
+    other = copy.copy(req)
+    prefill(held, other)
+    assert len(held) == 2
+    req.output_ids.append(3)
+    held.plan([req, other], [6, 6])
+    assert held.describe()["num_resyncs"] == 0
+
+
+@pytest.mark.parametrize(
+    ("params", "source"),
+    [
+        ({}, DraftSource.CACHE),
+        ({"frequency_penalty": 0.1}, DraftSource.PLAIN),
+        ({"presence_penalty": -0.1}, DraftSource.PLAIN),
+        ({"repetition_penalty": 1.1}, DraftSource.PLAIN),
+        ({"min_new_tokens": 1}, DraftSource.PLAIN),
+    ],
+)
+def test_requests_whose_penalties_follow_the_cycles_verify_no_cache_draft(
+    params: dict[str, float], source: DraftSource
+) -> None:
+    held = held_requests()
+    req = request("a", [1, 2, 3, 4, 1, 2])
+    for name, value in params.items():
+        setattr(req.sampling_params, name, value)
+    prefill(held, req)
+    req.output_ids.append(3)
+    [plan] = held.plan([req], [6])
+    assert plan.source is source
+
+
+def end(held: HeldRequests, req: Req, output_ids: list[int]) -> None:
+    """The request commits these besides, and ends by its length."""
+    req.output_ids.extend(output_ids)
+    req.finished_reason = FINISH_LENGTH(len(req.output_ids))
+    held.note_finished(req.rid)

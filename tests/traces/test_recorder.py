@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_hvd.traces import recorder as recorder_module
 from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.recorder import Recorder, RecorderStats
 from sglang_hvd.traces.recording_folder import recordings
@@ -87,6 +88,30 @@ def test_a_full_queue_drops_and_counts_and_says_so_once(
     assert len(messages) == 2
     assert "is too slow and leaves out requests" in messages[0]
     assert "keeps up again, 50 left out" in messages[1]
+
+
+def test_what_is_written_leaves_its_room_in_the_queue(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, max_queued_tokens=100)
+    for number in range(20):  # 200 tokens, one trace at a time
+        recorder.record(trace([1] * 9, [number]))
+        wait_for(lambda num=number: recorder.stats().num_recorded == num + 1)
+    with recorder._changed:
+        for number in range(2):
+            recorder.record(trace([1] * 9, [number]))
+    recorder.close()
+    assert recorder.stats() == RecorderStats(22, 0, None)
+
+
+def test_a_thread_that_ends_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(folder: Path) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(recorder_module, "salvage", breaks)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    recorder = Recorder(tmp_path)
+    recorder._thread.join()
+    recorder.record(trace([1], [2]))
+    assert recorder.stats() == RecorderStats(0, 1, "MemoryError: no room")
 
 
 def test_a_request_larger_than_the_queue_is_recorded_when_nothing_waits(tmp_path: Path) -> None:
