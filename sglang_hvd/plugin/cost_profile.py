@@ -77,7 +77,7 @@ class CostProfile:
         ]
         verify = [times.verify.tolist() for times in shortest]
         extend = [times.extend.tolist() for times in shortest]
-        drafts = [self._parts_of_draft(*times.draft.tolist()) for times in shortest]
+        drafts = [_parts_of_draft(self._draft_steps(), times.draft.tolist()) for times in shortest]
         draft_once, draft_round = map(list, zip(*drafts, strict=True))
         # A table needs two of each; what is beyond was not timed and is not asked for.
         if len(batch_sizes) == 1:
@@ -107,17 +107,6 @@ class CostProfile:
         *fewer, all_steps = self._worker.draft_states.num_steps
         few = [steps for steps in fewer if steps > 1] or fewer  # one alone prepares no attention
         return [*few[:1], all_steps]
-
-    def _parts_of_draft(self, *of_steps: float) -> tuple[float, float]:
-        """What a draft takes beside its rounds, and one of its rounds."""
-        num_steps = self._worker.speculative_num_steps
-        if num_steps == 1:
-            return of_steps[0], 0.0
-        if len(of_steps) == 1:
-            return 0.0, of_steps[0] / (num_steps - 1)
-        fewest, of_fewest, of_all = self._draft_steps()[0], *of_steps
-        of_round = max(of_all - of_fewest, 0.0) / (num_steps - fewest)
-        return max(of_fewest - (fewest - 1) * of_round, 0.0), of_round
 
     def _ms(self, prepare: Callable[[], Callable[[], object]]) -> float:
         """Of what prepare makes; on a GPU the device's time, since the host works ahead there."""
@@ -293,9 +282,23 @@ class CostProfile:
         )
 
 
+def _parts_of_draft(steps: list[int], times: list[float]) -> tuple[float, float]:
+    """What a draft takes beside its rounds, and one of its rounds.
+
+    steps: numbers of steps that were timed, rising to all; the first of them needs no round.
+    """
+    if steps[-1] == 1:
+        return times[-1], 0.0
+    if len(steps) == 1:
+        return 0.0, times[0] / (steps[0] - 1)
+    (fewest, most), (of_fewest, of_all) = steps, times
+    of_round = max(of_all - of_fewest, 0.0) / (most - fewest)
+    return max(of_fewest - (fewest - 1) * of_round, 0.0), of_round
+
+
 def _rising(rows: list[list[float]], columns: Sequence[int]) -> tuple[tuple[float, ...], ...]:
     """A table that never falls. A first column that was not timed costs what the next one does. A
-    short row goes on with its last slope, or with the row's above for a row of one."""
+    short row goes on with its last slope, or one of a single time as the row above does."""
     num_timed = len(rows[0])
     first = len(columns) - num_timed
     filled: list[list[float]] = []
@@ -303,7 +306,7 @@ def _rising(rows: list[list[float]], columns: Sequence[int]) -> tuple[tuple[floa
         of_row = list(row)
         while len(of_row) < num_timed:
             at = first + len(of_row)
-            if len(of_row) > 1:
+            if len(row) > 1:
                 slope = (of_row[-1] - of_row[-2]) / (columns[at - 1] - columns[at - 2])
                 of_row.append(of_row[-1] + slope * (columns[at] - columns[at - 1]))
             else:
