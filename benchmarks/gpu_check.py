@@ -13,8 +13,8 @@ identity: every policy's greedy output beside plain serving's on the demo pair, 
     step, and concurrency. Where a token differs, the gap is shown between the two log probabilities
     that plain serving gives there. In bfloat16 some logits tie: such a difference is reported with
     its gap, and still counts as a difference. A server that did not start is a problem of its row.
-memory: the kernels that lay verify trees out, under compute-sanitizer and beside torch. On a CPU
-    there are no kernels to compare.
+memory: the kernels that lay verify trees out and move accepted paths, under compute-sanitizer and
+    beside torch. On a CPU there are no kernels to compare.
 costs: what steps of the shapes cost, timed by the server before it serves: a plain step and each
     verify width, with the memory that each takes. The gap between steps is not among them.
 traces: benchmarks.trace_serving on the shapes.
@@ -375,6 +375,52 @@ def _lay_out(device: str) -> int:
     return 1 if differ else 0
 
 
+def _move_paths(device: str) -> int:
+    """Random paths in a KV cache of two layers, moved to the front as a step does it, and by torch.
+    1 where the two differ."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    from sglang_hvd.plugin.kv_kernel import is_moved_by_kernel, move_paths
+
+    num_slots, differ = 4096, 0
+    pool = MHATokenToKVPool(
+        size=num_slots,
+        page_size=1,
+        dtype=torch.bfloat16,
+        head_num=8,
+        head_dim=128,
+        layer_num=2,
+        device=device,
+        enable_memory_saver=False,
+    )
+    if not is_moved_by_kernel(pool):
+        print("this device has no kernel that moves paths")
+        return 0
+    torch.manual_seed(0)
+    buffers = [*pool.k_buffer, *pool.v_buffer]
+    for n, width in itertools.product((1, 7, 48), (8, 32, 65)):
+        for buffer in buffers:
+            buffer.copy_(torch.rand(buffer.shape))
+        expected = [buffer.clone() for buffer in buffers]
+        slots = 1 + torch.randperm(num_slots, device=device)[: n * width]
+        num_accepted = torch.randint(0, width, (n,))
+        accepted = torch.full((n, width), -1, dtype=torch.int32)
+        for row, num in enumerate(num_accepted.tolist()):
+            path = [0, *(1 + torch.randperm(width - 1)[:num]).sort().values.tolist()]
+            accepted[row, : num + 1] = row * width + torch.tensor(path, dtype=torch.int32)
+            of_row = slots[row * width : (row + 1) * width]
+            for buffer in expected:
+                buffer[of_row[: num + 1]] = buffer[of_row[path]]
+        lens = num_accepted.to(device=device, dtype=torch.int32)
+        move_paths(pool, slots, accepted.to(device), lens)
+        differ += sum(
+            not torch.equal(buffer, wanted)
+            for buffer, wanted in zip(buffers, expected, strict=True)
+        )
+    print(f"{differ} of the moved buffers differ from those by torch")
+    return 1 if differ else 0
+
+
 def _costs(options: argparse.Namespace) -> tuple[bool, Any]:
     rows = []
     *narrow, widest = sorted({1, *options.widths})
@@ -500,7 +546,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lay-out", metavar="DEVICE", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.lay_out is not None:
-        raise SystemExit(_lay_out(options.lay_out))
+        raise SystemExit(_lay_out(options.lay_out) or _move_paths(options.lay_out))
     unknown = sorted(set(options.parts or PARTS) - set(PARTS))
     if unknown:
         parser.error(f"--parts: {', '.join(unknown)}: known are {', '.join(PARTS)}")
