@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from sglang_hvd.traces import chat_logs
 from sglang_hvd.traces.chat_logs import read_chat_log
 from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.trace import Trace
@@ -77,6 +78,19 @@ def test_calls_that_go_on_are_turns_of_one_session(tmp_path: Path, tokenizer: To
     assert traces[2].sampling == {"temperature": 0.5, "top_p": 1}
     before = [*traces[0].prompt_ids.tolist(), *traces[0].output_ids.tolist()]
     assert traces[2].prompt_ids.tolist()[: len(before)] == before
+
+
+def test_of_many_conversations_the_one_that_was_quiet_longest_is_forgotten(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_logs, "_MAX_OPEN", 2)
+    first, second, third = (call(said("user", name), reply="b") for name in "adc")
+
+    def goes_on(name: str) -> dict[str, Any]:
+        return call(said("user", name), said("assistant", "b"), said("user", "c"), reply="d")
+
+    traces = read(tmp_path / "x", tokenizer, first, second, third, goes_on("a"), goes_on("c"))
+    assert [trace.session for trace in traces] == ["x:1", "x:2", "x:3", "x:4", "x:3"]
 
 
 def test_a_session_is_one_of_the_same_tools(tmp_path: Path, tokenizer: Tokenizer) -> None:
