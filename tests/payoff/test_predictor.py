@@ -378,6 +378,19 @@ def test_the_shipped_predictor_is_better_than_the_papers(mode: CacheMode) -> Non
     assert ours["calibration_error"] <= {"paper": 0.03, "votes": 0.04}[mode]
 
 
+def test_a_fingerprint_is_of_all_that_predicts() -> None:
+    made = random_predictor(seed=1)
+    assert random_predictor(seed=1).fingerprint == made.fingerprint
+    assert replace(made, provenance={"from": "elsewhere"}).fingerprint == made.fingerprint
+    others = [
+        random_predictor(seed=2),
+        replace(made, settings={**made.settings, "history_window": 3}),
+        replace(made, mean=made.mean + 1),
+        replace(made, std=made.std + 1),
+    ]
+    assert made.fingerprint not in {other.fingerprint for other in others}
+
+
 @KINDS
 def test_weights_that_overflow_predict_nothing_to_gain(kind: Kind) -> None:
     predictor, drafts = random_predictor(kind), random_drafts(64)

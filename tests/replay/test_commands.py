@@ -12,6 +12,7 @@ from sglang_hvd.cli import main
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
+from sglang_hvd.replay import policies
 from sglang_hvd.replay.evaluate import judge
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import Recording, Vocabulary, find_recordings
@@ -20,7 +21,9 @@ from sglang_hvd.replay.train import (
     TrainPlan,
     first_round,
     held_out_sessions,
+    train_predictor,
     train_predictors,
+    weighted_rows,
 )
 from sglang_hvd.replay.walk import RecordingWalk, SessionWalk, WalkSettings, walk_recordings
 from sglang_hvd.traces.writer import TraceWriter
@@ -340,6 +343,62 @@ def test_both_kinds_learn_from_the_same_cycles(
     }
     assert len({str(predictor.provenance["num_rows"]) for predictor in trained.values()}) == 1
     assert trained["survival"].trained_sessions == trained["mlp"].trained_sessions
+
+
+@pytest.mark.parametrize(
+    ("warm_up", "num_tokens"), [(0.0, [10, 20, 80]), (0.25, [20, 80]), (0.5, [80]), (0.9, [80])]
+)
+def test_sessions_that_warm_the_cache_are_not_measured(
+    warm_up: float, num_tokens: list[int]
+) -> None:
+    sessions = tuple(
+        SessionWalk(f"of {num} tokens", CycleTotals(num_cycles=10, num_tokens=num), None)
+        for num in (10, 20, 40, 80)
+    )
+    of_file = RecordingWalk("file", "family", sessions)
+    trained_on = frozenset({"of 40 tokens"})
+    measured = policies._result(of_file, "cache", warm_up, trained_on)
+    assert measured is not None
+    expected = 1000 * 10 * len(num_tokens) / sum(num_tokens)
+    assert measured.cycles_per_1k_tokens == pytest.approx(expected)
+
+
+def test_later_rounds_learn_from_the_first_too(
+    made_up_traces: Path, number_tokenizer: Path
+) -> None:
+    recordings = find_recordings(made_up_traces)
+    vocabulary = Vocabulary(number_tokenizer, "<|im_end|>")
+
+    def num_rows(num_rounds: int) -> int:
+        plan = TrainPlan(HvdConfig(), num_rounds=num_rounds, num_processes=1)
+        return int(str(train_predictor(recordings, vocabulary, plan).provenance["num_rows"]))
+
+    assert num_rows(2) > num_rows(1)
+
+
+def test_a_predictor_is_judged_by_what_was_held_out_alone(
+    made_up_traces: Path, number_tokenizer: Path
+) -> None:
+    recordings = find_recordings(made_up_traces)
+    vocabulary = Vocabulary(number_tokenizer, "<|im_end|>")
+
+    def num_judged(share: float) -> int:
+        plan = TrainPlan(HvdConfig(), held_out=share, num_rounds=1, num_processes=1)
+        judged = train_predictor(recordings, vocabulary, plan).provenance["heldout"]
+        return sum(row["num_drafts"] for row in judged)
+
+    assert num_judged(0.5) > 1.5 * num_judged(0.25) > 0
+
+
+def test_the_rows_of_a_recording_count_as_a_power_of_their_number() -> None:
+    large, small = (walk("f", rows([1] * num), num_cycles=1, num_cache=1) for num in (90, 10))
+    weights = weighted_rows([large, small], without=frozenset()).weights
+    assert weights is not None
+    assert weights.mean() == pytest.approx(1)
+    assert weights[:90].sum() / weights[90:].sum() == pytest.approx(9**0.7)
+    trained_on = frozenset(session.fingerprint for session in large.sessions)
+    other = walk("other", rows([1] * 10), num_cycles=1, num_cache=1)
+    assert len(weighted_rows([large, other], without=trained_on)) == 10
 
 
 @pytest.mark.parametrize(
