@@ -12,6 +12,7 @@ belong are touched.
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import triton
@@ -26,17 +27,7 @@ _BLOCK = 256  # words of each token that a program moves
 
 def is_moved_by_kernel(pool: Any) -> bool:
     """Whether its tokens are rows of whole words, one for each slot and buffer, on a GPU."""
-    return (
-        type(pool) is MHATokenToKVPool
-        and runs_kernels(pool.data_ptrs.device)
-        and pool.layer_num > 0
-        and pool.kv_cache_layout == "nhd"
-        and pool.native_k_scale_buffer is None
-        and all(
-            row_bytes % _WORD == 0 and buffer.data_ptr() % _WORD == 0
-            for row_bytes, buffer in zip(_row_bytes(pool), _buffers(pool), strict=True)
-        )
-    )
+    return _row_words(pool) is not None
 
 
 def warm_up(pool: Any) -> None:
@@ -56,7 +47,8 @@ def move_paths(
         accept_index: int32[n, depth]; see verify_tree.num_accepted_of_model.
         num_correct: int32[n]; accepted nodes of each request, its root not counted.
     """
-    n, words = len(num_correct), max(_row_bytes(pool)) // _WORD
+    n, words = len(num_correct), _row_words(pool)
+    assert words is not None, "is_moved_by_kernel tells which pools are not for this"
     _move_kernel[(n, len(pool.data_ptrs), triton.cdiv(words, _BLOCK))](
         pool.data_ptrs,
         pool.data_strides,
@@ -69,14 +61,32 @@ def move_paths(
     )
 
 
-def _buffers(pool: Any) -> list[torch.Tensor]:
-    """Those that pool.data_ptrs and pool.data_strides are of."""
-    buffers: list[torch.Tensor] = pool._slot_move_pointer_buffers()
-    return buffers
+# By pool: looking at all buffers takes some 100 us, and their rows do not change.
+_known_row_words: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()
 
 
-def _row_bytes(pool: Any) -> list[int]:
-    return [buffer.stride(0) * buffer.dtype.itemsize for buffer in _buffers(pool)]
+def _row_words(pool: Any) -> int | None:
+    """Of the longest row of its buffers; None for a pool that is left to SGLang."""
+    if pool not in _known_row_words:
+        _known_row_words[pool] = _look_at_rows(pool)
+    return _known_row_words[pool]
+
+
+def _look_at_rows(pool: Any) -> int | None:
+    if not (
+        type(pool) is MHATokenToKVPool
+        and runs_kernels(pool.data_ptrs.device)
+        and pool.layer_num > 0
+        and pool.kv_cache_layout == "nhd"
+        and pool.native_k_scale_buffer is None
+    ):
+        return None
+    buffers: list[torch.Tensor] = pool._slot_move_pointer_buffers()  # those of pool.data_ptrs
+    row_bytes = [buffer.stride(0) * buffer.dtype.itemsize for buffer in buffers]
+    starts = [buffer.data_ptr() for buffer in buffers]
+    if any(num % _WORD for num in (*row_bytes, *starts)):
+        return None
+    return max(row_bytes) // _WORD
 
 
 # No variants by the values and addresses of these: a server would compile them while it serves.

@@ -92,7 +92,7 @@ def test_rows_that_are_no_whole_words_are_left_to_sglang() -> None:
 @pytest.mark.parametrize("field", ["kv_cache_layout", "native_k_scale_buffer"])
 def test_other_layouts_are_left_to_sglang(field: str) -> None:
     pool = _pool()
-    setattr(pool, field, "hnd")
+    setattr(pool, field, "other")
     assert not is_moved_by_kernel(pool)
 
 
