@@ -13,7 +13,7 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from sglang_hvd.replay import policies
-from sglang_hvd.replay.evaluate import judge
+from sglang_hvd.replay.evaluate import judge, judging_walks
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import Recording, Vocabulary, find_recordings
 from sglang_hvd.replay.simulator import CycleTotals
@@ -551,3 +551,9 @@ def test_recordings_without_prompts_are_refused(
     error = capsys.readouterr().err
     assert "recorded without prompts" in error
     assert error.count("\n") == 1
+
+
+def test_predictors_are_judged_uncorrected(tmp_path: Path) -> None:
+    assert HvdConfig().calibrate
+    walks = judging_walks(HvdConfig(), tmp_path / "any.safetensors")
+    assert not any(settings.config.calibrate for settings in walks.values())

@@ -5,11 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from sglang_hvd.replay.recordings import Recording, Vocabulary, session_fingerprints
+from sglang_hvd.replay.recordings import (
+    Recording,
+    Vocabulary,
+    find_recordings,
+    session_fingerprints,
+)
+from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.recording_folder import RecordingFolder
 from sglang_hvd.traces.writer import TraceWriter
 from tests.replay.conftest import WriteTraces
 from tests.traces.made_up import trace
+from tests.traces.test_recording_folder import another_process
 
 
 def fingerprints(path: Path, vocabulary: Vocabulary) -> dict[str, str]:
@@ -70,3 +77,12 @@ def test_a_session_that_goes_on_in_another_file_keeps_its_name(
     with TraceWriter(other, **of_model) as writer:
         writer.write(trace([9, 9, 9], [1], session="a", **of_model))
     assert fingerprints(other, vocabulary)["a"] != fingerprints(first, vocabulary)["a"]
+
+
+def test_what_a_killed_server_left_unfinished_is_read_too(tmp_path: Path) -> None:
+    with another_process(tmp_path, "kill") as process:
+        assert process.wait(60) == -9
+    assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
+    [recording] = find_recordings(tmp_path)
+    assert recording.path.suffix == ".hvdt"
+    assert len(list(read_traces(recording.path))) == 3
