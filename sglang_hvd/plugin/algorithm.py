@@ -291,6 +291,8 @@ def _refuse_untested(cfg: Any) -> None:
         # It keeps attention backends of its own, for one width.
         "--enable-pdmux": cfg.enable_pdmux,
         "--pp-size above 1": cfg.pp_size > 1,
+        # Moves of accepted tokens take slots for the rank's own.
+        "--dcp-size above 1": (cfg.dcp_size or 1) > 1,
         f"--disaggregation-mode {cfg.disaggregation_mode}": cfg.disaggregation_mode != "null",
     }
     for flag, is_given in refusals.items():

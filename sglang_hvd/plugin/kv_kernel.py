@@ -1,12 +1,12 @@
 """Moving the KV of accepted paths to the front of their requests' slots.
 
-SGLang moves a batch in one pass over all its slots. There a token's destination can be where
-another one still stands: of a path over the nodes 1, 3 and 4, the third goes where the second comes
-from. Which is done first is left to how far the warps of a block are, since none waits for another.
-EAGLE's shallow trees seldom have such paths; those of cache drafts are longer. Here a thread goes
-along one path, from its first token on, with the same bytes of each. No token stands before its
-place in the path, so what a thread overwrites it has read. Only tokens that are not where they
-belong are touched.
+SGLang copies the slots of a whole batch, those too that are where they belong and those behind the
+accepted ones, in as many launches as have 256 of them, each compiled for a power of two of their
+number when it is first served. Here one kernel, compiled before serving, touches the tokens that
+move. A thread goes along one path, from its first token on, with the same bytes of each. No token
+stands before its place in the path, so what a thread overwrites it has read. (Of SGLang's kernel
+that is true by the layout that Triton 3.7.1 gives it, where a thread has the same bytes of all
+slots; Triton does not promise it.)
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.utils.async_probe import maybe_detect_oob
 
 from sglang_hvd.plugin.tree_kernels import runs_kernels
 
@@ -48,6 +49,9 @@ def move_paths(
         num_correct: int32[n]; accepted nodes of each request, its root not counted.
     """
     n, words = len(num_correct), _row_words(pool)
+    # SGLang's checks, for who switches them on.
+    maybe_detect_oob(accept_index, -1, len(slots), "HVD accept_index")
+    maybe_detect_oob(slots, 0, pool.size + pool.page_size, "HVD slots")
     assert words is not None, "is_moved_by_kernel tells which pools are not for this"
     _move_kernel[(n, len(pool.data_ptrs), triton.cdiv(words, _BLOCK))](
         pool.data_ptrs,

@@ -131,7 +131,11 @@ class Recorder:
             raise
         finally:
             with self._changed:
-                self._is_closed = True  # a queue without its thread would only grow
+                # A queue without its thread would only grow. After close it is empty.
+                self._is_closed = True
+                self._num_dropped += len(self._queue)
+                self._queue.clear()
+                self._num_queued_tokens = 0
 
     def _next(self) -> list[Trace] | None:
         """The next trace; empty after an idle while; None when closed and all are written."""

@@ -26,7 +26,7 @@ REFUSED_BY_NONE: dict[str, object] = {
         False,
     ),
     **{"speculative_num_steps": 3, "attn_dp_size": 1, "pp_size": 1, "disaggregation_mode": "null"},
-    **{"moe_a2a_backend": "none", "moe_dense_tp_size": None},
+    **{"moe_a2a_backend": "none", "moe_dense_tp_size": None, "dcp_size": 1},
 }
 
 
@@ -79,6 +79,7 @@ def widths_of(
         ("enable_pdmux", True, "--enable-pdmux"),
         ("speculative_num_steps", 0, "--speculative-num-steps 0"),
         ("pp_size", 2, "--pp-size above 1"),
+        ("dcp_size", 2, "--dcp-size above 1"),
         ("moe_a2a_backend", "deepep", "--moe-a2a-backend deepep"),
         ("moe_dense_tp_size", 1, "--moe-dense-tp-size"),
     ],

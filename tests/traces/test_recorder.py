@@ -103,15 +103,24 @@ def test_what_is_written_leaves_its_room_in_the_queue(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_ends_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
     def breaks(folder: Path) -> None:
+        has_begun.set()
+        may_go_on.wait(60)
         raise MemoryError("no room")
 
     monkeypatch.setattr(recorder_module, "salvage", breaks)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     recorder = Recorder(tmp_path)
+    assert has_begun.wait(60)
+    for number in range(3):  # they wait
+        recorder.record(trace([1], [number]))
+    may_go_on.set()
     recorder._thread.join()
+    assert recorder.stats() == RecorderStats(0, 3, "MemoryError: no room")
     recorder.record(trace([1], [2]))
-    assert recorder.stats() == RecorderStats(0, 1, "MemoryError: no room")
+    assert recorder.stats() == RecorderStats(0, 4, "MemoryError: no room")
 
 
 def test_a_request_larger_than_the_queue_is_recorded_when_nothing_waits(tmp_path: Path) -> None:
