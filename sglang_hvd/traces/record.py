@@ -121,8 +121,11 @@ class Record:
         return Record(labels, new_ids, trace.output_ids)
 
     def trace(self, header: Header, texts: TurnTexts) -> Trace:
-        """The inverse. Raises ValueError if the file does not hold what the prompt begins with."""
+        """The inverse. Raises ValueError if the file does not hold what the prompt begins with, or
+        if a prompt that was left out begins with anything."""
         labels = self.labels
+        if self.new_prompt_ids is None and labels.num_kept:
+            raise ValueError(f"a prompt that was left out begins with {labels.num_kept} tokens")
         kept = texts.first(labels.session, labels.num_kept)
         if kept is None:
             raise ValueError(

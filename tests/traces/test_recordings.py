@@ -141,6 +141,16 @@ def test_a_flipped_bit_is_seen(suffix: str, data: st.DataObject) -> None:
         refusal(path)
 
 
+def test_a_prompt_that_was_left_out_begins_with_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    *before, last, end = written(path, SESSION).splitlines(keepends=True)
+    fields = json.loads(last)
+    assert fields["num_kept"] == 0
+    last = json.dumps({**fields, "num_kept": 1}).encode() + b"\n"
+    path.write_bytes(b"".join([*before, last, end]))
+    assert refusal(path) == f"{path}:5: a prompt that was left out begins with 1 tokens"
+
+
 @suffixes
 def test_what_stands_behind_the_end_is_refused(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
