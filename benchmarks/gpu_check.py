@@ -308,7 +308,7 @@ def _gap(plain: SglangServer, prompt: str, position: int, other: list[int]) -> f
 
 
 def _memory(options: argparse.Namespace) -> tuple[bool, Any]:
-    command = [sys.executable, "-m", "benchmarks.gpu_check", "--lay-out", options.device]
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--kernels-of", options.device]
     # Else tensors are slices of one allocation, and memcheck sees no access beyond their ends.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     sanitizer = shutil.which("compute-sanitizer")
@@ -543,10 +543,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=list(POLICIES),
         help="of the identity part (default: all)",
     )
-    parser.add_argument("--lay-out", metavar="DEVICE", help=argparse.SUPPRESS)
+    parser.add_argument("--kernels-of", metavar="DEVICE", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.lay_out is not None:
-        raise SystemExit(_lay_out(options.lay_out) or _move_paths(options.lay_out))
+    if options.kernels_of is not None:
+        raise SystemExit(max(_lay_out(options.kernels_of), _move_paths(options.kernels_of)))
     unknown = sorted(set(options.parts or PARTS) - set(PARTS))
     if unknown:
         parser.error(f"--parts: {', '.join(unknown)}: known are {', '.join(PARTS)}")

@@ -80,12 +80,11 @@ class Recorder:
         self._changed = threading.Condition()  # guards what follows
         self._queue: deque[Trace] = deque()
         self._num_queued_tokens = 0
-        self._is_closed = False
+        self._closed_by: str | None = None  # why it takes no more traces
         self._num_recorded = 0
         self._num_dropped = 0
         self._num_overflowed = 0
         self._last_error: str | None = None
-        self._ended_by: str | None = None  # what the thread died of
 
         self._thread = threading.Thread(target=self._run, name="hvd-recorder", daemon=True)
         self._thread.start()
@@ -95,11 +94,10 @@ class Recorder:
         num_tokens = len(trace.prompt_ids) + len(trace.output_ids)
         with self._changed:
             is_full = self._num_queued_tokens + num_tokens > self._max_queued_tokens
-            if self._is_closed or (is_full and self._queue):
+            if self._closed_by or (is_full and self._queue):
                 self._num_dropped += 1
-                self._num_overflowed += not self._is_closed
-                closed = self._ended_by or "closed"
-                self._last_error = closed if self._is_closed else "the queue is full"
+                self._num_overflowed += not self._closed_by
+                self._last_error = self._closed_by or "the queue is full"
                 return
             self._queue.append(trace)
             self._num_queued_tokens += num_tokens
@@ -112,7 +110,7 @@ class Recorder:
     def close(self, timeout_s: float = 30) -> None:
         """Writes what is queued and completes the file; takes no more traces."""
         with self._changed:
-            self._is_closed = True
+            self._closed_by = self._closed_by or "closed"
             self._changed.notify()
         self._thread.join(timeout_s)
 
@@ -127,12 +125,11 @@ class Recorder:
             self._attempt(self._folder.complete)
         except BaseException as error:  # also what ends an interpreter: nothing may hide it
             with self._changed:
-                self._ended_by = self._last_error = f"{type(error).__name__}: {error}"
+                self._closed_by = self._last_error = f"{type(error).__name__}: {error}"
             raise
         finally:
             with self._changed:
                 # A queue without its thread would only grow. After close it is empty.
-                self._is_closed = True
                 self._num_dropped += len(self._queue)
                 self._queue.clear()
                 self._num_queued_tokens = 0
@@ -140,10 +137,10 @@ class Recorder:
     def _next(self) -> list[Trace] | None:
         """The next trace; empty after an idle while; None when closed and all are written."""
         with self._changed:
-            if not self._queue and not self._is_closed:
+            if not self._queue and not self._closed_by:
                 self._changed.wait(self._idle_seconds)
             if not self._queue:
-                return None if self._is_closed else []
+                return None if self._closed_by else []
             trace = self._queue.popleft()
             self._num_queued_tokens -= len(trace.prompt_ids) + len(trace.output_ids)
             return [trace]

@@ -30,9 +30,13 @@ def _pool(head_dim: int = 4, heads: int = 2) -> MHATokenToKVPool:
         enable_memory_saver=False,
     )
     values = torch.Generator().manual_seed(0)
-    for buffer in (*pool.k_buffer, *pool.v_buffer):
+    for buffer in _buffers(pool):
         buffer.copy_(torch.rand(buffer.shape, generator=values))
     return pool
+
+
+def _buffers(pool: MHATokenToKVPool) -> list[torch.Tensor]:
+    return [*pool.k_buffer, *pool.v_buffer]
 
 
 def _accepted(paths: list[list[int]], depth: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,7 +63,7 @@ def test_it_moves_each_path_to_the_front(
     slots = torch.randperm(NUM_SLOTS, generator=torch.Generator().manual_seed(seed))
     slots = 1 + slots[: len(paths) * WIDTH]
     accept_index, num_correct = _accepted(paths, WIDTH)
-    expected = [buffer.clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
+    expected = [buffer.clone() for buffer in _buffers(pool)]
     for request, path in enumerate(paths):
         of_request = slots[request * WIDTH : (request + 1) * WIDTH]
         for buffer in expected:
@@ -67,7 +71,7 @@ def test_it_moves_each_path_to_the_front(
     batch = SimpleNamespace(spec_info=object.__new__(HvdVerifyInput), out_cache_loc=slots)
     allocator = SimpleNamespace(get_kvcache=lambda: pool)
     move_to_front(_not_called, batch, accept_index, num_correct, allocator)
-    for buffer, wanted in zip((*pool.k_buffer, *pool.v_buffer), expected, strict=True):
+    for buffer, wanted in zip(_buffers(pool), expected, strict=True):
         assert torch.equal(buffer, wanted)
 
 
@@ -98,7 +102,7 @@ def test_other_layouts_are_left_to_sglang(field: str) -> None:
 
 def test_warming_up_moves_nothing() -> None:
     pool = _pool()
-    before = [buffer.clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
+    before = [buffer.clone() for buffer in _buffers(pool)]
     warm_up(pool)
-    for buffer, wanted in zip((*pool.k_buffer, *pool.v_buffer), before, strict=True):
+    for buffer, wanted in zip(_buffers(pool), before, strict=True):
         assert torch.equal(buffer, wanted)

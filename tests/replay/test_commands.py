@@ -4,7 +4,9 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -363,28 +365,31 @@ def test_sessions_that_warm_the_cache_are_not_measured(
     assert measured.cycles_per_1k_tokens == pytest.approx(expected)
 
 
-def test_later_rounds_learn_from_the_first_too(
-    made_up_traces: Path, number_tokenizer: Path
-) -> None:
+@pytest.fixture
+def provenance_of(made_up_traces: Path, number_tokenizer: Path) -> Callable[..., Mapping[str, Any]]:
+    """What a predictor says of itself that was trained by such a plan."""
     recordings = find_recordings(made_up_traces)
     vocabulary = Vocabulary(number_tokenizer, "<|im_end|>")
 
-    def num_rows(num_rounds: int) -> int:
-        plan = TrainPlan(HvdConfig(), num_rounds=num_rounds, num_processes=1)
-        return int(str(train_predictor(recordings, vocabulary, plan).provenance["num_rows"]))
+    def trained(**plan: Any) -> Mapping[str, Any]:
+        whole_plan = TrainPlan(HvdConfig(), num_processes=1, **plan)
+        return train_predictor(recordings, vocabulary, whole_plan).provenance
 
-    assert num_rows(2) > num_rows(1)
+    return trained
+
+
+def test_later_rounds_learn_from_the_first_too(
+    provenance_of: Callable[..., Mapping[str, Any]],
+) -> None:
+    one, two = (provenance_of(num_rounds=num)["num_rows"] for num in (1, 2))
+    assert two > one
 
 
 def test_a_predictor_is_judged_by_what_was_held_out_alone(
-    made_up_traces: Path, number_tokenizer: Path
+    provenance_of: Callable[..., Mapping[str, Any]],
 ) -> None:
-    recordings = find_recordings(made_up_traces)
-    vocabulary = Vocabulary(number_tokenizer, "<|im_end|>")
-
     def num_judged(share: float) -> int:
-        plan = TrainPlan(HvdConfig(), held_out=share, num_rounds=1, num_processes=1)
-        judged = train_predictor(recordings, vocabulary, plan).provenance["heldout"]
+        judged = provenance_of(held_out=share, num_rounds=1)["heldout"]
         return sum(row["num_drafts"] for row in judged)
 
     assert num_judged(0.5) > 1.5 * num_judged(0.25) > 0
