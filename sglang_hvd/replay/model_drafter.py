@@ -80,9 +80,16 @@ class ModelDrafter:
         return self.accepted_by_size(traces, config, [self.num_nodes])[self.num_nodes]
 
     def accepted_by_size(
-        self, traces: Sequence[Trace], config: HvdConfig, sizes: Sequence[int]
+        self,
+        traces: Sequence[Trace],
+        config: HvdConfig,
+        sizes: Sequence[int],
+        copied: Sequence[Bool] | None = None,
     ) -> dict[int, list[Int32]]:
-        """The same for trees of these numbers of nodes, root not counted."""
+        """The same for trees of these numbers of nodes, root not counted.
+
+        copied: copied_tokens(traces, config), which takes long, where they are known.
+        """
         if self.odds_ratio is None:
             num = int(self.mean_accepted)
             return {
@@ -95,7 +102,9 @@ class ModelDrafter:
         own = [self.spread * _of_session(trace.session, self.seed) for trace in traces]
         easier = np.repeat(own, lengths)
         if self.odds_ratio != 1:
-            easier += np.log(self.odds_ratio) * np.concatenate(_copied(traces, config))
+            if copied is None:
+                copied = copied_tokens(traces, config)
+            easier += np.log(self.odds_ratio) * np.concatenate(copied)
         draws = np.concatenate([_draws(trace, self.seed) for trace in traces])
         # The highest log odds with at most the strength: the mean grows with them.
         low, high = -30.0, 30.0
@@ -132,21 +141,9 @@ class ModelDrafter:
         return accepted
 
 
-def _draws(trace: Trace, seed: int) -> npt.NDArray[np.float64]:
-    """Uniform in 0..1 for each output token, the same in every replay of this text."""
-    text = np.frombuffer(trace.output_ids.tobytes(), np.uint32)
-    entropy = [seed] if seed else []
-    generator = np.random.default_rng([*entropy, len(trace.prompt_ids), *text.tolist()])
-    return generator.random(len(text))
-
-
-def _of_session(session: str, seed: int) -> float:
-    """Standard normal, the same for all turns of a session."""
-    return float(np.random.default_rng([seed, *session.encode()]).normal())
-
-
-def _copied(traces: Sequence[Trace], config: HvdConfig) -> list[Bool]:
-    """Whether the cache would have had each output token right, knowing all before it."""
+def copied_tokens(traces: Sequence[Trace], config: HvdConfig) -> list[Bool]:
+    """Whether the cache would have had each output token right, knowing all before it:
+    bool[num_output] of each trace."""
     cache = SuffixCache.of_config(config, background=False)
     copied = []
     for rid, trace in enumerate(traces):
@@ -159,3 +156,16 @@ def _copied(traces: Sequence[Trace], config: HvdConfig) -> list[Bool]:
         cache.finish(rid, keep=True)
         copied.append(of_trace)
     return copied
+
+
+def _draws(trace: Trace, seed: int) -> npt.NDArray[np.float64]:
+    """Uniform in 0..1 for each output token, the same in every replay of this text."""
+    text = np.frombuffer(trace.output_ids.tobytes(), np.uint32)
+    entropy = [seed] if seed else []
+    generator = np.random.default_rng([*entropy, len(trace.prompt_ids), *text.tolist()])
+    return generator.random(len(text))
+
+
+def _of_session(session: str, seed: int) -> float:
+    """Standard normal, the same for all turns of a session."""
+    return float(np.random.default_rng([seed, *session.encode()]).normal())

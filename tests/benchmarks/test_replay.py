@@ -58,8 +58,11 @@ def test_every_policy_has_its_best_setting_and_its_regret(flags: list[str], tmp_
 
 
 def test_seeds_draw_other_drafts(flags: list[str], tmp_path: Path) -> None:
-    more = ("--batch-sizes", "1", "--kinds", "independent", "--policies", "plain")
+    more = ("--batch-sizes", "1", "--kinds", "independent", "--policies", "cache", "payoff")
     once, twice = (rows_of(flags, tmp_path, *more, "--seeds", seeds) for seeds in ("1", "2"))
+    # The first one decides which settings are shown.
+    of_setting = [[(row["policy"], row["setting"]) for row in rows] for rows in (once, twice)]
+    assert of_setting[0] == of_setting[1]
     of_model = [[row for row in rows if row["policy"] == "model"] for rows in (once, twice)]
     assert all(row["seed_spread"] == 0 for row in of_model[0])
     assert all(0 < row["seed_spread"] < 1 for row in of_model[1])
