@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -15,6 +14,8 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+
+from sglang_hvd.yaml_text import parse_yaml
 
 Policy = Literal["allocate", "payoff", "frequency", "cache", "model", "both"]
 CacheMode = Literal["votes", "paper"]
@@ -333,13 +334,14 @@ def load_config(
 
 def _read_yaml(path: Path) -> dict[str, object]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise ValueError(f"{path}: cannot read the HVD config: {reason}") from None
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: not valid YAML: {reason}") from None
+    try:
+        content = parse_yaml(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):

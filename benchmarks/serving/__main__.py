@@ -28,7 +28,7 @@ from sglang_hvd.demo.corpus.session import FAMILIES, Session
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import ensure_demo_models
 from sglang_hvd.demo.modes import MODES, server_flags
-from sglang_hvd.demo.server import CPU_FLAGS, DEMO_ENVIRONMENT, SglangServer
+from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment
 from sglang_hvd.user_cache import user_cache
 
 _SEED = 11
@@ -55,7 +55,7 @@ def _servers(modes: Sequence[str]) -> Iterator[dict[str, str]]:
         for mode in modes:
             flags = [*CPU_FLAGS, *server_flags(mode, models)]  # type: ignore[arg-type]
             server = SglangServer(
-                flags, log_file=folder / f"{mode}.log", environment=DEMO_ENVIRONMENT
+                flags, log_file=folder / f"{mode}.log", environment=demo_environment()
             )
             urls[mode] = stack.enter_context(server).url
         yield urls

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from sglang_hvd.yaml_text import parse_yaml
 
 Float64 = npt.NDArray[np.float64]
 
@@ -80,18 +81,20 @@ class StepCosts(BaseModel):
             return cls.from_yaml(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ValueError(f"{path}: cannot read the cost table: {error.strerror}") from None
-        except (UnicodeDecodeError, yaml.YAMLError):
-            raise ValueError(f"{path}: the cost table is no YAML or JSON") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"{path}: the cost table is not a text file") from None
         except ValidationError as error:
             first = error.errors()[0]
             where = "".join(f"{name}: " for name in first["loc"])
             reason = first["msg"].removeprefix("Value error, ")
             raise ValueError(f"{path}: cost table: {where}{reason}") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: cost table: {error}") from None
 
     @classmethod
     def from_yaml(cls, text: str) -> "StepCosts":
-        """What to_yaml wrote. Raises YAMLError or ValidationError for anything else."""
-        return cls.model_validate(yaml.safe_load(text))
+        """What to_yaml wrote. Raises ValueError (or a ValidationError) for anything else."""
+        return cls.model_validate(parse_yaml(text))
 
     def to_yaml(self) -> str:
         """The file that load reads."""

@@ -17,7 +17,7 @@ from sglang_hvd.demo.models import DemoModels, ensure_demo_models
 from sglang_hvd.demo.modes import Mode, server_flags
 from sglang_hvd.demo.play import Reply, play
 from sglang_hvd.demo.report import coloured, json_rows, legend, rows, table
-from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, DEMO_ENVIRONMENT, SglangServer
+from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer, demo_environment
 from sglang_hvd.whole_file import write_whole
 
 SESSION_SEED = 7
@@ -76,7 +76,7 @@ def _server(mode: Mode, models: DemoModels, folder: str) -> SglangServer:
     return SglangServer(
         [*CPU_FLAGS, *server_flags(mode, models)],
         log_file=Path(folder) / "server.log",
-        environment=DEMO_ENVIRONMENT,
+        environment=demo_environment(),
     )
 
 

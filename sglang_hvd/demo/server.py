@@ -23,6 +23,26 @@ from typing import Any, BinaryIO, Protocol
 # Of the demo models: SGLang imports all its architectures at every start, 4 s of a core.
 _ARCHITECTURES = {"llama", "llama_eagle3", "qwen3"}
 
+CPU_ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    # Else torch compiles for 10 s and more inside the first request.
+    "TORCHDYNAMO_DISABLE": "1",
+    # The demo models are too small to share among threads: two cost more than they bring.
+    "OMP_NUM_THREADS": "1",
+}
+CPU_FLAGS = (
+    *("--device", "cpu", "--sleep-on-idle"),
+    *("--dtype", "float32"),  # bfloat16 logits tie, and a tie may fall either way
+    *("--max-total-tokens", "20000"),  # else the KV pool takes most of the memory
+    *("--max-running-requests", "16"),
+)
+
+
+def demo_environment() -> dict[str, str]:
+    """For servers of the demo models, and of no others."""
+    return {**CPU_ENVIRONMENT, "SGLANG_DISABLED_MODEL_ARCHS": _other_architectures()}
+
 
 def _other_architectures() -> str:
     """SGLang's modules of the others. Found without importing it, which takes seconds."""
@@ -32,24 +52,6 @@ def _other_architectures() -> str:
     models = Path(sglang.submodule_search_locations[0]) / "srt" / "models"
     names = {path.stem for path in models.iterdir() if path.suffix == ".py" or path.is_dir()}
     return ",".join(sorted(names - _ARCHITECTURES))
-
-
-CPU_ENVIRONMENT = {
-    "SGLANG_USE_CPU_ENGINE": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-    # Else torch compiles for 10 s and more inside the first request.
-    "TORCHDYNAMO_DISABLE": "1",
-    # The demo models are too small to share among threads: two cost more than they bring.
-    "OMP_NUM_THREADS": "1",
-}
-# For servers of the demo models, and of no others.
-DEMO_ENVIRONMENT = {**CPU_ENVIRONMENT, "SGLANG_DISABLED_MODEL_ARCHS": _other_architectures()}
-CPU_FLAGS = (
-    *("--device", "cpu", "--sleep-on-idle"),
-    *("--dtype", "float32"),  # bfloat16 logits tie, and a tie may fall either way
-    *("--max-total-tokens", "20000"),  # else the KV pool takes most of the memory
-    *("--max-running-requests", "16"),
-)
 
 
 class Process(Protocol):
@@ -197,13 +199,15 @@ class SglangServer:
 
 
 # Loaded here, because between fork and exec a child of a threaded process must not load anything.
-_prctl = ctypes.CDLL(None).prctl
+# Only Linux has it: elsewhere a server may outlive a parent that is killed.
+_prctl = getattr(ctypes.CDLL(None), "prctl", None)
 _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
     """In the child: SIGTERM when the thread that started it ends, however it ends."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _spawn(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Process:

@@ -71,7 +71,9 @@ class DeviceMemory:
             built = build()
         except Exception as error:
             # SGLang wraps what goes wrong while graphs are captured.
-            if not isinstance(error.__context__ or error, torch.cuda.OutOfMemoryError):
+            if not any(
+                isinstance(e, torch.cuda.OutOfMemoryError) for e in (error, error.__context__)
+            ):
                 raise
             raise RuntimeError(f"no memory is left for {name}: {remedy}") from error
         return built, free_gb - self._free_gb()

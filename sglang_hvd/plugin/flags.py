@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from sglang_hvd.config import HvdConfig, flag_name
+from sglang_hvd.yaml_text import parse_yaml
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -68,8 +69,8 @@ def config_file_and_overrides(server_args: ServerArgs) -> tuple[Path | None, dic
 
 def _read(name: str, value: str) -> object:
     try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError:
+        return parse_yaml(value)
+    except ValueError:
         raise ValueError(f"{flag_name(name)}: cannot read the value {value!r}") from None
 
 

@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from sglang_hvd.traces.json_lines import json_object
 from sglang_hvd.traces.record import Header, Labels, Record
 from sglang_hvd.types import TokenIds
 
@@ -91,7 +92,7 @@ def decode(file: BinaryIO, path: Path) -> Iterator[tuple[str, Header | Record]]:
         kind, content, crc32 = _read_frame(file, crc32)
         if kind != b"H":
             raise ValueError("corrupt: another frame stands in its place")
-        yield where, Header.of_fields(_json(content))
+        yield where, Header.of_fields(json_object(content))
         while True:
             where = f"{path}: record {num_records + 1}"
             before = crc32
@@ -160,24 +161,17 @@ def _record(compressed: bytes) -> Record:
         content = zlib.decompress(compressed)
         [num_label_bytes] = _COUNT.unpack_from(content)
         first = _COUNT.size + num_label_bytes
-        labels = _json(content[_COUNT.size : first])
+        labels = json_object(content[_COUNT.size : first])
         [num_new] = _COUNT.unpack_from(content, first)
         first += _COUNT.size
         ids = np.frombuffer(content, dtype="<i4", offset=first).astype(np.int32, copy=False)
     except (zlib.error, struct.error, ValueError):
         raise ValueError("corrupt: not the content of a record") from None
     num_stored = 0 if num_new == _LEFT_OUT else num_new
-    if not isinstance(labels, dict) or num_stored > len(ids) or (len(ids) and ids.min() < 0):
+    if num_stored > len(ids) or (len(ids) and ids.min() < 0):
         raise ValueError("corrupt: not the content of a record")
     new_ids = None if num_new == _LEFT_OUT else ids[:num_stored]
     return Record(Labels.of_fields(labels), new_ids, ids[num_stored:])
-
-
-def _json(content: bytes) -> object:
-    try:
-        return json.loads(content)
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise ValueError("corrupt: not JSON") from None
 
 
 def _token_bytes(token_ids: TokenIds) -> bytes:

@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from sglang_hvd.traces.chatml import END_OF_MESSAGE, REPLY_BEGINS, render_messages, render_reply
-from sglang_hvd.traces.json_object import json_object
+from sglang_hvd.traces.json_lines import check_text, read_objects
 from sglang_hvd.traces.trace import Trace
 
 _SAMPLING = ("temperature", "top_p", "top_k")
@@ -36,26 +36,24 @@ def read_chat_log(path: Path, tokenizer: Tokenizer, *, eos_token_id: int | None)
     """The replies of a chat log, rendered as ChatML.
 
     A call whose messages begin with those of an earlier call and its reply is the next turn of its
-    session. A reply that the length limit cut off does not get the end token.
+    session, if that has not gone on already: other choices of a call, and other calls that go on
+    with the same reply, are samples and begin sessions of their own. A reply that the length limit
+    cut off does not get the end token.
 
     Raises ValueError with file and line for anything that is no such line.
     """
     open_sessions = _Conversations()
-    number = 0
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                calls, is_conversation = _parse(line)
-                conversations = _Conversations() if is_conversation else open_sessions
-                for index, call in enumerate(calls):
-                    name = f"{path.stem}:{number}" + (f".{index}" if index else "")
-                    yield conversations.trace(call, name, tokenizer, eos_token_id)
-    except OSError as error:
-        raise ValueError(f"{path}: cannot read the traces: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: not a text file") from None
-    except ValueError as error:
-        raise ValueError(f"{path}:{number}: {error}") from None
+    for number, (where, fields) in enumerate(read_objects(path), start=1):
+        try:
+            calls, is_conversation = _parse(fields)
+            conversations = _Conversations() if is_conversation else open_sessions
+            traces = []
+            for index, call in enumerate(calls):
+                name = f"{path.stem}:{number}" + (f".{index}" if index else "")
+                traces.append(conversations.trace(call, name, tokenizer, eos_token_id))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        yield from traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +71,23 @@ class _Call:
 @dataclass(slots=True)
 class _Session:
     name: str
-    num_turns: int
+    num_turns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """A session up to the end of a reply. turn: that of the reply."""
+
+    session: _Session
+    turn: int
+    token_ids: list[int]
 
 
 class _Conversations:
-    """Conversations so far, by the digest of their text up to the end of a reply."""
+    """Conversations so far, by the digest of their text."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[bytes, tuple[_Session, list[int]]] = OrderedDict()
+        self._open: OrderedDict[bytes, _Conversation] = OrderedDict()
 
     def trace(
         self, call: _Call, name: str, tokenizer: Tokenizer, eos_token_id: int | None
@@ -88,23 +95,29 @@ class _Conversations:
         """name: of its session, if it begins one."""
 
         def encode(text: str) -> list[int]:
+            check_text(text)
             ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
             return ids
 
         pieces = render_messages(call.messages, call.tools)
-        session, history, num_known = self._longest_beginning(pieces, name)
+        known, num_known = self._longest_beginning(pieces)
+        session, history = _Session(name), []
+        if known is not None:
+            history = known.token_ids
+            if known.turn == known.session.num_turns - 1:
+                session = known.session
+        turn = session.num_turns
+        session.num_turns += 1
         # The text of a known conversation ends with its reply, as the model wrote it.
         rest = (END_OF_MESSAGE if num_known else "") + "".join(pieces[num_known:]) + REPLY_BEGINS
         prompt_ids = history + encode(rest)
         output_ids = encode(render_reply(call.reply, with_thinking=True))
         said = render_reply(call.reply, with_thinking=False)
         key = _digests([*pieces, REPLY_BEGINS + said + END_OF_MESSAGE])[-1]
-        self._open[key] = session, prompt_ids + encode(said)
+        self._open[key] = _Conversation(session, turn, prompt_ids + encode(said))
         self._open.move_to_end(key)
         if len(self._open) > _MAX_OPEN:
             self._open.popitem(last=False)
-        turn = session.num_turns
-        session.num_turns += 1
         if eos_token_id is not None and not call.is_cut:
             output_ids = [*output_ids, eos_token_id]
         return Trace(
@@ -118,17 +131,14 @@ class _Conversations:
             text_digest=key.hex(),
         )
 
-    def _longest_beginning(
-        self, pieces: Sequence[str], name: str
-    ) -> tuple[_Session, list[int], int]:
-        """Session, token ids and number of pieces of the longest conversation they begin with."""
+    def _longest_beginning(self, pieces: Sequence[str]) -> tuple[_Conversation | None, int]:
+        """The longest conversation they begin with, and its number of pieces; None and 0: none."""
         digests = _digests(pieces)
         for num_pieces in range(len(pieces), 0, -1):
             known = self._open.get(digests[num_pieces - 1])
             if known is not None:
-                session, token_ids = known
-                return session, token_ids, num_pieces
-        return _Session(name, 0), [], 0
+                return known, num_pieces
+        return None, 0
 
 
 def _digests(pieces: Sequence[str]) -> list[bytes]:
@@ -141,9 +151,8 @@ def _digests(pieces: Sequence[str]) -> list[bytes]:
     return digests
 
 
-def _parse(line: str) -> tuple[list[_Call], bool]:
+def _parse(fields: dict[str, Any]) -> tuple[list[_Call], bool]:
     """The calls of a line, and whether it is a whole conversation. Raises ValueError."""
-    fields = json_object(line)
     if not is_chat_log(fields):
         raise ValueError("not a chat: wanted an object with messages, or with request and response")
     if "messages" in fields:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from sglang_hvd.traces.json_object import json_object
+from sglang_hvd.traces.json_lines import json_object
 from sglang_hvd.traces.record import Header, Labels, Record
 from sglang_hvd.types import TokenIds
 

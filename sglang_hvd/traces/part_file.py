@@ -69,9 +69,10 @@ class PartFile:
 
     def discard(self) -> None:
         """Ends writing; nothing stays."""
-        with suppress(FileNotFoundError):
-            self.part.unlink()
-        os.close(self._file)
+        try:
+            self.part.unlink(missing_ok=True)
+        finally:
+            os.close(self._file)
 
 
 def _is_same_file(file: int, path: Path) -> bool:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from sglang_hvd.traces import binary, jsonl
 from sglang_hvd.traces.chat_logs import is_chat_log, read_chat_log
-from sglang_hvd.traces.json_object import json_object
+from sglang_hvd.traces.json_lines import json_object
 from sglang_hvd.traces.record import FORMAT, Header, Record
 from sglang_hvd.traces.text_traces import TEXT_TRACE_KEYS, read_text_traces, tokenize
 from sglang_hvd.traces.tokenizer import load_tokenizer, tokenizer_fingerprint

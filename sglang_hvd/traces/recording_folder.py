@@ -157,17 +157,17 @@ class RecordingFolder:
 def _salvage_file(part: Path) -> Path | None:
     path = part.with_name(part.name.removesuffix(PART_SUFFIX))
     file = PartFile(path, is_left_behind=True)
-    with part.open("rb") as content:
-        whole = binary.whole_part(content)
-    if whole.num_records < 1:
-        file.discard()
-        return None
     try:
-        file.cut(whole.num_bytes)
-        if not whole.is_ended:
-            file.append(binary.encode_end(whole.num_records, whole.crc32))
-        file.complete()
+        with part.open("rb") as content:
+            whole = binary.whole_part(content)
+        if whole.num_records > 0:
+            file.cut(whole.num_bytes)
+            if not whole.is_ended:
+                file.append(binary.encode_end(whole.num_records, whole.crc32))
+            file.complete()
+            return path
     except OSError:
         file.leave()
         raise
-    return path
+    file.discard()
+    return None

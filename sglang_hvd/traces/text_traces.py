@@ -4,11 +4,12 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from sglang_hvd.traces.json_object import json_object
+from sglang_hvd.traces.json_lines import check_text, read_objects
 from sglang_hvd.traces.trace import Trace
 
 TEXT_TRACE_KEYS = frozenset(
@@ -33,6 +34,18 @@ class TextTrace:
     prompt: str
     output: str
 
+    @property
+    def has_history(self) -> bool:
+        """The turn before it, with all that has, belongs to its prompt."""
+        return self.is_delta and self.turn > 0
+
+    def is_after(self, previous: "TextTrace | None") -> bool:
+        """Whether that is the turn before it."""
+        return previous is not None and (previous.session, previous.turn) == (
+            self.session,
+            self.turn - 1,
+        )
+
 
 def read_text_traces(path: Path) -> Iterator[TextTrace]:
     """The lines of a trace file (one JSON object per line, sessions in order).
@@ -41,36 +54,27 @@ def read_text_traces(path: Path) -> Iterator[TextTrace]:
     that does not follow the previous turn of its session.
     """
     previous = None
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                where = f"{path}:{number}"
-                trace = _parse(line, where)
-                if _is_orphan(trace, previous):
-                    raise ValueError(f"{where}: {_orphaned(trace)}")
-                yield trace
-                previous = trace
-    except OSError as error:
-        raise ValueError(f"{path}: cannot read the traces: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: not a text file") from None
+    for where, fields in read_objects(path):
+        trace = _parse(fields, where)
+        if trace.has_history and not trace.is_after(previous):
+            raise ValueError(
+                f"{where}: turn {trace.turn} of session {trace.session} does not follow the turn "
+                f"before it"
+            )
+        yield trace
+        previous = trace
 
 
 def tokenize(
     text_traces: Iterator[TextTrace], tokenizer: Tokenizer, *, eos_token_id: int | None
 ) -> Iterator[Trace]:
-    """Turns lines, in their order, into traces with whole prompts.
+    """Turns lines, in the order in which they are read, into traces with whole prompts.
 
     eos_token_id: ends every output; None: outputs end with their text.
-
-    Raises ValueError if a delta does not follow the previous turn of its session.
     """
     history: list[int] = []
-    previous: TextTrace | None = None
     for line in text_traces:
-        if _is_orphan(line, previous):
-            raise ValueError(_orphaned(line))
-        if not (line.is_delta and _is_next(line, previous)):
+        if not line.has_history:
             history = []
         history += tokenizer.encode(line.prompt, add_special_tokens=False).ids
         output_ids = tokenizer.encode(line.output, add_special_tokens=False).ids
@@ -86,19 +90,6 @@ def tokenize(
             family=line.family,
             text_digest=_digest(line),
         )
-        previous = line
-
-
-def _is_next(line: TextTrace, previous: TextTrace | None) -> bool:
-    return previous is not None and line.session == previous.session
-
-
-def _is_orphan(line: TextTrace, previous: TextTrace | None) -> bool:
-    return line.is_delta and line.turn > 0 and not _is_next(line, previous)
-
-
-def _orphaned(line: TextTrace) -> str:
-    return f"turn {line.turn} of session {line.session} does not follow a turn of its session"
 
 
 def _digest(line: TextTrace) -> str:
@@ -106,20 +97,21 @@ def _digest(line: TextTrace) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _parse(line: str, where: str) -> TextTrace:
-    try:
-        fields = json_object(line)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+def _parse(fields: dict[str, Any], where: str) -> TextTrace:
     if not fields.keys() >= TEXT_TRACE_KEYS:
         raise ValueError(
             f"{where}: not a trace: wanted an object with {', '.join(sorted(TEXT_TRACE_KEYS))}"
         )
     if fields["prompt_kind"] not in ("delta", "full"):
         raise ValueError(f"{where}: prompt_kind is delta or full, got {fields['prompt_kind']!r}")
-    for key, kind in (("turn", int), ("family", str), ("prompt", str), ("output", str)):
+    texts = dict.fromkeys(("family", "dataset", "licence", "source_repo", "prompt", "output"), str)
+    for key, kind in {"turn": int, **texts}.items():
         if not isinstance(fields[key], kind):
             raise ValueError(f"{where}: {key} is of type {kind.__name__}, got {fields[key]!r}")
+    try:
+        check_text(fields["prompt"] + fields["output"])
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     return TextTrace(
         family=fields["family"],
         dataset=fields["dataset"],

@@ -1,6 +1,5 @@
 """A tokenizer.json: reading it, its tokens as text, and which one it is."""
 
-import json
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -11,15 +10,11 @@ from sglang_hvd.traces.vocabulary import vocabulary_fingerprint
 def load_tokenizer(path: Path) -> Tokenizer:
     """Reads a tokenizer.json. Raises ValueError in one line if it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
-        is_tokenizer = "model" in json.loads(text)
+        return Tokenizer.from_buffer(path.read_bytes())
     except OSError as error:
         raise ValueError(f"{path}: cannot read the tokenizer: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError):
-        is_tokenizer = False
-    if not is_tokenizer:
-        raise ValueError(f"{path}: not a tokenizer.json")
-    return Tokenizer.from_str(text)
+    except ValueError as error:  # what `tokenizers` raises
+        raise ValueError(f"{path}: not a tokenizer.json: {error}") from None
 
 
 def token_strings(tokenizer: Tokenizer) -> list[str]:

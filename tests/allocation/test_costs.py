@@ -81,7 +81,9 @@ def test_the_tables_that_ship_can_be_read(path: Path) -> None:
         ("about: made up", "", "about: Field required"),
         ("about", "color: red\nabout", "color: Extra inputs are not permitted"),
         ("about", "draft_once: [0.5]\nabout", "draft_once must have 2 entries"),
-        (TABLE, "[1", "the cost table is no YAML or JSON"),
+        (TABLE, "[1", "cost table: not valid YAML"),
+        ("about: made up", "about: 2024-13-45", "cost table: not valid YAML: month must be in"),
+        (TABLE, "[" * 10_000, "cost table: not valid YAML: too deeply nested"),
     ],
 )
 def test_a_table_that_is_none_is_refused_in_one_line(

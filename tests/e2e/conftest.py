@@ -17,7 +17,7 @@ from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import DemoModels, ensure_demo_models
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
-from sglang_hvd.demo.server import CPU_FLAGS, DEMO_ENVIRONMENT, SglangServer, flush_cache
+from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment, flush_cache
 from sglang_hvd.user_cache import user_cache
 from tests.e2e.forked_server import Nursery
 
@@ -145,7 +145,7 @@ def varying_costs(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
     """Forks servers; what it imports, it imports with the environment of all of them."""
-    nursery = Nursery({**os.environ, **DEMO_ENVIRONMENT, **PROJECT_FIRST})
+    nursery = Nursery({**os.environ, **demo_environment(), **PROJECT_FIRST})
     yield nursery
     nursery.close()
 
@@ -182,7 +182,7 @@ def start_server(
             log_file=logs / f"{len(list(logs.iterdir()))}.log",
             # Costs are timed and kept anew: those of other times are no part of a test.
             environment={
-                **DEMO_ENVIRONMENT,
+                **demo_environment(),
                 "XDG_CACHE_HOME": str(home),
                 **PROJECT_FIRST,
                 **(environment or {}),

@@ -260,18 +260,20 @@ def test_a_backend_that_remembers_the_last_verification_has_one_width(
         states_of(monkeypatch, device, are_asked_for=True)
 
 
-@pytest.mark.parametrize("is_wrapped", [False, True])
+@pytest.mark.parametrize("where", ["alone", "behind SGLang's", "behind another"])
 def test_a_width_without_memory_ends_the_start_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, is_wrapped: bool
+    monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     device = Device(free_gb=4.5, per_node_gb=0.125)
 
     def run_out(*, init_new_workspace: bool) -> str:
-        try:
+        if where == "alone":
             raise torch.cuda.OutOfMemoryError("no memory")
+        try:
+            raise KeyError if where == "behind another" else torch.cuda.OutOfMemoryError
+        except KeyError:
+            raise torch.cuda.OutOfMemoryError("no memory")  # noqa: B904
         except torch.cuda.OutOfMemoryError:
-            if not is_wrapped:
-                raise
             raise Exception("Capture cuda graph failed")  # noqa: B904  as SGLang does
 
     device.model_runner._get_attention_backend = run_out

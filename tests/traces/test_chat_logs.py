@@ -133,6 +133,25 @@ def test_each_choice_is_an_output_and_one_that_was_cut_has_no_end(
     assert len({(trace.session, trace.turn) for trace in traces}) == 2
 
 
+def test_only_one_of_several_samples_is_the_next_turn(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    history = [said("user", "a"), said("assistant", "b"), said("user", "c")]
+    both = call(*history, reply="c")
+    both["response"]["choices"].append({"message": said("assistant", "d")})
+    again = call(*history, reply="d")
+    of_second = call(*history, said("assistant", "d"), said("user", "a"), reply="b")
+    lines = (call(history[0], reply="b"), both, again, of_second)
+    traces = read(tmp_path / "x", tokenizer, *lines)
+    assert [(trace.session, trace.turn) for trace in traces] == [
+        ("x:1", 0),
+        ("x:1", 1),
+        ("x:2.1", 0),
+        ("x:3", 0),
+        ("x:3", 1),
+    ]
+    prompts = [trace.prompt_ids.tolist() for trace in traces]
+    assert prompts[1] == prompts[2] == prompts[3]
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -150,6 +169,7 @@ def test_each_choice_is_an_output_and_one_that_was_cut_has_no_end(
         (json.dumps(call(said("user", "a"), reply="b", model=3)), "model is a string"),
         (json.dumps(call(said("user", "a"), reply="b", top_p="x")), "top_p are numbers"),
         (json.dumps(call(said("poet", "a"), reply="b")), "one of the roles"),
+        (json.dumps(call(said("user", "\ud800"), reply="b")), "half of a surrogate pair"),
     ],
 )
 def test_a_wrong_line_is_named_by_its_number(

@@ -1,5 +1,6 @@
 """Recordings follow each other, make room for each other, and outlive a killed process."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -194,6 +195,27 @@ def test_what_is_no_record_behind_the_last_one_is_cut_off(tmp_path: Path, tail: 
     part.write_bytes(content + tail)
     salvage(tmp_path)
     assert outputs(tmp_path) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("fails_at", ["binary.whole_part", "Path.unlink"])
+def test_a_part_that_could_not_be_read_or_removed_is_salvaged_another_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str
+) -> None:
+    """Its lock, which the same process holds, must not outlive the attempt."""
+    part, content = left_behind(tmp_path)
+    part.write_bytes(content if fails_at == "binary.whole_part" else b"")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "made up")
+
+    where, name = fails_at.split(".")
+    with monkeypatch.context() as broken:
+        broken.setattr({"binary": binary, "Path": Path}[where], name, fail)
+        assert salvage(tmp_path) == []
+    assert parts(tmp_path) == [part]
+    salvage(tmp_path)
+    assert parts(tmp_path) == []
+    assert outputs(tmp_path) == ([0, 1, 2] if fails_at == "binary.whole_part" else [])
 
 
 def test_a_part_that_was_killed_between_its_end_and_its_name_gets_its_name(

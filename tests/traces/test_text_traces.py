@@ -1,7 +1,6 @@
 """Reading text traces: whole prompts from deltas, and one line about whatever is wrong."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,16 +62,9 @@ def test_the_end_token_ends_the_output_but_is_no_part_of_the_next_prompt(
     assert (second.prompt_ids.tolist(), second.output_ids.tolist()) == ([1, 2, 3], [0])
 
 
-def test_a_turn_that_does_not_follow_its_session_is_refused(
-    path: Path, tokenizer: Tokenizer
-) -> None:
-    path.write_text(line("x", 0, "a", "b") + "\n" + line("y", 1, "c", "d"))
-    with pytest.raises(ValueError, match="turn 1 of session y does not follow"):
-        traces(path, tokenizer)
-    lines = [next(read_text_traces(path)), replace(next(read_text_traces(path)), turn=1)]
-    lines[1] = replace(lines[1], session="y")
-    with pytest.raises(ValueError, match="turn 1 of session y does not follow"):
-        list(tokenize(iter(lines), tokenizer, eos_token_id=None))
+def test_a_first_turn_begins_anew(path: Path, tokenizer: Tokenizer) -> None:
+    path.write_text(line("x", 0, "a", "b") + "\n" + line("x", 0, "c", "d"))
+    assert [trace.prompt_ids.tolist() for trace in traces(path, tokenizer)] == [[1], [3]]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +80,10 @@ def test_a_turn_that_does_not_follow_its_session_is_refused(
         (line("x", 0, "a", "b", "half"), "prompt_kind is delta or full, got 'half'"),
         (line("x", 0, None, "b"), "prompt is of type str, got None"),
         (line("x", "1", "a", "b"), "turn is of type int, got '1'"),
-        (line("y", 1, "a", "b"), "turn 1 of session y does not follow a turn of its session"),
+        (line("y", 1, "a", "b"), "turn 1 of session y does not follow the turn before it"),
+        (line("x", 2, "a", "b"), "turn 2 of session x does not follow the turn before it"),
+        (line("x", 1, "a", "b").replace('"MIT"', "null"), "licence is of type str, got None"),
+        (line("x", 1, "\ud800", "b"), "not text: half of a surrogate pair"),
     ],
 )
 def test_a_wrong_line_is_named_by_its_number(path: Path, content: str, says: str) -> None:

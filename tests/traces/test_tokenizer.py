@@ -19,7 +19,10 @@ def test_a_tokenizer_file_is_read_back(tmp_path: Path, tokenizer: Tokenizer) -> 
     assert load_tokenizer(path).encode("b a").ids == [2, 1]
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff", b"{}", b"3"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff", b"{}", b"3", b'"a model"', b'{"model": {"type": "Nope"}}', b"[" * 100_000],
+)
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
