@@ -24,6 +24,9 @@ _LOOK_AFTER = 256
 _TYPICAL_MISSING = 8
 MAX_POSTPONED_TOKENS = 64
 
+# Batch sizes whose costs are kept: each takes memory linear in it.
+_MOST_BATCHES = 256
+
 # A token is worth what tokens take where the text goes on from here: as hard as it is now, or as it
 # was lately? Half of each, in logarithms.
 OWN_PACE = 0.5
@@ -269,6 +272,8 @@ class StepAllocator:
             draft_ms = draft_ms + self._costs.catch_up_ms(drafting, _TYPICAL_MISSING)
         else:
             step_ms = step_ms + self._costs.draft_extend_ms(num_requests, widths)
+        if len(self._of_batch) == _MOST_BATCHES:
+            self._of_batch.clear()
         costs = self._of_batch[num_requests] = BatchCosts.of(
             np.array(widths, np.int32), step_ms, self._num_steps, self._most_nodes, draft_ms
         )

@@ -329,10 +329,6 @@ class HybridDrafter:
         if self._tracker is not None:
             self._tracker.forget()
 
-    def drain(self) -> None:
-        """Waits until the suffix cache has taken in all that it was given."""
-        self._cache.drain()
-
     def cache_stats(self) -> SuffixCacheStats:
         """What the suffix cache holds."""
         return self._cache.stats()

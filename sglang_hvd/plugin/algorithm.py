@@ -282,6 +282,7 @@ def _refuse_untested(cfg: Any) -> None:
         "--enable-mixed-chunk": cfg.enable_mixed_chunk,
         # SGLang moves the KV of an accepted path to where it belongs, and not what it captured.
         "--enable-return-routed-experts": cfg.enable_return_routed_experts,
+        "--enable-watermark": cfg.enable_watermark,
         "--enable-dp-attention": cfg.enable_dp_attention or (cfg.attn_dp_size or 1) > 1,
         # Ranks then run a step's tokens in parts, by numbers that only SGLang's own batches carry.
         f"--moe-a2a-backend {cfg.moe_a2a_backend}": cfg.moe_a2a_backend not in (None, "none"),

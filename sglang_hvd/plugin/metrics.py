@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from sglang_hvd.payoff import ModelFigures, OriginFigures
 from sglang_hvd.step_clock import StepClock, StepTimes
+from sglang_hvd.suffix_cache import SuffixCacheStats
+from sglang_hvd.traces.recorder import RecorderStats
 from sglang_hvd.types import DraftSource
 
 if TYPE_CHECKING:
@@ -48,13 +50,37 @@ class ServerMetrics:
             "What the host spent in HVD's own code during the decode steps, by phase.",
             labelnames=["phase"],
         )
+        self._num_resyncs = Counter(
+            "sglang:hvd_resyncs",
+            "Requests whose tokens were not those counted on, and were taken in anew.",
+        )
+        self._cache_tokens = Gauge(
+            "sglang:hvd_cache_tokens",
+            "Tokens in the suffix cache: of running requests, outputs of finished ones, prompts "
+            "kept for their sessions' next turns.",
+            labelnames=["kind"],
+            multiprocess_mode="livesum",
+        )
+        self._cache_bytes = Gauge(
+            "sglang:hvd_cache_bytes",
+            "Memory of the suffix cache.",
+            multiprocess_mode="livesum",
+        )
+        self._num_recorded = Counter(
+            "sglang:hvd_recorder_requests",
+            "Requests that ended while recording, by what became of them.",
+            labelnames=["outcome"],
+        )
         self._totals = _Totals()
         no_cycles = dict.fromkeys(DraftSource, 0)
         self.publish(
             num_requests=0,
             num_cycles=no_cycles,
             num_accepted_drafts=no_cycles,
+            num_resyncs=0,
             times=StepClock().totals(),
+            cache=None,
+            recorder=None,
         )
 
     def publish(
@@ -63,9 +89,12 @@ class ServerMetrics:
         num_requests: int,
         num_cycles: Mapping[DraftSource, int],
         num_accepted_drafts: Mapping[DraftSource, int],
+        num_resyncs: int,
         times: StepTimes,
+        cache: SuffixCacheStats | None,
+        recorder: RecorderStats | None,
     ) -> None:
-        """Set the metrics to these totals; takes some 50 microseconds."""
+        """Set the metrics to these totals; takes some 50 microseconds. None: there is none."""
         self._num_requests.set(num_requests)
         for source in DraftSource:
             self._totals.advance(self._num_cycles.labels(source.value), num_cycles[source])
@@ -75,6 +104,16 @@ class ServerMetrics:
         self._totals.advance(self._step_seconds, times.step)
         for phase, seconds in times.phases.items():
             self._totals.advance(self._host_seconds.labels(phase.value), seconds)
+        self._totals.advance(self._num_resyncs, num_resyncs)
+        if cache is not None:
+            for kind in ("request", "shared", "session"):
+                num_tokens = getattr(cache, f"num_{kind}_tokens")
+                self._cache_tokens.labels(kind).set(num_tokens)
+            self._cache_bytes.set(cache.num_bytes)
+        if recorder is not None:
+            for outcome in ("recorded", "dropped"):
+                counter = self._num_recorded.labels(outcome)
+                self._totals.advance(counter, getattr(recorder, f"num_{outcome}"))
 
 
 class PredictorMetrics:

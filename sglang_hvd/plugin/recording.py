@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.vocabulary import served_fingerprint
-from sglang_hvd.traces.recorder import Recorder
+from sglang_hvd.traces.recorder import Recorder, RecorderStats
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import TokenIds
 
@@ -79,9 +78,9 @@ class RequestRecorder:
         )
         self._recorder.record(trace)
 
-    def describe(self) -> dict[str, Any]:
-        """For /server_info."""
-        return asdict(self._recorder.stats())
+    def stats(self) -> RecorderStats:
+        """What became of the requests so far."""
+        return self._recorder.stats()
 
 
 def _sampling(params: SamplingParams) -> Mapping[str, float]:

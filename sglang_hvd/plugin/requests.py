@@ -196,19 +196,22 @@ class HeldRequests:
                 num_requests=len(self),
                 num_cycles=self._num_cycles,
                 num_accepted_drafts=self._num_accepted_drafts,
+                num_resyncs=self._num_resyncs,
                 times=self._clock.totals(),
+                cache=self._drafter.cache_stats(),
+                recorder=None if self._recorder is None else self._recorder.stats(),
             )
 
     def describe(self) -> dict[str, Any]:
         """Counters and what is held, for /server_info; requests that ended are let go first."""
         self._drop_ended(())
-        self._drafter.drain()
         cache = self._drafter.cache_stats()
         return {
             "num_requests": len(self),
             "num_resyncs": self._num_resyncs,
             "num_cycles": {s.value: n for s, n in self._num_cycles.items()},
             "num_accepted_drafts": {s.value: n for s, n in self._num_accepted_drafts.items()},
+            "num_request_tokens": cache.num_request_tokens,
             "num_shared_requests": cache.num_shared_requests,
             "num_shared_tokens": cache.num_shared_tokens,
             "num_namespaces": cache.num_namespaces,
@@ -216,7 +219,7 @@ class HeldRequests:
             "num_pending_tokens": cache.num_pending_tokens,
             "num_cache_bytes": cache.num_bytes,
             "steps": self._clock.describe(),
-            "recorder": self._recorder.describe() if self._recorder is not None else None,
+            "recorder": asdict(self._recorder.stats()) if self._recorder is not None else None,
         }
 
     def _start(self, req: Req) -> _Held:

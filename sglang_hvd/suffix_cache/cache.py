@@ -20,7 +20,8 @@ class SuffixCacheStats:
     """Sizes: active requests, finished requests in the shared cache, and memory.
 
     num_sessions, num_session_tokens: prompts of finished requests, kept for their next turn.
-    num_pending_tokens: tokens of active requests that are not indexed yet.
+    num_pending_tokens: tokens that are not indexed yet: of active requests and of outputs that were
+        handed in.
     num_bytes: memory of texts and tables, freed blocks that are kept for reuse included.
     """
 

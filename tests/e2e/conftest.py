@@ -49,8 +49,14 @@ class Server:
             return list(pool.map(lambda prompt: self.generate(prompt, **params), prompts))
 
     def hvd_state(self) -> dict[str, Any]:
-        """The HVD part of /server_info."""
-        return self.process.get("/server_info")["internal_states"][0]["hvd"]
+        """The HVD part of /server_info, once the suffix cache has taken in what it was given."""
+        deadline = time.monotonic() + 20
+        while True:
+            state = self.process.get("/server_info")["internal_states"][0]["hvd"]
+            if not state["num_pending_tokens"]:
+                return state
+            assert time.monotonic() < deadline, "tokens are not indexed"
+            time.sleep(0.01)
 
     def flush_cache(self) -> None:
         """POST /flush_cache."""

@@ -33,6 +33,7 @@ def server(models: DemoModels, tmp_path: Path) -> SglangServer:
             *("--speculative-draft-model-path", str(models.drafter), *MODEL_TREE_FLAGS),
             *("--served-model-name", "demo", "--skip-server-warmup"),
             *("--hvd-record", str(tmp_path / "recorded"), "--hvd-cost-profile", "skip"),
+            "--enable-metrics",
         ],
         log_file=tmp_path / "server.log",
         environment=CPU_ENVIRONMENT,

@@ -230,3 +230,5 @@ def test_slots_that_were_not_started_are_refused() -> None:
             expect(made, [slot], [[]])
         with pytest.raises(ValueError, match="not started"):
             observe(made, slot, [1], 0)
+    with pytest.raises(ValueError, match="not negative"):
+        made.start(-1)

@@ -7,18 +7,20 @@ from array import array
 
 import pytest
 import torch
+from prometheus_client import REGISTRY
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.plugin.metrics import ServerMetrics
 from sglang_hvd.plugin.requests import HeldRequests
 from sglang_hvd.step_clock import StepClock
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftSource
 
 
-def held_requests() -> HeldRequests:
+def held_requests(metrics: ServerMetrics | None = None) -> HeldRequests:
     config = HvdConfig(policy="cache")
     drafter = HybridDrafter(
         config,
@@ -32,7 +34,7 @@ def held_requests() -> HeldRequests:
     return HeldRequests(
         drafter,
         stream=None,
-        metrics=None,
+        metrics=metrics,
         clock=StepClock(),
         report_cycles=False,
         recorder=None,
@@ -121,6 +123,28 @@ def test_what_stands_behind_a_stop_is_not_kept() -> None:
     req.finished_len = 2
     end(held, req, [3, 5, 6, 7])
     assert held.describe()["num_shared_tokens"] == 2
+
+
+def test_metrics_tell_of_what_is_held() -> None:
+    held = held_requests(ServerMetrics())
+
+    def value(name: str, **labels: str) -> float | None:
+        return REGISTRY.get_sample_value(f"sglang:hvd_{name}", labels)
+
+    assert (value("num_requests"), value("resyncs_total")) == (0, 0)
+    first, second = request("a", [1, 2]), request("b", [4, 5, 6])
+    prefill(held, first, second)
+    for req in (first, second):
+        req.output_ids.append(3)
+    held.plan([first, second], [2, 7])  # of the second SGLang has four tokens more than was seen
+    held.publish()
+    assert (value("num_requests"), value("resyncs_total")) == (2, 1)
+    assert value("cache_tokens", kind="request") == 3 + 4
+    end(held, first, [7])
+    held.publish()
+    assert value("num_requests") == 1
+    assert [value("cache_tokens", kind=kind) for kind in ("request", "shared")] == [4, 2]
+    assert value("cache_bytes") == held.describe()["num_cache_bytes"]
 
 
 def test_a_prompt_that_goes_on_has_no_token_yet() -> None:

@@ -1,5 +1,6 @@
 """The native suffix cache: life cycle, limits, and what it says to wrong input."""
 
+import subprocess
 import sys
 import threading
 import time
@@ -439,6 +440,52 @@ def test_namespaces_of_one_short_output_are_bounded() -> None:
     assert stats.num_bytes < 10_000_000
     cache.start("again", [4], namespace="salt 1999")
     assert cache.propose(["again"], 4)[0] is not None  # the latest stayed
+
+
+def test_a_flood_of_small_namespaces_displaces_its_own() -> None:
+    cache = SuffixCache(shared_cache_tokens=51_200, background=False)
+    for number in range(40):
+        cache.start(number, [1], namespace="large")
+        cache.finish(number, keep=True, output_ids=np.arange(1_000, dtype=np.int32))
+    for number in range(2_000):
+        cache.start(number, [1], namespace=f"salt {number}")
+        cache.finish(number, keep=True, output_ids=[4, 5])
+        if number % 200 == 0:
+            cache.check()
+    cache.check()
+    assert cache.stats().num_shared_tokens == 40 * 1_000 + 99 * 2
+    cache.start("again", [7, 8], namespace="large")
+    assert proposed(cache, "again", 2) == [9, 10]
+
+
+FILL_AND_EMPTY = """
+import numpy as np
+from sglang_hvd.suffix_cache import SuffixCache
+
+def resident_bytes():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+cache, before = SuffixCache(shared_cache_tokens=0, session_tokens=0), resident_bytes()
+draw = np.random.default_rng(0)
+for _ in range(2):
+    for rid in range(400):
+        cache.start(rid, draw.integers(0, 5000, 600 + 130 * rid).astype(np.int32))
+    cache.drain()
+    at_most = resident_bytes() - before
+    for rid in range(400):
+        cache.finish(rid, keep=False)
+    cache.drain()
+print(at_most, resident_bytes() - before)
+"""
+
+
+def test_the_memory_of_finished_requests_goes_back_to_the_system() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FILL_AND_EMPTY], capture_output=True, text=True, check=True
+    )
+    at_most, left = map(int, done.stdout.split())
+    assert at_most > 500_000_000
+    assert left < 0.1 * at_most
 
 
 def test_a_slot_that_is_used_again_is_not_the_old_request() -> None:

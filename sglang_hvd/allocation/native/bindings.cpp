@@ -280,6 +280,7 @@ void count_branches(const Input<std::int32_t, 2>& tokens, const Input<std::int32
 
 NB_MODULE(_native, m) {
     using namespace sglang_hvd;
+    nb::set_leak_warnings(false);  // an interpreter that ends may leave objects behind
     nb::class_<CacheTreeJoiner>(m, "CacheTreeJoiner", "See cache_trees.py, which names things.")
         .def(nb::init<>())
         .def("join", &CacheTreeJoiner::join, "chain_tokens"_a.noconvert(), "chain_lens"_a.noconvert(),

@@ -386,6 +386,7 @@ void expect_model_sizes(ModelExpectations& expectations, const Input<std::int32_
 
 NB_MODULE(_native, m) {
     using namespace sglang_hvd;
+    nb::set_leak_warnings(false);  // an interpreter that ends may leave objects behind
     m.attr("NUM_DRAFT_FEATURES") = kNumDraftFeatures;
     m.attr("NUM_POSITION_FEATURES") = kNumPositionFeatures;
     m.attr("NUM_BUCKETS") = kNumBuckets;

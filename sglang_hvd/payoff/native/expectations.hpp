@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -182,7 +183,10 @@ class ModelExpectations {
 public:
     explicit ModelExpectations(const ModelSettings& settings) : with_(settings) {}
 
-    void start(int slot) { at_slot(by_slot_, slot) = {}; }
+    void start(int slot) {
+        if (slot < 0) throw std::invalid_argument("a slot is not negative");
+        at_slot(by_slot_, slot) = {};
+    }
 
     bool has(int slot) const { return slot >= 0 && static_cast<std::size_t>(slot) < by_slot_.size(); }
     ModelExpectation& at(int slot) { return by_slot_[static_cast<std::size_t>(slot)]; }

@@ -96,6 +96,7 @@ CacheSettings settings_of(std::size_t shared_tokens, std::size_t namespace_token
 
 NB_MODULE(_native, m) {
     using namespace sglang_hvd;
+    nb::set_leak_warnings(false);  // an interpreter that ends may leave objects behind
     using namespace nb::literals;
     using NoGil = nb::call_guard<nb::gil_scoped_release>;
     nb::class_<CacheCore>(m, "CacheCore", "See cache.py, which checks and names things.")

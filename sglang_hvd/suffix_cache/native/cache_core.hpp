@@ -55,6 +55,7 @@ public:
           shared_(pool_, settings.shared_tokens, settings.namespace_tokens),
           sessions_(settings.session_tokens) {
         if (settings.paper) settings_.indexes_in_background = false;
+        if (settings_.indexes_in_background) worker_ = std::thread([this] { work(); });
     }
     CacheCore(const CacheCore&) = delete;
     CacheCore& operator=(const CacheCore&) = delete;
@@ -170,7 +171,7 @@ public:
         std::vector<Token> kept;
         std::unique_ptr<TokenText> text;
         {
-            const std::lock_guard turn(request->mutex);
+            const auto turn = turn_of(*request);
             if (keeps) kept = output_of(*request, output);
             text = std::move(request->text);
         }
@@ -179,6 +180,7 @@ public:
         Finished finished{request->space, keeps ? shared_.num_flushes(*request->space) : kDrops,
                           std::move(kept), std::move(text), request->prompt_end};
         if (settings_.indexes_in_background) {
+            num_waiting_tokens_ += finished.output.size();
             add_task(std::move(finished));
         } else {
             take_in(std::move(finished));
@@ -211,12 +213,12 @@ public:
         const auto shared = shared_.sizes();
         const auto sessions = sessions_.sizes();
         Stats stats{0, 0, shared.num_requests, shared.num_tokens, shared.num_namespaces,
-                    sessions.num_texts, sessions.num_tokens, 0,
+                    sessions.num_texts, sessions.num_tokens, num_waiting_tokens_,
                     pool_.num_bytes() + shared.num_table_bytes + sessions.num_table_bytes};
         const std::shared_lock lock(requests_mutex_);
         for (const auto& request : requests_) {
             if (!request) continue;
-            const std::lock_guard turn(request->mutex);
+            const auto turn = turn_of(*request);
             ++stats.num_requests;
             stats.num_request_tokens += request->text->size();
             stats.num_pending_tokens += request->text->end() - request->text->indexed();
@@ -234,7 +236,7 @@ public:
         for (const auto& request : requests_) {
             if (!request) continue;
             ++num_active;
-            const std::lock_guard turn(request->mutex);
+            const auto turn = turn_of(*request);
             if (const char* broken = request->text->check()) return broken;
             if (request->prompt_end > request->text->end()) return "a prompt is longer than its text";
         }
@@ -368,7 +370,6 @@ private:
     void add_task(Task task) {
         {
             const std::lock_guard lock(tasks_mutex_);
-            if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
             tasks_.push_back(std::move(task));
         }
         tasks_changed_.notify_all();
@@ -387,7 +388,10 @@ private:
             if (auto* request = std::get_if<std::shared_ptr<Request>>(&task)) {
                 is_done = index_some(**request);
             } else {
-                take_in(std::get<Finished>(std::move(task)));
+                auto& finished = std::get<Finished>(task);
+                const std::size_t num_tokens = finished.output.size();
+                take_in(std::move(finished));
+                num_waiting_tokens_ -= num_tokens;
             }
             if (is_done) task = Finished{};
             lock.lock();
@@ -427,6 +431,7 @@ private:
     std::mutex tasks_mutex_;
     std::condition_variable tasks_changed_;
     std::deque<Task> tasks_;
+    std::atomic<std::size_t> num_waiting_tokens_ = 0;  // of outputs among the tasks
     bool is_working_ = false, is_stopping_ = false;
     std::thread worker_;
 };

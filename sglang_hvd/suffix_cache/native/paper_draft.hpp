@@ -201,9 +201,10 @@ private:
                 if (num == count) ++num_leaders;
                 at = stop;
             }
-            if (num_leaders > 1) token = detail::first_sibling(next);
             prob *= static_cast<float>(count) / static_cast<float>(ends.size());
             if (prob < min_prob_) break;
+            // Takes time quadratic in the tokens that lead.
+            if (num_leaders > 1) token = detail::first_sibling(next);
             if (path.token_ids.empty()) path.num_agreeing = count;
             path.token_ids.push_back(token);
             path.probs.push_back(prob);

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <compare>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -39,7 +41,9 @@ struct Namespace {
 // Decides what is kept. Least valuable is what was kept first: of a namespace over its own budget,
 // else of all. An output longer than a budget is not kept. A namespace that holds anything has a
 // block and tables of its own, which is much for one short output: their number is bounded too, by
-// the budget. Evicting is amortised O(1) per token. Thread-safe.
+// the budget. Where there are too many, the one with fewest tokens loses them all, so that a flood of
+// small ones displaces its own. Evicting is amortised O(1) per token, and O(log namespaces) per
+// output. Thread-safe.
 class SharedTexts {
 public:
     SharedTexts(BlockPool& pool, std::size_t budget, std::size_t namespace_budget)
@@ -74,17 +78,18 @@ public:
         if (num_flushes(*space) != num_flushes_seen) return;
         while (space->num_tokens + output.size() > namespace_budget_) evict_oldest(*space);
         while (num_tokens_ + output.size() > budget_) evict_oldest_of_all();
-        while (space->kept.empty() && num_spaces_ >= most_spaces()) evict_oldest_of_all();
+        while (space->kept.empty() && by_size_.size() >= most_spaces()) empty_smallest();
         // Entries of evicted outputs go once they are the majority.
         if (by_age_.size() > 64 && by_age_.size() > 2 * num_kept_) {
             std::erase_if(by_age_, [](const Aged& aged) {
                 return aged.space->kept.empty() || aged.space->kept.front().serial > aged.serial;
             });
         }
-        num_spaces_ += space->kept.empty();
+        by_size_.erase(rank_of(*space));
         space->kept.push_back({next_serial_, output.size()});
         by_age_.push_back({next_serial_++, space});
         space->num_tokens += output.size();
+        by_size_.insert(rank_of(*space));
         num_tokens_ += output.size();
         ++num_kept_;
         {
@@ -111,7 +116,8 @@ public:
                 while (space->num_tokens > namespace_budget_) evict_oldest(*space);
             }
         }
-        while (num_tokens_ > budget_ || num_spaces_ > most_spaces()) evict_oldest_of_all();
+        while (num_tokens_ > budget_) evict_oldest_of_all();
+        while (by_size_.size() > most_spaces()) empty_smallest();
     }
 
     void flush(const std::string& name) {
@@ -154,14 +160,28 @@ public:
             num_tokens += in_space;
             num_kept += space->kept.size();
             num_spaces += !space->kept.empty();
+            if (space->kept.empty() == by_size_.contains(rank_of(*space))) return "a rank is wrong";
         }
         if (num_tokens != num_tokens_ || num_kept != num_kept_) return "shared tokens are miscounted";
-        if (num_spaces != num_spaces_) return "the namespaces that hold something are miscounted";
+        if (num_spaces != by_size_.size()) return "the namespaces that hold something are miscounted";
         if (num_spaces > most_spaces()) return "too many namespaces hold something";
         return num_tokens > budget_ ? "the shared cache is over its budget" : nullptr;
     }
 
 private:
+    // Of a namespace that holds something; of equal ones the one that was longest without an output
+    // comes first.
+    struct Rank {
+        std::size_t num_tokens;
+        std::uint64_t newest;
+        Namespace* space;
+
+        auto operator<=>(const Rank&) const = default;
+    };
+    static Rank rank_of(Namespace& space) {
+        return {space.num_tokens, space.kept.empty() ? 0 : space.kept.back().serial, &space};
+    }
+
     struct Aged {
         std::uint64_t serial;
         std::shared_ptr<Namespace> space;
@@ -179,11 +199,12 @@ private:
 
     void evict_oldest(Namespace& space) {
         const std::size_t num_tokens = space.kept.front().num_tokens;
+        by_size_.erase(rank_of(space));
         space.kept.pop_front();
         space.num_tokens -= num_tokens;
         num_tokens_ -= num_tokens;
         --num_kept_;
-        num_spaces_ -= space.kept.empty();
+        if (!space.kept.empty()) by_size_.insert(rank_of(space));
         const std::lock_guard write(space.mutex);
         if (space.kept.empty()) {
             space.text = std::make_unique<TokenText>(pool_);
@@ -192,11 +213,17 @@ private:
         }
     }
 
+    void empty_smallest() { forget(*by_size_.begin()->space); }
+
     void empty(Namespace& space) {
         ++space.num_flushes;
+        forget(space);
+    }
+
+    void forget(Namespace& space) {
+        by_size_.erase(rank_of(space));
         num_tokens_ -= space.num_tokens;
         num_kept_ -= space.kept.size();
-        num_spaces_ -= !space.kept.empty();
         space.num_tokens = 0;
         space.kept.clear();
         const std::lock_guard write(space.mutex);
@@ -221,7 +248,7 @@ private:
     std::deque<Aged> by_age_;  // oldest first
     std::size_t most_names_ = 1024;  // names in use before unused ones are looked for
     std::size_t num_tokens_ = 0, num_kept_ = 0;
-    std::size_t num_spaces_ = 0;  // namespaces that hold something
+    std::set<Rank> by_size_;  // of all namespaces that hold something
     std::uint64_t next_serial_ = 0;
 };
 

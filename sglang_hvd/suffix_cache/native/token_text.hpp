@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "block_pool.hpp"
+#include "page_allocator.hpp"
 
 namespace sglang_hvd {
 
@@ -324,12 +325,15 @@ private:
         Position heads[kNumRecent] = {};
     };
 
+    template <typename T>
+    using Table = std::vector<T, PageAllocator<T>>;
+
     Block& block_at(Position place) const {
         return *blocks_[place / kBlockTokens - first_block_];
     }
 
     void add_block() {
-        blocks_.reserve(blocks_.size() + 1);
+        if (blocks_.size() == blocks_.capacity()) blocks_.reserve(2 * blocks_.size() + 1);
         Block* block = static_cast<Block*>(pool_->allocate());
         if (blocks_.empty()) {
             std::fill_n(block->tokens, kLookBack, kEnd);
@@ -414,8 +418,8 @@ private:
         grow(recent_, wanted_recents(wanted));
     }
 
-    template <typename Table>
-    static void grow(Table& table, std::size_t wanted) {
+    template <typename T>
+    static void grow(Table<T>& table, std::size_t wanted) {
         if (table.size() >= wanted) return;
         table.reserve(wanted);
         while (table.size() < wanted) {
@@ -429,8 +433,8 @@ private:
     // dropped token.
     void shrink_heads() {
         if (wanted_heads(size()) * 8 > heads_[0].size()) return;
-        for (auto& table : heads_) std::vector<Position>(kMinHeads, 0).swap(table);
-        std::vector<Recent>(kMinRecents).swap(recent_);
+        for (auto& table : heads_) Table<Position>(kMinHeads, 0).swap(table);
+        Table<Recent>(kMinRecents).swap(recent_);
         grow_heads(size());
         indexed_ = begin_;
         run_ = 0;
@@ -442,8 +446,8 @@ private:
     std::size_t first_block_ = 0;  // number of blocks dropped before blocks_[0]
     Position begin_ = 0, indexed_ = 0, end_ = 0;
     std::size_t run_ = 0;  // tokens of the last sequence that are indexed
-    std::array<std::vector<Position>, kUnigram> heads_;  // place + 1; 0: none
-    std::vector<Recent> recent_;
+    std::array<Table<Position>, kUnigram> heads_;  // place + 1; 0: none
+    Table<Recent> recent_;
 };
 
 }  // namespace sglang_hvd
