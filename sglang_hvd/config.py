@@ -166,7 +166,7 @@ class HvdConfig(BaseModel):
         description="Most nodes per request that one verification takes, root included, but for "
         "wide_width. Default: "
         "32 (8 with linear attention, 16 with trtllm_mha), or the model drafter's tree if that is "
-        "larger. Policy model takes exactly that tree, policy both at least eight nodes more.",
+        "larger; with policy model exactly that tree, with policy both at least eight nodes more.",
     )
     wide_width: int | None = Field(
         default=None,
