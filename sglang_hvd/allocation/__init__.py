@@ -1,23 +1,23 @@
 """Which draft each request verifies, and how much of it."""
 
-from sglang_hvd.allocation.allocator import (
-    MAX_POSTPONED_TOKENS,
-    OWN_PACE,
-    Allocation,
-    DraftOdds,
-    StepAllocator,
-    catches_up,
-    draft_step_choices,
-    model_tree_sizes,
-    most_tree_nodes,
-    powers_of_two_below,
-    widths_that_save,
-)
+from sglang_hvd.allocation.allocator import OWN_PACE, Allocation, DraftOdds, StepAllocator
 from sglang_hvd.allocation.cache_trees import CacheTrees, num_branch_tokens
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
 from sglang_hvd.allocation.cost_scale import CostScale
 from sglang_hvd.allocation.costs import StepCosts
-from sglang_hvd.allocation.verify_widths import MOST_WIDE_REQUESTS, VerifyWidths
+from sglang_hvd.allocation.model_drafts import (
+    MAX_POSTPONED_TOKENS,
+    catches_up,
+    draft_step_choices,
+    model_tree_sizes,
+    most_tree_nodes,
+)
+from sglang_hvd.allocation.verify_widths import (
+    MOST_WIDE_REQUESTS,
+    VerifyWidths,
+    powers_of_two_below,
+    widths_that_save,
+)
 
 __all__ = [
     "MAX_POSTPONED_TOKENS",

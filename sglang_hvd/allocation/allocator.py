@@ -1,6 +1,5 @@
 """Policy `allocate`: the drafts of a step by what they bring and what they cost."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,9 +19,8 @@ Float32 = npt.NDArray[np.float32]
 _LOOK_AFTER = 256
 
 # Where draft-extend is postponed: tokens that the model drafter's KV cache typically lacks when a
-# request drafts, some two cycles, and those from which it is brought up to date anyway.
+# request drafts, some two cycles.
 _TYPICAL_MISSING = 8
-MAX_POSTPONED_TOKENS = 64
 
 # Batch sizes whose costs are kept: each takes memory linear in it.
 _MOST_BATCHES = 256
@@ -30,10 +28,6 @@ _MOST_BATCHES = 256
 # A token is worth what tokens take where the text goes on from here: as hard as it is now, or as it
 # was lately? Half of each, in logarithms.
 OWN_PACE = 0.5
-
-# Tokens that a GPU verifies in little more than the time of one, since reading the weights takes
-# as long: 128 by configs/costs, which are derived; half of that, to be on the safe side.
-_NEARLY_FREE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,46 +71,6 @@ class Allocation:
     num_steps: int
     width: int
     most_cache: int
-
-
-def powers_of_two_below(widest: int) -> tuple[int, ...]:
-    """Narrower widths to choose from beside the widest."""
-    return tuple(2**k for k in range(widest.bit_length()) if 2**k < widest)
-
-
-def widths_that_save(widest: int, most_requests: int) -> tuple[int, ...]:
-    """Narrower widths worth their memory on a GPU that serves at most so many requests at once:
-    powers of two, from the widest at which a full batch stays nearly free to verify."""
-    narrowest = max(_NEARLY_FREE_TOKENS // most_requests, 1)
-    return tuple(width for width in powers_of_two_below(widest) if 2 * width > narrowest)
-
-
-def model_tree_sizes(num_nodes: int) -> tuple[int, ...]:
-    """Sizes to choose from of a model drafter's tree, root not included; the last is the whole."""
-    return (
-        *(2**k - 1 for k in range(2, num_nodes.bit_length() + 1) if 2**k <= num_nodes),
-        num_nodes,
-    )
-
-
-def most_tree_nodes(topk: int, num_steps: int) -> int:
-    """Nodes that EAGLE's tree can have, root not included: topk children of the root, and topk of
-    each of the topk nodes that every later step expands."""
-    return topk + (num_steps - 1) * topk**2
-
-
-def draft_step_choices(num_steps: int) -> tuple[int, ...]:
-    """At most four numbers of steps to choose from, up to this one, rising."""
-    return tuple(range(num_steps, 0, -math.ceil(num_steps / 4)))[::-1]
-
-
-def catches_up(num_model_nodes: int, num_missing: int) -> bool:
-    """Whether a request's postponed draft-extend runs in a step.
-
-    num_model_nodes: nodes of the model drafter's draft that it verifies.
-    num_missing: tokens that the model drafter's KV cache lacks of it.
-    """
-    return num_missing > 0 and (num_model_nodes > 0 or num_missing >= MAX_POSTPONED_TOKENS)
 
 
 class StepAllocator:

@@ -8,6 +8,11 @@ from dataclasses import dataclass, replace
 MOST_WIDE_REQUESTS = 2
 
 
+# Tokens that a GPU verifies in little more than the time of one, since reading the weights takes
+# as long: 128 by configs/costs, which are derived; half of that, to be on the safe side.
+_NEARLY_FREE_TOKENS = 64
+
+
 @dataclass(frozen=True, slots=True)
 class VerifyWidths:
     """Nodes per request in one verification, root included.
@@ -47,3 +52,15 @@ class VerifyWidths:
     def only(self, built: Sequence[int]) -> "VerifyWidths":
         """Those of them that could be built, the base among them."""
         return replace(self, values=tuple(built))
+
+
+def powers_of_two_below(widest: int) -> tuple[int, ...]:
+    """Narrower widths to choose from beside the widest."""
+    return tuple(2**k for k in range(widest.bit_length()) if 2**k < widest)
+
+
+def widths_that_save(widest: int, most_requests: int) -> tuple[int, ...]:
+    """Narrower widths worth their memory on a GPU that serves at most so many requests at once:
+    powers of two, from the widest at which a full batch stays nearly free to verify."""
+    narrowest = max(_NEARLY_FREE_TOKENS // most_requests, 1)
+    return tuple(width for width in powers_of_two_below(widest) if 2 * width > narrowest)

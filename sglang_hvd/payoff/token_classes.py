@@ -1,7 +1,6 @@
 """Token classes: what kind of text a token is, so that features do not depend on the tokenizer."""
 
 import enum
-import hashlib
 import unicodedata
 from collections.abc import Iterable
 
@@ -52,11 +51,6 @@ class TokenClasses:
         if not flags:
             raise ValueError("token classes need the decoded text of every token, got none")
         return cls(np.array(flags, dtype=np.uint8))
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the table: equal for equal tables."""
-        return hashlib.sha256(self.flags.tobytes()).hexdigest()[:16]
 
 
 def _classify(text: str) -> TokenClass:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.arg_groups.overrides import (
@@ -22,12 +21,14 @@ from sglang.srt.arg_groups.overrides import (
 )
 from sglang.srt.configs.hybrid_arch import mambaish_config
 
-from sglang_hvd.allocation import StepCosts, VerifyWidths, most_tree_nodes
-from sglang_hvd.config import HvdConfig, flag_name, load_config
+from sglang_hvd.allocation import StepCosts
+from sglang_hvd.config import HvdConfig, load_config
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.plugin.draft_model import check_draft_model, target_context_length
 from sglang_hvd.plugin.flags import config_file_and_overrides, is_from_command_line
-from sglang_hvd.plugin.tree_support import TargetAttention, verifies_trees
+from sglang_hvd.plugin.launch import HvdLaunch, launch_of
+from sglang_hvd.plugin.refusals import check_model_tree, refuse_stray_flags, refuse_untested
+from sglang_hvd.plugin.tree_support import TargetAttention
 from sglang_hvd.plugin.verify_widths import verify_widths
 from sglang_hvd.traces.recording_folder import check_folder
 
@@ -44,50 +45,6 @@ ALGORITHM_NAME = "HVD"
 _BACKENDS_OF_ANY_WIDTH = {"torch_native", "intel_amx"}
 
 
-@dataclass(frozen=True, slots=True)
-class HvdLaunch:
-    """What a scheduler process needs to know to run HVD.
-
-    Attributes:
-        config: the settings in force.
-        num_model_nodes: nodes of the model drafter's tree, root included.
-        widths: nodes per request in one verification.
-        has_width_states: attention backends and graphs are of one width each.
-        backends: attention backends of the target model.
-        attention: what is known of the target model's before it is loaded.
-        postpones_extend: draft-extend runs for a request when it drafts, not in every step for all.
-    """
-
-    config: HvdConfig
-    num_model_nodes: int
-    widths: VerifyWidths
-    has_width_states: bool
-    backends: frozenset[str]
-    attention: TargetAttention
-    postpones_extend: bool
-
-    def verifies_trees(self, topk: int, *, has_window: bool) -> bool:
-        """Whether drafts may branch: both of a request in one tree, and the cache's own. Raises
-        ValueError where drafts would be verified wrongly.
-
-        has_window: what is known for certain once the target model is loaded.
-        """
-        return verifies_trees(
-            self.backends,
-            replace(self.attention, has_window=has_window or self.attention.has_window),
-            topk=topk,
-            needs_trees=self.config.policy == "both",
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, tuple(getattr(self, field.name) for field in fields(self))
-
-
-def launch_of(server_args: ServerArgs) -> HvdLaunch | None:
-    """The launch that was resolved for these arguments, None when HVD was not asked for."""
-    return server_args.__dict__.get("_hvd_launch")
-
-
 def resolve_hvd_config(
     handle_speculative_decoding: Callable[[ServerArgs], None], server_args: ServerArgs
 ) -> None:
@@ -96,7 +53,7 @@ def resolve_hvd_config(
     A user's mistake ends a command line with one line, and raises ValueError for other callers.
     """
     if not _is_requested(server_args):
-        _refuse_stray_flags(server_args)
+        refuse_stray_flags(server_args)
         handle_speculative_decoding(server_args)
         return
     from sglang_hvd.plugin.entry import require_hooks
@@ -138,11 +95,10 @@ def resolve_verify_width(
     if config is None:
         return
     cfg = resolved_view(server_args)
-    _refuse_untested(cfg)  # again: SGLang may have switched features on by itself
+    refuse_untested(cfg)  # again: SGLang may have switched features on by itself
     num_model_nodes = cfg.speculative_num_draft_tokens
-    _check_model_tree(num_model_nodes, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
+    check_model_tree(num_model_nodes, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
     attention = _target_attention(cfg)
-    # These backends read the width from each batch.
     backends = frozenset(name for name in attention_backends_of(cfg) if name is not None)
     is_any_width = cfg.device == "cpu" and backends <= _BACKENDS_OF_ANY_WIDTH
     widths = verify_widths(
@@ -217,15 +173,6 @@ def create_hvd_worker(
     return HvdWorker
 
 
-def _arrive(*launch: Any) -> HvdLaunch:
-    # Runs when a scheduler process unpickles its arguments. Without this check a process in
-    # which the plugin failed to load would serve plain EAGLE3 under the name of HVD.
-    from sglang_hvd.plugin.entry import require_hooks
-
-    require_hooks()
-    return HvdLaunch(*launch)
-
-
 def _is_requested(server_args: ServerArgs) -> bool:
     name = resolving_view(server_args).speculative_algorithm
     return name is not None and name.upper() == ALGORITHM_NAME
@@ -248,7 +195,7 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
     if config.record is not None:
         check_folder(config.record)
     cfg = resolving_view(server_args)
-    _refuse_untested(cfg)
+    refuse_untested(cfg)
     check_draft_model(cfg)
     if cfg.enable_deterministic_inference:
         logger.warning(
@@ -256,59 +203,6 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
             "slot, and which drafts stand there depends on earlier requests."
         )
     return config
-
-
-def _refuse_stray_flags(server_args: ServerArgs) -> None:
-    config_file, overrides = config_file_and_overrides(server_args)
-    if config_file is not None or overrides:
-        given = [flag_name(name) for name in overrides]
-        given += ["--hvd-config"] if config_file is not None else []
-        raise SystemExit(
-            f"error: {', '.join(sorted(given))} given without --speculative-algorithm HVD: "
-            "add it or drop the flags"
-        )
-
-
-def _refuse_untested(cfg: Any) -> None:
-    """Raise for SGLang features whose combination with HVD is known wrong or not tested."""
-    refusals = {
-        "--speculative-adaptive": cfg.speculative_adaptive,
-        "--speculative-use-rejection-sampling": cfg.speculative_use_rejection_sampling,
-        "--speculative-use-block-verification": cfg.speculative_use_block_verification,
-        "--speculative-num-steps 0": cfg.speculative_num_steps == 0,
-        "--enable-two-batch-overlap": cfg.enable_two_batch_overlap,
-        "--enable-hisparse": cfg.enable_hisparse,
-        "--enable-multi-layer-eagle": cfg.enable_multi_layer_eagle,
-        "--enable-mixed-chunk": cfg.enable_mixed_chunk,
-        # SGLang moves the KV of an accepted path to where it belongs, and not what it captured.
-        "--enable-return-routed-experts": cfg.enable_return_routed_experts,
-        "--enable-watermark": cfg.enable_watermark,
-        "--enable-dp-attention": cfg.enable_dp_attention or (cfg.attn_dp_size or 1) > 1,
-        # Ranks then run a step's tokens in parts, by numbers that only SGLang's own batches carry.
-        f"--moe-a2a-backend {cfg.moe_a2a_backend}": cfg.moe_a2a_backend not in (None, "none"),
-        "--moe-dense-tp-size": cfg.moe_dense_tp_size is not None,
-        # Its ring of states is made for fewer nodes, and nothing checks that for all models.
-        "--enable-linear-replayssm-spec": cfg.enable_linear_replayssm_spec,
-        # It keeps attention backends of its own, for one width.
-        "--enable-pdmux": cfg.enable_pdmux,
-        "--pp-size above 1": cfg.pp_size > 1,
-        # Moves of accepted tokens take slots for the rank's own.
-        "--dcp-size above 1": (cfg.dcp_size or 1) > 1,
-        f"--disaggregation-mode {cfg.disaggregation_mode}": cfg.disaggregation_mode != "null",
-    }
-    for flag, is_given in refusals.items():
-        if is_given:
-            raise ValueError(f"HVD does not support {flag}: drop it or use EAGLE3")
-
-
-def _check_model_tree(num_nodes: int, topk: int, num_steps: int) -> None:
-    num_candidates = 1 + most_tree_nodes(topk, num_steps)
-    if num_nodes > num_candidates:
-        raise ValueError(
-            f"--speculative-num-draft-tokens {num_nodes} is more than the model drafter can "
-            f"propose: {num_candidates} with {num_steps} steps and topk {topk}. "
-            "For a wider verification use --hvd-verify-width"
-        )
 
 
 def _postpones_extend(config: HvdConfig, device: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.managers.utils import compute_num_reserved_tokens
 
-from sglang_hvd.plugin.algorithm import launch_of
+from sglang_hvd.plugin.launch import launch_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

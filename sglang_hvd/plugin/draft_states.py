@@ -28,7 +28,7 @@ _FIRST_GB = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DraftState:
-    """chain: SGLang's two constants of a chain of so many tokens; None of a tree.
+    """chain: SGLang's two constants of a chain of so many tokens; with a tree both are None.
     memory_gb: that it took, as the device reports it.
     """
 

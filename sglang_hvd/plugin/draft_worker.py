@@ -26,8 +26,8 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_utils import draft_tp_context, fast_topk, renorm_draft_probs
 
 from sglang_hvd.allocation import catches_up, most_tree_nodes
-from sglang_hvd.plugin.algorithm import launch_of
 from sglang_hvd.plugin.host_transfer import to_device
+from sglang_hvd.plugin.launch import launch_of
 from sglang_hvd.plugin.postponed_extend import MissingTokens, PostponedExtend
 from sglang_hvd.plugin.served_costs import ServedCosts
 from sglang_hvd.plugin.tree_layout import lay_out, merge_eagle_trees

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.io_struct import DumperControlReqInput, DumperControlReqOutput
 
-from sglang_hvd.plugin.algorithm import launch_of
+from sglang_hvd.plugin.launch import launch_of
 from sglang_hvd.running_server import PREDICTOR_LOAD_FORMAT
 
 if TYPE_CHECKING:

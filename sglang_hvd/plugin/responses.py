@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
-from sglang_hvd.plugin.algorithm import launch_of
+from sglang_hvd.plugin.launch import launch_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

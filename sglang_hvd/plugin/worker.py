@@ -1,6 +1,6 @@
 """SGLang's EAGLE worker with a choice of draft per request and per step.
 
-Each decode step: plan (suffix cache, features, predictor, gate), run the model drafter if a
+Each decode step: plan (suffix cache, features, predictor, allocation), run the model drafter if a
 request needs it, verify every request's chosen draft in one forward, hand the committed tokens
 back. Draft-extend runs on every step, or for a request when it drafts next, so the model drafter's
 KV cache is right through steps that verified cache drafts. Only the cache policy, which never
@@ -30,13 +30,13 @@ from sglang_hvd.allocation import (
 )
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin import kv_kernel
-from sglang_hvd.plugin.algorithm import HvdLaunch, launch_of
 from sglang_hvd.plugin.device_memory import DeviceMemory
 from sglang_hvd.plugin.draft_states import DraftStates
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import require_hooks
 from sglang_hvd.plugin.host_transfer import copy_stream
 from sglang_hvd.plugin.kept_costs import costs_folder, profiled_costs
+from sglang_hvd.plugin.launch import HvdLaunch, launch_of
 from sglang_hvd.plugin.metrics import PredictorMetrics, ServerMetrics
 from sglang_hvd.plugin.postponed_extend import PostponedExtend
 from sglang_hvd.plugin.recording import RequestRecorder

@@ -1,7 +1,6 @@
 """`sglang-hvd analyze`: what makes recorded generations cache-friendly, when cache drafts pay off,
 and whether a predictor knows (paper, sections 5.1 to 5.3)."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +13,9 @@ from sglang_hvd.payoff import DEFAULT_PREDICTORS, FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.analysis import (
+    MARGINAL_LEN,
+    RECALLS,
+    WORTH_LEN,
     About,
     Analysis,
     Bin,
@@ -36,10 +38,7 @@ from sglang_hvd.replay.prompts import PromptCounts
 from sglang_hvd.replay.recordings import Recording, Vocabulary, session_fingerprints
 from sglang_hvd.replay.walk import RecordingWalk, walk_recordings
 
-WORTH_LEN = math.ceil(THRESHOLD)
 LONGEST = 31  # tokens of a cache draft at the default verify width
-MARGINAL_LEN = 3  # from here to the threshold a verified draft did not pay, but nearly
-RECALLS = tuple(step / 20 for step in range(1, 21))
 
 _PROB_EDGES = tuple(step / 10 for step in range(1, 10))
 _LENGTH_EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24)

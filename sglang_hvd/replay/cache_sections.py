@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from sglang_hvd.replay.analysis import Analysis, Structure
-from sglang_hvd.replay.analyze import WORTH_LEN
+from sglang_hvd.replay.analysis import MARGINAL_LEN, WORTH_LEN, Analysis, Structure
 from sglang_hvd.replay.findings import Finding
 from sglang_hvd.replay.markup import folded, legend, section, share_cell, table, tokens_cell
 from sglang_hvd.replay.plots import Axis, Bar, Part, Series, bar_plot, xy_plot
@@ -17,8 +16,8 @@ _ORIGINS = {
 }
 _VERIFIED = {
     "high": f"at least {WORTH_LEN} tokens",
-    "marginal": f"3 to {WORTH_LEN - 1}",
-    "low": "0 to 2",
+    "marginal": f"{MARGINAL_LEN} to {WORTH_LEN - 1}",
+    "low": f"0 to {MARGINAL_LEN - 1}",
 }
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sglang_hvd.replay.analysis import Analysis, Bin, Payoffs, Structure
+from sglang_hvd.replay.analysis import RECALLS, WORTH_LEN, Analysis, Bin, Payoffs, Structure
 from sglang_hvd.replay.evaluate import MEAN, Evaluation
 
-_RECALL_60 = 11  # index into PrecisionRecall.at_recall
+_RECALL_60 = RECALLS.index(0.6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,9 @@ def _of_payoffs(payoffs: Sequence[Payoffs]) -> Finding:
     survival = pooled_survival(payoffs)
     most = max(payoffs, key=lambda row: row.oracle_share)
     least = min(payoffs, key=lambda row: row.oracle_share)
-    summary = f"{percent(survival[5])} of the proposed cache drafts bring six tokens or more"
+    summary = (
+        f"{percent(survival[WORTH_LEN - 1])} of the proposed cache drafts bring six tokens or more"
+    )
     if most is not least:
         summary += (
             f": {percent(most.oracle_share)} in {most.family}, "

@@ -3,8 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 
-from sglang_hvd.replay.analysis import Analysis, Bin, Calibration, PrecisionRecall
-from sglang_hvd.replay.analyze import RECALLS, WORTH_LEN
+from sglang_hvd.replay.analysis import (
+    RECALLS,
+    WORTH_LEN,
+    Analysis,
+    Bin,
+    Calibration,
+    PrecisionRecall,
+)
 from sglang_hvd.replay.evaluate import MEAN, Evaluation
 from sglang_hvd.replay.findings import Finding
 from sglang_hvd.replay.importance import Drop

@@ -48,13 +48,6 @@ def test_classes_of_a_token(text: str, classes: int) -> None:
     assert TokenClasses.from_strings([text]).flags[0] == int(classes)
 
 
-def test_the_fingerprint_names_the_table() -> None:
-    one, same, other = (
-        TokenClasses.from_strings(strings) for strings in (["a", ","], ["b", ","], ["a", "b"])
-    )
-    assert one.fingerprint == same.fingerprint != other.fingerprint
-
-
 def test_the_table_cannot_be_written_to_and_keeps_no_reference() -> None:
     mine = np.array([1], dtype=np.uint8)
     table = TokenClasses(mine)

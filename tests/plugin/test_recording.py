@@ -70,7 +70,7 @@ def recorded(model: Path, folder: Path, *reqs: Req, namespaces: Sequence[str] = 
         prompt_ids = np.array(req.origin_input_ids, np.int32)
         recorder.record(req, prompt_ids, namespace=namespace)
     recorder._recorder.close()
-    assert recorder.describe()["num_dropped"] == 0
+    assert recorder.stats().num_dropped == 0
     return [trace for path in recordings(folder) for trace in read_traces(path)]
 
 

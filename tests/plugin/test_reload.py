@@ -28,7 +28,7 @@ from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import PayoffPredictor
-from sglang_hvd.plugin.algorithm import HvdLaunch
+from sglang_hvd.plugin.launch import HvdLaunch
 from sglang_hvd.plugin.metrics import PredictorMetrics
 from sglang_hvd.plugin.reload import answer_for_predictor, ask_for_predictor
 from sglang_hvd.plugin.served_predictor import ServedPredictor

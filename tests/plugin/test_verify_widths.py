@@ -9,12 +9,12 @@ import pytest
 
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.plugin import algorithm
 from sglang_hvd.plugin import verify_widths as verify_widths_module
+from sglang_hvd.plugin.refusals import refuse_untested
 from sglang_hvd.plugin.tree_support import TargetAttention
 from sglang_hvd.plugin.verify_widths import verify_widths
 
-# What _refuse_untested reads of SGLang's arguments.
+# What refuse_untested reads of SGLang's arguments.
 REFUSED_BY_NONE: dict[str, object] = {
     **dict.fromkeys(
         [
@@ -90,10 +90,10 @@ def test_what_would_be_wrong_or_was_not_tried_is_refused(
     field: str, value: object, flag: str
 ) -> None:
     cfg = SimpleNamespace(**REFUSED_BY_NONE)
-    algorithm._refuse_untested(cfg)
+    refuse_untested(cfg)
     setattr(cfg, field, value)
     with pytest.raises(ValueError, match=f"HVD does not support {flag}: drop it"):
-        algorithm._refuse_untested(cfg)
+        refuse_untested(cfg)
 
 
 def test_one_or_two_requests_verify_more_where_it_is_weighed() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from sglang_hvd.payoff import FEATURE_NAMES
-from sglang_hvd.replay.analysis import Bin
-from sglang_hvd.replay.analyze import RECALLS, analyze_walks, payoffs_of, reliability
+from sglang_hvd.replay.analysis import RECALLS, Bin
+from sglang_hvd.replay.analyze import analyze_walks, payoffs_of, reliability
 from sglang_hvd.replay.findings import findings
 from sglang_hvd.replay.importance import FEATURE_GROUPS, permutation_importance
 from sglang_hvd.replay.prompts import PromptCounts, num_repeated

@@ -1,0 +1,67 @@
+"""What a server is not started with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang_hvd.allocation import most_tree_nodes
+from sglang_hvd.config import flag_name
+from sglang_hvd.plugin.flags import config_file_and_overrides
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
+
+def refuse_stray_flags(server_args: ServerArgs) -> None:
+    """Raises SystemExit for HVD's flags on a server that was not asked for HVD."""
+    config_file, overrides = config_file_and_overrides(server_args)
+    if config_file is not None or overrides:
+        given = [flag_name(name) for name in overrides]
+        given += ["--hvd-config"] if config_file is not None else []
+        raise SystemExit(
+            f"error: {', '.join(sorted(given))} given without --speculative-algorithm HVD: "
+            "add it or drop the flags"
+        )
+
+
+def refuse_untested(cfg: Any) -> None:
+    """Raises ValueError for what SGLang does that is known wrong, or was not tested, with HVD."""
+    refusals = {
+        "--speculative-adaptive": cfg.speculative_adaptive,
+        "--speculative-use-rejection-sampling": cfg.speculative_use_rejection_sampling,
+        "--speculative-use-block-verification": cfg.speculative_use_block_verification,
+        "--speculative-num-steps 0": cfg.speculative_num_steps == 0,
+        "--enable-two-batch-overlap": cfg.enable_two_batch_overlap,
+        "--enable-hisparse": cfg.enable_hisparse,
+        "--enable-multi-layer-eagle": cfg.enable_multi_layer_eagle,
+        "--enable-mixed-chunk": cfg.enable_mixed_chunk,
+        # SGLang moves the KV of an accepted path to where it belongs, and not what it captured.
+        "--enable-return-routed-experts": cfg.enable_return_routed_experts,
+        "--enable-watermark": cfg.enable_watermark,
+        "--enable-dp-attention": cfg.enable_dp_attention or (cfg.attn_dp_size or 1) > 1,
+        # Ranks then run a step's tokens in parts, by numbers that only SGLang's own batches carry.
+        f"--moe-a2a-backend {cfg.moe_a2a_backend}": cfg.moe_a2a_backend not in (None, "none"),
+        "--moe-dense-tp-size": cfg.moe_dense_tp_size is not None,
+        # Its ring of states is made for fewer nodes, and nothing checks that for all models.
+        "--enable-linear-replayssm-spec": cfg.enable_linear_replayssm_spec,
+        # It keeps attention backends of its own, for one width.
+        "--enable-pdmux": cfg.enable_pdmux,
+        "--pp-size above 1": cfg.pp_size > 1,
+        # Moves of accepted tokens take slots for the rank's own.
+        "--dcp-size above 1": (cfg.dcp_size or 1) > 1,
+        f"--disaggregation-mode {cfg.disaggregation_mode}": cfg.disaggregation_mode != "null",
+    }
+    for flag, is_given in refusals.items():
+        if is_given:
+            raise ValueError(f"HVD does not support {flag}: drop it or use EAGLE3")
+
+
+def check_model_tree(num_nodes: int, topk: int, num_steps: int) -> None:
+    """Raises ValueError for a tree, root included, that the model drafter's steps cannot fill."""
+    num_candidates = 1 + most_tree_nodes(topk, num_steps)
+    if num_nodes > num_candidates:
+        raise ValueError(
+            f"--speculative-num-draft-tokens {num_nodes} is more than the model drafter can "
+            f"propose: {num_candidates} with {num_steps} steps and topk {topk}. "
+            "For a wider verification use --hvd-verify-width"
+        )
