@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
-from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_hvd.config import HvdConfig
+from sglang_hvd.plugin.sampling import recorded
 from sglang_hvd.plugin.vocabulary import served_fingerprint
 from sglang_hvd.traces.recorder import Recorder, RecorderStats
 from sglang_hvd.traces.trace import Trace
@@ -20,18 +19,8 @@ from sglang_hvd.types import TokenIds
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.sampling.sampling_params import SamplingParams
 
 _FAMILY = "recorded"
-
-# What else changes which token is sampled, and the value that changes nothing.
-_NEUTRAL = {
-    "min_p": 0.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "min_new_tokens": 0,
-}
 
 
 class RequestRecorder:
@@ -71,7 +60,7 @@ class RequestRecorder:
             session="",  # found by the recorder
             turn=0,
             family=_FAMILY,
-            sampling=_sampling(req.sampling_params),
+            sampling=recorded(req.sampling_params),
             model=self._model,
             tokenizer_fingerprint=self._tokenizer_fingerprint,
             namespace=hashlib.sha256(namespace.encode()).hexdigest()[:16] if namespace else "",
@@ -81,15 +70,3 @@ class RequestRecorder:
     def stats(self) -> RecorderStats:
         """What became of the requests so far."""
         return self._recorder.stats()
-
-
-def _sampling(params: SamplingParams) -> Mapping[str, float]:
-    changes = {
-        name: float(getattr(params, name))
-        for name, neutral in _NEUTRAL.items()
-        if getattr(params, name) != neutral
-    }
-    if params.top_k == 1:  # how SGLang writes a temperature of 0
-        return {"temperature": 0.0, **changes}
-    asked = {"temperature": params.temperature, "top_p": params.top_p, **changes}
-    return asked if params.top_k == TOP_K_ALL else {**asked, "top_k": params.top_k}

@@ -22,6 +22,7 @@ import numpy as np
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.host_transfer import HostCopy
 from sglang_hvd.plugin.recording import RequestRecorder
+from sglang_hvd.plugin.sampling import has_penalties
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.types import DraftPlans, DraftSource, TokenIds, VerifyOutcomes
@@ -248,7 +249,7 @@ class HeldRequests:
             held.key,
             prompt_ids,
             namespace=_namespace(req),
-            without_cache=not is_valid or _has_penalties(req),
+            without_cache=not is_valid or has_penalties(req.sampling_params),
         )
         if req.output_ids:  # retracted before: comes back as a prefill with its output
             self._drafter.extend(held.key, np.asarray(req.output_ids, dtype=np.int32))
@@ -343,18 +344,6 @@ def _namespace(req: Req) -> str:
     except UnicodeEncodeError:  # half a surrogate pair is no text
         return f"no text:{name.encode('utf-8', 'surrogatepass').hex()}"
     return name
-
-
-def _has_penalties(req: Req) -> bool:
-    # Under speculation SGLang accumulates penalties once per cycle, so they depend on where
-    # cycles end. Only the model drafter's own cycles give what EAGLE3 gives.
-    params = req.sampling_params
-    return (
-        params.frequency_penalty != 0
-        or params.presence_penalty != 0
-        or params.repetition_penalty != 1
-        or params.min_new_tokens > 0
-    )
 
 
 def _figures(stats: RequestStats, cycles: list[tuple[str, int]] | None) -> dict[str, Any]:

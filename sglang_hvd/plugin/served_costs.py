@@ -22,8 +22,15 @@ from sglang_hvd.step_clock import Phase, StepClock
 _FIRST_TABLES = (2, 4, 8, 16, 32)
 _TABLE_EVERY = 64
 
-# Before any step was timed; the first tables take its place at once.
-_FIRST_COEFFICIENTS = np.array([5.0, 0.0, 0.1, 0.5, 0.0, 0.01, 0.0, 0.5, 0.02, 0.0, 0.0])
+# CostFit.coefficients before any step was timed; the first tables take its place at once.
+_FIRST_COEFFICIENTS = np.array(
+    [
+        *(5.0, 0.0, 0.1),  # a verification, in milliseconds: once, a request, a node
+        *(0.5, 0.0, 0.01),  # a draft-extend, likewise
+        *(0.0, 0.5, 0.02),  # a draft: once, a round, a request in a round
+        *(0.0, 0.0),  # what a step takes beside these: once, a request
+    ]
+)
 
 
 def before_any_step(widths: Sequence[int]) -> StepCosts:

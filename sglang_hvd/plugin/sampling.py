@@ -1,0 +1,42 @@
+"""What HVD looks at of a request's sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sglang.srt.sampling.sampling_params import TOP_K_ALL
+
+if TYPE_CHECKING:
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+# What SGLang accumulates from token to token, and the value that changes nothing.
+_PENALTIES = {
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_new_tokens": 0,
+}
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether what is sampled depends on where cycles end: under speculation SGLang accumulates
+    once per cycle. Only the model drafter's own cycles then give what EAGLE3 gives."""
+    return bool(_changes(params, _PENALTIES))
+
+
+def recorded(params: SamplingParams) -> Mapping[str, float]:
+    """As a trace has it: what was asked for, and what else decides which token is sampled."""
+    changes = _changes(params, {"min_p": 0.0, **_PENALTIES})
+    if params.top_k == 1:  # how SGLang writes a temperature of 0
+        return {"temperature": 0.0, **changes}
+    asked = {"temperature": params.temperature, "top_p": params.top_p, **changes}
+    return asked if params.top_k == TOP_K_ALL else {**asked, "top_k": params.top_k}
+
+
+def _changes(params: SamplingParams, neutral: Mapping[str, float]) -> dict[str, float]:
+    return {
+        name: float(getattr(params, name))
+        for name, value in neutral.items()
+        if getattr(params, name) != value
+    }
