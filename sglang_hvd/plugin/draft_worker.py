@@ -160,7 +160,10 @@ class HvdDraftWorker(EagleDraftWorker):
         Returns what SGLang's does, but in the place of draft probabilities, which only rejection
         sampling has, int64[n, m]: the place of each node by its score; None where no tree is cut.
         """
-        with self._width(self._num_tree_nodes), _ranking_nodes(self._cuts_trees) as ranks:
+        with (
+            self._num_draft_tokens(self._num_tree_nodes),
+            _ranking_nodes(self._cuts_trees) as ranks,
+        ):
             parent_list, top_scores_index, draft_tokens, _ = super().draft_forward(forward_batch)
         return parent_list, top_scores_index, draft_tokens, ranks[0] if ranks else None
 
@@ -169,7 +172,7 @@ class HvdDraftWorker(EagleDraftWorker):
     ) -> None:
         if self.stub_draft_extend is None:
             timing = self.costs.time_extend(len(batch.reqs), self._step_width)
-            with self._width(self._step_width), timing:
+            with self._num_draft_tokens(self._step_width), timing:
                 super()._draft_extend_for_decode(batch, batch_result, **kwargs)
             return
         self.stub_draft_extend(batch, batch_result)
@@ -200,7 +203,7 @@ class HvdDraftWorker(EagleDraftWorker):
         )
 
     def _rebuild_topk1_chain_buffers(self) -> None:
-        with self._width(self._num_tree_nodes):
+        with self._num_draft_tokens(self._num_tree_nodes):
             super()._rebuild_topk1_chain_buffers()
 
     @property
@@ -404,7 +407,8 @@ class HvdDraftWorker(EagleDraftWorker):
         return min(num_cells, verify_mask.buffer.numel())
 
     @contextmanager
-    def _width(self, num_nodes: int) -> Iterator[None]:
+    def _num_draft_tokens(self, num_nodes: int) -> Iterator[None]:
+        """SGLang's code takes so many nodes for a request's."""
         base_width = self.speculative_num_draft_tokens
         self.speculative_num_draft_tokens = num_nodes
         try:

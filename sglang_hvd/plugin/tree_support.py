@@ -63,7 +63,8 @@ class TargetAttention:
             backends -= {"fa3"}
         return backends
 
-    def __str__(self) -> str:
+    def of_model(self) -> str:
+        """For messages: " of a model with ...", or nothing where there is nothing to say."""
         traits = {
             "latent attention (MLA)": self.is_mla,
             "a sliding window": self.has_window,
@@ -94,8 +95,8 @@ def verifies_trees(
             others = f"use one of {', '.join(sorted(supported))}" if supported else "use chains"
             is_chain_enough = topk > 1 and backend in chains
             raise ValueError(
-                f"HVD cannot verify {shape}{attention} on attention backend {backend}: {others}"
-                f"{', or topk 1' if is_chain_enough else ''}"
+                f"HVD cannot verify {shape}{attention.of_model()} on attention backend {backend}: "
+                f"{others}{', or topk 1' if is_chain_enough else ''}"
             )
     if attention.is_linear and topk == 1:
         if needs_trees:

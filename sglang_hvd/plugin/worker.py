@@ -225,13 +225,10 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
                 result = super().verify(batch, pp_proxy_tensors, grammar_barrier)
         finally:
             self.speculative_num_draft_tokens, self.topk = base_width, topk
-        if not batch.forward_mode.is_idle():
-            of_model = None
-            if verify_input.of_model is not None:
-                of_model = num_accepted_of_model(result.accept_index, verify_input.of_model)
-            self._held.record_verify(
-                batch.reqs, result.next_token_ids, result.accept_lens, of_model
-            )
+        of_model = None
+        if verify_input.of_model is not None:
+            of_model = num_accepted_of_model(result.accept_index, verify_input.of_model)
+        self._held.record_verify(batch.reqs, result.next_token_ids, result.accept_lens, of_model)
         return result
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
