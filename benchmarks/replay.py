@@ -325,7 +325,7 @@ def _texts(recording: Recording, cache_mode: CacheMode, drafter: ModelDrafter) -
     fingerprints = session_fingerprints(traces)
     sizes = sorted({*MODEL_SIZES, *(nodes for nodes, _ in MODEL_TREES)})
     config = HvdConfig(cache_mode=cache_mode)
-    copied = _copied(recording, cache_mode)
+    copied = None if drafter.odds_ratio == 1 else _copied(recording, cache_mode)
     accepted = drafter.accepted_by_size(traces, config, sizes, copied)
     earlier: list[Trace] = []
     sessions: dict[str, list[DrawnTrace]] = {}

@@ -101,6 +101,9 @@ def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
         ("\x00", r"not valid YAML"),
         ("threshold: 2024-13-45", r"not valid YAML: month must be in 1..12"),
         ("[" * 10_000, r"not valid YAML: too deeply nested"),
+        ("threshold: !!int ''", r"not valid YAML"),
+        ("threshold: !!bool x", r"not valid YAML"),
+        ("threshold: !!timestamp x", r"not valid YAML"),
     ],
 )
 def test_a_wrong_file_is_named_with_key_and_value_in_one_line(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 # 32 are worth .09 to .10 of the speed at one request, .07 at two, and nothing from four on.
 MOST_WIDE_REQUESTS = 2
 
-
 # Tokens that a GPU verifies in little more than the time of one, since reading the weights takes
 # as long: 128 by configs/costs, which are derived; half of that, to be on the safe side.
 _NEARLY_FREE_TOKENS = 64

@@ -108,6 +108,8 @@ def _parse(fields: dict[str, Any], where: str) -> TextTrace:
     for key, kind in {"turn": int, **texts}.items():
         if not isinstance(fields[key], kind):
             raise ValueError(f"{where}: {key} is of type {kind.__name__}, got {fields[key]!r}")
+    if fields["turn"] < 0:
+        raise ValueError(f"{where}: turn is 0 or more, got {fields['turn']}")
     try:
         check_text(fields["prompt"] + fields["output"])
     except ValueError as error:

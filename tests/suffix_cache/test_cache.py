@@ -458,6 +458,23 @@ def test_a_flood_of_small_namespaces_displaces_its_own() -> None:
     assert proposed(cache, "again", 2) == [9, 10]
 
 
+def test_of_too_many_small_namespaces_the_idle_ones_lose_what_they_have() -> None:
+    cache = SuffixCache(shared_cache_tokens=32_768, background=False)
+    for number in range(64):
+        cache.start(number, [1], namespace=f"idle {number}")
+        cache.finish(number, keep=True, output_ids=np.arange(300, dtype=np.int32))
+    for number in range(10):
+        for name in ("one", "other"):
+            cache.start("again", [7, 8], namespace=name)
+            assert proposed(cache, "again", 2) == ([9, 10] if number else [])
+            cache.finish("again", keep=True, output_ids=np.arange(20, dtype=np.int32))
+            cache.check()
+    cache.start("again", [7, 8], namespace="idle 63")
+    assert proposed(cache, "again", 2) == [9, 10]
+    cache.start("gone", [7, 8], namespace="idle 1")
+    assert proposed(cache, "gone", 2) == []
+
+
 FILL_AND_EMPTY = """
 import numpy as np
 from sglang_hvd.suffix_cache import SuffixCache

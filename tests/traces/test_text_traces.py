@@ -81,6 +81,7 @@ def test_a_first_turn_begins_anew(path: Path, tokenizer: Tokenizer) -> None:
         (line("x", 0, None, "b"), "prompt is of type str, got None"),
         (line("x", "1", "a", "b"), "turn is of type int, got '1'"),
         (line("y", 1, "a", "b"), "turn 1 of session y does not follow the turn before it"),
+        (line("x", -1, "a", "b"), "turn is 0 or more, got -1"),
         (line("x", 2, "a", "b"), "turn 2 of session x does not follow the turn before it"),
         (line("x", 1, "a", "b").replace('"MIT"', "null"), "licence is of type str, got None"),
         (line("x", 1, "\ud800", "b"), "not text: half of a surrogate pair"),

@@ -55,7 +55,6 @@ public:
           shared_(pool_, settings.shared_tokens, settings.namespace_tokens),
           sessions_(settings.session_tokens) {
         if (settings.paper) settings_.indexes_in_background = false;
-        if (settings_.indexes_in_background) worker_ = std::thread([this] { work(); });
     }
     CacheCore(const CacheCore&) = delete;
     CacheCore& operator=(const CacheCore&) = delete;
@@ -161,6 +160,7 @@ public:
     // Forgets a request. keeps: its output (the given one, else what was committed) is shared.
     void finish(Slot slot, bool keeps, std::optional<std::span<const Token>> output) {
         if (output) require_tokens(*output);
+        if (settings_.indexes_in_background) start_worker();  // which may fail, before anything changes
         std::shared_ptr<Request> request;
         {
             const std::lock_guard lock(requests_mutex_);
@@ -367,7 +367,14 @@ private:
 
     // ---- the thread that indexes ----
 
+    // Not before it is needed: a process may be forked until then.
+    void start_worker() {
+        const std::lock_guard lock(tasks_mutex_);
+        if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
+    }
+
     void add_task(Task task) {
+        start_worker();
         {
             const std::lock_guard lock(tasks_mutex_);
             tasks_.push_back(std::move(task));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <compare>
 #include <cstdint>
 #include <deque>
@@ -41,9 +42,9 @@ struct Namespace {
 // Decides what is kept. Least valuable is what was kept first: of a namespace over its own budget,
 // else of all. An output longer than a budget is not kept. A namespace that holds anything has a
 // block and tables of its own, which is much for one short output: their number is bounded too, by
-// the budget. Where there are too many, the one with fewest tokens loses them all, so that a flood of
-// small ones displaces its own. Evicting is amortised O(1) per token, and O(log namespaces) per
-// output. Thread-safe.
+// the budget. Where there are too many, the small one that was longest without an output loses all it
+// has, so that a flood of small ones displaces none that is large. Evicting is amortised O(1) per
+// token, and O(log namespaces) per output. Thread-safe.
 class SharedTexts {
 public:
     SharedTexts(BlockPool& pool, std::size_t budget, std::size_t namespace_budget)
@@ -78,18 +79,19 @@ public:
         if (num_flushes(*space) != num_flushes_seen) return;
         while (space->num_tokens + output.size() > namespace_budget_) evict_oldest(*space);
         while (num_tokens_ + output.size() > budget_) evict_oldest_of_all();
-        while (space->kept.empty() && by_size_.size() >= most_spaces()) empty_smallest();
+        while (space->kept.empty() && num_spaces_ >= most_spaces()) forget_oldest_small();
         // Entries of evicted outputs go once they are the majority.
         if (by_age_.size() > 64 && by_age_.size() > 2 * num_kept_) {
             std::erase_if(by_age_, [](const Aged& aged) {
                 return aged.space->kept.empty() || aged.space->kept.front().serial > aged.serial;
             });
         }
-        by_size_.erase(rank_of(*space));
+        small_.erase(rank_of(*space));
+        num_spaces_ += space->kept.empty();
         space->kept.push_back({next_serial_, output.size()});
         by_age_.push_back({next_serial_++, space});
         space->num_tokens += output.size();
-        by_size_.insert(rank_of(*space));
+        rank_if_small(*space);
         num_tokens_ += output.size();
         ++num_kept_;
         {
@@ -117,7 +119,7 @@ public:
             }
         }
         while (num_tokens_ > budget_) evict_oldest_of_all();
-        while (by_size_.size() > most_spaces()) empty_smallest();
+        while (num_spaces_ > most_spaces()) forget_oldest_small();
     }
 
     void flush(const std::string& name) {
@@ -137,11 +139,14 @@ public:
     struct Sizes {
         std::size_t num_requests, num_tokens, num_namespaces, num_table_bytes;
     };
+    // Does not wait for an output that is being indexed.
     Sizes sizes() const {
-        const std::lock_guard lock(writer_mutex_);
         const std::lock_guard names(names_mutex_);
         std::size_t num_table_bytes = 0;
-        for (const auto& [name, space] : by_name_) num_table_bytes += space->text->num_table_bytes();
+        for (const auto& [name, space] : by_name_) {
+            const std::shared_lock read(space->mutex);
+            num_table_bytes += space->text->num_table_bytes();
+        }
         return {num_kept_, num_tokens_, by_name_.size(), num_table_bytes};
     }
 
@@ -160,26 +165,30 @@ public:
             num_tokens += in_space;
             num_kept += space->kept.size();
             num_spaces += !space->kept.empty();
-            if (space->kept.empty() == by_size_.contains(rank_of(*space))) return "a rank is wrong";
+            if (is_small(*space) != small_.contains(rank_of(*space))) return "a rank is wrong";
         }
         if (num_tokens != num_tokens_ || num_kept != num_kept_) return "shared tokens are miscounted";
-        if (num_spaces != by_size_.size()) return "the namespaces that hold something are miscounted";
+        if (num_spaces != num_spaces_) return "the namespaces that hold something are miscounted";
         if (num_spaces > most_spaces()) return "too many namespaces hold something";
         return num_tokens > budget_ ? "the shared cache is over its budget" : nullptr;
     }
 
 private:
-    // Of a namespace that holds something; of equal ones the one that was longest without an output
-    // comes first.
+    // The namespace that was longest without an output comes first.
     struct Rank {
-        std::size_t num_tokens;
         std::uint64_t newest;
         Namespace* space;
 
         auto operator<=>(const Rank&) const = default;
     };
     static Rank rank_of(Namespace& space) {
-        return {space.num_tokens, space.kept.empty() ? 0 : space.kept.back().serial, &space};
+        return {space.kept.empty() ? 0 : space.kept.back().serial, &space};
+    }
+    static bool is_small(const Namespace& space) {
+        return !space.kept.empty() && space.num_tokens <= 2 * kTokensPerSpace;
+    }
+    void rank_if_small(Namespace& space) {
+        if (is_small(space)) small_.insert(rank_of(space));
     }
 
     struct Aged {
@@ -188,7 +197,8 @@ private:
     };
 
     // A token takes about 35 bytes, so these namespaces' blocks take about what the budget may.
-    std::size_t most_spaces() const { return std::max<std::size_t>(64, budget_ / 512); }
+    static constexpr std::size_t kTokensPerSpace = 512;
+    std::size_t most_spaces() const { return std::max<std::size_t>(64, budget_ / kTokensPerSpace); }
 
     void evict_oldest_of_all() {
         const auto [serial, space] = by_age_.front();
@@ -199,12 +209,13 @@ private:
 
     void evict_oldest(Namespace& space) {
         const std::size_t num_tokens = space.kept.front().num_tokens;
-        by_size_.erase(rank_of(space));
+        small_.erase(rank_of(space));
         space.kept.pop_front();
         space.num_tokens -= num_tokens;
         num_tokens_ -= num_tokens;
         --num_kept_;
-        if (!space.kept.empty()) by_size_.insert(rank_of(space));
+        num_spaces_ -= space.kept.empty();
+        rank_if_small(space);
         const std::lock_guard write(space.mutex);
         if (space.kept.empty()) {
             space.text = std::make_unique<TokenText>(pool_);
@@ -213,7 +224,8 @@ private:
         }
     }
 
-    void empty_smallest() { forget(*by_size_.begin()->space); }
+    // There is one where there are too many: they would else be over the budget together.
+    void forget_oldest_small() { forget(*small_.begin()->space); }
 
     void empty(Namespace& space) {
         ++space.num_flushes;
@@ -221,9 +233,10 @@ private:
     }
 
     void forget(Namespace& space) {
-        by_size_.erase(rank_of(space));
+        small_.erase(rank_of(space));
         num_tokens_ -= space.num_tokens;
         num_kept_ -= space.kept.size();
+        num_spaces_ -= !space.kept.empty();
         space.num_tokens = 0;
         space.kept.clear();
         const std::lock_guard write(space.mutex);
@@ -247,8 +260,9 @@ private:
     std::map<std::string, std::shared_ptr<Namespace>> by_name_;
     std::deque<Aged> by_age_;  // oldest first
     std::size_t most_names_ = 1024;  // names in use before unused ones are looked for
-    std::size_t num_tokens_ = 0, num_kept_ = 0;
-    std::set<Rank> by_size_;  // of all namespaces that hold something
+    std::atomic<std::size_t> num_tokens_ = 0, num_kept_ = 0;  // changed under writer_mutex_
+    std::size_t num_spaces_ = 0;  // namespaces that hold something
+    std::set<Rank> small_;  // of those the small ones
     std::uint64_t next_serial_ = 0;
 };
 
