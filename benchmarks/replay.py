@@ -324,9 +324,12 @@ def _texts(recording: Recording, cache_mode: CacheMode, drafter: ModelDrafter) -
     trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[cache_mode]).trained_sessions
     fingerprints = session_fingerprints(traces)
     sizes = sorted({*MODEL_SIZES, *(nodes for nodes, _ in MODEL_TREES)})
-    config = HvdConfig(cache_mode=cache_mode)
-    copied = None if drafter.odds_ratio == 1 else _copied(recording, cache_mode)
-    accepted = drafter.accepted_by_size(traces, config, sizes, copied)
+    accepted = drafter.accepted_by_size(
+        traces,
+        HvdConfig(cache_mode=cache_mode),
+        sizes,
+        copied=lambda: _copied(recording, cache_mode),
+    )
     earlier: list[Trace] = []
     sessions: dict[str, list[DrawnTrace]] = {}
     for place, trace in enumerate(traces):

@@ -10,7 +10,7 @@ overall probability is chosen so that the mean accepted length over all position
 the strength that was asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,11 +84,11 @@ class ModelDrafter:
         traces: Sequence[Trace],
         config: HvdConfig,
         sizes: Sequence[int],
-        copied: Sequence[Bool] | None = None,
+        copied: Callable[[], Sequence[Bool]] | None = None,
     ) -> dict[int, list[Int32]]:
         """The same for trees of these numbers of nodes, root not counted.
 
-        copied: copied_tokens(traces, config), which takes long, where they are known.
+        copied: gives copied_tokens(traces, config), which take long, where they are kept.
         """
         if self.odds_ratio is None:
             num = int(self.mean_accepted)
@@ -102,9 +102,8 @@ class ModelDrafter:
         own = [self.spread * _of_session(trace.session, self.seed) for trace in traces]
         easier = np.repeat(own, lengths)
         if self.odds_ratio != 1:
-            if copied is None:
-                copied = copied_tokens(traces, config)
-            easier += np.log(self.odds_ratio) * np.concatenate(copied)
+            is_copied = copied_tokens(traces, config) if copied is None else copied()
+            easier += np.log(self.odds_ratio) * np.concatenate(is_copied)
         draws = np.concatenate([_draws(trace, self.seed) for trace in traces])
         # The highest log odds with at most the strength: the mean grows with them.
         low, high = -30.0, 30.0

@@ -32,6 +32,7 @@ struct CacheExpectation {
 // A slot's place, made if it is new.
 template <typename T>
 T& at_slot(std::vector<T>& by_slot, int slot) {
+    if (slot < 0) throw std::invalid_argument("a slot is not negative");
     const auto place = static_cast<std::size_t>(slot);
     if (place >= by_slot.size()) by_slot.resize(std::max(place + 1, 2 * by_slot.size()));
     return by_slot[place];
@@ -183,10 +184,7 @@ class ModelExpectations {
 public:
     explicit ModelExpectations(const ModelSettings& settings) : with_(settings) {}
 
-    void start(int slot) {
-        if (slot < 0) throw std::invalid_argument("a slot is not negative");
-        at_slot(by_slot_, slot) = {};
-    }
+    void start(int slot) { at_slot(by_slot_, slot) = {}; }
 
     bool has(int slot) const { return slot >= 0 && static_cast<std::size_t>(slot) < by_slot_.size(); }
     ModelExpectation& at(int slot) { return by_slot_[static_cast<std::size_t>(slot)]; }

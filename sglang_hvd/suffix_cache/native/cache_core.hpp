@@ -78,6 +78,7 @@ public:
             text.reserve(text.size());
             text.index(backlog);
         } else {
+            start_worker();
             add_task(request);
         }
         const std::lock_guard lock(requests_mutex_);
@@ -374,7 +375,6 @@ private:
     }
 
     void add_task(Task task) {
-        start_worker();
         {
             const std::lock_guard lock(tasks_mutex_);
             tasks_.push_back(std::move(task));
