@@ -7,18 +7,17 @@ from typing import Any
 
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
-from sglang_hvd.traces.vocabulary import vocabulary_fingerprint
+from sglang_hvd.traces.vocabulary import texts_of_tokens, vocabulary_fingerprint
 
 
 def token_strings(server_args: Any) -> Iterator[str]:
-    """Yield each token id of the vocabulary decoded by itself, in id order.
+    """What each token adds to a text, in the order of their ids.
 
     Loads the tokenizer when it is first read, also under --skip-tokenizer-init: the predictor
     needs the classes of tokens, whoever turns text into them.
     """
     tokenizer = _tokenizer(server_args)
-    for token_id in range(len(tokenizer)):
-        yield tokenizer.decode([token_id])
+    yield from texts_of_tokens(tokenizer.batch_decode, len(tokenizer))
 
 
 def served_fingerprint(server_args: Any) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from sglang_hvd.traces.vocabulary import vocabulary_fingerprint
+from sglang_hvd.traces.vocabulary import texts_of_tokens, vocabulary_fingerprint
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -18,9 +18,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def token_strings(tokenizer: Tokenizer) -> list[str]:
-    """The decoded text of every token id, in order."""
-    ids = [[token_id] for token_id in range(tokenizer.get_vocab_size(with_added_tokens=True))]
-    return tokenizer.decode_batch(ids, skip_special_tokens=False)
+    """What each token adds to a text, in the order of their ids."""
+    return texts_of_tokens(
+        lambda ids: tokenizer.decode_batch(ids, skip_special_tokens=False),
+        tokenizer.get_vocab_size(with_added_tokens=True),
+    )
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer | Path) -> str:

@@ -3,14 +3,29 @@
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from sglang_hvd.traces.tokenizer import load_tokenizer, token_strings, tokenizer_fingerprint
 from sglang_hvd.traces.vocabulary import vocabulary_fingerprint
 
 
 def test_every_token_id_has_its_text(tokenizer: Tokenizer, words: list[str]) -> None:
-    assert token_strings(tokenizer) == words
+    assert token_strings(tokenizer) == [f" {word}" for word in words]  # it joins words by spaces
+
+
+def test_words_of_sentencepiece_keep_the_space_before_them() -> None:
+    vocabulary = {"<0x0A>": 0, "\u2581the": 1, "the": 2, "\u2581": 3, "\u2581\u2581if": 4, ",": 5}
+    made = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    made.decoder = decoders.Sequence(  # as in the files of Llama 2 and Mistral 7B
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    assert made.decode([1]) == "the"
+    assert token_strings(made) == ["\n", " the", "the", " ", "  if", ","]
 
 
 def test_a_tokenizer_file_is_read_back(tmp_path: Path, tokenizer: Tokenizer) -> None:
