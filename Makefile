@@ -14,6 +14,9 @@ PATCHES := $(patsubst %/pyproject.toml,%,$(wildcard patches/*/pyproject.toml))
 NATIVE := CMakeLists.txt $(wildcard sglang_hvd/*/native/*)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+# What the caller lets this see, for gpu-check.
+GPUS := $(CUDA_VISIBLE_DEVICES)
+
 # SGLang chooses its device by these. Dynamo would compile for 10 s and more inside the first request.
 export SGLANG_USE_CPU_ENGINE := 1
 export TORCHDYNAMO_DISABLE := 1
@@ -38,7 +41,7 @@ bench: venv
 # In the environment that serves on the GPU, not in .venv: PYTHON=... names its interpreter.
 gpu-check:
 	env -u SGLANG_USE_CPU_ENGINE -u TORCHDYNAMO_DISABLE -u CUDA_VISIBLE_DEVICES \
-		$(or $(PYTHON),python3) -m benchmarks.gpu_check $(ARGS)
+		$(if $(GPUS),CUDA_VISIBLE_DEVICES=$(GPUS)) $(or $(PYTHON),python3) -m benchmarks.gpu_check $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check .

@@ -181,6 +181,8 @@ def _servers(
         common += ["--device", "cpu", "--sleep-on-idle", "--dtype", "float32"]
         common += ["--max-total-tokens", str(options.kv_tokens)]
         environment = CPU_ENVIRONMENT
+    if options.logs is not None:
+        options.logs.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         urls = {}
         for number, mode in enumerate(options.modes):
@@ -194,7 +196,7 @@ def _servers(
             of_tree = tree if mode not in ("plain", "ngram") else ()
             server = SglangServer(
                 [*of_mode, *of_tree, *of_gpu, *common],
-                log_file=folder / f"{mode}.log",
+                log_file=(options.logs or folder) / f"{mode}.log",
                 environment=environment,
                 module="benchmarks.trace_serving.server",
                 timeout_s=600,
@@ -292,6 +294,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--gpu-share", type=float, default=0.9, help="of a GPU's memory, for all servers together"
     )
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs here")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--warm-up", action=argparse.BooleanOptionalAction, default=False)
     add_json(parser)

@@ -6,11 +6,13 @@ Where it sizes the pool after them, from what they leave, none is built that was
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from sglang.srt.model_executor.runner import PrefillCudaGraphRunner
 from sglang.srt.utils.common import get_available_gpu_memory, log_info_on_rank0
 
 if TYPE_CHECKING:
@@ -20,10 +22,13 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# What is left free for prefills and sampling, beside some for what nothing here counts: a third of
-# the 1.5 MB that SGLang sets aside, for it and for graphs, per token of a chunked prefill, and the
-# arrays of logits that sampling holds at a time.
-_SPARE_GB, _GB_PER_PREFILL_TOKEN, _LOGIT_ARRAYS = 1.0, 0.5 / 1024, 3
+# What is left free for what nothing here counts, and beside it for prefills or sampling, which
+# never run at once. Prefills: a third of the 1.5 MB that SGLang sets aside, for them and graphs, per
+# token of a chunk; less where graphs of whole chunks hold most of that already, so only those
+# that no graph can run need it (some 1.5 GB of 8,192 tokens in an 8B model). Sampling: the arrays
+# of logits that it holds at a time.
+_SPARE_GB, _LOGIT_ARRAYS = 1.0, 3
+_GB_PER_PREFILL_TOKEN, _GB_PER_TOKEN_BESIDE_GRAPHS = 0.5 / 1024, 0.2 / 1024
 
 
 class DeviceMemory:
@@ -38,8 +43,10 @@ class DeviceMemory:
         args, target = worker.server_args, worker.target_worker.model_runner
         self._target = target
         logits = most_nodes * target.model_config.vocab_size * 4 / 2**30
-        prefill = max(args.chunked_prefill_size or 0, 0) * _GB_PER_PREFILL_TOKEN
-        self._spare_gb = _SPARE_GB + prefill + _LOGIT_ARRAYS * logits
+        chunk, runner = max(args.chunked_prefill_size or 0, 0), target.prefill_cuda_graph_runner
+        is_captured = isinstance(runner, PrefillCudaGraphRunner) and runner.max_num_tokens >= chunk
+        prefill = chunk * (_GB_PER_TOKEN_BESIDE_GRAPHS if is_captured else _GB_PER_PREFILL_TOKEN)
+        self._spare_gb = _SPARE_GB + max(prefill, _LOGIT_ARRAYS * logits)
 
     def has_room(self, needed_gb: float, *, name: str) -> bool:
         """Whether so much is free beside what prefills and sampling take. Where it is not, the log
@@ -80,6 +87,8 @@ class DeviceMemory:
 
     def _free_gb(self) -> float:
         """Of the rank that has least."""
+        # Attention backends lie in cycles: one that was built on the way and dropped still counts.
+        gc.collect()
         return get_available_gpu_memory(
             self._worker.device,
             self._worker.gpu_id,

@@ -103,7 +103,7 @@ class HvdDraftWorker(EagleDraftWorker):
         self.num_steps_by_width[self._step_width] += 1
         bonus_tokens = batch.spec_info.bonus_tokens
         if self.postponed is not None:
-            self._cached_lens = self.cached_lens(batch.reqs)
+            self._cached_lens = self.cached_lens(batch.reqs) if seq_lens is None else seq_lens
             self._catch_up(batch, plans, self.postponed)
         nodes = self._host_nodes(plans.drafts, bonus_tokens)
         kv_loc_plan = of_model = None
@@ -278,6 +278,9 @@ class HvdDraftWorker(EagleDraftWorker):
         some.seq_lens_cpu = torch.tensor(cached_lens)
         some.seq_lens_sum = sum(cached_lens)
         some.multimodal_inputs = [None] * len(rows)
+        # Where linear attention keeps states, of the target and of the whole batch.
+        some.mamba_track_indices = some.mamba_track_mask = None
+        some.mamba_track_seqlens = some.mamba_track_seqlens_cpu = None
         some.spec_info = EagleDraftExtendInput(
             hidden_states=tokens.hidden_states,
             num_tokens_per_req=1,

@@ -125,16 +125,15 @@ class PostponedExtend:
         lengths = [num_new for _, num_new in found]
         # Copies: most of the slots were not accepted and need not stay.
         pieces = zip(
-            verified.token_ids[places].split(lengths),
-            verified.hidden_states[places].split(lengths),
+            _split(verified.token_ids[places], lengths),
+            _split(verified.hidden_states[places], lengths),
             strict=True,
         )
         for (req, num_new), (token_ids, hidden_states) in zip(found, pieces, strict=True):
             missing = self._missing.setdefault(req, _Missing())
             missing.num_tokens += num_new
-            # Their own memory: as views they would keep those of the whole batch.
-            missing.token_ids.append(token_ids.clone())
-            missing.hidden_states.append(hidden_states.clone())
+            missing.token_ids.append(token_ids)
+            missing.hidden_states.append(hidden_states)
 
     def forget(self, req: Req) -> None:
         """A prefill wrote all of its draft KV cache."""
@@ -158,3 +157,11 @@ class PostponedExtend:
             torch.cat([piece for of_req in missing for piece in of_req.token_ids]),
             torch.cat([piece for of_req in missing for piece in of_req.hidden_states]),
         )
+
+
+def _split(values: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
+    """Each request's part, in memory of its own: as views they would keep those of the whole batch.
+    One kernel on a GPU, where a copy of each would be as many."""
+    parts = [values.new_empty((num, *values.shape[1:])) for num in lengths]
+    torch.split_with_sizes_copy(values, lengths, out=parts)
+    return parts

@@ -15,7 +15,7 @@ base has graphs for no more requests than may verify it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -34,9 +34,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What the first width of the default may take: FlashInfer's workspace of .4 to .5 GB, and what it
-# keeps for each captured batch size.
-_FIRST_GB = 1.0
+# What the first width of the default may take: 16 MB that FlashInfer keeps for each captured batch
+# size and for the target and the drafter each, and masks.
+_FIRST_GB = 0.5
+
+# Of a narrow width so many batch sizes are captured that no batch is padded to more than this times
+# its size.
+_MOST_PADDED = 1.25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,8 +158,8 @@ class WidthStates:
 
     @contextmanager
     def _capturing(self, width: int) -> Iterator[None]:
-        """Graphs are captured for as many requests as may verify so wide."""
-        if width <= self._widths.base or not self._captures:
+        """Graphs are captured of these batch sizes alone."""
+        if not self._captures or (width < self._widths.base and _gathers(self._target)):
             yield
             return
         decode = get_exec().graph.cuda_graph_config.decode
@@ -179,11 +183,9 @@ class WidthStates:
 
     def _build_verify(self, before: _WidthState, width: int) -> None:
         target = self._target
-        had_new_workspace = target.init_new_workspace
-        try:
-            target.attn_backend = target._get_attention_backend(init_new_workspace=True)
-        finally:
-            target.init_new_workspace = had_new_workspace
+        # With the workspace of all of FlashInfer's backends, half a gigabyte: what a forward writes
+        # there is its own, no two run at once, and plans lie elsewhere.
+        target.attn_backend = target._get_attention_backend()
         if self._captures:
             target.decode_cuda_graph_runner = type(before.target_graphs)(
                 target,
@@ -194,15 +196,32 @@ class WidthStates:
 
 
 def captured_batch_sizes(runner: ModelRunner, widths: VerifyWidths, width: int) -> list[int]:
-    """Of the graphs of a width, rising: SGLang's own, or the fewest of them that hold the requests
-    that may verify more than the base."""
-    if width <= widths.base:
-        gathers = any(runner.decode_graph_gather_requirements())
-        return get_batch_sizes_to_capture(runner, width, gathered_buffer_required=gathers)[0]
-    # As draft-extend's are aligned, more strictly than the target's.
-    sizes, _ = get_batch_sizes_to_capture(runner)
-    num_fewer = sum(size < MOST_WIDE_REQUESTS for size in sizes)
-    return sizes[: num_fewer + 1]
+    """Of the graphs of a width, rising. Of the base: SGLang's own. Of a narrow one: fewer of them.
+    Of one that is wider: the fewest that hold the requests that may verify it."""
+    if width > widths.base:
+        # As draft-extend's are aligned, more strictly than the target's.
+        sizes, _ = get_batch_sizes_to_capture(runner)
+        num_fewer = sum(size < MOST_WIDE_REQUESTS for size in sizes)
+        return sizes[: num_fewer + 1]
+    gathers = _gathers(runner)
+    sizes, _ = get_batch_sizes_to_capture(runner, width, gathered_buffer_required=gathers)
+    return sizes if width == widths.base or gathers else thinned(sizes)
+
+
+def thinned(sizes: Sequence[int]) -> list[int]:
+    """Some of these batch sizes, the largest among them: the fewest, chosen from there down, of
+    which the next is at most _MOST_PADDED times any batch. Where two follow each other at a greater
+    distance, both stay."""
+    kept = [sizes[-1]]
+    for below, size in reversed(list(zip([0, *sizes], sizes[:-1], strict=False))):
+        if kept[-1] > _MOST_PADDED * (below + 1):
+            kept.append(size)
+    return kept[::-1]
+
+
+def _gathers(runner: ModelRunner) -> bool:
+    """Whether batch sizes have to be aligned, so that none may be left out."""
+    return any(runner.decode_graph_gather_requirements())
 
 
 def _remembers_accepted(backend: Any) -> bool:

@@ -215,11 +215,13 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         """Verify the chosen drafts; the committed tokens start their way to the host at once."""
         # With topk above 1 SGLang moves the accepted path to the front of each row, in the KV cache
         # of every layer too, as any tree needs; with topk 1 it leaves it where it is, and where a
-        # chain stands already. Nothing else in a verification looks at the worker's topk.
+        # chain stands already. Nothing else in a verification looks at the worker's topk. Hidden
+        # states that a client asks for are copied too then, before a graph may write over them.
         verify_input = batch.spec_info
         base_width, topk = self.speculative_num_draft_tokens, self.topk
         self.speculative_num_draft_tokens = verify_input.draft_token_num
-        self.topk = max(topk, 2) if verify_input.has_branches else 1
+        moves_path = verify_input.has_branches or batch.return_hidden_states
+        self.topk = max(topk, 2) if moves_path else 1
         try:
             with self._costs.time_verify(len(batch.reqs), verify_input.draft_token_num):
                 result = super().verify(batch, pp_proxy_tensors, grammar_barrier)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from benchmarks import gpu_check
+from benchmarks.gpu_check import __main__ as gpu_check
+from benchmarks.gpu_check.identity import POLICIES, Setup, setups_of
+from benchmarks.gpu_check.parts import PartFile, Row, Unit
+from benchmarks.gpu_check.shapes import groups_of_modes
+from sglang_hvd.config import HvdConfig
+from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
+from sglang_hvd.plugin.verify_widths import TargetAttention, _verify_width
 
 
 @pytest.fixture
@@ -53,11 +61,82 @@ def test_a_damaged_or_missing_piece_is_named(offline_install: ModuleType, tmp_pa
 
 
 def test_fa3_with_chains_is_left_out_for_the_policy_that_always_merges_drafts() -> None:
-    chains = gpu_check.Setup("fa3", "bfloat16", True, True, False)
-    assert [policy for policy in gpu_check.POLICIES if chains.refuses(policy)] == ["both"]
+    chains = Setup("fa3", "bfloat16", True, True, False)
+    assert [policy for policy in POLICIES if chains.refuses(policy)] == ["both"]
     flags = chains.flags("cuda")
     assert "--disable-cuda-graph" not in flags
     assert flags[flags.index("--attention-backend") + 1] == "fa3"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_policy_has_room_in_every_setup(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    num_nodes = int(MODEL_TREE_FLAGS[MODEL_TREE_FLAGS.index("--speculative-num-draft-tokens") + 1])
+    for setup in setups_of(device):
+        if not setup.has_default_widths and setup.is_tree:
+            for policy in POLICIES:
+                config = HvdConfig(policy=policy, verify_width=setup.verify_width)
+                assert _verify_width(config, num_nodes, None, TargetAttention()) <= 64
+
+
+def test_each_mode_has_what_it_is_compared_with_beside_it() -> None:
+    modes = ("plain", "eagle3", "cache", "payoff", "allocate")
+    assert groups_of_modes(modes, 5) == [modes]
+    assert groups_of_modes(modes, 4) == [
+        ("plain", "eagle3", "cache", "payoff"),
+        ("plain", "eagle3", "allocate"),
+    ]
+    assert [group[-1] for group in groups_of_modes(modes, 2)] == [
+        "plain",
+        "cache",
+        "payoff",
+        "allocate",
+    ]
+    assert {group[0] for group in groups_of_modes(modes, 2)} == {"eagle3"}
+
+
+class Units:
+    """Three units, of which the second fails at first. calls: in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.problem: str | None = "no server"
+
+    def all(self) -> list[Unit]:
+        return [Unit(name, lambda name=name: self._rows(name)) for name in ("a", "b", "c")]
+
+    def _rows(self, name: str) -> Iterator[Row]:
+        self.calls.append(name)
+        yield {"passed": True, "value": name}
+        if name == "b" and self.problem:
+            raise RuntimeError(self.problem)
+
+
+def test_a_part_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
+    part, units, shown = PartFile(tmp_path, "identity"), Units(), []
+    in_time = time.monotonic() + 1000
+    assert part.run(units.all()[:1], deadline=in_time, show=shown.append) is not None
+    assert part.run(units.all(), deadline=0, show=shown.append) is None
+    with (tmp_path / "identity.rows.jsonl").open("a") as file:
+        file.write('{"unit": "b", "passed": tr')  # killed in the middle of a line
+    rows = part.run(units.all(), deadline=in_time, show=shown.append)
+    assert units.calls == ["a", "b", "c"]
+    assert rows == [
+        {"unit": "a", "passed": True, "value": "a"},
+        {"unit": "b", "passed": True, "value": "b"},
+        {"unit": "b", "passed": False, "problem": "no server"},
+        {"unit": "c", "passed": True, "value": "c"},
+    ]
+    assert shown[-1] == "3 of 3, c: {'passed': True, 'value': 'c'}"
+
+    units.problem = None  # what failed is run again, and nothing else
+    rows = part.run(units.all(), deadline=in_time, show=shown.append)
+    assert units.calls == ["a", "b", "c", "b"]
+    assert rows is not None
+    assert part.result() is None
+    assert part.finish(rows, {"gpu": "none"})
+    assert [path.name for path in tmp_path.iterdir()] == ["identity.json"]
+    assert part.result() == {"passed": True, "machine": {"gpu": "none"}, "rows": rows}
 
 
 def test_a_part_that_cannot_run_is_left_out_or_refused_before_any_does(
@@ -87,7 +166,8 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
         *("--policies", "allocate"),
     ]
     assert gpu_check.main(arguments) == 0
-    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert not list((tmp_path / "logs").iterdir())
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json*")}
     assert set(found) == {"memory", "costs", "identity"}
     [row] = found["costs"]["rows"]
     assert row["costs"]["widths"] == [1, 16]

@@ -15,9 +15,7 @@ def byte_level() -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*alphabet, "he", "Ġhe", "ĊĠ"]
     made = Tokenizer(
-        models.BPE(
-            {word: i for i, word in enumerate(words)}, [("h", "e"), ("Ġ", "he"), ("Ċ", "Ġ")]
-        )
+        models.BPE({word: i for i, word in enumerate(words)}, [("h", "e"), ("Ġ", "he"), ("Ċ", "Ġ")])
     )
     made.decoder = decoders.ByteLevel()
     return made

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.model_executor.runner import PrefillCudaGraphRunner
 
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.plugin import device_memory, width_states
 from sglang_hvd.plugin.algorithm import count_logits_rows
 from sglang_hvd.plugin.device_memory import DeviceMemory
 from sglang_hvd.plugin.draft_states import DraftStates
-from sglang_hvd.plugin.width_states import WidthStates, captured_batch_sizes
+from sglang_hvd.plugin.width_states import WidthStates, captured_batch_sizes, thinned
 
 WIDTHS = (2, 4, 8, 16, 32)
 
@@ -40,8 +41,8 @@ class Device:
             model_config=SimpleNamespace(vocab_size=1),
             decode_cuda_graph_runner=None,
             eager_runner="eager",
+            prefill_cuda_graph_runner=None,
             decode_graph_gather_requirements=lambda: (False, False),
-            init_new_workspace=False,
             _get_attention_backend=self._make_backend,
         )
         self.target_worker = self
@@ -51,8 +52,7 @@ class Device:
             stub_draft_extend=lambda batch, result: None,
         )
 
-    def _make_backend(self, *, init_new_workspace: bool) -> str:
-        assert init_new_workspace  # a workspace in use by another width must not be written
+    def _make_backend(self) -> str:
         self.captured.append(self.captures())
         self.free_gb -= self.per_node_gb * self.width
         return f"with {self.free_gb} GB left"
@@ -97,10 +97,37 @@ def test_the_narrowest_come_first_and_leave_room_for_prefills(
     assert states_of(monkeypatch, device, are_asked_for=False).widths == (32,)
 
 
-def test_without_memory_for_a_workspace_the_base_serves_alone(
+@pytest.mark.parametrize(
+    ("most_tokens", "vocab_size", "spare_gb"),
+    [
+        (None, 1, 5.0),
+        (4096, 1, 5.0),  # graphs of half a chunk hold half of what one takes
+        (8192, 1, 2.6),
+        (8192, 2**28, 4.0),  # three arrays of a gigabyte, and no prefill meanwhile
+    ],
+)
+def test_room_is_left_for_prefills_or_for_sampling(
+    monkeypatch: pytest.MonkeyPatch, most_tokens: int | None, vocab_size: int, spare_gb: float
+) -> None:
+    device: Any = Device(free_gb=spare_gb, per_node_gb=0)
+    device.server_args.chunked_prefill_size = 8192
+    device.model_runner.model_config.vocab_size = vocab_size
+    if most_tokens is not None:
+        runner = PrefillCudaGraphRunner.__new__(PrefillCudaGraphRunner)
+        runner.max_num_tokens = most_tokens
+        device.model_runner.prefill_cuda_graph_runner = runner
+    monkeypatch.setattr(
+        device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
+    )
+    memory = DeviceMemory(device, most_nodes=1, ranks=None)
+    assert memory.has_room(0, name="nothing")
+    assert not memory.has_room(0.01, name="something")
+
+
+def test_without_memory_for_another_width_the_base_serves_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    states = states_of(monkeypatch, Device(1.9, 0.125), are_asked_for=False)
+    states = states_of(monkeypatch, Device(1.4, 0.125), are_asked_for=False)
     assert states.widths == (32,)
     assert states.memory_gb == {}
     states.use(32)
@@ -211,6 +238,26 @@ def test_graphs_of_a_wide_width_hold_the_requests_that_may_verify_it(
     assert rows == max(32 * sizes[-1], 64 * of_wide[-1])
 
 
+def test_graphs_of_a_narrow_width_pad_no_batch_by_more_than_a_quarter() -> None:
+    sizes = [*range(1, 9), *range(10, 33, 2), *range(40, 49, 4)]  # SGLang's with speculation
+    kept = thinned(sizes)
+    assert kept == [1, 2, 3, 5, 7, 10, 12, 16, 20, 26, 32, 40, 48]
+    for batch_size in range(1, 49):
+        assert min(size for size in kept if size >= batch_size) <= 1.25 * batch_size
+    assert thinned([4, 48]) == [4, 48]  # what is far apart stays
+    assert thinned([1]) == [1]
+
+
+def test_sizes_that_have_to_be_aligned_all_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    CapturedSizes(monkeypatch, [8, 9, 10], 4)
+    widths = VerifyWidths((4, 32), 32)
+    for gathers, sizes in ((True, [8, 9, 10]), (False, [8, 10])):
+        runner: Any = SimpleNamespace(
+            decode_graph_gather_requirements=lambda gathers=gathers: (gathers, False)
+        )
+        assert captured_batch_sizes(runner, widths, 4) == sizes
+
+
 def test_sizes_are_as_before_after_a_width_that_could_not_be_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -266,7 +313,7 @@ def test_a_width_without_memory_ends_the_start_in_one_line(
 ) -> None:
     device = Device(free_gb=4.5, per_node_gb=0.125)
 
-    def run_out(*, init_new_workspace: bool) -> str:
+    def run_out() -> str:
         if where == "alone":
             raise torch.cuda.OutOfMemoryError("no memory")
         try:

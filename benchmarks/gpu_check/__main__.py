@@ -1,0 +1,162 @@
+"""What only a GPU shows: identity under graphs and overlap, costs of 8B shapes, recorded traffic.
+
+    python -m benchmarks.gpu_check --out DIR [--parts identity,memory,costs,traces]
+        [--traces DIR --tokenizer FILE] [--minutes M] [--device cuda|cpu]
+
+Models are made here: the demo pair, and 8B shapes with random weights. Each part writes its own
+file below DIR when it ends and is not run again while that file is there. A part that was cut off,
+by --minutes or otherwise, goes on where it was: what it has found so far is in DIR/PART.rows.jsonl.
+Logs of servers that failed stay in DIR/logs. The exit status is 1 if any part failed or has not
+ended. On a CPU (--device cpu) the same parts run small, without graphs, and so they are tested.
+
+identity: every policy's greedy output beside plain serving's on the demo pair, over attention
+    backends, graphs, overlap scheduling, trees and chains, widths that change from step to
+    step, and concurrency. Where a token differs, the gap is shown between the two log probabilities
+    that plain serving gives there. In bfloat16 some logits tie: such a difference is reported with
+    its gap, and still counts as a difference. A server that did not start is a problem of its row.
+memory: the kernels that lay verify trees out and move accepted paths, under compute-sanitizer and
+    beside torch. On a CPU there are no kernels to compare.
+costs: what steps of the shapes cost, timed by the server before it serves: a plain step and each
+    verify width, with the memory that each takes. The gap between steps is not among them.
+traces: benchmarks.trace_serving on the shapes, by groups of modes that fit into memory together.
+"""
+
+import argparse
+import contextlib
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from benchmarks.command import run
+from benchmarks.gpu_check.identity import POLICIES, Identity
+from benchmarks.gpu_check.kernels import SANITIZER, kernel_units
+from benchmarks.gpu_check.parts import PartFile, Unit
+from benchmarks.gpu_check.shapes import cost_units, trace_units
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + 60 * options.minutes
+    has_failed = False
+    for name in options.parts:
+        part = PartFile(options.out, name)
+        result = part.result()
+        if result is not None:
+            outcome = "passed" if result["passed"] else f"FAILED; without {part.path} it runs again"
+            print(f"{name}: done before, {outcome}")
+            has_failed |= not result["passed"]
+            continue
+        began = time.monotonic()
+        with _PARTS[name](options) as units:
+            rows = part.run(units, deadline=deadline, show=_show)
+        seconds = time.monotonic() - began
+        if rows is None:
+            print(f"{name}: not ended in {seconds:.0f} s; it goes on when this is called again")
+            has_failed = True
+            continue
+        passed = part.finish(rows, _machine(options.device))
+        print(f"{name}: {'passed' if passed else 'FAILED'} in {seconds:.0f} s, {part.path}")
+        has_failed |= not passed
+    return int(has_failed)
+
+
+def _show(line: str) -> None:
+    print(f"  {line}", flush=True)
+
+
+@contextlib.contextmanager
+def _identity(options: argparse.Namespace) -> Iterator[Sequence[Unit]]:
+    with Identity(options) as identity:
+        yield identity.units()
+
+
+_PARTS: dict[str, Callable[[argparse.Namespace], AbstractContextManager[Sequence[Unit]]]] = {
+    "identity": _identity,
+    "memory": lambda options: contextlib.nullcontext(kernel_units(options.device)),
+    "costs": lambda options: contextlib.nullcontext(cost_units(options)),
+    "traces": lambda options: contextlib.nullcontext(trace_units(options)),
+}
+
+
+def _machine(device: str) -> dict[str, str]:
+    machine = {name: version(name) for name in ("sglang", "torch")}
+    machine["python"] = platform.python_version()
+    if device == "cuda":
+        machine["gpu"] = torch.cuda.get_device_name()
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        machine["driver"] = subprocess.run(
+            query, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    return machine
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="What only a GPU shows.")
+    parser.add_argument("--out", type=Path, default=Path("gpu-check"), metavar="DIR")
+    parser.add_argument(
+        "--parts",
+        type=lambda text: text.split(","),
+        help=f"of {','.join(_PARTS)} (default: all that can run)",
+    )
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--traces", type=Path, metavar="DIR")
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE")
+    parser.add_argument("--files", nargs="+", metavar="NAME", help="these recordings only")
+    parser.add_argument("--prompts", type=int, default=12, help="of the identity part")
+    parser.add_argument(
+        "--concurrency", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 8, 32]
+    )
+    parser.add_argument(
+        "--shapes", type=lambda text: text.split(","), default=["llama-3.1-8b", "qwen3-8b"]
+    )
+    parser.add_argument(
+        "--widths",
+        type=lambda text: [int(n) for n in text.split(",")],
+        default=[2, 4, 8, 16, 32, 64],
+    )
+    parser.add_argument(
+        "--policies",
+        type=lambda text: text.split(","),
+        default=list(POLICIES),
+        help="of the identity part (default: all)",
+    )
+    parser.add_argument(
+        "--setups",
+        type=lambda text: [int(n) for n in text.split(",")],
+        help="of the identity part, by number from 0 (default: all)",
+    )
+    parser.add_argument(
+        "--servers-at-once", type=int, help="of the traces part (default: as many as fit)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="after which nothing new begins"
+    )
+    options = parser.parse_args(arguments)
+    options.logs = options.out / "logs"
+    unknown = sorted(set(options.parts or _PARTS) - set(_PARTS))
+    if unknown:
+        parser.error(f"--parts: {', '.join(unknown)}: known are {', '.join(_PARTS)}")
+    missing = {}
+    if options.device == "cuda" and shutil.which(SANITIZER) is None:
+        missing["memory"] = f"{SANITIZER}, of the CUDA toolkit, on the PATH"
+    if options.traces is None or options.tokenizer is None:
+        missing["traces"] = "--traces and --tokenizer"
+    for part, needed in missing.items():
+        if options.parts is None:
+            print(f"{part}: left out, it needs {needed}")
+        elif part in options.parts:
+            parser.error(f"--parts: {part} needs {needed}")
+    options.parts = options.parts or [part for part in _PARTS if part not in missing]
+    return options
+
+
+if __name__ == "__main__":
+    run(main)

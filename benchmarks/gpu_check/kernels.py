@@ -1,0 +1,149 @@
+"""The kernels that lay verify trees out and move accepted paths, beside torch.
+
+    python -m benchmarks.gpu_check.kernels cuda|cpu
+
+The exit status is 1 if any result differs. On a CPU there are no kernels to compare.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_check.parts import Unit, tail
+
+SANITIZER = "compute-sanitizer"
+
+
+def kernel_units(device: str) -> Sequence[Unit]:
+    """This module in a process of its own; on a GPU under compute-sanitizer."""
+    return [Unit("kernels", lambda: _checked(device))]
+
+
+def _checked(device: str) -> Iterator[Mapping[str, Any]]:
+    command = [sys.executable, "-m", "benchmarks.gpu_check.kernels", device]
+    if device == "cuda":
+        command = [
+            *(SANITIZER, "--tool", "memcheck", "--error-exitcode", "9"),
+            *("--report-api-errors", "no"),  # of calls that ask, and take no for an answer
+            *command,
+        ]
+    # Else tensors are slices of one allocation, and memcheck sees no access beyond their ends.
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    yield {
+        "command": command,
+        "status": done.returncode,
+        "output": tail(done.stdout),
+        "errors": tail(done.stderr),
+        "passed": done.returncode == 0,
+    }
+
+
+def _lay_out(device: str) -> int:
+    """Random cache drafts, every other row a chain, and the model drafter's trees of some or all of
+    them, merged and laid out as a step does it, and by torch alone. 1 where the two differ."""
+    from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
+
+    from sglang_hvd.plugin.tree_layout import lay_out, merge_eagle_trees
+    from sglang_hvd.plugin.verify_tree import (
+        DraftNodes,
+        EagleTrees,
+        lay_out_by_torch,
+        merge_eagle_trees_by_torch,
+    )
+
+    torch.manual_seed(0)
+    topk, num_model, differ = 4, 15, 0
+    shapes = itertools.product((1, 7, 64), (17, 32, 65, 128), (False, True), (False, True))
+    for n, width, has_rows, has_ranks in shapes:
+        rows = torch.arange(0, n, 2, device=device) if has_rows else None
+        k = n if rows is None else len(rows)
+        # One array for all, as the one transfer from the host brings it.
+        packed = torch.empty((n, 2 * width + 1), dtype=torch.int64, device=device)
+        places = torch.arange(width, device=device)
+        before = (torch.rand((n, width), device=device) * places).long() - (places == 0).long()
+        before[::2] = places - 1
+        packed[:, width : 2 * width] = before
+        # The how manieth child of its parent each is: siblings differ.
+        is_earlier = (before[:, :, None] == before[:, None, :]) & (places < places[:, None])
+        packed[:, :width] = is_earlier.sum(dim=2)
+        packed[:, 2 * width] = torch.randint(1, width - num_model + 1, (n,), device=device)
+        nodes, copied = (
+            DraftNodes(array[:, :width], array[:, width : 2 * width], array[:, 2 * width])
+            for array in (packed, packed.clone())
+        )
+        # Four below the root, four below the first of these, and so on.
+        index = torch.arange(num_model, device=device).expand(k, -1)
+        parents = torch.tensor([-1, 0, 1, 2, 3], device=device).expand(k, -1)
+        kept = torch.randint(1, num_model + 1, (k,), device=device)
+        ranks = index if has_ranks else None
+        trees = EagleTrees(index % topk, parents, index, topk, ranks, kept)
+        wanted, of_wanted = merge_eagle_trees_by_torch(copied, trees, rows)
+        merged, of_model = merge_eagle_trees(nodes, trees, rows)
+        differ += not torch.equal(of_model, of_wanted)
+        seq_lens = torch.randint(1, 300, (n,), device=device)
+        num_cells = int((width * (seq_lens + width)).sum())
+        for mode in (TreeMaskMode.FULL_MASK, TreeMaskMode.QLEN_ONLY):
+            found, expected = (
+                make(of, seq_lens, mode=mode, num_cells=num_cells, buffer=None)
+                for make, of in ((lay_out, merged), (lay_out_by_torch, wanted))
+            )
+            for name in ("positions", "next_token", "next_sibling", "mask"):
+                differ += not torch.equal(getattr(found, name), getattr(expected, name))
+    print(f"{differ} of the layouts differ from those by torch")
+    return 1 if differ else 0
+
+
+def _move_paths(device: str) -> int:
+    """Random paths in a KV cache of two layers, moved to the front as a step does it, and by torch.
+    1 where the two differ."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    from sglang_hvd.plugin.kv_kernel import is_moved_by_kernel, move_paths
+
+    num_slots, differ = 4096, 0
+    pool = MHATokenToKVPool(
+        size=num_slots,
+        page_size=1,
+        dtype=torch.bfloat16,
+        head_num=8,
+        head_dim=128,
+        layer_num=2,
+        device=device,
+        enable_memory_saver=False,
+    )
+    if not is_moved_by_kernel(pool):
+        print("this device has no kernel that moves paths")
+        return 0
+    torch.manual_seed(0)
+    buffers = [*pool.k_buffer, *pool.v_buffer]
+    for n, width in itertools.product((1, 7, 48), (8, 32, 65)):
+        for buffer in buffers:
+            buffer.copy_(torch.rand(buffer.shape))
+        expected = [buffer.clone() for buffer in buffers]
+        slots = 1 + torch.randperm(num_slots, device=device)[: n * width]
+        num_accepted = torch.randint(0, width, (n,))
+        accepted = torch.full((n, width), -1, dtype=torch.int32)
+        for row, num in enumerate(num_accepted.tolist()):
+            path = [0, *(1 + torch.randperm(width - 1)[:num]).sort().values.tolist()]
+            accepted[row, : num + 1] = row * width + torch.tensor(path, dtype=torch.int32)
+            of_row = slots[row * width : (row + 1) * width]
+            for buffer in expected:
+                buffer[of_row[: num + 1]] = buffer[of_row[path]]
+        lens = num_accepted.to(device=device, dtype=torch.int32)
+        move_paths(pool, slots, accepted.to(device), lens)
+        differ += sum(
+            not torch.equal(buffer, wanted)
+            for buffer, wanted in zip(buffers, expected, strict=True)
+        )
+    print(f"{differ} of the moved buffers differ from those by torch")
+    return 1 if differ else 0
+
+
+if __name__ == "__main__":
+    sys.exit(max(_lay_out(sys.argv[1]), _move_paths(sys.argv[1])))

@@ -1,0 +1,127 @@
+"""Servers with random weights in the shapes of 8B models: their costs, and recorded traffic."""
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu_check.parts import Row, Unit, logged_server
+from benchmarks.trace_serving.__main__ import main as serve_traces
+from benchmarks.trace_serving.models import write_models
+from sglang_hvd.demo.models import DemoModels, ensure_demo_models
+from sglang_hvd.demo.modes import server_flags
+from sglang_hvd.demo.server import CPU_FLAGS
+from sglang_hvd.payoff import DEFAULT_PREDICTORS
+from sglang_hvd.user_cache import user_cache
+
+# Graphs of 64 requests at 64 nodes need more of FlashInfer's workspace than SGLang's 384 MB.
+_WORKSPACE = {"SGLANG_FLASHINFER_WORKSPACE_SIZE": str(2**30)}
+
+_TRACE_MODES = ("plain", "eagle3", "cache", "frequency", "payoff", "allocate")
+# Of an 8B server in 16 bits: its weights, the KV of 64 requests, workspaces and graphs.
+_GB_PER_SERVER = 38
+# Of the memory, for weights and KV: the rest is for workspaces and graphs.
+_STATIC_SHARE = 0.85
+
+
+def cost_units(options: argparse.Namespace) -> Sequence[Unit]:
+    """A server for each shape, which times itself."""
+
+    def unit(shape: str) -> Unit:
+        return Unit(shape, lambda: _costs(shape, options))
+
+    return [unit(shape) for shape in options.shapes]
+
+
+def trace_units(options: argparse.Namespace) -> Sequence[Unit]:
+    """The modes of benchmarks.trace_serving by groups that fit into the memory."""
+
+    def unit(shape: str, modes: Sequence[str]) -> Unit:
+        return Unit(f"{shape}-{'-'.join(modes)}", lambda: _traces(shape, modes, options))
+
+    groups: Sequence[Sequence[str]]
+    if options.device == "cpu":
+        groups = [("plain", "payoff")]
+    else:
+        most = options.servers_at_once
+        if most is None:
+            memory_gb = torch.cuda.get_device_properties(0).total_memory / 2**30
+            most = max(2, int(memory_gb) // _GB_PER_SERVER)
+        groups = groups_of_modes(_TRACE_MODES, most)
+    return [unit(shape, modes) for shape in options.shapes for modes in groups]
+
+
+def groups_of_modes(modes: Sequence[str], most: int) -> list[tuple[str, ...]]:
+    """By so many at once, at least two: EAGLE3 is in every group, and with room for a third mode
+    plain serving, so that each has what it is compared with beside it."""
+    if most >= len(modes):
+        return [tuple(modes)]
+    always = ("eagle3",) if most == 2 else ("plain", "eagle3")
+    others = [mode for mode in modes if mode not in always]
+    room = most - len(always)
+    return [(*always, *others[i : i + room]) for i in range(0, len(others), room)]
+
+
+def _costs(shape: str, options: argparse.Namespace) -> Iterator[Row]:
+    *narrow, widest = sorted({1, *options.widths})
+    with tempfile.TemporaryDirectory() as folder:
+        models = _dummy_models(shape, Path(folder))
+        began = time.monotonic()
+        with logged_server(
+            [
+                *server_flags("allocate", models),
+                *("--hvd-cost-profile", "fresh", "--hvd-verify-width", str(widest)),
+                *("--hvd-narrow-widths", str(narrow)),
+                *("--load-format", "dummy"),
+                *_running(options),
+            ],
+            log_file=options.logs / f"costs-{shape}.log",
+            device=options.device,
+            environment=_WORKSPACE,
+        ) as server:
+            seconds = time.monotonic() - began
+            state = server.get("/server_info")["internal_states"][0]["hvd"]
+            yield {
+                "shape": shape,
+                "width_memory_gb": state["width_memory_gb"],
+                "seconds_to_start": seconds,
+                "costs": state["costs"],
+                "passed": True,
+            }
+
+
+def _dummy_models(shape: str, folder: Path) -> DemoModels:
+    demo = ensure_demo_models(user_cache())
+    target, drafter = write_models(shape, folder, num_tokens=2048, context_length=4096)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo.target / name, target / name)
+    return DemoModels(target, drafter, DEFAULT_PREDICTORS["votes"])
+
+
+def _running(options: argparse.Namespace) -> list[str]:
+    if options.device == "cpu":
+        return [*CPU_FLAGS, "--max-running-requests", "4"]
+    # At 64 nodes each, 64 would need more workspace than SGLang lets FlashInfer have for Qwen3.
+    return ["--max-running-requests", "60", "--mem-fraction-static", "0.6"]
+
+
+def _traces(shape: str, modes: Sequence[str], options: argparse.Namespace) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        serve_traces(  # its status says what the rows say
+            [
+                *("--traces", str(options.traces), "--tokenizer", str(options.tokenizer)),
+                *("--shape", shape, "--device", options.device, "--json", str(file)),
+                *("--concurrency", ",".join(map(str, options.concurrency))),
+                *("--modes", ",".join(modes), "--gpu-share", str(_STATIC_SHARE)),
+                *("--logs", str(options.logs / f"traces-{shape}")),
+                *(["--files", *options.files] if options.files else []),
+            ]
+        )
+        for row in json.loads(file.read_text()):
+            yield {"shape": shape, **row, "passed": row["outputs_identical"]}
