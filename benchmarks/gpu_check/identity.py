@@ -136,7 +136,7 @@ class Identity:
             flags += ["--hvd-postpone-extend", str(setup.postpones).lower()]
         number = setups_of(device).index(setup)
         log_file = self._options.logs / f"identity-{number}-{mode}.log"
-        with logged_server(flags, log_file=log_file, device=device, environment={}) as server:
+        with logged_server(flags, log_file=log_file, device=device) as server:
             yield server
 
 

@@ -97,15 +97,13 @@ class PartFile:
 
 
 @contextmanager
-def logged_server(
-    flags: Sequence[str], *, log_file: Path, device: str, environment: Mapping[str, str]
-) -> Iterator[SglangServer]:
+def logged_server(flags: Sequence[str], *, log_file: Path, device: str) -> Iterator[SglangServer]:
     """A server whose log stays if it did not start, or if what is done with it fails."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with SglangServer(
         flags,
         log_file=log_file,
-        environment=CPU_ENVIRONMENT if device == "cpu" else dict(environment),
+        environment=CPU_ENVIRONMENT if device == "cpu" else {},
         timeout_s=START_SECONDS,
     ) as server:
         yield server

@@ -19,9 +19,6 @@ from sglang_hvd.demo.server import CPU_FLAGS
 from sglang_hvd.payoff import DEFAULT_PREDICTORS
 from sglang_hvd.user_cache import user_cache
 
-# Graphs of 64 requests at 64 nodes need more of FlashInfer's workspace than SGLang's 384 MB.
-_WORKSPACE = {"SGLANG_FLASHINFER_WORKSPACE_SIZE": str(2**30)}
-
 _TRACE_MODES = ("plain", "eagle3", "cache", "frequency", "payoff", "allocate")
 # Of an 8B server in 16 bits: its weights, the KV of 64 requests, workspaces and graphs.
 _GB_PER_SERVER = 38
@@ -82,7 +79,6 @@ def _costs(shape: str, options: argparse.Namespace) -> Iterator[Row]:
             ],
             log_file=options.logs / f"costs-{shape}.log",
             device=options.device,
-            environment=_WORKSPACE,
         ) as server:
             seconds = time.monotonic() - began
             state = server.get("/server_info")["internal_states"][0]["hvd"]
@@ -106,8 +102,7 @@ def _dummy_models(shape: str, folder: Path) -> DemoModels:
 def _running(options: argparse.Namespace) -> list[str]:
     if options.device == "cpu":
         return [*CPU_FLAGS, "--max-running-requests", "4"]
-    # At 64 nodes each, 64 would need more workspace than SGLang lets FlashInfer have for Qwen3.
-    return ["--max-running-requests", "60", "--mem-fraction-static", "0.6"]
+    return ["--max-running-requests", "64", "--mem-fraction-static", "0.6"]
 
 
 def _traces(shape: str, modes: Sequence[str], options: argparse.Namespace) -> Iterator[Row]:

@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 # What is left free for what nothing here counts, and beside it for prefills or sampling, which
-# never run at once. Prefills: a third of the 1.5 MB that SGLang sets aside, for them and graphs, per
-# token of a chunk; less where graphs of whole chunks hold most of that already, so only those
+# never run at once. Prefills: a third of the 1.5 MB that SGLang sets aside, for them and graphs,
+# per token of a chunk; less where graphs of whole chunks hold most of that already: only those
 # that no graph can run need it (some 1.5 GB of 8,192 tokens in an 8B model). Sampling: the arrays
 # of logits that it holds at a time.
 _SPARE_GB, _LOGIT_ARRAYS = 1.0, 3

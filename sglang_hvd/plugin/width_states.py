@@ -84,7 +84,7 @@ class WidthStates:
         ):
             most_gb = _FIRST_GB
             if before is not None:
-                # Workspaces are of one size; masks and the indices of graphs grow with the nodes.
+                # What is kept for each batch size does not; masks grow with the nodes.
                 growth = max(self._most_nodes(width) / self._most_nodes(before), 2)
                 most_gb = growth * max(self._of_width[before].memory_gb, 0.0)
             if not memory.has_room(most_gb, name=f"verify width {width}"):
