@@ -11,6 +11,9 @@ leaves out are constant.
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
+
+import numpy as np
 
 from benchmarks.command import run, write_rows
 from benchmarks.payoff.options import replay_options
@@ -22,6 +25,7 @@ from sglang_hvd.payoff import (
     POSITION_FEATURES,
     PayoffPredictor,
 )
+from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
@@ -33,7 +37,7 @@ from sglang_hvd.replay.train import (
     first_round,
     held_out_sessions,
     later_round,
-    weighted_rows,
+    lessons_of,
 )
 from sglang_hvd.replay.walk import RecordingWalk, walk_recordings
 
@@ -53,6 +57,8 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "how often earlier drafts had its tokens right": ("own_logit_right", "logit_right"),
     "classes of the tokens around": ("before_", "token_"),
 }
+_Drafts = TypeVar("_Drafts", TrainingRows, Lessons)
+
 # Inputs of draft tokens that the suffix cache looks up for them.
 _LOOKED_UP = frozenset({"logit_follows", "log_token_age"})
 
@@ -193,12 +199,12 @@ class _Study:
             *(kept(self.off_policy) if idea.has_first_round else []),
             *(kept(self.on_policy) if idea.has_later_round else []),
         ]
-        rows = weighted_rows(walks, without=self.held_out)
-        rows = _without(rows.sample(self.plan.max_rows, self.plan.seed), idea)
+        lessons = lessons_of(walks, without=self.held_out)
+        lessons = _without(lessons.sample(self.plan.max_rows, self.plan.seed), idea)
         if idea.kind == "mlp":
-            rows = replace(rows, weights=None)
+            lessons = replace(lessons, weights=np.ones(len(lessons), np.float32))
         return train(
-            rows,
+            lessons,
             kind=idea.kind,
             settings=idea.settings,
             feature_settings=feature_settings(self.plan.config),
@@ -206,20 +212,16 @@ class _Study:
         )
 
 
-def _without(rows: TrainingRows, idea: _Idea) -> TrainingRows:
-    """The rows with the inputs that the idea does not have set to 0."""
-    features, positions = rows.features, rows.positions
-    missing = [column for column, name in enumerate(FEATURE_NAMES) if name not in idea.features]
-    if missing:
-        features = features.copy()
-        features[:, missing] = 0
-    missing = [
-        column for column, name in enumerate(POSITION_FEATURES) if name not in idea.positions
-    ]
-    if missing:
-        positions = positions.copy()
-        positions[:, :, missing] = 0
-    return replace(rows, features=features, positions=positions)
+def _without(drafts: _Drafts, idea: _Idea) -> _Drafts:
+    """The drafts with the inputs that the idea does not have set to 0."""
+    of_draft, of_token = (
+        np.array([name in kept for name in names], np.float32)
+        for names, kept in ((FEATURE_NAMES, idea.features), (POSITION_FEATURES, idea.positions))
+    )
+    drafts = replace(
+        drafts, features=drafts.features * of_draft, positions=drafts.positions * of_token
+    )
+    return replace(drafts, head=drafts.head * of_token) if isinstance(drafts, Lessons) else drafts
 
 
 if __name__ == "__main__":

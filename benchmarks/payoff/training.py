@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks.command import run
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES
+from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import feature_settings
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
@@ -27,9 +28,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Time to fit a predictor.")
     parser.add_argument("--rows", type=int, default=1_000_000)
     options = parser.parse_args()
-    rows = _rows(options.rows)
+    lessons = Lessons.of(_rows(options.rows))
     start = time.perf_counter()
-    train(rows, kind="survival", feature_settings=feature_settings(HvdConfig()), provenance={})
+    train(lessons, kind="survival", feature_settings=feature_settings(HvdConfig()), provenance={})
     seconds = time.perf_counter() - start
     num_epochs = TrainingSettings().num_epochs(options.rows)
     print("| rows | epochs | seconds | target for a million |")

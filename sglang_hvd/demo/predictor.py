@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import PayoffPredictor, TokenClasses
+from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import feature_settings
 from sglang_hvd.payoff.training import TrainingSettings, train
 from sglang_hvd.replay.simulator import replay, training_rows
@@ -46,7 +47,7 @@ def train_predictor(
         for trace in (*replies, *references):
             cycles += replay(trace, drafter, num_model_accepted=_NUM_MODEL_ACCEPTED)
     return train(
-        training_rows(cycles),
+        Lessons.of(training_rows(cycles)),
         kind="survival",
         feature_settings=feature_settings(HvdConfig()),
         provenance={

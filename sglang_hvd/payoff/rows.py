@@ -1,4 +1,4 @@
-"""Cache drafts with what the target model made of them: to train and to judge predictors."""
+"""Cache drafts with what the target model made of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,6 @@ class TrainingRows:
     draft_lens, accepted_lens: int32[num_rows], tokens proposed, and those the target would accept.
         Where the text ends inside a draft none of the rest is.
     is_verified: bool[num_rows], whether it was the draft that was verified.
-    weights: float32[num_rows], how much a row counts in training; None: all the same.
     """
 
     features: npt.NDArray[np.float32]
@@ -30,7 +29,6 @@ class TrainingRows:
     draft_lens: npt.NDArray[np.int32]
     accepted_lens: npt.NDArray[np.int32]
     is_verified: npt.NDArray[np.bool_]
-    weights: npt.NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.draft_lens)
@@ -45,17 +43,12 @@ class TrainingRows:
         for part in parts:
             positions[first : first + len(part), : part.positions.shape[1]] = part.positions
             first += len(part)
-        weights = [
-            np.ones(len(part), np.float32) if part.weights is None else part.weights
-            for part in parts
-        ]
         return cls(
             features=np.concatenate([part.features for part in parts]),
             positions=positions,
             draft_lens=np.concatenate([part.draft_lens for part in parts]),
             accepted_lens=np.concatenate([part.accepted_lens for part in parts]),
             is_verified=np.concatenate([part.is_verified for part in parts]),
-            weights=np.concatenate(weights),
         )
 
     def select(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> "TrainingRows":
@@ -66,7 +59,6 @@ class TrainingRows:
             self.draft_lens[rows],
             self.accepted_lens[rows],
             self.is_verified[rows],
-            None if self.weights is None else self.weights[rows],
         )
 
     def sample(self, num_rows: int, seed: int) -> "TrainingRows":

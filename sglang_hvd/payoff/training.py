@@ -1,6 +1,5 @@
 """Trains the predictors: the only core file that needs torch."""
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,11 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from sglang_hvd.config import PAPER_THRESHOLD
 from sglang_hvd.payoff._native import NUM_BUCKETS, bucket_of
 from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
+from sglang_hvd.payoff.lessons import NUM_WORTH, Lessons
 from sglang_hvd.payoff.predictor import Kind, PayoffPredictor
-from sglang_hvd.payoff.rows import TrainingRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class TrainingSettings:
 
 
 def train(
-    rows: TrainingRows,
+    lessons: Lessons,
     *,
     kind: Kind,
     feature_settings: Mapping[str, float | str],
@@ -86,12 +84,12 @@ def train(
 
     Raises ValueError if there is nothing to learn from.
     """
-    if not len(rows):
+    if not len(lessons):
         raise ValueError("training needs at least one row")
     if settings is None:
-        settings = TrainingSettings.of_paper(len(rows)) if kind == "mlp" else TrainingSettings()
+        settings = TrainingSettings.of_paper(len(lessons)) if kind == "mlp" else TrainingSettings()
     names = PAPER_FEATURES if kind == "mlp" else FEATURE_NAMES
-    features = rows.features[:, : len(names)]
+    features = lessons.features[:, : len(names)]
     mean = features.mean(axis=0, dtype=np.float64).astype(np.float32)
     std = features.std(axis=0, dtype=np.float64).astype(np.float32)
     std[std < 1e-6] = 1  # a feature that never varies
@@ -100,7 +98,7 @@ def train(
         num_outputs = 1 if kind == "mlp" else NUM_BUCKETS + len(POSITION_FEATURES)
         network = _network((len(names), *settings.hidden_sizes, num_outputs), generator)
         inputs = torch.from_numpy((features - mean) / std)
-        _fit(network, inputs, rows, kind, settings, generator)
+        _fit(network, inputs, lessons, kind, settings, generator)
     layers = [layer for layer in network if isinstance(layer, nn.Linear)]
     return PayoffPredictor(
         kind=kind,
@@ -115,9 +113,7 @@ def train(
 
 @dataclass(frozen=True, slots=True)
 class JudgedTokens:
-    """The tokens that were judged: of each row those accepted, and the one after them if the draft
-    has one. Rows stand one after the other. Beside them the first tokens of each draft, judged or
-    not, which tell whether it was worth its verification.
+    """Of Lessons, for torch.
 
     first, num: int64[num_rows], where a row's tokens begin, and how many there are.
     positions: float32[num_tokens, len(POSITION_FEATURES)].
@@ -138,24 +134,21 @@ class JudgedTokens:
     is_worth: torch.Tensor
 
     @classmethod
-    def of(cls, rows: TrainingRows) -> "JudgedTokens":
-        longest = rows.positions.shape[1]
-        num = np.minimum(rows.accepted_lens + 1, np.minimum(rows.draft_lens, longest))
-        depths = np.arange(longest)
-        is_judged = depths < num[:, None]
-        is_accepted = np.broadcast_to(depths, is_judged.shape) < rows.accepted_lens[:, None]
+    def of(cls, lessons: Lessons) -> "JudgedTokens":
+        num, first = lessons.num_judged, lessons.first
+        depths = np.arange(len(lessons.positions)) - np.repeat(first, num)
+        longest = max(int(num.max()), lessons.head.shape[1])
         buckets = np.array([bucket_of(depth) for depth in range(longest)])
-        worth = math.ceil(PAPER_THRESHOLD)
         return cls(
-            first=torch.from_numpy(np.cumsum(num) - num),
+            first=torch.from_numpy(first),
             num=torch.from_numpy(num.astype(np.int64)),
-            positions=torch.from_numpy(rows.positions[is_judged]),
-            buckets=torch.from_numpy(np.broadcast_to(buckets, is_judged.shape)[is_judged]),
-            is_accepted=torch.from_numpy(is_accepted[is_judged]),
-            head=torch.from_numpy(rows.positions[:, :worth]),
-            head_buckets=torch.from_numpy(buckets[:worth]),
-            is_long=torch.from_numpy(np.minimum(rows.draft_lens, longest) >= worth),
-            is_worth=torch.from_numpy(rows.accepted_lens >= worth),
+            positions=torch.from_numpy(lessons.positions),
+            buckets=torch.from_numpy(buckets[depths]),
+            is_accepted=torch.from_numpy(depths < np.repeat(lessons.accepted_lens, num)),
+            head=torch.from_numpy(lessons.head),
+            head_buckets=torch.from_numpy(buckets[: lessons.head.shape[1]]),
+            is_long=torch.from_numpy(lessons.is_long),
+            is_worth=torch.from_numpy(lessons.accepted_lens >= NUM_WORTH),
         )
 
     def log_likelihood(self, outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
@@ -188,14 +181,14 @@ class JudgedTokens:
 def _fit(
     network: nn.Sequential,
     inputs: torch.Tensor,
-    rows: TrainingRows,
+    lessons: Lessons,
     kind: Kind,
     settings: TrainingSettings,
     generator: torch.Generator,
 ) -> None:
-    judged = JudgedTokens.of(rows)
-    accepted_lens = torch.from_numpy(rows.accepted_lens)
-    weights = torch.ones(len(rows)) if rows.weights is None else torch.from_numpy(rows.weights)
+    judged = None if kind == "mlp" else JudgedTokens.of(lessons)
+    accepted_lens = torch.from_numpy(lessons.accepted_lens)
+    weights = torch.from_numpy(lessons.weights)
 
     def loss_of(batch: torch.Tensor) -> torch.Tensor:
         shown = inputs[batch]
@@ -203,7 +196,7 @@ def _fit(
             is_kept = torch.rand(shown.shape, generator=generator) >= settings.input_dropout
             shown = shown * is_kept / (1 - settings.input_dropout)
         outputs = network(shown)
-        if kind == "mlp":
+        if judged is None:
             return (weights[batch] * (outputs[:, 0] - accepted_lens[batch]).square()).mean()
         log_likelihood = judged.log_likelihood(outputs, batch)
         if settings.worth_weight:
@@ -214,8 +207,8 @@ def _fit(
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
     )
-    num_epochs = settings.num_epochs(len(rows))
-    num_updates = num_epochs * -(-len(rows) // settings.batch_size)
+    num_epochs = settings.num_epochs(len(lessons))
+    num_updates = num_epochs * -(-len(lessons) // settings.batch_size)
     # The paper's learning rate is constant.
     schedule = (
         None
@@ -225,7 +218,7 @@ def _fit(
         )
     )
     for _ in range(num_epochs):
-        for batch in torch.randperm(len(rows), generator=generator).split(settings.batch_size):
+        for batch in torch.randperm(len(lessons), generator=generator).split(settings.batch_size):
             optimizer.zero_grad()
             loss_of(batch).backward()
             optimizer.step()

@@ -1,8 +1,9 @@
 """Trains the predictors that ship in the package: the default and the paper's, for a cache mode.
 
-    python -m sglang_hvd.replay.ship --traces DIR --tokenizer FILE [--cache-mode votes|paper]
+    python -m sglang_hvd.replay.ship --traces DIR --tokenizer FILE... [--cache-mode votes|paper]
 
-Recordings without a permissive licence are left out. Both are trained on the same cycles.
+Recordings without a permissive licence are left out. Both are trained on the same cycles. With
+several tokenizers the texts are learned from as each of them cuts them.
 """
 
 import argparse
@@ -32,8 +33,16 @@ _TOKEN_STRIDE: Mapping[CacheMode, int] = {"votes": 3, "paper": 1}
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Train the predictors that ship in the package.")
     parser.add_argument("--traces", type=Path, required=True, help="folder of text traces")
-    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json for them")
-    parser.add_argument("--eos-token", default="<|im_end|>", help="token that ends every output")
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="tokenizer.json for them; the first is judged with",
+    )
+    parser.add_argument(
+        "--eos-token", default="<|im_end|>", help="token that ends every output, of each tokenizer"
+    )
     parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
     options = parser.parse_args(arguments)
     try:
@@ -42,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"{options.traces}: no traces with a permissive licence")
         trained = train_predictors(
             recordings,
-            Vocabulary(options.tokenizer, options.eos_token),
+            [Vocabulary(path, options.eos_token) for path in options.tokenizer],
             TrainPlan(
                 HvdConfig(cache_mode=options.cache_mode),
                 num_rounds=_NUM_ROUNDS[options.cache_mode],

@@ -15,8 +15,8 @@ import numpy as np
 
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, HvdConfig, Policy
 from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import Kind, feature_settings
-from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
 from sglang_hvd.replay.evaluate import judge, judging_walks
 from sglang_hvd.replay.model_drafter import ModelDrafter
@@ -70,42 +70,58 @@ def train_predictor(
 
     Raises ValueError, in one line, if the recordings cannot be used or hold nothing to learn from.
     """
-    return train_predictors(recordings, vocabulary, plan, [plan.kind])[plan.kind]
+    return train_predictors(recordings, [vocabulary], plan, [plan.kind])[plan.kind]
 
 
 def train_predictors(
-    recordings: Sequence[Recording], vocabulary: Vocabulary, plan: TrainPlan, kinds: Sequence[Kind]
+    recordings: Sequence[Recording],
+    vocabularies: Sequence[Vocabulary],
+    plan: TrainPlan,
+    kinds: Sequence[Kind],
 ) -> Mapping[Kind, PayoffPredictor]:
-    """Several kinds from the same cycles, to compare. The first decides in the later rounds."""
-    first = first_round(recordings, vocabulary, plan)
-    held_out = held_out_sessions(first, plan.held_out)
-    rows = weighted_rows(first, without=held_out)
-    predictor = _fit(rows, plan, kinds[0])
+    """Several kinds from the same cycles, to compare. The first decides in the later rounds.
+
+    vocabularies: the recordings, texts if there are several, are read with each of these and
+        learned from; what comes out is judged with the first.
+    """
+    first: list[Lessons] = []
+    held_out, fingerprints = frozenset[str](), frozenset[str]()
+    for vocabulary in vocabularies:
+        walks = first_round(recordings, vocabulary, plan)
+        held_out |= held_out_sessions(walks, plan.held_out)
+        fingerprints |= _fingerprints(walks)
+        first.append(_weighed(walks, without=held_out))
+    lessons = _together(first)
+    predictor = _fit(lessons, plan, kinds[0])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "deciding.safetensors"
         for _ in range(1, plan.num_rounds):
             predictor.save(path)
-            later = later_round(recordings, vocabulary, plan, path)
-            rows = weighted_rows([*first, *later], without=held_out)
-            predictor = _fit(rows, plan, kinds[0])
+            later = []
+            for vocabulary, before in zip(vocabularies, first, strict=True):
+                walks = later_round(recordings, vocabulary, plan, path)
+                weighed = _weighed(walks, without=held_out)
+                later.append(Lessons.concatenate([before, weighed]))
+            lessons = _together(later)
+            predictor = _fit(lessons, plan, kinds[0])
         predictor.save(path)
         judged = walk_recordings(
             recordings,
-            vocabulary,
+            vocabularies[0],
             judging_walks(plan.config, path)["cycle"],
             label="replay of held-out sessions",
             num_processes=plan.num_processes,
         )
-    provenance = _provenance(recordings, vocabulary, plan, first, held_out)
+    provenance = _provenance(recordings, vocabularies, plan, fingerprints, held_out)
     trained: dict[Kind, PayoffPredictor] = {}
     for kind in kinds:
-        of_kind = predictor if kind == kinds[0] else _fit(rows, plan, kind)
+        of_kind = predictor if kind == kinds[0] else _fit(lessons, plan, kind)
         evaluations = judge(
             judged,
             {kind: of_kind},
             cache_mode=plan.config.cache_mode,
             at="cycle",
-            without=frozenset(_fingerprints(first)) - held_out,
+            without=fingerprints - held_out,
         )
         heldout = [e.row() for e in evaluations if e.predictor == kind]
         trained[kind] = replace(
@@ -171,25 +187,35 @@ def held_out_sessions(walks: Sequence[RecordingWalk], share: float) -> frozenset
     return frozenset(held_out)
 
 
-def weighted_rows(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> TrainingRows:
-    """All rows to learn from. Each walk's together count as a power of their number; the mean
+def lessons_of(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> Lessons:
+    """What there is to learn. Each walk's rows together count as a power of their number; the mean
     weight is 1.
 
     without: fingerprints of sessions that are not learned from.
 
-    Raises ValueError if there are none.
+    Raises ValueError if there is nothing.
     """
+    return _normalised(_weighed(walks, without=without))
+
+
+def _weighed(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> Lessons:
     parts = []
     for walk in walks:
         rows = walk.rows(without=without)
         if rows is not None:
-            weight = len(rows) ** (_POWER_OF_SIZE - 1)
-            parts.append(replace(rows, weights=np.full(len(rows), weight, np.float32)))
+            parts.append(Lessons.of(rows).weighted(len(rows) ** (_POWER_OF_SIZE - 1)))
     if not parts:
         raise ValueError("no cycle of the traces had a cache draft: nothing to learn from")
-    rows = TrainingRows.concatenate(parts)
-    assert rows.weights is not None
-    return replace(rows, weights=rows.weights / rows.weights.mean())
+    return Lessons.concatenate(parts)
+
+
+def _together(parts: Sequence[Lessons]) -> Lessons:
+    """Of several vocabularies; each counts by its number of rows."""
+    return Lessons.concatenate([_normalised(part) for part in parts])
+
+
+def _normalised(lessons: Lessons) -> Lessons:
+    return lessons.weighted(1 / float(lessons.weights.mean()))
 
 
 def _uncorrected(config: HvdConfig, policy: Policy, threshold: float | None = None) -> HvdConfig:
@@ -197,28 +223,28 @@ def _uncorrected(config: HvdConfig, policy: Policy, threshold: float | None = No
     return config.model_copy(update={"policy": policy, "threshold": threshold, "calibrate": False})
 
 
-def _fit(rows: TrainingRows, plan: TrainPlan, kind: Kind) -> PayoffPredictor:
-    rows = rows.sample(plan.max_rows, plan.seed)
+def _fit(lessons: Lessons, plan: TrainPlan, kind: Kind) -> PayoffPredictor:
+    lessons = lessons.sample(plan.max_rows, plan.seed)
     if kind == "mlp":  # the paper's counts every row the same
-        rows = replace(rows, weights=None)
-        settings = TrainingSettings.of_paper(len(rows))
+        lessons = replace(lessons, weights=np.ones(len(lessons), np.float32))
+        settings = TrainingSettings.of_paper(len(lessons))
     else:
         settings = TrainingSettings()
     settings = replace(settings, seed=plan.seed)
     return train(
-        rows,
+        lessons,
         kind=kind,
         settings=settings,
         feature_settings=feature_settings(plan.config),
-        provenance={"num_rows": len(rows), "training": asdict(settings)},
+        provenance={"num_rows": len(lessons), "training": asdict(settings)},
     )
 
 
 def _provenance(
     recordings: Sequence[Recording],
-    vocabulary: Vocabulary,
+    vocabularies: Sequence[Vocabulary],
     plan: TrainPlan,
-    walks: Sequence[RecordingWalk],
+    fingerprints: frozenset[str],
     held_out: frozenset[str],
 ) -> dict[str, object]:
     return {
@@ -232,7 +258,7 @@ def _provenance(
             else {"name": recording.name}
             for recording in recordings
         ],
-        "trained_sessions": sorted(_fingerprints(walks) - held_out),
+        "trained_sessions": sorted(fingerprints - held_out),
         "num_heldout_sessions": len(held_out),
         "first_round": [
             {"policy": policy, "num_model_accepted": model_drafter.mean_accepted}
@@ -243,9 +269,9 @@ def _provenance(
         "power_of_size": _POWER_OF_SIZE,
         "verify_width": DEFAULT_VERIFY_WIDTH,
         "num_rounds": plan.num_rounds,
-        "tokenizer": vocabulary.fingerprint,
+        "tokenizers": [vocabulary.fingerprint for vocabulary in vocabularies],
     }
 
 
-def _fingerprints(walks: Sequence[RecordingWalk]) -> set[str]:
-    return {session.fingerprint for walk in walks for session in walk.sessions}
+def _fingerprints(walks: Sequence[RecordingWalk]) -> frozenset[str]:
+    return frozenset(session.fingerprint for walk in walks for session in walk.sessions)

@@ -8,6 +8,7 @@ import torch
 
 from sglang_hvd.payoff import POSITION_FEATURES
 from sglang_hvd.payoff._native import NUM_BUCKETS
+from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import Kind, PayoffPredictor
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import JudgedTokens, TrainingSettings, train
@@ -19,9 +20,10 @@ QUICK = TrainingSettings(
 
 
 def trained(
-    rows: TrainingRows, settings: TrainingSettings = QUICK, kind: Kind = "survival"
+    rows: TrainingRows | Lessons, settings: TrainingSettings = QUICK, kind: Kind = "survival"
 ) -> PayoffPredictor:
-    return train(rows, kind=kind, feature_settings={}, provenance={}, settings=settings)
+    lessons = Lessons.of(rows) if isinstance(rows, TrainingRows) else rows
+    return train(lessons, kind=kind, feature_settings={}, provenance={}, settings=settings)
 
 
 def test_survival_learns_the_distribution() -> None:
@@ -56,7 +58,7 @@ def test_the_likelihood_of_worth_is_that_of_six_accepted_tokens(longest: int) ->
     rows = random_rows(200, longest=longest)
     batch = np.random.default_rng(1).permutation(200)[:150]
     outputs = np.random.default_rng(2).normal(size=(150, NUM_BUCKETS + len(POSITION_FEATURES)))
-    found = JudgedTokens.of(rows).worth_log_likelihood(
+    found = JudgedTokens.of(Lessons.of(rows)).worth_log_likelihood(
         torch.from_numpy(outputs.astype(np.float32)), torch.from_numpy(batch)
     )
     wanted = []
@@ -84,7 +86,7 @@ def test_a_certain_mistake_about_worth_is_dear_but_not_infinite() -> None:
     outputs = torch.zeros((2, NUM_BUCKETS + len(POSITION_FEATURES)))
     outputs[0, :NUM_BUCKETS], outputs[1, :NUM_BUCKETS] = 40, -40
     outputs.requires_grad_()
-    found = JudgedTokens.of(rows).worth_log_likelihood(outputs, torch.arange(2))
+    found = JudgedTokens.of(Lessons.of(rows)).worth_log_likelihood(outputs, torch.arange(2))
     found.sum().backward()
     assert (found < -10).all()
     assert found.isfinite().all()
@@ -129,13 +131,9 @@ def test_weights_say_what_counts() -> None:
     # Two halves that contradict each other; all the weight is on the second.
     rows = random_rows(1000, longest=1)
     accepted = (np.arange(1000) % 2).astype(np.int32)
-    rows = replace(
-        rows,
-        draft_lens=np.ones(1000, np.int32),
-        accepted_lens=accepted,
-        weights=accepted.astype(np.float32),
-    )
-    assert rows.predict(trained(rows, replace(QUICK, max_epochs=20))).payoffs.mean() > 0.9
+    rows = replace(rows, draft_lens=np.ones(1000, np.int32), accepted_lens=accepted)
+    lessons = Lessons.of(rows).weighted(accepted.astype(np.float32))
+    assert rows.predict(trained(lessons, replace(QUICK, max_epochs=20))).payoffs.mean() > 0.9
 
 
 def test_inputs_that_are_hidden_now_and_then_are_relied_on_together() -> None:
@@ -181,7 +179,7 @@ def test_the_same_rows_and_seed_give_the_same_predictor(kind: Kind) -> None:
 
 def test_predictors_carry_what_they_were_told() -> None:
     predictor = train(
-        random_rows(300),
+        Lessons.of(random_rows(300)),
         kind="mlp",
         feature_settings={"max_depth": 64},
         provenance={"data": "made up"},

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from sglang_hvd.cli import main
 from sglang_hvd.config import HvdConfig
@@ -23,9 +24,9 @@ from sglang_hvd.replay.train import (
     TrainPlan,
     first_round,
     held_out_sessions,
+    lessons_of,
     train_predictor,
     train_predictors,
-    weighted_rows,
 )
 from sglang_hvd.replay.walk import RecordingWalk, SessionWalk, WalkSettings, walk_recordings
 from sglang_hvd.traces.writer import TraceWriter
@@ -335,7 +336,7 @@ def test_both_kinds_learn_from_the_same_cycles(
 ) -> None:
     trained = train_predictors(
         find_recordings(made_up_traces),
-        Vocabulary(number_tokenizer, "<|im_end|>"),
+        [Vocabulary(number_tokenizer, "<|im_end|>")],
         TrainPlan(HvdConfig(), num_rounds=1, num_processes=1),
         ("survival", "mlp"),
     )
@@ -345,6 +346,45 @@ def test_both_kinds_learn_from_the_same_cycles(
     }
     assert len({str(predictor.provenance["num_rows"]) for predictor in trained.values()}) == 1
     assert trained["survival"].trained_sessions == trained["mlp"].trained_sessions
+
+
+@pytest.fixture
+def digit_tokenizer(tmp_path: Path) -> Path:
+    """Each digit is a token."""
+    vocab = {"<|im_end|>": 0} | {str(digit): 1 + digit for digit in range(10)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(individual_digits=True)]
+    )
+    path = tmp_path / "digits.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def test_texts_are_learned_from_as_each_tokenizer_cuts_them(
+    made_up_traces: Path, number_tokenizer: Path, digit_tokenizer: Path
+) -> None:
+    recordings = find_recordings(made_up_traces)
+    numbers, digits = (
+        Vocabulary(path, "<|im_end|>") for path in (number_tokenizer, digit_tokenizer)
+    )
+
+    def provenance(*vocabularies: Vocabulary, max_rows: int = 10**6) -> Mapping[str, Any]:
+        plan = TrainPlan(HvdConfig(), num_rounds=2, num_processes=1, max_rows=max_rows)
+        return train_predictors(recordings, vocabularies, plan, ["survival"])["survival"].provenance
+
+    by_numbers, by_digits, by_both = (
+        provenance(*given) for given in ([numbers], [digits], [numbers, digits])
+    )
+    num_rows = [int(trained["num_rows"]) for trained in (by_numbers, by_digits, by_both)]
+    assert num_rows[1] > num_rows[0]
+    # What the first round has of each is the same; what a predictor decides is its own.
+    assert num_rows[2] == pytest.approx(num_rows[0] + num_rows[1], rel=0.2)
+    assert by_both["trained_sessions"] == by_numbers["trained_sessions"]
+    assert by_both["tokenizers"] == [numbers.fingerprint, digits.fingerprint]
+    judged = [sum(row["num_drafts"] for row in t["heldout"]) for t in (by_both, by_digits)]
+    assert judged[0] < 0.7 * judged[1]  # with the first
+    assert provenance(numbers, digits, max_rows=300)["num_rows"] == 300
 
 
 @pytest.mark.parametrize(
@@ -397,13 +437,12 @@ def test_a_predictor_is_judged_by_what_was_held_out_alone(
 
 def test_the_rows_of_a_recording_count_as_a_power_of_their_number() -> None:
     large, small = (walk("f", rows([1] * num), num_cycles=1, num_cache=1) for num in (90, 10))
-    weights = weighted_rows([large, small], without=frozenset()).weights
-    assert weights is not None
+    weights = lessons_of([large, small], without=frozenset()).weights
     assert weights.mean() == pytest.approx(1)
     assert weights[:90].sum() / weights[90:].sum() == pytest.approx(9**0.7)
     trained_on = frozenset(session.fingerprint for session in large.sessions)
     other = walk("other", rows([1] * 10), num_cycles=1, num_cache=1)
-    assert len(weighted_rows([large, other], without=trained_on)) == 10
+    assert len(lessons_of([large, other], without=trained_on)) == 10
 
 
 @pytest.mark.parametrize(
