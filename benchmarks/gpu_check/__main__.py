@@ -5,9 +5,10 @@
 
 Models are made here: the demo pair, and 8B shapes with random weights. Each part writes its own
 file below DIR when it ends and is not run again while that file is there. A part that was cut off,
-by --minutes or otherwise, goes on where it was: what it has found so far is in DIR/PART.rows.jsonl.
-Logs of servers that failed stay in DIR/logs. The exit status is 1 if any part failed or has not
-ended. On a CPU (--device cpu) the same parts run small, without graphs, and so they are tested.
+by --minutes or otherwise, or in which a server failed, goes on where it was: what it has found so
+far is in DIR/PART.rows.jsonl, logs of servers that failed in DIR/logs. Another machine, or other
+options, need another DIR. The exit status is 1 if any part failed or has not ended. On a CPU
+(--device cpu) the same parts run small, without graphs, and so they are tested.
 
 identity: every policy's greedy output beside plain serving's on the demo pair, over attention
     backends, graphs, overlap scheduling, trees and chains, widths that change from step to
@@ -31,11 +32,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.command import run
-from benchmarks.gpu_check.identity import POLICIES, Identity
+from benchmarks.gpu_check.identity import POLICIES, Identity, setups_of
 from benchmarks.gpu_check.kernels import SANITIZER, kernel_units
 from benchmarks.gpu_check.parts import PartFile, Unit
 from benchmarks.gpu_check.shapes import cost_units, trace_units
@@ -45,27 +47,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * options.minutes
+    machine = _machine(options.device)
     has_failed = False
     for name in options.parts:
-        part = PartFile(options.out, name)
-        result = part.result()
-        if result is not None:
-            outcome = "passed" if result["passed"] else f"FAILED; without {part.path} it runs again"
+        part = PartFile(options.out, name, {**machine, **_settings(options)})
+        passed = part.passed()
+        if passed is not None:
+            outcome = "passed" if passed else f"FAILED; without {part.path} it runs again"
             print(f"{name}: done before, {outcome}")
-            has_failed |= not result["passed"]
+            has_failed |= not passed
             continue
         began = time.monotonic()
         with _PARTS[name](options) as units:
-            rows = part.run(units, deadline=deadline, show=_show)
+            passed = part.run(units, deadline=deadline, show=_show)
         seconds = time.monotonic() - began
-        if rows is None:
+        if passed is None:
             print(f"{name}: not ended in {seconds:.0f} s; it goes on when this is called again")
-            has_failed = True
-            continue
-        passed = part.finish(rows, _machine(options.device))
-        print(f"{name}: {'passed' if passed else 'FAILED'} in {seconds:.0f} s, {part.path}")
+        else:
+            print(f"{name}: {'passed' if passed else 'FAILED'} in {seconds:.0f} s, {part.path}")
         has_failed |= not passed
     return int(has_failed)
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What decides what is run, and how."""
+    return {
+        name: str(value)
+        for name, value in vars(options).items()
+        if name not in ("out", "logs", "parts", "minutes")
+    }
 
 
 def _show(line: str) -> None:
@@ -141,6 +151,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     options.logs = options.out / "logs"
+    for name, known in (("policies", POLICIES), ("setups", range(len(setups_of(options.device))))):
+        unknown = sorted(set(getattr(options, name) or known) - set(known))
+        if unknown:
+            parser.error(f"--{name}: {unknown}: known are {', '.join(map(str, known))}")
+    if options.servers_at_once is not None and options.servers_at_once < 2:
+        parser.error("--servers-at-once: 2 or more, or nothing is compared")
     unknown = sorted(set(options.parts or _PARTS) - set(_PARTS))
     if unknown:
         parser.error(f"--parts: {', '.join(unknown)}: known are {', '.join(_PARTS)}")

@@ -14,7 +14,7 @@ from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import DemoModels, ensure_demo_models
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS, Mode, server_flags
-from sglang_hvd.demo.server import CPU_FLAGS, SglangServer
+from sglang_hvd.demo.server import CPU_FLAGS, ServerFailed, SglangServer
 from sglang_hvd.user_cache import user_cache
 
 POLICIES: tuple[Mode, ...] = ("allocate", "both", "payoff", "cache", "frequency", "model")
@@ -74,7 +74,7 @@ class Identity:
         self._models: DemoModels = ensure_demo_models(user_cache())
         self._prompts = _prompts(options.prompts)
         self._of_setup: Setup | None = None
-        self._plain: SglangServer | None = None
+        self._plain: SglangServer | ServerFailed | None = None
         self._expected: list[list[int]] = []
         self._running = contextlib.ExitStack()
 
@@ -114,12 +114,18 @@ class Identity:
                 }
 
     def _plain_of(self, setup: Setup) -> SglangServer:
-        if self._plain is None or self._of_setup != setup:
-            self._plain = None
+        if self._of_setup != setup:
             self._running.close()
-            plain = self._running.enter_context(self._server(setup, "plain"))
-            self._expected = [_generate(plain, prompt) for prompt in self._prompts]
-            self._plain, self._of_setup = plain, setup
+            self._of_setup = setup
+            try:
+                self._plain = self._running.enter_context(self._server(setup, "plain"))
+                self._expected = [_generate(self._plain, prompt) for prompt in self._prompts]
+            except (RuntimeError, OSError) as error:
+                # Said of each policy, without another start.
+                self._plain = ServerFailed(f"plain serving: {error}")
+        assert self._plain is not None
+        if isinstance(self._plain, ServerFailed):
+            raise self._plain
         return self._plain
 
     @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Parts of a check that may be cut off: what was finished is not run again."""
 
+import http.client
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from sglang_hvd.demo.server import CPU_ENVIRONMENT, SglangServer
+from sglang_hvd.whole_file import write_whole
 
 Row = Mapping[str, Any]
 
@@ -16,6 +20,8 @@ Row = Mapping[str, Any]
 START_SECONDS = 900
 # Of what is kept of an output.
 _TAIL_CHARS = 4000
+# What a unit raises where a server did not start, or ended.
+_PROBLEMS = (RuntimeError, OSError, aiohttp.ClientError, http.client.HTTPException)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +29,7 @@ class Unit:
     """What is run whole, or again.
 
     name: that no other of its part has; also a file's.
-    run: yields rows, each with "passed". Raises RuntimeError or OSError where a server did not
-        start or ended.
+    run: yields rows, each with "passed".
     """
 
     name: str
@@ -32,33 +37,47 @@ class Unit:
 
 
 class PartFile:
-    """The rows of a part: line by line as they come, then whole in one file."""
+    """The rows of a part: line by line as they come, then whole in one file.
 
-    def __init__(self, folder: Path, name: str) -> None:
+    about: where and how it runs. Rows of anything else are not mixed with its own.
+    """
+
+    def __init__(self, folder: Path, name: str, about: Mapping[str, Any]) -> None:
         self.path = folder / f"{name}.json"
         self._lines = folder / f"{name}.rows.jsonl"
+        self._about = json.loads(json.dumps(about))
 
-    def result(self) -> Mapping[str, Any] | None:
-        """What was written when the part ended; None before."""
-        return json.loads(self.path.read_text()) if self.path.is_file() else None
+    def passed(self) -> bool | None:
+        """Whether all did, if the part has ended; else None. Raises ValueError if it ran on another
+        machine or otherwise."""
+        if not self.path.is_file():
+            return None
+        result = json.loads(self.path.read_text())
+        self._check(result["about"], self.path)
+        return bool(result["passed"])
 
     def run(
         self, units: Sequence[Unit], *, deadline: float, show: Callable[[str], None]
-    ) -> list[Row] | None:
-        """The rows of all units; None where it was too late to begin some of them.
+    ) -> bool | None:
+        """Runs what is left of it. Whether all passed; None where it has not ended: it was too late
+        to begin some units, or some had problems. Raises ValueError if there are no units, and as
+        `passed` does.
 
         deadline: by time.monotonic.
         show: gets what is known, row by row.
         """
+        if not units:
+            raise ValueError(f"{self.path.stem}: nothing of it is to be run")
         done = self._finished()
-        with self._lines.open("w") as file:
+        is_whole = True
+        with self._lines.open("a") as file:
 
             def note(row: Row) -> None:
-                file.write(json.dumps(row) + "\n")
+                # A line break before it too: a process that was killed may have left half a line.
+                file.write("\n" + json.dumps(row) + "\n")
                 file.flush()
 
-            for row in done.values():
-                note(row)
+            note({"about": self._about})
             for number, unit in enumerate(units, 1):
                 if unit.name in done:
                     continue
@@ -70,30 +89,41 @@ class PartFile:
                         rows.append(row)
                         note({"unit": unit.name, **row})
                         show(f"{number} of {len(units)}, {unit.name}: {dict(row)}")
-                except (RuntimeError, OSError) as error:
-                    rows.append({"passed": False, "problem": tail(str(error))})
+                except _PROBLEMS as error:
+                    is_whole = False
+                    note({"unit": unit.name, "problem": tail(repr(error))})
                     show(f"{number} of {len(units)}, {unit.name}: {error}")
-                done[unit.name] = {"finished": unit.name, "rows": rows}
-                if all("problem" not in row for row in rows):
-                    note(done[unit.name])
-        return [{"unit": unit.name, **row} for unit in units for row in done[unit.name]["rows"]]
-
-    def finish(self, rows: Sequence[Row], machine: Mapping[str, str]) -> bool:
-        """Writes the part's file. Whether all rows passed."""
-        passed = all(row["passed"] for row in rows)
-        result = {"passed": passed, "machine": machine, "rows": rows}
-        self.path.write_text(json.dumps(result, indent=1) + "\n")
+                    continue
+                done[unit.name] = rows
+                note({"finished": unit.name, "rows": rows})
+        if not is_whole:
+            return None
+        found = [{"unit": unit.name, **row} for unit in units for row in done[unit.name]]
+        passed = all(row["passed"] for row in found)
+        result = {"passed": passed, "about": self._about, "rows": found}
+        write_whole(self.path, (json.dumps(result, indent=1) + "\n").encode())
         self._lines.unlink()
         return passed
 
-    def _finished(self) -> dict[str, Row]:
+    def _finished(self) -> dict[str, Sequence[Row]]:
         """What an earlier run finished, by unit."""
-        if not self._lines.is_file():
-            return {}
-        # The last line of a process that was killed may be half of one.
-        lines = self._lines.read_text().split("\n")[:-1]
-        rows = [json.loads(line) for line in lines]
-        return {row["finished"]: row for row in rows if "finished" in row}
+        done: dict[str, Sequence[Row]] = {}
+        for line in self._lines.read_text().split("\n") if self._lines.is_file() else []:
+            try:
+                row = json.loads(line or "{}")
+            except json.JSONDecodeError:
+                continue  # half a line, of a process that was killed
+            if "about" in row:
+                self._check(row["about"], self._lines)
+            if "finished" in row:
+                done[row["finished"]] = row["rows"]
+        return done
+
+    def _check(self, about: object, path: Path) -> None:
+        if about != self._about:
+            raise ValueError(
+                f"{path} is of another machine or other options: remove it, or name another --out"
+            )
 
 
 @contextmanager

@@ -114,7 +114,7 @@ def _traces(shape: str, modes: Sequence[str], options: argparse.Namespace) -> It
                 *("--shape", shape, "--device", options.device, "--json", str(file)),
                 *("--concurrency", ",".join(map(str, options.concurrency))),
                 *("--modes", ",".join(modes), "--gpu-share", str(_STATIC_SHARE)),
-                *("--logs", str(options.logs / f"traces-{shape}")),
+                *("--logs", str(options.logs / f"traces-{shape}-{'-'.join(modes)}")),
                 *(["--files", *options.files] if options.files else []),
             ]
         )

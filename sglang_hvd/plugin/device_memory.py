@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from sglang.srt.model_executor.runner import PrefillCudaGraphRunner
 from sglang.srt.utils.common import get_available_gpu_memory, log_info_on_rank0
 
 if TYPE_CHECKING:
@@ -23,12 +22,11 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 # What is left free for what nothing here counts, and beside it for prefills or sampling, which
-# never run at once. Prefills: a third of the 1.5 MB that SGLang sets aside, for them and graphs,
-# per token of a chunk; less where graphs of whole chunks hold most of that already: only those
-# that no graph can run need it (some 1.5 GB of 8,192 tokens in an 8B model). Sampling: the arrays
-# of logits that it holds at a time.
-_SPARE_GB, _LOGIT_ARRAYS = 1.0, 3
-_GB_PER_PREFILL_TOKEN, _GB_PER_TOKEN_BESIDE_GRAPHS = 0.5 / 1024, 0.2 / 1024
+# never run at once. Prefills, by token of a chunk: what the layers hold at a time if no graph runs
+# it, as for log probabilities of a prompt. Counted in 16 bits, an 8B model's arrays (MLP of
+# 3 x 14,336, attention of 6,144, six of the hidden size of 4,096 for EAGLE3's inputs) take .15 MB
+# and a 32B model's .25. Sampling: the arrays of logits that it holds at a time.
+_SPARE_GB, _GB_PER_PREFILL_TOKEN, _LOGIT_ARRAYS = 1.0, 0.3 / 1024, 3
 
 
 class DeviceMemory:
@@ -43,9 +41,9 @@ class DeviceMemory:
         args, target = worker.server_args, worker.target_worker.model_runner
         self._target = target
         logits = most_nodes * target.model_config.vocab_size * 4 / 2**30
-        chunk, runner = max(args.chunked_prefill_size or 0, 0), target.prefill_cuda_graph_runner
-        is_captured = isinstance(runner, PrefillCudaGraphRunner) and runner.max_num_tokens >= chunk
-        prefill = chunk * (_GB_PER_TOKEN_BESIDE_GRAPHS if is_captured else _GB_PER_PREFILL_TOKEN)
+        chunk = args.chunked_prefill_size or -1
+        most_tokens = chunk if chunk > 0 else args.max_prefill_tokens or 0
+        prefill = most_tokens * _GB_PER_PREFILL_TOKEN
         self._spare_gb = _SPARE_GB + max(prefill, _LOGIT_ARRAYS * logits)
 
     def has_room(self, needed_gb: float, *, name: str) -> bool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Of the way in which costs are timed: tables of another way are not used.
-_PROFILE = 4
+_PROFILE = 5
 
 
 def profiled_costs(

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What the first width of the default may take: 16 MB that FlashInfer keeps for each captured batch
-# size and for the target and the drafter each, and masks.
+# What the first width of the default may take: 8 MB that FlashInfer keeps for each captured batch
+# size, for the target and again for the drafter, of some 20 sizes up to 256 requests; and masks.
 _FIRST_GB = 0.5
 
 # Of a narrow width so many batch sizes are captured that no batch is padded to more than this times
@@ -84,7 +84,7 @@ class WidthStates:
         ):
             most_gb = _FIRST_GB
             if before is not None:
-                # What is kept for each batch size does not; masks grow with the nodes.
+                # What is kept by batch size stays the same; masks grow with the nodes.
                 growth = max(self._most_nodes(width) / self._most_nodes(before), 2)
                 most_gb = growth * max(self._of_width[before].memory_gb, 0.0)
             if not memory.has_room(most_gb, name=f"verify width {width}"):
@@ -158,8 +158,8 @@ class WidthStates:
 
     @contextmanager
     def _capturing(self, width: int) -> Iterator[None]:
-        """Graphs are captured of these batch sizes alone."""
-        if not self._captures or (width < self._widths.base and _gathers(self._target)):
+        """Graphs are captured of the batch sizes of this width alone."""
+        if not self._captures or (width < self._widths.base and _needs_all_sizes(self._target)):
             yield
             return
         decode = get_exec().graph.cuda_graph_config.decode
@@ -203,9 +203,9 @@ def captured_batch_sizes(runner: ModelRunner, widths: VerifyWidths, width: int) 
         sizes, _ = get_batch_sizes_to_capture(runner)
         num_fewer = sum(size < MOST_WIDE_REQUESTS for size in sizes)
         return sizes[: num_fewer + 1]
-    gathers = _gathers(runner)
+    gathers = any(runner.decode_graph_gather_requirements())
     sizes, _ = get_batch_sizes_to_capture(runner, width, gathered_buffer_required=gathers)
-    return sizes if width == widths.base or gathers else thinned(sizes)
+    return sizes if width == widths.base or _needs_all_sizes(runner) else thinned(sizes)
 
 
 def thinned(sizes: Sequence[int]) -> list[int]:
@@ -219,9 +219,10 @@ def thinned(sizes: Sequence[int]) -> list[int]:
     return kept[::-1]
 
 
-def _gathers(runner: ModelRunner) -> bool:
-    """Whether batch sizes have to be aligned, so that none may be left out."""
-    return any(runner.decode_graph_gather_requirements())
+def _needs_all_sizes(runner: ModelRunner) -> bool:
+    """Whether batch sizes have to be aligned, or batches are not padded."""
+    is_exact = get_exec().graph.disable_cuda_graph_padding
+    return is_exact or any(runner.decode_graph_gather_requirements())
 
 
 def _remembers_accepted(backend: Any) -> bool:

@@ -215,18 +215,21 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         """Verify the chosen drafts; the committed tokens start their way to the host at once."""
         # With topk above 1 SGLang moves the accepted path to the front of each row, in the KV cache
         # of every layer too, as any tree needs; with topk 1 it leaves it where it is, and where a
-        # chain stands already. Nothing else in a verification looks at the worker's topk. Hidden
-        # states that a client asks for are copied too then, before a graph may write over them.
+        # chain stands already. Nothing else in a verification looks at the worker's topk.
         verify_input = batch.spec_info
         base_width, topk = self.speculative_num_draft_tokens, self.topk
         self.speculative_num_draft_tokens = verify_input.draft_token_num
-        moves_path = verify_input.has_branches or batch.return_hidden_states
-        self.topk = max(topk, 2) if moves_path else 1
+        self.topk = max(topk, 2) if verify_input.has_branches else 1
         try:
             with self._costs.time_verify(len(batch.reqs), verify_input.draft_token_num):
                 result = super().verify(batch, pp_proxy_tensors, grammar_barrier)
         finally:
             self.speculative_num_draft_tokens, self.topk = base_width, topk
+        if batch.return_hidden_states and not verify_input.has_branches:
+            # For a client, who gets them later. SGLang copied them with the path, if it moved that;
+            # else they are where the graphs of draft-extend may write.
+            output = result.logits_output
+            output.hidden_states = output.hidden_states.clone()
         of_model = None
         if verify_input.of_model is not None:
             of_model = num_accepted_of_model(result.accept_index, verify_input.of_model)

@@ -29,6 +29,8 @@ _NUM_ROUNDS: Mapping[CacheMode, int] = {"votes": 4, "paper": 2}
 # votes they leave cycle starts, where the gate acts, worse calibrated (.024 to .037).
 _TOKEN_STRIDE: Mapping[CacheMode, int] = {"votes": 3, "paper": 1}
 
+_MOST_ROWS = 1_500_000
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Train the predictors that ship in the package.")
@@ -55,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             TrainPlan(
                 HvdConfig(cache_mode=options.cache_mode),
                 num_rounds=_NUM_ROUNDS[options.cache_mode],
+                max_rows=_MOST_ROWS,
                 token_stride=_TOKEN_STRIDE[options.cache_mode],
             ),
             ("survival", "mlp"),

@@ -38,6 +38,9 @@ _FIRST_ROUND: tuple[tuple[Policy, ModelDrafter], ...] = (
 # Of the payoff policy in the later rounds: the server's own, and the paper's.
 _THRESHOLDS = (None, PAPER_THRESHOLD)
 
+# What a row of another tokenizer than the first counts, which the predictor is judged with.
+_OTHERS = 0.4
+
 # A recording's rows count with its number of rows to this power, so that the longest do not drown
 # the others; 1 would count every row the same.
 _POWER_OF_SIZE = 0.7
@@ -91,6 +94,7 @@ def train_predictors(
         held_out |= held_out_sessions(walks, plan.held_out)
         fingerprints |= _fingerprints(walks)
         first.append(_weighed(walks, without=held_out))
+        del walks  # whole drafts take four times the memory of lessons
     lessons = _together(first)
     predictor = _fit(lessons, plan, kinds[0])
     with tempfile.TemporaryDirectory() as folder:
@@ -102,6 +106,7 @@ def train_predictors(
                 walks = later_round(recordings, vocabulary, plan, path)
                 weighed = _weighed(walks, without=held_out)
                 later.append(Lessons.concatenate([before, weighed]))
+                del walks
             lessons = _together(later)
             predictor = _fit(lessons, plan, kinds[0])
         predictor.save(path)
@@ -210,8 +215,9 @@ def _weighed(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> Less
 
 
 def _together(parts: Sequence[Lessons]) -> Lessons:
-    """Of several vocabularies; each counts by its number of rows."""
-    return Lessons.concatenate([_normalised(part) for part in parts])
+    """Of several vocabularies."""
+    first, *others = map(_normalised, parts)
+    return Lessons.concatenate([first, *(of_one.weighted(_OTHERS) for of_one in others)])
 
 
 def _normalised(lessons: Lessons) -> Lessons:
@@ -267,6 +273,7 @@ def _provenance(
         "num_model_accepted": ModelDrafter().mean_accepted,
         "token_stride": plan.token_stride,
         "power_of_size": _POWER_OF_SIZE,
+        "weight_of_other_tokenizers": _OTHERS,
         "verify_width": DEFAULT_VERIFY_WIDTH,
         "num_rounds": plan.num_rounds,
         "tokenizers": [vocabulary.fingerprint for vocabulary in vocabularies],

@@ -73,10 +73,9 @@ def test_every_policy_has_room_in_every_setup(device: str, monkeypatch: pytest.M
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     num_nodes = int(MODEL_TREE_FLAGS[MODEL_TREE_FLAGS.index("--speculative-num-draft-tokens") + 1])
     for setup in setups_of(device):
-        if not setup.has_default_widths and setup.is_tree:
-            for policy in POLICIES:
-                config = HvdConfig(policy=policy, verify_width=setup.verify_width)
-                assert _verify_width(config, num_nodes, None, TargetAttention()) <= 64
+        for policy in POLICIES:
+            config = HvdConfig(policy=policy, verify_width=setup.verify_width)
+            _verify_width(config, num_nodes if setup.is_tree else 4, None, TargetAttention())
 
 
 def test_each_mode_has_what_it_is_compared_with_beside_it() -> None:
@@ -96,7 +95,7 @@ def test_each_mode_has_what_it_is_compared_with_beside_it() -> None:
 
 
 class Units:
-    """Three units, of which the second fails at first. calls: in order."""
+    """Three units, of which the second has a problem at first. calls: in order."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -113,36 +112,64 @@ class Units:
 
 
 def test_a_part_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
-    part, units, shown = PartFile(tmp_path, "identity"), Units(), []
-    in_time = time.monotonic() + 1000
-    assert part.run(units.all()[:1], deadline=in_time, show=shown.append) is not None
-    assert part.run(units.all(), deadline=0, show=shown.append) is None
-    with (tmp_path / "identity.rows.jsonl").open("a") as file:
-        file.write('{"unit": "b", "passed": tr')  # killed in the middle of a line
-    rows = part.run(units.all(), deadline=in_time, show=shown.append)
-    assert units.calls == ["a", "b", "c"]
-    assert rows == [
-        {"unit": "a", "passed": True, "value": "a"},
-        {"unit": "b", "passed": True, "value": "b"},
-        {"unit": "b", "passed": False, "problem": "no server"},
-        {"unit": "c", "passed": True, "value": "c"},
-    ]
-    assert shown[-1] == "3 of 3, c: {'passed': True, 'value': 'c'}"
+    def part(about: str = "here") -> PartFile:
+        return PartFile(tmp_path, "identity", {"machine": about})
 
-    units.problem = None  # what failed is run again, and nothing else
-    rows = part.run(units.all(), deadline=in_time, show=shown.append)
+    units, shown = Units(), list[str]()
+    in_time = time.monotonic() + 1000
+    assert part().run(units.all(), deadline=0, show=shown.append) is None
+    assert units.calls == []
+    # What had a problem is run again, and nothing else.
+    assert part().run(units.all(), deadline=in_time, show=shown.append) is None
+    assert units.calls == ["a", "b", "c"]
+    assert shown[-1] == "3 of 3, c: {'passed': True, 'value': 'c'}"
+    lines = tmp_path / "identity.rows.jsonl"
+    assert "no server" in lines.read_text()
+    with lines.open("a") as file:
+        file.write('{"finished": "b", "ro')  # killed in the middle of a line
+    with pytest.raises(ValueError, match="is of another machine"):
+        part("elsewhere").run(units.all(), deadline=in_time, show=shown.append)
+    assert part().passed() is None
+    units.problem = None
+    assert part().run(units.all(), deadline=in_time, show=shown.append)
     assert units.calls == ["a", "b", "c", "b"]
-    assert rows is not None
-    assert part.result() is None
-    assert part.finish(rows, {"gpu": "none"})
     assert [path.name for path in tmp_path.iterdir()] == ["identity.json"]
-    assert part.result() == {"passed": True, "machine": {"gpu": "none"}, "rows": rows}
+    assert part().passed()
+    with pytest.raises(ValueError, match="is of another machine"):
+        part("elsewhere").passed()
+    assert json.loads(part().path.read_text()) == {
+        "passed": True,
+        "about": {"machine": "here"},
+        "rows": [{"unit": name, "passed": True, "value": name} for name in ("a", "b", "c")],
+    }
+
+
+def test_a_part_without_anything_to_run_does_not_pass(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="identity: nothing of it is to be run"):
+        PartFile(tmp_path, "identity", {}).run([], deadline=0, show=print)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--policies", "alocate"], "known are allocate"),
+        (["--setups", "99"], "known are 0, 1"),
+        (["--servers-at-once", "1"], "2 or more"),
+    ],
+)
+def test_options_that_would_run_nothing_are_refused(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        gpu_check._options(["--device", "cpu", *flags])
+    assert message in capsys.readouterr().err
 
 
 def test_a_part_that_cannot_run_is_left_out_or_refused_before_any_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     assert gpu_check._options([]).parts == ["identity", "costs"]
     assert capsys.readouterr().out.splitlines() == [
         "memory: left out, it needs compute-sanitizer, of the CUDA toolkit, on the PATH",
@@ -176,7 +203,7 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
     assert [row["setup"]["postpones"] for row in rows] == [True, False]
     assert all(row["num_prompts"] == 2 and row["differences"] == [] for row in rows)
 
-    found["memory"]["passed"] = False
+    found["memory"]["passed"] = False  # as if it had
     (tmp_path / "memory.json").write_text(json.dumps(found["memory"]))
     capsys.readouterr()
     assert gpu_check.main(arguments) == 1

@@ -35,6 +35,7 @@ from sglang.srt.mem_cache.allocation_sizing import (
 )
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
+from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 from sglang.srt.plugins import GENERAL_PLUGINS_GROUP
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative import eagle_utils, eagle_worker_common, eagle_worker_v2
@@ -296,9 +297,15 @@ def test_a_width_can_have_backends_and_graphs_of_its_own() -> None:
     adaptive = inspect.getsource(worker.build_adaptive_runtime_state)
     for name in (
         *("_draft_worker.init_attention_backend()", "_get_attention_backend(", "attn_backend="),
-        *("init_new_workspace", "speculative_num_steps=", "speculative_num_draft_tokens="),
+        *("speculative_num_steps=", "speculative_num_draft_tokens="),
     ):
         assert name in adaptive
+    # One workspace for all of FlashInfer's backends, unless another is asked for.
+    asked_for = inspect.signature(ModelRunner._get_attention_backend).parameters
+    assert asked_for["init_new_workspace"].default is False
+    assert "disable_padding = get_exec().graph.disable_cuda_graph_padding" in inspect.getsource(
+        DecodeCudaGraphRunner
+    )
     # What is swapped is all that SGLang's own swap changes beside the draft loop and the settings.
     swap = inspect.getsource(worker.apply_runtime_state)
     for name in (

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.srt.model_executor.runner import PrefillCudaGraphRunner
 
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.plugin import device_memory, width_states
@@ -33,7 +32,7 @@ class Device:
         self.free_gb, self.per_node_gb, self.width = free_gb, per_node_gb, 0
         self.captures: Callable[[], object] = list
         self.captured: list[object] = []
-        self.server_args = SimpleNamespace(chunked_prefill_size=-1)
+        self.server_args = SimpleNamespace(chunked_prefill_size=-1, max_prefill_tokens=0)
         self.model_runner = SimpleNamespace(
             attn_backend="first",
             max_running_requests=1,
@@ -41,7 +40,6 @@ class Device:
             model_config=SimpleNamespace(vocab_size=1),
             decode_cuda_graph_runner=None,
             eager_runner="eager",
-            prefill_cuda_graph_runner=None,
             decode_graph_gather_requirements=lambda: (False, False),
             _get_attention_backend=self._make_backend,
         )
@@ -91,31 +89,28 @@ def test_the_narrowest_come_first_and_leave_room_for_prefills(
     device = Device(free_gb=4.8125, per_node_gb=0.125)
     assert states_of(monkeypatch, device, are_asked_for=False).widths == WIDTHS
     device = Device(free_gb=4.8125, per_node_gb=0.125)
-    device.server_args.chunked_prefill_size = 2048
+    device.server_args.chunked_prefill_size = 4096
     assert states_of(monkeypatch, device, are_asked_for=False).widths == (2, 4, 8, 32)
     device.model_runner.model_config.vocab_size = 2**30  # 4 GB for an array of logits
     assert states_of(monkeypatch, device, are_asked_for=False).widths == (32,)
 
 
 @pytest.mark.parametrize(
-    ("most_tokens", "vocab_size", "spare_gb"),
+    ("chunk", "vocab_size", "spare_gb"),
     [
-        (None, 1, 5.0),
-        (4096, 1, 5.0),  # graphs of half a chunk hold half of what one takes
-        (8192, 1, 2.6),
+        (8192, 1, 3.4),
         (8192, 2**28, 4.0),  # three arrays of a gigabyte, and no prefill meanwhile
+        (-1, 1, 2.2),  # prefills are not cut, and have 4096 tokens at most
+        (None, 1, 2.2),
     ],
 )
 def test_room_is_left_for_prefills_or_for_sampling(
-    monkeypatch: pytest.MonkeyPatch, most_tokens: int | None, vocab_size: int, spare_gb: float
+    monkeypatch: pytest.MonkeyPatch, chunk: int | None, vocab_size: int, spare_gb: float
 ) -> None:
     device: Any = Device(free_gb=spare_gb, per_node_gb=0)
-    device.server_args.chunked_prefill_size = 8192
+    device.server_args.chunked_prefill_size = chunk
+    device.server_args.max_prefill_tokens = 4096
     device.model_runner.model_config.vocab_size = vocab_size
-    if most_tokens is not None:
-        runner = PrefillCudaGraphRunner.__new__(PrefillCudaGraphRunner)
-        runner.max_num_tokens = most_tokens
-        device.model_runner.prefill_cuda_graph_runner = runner
     monkeypatch.setattr(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
@@ -145,8 +140,10 @@ class CapturedSizes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, sizes: list[int], alignment: int = 1):
         self.decode, self.alignment = SimpleNamespace(bs=sizes), alignment
-        graph = SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=self.decode))
-        monkeypatch.setattr(width_states, "get_exec", lambda: SimpleNamespace(graph=graph))
+        self.graph = SimpleNamespace(
+            cuda_graph_config=SimpleNamespace(decode=self.decode), disable_cuda_graph_padding=False
+        )
+        monkeypatch.setattr(width_states, "get_exec", lambda: SimpleNamespace(graph=self.graph))
         monkeypatch.setattr(width_states, "get_batch_sizes_to_capture", self.sizes)
 
     def sizes(
@@ -248,14 +245,16 @@ def test_graphs_of_a_narrow_width_pad_no_batch_by_more_than_a_quarter() -> None:
     assert thinned([1]) == [1]
 
 
-def test_sizes_that_have_to_be_aligned_all_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    CapturedSizes(monkeypatch, [8, 9, 10], 4)
-    widths = VerifyWidths((4, 32), 32)
-    for gathers, sizes in ((True, [8, 9, 10]), (False, [8, 10])):
-        runner: Any = SimpleNamespace(
-            decode_graph_gather_requirements=lambda gathers=gathers: (gathers, False)
-        )
-        assert captured_batch_sizes(runner, widths, 4) == sizes
+@pytest.mark.parametrize(
+    ("gathers", "is_exact", "kept"),
+    [(False, False, [8, 10]), (True, False, [8, 9, 10]), (False, True, [8, 9, 10])],
+)
+def test_sizes_that_are_aligned_or_never_padded_to_all_stay(
+    monkeypatch: pytest.MonkeyPatch, gathers: bool, is_exact: bool, kept: list[int]
+) -> None:
+    CapturedSizes(monkeypatch, [8, 9, 10], 4).graph.disable_cuda_graph_padding = is_exact
+    runner: Any = SimpleNamespace(decode_graph_gather_requirements=lambda: (gathers, False))
+    assert captured_batch_sizes(runner, VerifyWidths((4, 32), 32), 4) == kept
 
 
 def test_sizes_are_as_before_after_a_width_that_could_not_be_built(
