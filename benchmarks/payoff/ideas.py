@@ -218,10 +218,13 @@ def _without(drafts: _Drafts, idea: _Idea) -> _Drafts:
         np.array([name in kept for name in names], np.float32)
         for names, kept in ((FEATURE_NAMES, idea.features), (POSITION_FEATURES, idea.positions))
     )
-    drafts = replace(
-        drafts, features=drafts.features * of_draft, positions=drafts.positions * of_token
-    )
-    return replace(drafts, head=drafts.head * of_token) if isinstance(drafts, Lessons) else drafts
+    if not of_draft.all():
+        drafts = replace(drafts, features=drafts.features * of_draft)
+    if not of_token.all():
+        drafts = replace(drafts, positions=drafts.positions * of_token)
+        if isinstance(drafts, Lessons):
+            drafts = replace(drafts, head=drafts.head * of_token)
+    return drafts
 
 
 if __name__ == "__main__":

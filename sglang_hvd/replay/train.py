@@ -38,7 +38,8 @@ _FIRST_ROUND: tuple[tuple[Policy, ModelDrafter], ...] = (
 # Of the payoff policy in the later rounds: the server's own, and the paper's.
 _THRESHOLDS = (None, PAPER_THRESHOLD)
 
-# What a row of another tokenizer than the first counts, which the predictor is judged with.
+# What a row counts that is not of the first tokenizer, with which a predictor is judged
+# (docs/payoff.md, "What each idea brought").
 _OTHERS = 0.4
 
 # A recording's rows count with its number of rows to this power, so that the longest do not drown
@@ -88,27 +89,26 @@ def train_predictors(
         learned from; what comes out is judged with the first.
     """
     first: list[Lessons] = []
-    held_out, fingerprints = frozenset[str](), frozenset[str]()
+    held_out = fingerprints = frozenset[str]()
     for vocabulary in vocabularies:
         walks = first_round(recordings, vocabulary, plan)
-        held_out |= held_out_sessions(walks, plan.held_out)
-        fingerprints |= _fingerprints(walks)
+        if not first:
+            held_out, fingerprints = held_out_sessions(walks, plan.held_out), _fingerprints(walks)
+        assert _fingerprints(walks) == fingerprints, "sessions are known by their text"
         first.append(_weighed(walks, without=held_out))
         del walks  # whole drafts take four times the memory of lessons
-    lessons = _together(first)
-    predictor = _fit(lessons, plan, kinds[0])
+    parts = first
+    predictor = _fit(parts, plan, kinds[0])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "deciding.safetensors"
         for _ in range(1, plan.num_rounds):
             predictor.save(path)
-            later = []
+            parts = []
             for vocabulary, before in zip(vocabularies, first, strict=True):
                 walks = later_round(recordings, vocabulary, plan, path)
-                weighed = _weighed(walks, without=held_out)
-                later.append(Lessons.concatenate([before, weighed]))
+                parts.append(Lessons.concatenate([before, _weighed(walks, without=held_out)]))
                 del walks
-            lessons = _together(later)
-            predictor = _fit(lessons, plan, kinds[0])
+            predictor = _fit(parts, plan, kinds[0])
         predictor.save(path)
         judged = walk_recordings(
             recordings,
@@ -120,7 +120,7 @@ def train_predictors(
     provenance = _provenance(recordings, vocabularies, plan, fingerprints, held_out)
     trained: dict[Kind, PayoffPredictor] = {}
     for kind in kinds:
-        of_kind = predictor if kind == kinds[0] else _fit(lessons, plan, kind)
+        of_kind = predictor if kind == kinds[0] else _fit(parts, plan, kind)
         evaluations = judge(
             judged,
             {kind: of_kind},
@@ -215,8 +215,10 @@ def _weighed(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> Less
 
 
 def _together(parts: Sequence[Lessons]) -> Lessons:
-    """Of several vocabularies."""
+    """By tokenizer, the one that counts most first."""
     first, *others = map(_normalised, parts)
+    if not others:
+        return first
     return Lessons.concatenate([first, *(of_one.weighted(_OTHERS) for of_one in others)])
 
 
@@ -229,12 +231,14 @@ def _uncorrected(config: HvdConfig, policy: Policy, threshold: float | None = No
     return config.model_copy(update={"policy": policy, "threshold": threshold, "calibrate": False})
 
 
-def _fit(lessons: Lessons, plan: TrainPlan, kind: Kind) -> PayoffPredictor:
-    lessons = lessons.sample(plan.max_rows, plan.seed)
-    if kind == "mlp":  # the paper's counts every row the same
+def _fit(parts: Sequence[Lessons], plan: TrainPlan, kind: Kind) -> PayoffPredictor:
+    """parts: by tokenizer. The paper's predictor learns from the first, every row the same."""
+    if kind == "mlp":
+        lessons = parts[0].sample(plan.max_rows, plan.seed)
         lessons = replace(lessons, weights=np.ones(len(lessons), np.float32))
         settings = TrainingSettings.of_paper(len(lessons))
     else:
+        lessons = _together(parts).sample(plan.max_rows, plan.seed)
         settings = TrainingSettings()
     settings = replace(settings, seed=plan.seed)
     return train(

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from sglang_hvd.cli import main
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import PayoffPredictor
-from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
+from sglang_hvd.payoff.lessons import Lessons
+from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, Kind
 from sglang_hvd.replay import policies
 from sglang_hvd.replay.evaluate import judge, judging_walks
 from sglang_hvd.replay.model_drafter import ModelDrafter
@@ -22,6 +23,7 @@ from sglang_hvd.replay.recordings import Recording, Vocabulary, find_recordings
 from sglang_hvd.replay.simulator import CycleTotals
 from sglang_hvd.replay.train import (
     TrainPlan,
+    _fit,
     first_round,
     held_out_sessions,
     lessons_of,
@@ -385,6 +387,30 @@ def test_texts_are_learned_from_as_each_tokenizer_cuts_them(
     judged = [sum(row["num_drafts"] for row in t["heldout"]) for t in (by_both, by_digits)]
     assert judged[0] < 0.7 * judged[1]  # with the first
     assert provenance(numbers, digits, max_rows=300)["num_rows"] == 300
+
+
+def test_rows_of_other_tokenizers_count_less_and_the_papers_predictor_sees_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[str, Lessons] = {}
+
+    def note(lessons: Lessons, *, kind: Kind, **settings: Any) -> PayoffPredictor:
+        seen[kind] = lessons
+        return constant_survival(0.5)
+
+    monkeypatch.setattr("sglang_hvd.replay.train.train", note)
+    parts = [
+        Lessons.of(rows([accepted] * num)).weighted(weight)
+        for accepted, num, weight in ((1, 30, 1.0), (2, 50, 7.0))
+    ]
+    for kind in ("survival", "mlp"):
+        _fit(parts, TrainPlan(HvdConfig()), kind)
+    of_first = seen["survival"].accepted_lens == 1
+    assert seen["survival"].weights[of_first] == pytest.approx(1)
+    assert seen["survival"].weights[~of_first] == pytest.approx(0.4)
+    assert (of_first.sum(), (~of_first).sum()) == (30, 50)
+    assert seen["mlp"].accepted_lens.tolist() == [1] * 30
+    assert seen["mlp"].weights.tolist() == [1] * 30
 
 
 @pytest.mark.parametrize(
