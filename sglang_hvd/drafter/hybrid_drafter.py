@@ -127,7 +127,7 @@ class HybridDrafter:
     ) -> "HybridDrafter":
         """The drafter that a configuration describes, with its own suffix cache.
 
-        token_strings: decoded text of every token id, in order; only read by policies that predict.
+        token_strings: what each token adds to a text, in order; only read by policies that predict.
         deterministic: equal calls give equal plans, as several ranks need.
 
         Raises ValueError for a predictor file that cannot be used with this configuration.

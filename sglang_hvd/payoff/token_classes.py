@@ -46,10 +46,10 @@ class TokenClasses:
 
     @classmethod
     def from_strings(cls, token_strings: Iterable[str]) -> "TokenClasses":
-        """Classes of a vocabulary given as the decoded text of each token id, in order."""
+        """Classes of a vocabulary by what each token adds to a text, in the order of their ids."""
         flags = [int(_classify(text)) for text in token_strings]
         if not flags:
-            raise ValueError("token classes need the decoded text of every token, got none")
+            raise ValueError("token classes need the text of every token, got none")
         return cls(np.array(flags, dtype=np.uint8))
 
 
