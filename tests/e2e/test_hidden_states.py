@@ -1,0 +1,43 @@
+"""Hidden states that a client asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
+
+FLAGS = ("--enable-return-hidden-states",)
+
+
+def hidden_states(server: Any, prompt: str) -> list[np.ndarray]:
+    """float[num_tokens, size]: of the prompt, then of each output token but the last."""
+    server.flush_cache()  # what is cached of a prompt has none
+    body = {
+        "text": prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": 48},
+        "return_hidden_states": True,
+    }
+    answer = server.process.post("/generate", body)
+    return [np.atleast_2d(part) for part in answer["meta_info"]["hidden_states"]]
+
+
+@pytest.mark.parametrize("policy", ["cache", "payoff"])
+def test_hidden_states_are_those_that_eagle3_returns(
+    start_server: Any, start_hvd: Any, models_of: Any, long_prompt: str, policy: str
+) -> None:
+    eagle3 = start_server(
+        *("--speculative-algorithm", "EAGLE3"),
+        *("--speculative-draft-model-path", str(models_of("llama").drafter)),
+        *(*MODEL_TREE_FLAGS, *FLAGS),
+    )
+    server = start_hvd(policy, "--hvd-report-cycles", "true", *FLAGS)
+    expected, found = (hidden_states(each, long_prompt) for each in (eagle3, server))
+    assert [part.shape for part in found] == [part.shape for part in expected]
+    assert len(found) == 48
+    for of_found, of_expected in zip(found, expected, strict=True):
+        np.testing.assert_allclose(of_found, of_expected, rtol=1e-3, atol=1e-3)
+    # Some steps verified chains and nothing that branches.
+    assert server.hvd_state()["num_cycles"]["cache"] > 0
