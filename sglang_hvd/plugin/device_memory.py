@@ -81,12 +81,12 @@ class DeviceMemory:
             ):
                 raise
             raise RuntimeError(f"no memory is left for {name}: {remedy}") from error
+        # Attention backends lie in cycles: one that was built on the way and dropped still counts.
+        gc.collect()
         return built, free_gb - self._free_gb()
 
     def _free_gb(self) -> float:
         """Of the rank that has least."""
-        # Attention backends lie in cycles: one that was built on the way and dropped still counts.
-        gc.collect()
         return get_available_gpu_memory(
             self._worker.device,
             self._worker.gpu_id,

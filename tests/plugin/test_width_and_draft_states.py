@@ -22,6 +22,11 @@ from sglang_hvd.plugin.width_states import WidthStates, captured_batch_sizes, th
 WIDTHS = (2, 4, 8, 16, 32)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_to_collect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_memory, "gc", SimpleNamespace(collect=lambda: 0))  # half a second
+
+
 class Device:
     """A worker whose target takes some memory for every attention backend that it makes, more for
     wider ones. Prefills and sampling take nothing that counts."""
