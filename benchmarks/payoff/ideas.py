@@ -57,10 +57,10 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "how often earlier drafts had its tokens right": ("own_logit_right", "logit_right"),
     "classes of the tokens around": ("before_", "token_"),
 }
-_Drafts = TypeVar("_Drafts", TrainingRows, Lessons)
-
 # Inputs of draft tokens that the suffix cache looks up for them.
 _LOOKED_UP = frozenset({"logit_follows", "log_token_age"})
+
+_Drafts = TypeVar("_Drafts", TrainingRows, Lessons)
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class _Study:
         lessons = lessons_of(walks, without=self.held_out)
         lessons = _without(lessons.sample(self.plan.max_rows, self.plan.seed), idea)
         if idea.kind == "mlp":
-            lessons = replace(lessons, weights=np.ones(len(lessons), np.float32))
+            lessons = lessons.unweighted()
         return train(
             lessons,
             kind=idea.kind,

@@ -101,3 +101,7 @@ class Lessons:
     def weighted(self, factor: float | npt.NDArray[np.float32]) -> "Lessons":
         """With each weight times this, or its row's."""
         return replace(self, weights=(self.weights * factor).astype(np.float32))
+
+    def unweighted(self) -> "Lessons":
+        """Each row counts 1, as the paper's predictor learns."""
+        return replace(self, weights=np.ones(len(self), np.float32))

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, HvdConfig, Policy
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.payoff.lessons import Lessons
@@ -234,8 +232,7 @@ def _uncorrected(config: HvdConfig, policy: Policy, threshold: float | None = No
 def _fit(parts: Sequence[Lessons], plan: TrainPlan, kind: Kind) -> PayoffPredictor:
     """parts: by tokenizer. The paper's predictor learns from the first, every row the same."""
     if kind == "mlp":
-        lessons = parts[0].sample(plan.max_rows, plan.seed)
-        lessons = replace(lessons, weights=np.ones(len(lessons), np.float32))
+        lessons = parts[0].sample(plan.max_rows, plan.seed).unweighted()
         settings = TrainingSettings.of_paper(len(lessons))
     else:
         lessons = _together(parts).sample(plan.max_rows, plan.seed)
