@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-# What a step takes beside its parts, over these, at most: more was a pause, as of SGLang's
-# /pause_generation, which nothing announces here.
+# What a step takes beside its parts, over these, at most: more was a pause that nothing announced.
 _MOST_REST = 10.0
 
 

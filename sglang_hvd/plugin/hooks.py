@@ -14,6 +14,7 @@ from sglang_hvd.plugin import (
     flags,
     reload,
     responses,
+    scheduler_events,
     server_info,
     stop_strings,
 )
@@ -65,7 +66,15 @@ HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
     ),
     "sglang.srt.managers.scheduler.Scheduler.on_idle": (
         HookType.AFTER,
-        server_info.let_go_when_idle,
+        scheduler_events.let_go_when_idle,
+    ),
+    "sglang.srt.managers.scheduler.Scheduler.pause_generation": (
+        HookType.AFTER,
+        scheduler_events.end_step_at_pause,
+    ),
+    "sglang.srt.managers.scheduler.Scheduler._release_aborted_request": (
+        HookType.AFTER,
+        scheduler_events.let_go_of_aborted,
     ),
     "sglang.srt.managers.tokenizer_manager.TokenizerManager.update_weights_from_disk": (
         HookType.AROUND,

@@ -11,6 +11,7 @@ anywhere the garbage collector does, even inside a metrics lock: it only appends
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.host_transfer import HostCopy
@@ -75,8 +77,14 @@ class HeldRequests:
         clock: StepClock,
         report_cycles: bool,
         recorder: RequestRecorder | None,
+        vocab_size: int,
     ) -> None:
+        """
+        vocab_size: logits of the target model per token. SGLang embeds what a request names beyond
+            it, and reads and writes beyond them where a draft names it.
+        """
         self._drafter = drafter
+        self._vocab_size = vocab_size
         self._clock = clock
         self._stream = stream
         self._metrics = metrics
@@ -103,9 +111,11 @@ class HeldRequests:
                 prompt goes on in the next prefill, is no token of the output.
         """
         self._settle()
-        # Requests of one token never come to a step, and with enough of them nothing else does.
+        # Requests that end with their prefill never come to a step, and with enough of them nothing
+        # else does.
         self._drop_ended(reqs)
-        held = [self._start(req) for req in reqs]
+        # Where that is known before, their prompts, which may be long, are not taken in at all.
+        held = [None if req.next_output_finishes_by_length() else self._start(req) for req in reqs]
         self._launched = _Launched(
             held=[None if req is chunked_req else h for req, h in zip(reqs, held, strict=True)],
             copy=HostCopy([next_token_ids], self._stream),
@@ -180,6 +190,13 @@ class HeldRequests:
             if not self._held:
                 self._clock.end_step()  # nothing that follows belongs to it
 
+    def let_go(self, req: Req) -> None:
+        """Forget a request that was aborted while it waited, after a retraction perhaps: a session
+        may keep it as it is."""
+        held = self._find(req)
+        if held is not None:
+            self._release(held)
+
     def flush(self) -> None:
         """Forget the shared cache, how right its drafts were, and all requests that have ended."""
         self._settle()  # the last step tells of what is forgotten
@@ -235,8 +252,8 @@ class HeldRequests:
         self._next_key += 1
         # Placeholders of images are no vocabulary tokens: they must never be drafted.
         given_ids = np.asarray(req.origin_input_ids_unpadded, dtype=np.int64)
-        # SGLang takes any number for a token id; what no vocabulary holds must not end the process.
-        is_valid = bool(((given_ids >= 0) & (given_ids < 2**31)).all())
+        # SGLang takes any number for a token id; what no vocabulary holds must not be drafted.
+        is_valid = bool(self._is_token(given_ids).all())
         prompt_ids = given_ids.astype(np.int32) if is_valid else np.empty(0, np.int32)
         held = _Held(
             key=key,
@@ -252,10 +269,20 @@ class HeldRequests:
             without_cache=not is_valid or has_penalties(req.sampling_params),
         )
         if req.output_ids:  # retracted before: comes back as a prefill with its output
-            self._drafter.extend(held.key, np.asarray(req.output_ids, dtype=np.int32))
+            output_ids = np.asarray(req.output_ids, dtype=np.int64)
+            self._drafter.extend(held.key, self._as_sampled(output_ids))
         self._held[key] = held
         req._hvd_held = held
         return held
+
+    def _is_token(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether the vocabulary holds each."""
+        return (ids >= 0) & (ids < self._vocab_size)
+
+    def _as_sampled(self, ids: npt.NDArray[np.int64]) -> TokenIds:
+        """What SGLang's sampler gave. Where that met NaN it may be any number, and SGLang ends the
+        request; the drafter sees 0 there."""
+        return np.where(self._is_token(ids), ids, 0).astype(np.int32)
 
     def _find(self, req: Req) -> _Held | None:
         held = req.__dict__.get("_hvd_held")
@@ -288,7 +315,7 @@ class HeldRequests:
         rows, held = [row for row, _ in known], [h for _, h in known]
         if not held:
             return
-        tokens = token_ids.reshape(-1, launched.stride)[rows].astype(np.int32)
+        tokens = self._as_sampled(token_ids.reshape(-1, launched.stride)[rows])
         if accept_lens is None:
             for h, committed in zip(held, tokens, strict=True):
                 h.num_tokens += 1
@@ -313,8 +340,11 @@ class HeldRequests:
 
     def _finish(self, req: Req, held: _Held) -> None:
         # Past a stop token or stop string output_ids goes on; the shared cache must not learn it.
-        output_ids = np.asarray(req.output_ids_through_stop, dtype=np.int32)
-        stats = self._drafter.finish(held.key, output_ids=output_ids, keep=len(output_ids) > 0)
+        output_ids = np.asarray(req.output_ids_through_stop, dtype=np.int64)
+        is_kept = len(output_ids) > 0 and bool(self._is_token(output_ids).all())
+        stats = self._drafter.finish(
+            held.key, output_ids=output_ids.astype(np.int32) if is_kept else None, keep=is_kept
+        )
         req._hvd_figures = _figures(stats, held.cycles if self._report_cycles else None)
         if self._recorder is not None and held.prompt_ids is not None:
             self._recorder.record(req, held.prompt_ids, namespace=_namespace(req))
@@ -338,12 +368,11 @@ def _namespace(req: Req) -> str:
     """What SGLang's prefix cache keeps apart: requests of other salts, or keys with the adapter.
     Empty without either."""
     salt, key = req.cache_salt or "", req.extra_key or ""
-    name = f"{len(salt)}:{salt}{key}" if salt or key else ""
-    try:
-        name.encode()
-    except UnicodeEncodeError:  # half a surrogate pair is no text
-        return f"no text:{name.encode('utf-8', 'surrogatepass').hex()}"
-    return name
+    if not salt and not key:
+        return ""
+    # Clients choose them: of any length, and of half surrogate pairs, which are no text.
+    name = f"{len(salt)}:{salt}{key}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(name).hexdigest()
 
 
 def _figures(stats: RequestStats, cycles: list[tuple[str, int]] | None) -> dict[str, Any]:

@@ -30,8 +30,9 @@ def recorded(params: SamplingParams) -> Mapping[str, float]:
     changes = _changes(params, {"min_p": 0.0, **_PENALTIES})
     if params.top_k == 1:  # how SGLang writes a temperature of 0
         return {"temperature": 0.0, **changes}
-    asked = {"temperature": params.temperature, "top_p": params.top_p, **changes}
-    return asked if params.top_k == TOP_K_ALL else {**asked, "top_k": params.top_k}
+    # SGLang takes true for 1; a trace holds numbers.
+    asked = {"temperature": float(params.temperature), "top_p": float(params.top_p), **changes}
+    return asked if params.top_k == TOP_K_ALL else {**asked, "top_k": int(params.top_k)}
 
 
 def _changes(params: SamplingParams, neutral: Mapping[str, float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What HVD is doing, in `/server_info`, and what it lets go of when nothing runs."""
+"""What HVD is doing, in `/server_info`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import GetInternalStateReqOutput
-    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.scheduler_components.internal_state import (
         SchedulerInternalStateController,
     )
@@ -21,11 +20,3 @@ def add_hvd_state(
     worker = controller.scheduler.draft_worker
     if isinstance(worker, HvdWorker):
         output.internal_state["hvd"] = worker.describe()
-
-
-def let_go_when_idle(_result: None, scheduler: Scheduler) -> None:
-    """AFTER hook of Scheduler.on_idle."""
-    from sglang_hvd.plugin.worker import HvdWorker
-
-    if isinstance(scheduler.draft_worker, HvdWorker):
-        scheduler.draft_worker.on_idle()

@@ -49,7 +49,7 @@ from sglang_hvd.plugin.vocabulary import token_strings
 from sglang_hvd.plugin.width_states import WidthStates
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.managers.utils import GenerationBatchResult
 
 logger = logging.getLogger(__name__)
@@ -126,6 +126,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             clock=self._clock,
             report_cycles=launch.config.report_cycles,
             recorder=_recorder(launch, server_args),
+            vocab_size=self.target_worker.model_runner.model_config.vocab_size,
         )
         self._draft_worker.plan_drafts = self._held.plan
         self._draft_worker.cached_lens = self._held.cached_lens
@@ -252,6 +253,16 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         # SGLang polls while it is idle, unless it sleeps: what is new at first is shown at once.
         self._publish(at_once=not self._is_idle)
         self._is_idle = True
+
+    def on_pause(self) -> None:
+        """SGLang pauses until it is told to go on, and is not idle: no step lasts that long."""
+        self._clock.end_step()
+        self._costs.interrupt()
+        self._publish(at_once=True)
+
+    def let_go(self, req: Req) -> None:
+        """A request was aborted while it waited."""
+        self._held.let_go(req)
 
     def use_predictor(self, path: Path) -> None:
         """Predict with another predictor from the next step on. Raises ValueError if it cannot be

@@ -152,7 +152,5 @@ def _is_count(value: object) -> bool:
 
 
 def _is_sampling(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(number, (int, float)) and not isinstance(number, bool)
-        for number in value.values()
-    )
+    # Files hold true for 1 where a client had asked so.
+    return isinstance(value, dict) and all(isinstance(v, (int, float)) for v in value.values())

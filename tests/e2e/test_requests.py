@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
+
+_PAUSE_SECONDS = 2.0
 
 PENALTIES = {"frequency_penalty": 0.4, "presence_penalty": 0.2}
 
@@ -260,6 +263,31 @@ def test_penalties_beside_wide_verifications_equal_those_of_eagle3(
     assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
     assert [a["output_ids"] for a in beside.result()] == [e["output_ids"] for e in expected_beside]
     assert server.hvd_state()["num_steps_by_width"]["80"] > 0
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+def test_a_pause_changes_no_answer_and_is_no_step(
+    plain: Any, server: Any, long_prompt: str, mode: str
+) -> None:
+    params: dict[str, Any] = {"max_new_tokens": 400, "ignore_eos": True}
+    expected = plain.generate(long_prompt, **params)
+    before, began = _seconds_in_steps(server), time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.generate, long_prompt, **params)
+        while server.hvd_state()["num_requests"] == 0:
+            assert not answer.done(), "it ended before it was paused"
+        server.process.post("/pause_generation", {"mode": mode})
+        time.sleep(_PAUSE_SECONDS)
+        assert not answer.done(), "it was not paused"
+        server.process.post("/continue_generation", {})
+        assert answer.result()["output_ids"] == expected["output_ids"]
+    elapsed = time.monotonic() - began
+    assert _seconds_in_steps(server) - before < elapsed - _PAUSE_SECONDS
+
+
+def _seconds_in_steps(server: Any) -> float:
+    steps = server.hvd_state()["steps"]
+    return float(1e-6 * steps["step_us"] * steps["num_steps"]) if steps["num_steps"] else 0.0
 
 
 def test_a_failing_request_takes_no_other_down(server: Any, prompts: list[str]) -> None:

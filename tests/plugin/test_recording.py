@@ -128,3 +128,12 @@ def test_what_no_client_asked_for_or_got_is_left_out(model: Path, tmp_path: Path
         finished([0], []),
     ]
     assert recorded(model, tmp_path / "recorded", *reqs) == []
+
+
+def test_true_is_recorded_as_the_number_that_sglang_takes_it_for(
+    model: Path, tmp_path: Path
+) -> None:
+    req = finished([1, 2], [2, 1], temperature=True, top_p=True, top_k=True + 1)
+    [trace] = recorded(model, tmp_path / "recorded", req)
+    assert trace.sampling == {"temperature": 1.0, "top_p": 1.0, "top_k": 2}
+    assert not any(isinstance(value, bool) for value in trace.sampling.values())

@@ -19,6 +19,8 @@ from sglang_hvd.step_clock import StepClock
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftSource
 
+VOCAB_SIZE = 100
+
 
 def held_requests(metrics: ServerMetrics | None = None) -> HeldRequests:
     config = HvdConfig(policy="cache")
@@ -38,6 +40,7 @@ def held_requests(metrics: ServerMetrics | None = None) -> HeldRequests:
         clock=StepClock(),
         report_cycles=False,
         recorder=None,
+        vocab_size=VOCAB_SIZE,
     )
 
 
@@ -98,7 +101,54 @@ def test_a_request_that_is_gone_leaves_the_others_their_tokens() -> None:
     assert held.describe()["num_resyncs"] == 0
 
 
-@pytest.mark.parametrize("key", ["\ud800", "plain", "日本"])
+def test_a_prompt_that_is_no_text_of_the_vocabulary_is_never_drafted_from() -> None:
+    held = held_requests()
+    for beyond in (-1, VOCAB_SIZE, 2**31, 2**40):
+        req = request(str(beyond), [3, beyond, 3, beyond])
+        prefill(held, req)
+        req.output_ids.append(3)
+        [plan] = held.plan([req], [4])
+        assert plan.source is DraftSource.PLAIN
+        end(held, req, [7])
+    assert held.describe()["num_request_tokens"] == 0
+
+
+@pytest.mark.parametrize("number", [-1, VOCAB_SIZE, 2**31, -(2**63)])
+def test_numbers_that_a_sampler_gives_for_nan_end_one_request_only(number: int) -> None:
+    held = held_requests()
+    first, second = (request(rid, [1, 2, 3, 4, 1, 2]) for rid in "ab")
+    held.record_prefill([first, second], None, torch.tensor([number, 3]))
+    held.plan([first, second], [6, 6])
+    tokens = torch.tensor([number, 5, 9, 9, 4, number, 9, 9])
+    held.record_verify([first, second], tokens, torch.tensor([2, 2], dtype=torch.int32), None)
+    held.plan([first, second], [8, 8])
+    end(held, first, [number, 5])  # by then SGLang has written a stop token there, if it knows one
+    assert held.describe()["num_shared_tokens"] == 0
+    assert held.describe()["num_resyncs"] == 0
+    assert len(held) == 1
+
+
+def test_a_prompt_whose_only_token_is_the_last_is_not_taken_in() -> None:
+    held = held_requests()
+    req = request("a", [1, 2])
+    req.sampling_params.max_new_tokens = 1
+    prefill(held, req)
+    assert len(held) == 0
+
+
+def test_a_request_that_is_aborted_while_it_waits_is_let_go() -> None:
+    held = held_requests()
+    retracted, running = request("a", [1, 2]), request("b", [1, 2])
+    prefill(held, retracted, running)
+    held.let_go(retracted)
+    held.let_go(request("never started", [1, 2]))
+    assert len(held) == 1
+    running.output_ids.append(3)
+    held.plan([running], [2])
+    assert held.describe()["num_resyncs"] == 0
+
+
+@pytest.mark.parametrize("key", ["\ud800", "plain", "日本", "long" * 10_000])
 def test_a_key_may_be_any_string(key: str) -> None:
     held = held_requests()
     req = request("a", [1, 2], extra_key=key)

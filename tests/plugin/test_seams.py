@@ -59,6 +59,7 @@ OWN_HELPERS = {
     *("_num_mask_cells", "_num_draft_tokens", "_publish", "_catch_up", "_extend"),
     "_use_draft_states",
     *("run_draft", "use_width", "use_width_states", "_use_width_states", "drafting"),
+    *("describe", "use_predictor", "on_idle", "on_pause", "let_go"),
 }
 
 
@@ -97,6 +98,8 @@ def test_hooked_functions_take_what_the_hooks_expect() -> None:
         "resolve_max_speculative_num_draft_tokens": ["self", "server_args"],
         "max_decode_logits_rows": ["self"],
         "init_req_max_new_tokens": ["self", "req"],
+        "pause_generation": ["self", "recv_req"],
+        "_release_aborted_request": ["self", "req"],
     }
     for target in HOOKS:
         name = target.rsplit(".", 1)[1]
@@ -105,15 +108,23 @@ def test_hooked_functions_take_what_the_hooks_expect() -> None:
             assert _parameters(function) == expected[name], target
 
 
+def test_requests_that_are_aborted_while_they_wait_are_released() -> None:
+    assert "self._release_aborted_request(req)" in inspect.getsource(Scheduler.abort_request)
+
+
+def test_sglang_knows_before_a_prefill_that_its_token_will_be_the_last() -> None:
+    # Such requests are not merged into the running batch, under overlap scheduling neither.
+    source = inspect.getsource(Scheduler._reqs_finishing_inflight)
+    assert "req.next_output_finishes_by_length()" in source
+
+
 def test_the_eagle_worker_has_the_methods_that_are_extended() -> None:
     for cls, ours in (
         (eagle_worker_v2.EAGLEWorkerV2, HvdWorker),
         (eagle_worker_v2.EagleDraftWorker, HvdDraftWorker),
     ):
         for name, member in vars(ours).items():
-            if not inspect.isfunction(member) or name in ("describe", "on_idle"):
-                continue
-            if name in OWN_HELPERS or name == "use_predictor":
+            if not inspect.isfunction(member) or name in OWN_HELPERS:
                 continue
             assert hasattr(cls, name), f"{cls.__name__}.{name}"
     assert "EagleDraftWorker(" in inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.__init__)
