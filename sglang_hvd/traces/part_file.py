@@ -46,7 +46,12 @@ class PartFile:
         self.num_bytes = num_bytes
 
     def append(self, data: bytes) -> None:
-        """Raises OSError if it cannot be written; the part is then what it was before."""
+        """Raises OSError if it cannot be written; the part is then what it was before.
+
+        FileNotFoundError: somebody moved or removed the part, and nobody would find what follows.
+        """
+        if not _is_same_file(self._file, self.part):
+            raise FileNotFoundError(errno.ENOENT, "moved or removed by others", str(self.part))
         rest = memoryview(data)
         try:
             while rest:

@@ -20,6 +20,10 @@ from sglang_hvd.traces.trace import Trace
 logger = logging.getLogger(__name__)
 
 
+# What a trace without tokens takes in the queue: about a kilobyte of objects.
+_TRACE_TOKENS = 256
+
+
 @dataclass(frozen=True, slots=True)
 class RecorderStats:
     """What became of the traces so far.
@@ -43,7 +47,8 @@ class Recorder:
     A trace whose session is "" gets the one that it continues, among those of its namespace.
 
     with_prompts: else the prompts are left out; sessions are found all the same.
-    max_queued_tokens: of the traces that wait to be written. 64 MiB by default.
+    max_queued_tokens: of the traces that wait to be written, each of which counts 256 besides.
+        64 MiB by default.
     retry_seconds: how long traces are dropped after the file system refused one.
 
     The other arguments are those of RecordingFolder.
@@ -91,7 +96,7 @@ class Recorder:
 
     def record(self, trace: Trace) -> None:
         """Takes a finished request; its arrays must not change any more."""
-        num_tokens = len(trace.prompt_ids) + len(trace.output_ids)
+        num_tokens = _queued_tokens(trace)
         with self._changed:
             is_full = self._num_queued_tokens + num_tokens > self._max_queued_tokens
             if self._closed_by or (is_full and self._queue):
@@ -142,7 +147,7 @@ class Recorder:
             if not self._queue:
                 return None if self._closed_by else []
             trace = self._queue.popleft()
-            self._num_queued_tokens -= len(trace.prompt_ids) + len(trace.output_ids)
+            self._num_queued_tokens -= _queued_tokens(trace)
             return [trace]
 
     def _write_or_drop(self, trace: Trace) -> None:
@@ -200,3 +205,7 @@ class Recorder:
             self._is_overflowing = False
             self._num_told += num_new
             logger.warning("recording in %s keeps up again, %d left out", self._path, num_new)
+
+
+def _queued_tokens(trace: Trace) -> int:
+    return _TRACE_TOKENS + len(trace.prompt_ids) + len(trace.output_ids)

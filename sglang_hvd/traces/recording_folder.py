@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from sglang_hvd.traces import binary
@@ -15,6 +15,7 @@ from sglang_hvd.traces.trace import Trace
 from sglang_hvd.traces.writer import TraceWriter
 
 _PATTERN = f"recording-*{binary.SUFFIX}"
+_STAMP = "%Y%m%dT%H%M%SZ"
 
 
 def recordings(folder: Path) -> list[Path]:
@@ -50,7 +51,8 @@ def salvage(folder: Path) -> list[Path]:
 class RecordingFolder:
     """Writes traces into one file after another. Every method may raise OSError.
 
-    Files are named recording-<UTC time>-<process id>-<number>.hvdt.
+    Files are named recording-<UTC time>-<process id>-<number>.hvdt, in the order in which they were
+    started: where the clock went back, after the latest that is there.
 
     max_file_bytes: a file that reached it is completed.
     max_file_seconds: so is one of this age, so that its traces can be read.
@@ -123,9 +125,11 @@ class RecordingFolder:
         return self._writer
 
     def _new_path(self) -> Path:
-        started = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        # After what is there, whatever the clock said then: the oldest are removed by their names.
+        started = max(datetime.now(UTC), _latest_start(self._folder) + timedelta(seconds=1))
         while True:
-            name = f"recording-{started}-{os.getpid()}-{self._num_files:06d}{binary.SUFFIX}"
+            stamp = started.strftime(_STAMP)
+            name = f"recording-{stamp}-{os.getpid()}-{self._num_files:06d}{binary.SUFFIX}"
             self._num_files += 1
             path = self._folder / name
             # A process that began in this second may have had the same number.
@@ -152,6 +156,16 @@ class RecordingFolder:
                 return
             path.unlink(missing_ok=True)
             total -= size
+
+
+def _latest_start(folder: Path) -> datetime:
+    """By the names of the recordings, complete or not."""
+    latest = datetime.fromtimestamp(0, UTC)
+    for path in folder.glob(f"{_PATTERN}*"):
+        with suppress(ValueError):  # another's name
+            started = datetime.strptime(path.name.split("-")[1], _STAMP)
+            latest = max(latest, started.replace(tzinfo=UTC))
+    return latest
 
 
 def _salvage_file(part: Path) -> Path | None:

@@ -1,13 +1,20 @@
 """Which session a request continues, told by its tokens."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from sglang_hvd.types import TokenIds
 
 _DIGEST_BYTES = 16
+
+# Odd, so that no power of it modulo 2^64 is 0 (Knuth's multiplier for linear congruences).
+_BASE = np.uint64(6364136223846793005)
+
+_Uint64 = npt.NDArray[np.uint64]
 
 
 @dataclass(slots=True)
@@ -33,23 +40,33 @@ class SessionFinder:
     end of a turn itself), or its prompt alone (an output may come back changed: thinking taken
     out, or tokenized in other words). Equal prompts are no sessions: they are samples of one.
 
+    All marks are compared with a prompt at once, by sums over its beginnings; only those that agree
+    are compared by their digests. Python code for each mark would hold the interpreter for
+    milliseconds, and a server's scheduler needs it.
+
     prefix: what the names of its sessions begin with.
     max_marks: texts that are remembered, three per request; the oldest are forgotten. About 300
-        bytes each, and half a microsecond in every call if all have different lengths.
+        bytes each.
     """
 
     def __init__(self, prefix: str, *, max_marks: int = 3_072) -> None:
         self._prefix = prefix
-        self._max_marks = max_marks
-        self._sessions: dict[_Mark, _Session] = {}  # oldest first
-        self._lengths: dict[str, Counter[int]] = {}  # by namespace: lengths of its marks
         self._num_sessions = 0
+        # A ring of marks; arrays beside it have their lengths, 0 where there is none, and sums.
+        self._marks: list[_Mark | None] = [None] * max_marks
+        self._lengths = np.zeros(max_marks, np.int64)
+        self._sums = np.zeros(max_marks, np.uint64)
+        self._next = 0
+        self._places: dict[_Mark, int] = {}
+        self._sessions: dict[_Mark, _Session] = {}
+        self._factors = np.empty(0, np.uint64)
 
     def place(
         self, prompt_ids: TokenIds, output_ids: TokenIds, *, namespace: str = ""
     ) -> tuple[str, int]:
-        """Session and turn of a finished request. Takes one pass over its tokens."""
-        session = self._continued(prompt_ids, namespace)
+        """Session and turn of a finished request. Takes a few passes over its tokens."""
+        sums = self._sums_of(np.concatenate((prompt_ids, output_ids)))
+        session = self._continued(prompt_ids, sums, namespace)
         if session is None:
             session = _Session(f"{self._prefix}{self._num_sessions}")
             self._num_sessions += 1
@@ -58,34 +75,47 @@ class SessionFinder:
         num_tokens = len(prompt_ids) + len(output_ids)
         lengths = sorted({len(prompt_ids), max(num_tokens - 1, len(prompt_ids)), num_tokens})
         for mark in _marks((prompt_ids, output_ids), lengths, namespace):
-            self._remember(mark, session)
+            if mark.num_tokens > 0:  # every prompt begins with nothing
+                self._remember(mark, sums[mark.num_tokens], session)
         return session.name, turn
 
-    def _continued(self, prompt_ids: TokenIds, namespace: str) -> _Session | None:
-        known = self._lengths.get(namespace, Counter())
-        lengths = sorted(length for length in known if length < len(prompt_ids))
+    def _continued(self, prompt_ids: TokenIds, sums: _Uint64, namespace: str) -> _Session | None:
+        lengths = self._lengths
+        may_begin = (lengths > 0) & (lengths < len(prompt_ids))
+        may_begin &= sums[np.where(may_begin, lengths, 0)] == self._sums
+        agreeing = np.unique(lengths[may_begin]).tolist()
         found = None
-        for mark in _marks((prompt_ids,), lengths, namespace):
+        for mark in _marks((prompt_ids,), agreeing, namespace):
             found = self._sessions.get(mark, found)
         return found
 
-    def _remember(self, mark: _Mark, session: _Session) -> None:
-        if mark.num_tokens == 0:
-            return  # every prompt begins with it
-        if self._sessions.pop(mark, None) is None:
-            self._lengths.setdefault(mark.namespace, Counter())[mark.num_tokens] += 1
+    def _remember(self, mark: _Mark, of_sum: np.uint64, session: _Session) -> None:
+        """Puts a mark in the oldest one's place; one that is known already is the latest again."""
+        known = self._places.get(mark)
+        for place in (self._next, known):
+            if place is not None:
+                self._forget(place)
+        self._marks[self._next] = mark
+        self._lengths[self._next] = mark.num_tokens
+        self._sums[self._next] = of_sum
+        self._places[mark] = self._next
         self._sessions[mark] = session
-        while len(self._sessions) > self._max_marks:
-            self._forget(next(iter(self._sessions)))
+        self._next = (self._next + 1) % len(self._marks)
 
-    def _forget(self, mark: _Mark) -> None:
-        del self._sessions[mark]
-        lengths = self._lengths[mark.namespace]
-        lengths[mark.num_tokens] -= 1
-        if not lengths[mark.num_tokens]:
-            del lengths[mark.num_tokens]
-        if not lengths:
-            del self._lengths[mark.namespace]
+    def _forget(self, place: int) -> None:
+        mark, self._marks[place] = self._marks[place], None
+        self._lengths[place] = 0
+        if mark is not None:
+            del self._places[mark], self._sessions[mark]
+
+    def _sums_of(self, token_ids: TokenIds) -> _Uint64:
+        """A hash of each beginning of a text, uint64[num_tokens + 1]: token ids times powers of a
+        base, modulo 2^64."""
+        if len(self._factors) < len(token_ids):
+            self._factors = np.cumprod(np.full(2 * len(token_ids), _BASE), dtype=np.uint64)
+        # Ids begin at 1: a beginning with zeros behind it is another.
+        terms = (token_ids.astype(np.uint64) + np.uint64(1)) * self._factors[: len(token_ids)]
+        return np.concatenate((np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)))
 
 
 def _marks(parts: Sequence[TokenIds], lengths: Sequence[int], namespace: str) -> Iterator[_Mark]:

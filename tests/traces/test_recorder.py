@@ -72,10 +72,14 @@ def test_prompts_can_be_left_out(tmp_path: Path) -> None:
     assert len({one.session for one in read}) == 1
 
 
+# Of a trace of ten tokens.
+QUEUED = 10 + recorder_module._TRACE_TOKENS
+
+
 def test_a_full_queue_drops_and_counts_and_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorder = Recorder(tmp_path, max_queued_tokens=100)
+    recorder = Recorder(tmp_path, max_queued_tokens=10 * QUEUED)
     with recorder._changed:  # the thread cannot take from the queue
         for number in range(60):
             recorder.record(trace([1] * 9, [number]))
@@ -91,8 +95,8 @@ def test_a_full_queue_drops_and_counts_and_says_so_once(
 
 
 def test_what_is_written_leaves_its_room_in_the_queue(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, max_queued_tokens=100)
-    for number in range(20):  # 200 tokens, one trace at a time
+    recorder = Recorder(tmp_path, max_queued_tokens=10 * QUEUED)
+    for number in range(20):  # one at a time
         recorder.record(trace([1] * 9, [number]))
         wait_for(lambda num=number: recorder.stats().num_recorded == num + 1)
     with recorder._changed:
@@ -254,11 +258,29 @@ def test_a_folder_removed_under_the_recorder_is_made_anew(tmp_path: Path) -> Non
     wait_for(lambda: recorder.stats().num_recorded == 1)
     shutil.rmtree(folder)
     recorder.close()
-    assert "No such file" in str(recorder.stats().last_error)
+    assert recorder.stats().last_error == "moved or removed by others"
     recorder = Recorder(folder)
     recorder.record(trace([1], [2]))
     recorder.close()
     assert [one.output_ids.tolist() for one in recorded(folder)] == [[2]]
+
+
+@pytest.mark.parametrize("takes_away", [shutil.rmtree, lambda path: path.rename(f"{path} 2")])
+def test_a_part_that_others_take_away_is_missed_by_the_next_trace(
+    tmp_path: Path, takes_away: Callable[[Path], object]
+) -> None:
+    folder = tmp_path / "folder"
+    recorder = Recorder(folder, retry_seconds=0)
+    recorder.record(trace([1], [1]))
+    wait_for(lambda: recorder.stats().num_recorded == 1)
+    takes_away(folder)
+    for number in (2, 3):
+        recorder.record(trace([1], [number]))
+    recorder.close()
+    stats = recorder.stats()
+    assert (stats.num_recorded, stats.num_dropped) == (2, 1)
+    assert stats.last_error == "moved or removed by others"
+    assert [one.output_ids.tolist() for one in recorded(folder)] == [[3]]
 
 
 def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:

@@ -99,6 +99,22 @@ def test_the_oldest_recordings_make_room(tmp_path: Path) -> None:
     assert outputs(tmp_path)[0] > 10
 
 
+def test_a_clock_that_ran_ahead_does_not_keep_its_recordings(tmp_path: Path) -> None:
+    ahead = open_folder(tmp_path, file=50_000, total=150_000)
+    ahead.write(trace(tokens(0), [0], session="0"))
+    ahead.complete()
+    [path] = recordings(tmp_path)
+    path.rename(tmp_path / "recording-20991231T235959Z-1-000000.hvdt")
+    (tmp_path / "recording-of others.hvdt.part").touch()
+    folder = open_folder(tmp_path, file=50_000, total=150_000)
+    for number in range(1, 6):
+        folder.write(trace(tokens(number), [number], session=str(number)))
+        folder.complete()
+    found = outputs(tmp_path)
+    assert len(found) > 1
+    assert found == list(range(6 - len(found), 6))
+
+
 def test_a_total_that_does_not_hold_two_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="do not hold two files of 60: raise the one"):
         open_folder(tmp_path, file=60, total=100)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sglang_hvd.traces.sessions import SessionFinder
@@ -71,15 +71,34 @@ def test_old_requests_are_forgotten_and_memory_is_bounded() -> None:
     assert place(finder, [9, 0, 1, 2, 3], [4], "n9") == ("s-9", 1)
     for token in range(100):
         place(finder, [token] * (token + 1), [token], f"n{token}")
-    assert len(finder._sessions) == 6
-    assert sum(sum(lengths.values()) for lengths in finder._lengths.values()) == 6
-    assert set(finder._lengths) == {"n97", "n98", "n99"}
+    marks = {mark for mark in finder._marks if mark is not None}
+    assert marks == set(finder._sessions) == set(finder._places)
+    assert {mark.namespace for mark in marks} == {"n97", "n98", "n99"}
+
+
+def test_beginnings_whose_sums_agree_by_chance_are_compared() -> None:
+    finder = SessionFinder("s-")
+    place(finder, [1, 2], [3])
+    finder._sums[:] = finder._sums_of(np.array([5, 6, 7, 8], np.int32))[2]
+    assert place(finder, [5, 6, 7, 8], [1]) == ("s-1", 0)
+
+
+def test_a_text_that_is_known_again_is_the_latest() -> None:
+    finder = SessionFinder("s-", max_marks=4)
+    place(finder, [1], [])
+    for token in (2, 3, 4):
+        place(finder, [token], [])
+    place(finder, [1], [])  # would be the next to go
+    place(finder, [5], [])
+    assert place(finder, [1, 9], [])[0] == "s-4"  # the session that it was last part of
+    assert place(finder, [2, 9], [])[0] == "s-6"
 
 
 _ids = st.lists(st.integers(0, 2), min_size=1, max_size=4)
 
 
 @given(st.lists(st.tuples(_ids, _ids), max_size=12))
+@example([([1], [2]), ([2], [1, 1]), ([1, 2, 1], [2]), ([1], [2])])
 def test_sessions_are_those_of_a_comparison_of_all_texts(
     requests: list[tuple[list[int], list[int]]],
 ) -> None:
