@@ -52,6 +52,7 @@ public:
         }
         while (num_tokens_ + length > budget_) leaving.push_back(remove(kept_.begin()));
         num_tokens_ += length;
+        num_table_bytes_ += text->num_table_bytes();
         kept_.push_back({std::move(space), num_flushes, std::move(text), key});
         by_key_.emplace(key, std::prev(kept_.end()));
         return leaving;
@@ -91,19 +92,19 @@ public:
     };
     Sizes sizes() const {
         const std::lock_guard lock(mutex_);
-        std::size_t num_table_bytes = 0;
-        for (const Kept& kept : kept_) num_table_bytes += kept.text->num_table_bytes();
-        return {kept_.size(), num_tokens_, num_table_bytes};
+        return {kept_.size(), num_tokens_, num_table_bytes_};
     }
 
     const char* check() const {
         const std::lock_guard lock(mutex_);
-        std::size_t num_tokens = 0;
+        std::size_t num_tokens = 0, num_table_bytes = 0;
         for (const Kept& kept : kept_) {
             if (const char* broken = kept.text->check()) return broken;
             num_tokens += kept.text->size();
+            num_table_bytes += kept.text->num_table_bytes();
         }
         if (num_tokens != num_tokens_) return "the sessions' tokens are miscounted";
+        if (num_table_bytes != num_table_bytes_) return "the sessions' tables are miscounted";
         if (by_key_.size() != kept_.size()) return "a session is lost";
         return num_tokens > budget_ ? "the sessions are over their budget" : nullptr;
     }
@@ -133,6 +134,7 @@ private:
     std::unique_ptr<TokenText> remove(Place at) {
         auto text = std::move(at->text);
         num_tokens_ -= text->size();
+        num_table_bytes_ -= text->num_table_bytes();
         by_key_.erase(at->key);
         kept_.erase(at);
         return text;
@@ -170,7 +172,7 @@ private:
     mutable std::mutex mutex_;  // taken before SharedTexts' names_mutex_
     std::list<Kept> kept_;      // oldest first
     std::map<Key, Place> by_key_;
-    std::size_t num_tokens_ = 0;
+    std::size_t num_tokens_ = 0, num_table_bytes_ = 0;
 };
 
 }  // namespace sglang_hvd

@@ -36,6 +36,7 @@ struct Namespace {
     };
     std::deque<Kept> kept;  // oldest first
     std::size_t num_tokens = 0;
+    std::size_t num_table_bytes = 0;  // of text, as SharedTexts counts them
     std::uint64_t num_flushes = 0;
 };
 
@@ -55,7 +56,10 @@ public:
         {
             const std::lock_guard lock(names_mutex_);
             auto& space = by_name_[name];
-            if (!space) space = std::make_shared<Namespace>(pool_);
+            if (!space) {
+                space = std::make_shared<Namespace>(pool_);
+                count_tables(*space);
+            }
             found = space;
             if (by_name_.size() <= most_names_) return found;
         }
@@ -105,6 +109,7 @@ public:
             space->text->index(kPieceTokens);
             is_done = !space->text->has_backlog();
         }
+        count_tables(*space);
     }
 
     // Changes the budgets, and evicts what is over them.
@@ -139,24 +144,21 @@ public:
     struct Sizes {
         std::size_t num_requests, num_tokens, num_namespaces, num_table_bytes;
     };
-    // Does not wait for an output that is being indexed.
+    // Waits for nothing that takes long, and takes as long with many namespaces as with one.
     Sizes sizes() const {
         const std::lock_guard names(names_mutex_);
-        std::size_t num_table_bytes = 0;
-        for (const auto& [name, space] : by_name_) {
-            const std::shared_lock read(space->mutex);
-            num_table_bytes += space->text->num_table_bytes();
-        }
-        return {num_kept_, num_tokens_, by_name_.size(), num_table_bytes};
+        return {num_kept_, num_tokens_, by_name_.size(), num_table_bytes_};
     }
 
     const char* check() const {
         const std::lock_guard lock(writer_mutex_);
         const std::lock_guard names(names_mutex_);
-        std::size_t num_tokens = 0, num_kept = 0, num_spaces = 0;
+        std::size_t num_tokens = 0, num_kept = 0, num_spaces = 0, num_table_bytes = 0;
         for (const auto& [name, space] : by_name_) {
             const std::lock_guard read(space->mutex);
             if (const char* broken = space->text->check()) return broken;
+            if (space->num_table_bytes != space->text->num_table_bytes()) return "a text's tables are miscounted";
+            num_table_bytes += space->num_table_bytes;
             std::size_t in_space = 0;
             for (const auto& kept : space->kept) in_space += kept.num_tokens;
             if (in_space != space->num_tokens) return "a namespace's tokens are miscounted";
@@ -168,6 +170,7 @@ public:
             if (is_small(*space) != small_.contains(rank_of(*space))) return "a rank is wrong";
         }
         if (num_tokens != num_tokens_ || num_kept != num_kept_) return "shared tokens are miscounted";
+        if (num_table_bytes != num_table_bytes_) return "the tables are miscounted";
         if (num_spaces != num_spaces_) return "the namespaces that hold something are miscounted";
         if (num_spaces > most_spaces()) return "too many namespaces hold something";
         return num_tokens > budget_ ? "the shared cache is over its budget" : nullptr;
@@ -216,12 +219,15 @@ private:
         --num_kept_;
         num_spaces_ -= space.kept.empty();
         rank_if_small(space);
-        const std::lock_guard write(space.mutex);
-        if (space.kept.empty()) {
-            space.text = std::make_unique<TokenText>(pool_);
-        } else {
-            space.text->drop_before(space.text->begin() + static_cast<Position>(num_tokens) + 1);
+        {
+            const std::lock_guard write(space.mutex);
+            if (space.kept.empty()) {
+                space.text = std::make_unique<TokenText>(pool_);
+            } else {
+                space.text->drop_before(space.text->begin() + static_cast<Position>(num_tokens) + 1);
+            }
         }
+        count_tables(space);
     }
 
     // There is one where there are too many: they would else be over the budget together.
@@ -239,8 +245,18 @@ private:
         num_spaces_ -= !space.kept.empty();
         space.num_tokens = 0;
         space.kept.clear();
-        const std::lock_guard write(space.mutex);
-        space.text = std::make_unique<TokenText>(pool_);
+        {
+            const std::lock_guard write(space.mutex);
+            space.text = std::make_unique<TokenText>(pool_);
+        }
+        count_tables(space);
+    }
+
+    // After each change of a text, by whom changes it.
+    void count_tables(Namespace& space) {
+        const std::size_t now = space.text->num_table_bytes();
+        num_table_bytes_ += now - space.num_table_bytes;  // modulo 2^64, where it shrank
+        space.num_table_bytes = now;
     }
 
     // Nobody holds these, so nobody can miss them.
@@ -248,8 +264,10 @@ private:
         std::erase_if(by_age_, [](const Aged& aged) {
             return aged.space->kept.empty() || aged.space->kept.front().serial > aged.serial;
         });
-        std::erase_if(by_name_, [](const auto& entry) {
-            return entry.second.use_count() == 1 && entry.second->kept.empty();
+        std::erase_if(by_name_, [this](const auto& entry) {
+            const bool is_unused = entry.second.use_count() == 1 && entry.second->kept.empty();
+            if (is_unused) num_table_bytes_ -= entry.second->num_table_bytes;
+            return is_unused;
         });
     }
 
@@ -261,6 +279,7 @@ private:
     std::deque<Aged> by_age_;  // oldest first
     std::size_t most_names_ = 1024;  // names in use before unused ones are looked for
     std::atomic<std::size_t> num_tokens_ = 0, num_kept_ = 0;  // changed under writer_mutex_
+    std::atomic<std::size_t> num_table_bytes_ = 0;            // of all texts
     std::size_t num_spaces_ = 0;  // namespaces that hold something
     std::set<Rank> small_;  // of those the small ones
     std::uint64_t next_serial_ = 0;
