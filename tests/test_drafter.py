@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_hvd.config import CacheMode, HvdConfig, Policy
-from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.drafter import HybridDrafter, PayoffForecast
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES, DraftFeatures, TokenClasses
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
@@ -29,10 +29,11 @@ def drafter(
     verify_width: int = 65,
     **config: float,
 ) -> HybridDrafter:
+    settings = HvdConfig(policy=policy, **config)  # type: ignore[arg-type]
     return HybridDrafter(
-        HvdConfig(policy=policy, **config),  # type: ignore[arg-type]
+        settings,
         cache=SuffixCache.as_in_paper(),
-        predictor=linear({predicted: 1}),
+        predictor=linear({predicted: 1}) if settings.predicts else None,
         token_classes=CLASSES,
         num_model_steps=num_model_steps,
         num_model_nodes=num_model_steps,
@@ -160,9 +161,9 @@ def test_a_confident_cache_raises_what_is_expected_of_the_model_drafter() -> Non
     for prob in (0.9, 0.2):
         made.use_predictor(constant_survival(prob))
         proposals = started(made, prob).propose([prob])
-        assert proposals.model_payoffs is not None
+        assert isinstance(proposals.forecast, PayoffForecast)
         expected = prob + prob**2 + prob**3  # as far as the cache is right, so is the model
-        assert proposals.model_payoffs.tolist() == [pytest.approx(expected, abs=0.3)]
+        assert proposals.forecast.model_payoffs.tolist() == [pytest.approx(expected, abs=0.3)]
 
 
 def features_of_repeat(mode: CacheMode) -> DraftFeatures:
@@ -493,6 +494,19 @@ def test_payoff_policy_needs_predictor_and_token_classes() -> None:
                 num_model_nodes=3,
                 verify_width=9,
             )
+
+
+def test_a_policy_that_does_not_predict_takes_no_predictor() -> None:
+    with pytest.raises(ValueError, match="the frequency policy uses no predictor"):
+        HybridDrafter(
+            HvdConfig(policy="frequency"),
+            cache=SuffixCache.as_in_paper(),
+            predictor=linear({"score": 1}),
+            token_classes=CLASSES,
+            num_model_steps=3,
+            num_model_nodes=3,
+            verify_width=9,
+        )
 
 
 def test_a_configuration_decides_how_the_cache_drafts() -> None:

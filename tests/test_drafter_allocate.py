@@ -9,7 +9,7 @@ import pytest
 
 from sglang_hvd.allocation import StepAllocator, StepCosts
 from sglang_hvd.config import HvdConfig, Policy
-from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.drafter import AllocationForecast, HybridDrafter
 from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.request_stats import RequestStats
@@ -56,10 +56,12 @@ def drafter(
         num_steps=[NUM_STEPS],
     )
     config = HvdConfig(policy=policy, **settings)
+    if predictor is None and config.predicts:
+        predictor = constant_survival(prob)
     return HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
-        predictor=predictor or constant_survival(prob),
+        predictor=predictor,
         token_classes=CLASSES,
         num_model_steps=NUM_STEPS,
         num_model_nodes=SIZES[-1],
@@ -395,8 +397,8 @@ def test_a_cycle_that_verified_a_branch_alone_tells_of_the_chains_first_token() 
     made.start("r", DIFFERS)
     made.extend("r", [3])
     proposals = made.propose(["r"])
-    assert proposals.trees is not None
-    proposals.trees.num_nodes[0] = 1
+    assert isinstance(proposals.forecast, AllocationForecast)
+    proposals.forecast.trees.num_nodes[0] = 1
     [plan] = made.allocate(["r"], proposals)
     chain = int(proposals.drafts.token_ids[0, 0])
     assert drafted(plan) == [{4: 7, 7: 4}[chain]]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sglang_hvd.config import HvdConfig, Policy
-from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.drafter import HybridDrafter, PayoffForecast
 from sglang_hvd.payoff import PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.predictor import feature_settings
 from sglang_hvd.suffix_cache import SuffixCache
@@ -31,7 +31,7 @@ def drafter(
     return HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, deterministic=True),
-        predictor=predictor,
+        predictor=predictor if config.predicts else None,
         token_classes=CLASSES,
         num_model_steps=3,
         num_model_nodes=3,
@@ -239,13 +239,12 @@ def test_a_corrected_prediction_does_not_depend_on_the_batch() -> None:
         made.start(rid, [*PROMPT[rid % 15 :], *range(rid % 7), *PROMPT[rid % 15 :]])
         made.extend(rid, [3])
     together = made.propose(rids)
-    assert together.prediction is not None
-    assert together.model_payoffs is not None
-    payoffs, of_model = together.prediction.payoffs.copy(), together.model_payoffs.copy()
+    assert isinstance(together.forecast, PayoffForecast)
+    payoffs = together.forecast.prediction.payoffs.copy()
+    of_model = together.forecast.model_payoffs.copy()
     assert len(np.unique(payoffs)) > 30
     for rid in rids:
-        alone = made.propose([rid])
-        assert alone.prediction is not None
-        assert alone.model_payoffs is not None
+        alone = made.propose([rid]).forecast
+        assert isinstance(alone, PayoffForecast)
         assert alone.prediction.payoffs.tobytes() == payoffs[rid : rid + 1].tobytes()
         assert alone.model_payoffs.tobytes() == of_model[rid : rid + 1].tobytes()

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from benchmarks.command import add_json, run, write_rows
 from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.drafter import AllocationForecast, HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FIRST_BRANCH_SHARE, PayoffPredictor
 from sglang_hvd.replay.recordings import Vocabulary, find_recordings, session_fingerprints
 from sglang_hvd.replay.simulator import verify
@@ -105,12 +105,11 @@ class _Walk:
                 [plan] = drafter.allocate([trace], proposals)
                 outcome = verify(plan, rest, right, _MODEL_ACCEPTED)
                 if len(chain):
-                    assert proposals.prediction is not None
-                    assert proposals.prediction.survival is not None
+                    assert isinstance(proposals.forecast, AllocationForecast)
                     self._cache.propose_into(
                         self._votes, [trace], np.full(1, SIZES[-1], np.int32), is_tree=True
                     )
-                    survival = proposals.prediction.survival
+                    survival = proposals.forecast.prediction_survival
                     self._trees.join(proposals.drafts, survival, self._votes, FIRST_BRANCH_SHARE)
                     yield self._accepted(rest, right), self._shares(chain, rest, right)
                     num += 1

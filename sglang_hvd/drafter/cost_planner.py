@@ -6,35 +6,32 @@ import numpy as np
 
 from sglang_hvd.allocation import DraftOdds, StepAllocator
 from sglang_hvd.drafter.cycles import Cycles
-from sglang_hvd.drafter.expectations import Expectations
+from sglang_hvd.drafter.forecasts import AllocationForecast
+from sglang_hvd.drafter.payoff_estimator import PayoffEstimator
 from sglang_hvd.drafter.proposals import Proposals
-from sglang_hvd.drafter.request import DraftedRequest
+from sglang_hvd.drafter.request import DraftedRequest, slots_of
 from sglang_hvd.types import DraftPlans
 
 
 class CostPlanner:
     """The allocator's decision as plans, and what was expected of them."""
 
-    def __init__(self, allocator: StepAllocator, expectations: Expectations) -> None:
-        self._allocator, self._expectations = allocator, expectations
+    def __init__(self, allocator: StepAllocator, estimator: PayoffEstimator) -> None:
+        self._allocator, self._estimator = allocator, estimator
 
     def plan(
         self, requests: Sequence[DraftedRequest], proposals: Proposals
     ) -> tuple[DraftPlans, Cycles]:
         """Row i of the proposals belongs to requests[i]."""
-        num, drafts = len(requests), proposals.drafts
-        trees, reaches, prediction = proposals.trees, proposals.model_reaches, proposals.prediction
-        assert trees is not None
-        assert reaches is not None
-        assert prediction is not None
-        assert prediction.survival is not None
+        num, drafts, forecast = len(requests), proposals.drafts, proposals.forecast
+        assert isinstance(forecast, AllocationForecast), "the proposals are of another policy"
+        trees, reaches = forecast.trees, forecast.model_reaches
         is_pinned = None
         without_cache = [request.without_cache for request in requests]
         if any(without_cache):
             is_pinned = np.array(without_cache)
-        assert proposals.slots is not None
         found = self._allocator.allocate(
-            proposals.slots,
+            slots_of(requests),
             DraftOdds(
                 trees.probs[:num],
                 trees.depths[:num],
@@ -44,11 +41,11 @@ class CostPlanner:
             ),
             is_pinned,
         )
-        share = self._expectations.branch_share
+        share = self._estimator.branch_share
         # The predictor is judged by what it says itself of chains, heeded or not.
         taken = trees.take(
             found.num_cache,
-            prediction.survival,
+            forecast.prediction_survival,
             drafts,
             share,
             width=found.most_cache,
@@ -62,5 +59,6 @@ class CostPlanner:
             model_steps=np.full(num, found.num_steps, np.int32),
             model_expected=found.model_expected,
         )
-        plans = DraftPlans(taken.drafts, prediction.payoffs, found.num_model, found.num_steps)
+        payoffs = forecast.prediction.payoffs
+        plans = DraftPlans(taken.drafts, payoffs, found.num_model, found.num_steps)
         return plans, cycles

@@ -8,8 +8,9 @@ import numpy as np
 from sglang_hvd.allocation import StepAllocator
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.cost_planner import CostPlanner
-from sglang_hvd.drafter.expectations import Expectations
-from sglang_hvd.drafter.proposals import Proposals, Proposer
+from sglang_hvd.drafter.payoff_estimator import PayoffEstimator
+from sglang_hvd.drafter.proposals import Proposals
+from sglang_hvd.drafter.proposer import Proposer
 from sglang_hvd.drafter.request import DraftedRequest, cycles_of, slots_of
 from sglang_hvd.drafter.rule_planner import RulePlanner
 from sglang_hvd.payoff import (
@@ -49,7 +50,8 @@ class HybridDrafter:
         clock: StepClock | None = None,
     ) -> None:
         """
-        predictor: needed by the policies allocate, which takes one of distributions, and payoff.
+        predictor: needed by the policies allocate, which takes one of distributions, and payoff;
+            None for the others.
         token_classes: needed by a predictor; without them no features are computed.
         num_model_steps: steps the model drafter runs in a cycle.
         num_model_nodes: nodes of its draft, root not included.
@@ -61,6 +63,8 @@ class HybridDrafter:
         """
         if config.predicts and (predictor is None or token_classes is None):
             raise ValueError(f"the {config.policy} policy needs a predictor and token classes")
+        if predictor is not None and not config.predicts:
+            raise ValueError(f"the {config.policy} policy uses no predictor: pass None")
         self._config, self._cache = config, cache
         self._clock = clock or StepClock()
         self._requests: dict[Hashable, DraftedRequest] = {}
@@ -87,25 +91,25 @@ class HybridDrafter:
             and config.cache_mode == "votes"
             and verifies_trees
         )
-        expectations = self._expectations = Expectations(
+        estimator = self._estimator = PayoffEstimator(
             config, predictor, model_payoff, has_branches=self._has_branches
         )
         self._proposer = Proposer(
             config,
             cache,
             self._tracker,
-            expectations,
+            estimator,
             max_cache_draft_tokens=max_cache_draft_tokens,
             has_branches=self._has_branches,
             clock=self._clock,
         )
         self._planner: CostPlanner | RulePlanner
         if self._allocator is not None:
-            self._planner = CostPlanner(self._allocator, expectations)
+            self._planner = CostPlanner(self._allocator, estimator)
         else:
             self._planner = RulePlanner(
                 config,
-                expectations,
+                estimator,
                 room=room,
                 num_model_steps=num_model_steps,
                 num_model_nodes=num_model_nodes,
@@ -157,20 +161,20 @@ class HybridDrafter:
     @property
     def predictor(self) -> PayoffPredictor | None:
         """The predictor in use."""
-        return self._expectations.predictor
+        return self._estimator.predictor
 
     def calibration(self) -> Mapping[str, OriginFigures] | None:
         """How right the predictor is, by origin of the draft; None where it is not calibrated."""
-        return self._expectations.calibration()
+        return self._estimator.calibration()
 
     def model_figures(self) -> ModelFigures | None:
         """How right the predictions of the model drafter's payoff are; None without any."""
-        return self._expectations.model_figures()
+        return self._estimator.model_figures()
 
     def branch_share(self) -> float | None:
         """How right the votes are found to be beside the chain (docs/allocation.md); None where
         drafts do not branch."""
-        return self._expectations.branch_share if self._has_branches else None
+        return self._estimator.branch_share if self._has_branches else None
 
     def read_predictor(self, path: Path) -> PayoffPredictor:
         """A predictor that use_predictor takes.
@@ -185,7 +189,7 @@ class HybridDrafter:
     def use_predictor(self, predictor: PayoffPredictor) -> None:
         """Predicts with this one from the next plan on, and calibrates it from the start. Active
         requests stay, and so does what is known of the model drafter."""
-        self._expectations.use_predictor(predictor)
+        self._estimator.use_predictor(predictor)
 
     def start(
         self,
@@ -208,7 +212,7 @@ class HybridDrafter:
             slot = self._tracker.start(
                 as_token_ids(prompt_ids), namespace=namespace, teaches=not without_cache
             )
-        self._expectations.start(slot)
+        self._estimator.start(slot)
         if self._allocator is not None:
             self._allocator.start(slot)
         self._requests[rid] = DraftedRequest(slot, without_cache)
@@ -282,7 +286,7 @@ class HybridDrafter:
             chain_accepted = self._tracker.commit(
                 slots, outcomes.token_ids, outcomes.lengths, cycles.chain_lens
             )
-            self._expectations.observe(requests, slots, cycles, outcomes, chain_accepted)
+            self._estimator.observe(requests, slots, cycles, outcomes, chain_accepted)
             if self._allocator is not None:
                 self._allocator.observe(slots, outcomes.lengths)
         of_cycles = zip(

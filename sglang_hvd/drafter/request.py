@@ -43,5 +43,5 @@ def cycles_of(requests: Sequence[DraftedRequest]) -> Cycles:
 
 
 def slots_of(requests: Iterable[DraftedRequest]) -> npt.NDArray[np.int32]:
-    """By which tracker, expectations and allocator know them: int32[num_requests]."""
+    """By which tracker, estimator and allocator know the requests: int32[num_requests]."""
     return np.array([request.slot for request in requests], np.int32)

@@ -9,7 +9,8 @@ import numpy.typing as npt
 from sglang_hvd.allocation import policies
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.cycles import Cycles
-from sglang_hvd.drafter.expectations import Expectations
+from sglang_hvd.drafter.forecasts import PayoffForecast
+from sglang_hvd.drafter.payoff_estimator import PayoffEstimator
 from sglang_hvd.drafter.proposals import Proposals
 from sglang_hvd.drafter.request import DraftedRequest
 from sglang_hvd.types import SCORE, DraftPlans
@@ -27,13 +28,13 @@ class RulePlanner:
     def __init__(
         self,
         config: HvdConfig,
-        expectations: Expectations,
+        estimator: PayoffEstimator,
         *,
         room: int,
         num_model_steps: int,
         num_model_nodes: int,
     ) -> None:
-        self._config, self._expectations = config, expectations
+        self._config, self._estimator = config, estimator
         self._num_model_steps, self._num_model_nodes = num_model_steps, num_model_nodes
         self._room = room
         if config.policy == "both":
@@ -69,16 +70,17 @@ class RulePlanner:
             model_steps=np.full(num, self._num_model_steps, np.int32),
             model_expected=whole,
         )
-        predicted = None if proposals.prediction is None else proposals.prediction.payoffs
+        forecast = proposals.forecast
+        predicted = None if forecast is None else forecast.prediction.payoffs
         return DraftPlans(drafts, predicted, num_model, self._num_model_steps), cycles
 
     def _takes_cache(self, proposals: Proposals) -> Bool:
         match self._config.policy:
             case "payoff":
-                by_payoff = self._by_payoff(proposals)
-                in_fallback = self._expectations.in_fallback(
-                    proposals.drafts, proposals.num_requests
-                )
+                forecast = proposals.forecast
+                assert isinstance(forecast, PayoffForecast), "the proposals are of another policy"
+                by_payoff = self._by_payoff(proposals, forecast)
+                in_fallback = self._estimator.in_fallback(proposals.drafts, proposals.num_requests)
                 if in_fallback is None:
                     return by_payoff
                 return np.where(in_fallback, self._by_frequency(proposals), by_payoff)
@@ -91,19 +93,16 @@ class RulePlanner:
             case "allocate":
                 raise AssertionError("CostPlanner decides")
 
-    def _by_payoff(self, proposals: Proposals) -> Bool:
-        assert proposals.prediction is not None
-        assert proposals.model_payoffs is not None
+    def _by_payoff(self, proposals: Proposals, forecast: PayoffForecast) -> Bool:
         threshold = self._config.threshold
+        payoffs = forecast.prediction.payoffs
         if threshold is None:
-            payoffs = proposals.of_drafts(proposals.prediction.payoffs)
-            return policies.by_comparison(payoffs, proposals.model_payoffs)
-        probs = proposals.prediction.reaches(math.ceil(threshold))
+            return policies.by_comparison(proposals.where_drafted(payoffs), forecast.model_payoffs)
+        probs = forecast.prediction.reaches(math.ceil(threshold))
         if probs is None:
-            payoffs = proposals.of_drafts(proposals.prediction.payoffs)
-            return policies.by_payoff(payoffs, threshold)
-        return policies.by_odds(proposals.of_drafts(probs))
+            return policies.by_payoff(proposals.where_drafted(payoffs), threshold)
+        return policies.by_odds(proposals.where_drafted(probs))
 
     def _by_frequency(self, proposals: Proposals) -> Bool:
         scores = proposals.drafts.features[: proposals.num_requests, SCORE]
-        return policies.by_frequency(proposals.of_drafts(scores), self._frequency_threshold)
+        return policies.by_frequency(proposals.where_drafted(scores), self._frequency_threshold)

@@ -145,8 +145,9 @@ class ModelPayoff:
     def expect_sizes(
         self, slots: Int32, drafts: DraftBatch, survival: Float32 | None
     ) -> ModelReaches:
-        """What is expected of each size of each request's model draft, token by token. The slots,
-        drafts and survival are those that expect was given before."""
+        """How far each size of each request's model draft is expected to be accepted. Includes
+        what expect does; takes what that takes."""
+        self.expect(slots, drafts, survival)
         shape = (len(slots), len(self._sizes), self._num_steps)
         reaches = ModelReaches(np.empty(shape, np.float32), np.empty(shape, np.float32))
         self._expected.expect_sizes(

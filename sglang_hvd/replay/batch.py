@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.allocation import CacheTrees, catches_up
-from sglang_hvd.drafter import HybridDrafter, Proposals
+from sglang_hvd.drafter import AllocationForecast, HybridDrafter, Proposals
 from sglang_hvd.payoff import ModelReaches, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.replay.plan_costs import PlanCosts
@@ -222,12 +222,13 @@ class BatchReplay:
         self, proposals: Proposals, running: Sequence[_Running], num_right: Sequence[int]
     ) -> Proposals:
         right = np.array(num_right)[:, None] > np.arange(MAX_DRAFT_LEN)
-        assert proposals.trees is not None
+        forecast = proposals.forecast
+        assert isinstance(forecast, AllocationForecast), "who knows drafts allocates"
         for row, request in enumerate(running):
             rest = request.drawn.trace.output_ids[request.position :]
-            _label(proposals.trees, row, rest, picks_nodes=self._picks_nodes)
+            _label(forecast.trees, row, rest, picks_nodes=self._picks_nodes)
         prediction = Prediction(np.array(num_right, np.float32), right.astype(np.float32))
-        return replace(proposals, prediction=prediction)
+        return replace(proposals, forecast=replace(forecast, prediction=prediction))
 
     def _with_model_labels(self, proposals: Proposals, running: Sequence[_Running]) -> Proposals:
         steps = np.arange(self._num_model_steps)
@@ -241,7 +242,10 @@ class BatchReplay:
             ],
             np.float32,
         )
-        return replace(proposals, model_reaches=ModelReaches(reaches, reaches))
+        forecast = proposals.forecast
+        assert isinstance(forecast, AllocationForecast), "who knows drafts allocates"
+        forecast = replace(forecast, model_reaches=ModelReaches(reaches, reaches))
+        return replace(proposals, forecast=forecast)
 
 
 def _label(trees: CacheTrees, row: int, text: TokenIds, *, picks_nodes: bool) -> None:

@@ -223,6 +223,19 @@ def test_parts_of_drafts_are_learned_from_as_the_definitions_say() -> None:
     assert np.ptp(ratios) > 0.01
 
 
+def test_a_cycle_whose_sizes_were_expected_teaches_as_any_other() -> None:
+    def figures(method: str) -> ModelFigures:
+        made = ModelPayoff(NUM_STEPS)
+        made.start(0)
+        for num_accepted in (3, 0, 2):
+            survival = np.full((1, MAX_DRAFT_LEN), 0.5, np.float32)
+            getattr(made, method)(np.zeros(1, np.int32), drafts([4]), survival)
+            observe(made, 0, [*DRAFT[:num_accepted], 99], num_accepted)
+        return made.figures()
+
+    assert figures("expect_sizes") == figures("expect")
+
+
 def test_slots_that_were_not_started_are_refused() -> None:
     made = ModelPayoff(NUM_STEPS)
     for slot in (0, -1):

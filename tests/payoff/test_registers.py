@@ -47,12 +47,13 @@ def bits(lanes: int, mode: CacheMode) -> list[bytes]:
     for _ in range(20):
         proposals = made.propose(rids)
         assert proposals.features is not None
-        assert proposals.prediction is not None
-        assert proposals.prediction.survival is not None
+        assert proposals.forecast is not None
+        prediction = proposals.forecast.prediction
+        assert prediction.survival is not None
         found += [
             proposals.features.features[:NUM_REQUESTS].tobytes(),
-            proposals.prediction.survival.tobytes(),
-            proposals.prediction.payoffs.tobytes(),
+            prediction.survival.tobytes(),
+            prediction.payoffs.tobytes(),
         ]
         for row, num in enumerate(proposals.drafts.num_nodes[:NUM_REQUESTS].tolist()):
             found.append(proposals.features.positions[row, :, :num].tobytes())

@@ -29,10 +29,11 @@ DRAFT_LEN_AS_PAYOFF = linear({"draft_len": 1})
 
 
 def drafter(policy: Policy, shared_cache_tokens: int = 1000) -> HybridDrafter:
+    config = HvdConfig(policy=policy, threshold=2.0)
     return HybridDrafter(
-        HvdConfig(policy=policy, threshold=2.0),
+        config,
         cache=SuffixCache.as_in_paper(shared_cache_tokens=shared_cache_tokens),
-        predictor=DRAFT_LEN_AS_PAYOFF,
+        predictor=DRAFT_LEN_AS_PAYOFF if config.predicts else None,
         token_classes=CLASSES,
         num_model_steps=2,
         num_model_nodes=2,

@@ -2,14 +2,14 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import num_branch_tokens
+from sglang_hvd.allocation import CacheTrees, num_branch_tokens
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.drafter.cycles import Cycles
+from sglang_hvd.drafter.forecasts import AllocationForecast, PayoffForecast
 from sglang_hvd.drafter.request import DraftedRequest
 from sglang_hvd.payoff import (
     BranchPayoff,
@@ -18,7 +18,6 @@ from sglang_hvd.payoff import (
     ModelDrafts,
     ModelFigures,
     ModelPayoff,
-    ModelReaches,
     OnlineCalibration,
     OriginFigures,
     PayoffPredictor,
@@ -33,26 +32,12 @@ Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
 
-class Expected(NamedTuple):
-    """Of a batch; row i belongs to request i.
+class PayoffEstimator:
+    """Estimates before each cycle what drafts bring, and observes after it what they brought.
+    Requests are known by slots.
 
-    prediction: of the cache drafts, calibrated.
-    survival: as in prediction, but under allocate what the votes say themselves where the predictor
-        is not heeded.
-    model_payoffs, model_reaches: of the model drafter's drafts; None where nothing asks for them.
-    """
-
-    prediction: Prediction
-    survival: Float32 | None
-    model_payoffs: Float32 | None
-    model_reaches: ModelReaches | None
-
-
-class Expectations:
-    """of_drafts before each cycle, observe after it. Requests are known by slots.
-
-    predictor: None for a policy that does not predict.
-    model_payoff: None for one that does not weigh the model drafter's drafts.
+    predictor, model_payoff: of the cache drafts and of the model drafter's; None for a policy that
+        predicts nothing.
     has_branches: cache drafts branch.
     """
 
@@ -65,8 +50,6 @@ class Expectations:
         has_branches: bool,
     ) -> None:
         self._config = config
-        # Under allocate parts of drafts are verified, in sizes.
-        self._is_by_cost = config.policy == "allocate"
         self._model_payoff, self._has_branches = model_payoff, has_branches
         self._predictor: PayoffPredictor | None = None
         self._calibration: OnlineCalibration | None = None
@@ -96,7 +79,8 @@ class Expectations:
     def use_predictor(self, predictor: PayoffPredictor) -> None:
         """Predicts with this one from now on, and calibrates it from the start. What is known of
         the model drafter stays."""
-        assert not self._is_by_cost or predictor.kind == "survival", "of_config refuses others"
+        if self._config.policy == "allocate":
+            assert predictor.kind == "survival", "of_config refuses others"
         self._predictor = predictor
         self._branch_payoff = BranchPayoff()  # of what this predictor leaves to branches
         if self._config.calibrate:
@@ -110,20 +94,35 @@ class Expectations:
         if self._model_payoff is not None:
             self._model_payoff.start(slot)
 
-    def of_drafts(self, slots: Int32, drafts: DraftBatch, features: DraftFeatures) -> Expected:
-        """Row i of drafts and features belongs to slots[i]."""
-        assert self._predictor is not None, "a policy that predicts has a predictor"
-        prediction = self._predictor.predict(features)
-        if self._calibration is not None:
-            prediction = self._calibration.expect(slots, drafts, prediction)
-        if self._model_payoff is None:
-            return Expected(prediction, prediction.survival, None, None)
+    def estimate(self, slots: Int32, drafts: DraftBatch, features: DraftFeatures) -> PayoffForecast:
+        """The forecast of policy payoff. Row i of drafts and features belongs to slots[i]."""
+        assert self._model_payoff is not None, "a policy that predicts weighs both drafts"
+        prediction = self._predict(slots, drafts, features)
+        return PayoffForecast(
+            prediction, self._model_payoff.expect(slots, drafts, prediction.survival)
+        )
+
+    def estimate_trees(
+        self,
+        slots: Int32,
+        drafts: DraftBatch,
+        features: DraftFeatures,
+        branches: DraftBatch,
+        trees: CacheTrees,
+    ) -> AllocationForecast:
+        """The forecast of policy allocate. Row i of drafts, features and branches belongs to
+        slots[i].
+
+        branches: trees of the votes, which may add to the drafts; of 0 nodes where drafts shall
+            not branch.
+        trees: the forecast's, written here.
+        """
+        assert self._model_payoff is not None, "a policy that predicts weighs both drafts"
+        prediction = self._predict(slots, drafts, features)
         survival = self._heeded(prediction, drafts, len(slots))
-        model_payoffs = self._model_payoff.expect(slots, drafts, survival)
-        model_reaches = None
-        if self._is_by_cost:
-            model_reaches = self._model_payoff.expect_sizes(slots, drafts, survival)
-        return Expected(prediction, survival, model_payoffs, model_reaches)
+        reaches = self._model_payoff.expect_sizes(slots, drafts, survival)
+        trees.join(drafts, survival, branches, self.branch_share)
+        return AllocationForecast(prediction, trees, reaches)
 
     def in_fallback(self, drafts: DraftBatch, num_requests: int) -> list[bool] | None:
         """Of which cache drafts the predictor is so wrong that it is not heeded; None: of none."""
@@ -184,12 +183,20 @@ class Expectations:
             if of_branches:
                 self._branch_payoff.observe(of_branches, num_tokens)
 
-    def _heeded(
-        self, prediction: Prediction, drafts: DraftBatch, num_requests: int
-    ) -> Float32 | None:
-        survival = prediction.survival
-        in_fallback = self.in_fallback(drafts, num_requests) if self._is_by_cost else None
-        if survival is None or in_fallback is None:
+    def _predict(self, slots: Int32, drafts: DraftBatch, features: DraftFeatures) -> Prediction:
+        """The calibrated prediction for the cache drafts."""
+        assert self._predictor is not None, "a policy that predicts has a predictor"
+        prediction = self._predictor.predict(features)
+        if self._calibration is None:
+            return prediction
+        return self._calibration.expect(slots, drafts, prediction)
+
+    def _heeded(self, prediction: Prediction, drafts: DraftBatch, num_requests: int) -> Float32:
+        """The survival by which to allocate: that of the prediction, but the suffix cache's own
+        where the predictor is not heeded."""
+        assert prediction.survival is not None, "use_predictor takes no other"
+        survival, in_fallback = prediction.survival, self.in_fallback(drafts, num_requests)
+        if in_fallback is None:
             return survival
         longest = min(drafts.probs.shape[1], MAX_DRAFT_LEN)
         is_in_draft = np.arange(longest) < drafts.num_nodes[:num_requests, None]
