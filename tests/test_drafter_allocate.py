@@ -347,6 +347,27 @@ def after_wrong_branches(**settings: bool) -> HybridDrafter:
     return made
 
 
+def test_a_commit_between_propose_and_allocate_does_not_change_what_was_proposed() -> None:
+    def share(*, commits_between: bool) -> float | None:
+        made = drafter(prob=0.5)
+        branching(made)
+        made.start("other", DIFFERS)
+        made.extend("other", [3])
+        proposals = made.propose(["other"])
+        wrong = VerifyOutcome([99], 0, num_model_accepted=0)
+        if commits_between:  # after which less is expected of branches
+            made.commit(["r"], [wrong])
+        [plan] = made.allocate(["other"], proposals)
+        assert plan.cache_draft is not None
+        assert plan.cache_draft.parents is not None
+        if not commits_between:
+            made.commit(["r"], [wrong])
+        made.commit(["other"], [wrong])
+        return made.branch_share()
+
+    assert share(commits_between=True) == share(commits_between=False)
+
+
 def test_another_predictor_leaves_other_branches() -> None:
     made, first = after_wrong_branches(), drafter().branch_share()
     assert made.branch_share() != first

@@ -35,7 +35,6 @@ class CacheTreeJoiner:
         survival: _Float32,
         of_chains: _Int32,
         num_taken: _Int32,
-        branch_share: float,
         out_tokens: _Int32,
         out_parents: _Int32,
         are_trees: _Bool,

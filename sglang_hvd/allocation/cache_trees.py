@@ -74,15 +74,14 @@ class CacheTrees:
         num_nodes: Int32,
         survival: Float32,
         chains: DraftBatch,
-        branch_share: float,
         *,
         width: int,
     ) -> "TakenDrafts":
-        """The first nodes of each draft.
+        """The first nodes of each draft that was joined last.
 
-        num_nodes: int32[num_requests], of each row, at most width.
+        num_nodes: int32[num_requests], nodes to take of each row, at most width.
         survival: as in join, but what is expected of the chains is by this one.
-        chains, branch_share: as in join.
+        chains: as in join.
         """
         num = len(num_nodes)
         token_ids, parents = np.empty((num, width), np.int32), np.empty((num, width), np.int32)
@@ -96,7 +95,6 @@ class CacheTrees:
             survival,
             chains.num_nodes,
             num_nodes,
-            branch_share,
             token_ids,
             parents,
             are_trees,

@@ -7,7 +7,6 @@ import numpy as np
 from sglang_hvd.allocation import DraftOdds, StepAllocator
 from sglang_hvd.drafter.cycles import Cycles
 from sglang_hvd.drafter.forecasts import AllocationForecast
-from sglang_hvd.drafter.payoff_estimator import PayoffEstimator
 from sglang_hvd.drafter.proposals import Proposals
 from sglang_hvd.drafter.request import DraftedRequest, slots_of
 from sglang_hvd.types import DraftPlans
@@ -16,8 +15,8 @@ from sglang_hvd.types import DraftPlans
 class CostPlanner:
     """The allocator's decision as plans, and what was expected of them."""
 
-    def __init__(self, allocator: StepAllocator, estimator: PayoffEstimator) -> None:
-        self._allocator, self._estimator = allocator, estimator
+    def __init__(self, allocator: StepAllocator) -> None:
+        self._allocator = allocator
 
     def plan(
         self, requests: Sequence[DraftedRequest], proposals: Proposals
@@ -41,13 +40,11 @@ class CostPlanner:
             ),
             is_pinned,
         )
-        share = self._estimator.branch_share
         # The predictor is judged by what it says itself of chains, heeded or not.
         taken = trees.take(
             found.num_cache,
             forecast.prediction_survival,
             drafts,
-            share,
             width=found.most_cache,
         )
         cycles = Cycles(

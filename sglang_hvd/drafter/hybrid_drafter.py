@@ -105,7 +105,7 @@ class HybridDrafter:
         )
         self._planner: CostPlanner | RulePlanner
         if self._allocator is not None:
-            self._planner = CostPlanner(self._allocator, estimator)
+            self._planner = CostPlanner(self._allocator)
         else:
             self._planner = RulePlanner(
                 config,

@@ -121,7 +121,7 @@ def test_a_part_of_a_draft_is_a_chain_or_says_where_it_branches() -> None:
     chains.features[0, 0] = 7
     survival = np.linspace(0.8, 0.1, 8, dtype=np.float32)[None]
     for num, parents, chain_len in ((2, None, 2), (3, None, 3), (4, [-1, 0, 1, 0], 3)):
-        taken = trees.take(np.array([num], np.int32), survival, chains, SHARE, width=4)
+        taken = trees.take(np.array([num], np.int32), survival, chains, width=4)
         assert taken.chain_lens.tolist() == [chain_len]
         assert taken.chain_expected == pytest.approx([survival[0, :chain_len].sum()])
         of_branches = trees.probs[0, :num][~trees.is_chain[0, :num]].sum()
@@ -131,7 +131,7 @@ def test_a_part_of_a_draft_is_a_chain_or_says_where_it_branches() -> None:
         assert draft.token_ids.tolist() == [1, 2, 3, 4][:num]
         assert (None if draft.parents is None else draft.parents.tolist()) == parents
         assert draft.match_len == 7
-    nothing = trees.take(np.zeros(1, np.int32), survival, chains, SHARE, width=0)
+    nothing = trees.take(np.zeros(1, np.int32), survival, chains, width=0)
     assert list(nothing.drafts) == [None]
 
 
@@ -155,7 +155,7 @@ def test_a_part_of_each_draft_of_a_batch_is_taken(rows: list[Row], data: st.Data
     chains.features[:, 0] = np.arange(len(rows)) + 5
     survival = np.random.default_rng(0).random((len(rows), room), np.float32)
     width = data.draw(st.integers(int(num_nodes.max()), room))
-    taken = trees.take(num_nodes, survival, chains, SHARE, width=width)
+    taken = trees.take(num_nodes, survival, chains, width=width)
     assert taken.drafts.token_ids.shape == taken.drafts.parents.shape == (len(rows), width)
     for row, num in enumerate(num_nodes.tolist()):
         is_chain = trees.is_chain[row, :num]

@@ -147,7 +147,7 @@ public:
     void join(const Input<std::int32_t, 2>& chain_tokens, const Input<std::int32_t, 1>& chain_lens,
               const Input<float, 2>& survival, const Input<std::int32_t, 2>& tokens,
               const Input<std::int32_t, 2>& parents, const Input<std::int32_t, 2>& depths,
-              const Input<float, 2>& probs, const Input<std::int32_t, 1>& num_nodes, float branch_share,
+              const Input<float, 2>& probs, const Input<std::int32_t, 1>& num_nodes, double branch_share,
               const Output<std::int32_t, 2>& out_tokens, const Output<std::int32_t, 2>& out_parents,
               const Output<std::int32_t, 2>& out_depths, const Output<float, 2>& out_probs,
               const Output<bool, 2>& out_is_chain, const Output<std::int32_t, 1>& out_num) {
@@ -174,6 +174,8 @@ public:
                         "a node stands after its parent");
             }
         }
+        require(branch_share > 0, "branches are right with some probability");
+        branch_share_ = branch_share;
         const nb::gil_scoped_release release;
         for (std::size_t i = 0; i < num; ++i) {
             const auto len = static_cast<std::size_t>(chain_lens.data()[i]);
@@ -190,15 +192,16 @@ public:
                                  {out_depths.data() + out, room},
                                  {out_probs.data() + out, room},
                                  {out_is_chain.data() + out, room}};
-            out_num.data()[i] = static_cast<std::int32_t>(joiner_.join(chain, votes, branch_share, result));
+            out_num.data()[i] = static_cast<std::int32_t>(
+                joiner_.join(chain, votes, static_cast<float>(branch_share), result));
         }
     }
 
     void take(const Input<std::int32_t, 2>& tokens, const Input<std::int32_t, 2>& parents,
               const Input<float, 2>& probs, const Input<bool, 2>& is_chain, const Input<float, 2>& survival,
               const Input<std::int32_t, 1>& of_chains, const Input<std::int32_t, 1>& num_taken,
-              double branch_share, const Output<std::int32_t, 2>& out_tokens,
-              const Output<std::int32_t, 2>& out_parents, const Output<bool, 1>& are_trees,
+              const Output<std::int32_t, 2>& out_tokens, const Output<std::int32_t, 2>& out_parents,
+              const Output<bool, 1>& are_trees,
               const Output<std::int32_t, 1>& chain_lens, const Output<float, 1>& expected,
               const Output<double, 1>& branch_expected) const {
         const std::size_t num = num_taken.size(), room = probs.shape(1), width = out_tokens.shape(1);
@@ -217,7 +220,6 @@ public:
                     "a draft has fewer nodes");
         for (std::size_t i = 0; i < num; ++i) require(of_chains.data()[i] >= 0, "a chain has tokens or none");
         require(survival.shape(1) >= std::max(room, std::size_t{1}), "a chain may be longer than its row");
-        require(branch_share > 0, "branches are right with some probability");
         const nb::gil_scoped_release release;
         for (std::size_t i = 0; i < num; ++i) {
             const auto taken = static_cast<std::size_t>(num_taken.data()[i]);
@@ -229,7 +231,7 @@ public:
             are_trees.data()[i] = part.is_tree;
             chain_lens.data()[i] = static_cast<std::int32_t>(part.chain_len);
             expected.data()[i] = static_cast<float>(part.chain_expected);
-            branch_expected.data()[i] = part.branch_expected / branch_share;
+            branch_expected.data()[i] = part.branch_expected / branch_share_;
             write_row(tokens.data() + at, taken, out_tokens.data() + out, width);
             write_row(parents.data() + at, taken, out_parents.data() + out, width);
         }
@@ -242,6 +244,7 @@ private:
     }
 
     TreeJoiner joiner_;
+    double branch_share_ = 1;  // by which the drafts were joined last
 };
 
 // num_branches: by request, tokens of its draft that were right beyond its chain. See cache_trees.py.
@@ -290,8 +293,7 @@ NB_MODULE(_native, m) {
              "out_probs"_a.noconvert(), "out_is_chain"_a.noconvert(), "out_num"_a.noconvert())
         .def("take", &CacheTreeJoiner::take, "tokens"_a.noconvert(), "parents"_a.noconvert(),
              "probs"_a.noconvert(), "is_chain"_a.noconvert(), "survival"_a.noconvert(),
-             "of_chains"_a.noconvert(), "num_taken"_a.noconvert(), "branch_share"_a,
-             "out_tokens"_a.noconvert(), "out_parents"_a.noconvert(), "are_trees"_a.noconvert(),
+             "of_chains"_a.noconvert(), "num_taken"_a.noconvert(), "out_tokens"_a.noconvert(), "out_parents"_a.noconvert(), "are_trees"_a.noconvert(),
              "chain_lens"_a.noconvert(), "expected"_a.noconvert(), "branch_expected"_a.noconvert());
     m.def("count_branches", &count_branches, "tokens"_a.noconvert(), "parents"_a.noconvert(),
           "num_nodes"_a.noconvert(), "texts"_a.noconvert(), "lengths"_a.noconvert(),
