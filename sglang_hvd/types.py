@@ -137,8 +137,8 @@ class VerifyOutcomes:
             )
 
 
-# Columns of DraftBatch.features, as native/proposer.hpp: MatchFeatures has them.
-MATCH_FEATURES = (
+# Columns of DraftBatch.matches, as native/proposer.hpp: MatchFeatures has them.
+MATCH_COLUMNS = (
     "match_len",  # longest match among the occurrences of the first draft token
     "score",  # sum of the nodes' probabilities: expected accepted tokens
     "num_tokens",  # nodes of the draft
@@ -150,8 +150,8 @@ MATCH_FEATURES = (
     "mean_agreement",  # the same share at every node, mean over the draft
 )
 
-SCORE = MATCH_FEATURES.index("score")
-_MATCH_LEN, _NUM_TOKENS, _ORIGIN = map(MATCH_FEATURES.index, ("match_len", "num_tokens", "origin"))
+SCORE = MATCH_COLUMNS.index("score")
+_MATCH_LEN, _NUM_TOKENS, _ORIGIN = map(MATCH_COLUMNS.index, ("match_len", "num_tokens", "origin"))
 _SHARED = 2  # in the column "origin"
 
 # First tokens of a chain that DraftBatch.evidence tells of.
@@ -190,7 +190,7 @@ class DraftBatch:
     depths: int32, same shape: 1 for the tokens that may come next.
     probs: float32, same shape: estimated probability that the node is accepted.
     num_nodes: int32[max_requests], 0 where nothing matches.
-    features: float32[max_requests, len(MATCH_FEATURES)].
+    matches: float32[max_requests, len(MATCH_COLUMNS)], what the draft was found by.
     evidence: float32[max_requests, len(EVIDENCE)], of chains, where it was asked for; 0 where
         it tells nothing.
     """
@@ -200,7 +200,7 @@ class DraftBatch:
     depths: npt.NDArray[np.int32]
     probs: npt.NDArray[np.float32]
     num_nodes: npt.NDArray[np.int32]
-    features: npt.NDArray[np.float32]
+    matches: npt.NDArray[np.float32]
     evidence: npt.NDArray[np.float32]
 
     @classmethod
@@ -212,7 +212,7 @@ class DraftBatch:
             depths=np.zeros(shape, np.int32),
             probs=np.zeros(shape, np.float32),
             num_nodes=np.zeros(max_requests, np.int32),
-            features=np.zeros((max_requests, len(MATCH_FEATURES)), np.float32),
+            matches=np.zeros((max_requests, len(MATCH_COLUMNS)), np.float32),
             evidence=np.zeros((max_requests, len(EVIDENCE)), np.float32),
         )
 
@@ -230,7 +230,7 @@ class DraftBatch:
             parents=parents,
             num_nodes=num_tokens.copy(),
             are_trees=np.zeros(num_rows, np.bool_),
-            matches=self.features[:num_rows].copy(),
+            matches=self.matches[:num_rows].copy(),
         )
 
 
@@ -243,7 +243,7 @@ class CacheDrafts:
     parents: int32, same shape; as in CacheDraft, but of chains too.
     num_nodes: int32[num_requests], 0 for no draft.
     are_trees: bool[num_requests]; the others are chains.
-    matches: float32[num_requests, len(MATCH_FEATURES)], of what the cache proposed.
+    matches: float32[num_requests, len(MATCH_COLUMNS)], of what the cache proposed.
     """
 
     token_ids: TokenIds

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sglang_hvd.types import (
-    MATCH_FEATURES,
+    MATCH_COLUMNS,
     CacheDraft,
     CacheDrafts,
     DraftBatch,
@@ -32,10 +32,10 @@ def chains(*token_ids: list[int], cut: int = 64) -> CacheDrafts:
     for row, tokens in enumerate(token_ids):
         batch.token_ids[row, : len(tokens)] = tokens
         batch.num_nodes[row] = len(tokens)
-        batch.features[row, MATCH_FEATURES.index("match_len")] = 5 + row
-        batch.features[row, MATCH_FEATURES.index("num_tokens")] = len(tokens)
-        batch.features[row, MATCH_FEATURES.index("score")] = 1 - 0.5 ** len(tokens)
-        batch.features[row, MATCH_FEATURES.index("origin")] = row
+        batch.matches[row, MATCH_COLUMNS.index("match_len")] = 5 + row
+        batch.matches[row, MATCH_COLUMNS.index("num_tokens")] = len(tokens)
+        batch.matches[row, MATCH_COLUMNS.index("score")] = 1 - 0.5 ** len(tokens)
+        batch.matches[row, MATCH_COLUMNS.index("origin")] = row
     return batch.chains(np.minimum(batch.num_nodes[: len(token_ids)], cut))
 
 

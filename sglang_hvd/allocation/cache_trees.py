@@ -102,7 +102,7 @@ class CacheTrees:
             expected,
             of_branches,
         )
-        matches = chains.features[:num].copy()
+        matches = chains.matches[:num].copy()
         drafts = CacheDrafts.read_only(token_ids, parents, num_nodes.copy(), are_trees, matches)
         return TakenDrafts(drafts, chain_lens, expected, of_branches)
 

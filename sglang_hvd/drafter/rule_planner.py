@@ -104,5 +104,5 @@ class RulePlanner:
         return policies.by_odds(proposals.where_drafted(probs))
 
     def _by_frequency(self, proposals: Proposals) -> Bool:
-        scores = proposals.drafts.features[: proposals.num_requests, SCORE]
+        scores = proposals.drafts.matches[: proposals.num_requests, SCORE]
         return policies.by_frequency(proposals.where_drafted(scores), self._frequency_threshold)

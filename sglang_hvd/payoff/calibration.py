@@ -18,7 +18,7 @@ from sglang_hvd.payoff._native import MAX_SHIFT, NUM_BINS, Calibration
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Prediction
 from sglang_hvd.payoff.reliability import Reliability
-from sglang_hvd.types import MATCH_FEATURES, DraftBatch, TokenIds
+from sglang_hvd.types import MATCH_COLUMNS, DraftBatch, TokenIds
 
 __all__ = [
     "MAX_SHIFT",
@@ -32,10 +32,10 @@ __all__ = [
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
-# By number in the column "origin" of MATCH_FEATURES.
+# By number in the column "origin" of MATCH_COLUMNS.
 ORIGINS = ("prompt", "output", "shared")
 
-_ORIGIN = MATCH_FEATURES.index("origin")
+_ORIGIN = MATCH_COLUMNS.index("origin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class OnlineCalibration:
         """Whether the frequency rule decides for each of the first drafts."""
         are_fallback = np.array(self._native.are_fallback())
         has_draft = drafts.num_nodes[:num_drafts] > 0
-        origins = np.where(has_draft, drafts.features[:num_drafts, _ORIGIN], 0).astype(np.intp)
+        origins = np.where(has_draft, drafts.matches[:num_drafts, _ORIGIN], 0).astype(np.intp)
         decides: list[bool] = are_fallback[origins].tolist()
         return decides
 
@@ -109,7 +109,7 @@ class OnlineCalibration:
         if survival is not None and self._native.corrects():
             payoffs, survival = payoffs.copy(), survival.copy()
         self._native.expect(
-            slots, drafts.token_ids, drafts.num_nodes, drafts.features, payoffs, survival
+            slots, drafts.token_ids, drafts.num_nodes, drafts.matches, payoffs, survival
         )
         is_corrected = payoffs is not prediction.payoffs
         return Prediction(payoffs, survival) if is_corrected else prediction

@@ -40,7 +40,7 @@ class CacheCore:
         depths: NDArray[np.int32],
         probs: NDArray[np.float32],
         lengths: NDArray[np.int32],
-        features: NDArray[np.float32],
+        matches: NDArray[np.float32],
         evidence: NDArray[np.float32],
     ) -> None: ...
     def finish(self, slot: int, keep: bool, output_ids: NDArray[np.int32] | None) -> None: ...

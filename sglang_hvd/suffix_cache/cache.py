@@ -243,7 +243,7 @@ class SuffixCache:
             batch.depths,
             batch.probs,
             batch.num_nodes,
-            batch.features,
+            batch.matches,
             batch.evidence,
         )
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sglang_hvd.allocation import CacheTrees, num_branch_tokens
 from sglang_hvd.suffix_cache.token_ids import right_branch
-from sglang_hvd.types import MATCH_FEATURES, CacheDrafts, DraftBatch, VerifyOutcomes
+from sglang_hvd.types import MATCH_COLUMNS, CacheDrafts, DraftBatch, VerifyOutcomes
 
 SHARE = 0.75
 LONGEST = 6
@@ -118,7 +118,7 @@ def test_a_part_of_a_draft_is_a_chain_or_says_where_it_branches() -> None:
     assert trees.token_ids[0, :4].tolist() == [1, 2, 3, 4]
     assert trees.probs[0, :4] == pytest.approx([0.9, 0.5, 0.4, SHARE * 0.4])
     chains = DraftBatch.of_size(1, LONGEST)
-    chains.features[0, 0] = 7
+    chains.matches[0, 0] = 7
     survival = np.linspace(0.8, 0.1, 8, dtype=np.float32)[None]
     for num, parents, chain_len in ((2, None, 2), (3, None, 3), (4, [-1, 0, 1, 0], 3)):
         taken = trees.take(np.array([num], np.int32), survival, chains, width=4)
@@ -152,7 +152,7 @@ def test_a_part_of_each_draft_of_a_batch_is_taken(rows: list[Row], data: st.Data
     num_nodes = num_nodes[: len(rows)]
     chains = DraftBatch.of_size(len(rows), room)
     chains.num_nodes[:] = [len(row[0]) for row in rows]
-    chains.features[:, 0] = np.arange(len(rows)) + 5
+    chains.matches[:, 0] = np.arange(len(rows)) + 5
     survival = np.random.default_rng(0).random((len(rows), room), np.float32)
     width = data.draw(st.integers(int(num_nodes.max()), room))
     taken = trees.take(num_nodes, survival, chains, width=width)
@@ -173,7 +173,7 @@ def test_a_part_of_each_draft_of_a_batch_is_taken(rows: list[Row], data: st.Data
         ):
             assert found[row].tolist() == [*whole[row, :num].tolist(), *[0] * (width - num)]
     assert taken.drafts.num_nodes.tolist() == num_nodes.tolist()
-    assert taken.drafts.matches.tolist() == chains.features.tolist()
+    assert taken.drafts.matches.tolist() == chains.matches.tolist()
 
 
 @settings(max_examples=200, deadline=None)
@@ -191,7 +191,7 @@ def test_tokens_of_branches_are_those_that_were_right_beyond_the_chain(data: st.
         parents,
         np.array([num_nodes], np.int32),
         np.ones(1, np.bool_),
-        np.zeros((1, len(MATCH_FEATURES)), np.float32),
+        np.zeros((1, len(MATCH_COLUMNS)), np.float32),
     )
     one = [np.array([number], np.int32) for number in (length, length - 1, of_model, model_size)]
     [found] = num_branch_tokens(

@@ -18,7 +18,7 @@ from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Prediction
 from sglang_hvd.payoff.reliability import Reliability
 from sglang_hvd.suffix_cache.token_ids import padded
-from sglang_hvd.types import MATCH_FEATURES, DraftBatch
+from sglang_hvd.types import MATCH_COLUMNS, DraftBatch
 from tests.payoff.calibration_oracle import Origin
 
 Float64 = npt.NDArray[np.float64]
@@ -57,7 +57,7 @@ class Drafts:
         batch = DraftBatch.of_size(len(self.lens), MAX_DRAFT_LEN)
         batch.token_ids[:] = RIGHT
         batch.num_nodes[:] = self.lens
-        batch.features[:, MATCH_FEATURES.index("origin")] = self.origins
+        batch.matches[:, MATCH_COLUMNS.index("origin")] = self.origins
         return batch
 
     def accepted(self, random: np.random.Generator, hazards: Float64) -> list[int]:

@@ -21,7 +21,7 @@ from sglang_hvd.payoff import (
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.token_classes import TokenClass
 from sglang_hvd.suffix_cache.token_ids import padded
-from sglang_hvd.types import EVIDENCE, EVIDENCE_DEPTH, MATCH_FEATURES, DraftBatch
+from sglang_hvd.types import EVIDENCE, EVIDENCE_DEPTH, MATCH_COLUMNS, DraftBatch
 
 STRINGS = ["a", " b", ",", "(", "\n", "7", " ", '":']
 CLASSES = TokenClasses.from_strings(STRINGS)
@@ -275,7 +275,7 @@ def batch_of(drafts: Sequence[Draft], width: int = 70) -> DraftBatch:
         batch.token_ids[row, :num] = draft.tokens
         batch.probs[row, :num] = draft.probs
         batch.num_nodes[row] = num
-        batch.features[row] = [draft.match[name] for name in MATCH_FEATURES]
+        batch.matches[row] = [draft.match[name] for name in MATCH_COLUMNS]
         batch.evidence[row] = [draft.evidence[name] for name in EVIDENCE]
     return batch
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import MATCH_FEATURES, DraftBatch
+from sglang_hvd.types import MATCH_COLUMNS, DraftBatch
 
 PHRASE = [11, 12, 13, 14, 15, 16]
 
@@ -154,17 +154,17 @@ def test_trees_keep_to_the_node_budget_and_merge_equal_prefixes(cache: SuffixCac
     assert sorted(first) == [1, 4]
 
 
-def test_features_describe_the_match(cache: SuffixCache) -> None:
+def test_columns_describe_the_match(cache: SuffixCache) -> None:
     cache.start("a", [*PHRASE, 9, *PHRASE, 9, 11])
     batch = tree(cache, "a", 4)
-    features = dict(zip(MATCH_FEATURES, batch.features[0].tolist(), strict=True))
-    assert features["match_len"] == len(PHRASE) + 2
-    assert features["origin"] == 0
-    assert features["age"] == 7
-    assert features["num_occurrences"] == features["num_agreeing"] == 2
-    assert features["agreement"] == pytest.approx(1)
-    assert features["num_tokens"] == 4
-    assert features["score"] == pytest.approx(float(batch.probs[0].sum()))
+    match = dict(zip(MATCH_COLUMNS, batch.matches[0].tolist(), strict=True))
+    assert match["match_len"] == len(PHRASE) + 2
+    assert match["origin"] == 0
+    assert match["age"] == 7
+    assert match["num_occurrences"] == match["num_agreeing"] == 2
+    assert match["agreement"] == pytest.approx(1)
+    assert match["num_tokens"] == 4
+    assert match["score"] == pytest.approx(float(batch.probs[0].sum()))
 
 
 def test_nothing_is_kept_of_the_callers_arrays(cache: SuffixCache) -> None:
@@ -401,7 +401,7 @@ def test_deterministic_drafts_do_not_depend_on_the_indexing_thread() -> None:
             cache.propose_into(batch, [turn], np.array([32], np.int32), is_tree=True)
             cache.commit([turn], [output])
             cache.finish(turn, keep=True)
-        for array in ("token_ids", "parents", "probs", "num_nodes", "features"):
+        for array in ("token_ids", "parents", "probs", "num_nodes", "matches"):
             first, second = (getattr(batch, array) for batch in batches)
             assert np.array_equal(first, second)
 

@@ -197,7 +197,7 @@ class DefaultDraftsAreSound(RuleBasedStateMachine):
             # Every pair of tokens was seen: an occurrence is followed, not made up.
             assert (last if parent < 0 else tokens[parent], token) in pairs
         if num_nodes:
-            score = batch.features[row, 1]
+            score = batch.matches[row, 1]
             assert np.isclose(score, np.sum(batch.probs[row, :num_nodes]), rtol=1e-4)
 
     @invariant()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import EVIDENCE, EVIDENCE_DEPTH, MATCH_FEATURES, DraftBatch
+from sglang_hvd.types import EVIDENCE, EVIDENCE_DEPTH, MATCH_COLUMNS, DraftBatch
 
 NEVER_SEEN = 65536
 END = -1
@@ -22,7 +22,7 @@ def propose(cache: SuffixCache, rid: str, max_tokens: int) -> tuple[list[int], d
     """The draft of a request, its match and its evidence."""
     batch = DraftBatch.of_size(1, 64)
     cache.propose_into(batch, [rid], np.array([max_tokens], np.int32), with_evidence=True)
-    values = dict(zip(MATCH_FEATURES, batch.features[0].tolist(), strict=True))
+    values = dict(zip(MATCH_COLUMNS, batch.matches[0].tolist(), strict=True))
     values |= zip(EVIDENCE, batch.evidence[0].tolist(), strict=True)
     return batch.token_ids[0, : batch.num_nodes[0]].tolist(), values
 
@@ -190,6 +190,6 @@ def test_arrays_that_do_not_fit_are_refused(shape: tuple[int, int]) -> None:
             True,
             *arrays,
             batch.num_nodes,
-            batch.features,
+            batch.matches,
             np.zeros(shape, np.float32),
         )

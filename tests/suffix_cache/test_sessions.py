@@ -33,7 +33,7 @@ def tree(cache: SuffixCache, rid: str) -> list[list[float]]:
     cache.propose_into(batch, [rid], np.array([64], np.int32), is_tree=True)
     n = int(batch.num_nodes[0])
     arrays = (batch.token_ids, batch.parents, batch.depths, batch.probs)
-    return [*(array[0, :n].tolist() for array in arrays), batch.features[0].tolist()]
+    return [*(array[0, :n].tolist() for array in arrays), batch.matches[0].tolist()]
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 20, 60, 5000])

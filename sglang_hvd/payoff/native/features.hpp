@@ -24,7 +24,7 @@ constexpr int kNumPositionFeatures = 4 + 2 * kNumClasses;
 static_assert(kMaxDepth % kMostLanes == 0, "tokens are read and written in whole vectors");
 static_assert(kMaxDepth <= 255, "the tokens of a class are counted in a byte");
 
-// The columns of a match, as DraftBatch.features has them.
+// The columns of a match, as DraftBatch.matches has them.
 struct Match {
     float match_len, score, num_tokens, origin, age, num_occurrences, num_agreeing, agreement,
         mean_agreement;

@@ -43,16 +43,16 @@ void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
              bool with_evidence, const Output<std::int32_t, 2>& token_ids,
              const Output<std::int32_t, 2>& parents, const Output<std::int32_t, 2>& depths,
              const Output<float, 2>& probs, const Output<std::int32_t, 1>& lengths,
-             const Output<float, 2>& features, const Output<float, 2>& evidence) {
+             const Output<float, 2>& matches, const Output<float, 2>& evidence) {
     const std::size_t num_rows = slots.size(), width = token_ids.shape(1);
     require(max_nodes.size() == num_rows, "max_nodes needs one entry per request");
     require(token_ids.shape(0) >= num_rows && lengths.size() >= num_rows &&
-                features.shape(0) >= num_rows && evidence.shape(0) >= num_rows &&
+                matches.shape(0) >= num_rows && evidence.shape(0) >= num_rows &&
                 parents.shape(0) == token_ids.shape(0) &&
                 depths.shape(0) == token_ids.shape(0) && probs.shape(0) == token_ids.shape(0),
             "the batch has fewer rows than there are requests: make a larger one");
     require(parents.shape(1) == width && depths.shape(1) == width && probs.shape(1) == width &&
-                features.shape(1) == kNumFeatures && evidence.shape(1) == kNumEvidence,
+                matches.shape(1) == kMatchColumns && evidence.shape(1) == kNumEvidence,
             "the arrays of the batch have different widths");
     thread_local std::vector<Draft> reused;
     std::vector<Draft>& drafts = reused;
@@ -74,8 +74,8 @@ void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
     }
     for (std::size_t row = 0; row < num_rows; ++row) {
         lengths.data()[row] = drafts[row].num_nodes;
-        std::memcpy(features.data() + row * kNumFeatures, &drafts[row].features,
-                    sizeof(MatchFeatures));
+        std::memcpy(matches.data() + row * kMatchColumns, &drafts[row].match,
+                    sizeof(Match));
         if (!with_evidence) continue;
         std::memcpy(evidence.data() + row * kNumEvidence, &drafts[row].evidence,
                     sizeof(DraftEvidence));
@@ -134,7 +134,7 @@ NB_MODULE(_native, m) {
              "lengths"_a.noconvert())
         .def("propose", &propose, "slots"_a.noconvert(), "max_nodes"_a.noconvert(), "is_tree"_a, "by_votes"_a,
              "with_evidence"_a, "token_ids"_a.noconvert(), "parents"_a.noconvert(), "depths"_a.noconvert(),
-             "probs"_a.noconvert(), "lengths"_a.noconvert(), "features"_a.noconvert(),
+             "probs"_a.noconvert(), "lengths"_a.noconvert(), "matches"_a.noconvert(),
              "evidence"_a.noconvert())
         .def(
             "finish",

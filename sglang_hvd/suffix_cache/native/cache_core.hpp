@@ -335,7 +335,7 @@ private:
 
     void propose_as_paper(const Request& request, int most, Draft& draft) const {
         draft.num_nodes = 0;
-        draft.features = {};
+        draft.match = {};
         const PaperProposer proposer(*settings_.paper);
         const auto context = proposer.context_of(*request.text);
         const auto own = proposer.propose(*request.text, context, most);
@@ -350,12 +350,12 @@ private:
             draft.depths[i] = static_cast<std::int32_t>(i) + 1;
         }
         draft.num_nodes = static_cast<int>(best.token_ids.size());
-        draft.features.match_len = static_cast<float>(best.match_len);
-        draft.features.score = best.score;
-        draft.features.num_tokens = static_cast<float>(draft.num_nodes);
-        draft.features.origin = static_cast<float>(is_own ? Origin::kOutput : Origin::kShared);
-        draft.features.num_occurrences = static_cast<float>(best.num_occurrences);
-        draft.features.num_agreeing = static_cast<float>(best.num_agreeing);
+        draft.match.match_len = static_cast<float>(best.match_len);
+        draft.match.score = best.score;
+        draft.match.num_tokens = static_cast<float>(draft.num_nodes);
+        draft.match.origin = static_cast<float>(is_own ? Origin::kOutput : Origin::kShared);
+        draft.match.num_occurrences = static_cast<float>(best.num_occurrences);
+        draft.match.num_agreeing = static_cast<float>(best.num_agreeing);
     }
 
     static std::vector<Token> output_of(const Request& request,

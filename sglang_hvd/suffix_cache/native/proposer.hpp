@@ -20,7 +20,7 @@ namespace sglang_hvd {
 constexpr int kMaxNodes = 256;
 
 // What is known about a draft before it is verified.
-struct MatchFeatures {
+struct Match {
     float match_len = 0;        // longest match among the occurrences of the first draft token
     float score = 0;            // sum of the nodes' probabilities: expected accepted tokens
     float num_tokens = 0;       // nodes of the draft
@@ -31,7 +31,7 @@ struct MatchFeatures {
     float agreement = 0;        // their share of the votes
     float mean_agreement = 0;   // the same share, mean over the draft's nodes
 };
-constexpr int kNumFeatures = sizeof(MatchFeatures) / sizeof(float);
+constexpr int kMatchColumns = sizeof(Match) / sizeof(float);
 
 // A draft in the order of growth: parents stand before their children.
 struct Draft {
@@ -40,7 +40,7 @@ struct Draft {
     std::span<std::int32_t> depths;   // 1 for the tokens that may come next
     std::span<float> probs;           // estimated probability that the node is accepted
     int num_nodes = 0;
-    MatchFeatures features;
+    Match match;
     DraftEvidence evidence;  // of a chain, if it was asked for
 };
 
@@ -60,7 +60,7 @@ public:
     void propose(const Sources& sources, DraftShape shape, int max_nodes, float min_prob,
                  Draft& draft) {
         draft.num_nodes = 0;
-        draft.features = {};
+        draft.match = {};
         if (max_nodes <= 0 || sources.own->size() == 0) return;
         sources_ = sources;
         draft_ = &draft;
@@ -79,8 +79,8 @@ public:
             num_rematches_left_ = std::min(max_nodes_ / kNodesPerRematch, kMaxRematches);
             grow_tree();
         }
-        draft.features.num_tokens = static_cast<float>(draft.num_nodes);
-        if (draft.num_nodes > 0) draft.features.mean_agreement /= draft.features.num_tokens;
+        draft.match.num_tokens = static_cast<float>(draft.num_nodes);
+        if (draft.num_nodes > 0) draft.match.mean_agreement /= draft.match.num_tokens;
     }
 
     // How alike the texts before the latest draft and before its source are. The draft has nodes.
@@ -298,8 +298,8 @@ private:
         }
         if (num == 0) return;
         draft.num_nodes += num;
-        draft.features.score += score;
-        draft.features.mean_agreement += static_cast<float>(num);
+        draft.match.score += score;
+        draft.match.mean_agreement += static_cast<float>(num);
         index_ = draft.num_nodes - 1;
         node_ = {o.next[ahead + num - 1], index_ - 1, node_.depth + num, prob, node_.first, 1, 1.f};
     }
@@ -476,15 +476,15 @@ private:
         draft.parents[index_] = group.parent;
         draft.depths[index_] = group.depth;
         draft.probs[index_] = group.prob;
-        draft.features.score += group.prob;
-        draft.features.mean_agreement += group.share;
-        if (index_ == 0) describe_first(group, draft.features);
+        draft.match.score += group.prob;
+        draft.match.mean_agreement += group.share;
+        if (index_ == 0) describe_first(group, draft.match);
     }
 
-    void describe_first(const Group& group, MatchFeatures& features) {
-        features.num_occurrences = static_cast<float>(num_first_votes_);
-        features.num_agreeing = static_cast<float>(group.count);
-        features.agreement = group.share;
+    void describe_first(const Group& group, Match& match) {
+        match.num_occurrences = static_cast<float>(num_first_votes_);
+        match.num_agreeing = static_cast<float>(group.count);
+        match.agreement = group.share;
         const Occurrence* best = nullptr;
         for (int i = 0; i < group.count; ++i) {
             const Occurrence& o = occurrences_[members_[group.first + i]];
@@ -494,9 +494,9 @@ private:
             }
         }
         source_ = *best;
-        features.match_len = best->match_len;
-        features.origin = static_cast<float>(best->origin);
-        features.age = static_cast<float>(best->age);
+        match.match_len = best->match_len;
+        match.origin = static_cast<float>(best->origin);
+        match.age = static_cast<float>(best->age);
     }
 
     static constexpr int kMaxChain = 16;
