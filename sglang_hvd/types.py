@@ -137,12 +137,20 @@ class VerifyOutcomes:
             )
 
 
-# Columns of DraftBatch.matches, as native/proposer.hpp: MatchFeatures has them.
+class MatchOrigin(enum.IntEnum):
+    """Where the longest match of a draft lies, by number in the column "origin" of its match."""
+
+    PROMPT = 0  # the request's own prompt
+    OUTPUT = 1  # the request's own output
+    SHARED = 2  # finished requests
+
+
+# Columns of DraftBatch.matches, as native/draft_layout.hpp has them.
 MATCH_COLUMNS = (
     "match_len",  # longest match among the occurrences of the first draft token
     "score",  # sum of the nodes' probabilities: expected accepted tokens
     "num_tokens",  # nodes of the draft
-    "origin",  # where that longest match lies: 0 prompt, 1 own output, 2 finished requests
+    "origin",  # MatchOrigin of that longest match
     "age",  # tokens between that match and the end of its text
     "num_occurrences",  # occurrences of the context that were found
     "num_agreeing",  # of them, followed by the first draft token
@@ -152,11 +160,10 @@ MATCH_COLUMNS = (
 
 SCORE = MATCH_COLUMNS.index("score")
 _MATCH_LEN, _NUM_TOKENS, _ORIGIN = map(MATCH_COLUMNS.index, ("match_len", "num_tokens", "origin"))
-_SHARED = 2  # in the column "origin"
 
 # First tokens of a chain that DraftBatch.evidence tells of.
 EVIDENCE_DEPTH = 4
-# Columns of DraftBatch.evidence, as suffix_cache/native/draft_evidence.hpp: DraftEvidence has them.
+# Columns of DraftBatch.evidence, as native/draft_layout.hpp has them.
 EVIDENCE = (
     *(
         f"{name}_{depth}"
@@ -279,7 +286,9 @@ class CacheDrafts:
             self.matches[:, [_MATCH_LEN, SCORE, _ORIGIN]].tolist(),
             strict=True,
         ):
-            source: Literal["request", "shared"] = "shared" if origin == _SHARED else "request"
+            source: Literal["request", "shared"] = (
+                "shared" if origin == MatchOrigin.SHARED else "request"
+            )
             before = parents[:length] if is_tree else None
             draft = CacheDraft(tokens[:length], int(match_len), score, source, before)
             yield draft if length else None

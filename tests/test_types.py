@@ -5,16 +5,32 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sglang_hvd.suffix_cache import _native
 from sglang_hvd.types import (
+    EVIDENCE,
+    EVIDENCE_DEPTH,
     MATCH_COLUMNS,
     CacheDraft,
     CacheDrafts,
     DraftBatch,
     DraftPlans,
     DraftSource,
+    MatchOrigin,
     VerifyOutcome,
     VerifyOutcomes,
 )
+
+
+def test_the_native_code_has_the_same_columns() -> None:
+    assert [(name, place) for place, name in enumerate(MATCH_COLUMNS)] == _native.MATCH_COLUMNS
+    columns: list[str] = []
+    for name, place in _native.EVIDENCE_FIELDS:
+        assert place == len(columns)
+        is_by_token = f"{name}_1" in EVIDENCE
+        depths = range(1, EVIDENCE_DEPTH + 1)
+        columns += [f"{name}_{depth}" for depth in depths] if is_by_token else [name]
+    assert tuple(columns) == EVIDENCE
+    assert {origin.name: int(origin) for origin in MatchOrigin} == _native.MATCH_ORIGINS
 
 
 def test_a_draft_knows_its_length_and_cannot_be_reassigned() -> None:

@@ -22,7 +22,7 @@ Shape = Literal["llama", "qwen3"]
 
 # What the built files depend on, relative to the package.
 _SOURCES = (
-    "types.py", "config.py", "drafter/*.py", "payoff/*.py", "payoff/native/*",
+    "types.py", "config.py", "native/*", "drafter/*.py", "payoff/*.py", "payoff/native/*",
     "suffix_cache/*.py", "suffix_cache/native/*",
     "replay/simulator.py", "traces/trace.py", "traces/tokenizer.py",
     "demo/corpus/*.py", "demo/build.py", "demo/checkpoint.py", "demo/dataset.py",

@@ -18,7 +18,7 @@ from sglang_hvd.payoff._native import MAX_SHIFT, NUM_BINS, Calibration
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Prediction
 from sglang_hvd.payoff.reliability import Reliability
-from sglang_hvd.types import MATCH_COLUMNS, DraftBatch, TokenIds
+from sglang_hvd.types import MATCH_COLUMNS, DraftBatch, MatchOrigin, TokenIds
 
 __all__ = [
     "MAX_SHIFT",
@@ -32,8 +32,8 @@ __all__ = [
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
-# By number in the column "origin" of MATCH_COLUMNS.
-ORIGINS = ("prompt", "output", "shared")
+# Names by MatchOrigin.
+ORIGINS = tuple(origin.name.lower() for origin in MatchOrigin)
 
 _ORIGIN = MATCH_COLUMNS.index("origin")
 

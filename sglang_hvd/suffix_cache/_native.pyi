@@ -3,6 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
+# Names of the columns of DraftBatch.matches and of the fields of its evidence, with their places.
+MATCH_COLUMNS: list[tuple[str, int]]
+EVIDENCE_FIELDS: list[tuple[str, int]]
+MATCH_ORIGINS: dict[str, int]
+
 class CacheCore:
     def __init__(
         self,

@@ -6,8 +6,9 @@ set -euo pipefail
 seconds=${1:-60}
 folder=${2:-$(mktemp -d)}
 here=$(cd "$(dirname "$0")" && pwd)
-native=$here/../../sglang_hvd/suffix_cache/native
-flags=(-std=c++20 -g -O1 -Wall -Wextra -pthread -DHVD_CHECKED -fno-omit-frame-pointer -I "$native")
+package=$here/../../sglang_hvd
+flags=(-std=c++20 -g -O1 -Wall -Wextra -pthread -DHVD_CHECKED -fno-omit-frame-pointer -I "$package/native"
+    -I "$package/suffix_cache/native")
 checks=(-fsanitize=address,undefined -fno-sanitize-recover=all)
 mkdir -p "$folder/corpus"
 cd "$folder"

@@ -170,16 +170,15 @@ private:
     static DraftRow row_of(const Batch& batch, std::size_t row) {
         const std::size_t width = batch.token_ids.shape(1);
         const auto num = std::min<std::size_t>(static_cast<std::size_t>(batch.num_nodes.data()[row]), kMaxDepth);
-        const float* m = batch.matches.data() + row * kMatchColumns;
         return {{batch.token_ids.data() + row * width, num},
                 {batch.probs.data() + row * width, num},
-                {m[0], m[1], m[2], m[3], m[4], m[5], m[6], m[7], m[8]},
-                Evidence(batch.evidence.data() + row * kEvidenceColumns)};
+                read_row<Match>(batch.matches.data() + row * kMatchColumns),
+                read_row<DraftEvidence>(batch.evidence.data() + row * kEvidenceColumns)};
     }
 
     // Of the draft's source in the request's own text; -1 where it lies in finished requests.
     static std::int64_t place_of(const RequestTrack& track, const DraftRow& draft) {
-        if (draft.size() == 0 || draft.match.origin > 1) return -1;
+        if (draft.size() == 0 || draft.match.is_from(MatchOrigin::kShared)) return -1;
         const auto length = std::int64_t{track.prompt_len()} + track.generated_len();
         return std::max<std::int64_t>(-1, length - 1 - static_cast<std::int64_t>(draft.match.age));
     }

@@ -9,13 +9,13 @@
 #include <optional>
 #include <span>
 
+#include "draft_layout.hpp"
 #include "expectations.hpp"
 #include "reliability.hpp"
 #include "request_track.hpp"
 
 namespace sglang_hvd {
 
-constexpr int kNumOrigins = 3;
 constexpr int kNumBins = 10;
 
 // Bound of the correction, in log odds: a predictor that is further off has to be trained again.

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <span>
 
+#include "draft_layout.hpp"
 #include "request_track.hpp"
 #include "vector_math.hpp"
 
@@ -24,37 +25,11 @@ constexpr int kNumPositionFeatures = 4 + 2 * kNumClasses;
 static_assert(kMaxDepth % kMostLanes == 0, "tokens are read and written in whole vectors");
 static_assert(kMaxDepth <= 255, "the tokens of a class are counted in a byte");
 
-// The columns of a match, as DraftBatch.matches has them.
-struct Match {
-    float match_len, score, num_tokens, origin, age, num_occurrences, num_agreeing, agreement,
-        mean_agreement;
-};
-constexpr int kMatchColumns = sizeof(Match) / sizeof(float);
-constexpr int kOriginColumn = offsetof(Match, origin) / sizeof(float);
-
-// A row of DraftBatch.evidence, where it lies.
-constexpr int kEvidenceDepth = 4;
-constexpr int kEvidenceColumns = 3 * kEvidenceDepth + 2;
-class Evidence {
-public:
-    explicit Evidence(const float* columns) : columns_(columns) {}
-
-    // Of each of the first kEvidenceDepth tokens.
-    const float* num_seen() const { return columns_; }
-    const float* num_followed() const { return columns_ + kEvidenceDepth; }
-    const float* age() const { return columns_ + 2 * kEvidenceDepth; }
-    float aligned() const { return columns_[3 * kEvidenceDepth]; }
-    float in_common() const { return columns_[3 * kEvidenceDepth + 1]; }
-
-private:
-    const float* columns_;
-};
-
 struct DraftRow {
     std::span<const std::int32_t> token_ids;
     std::span<const float> probs;
     Match match;
-    Evidence evidence;
+    DraftEvidence evidence;
 
     int size() const { return static_cast<int>(token_ids.size()); }
 };
@@ -151,8 +126,8 @@ public:
         float* const shift_at = out_ - 1;
 
         // How alike the text before it is to what stands before its source.
-        put(votes.evidence.aligned());
-        put(votes.evidence.in_common());
+        put(votes.evidence.aligned);
+        put(votes.evidence.in_common);
 
         // How often drafts had its tokens right.
         const OutcomeProbs right = track.probs_right(draft.token_ids, of_all_);
@@ -203,8 +178,8 @@ private:
     }
 
     void put_match(const Match& match) const {
-        put(match.origin == 0 ? 1.f : 0.f);
-        put(match.origin == 1 ? 1.f : 0.f);
+        put(match.is_from(MatchOrigin::kPrompt) ? 1.f : 0.f);
+        put(match.is_from(MatchOrigin::kOutput) ? 1.f : 0.f);
         put_log(match.match_len);
         put_log(match.age);
         put_log(match.num_occurrences);
@@ -302,13 +277,14 @@ private:
 
     // Log odds, divided by four, that a token follows the two before it, by how often it did, and how
     // long ago the token was seen.
-    static void write_evidence(Evidence evidence, int num, float* out) {
+    static void write_evidence(const DraftEvidence& evidence, int num, float* out) {
         static_assert(2 * kEvidenceDepth <= kMostLanes);
         alignas(64) float values[kMostLanes];
         std::fill(values, values + kMostLanes, 1.f);
         for (int i = 0; i < kEvidenceDepth; ++i) {
-            values[i] = odds_of(evidence.num_followed()[i], evidence.num_seen()[i]);
-            values[kEvidenceDepth + i] = 1.f + evidence.age()[i];
+            const auto at = static_cast<std::size_t>(i);
+            values[i] = odds_of(evidence.num_followed[at], evidence.num_seen[at]);
+            values[kEvidenceDepth + i] = 1.f + evidence.age[at];
         }
         in_lanes([&]<int kLanes>() __attribute__((always_inline)) {
             for (int i = 0; i < 2 * kEvidenceDepth; i += kLanes)

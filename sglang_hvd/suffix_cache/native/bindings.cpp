@@ -52,7 +52,7 @@ void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
                 depths.shape(0) == token_ids.shape(0) && probs.shape(0) == token_ids.shape(0),
             "the batch has fewer rows than there are requests: make a larger one");
     require(parents.shape(1) == width && depths.shape(1) == width && probs.shape(1) == width &&
-                matches.shape(1) == kMatchColumns && evidence.shape(1) == kNumEvidence,
+                matches.shape(1) == kMatchColumns && evidence.shape(1) == kEvidenceColumns,
             "the arrays of the batch have different widths");
     thread_local std::vector<Draft> reused;
     std::vector<Draft>& drafts = reused;
@@ -77,9 +77,16 @@ void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
         std::memcpy(matches.data() + row * kMatchColumns, &drafts[row].match,
                     sizeof(Match));
         if (!with_evidence) continue;
-        std::memcpy(evidence.data() + row * kNumEvidence, &drafts[row].evidence,
+        std::memcpy(evidence.data() + row * kEvidenceColumns, &drafts[row].evidence,
                     sizeof(DraftEvidence));
     }
+}
+
+// Names of columns with their places.
+nb::list columns_of(std::span<const Column> columns) {
+    nb::list named;
+    for (const auto& [name, place] : columns) named.append(nb::make_tuple(name, place));
+    return named;
 }
 
 CacheSettings settings_of(std::size_t shared_tokens, std::size_t namespace_tokens,
@@ -99,6 +106,13 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // an interpreter that ends may leave objects behind
     using namespace nb::literals;
     using NoGil = nb::call_guard<nb::gil_scoped_release>;
+    m.attr("MATCH_COLUMNS") = columns_of(kMatchNames);
+    m.attr("EVIDENCE_FIELDS") = columns_of(kEvidenceNames);
+    nb::dict origins;
+    origins["PROMPT"] = static_cast<int>(MatchOrigin::kPrompt);
+    origins["OUTPUT"] = static_cast<int>(MatchOrigin::kOutput);
+    origins["SHARED"] = static_cast<int>(MatchOrigin::kShared);
+    m.attr("MATCH_ORIGINS") = origins;
     nb::class_<CacheCore>(m, "CacheCore", "See cache.py, which checks and names things.")
         .def(
             "__init__",

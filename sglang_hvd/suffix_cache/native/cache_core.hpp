@@ -353,7 +353,7 @@ private:
         draft.match.match_len = static_cast<float>(best.match_len);
         draft.match.score = best.score;
         draft.match.num_tokens = static_cast<float>(draft.num_nodes);
-        draft.match.origin = static_cast<float>(is_own ? Origin::kOutput : Origin::kShared);
+        draft.match.origin = static_cast<float>(is_own ? MatchOrigin::kOutput : MatchOrigin::kShared);
         draft.match.num_occurrences = static_cast<float>(best.num_occurrences);
         draft.match.num_agreeing = static_cast<float>(best.num_agreeing);
     }

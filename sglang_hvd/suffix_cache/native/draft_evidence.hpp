@@ -6,26 +6,10 @@
 #include <array>
 #include <span>
 
+#include "draft_layout.hpp"
 #include "token_text.hpp"
 
 namespace sglang_hvd {
-
-constexpr int kEvidenceDepth = 4;  // first tokens of a draft that are looked up
-
-// By the draft's tokens, all in the request's own text, which is one sequence. num_seen, num_followed:
-// of the latest places in the bucket of the two tokens before that something follows, those where these
-// stand, and those of them that the token follows; age: tokens since the latest place of the token
-// itself, kNeverSeen where it is not among the latest places in its bucket.
-// What stands before the draft, against what stands before the place it was copied from: shares of
-// the latest kLookBack tokens. aligned: the same at the same distance; in_common: at any distance.
-// Before the beginning of a finished output stands the end of the one that finished before it.
-// All are 0 without a draft, aligned and in_common in the paper's too, which names no place.
-struct DraftEvidence {
-    std::array<float, kEvidenceDepth> num_seen{}, num_followed{}, age{};
-    float aligned = 0, in_common = 0;
-};
-constexpr int kNumEvidence = sizeof(DraftEvidence) / sizeof(float);
-constexpr float kNeverSeen = 65536;
 
 // Looks up the first tokens of a chain that follows the text, side by side: each step waits for
 // memory.

@@ -7,12 +7,10 @@
 #include <cmath>
 #include <cstdint>
 
+#include "draft_layout.hpp"
 #include "token_text.hpp"
 
 namespace sglang_hvd {
-
-// Where an occurrence lies.
-enum class Origin : std::uint8_t { kPrompt, kOutput, kShared };
 
 // P(next = t) = sum of the weights of the occurrences followed by t
 //               / (sum of all weights + weight that none of them is right).
@@ -32,7 +30,7 @@ public:
         return place_weight / (place_weight + none_by_match_[std::min(match_len, kLookBack)]);
     }
     // age: tokens between the occurrence and the end of its text.
-    float of_place(Position age, Origin origin) const {
+    float of_place(Position age, MatchOrigin origin) const {
         return place_[static_cast<int>(origin)][age_bucket(age)];
     }
 
@@ -62,7 +60,7 @@ private:
             none_[length] = std::exp(kOfNone[length_bucket(length)]);
             none_by_match_[length] = none_[length] / match_[length];
         }
-        for (int origin = 0; origin < 3; ++origin) {
+        for (int origin = 0; origin < kNumOrigins; ++origin) {
             for (int age = 0; age < kNumAges; ++age) {
                 place_[origin][age] = std::exp(kOfAge[age] + kOfOrigin[origin]);
             }
@@ -70,7 +68,7 @@ private:
     }
 
     std::array<float, kLookBack + 1> match_, none_, none_by_match_;
-    std::array<std::array<float, kNumAges>, 3> place_;
+    std::array<std::array<float, kNumAges>, kNumOrigins> place_;
 };
 
 }  // namespace sglang_hvd

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "draft_evidence.hpp"
+#include "draft_layout.hpp"
 #include "draft_weights.hpp"
 #include "token_text.hpp"
 #include "waiting_groups.hpp"
@@ -18,20 +19,6 @@
 namespace sglang_hvd {
 
 constexpr int kMaxNodes = 256;
-
-// What is known about a draft before it is verified.
-struct Match {
-    float match_len = 0;        // longest match among the occurrences of the first draft token
-    float score = 0;            // sum of the nodes' probabilities: expected accepted tokens
-    float num_tokens = 0;       // nodes of the draft
-    float origin = 0;           // of that longest match: 0 prompt, 1 own output, 2 shared cache
-    float age = 0;              // tokens between that match and the end of its text
-    float num_occurrences = 0;  // occurrences found
-    float num_agreeing = 0;     // of them, followed by the first draft token
-    float agreement = 0;        // their share of the votes
-    float mean_agreement = 0;   // the same share, mean over the draft's nodes
-};
-constexpr int kMatchColumns = sizeof(Match) / sizeof(float);
 
 // A draft in the order of growth: parents stand before their children.
 struct Draft {
@@ -86,7 +73,7 @@ public:
     // How alike the texts before the latest draft and before its source are. The draft has nodes.
     void compare_with_source(DraftEvidence& evidence) const {
         const TokenText& own = *sources_.own;
-        const TokenText& text = source_.origin == Origin::kShared ? *sources_.shared : own;
+        const TokenText& text = source_.origin == MatchOrigin::kShared ? *sources_.shared : own;
         const Position num_there = text.end() - source_.age - text.begin();
         const int num = std::min(context_len_, static_cast<int>(std::min<Position>(num_there, kLookBack)));
         compare_contexts(own.at(own.end()), source_.next, num, evidence);
@@ -110,7 +97,7 @@ private:
         std::uint16_t num_next;  // how many tokens of that
         std::uint8_t match_len;
         std::uint8_t depth;  // of the node whose context it matches
-        Origin origin;
+        MatchOrigin origin;
         Position age;
         float place_weight;
     };
@@ -224,7 +211,7 @@ private:
                 if (match_len >= higher_order && place >= oldest_seen[is_shared]) continue;
                 if (num_occurrences_ == kMaxOccurrences) return;
                 const Position age = text.end() - 1 - place;
-                const Origin origin = origin_of(place, is_shared);
+                const MatchOrigin origin = origin_of(place, is_shared);
                 occurrences_[num_occurrences_++] = {next,
                                                     static_cast<std::uint16_t>(num_next),
                                                     static_cast<std::uint8_t>(match_len),
@@ -238,11 +225,12 @@ private:
     }
 
     // Without a branch, since it goes either way.
-    Origin origin_of(Position place, bool is_shared) const {
-        static_assert(static_cast<int>(Origin::kPrompt) == 0 && static_cast<int>(Origin::kOutput) == 1 &&
-                      static_cast<int>(Origin::kShared) == 2);
-        return static_cast<Origin>(std::max(2 * static_cast<int>(is_shared),
-                                            static_cast<int>(place >= sources_.prompt_end)));
+    MatchOrigin origin_of(Position place, bool is_shared) const {
+        constexpr int kOutput = static_cast<int>(MatchOrigin::kOutput);
+        constexpr int kShared = static_cast<int>(MatchOrigin::kShared);
+        static_assert(static_cast<int>(MatchOrigin::kPrompt) == 0 && kOutput == 1 && kShared > kOutput);
+        return static_cast<MatchOrigin>(std::max(kShared * static_cast<int>(is_shared),
+                                                 static_cast<int>(place >= sources_.prompt_end)));
     }
 
     // ---- growing ----

@@ -1,0 +1,78 @@
+// What the suffix cache tells of a draft, in the columns that payoff reads. types.py has the same
+// columns; tests/test_types.py compares them.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace sglang_hvd {
+
+// Where the longest match of a draft lies: in the request's prompt, in its own output, or in finished
+// requests.
+enum class MatchOrigin : std::uint8_t { kPrompt, kOutput, kShared };
+constexpr int kNumOrigins = 3;
+
+// A row of DraftBatch.matches: what a draft was found by.
+struct Match {
+    float match_len = 0;        // longest match among the occurrences of the first draft token
+    float score = 0;            // sum of the nodes' probabilities: expected accepted tokens
+    float num_tokens = 0;       // nodes of the draft
+    float origin = 0;           // MatchOrigin of that longest match
+    float age = 0;              // tokens between that match and the end of its text
+    float num_occurrences = 0;  // occurrences of the context that were found
+    float num_agreeing = 0;     // of them, followed by the first draft token
+    float agreement = 0;        // their share of the votes
+    float mean_agreement = 0;   // the same share, mean over the draft's nodes
+
+    bool is_from(MatchOrigin where) const { return origin == static_cast<float>(where); }
+};
+constexpr int kMatchColumns = sizeof(Match) / sizeof(float);
+
+constexpr int kEvidenceDepth = 4;  // first tokens of a draft that are looked up
+
+// A row of DraftBatch.evidence: what else the texts know of a draft.
+// By token, all in the request's own text, which is one sequence. num_seen: of the latest places in the
+// bucket of the two tokens before it that something follows, those where these two stand.
+// num_followed: those of them that the token follows. age: tokens since the latest place of the token
+// itself, kNeverSeen where it is not among the latest places in its bucket.
+// aligned, in_common: shares of the latest tokens before the draft that stand before the place it was
+// copied from too, at the same distance and at any. Before the beginning of a finished output stands
+// the end of the one that finished before it.
+// All are 0 without a draft, aligned and in_common in the paper's too, which names no place.
+struct DraftEvidence {
+    std::array<float, kEvidenceDepth> num_seen{}, num_followed{}, age{};
+    float aligned = 0, in_common = 0;
+};
+constexpr int kEvidenceColumns = sizeof(DraftEvidence) / sizeof(float);
+constexpr float kNeverSeen = 65536;
+
+// A Match or DraftEvidence from its row.
+template <class Row>
+Row read_row(const float* columns) {
+    std::array<float, sizeof(Row) / sizeof(float)> values;
+    std::copy_n(columns, values.size(), values.begin());
+    return std::bit_cast<Row>(values);
+}
+
+// Names of the fields with the columns at which they begin.
+struct Column {
+    const char* name;
+    std::size_t place;
+};
+#define COLUMN(row, name) Column{#name, offsetof(row, name) / sizeof(float)}
+inline constexpr std::array<Column, kMatchColumns> kMatchNames = {
+    COLUMN(Match, match_len),    COLUMN(Match, score),           COLUMN(Match, num_tokens),
+    COLUMN(Match, origin),       COLUMN(Match, age),             COLUMN(Match, num_occurrences),
+    COLUMN(Match, num_agreeing), COLUMN(Match, agreement),       COLUMN(Match, mean_agreement),
+};
+inline constexpr std::array kEvidenceNames = {
+    COLUMN(DraftEvidence, num_seen), COLUMN(DraftEvidence, num_followed), COLUMN(DraftEvidence, age),
+    COLUMN(DraftEvidence, aligned),  COLUMN(DraftEvidence, in_common),
+};
+#undef COLUMN
+constexpr std::size_t kOriginColumn = kMatchNames[3].place;
+
+}  // namespace sglang_hvd
