@@ -67,8 +67,9 @@ class CostFit:
         """A draft-extend."""
         self._extend.add([1, num_requests, num_requests * width], milliseconds)
 
-    def observe_draft(self, num_requests: int, num_rounds: int, milliseconds: float) -> None:
-        """All rounds of the model drafter in one step."""
+    def observe_draft(self, num_requests: int, num_steps: int, milliseconds: float) -> None:
+        """A draft of the model drafter in so many steps, one round less."""
+        num_rounds = num_steps - 1
         self._draft.add([1, num_rounds, num_rounds * num_requests], milliseconds)
 
     def observe_rest(self, num_requests: int, milliseconds: float) -> None:

@@ -52,9 +52,9 @@ class CostScale:
         """A draft-extend."""
         self._extend.add(self._extend_ms(num_requests, width), milliseconds)
 
-    def observe_draft(self, num_requests: int, num_rounds: int, milliseconds: float) -> None:
-        """All rounds of the model drafter in one step."""
-        self._draft.add(self._draft_ms(num_requests, num_rounds + 1), milliseconds)
+    def observe_draft(self, num_requests: int, num_steps: int, milliseconds: float) -> None:
+        """A draft of the model drafter in so many steps."""
+        self._draft.add(self._draft_ms(num_requests, num_steps), milliseconds)
 
     def observe_rest(self, num_requests: int, milliseconds: float) -> None:
         """What a step took beside these."""

@@ -321,7 +321,7 @@ class HvdDraftWorker(EagleDraftWorker):
         drafting_batch = batch if rows is None else _only(batch, drafting.tolist(), rows)
         num_steps = plans.num_model_steps
         self.num_drafts_by_steps[num_steps] += 1
-        with self.costs.time_draft(len(drafting), num_steps - 1):
+        with self.costs.time_draft(len(drafting), num_steps):
             (parent_list, top_scores_index, draft_tokens, ranks), kv_loc_plan = (
                 self._run_model_drafter(drafting_batch, num_steps)
             )

@@ -76,9 +76,9 @@ class ServedCosts:
         self._fit = CostScale(costs)
 
     @contextmanager
-    def time_draft(self, num_requests: int, num_rounds: int) -> Iterator[None]:
-        """All rounds of the model drafter."""
-        with self._time(lambda ms: self._fit.observe_draft(num_requests, num_rounds, ms)):
+    def time_draft(self, num_requests: int, num_steps: int) -> Iterator[None]:
+        """A draft of the model drafter in so many steps."""
+        with self._time(lambda ms: self._fit.observe_draft(num_requests, num_steps, ms)):
             yield
 
     @contextmanager

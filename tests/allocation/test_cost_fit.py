@@ -21,7 +21,7 @@ def test_steps_of_several_sizes_give_the_terms_of_their_times() -> None:
         noise = 1 + 0.05 * random.standard_normal()
         fit.observe_verify(n, w, linear(n, w) * noise)
         fit.observe_extend(n, w, (0.4 + 0.001 * n * w) * noise)
-        fit.observe_draft(n, 7, 7 * (0.5 + 0.01 * n) * noise)
+        fit.observe_draft(n, 8, 7 * (0.5 + 0.01 * n) * noise)
     costs = costs_of(fit.coefficients(), WIDTHS)
     assert costs is not None
     for n, w in ((1, 1), (4, 32), (16, 8)):
@@ -56,31 +56,31 @@ def test_what_was_never_seen_costs_more_the_wider_it_is() -> None:
 
 
 def of_drafts(milliseconds: Mapping[int, float]) -> StepCosts:
-    """What drafts of one request show, seen twenty times each. milliseconds: by rounds."""
+    """What drafts of one request show, seen twenty times each. milliseconds: by steps."""
     fit = CostFit(WIDTHS)
     for _ in range(20):
-        for num_rounds, taken in milliseconds.items():
+        for num_steps, taken in milliseconds.items():
             fit.observe_verify(1, 8, 5.0)
-            fit.observe_draft(1, num_rounds, taken)
+            fit.observe_draft(1, num_steps, taken)
     costs = costs_of(fit.coefficients(), WIDTHS)
     assert costs is not None
     return costs
 
 
 def test_a_round_that_was_timed_for_one_request_is_expected_to_take_as_long_for_more() -> None:
-    costs = of_drafts({7: 3.5})
+    costs = of_drafts({8: 3.5})
     assert costs.draft_ms([1, 16], 8) == pytest.approx([3.5, 3.5], rel=0.2)
 
 
 def test_what_a_draft_takes_beside_its_rounds_is_told_by_drafts_of_several_lengths() -> None:
-    costs = of_drafts({rounds: 0.3 + 0.5 * rounds for rounds in (0, 1, 3, 7)})
+    costs = of_drafts({steps: 0.3 + 0.5 * (steps - 1) for steps in (1, 2, 4, 8)})
     for num_steps in (1, 4, 8):
         taken = 0.3 + 0.5 * (num_steps - 1)
         assert costs.draft_ms([1, 0], num_steps) == pytest.approx([taken, 0], rel=0.05)
 
 
 def test_the_time_of_drafts_of_one_length_is_put_to_their_rounds() -> None:
-    costs = of_drafts({7: 3.5})
+    costs = of_drafts({8: 3.5})
     assert costs.draft_ms([1], 8)[0] == pytest.approx(3.5, rel=0.02)
     assert costs.draft_ms([1], 2)[0] < 0.8
 
@@ -136,12 +136,12 @@ def test_a_draft_without_rounds_leaves_what_rounds_cost(milliseconds: float) -> 
     fit = CostFit(WIDTHS)
     fit.observe_verify(1, 32, 10.0)
     for _ in range(200):
-        fit.observe_draft(1, 3, 1.5)
-        fit.observe_draft(1, 7, 3.5)
+        fit.observe_draft(1, 4, 1.5)
+        fit.observe_draft(1, 8, 3.5)
     for _ in range(10):
-        fit.observe_draft(1, 0, milliseconds)
+        fit.observe_draft(1, 1, milliseconds)
         for _ in range(50):
-            fit.observe_draft(1, 7, 3.5)
+            fit.observe_draft(1, 8, 3.5)
         costs = costs_of(fit.coefficients(), WIDTHS)
         assert costs is not None
         assert costs.draft_ms([1], 8)[0] == pytest.approx(3.5, rel=0.25)

@@ -33,7 +33,7 @@ def test_each_part_follows_its_own_times_and_keeps_its_shape() -> None:
     for n, width in ((1, 1), (8, 16), (3, 5)) * 400:
         scale.observe_verify(n, width, 1.5 * float(BASE.verify_ms(n, [width])[0]))
         scale.observe_extend(n, width, 0.5 * float(BASE.draft_extend_ms(n, [width])[0]))
-        scale.observe_draft(n, 3, 2.0 * float(BASE.draft_ms([n], 4)[0]))
+        scale.observe_draft(n, 4, 2.0 * float(BASE.draft_ms([n], 4)[0]))
     table = scale.table(scale.coefficients())
     assert table.verify_ms(8, [16])[0] == pytest.approx(30.0, rel=0.02)
     assert table.verify_ms(1, [1])[0] == pytest.approx(7.5, rel=0.02)
@@ -49,15 +49,15 @@ def test_a_part_that_never_ran_is_as_far_off_as_the_verifications() -> None:
     table = scale.table(scale.coefficients())
     assert table.draft_round == pytest.approx((0.25, 0.45), rel=0.03)
     for _ in range(50):
-        scale.observe_draft(1, 3, 3.0)
+        scale.observe_draft(1, 4, 3.0)
     assert scale.table(scale.coefficients()).draft_ms([1], 4)[0] == pytest.approx(3.0, rel=0.1)
 
 
 def test_what_a_draft_takes_beside_its_rounds_follows_with_them() -> None:
     base = BASE.model_copy(update={"draft_once": (0.3, 0.6)})
     scale = CostScale(base)
-    for rounds in (0, 3) * 200:
-        scale.observe_draft(8, rounds, 2.0 * float(base.draft_ms([8], rounds + 1)[0]))
+    for steps in (1, 4) * 200:
+        scale.observe_draft(8, steps, 2.0 * float(base.draft_ms([8], steps)[0]))
     table = scale.table(scale.coefficients())
     assert table.draft_ms([8], 1)[0] == pytest.approx(1.2, rel=0.02)
     assert table.draft_ms([8], 2)[0] == pytest.approx(3.0, rel=0.02)
@@ -162,8 +162,8 @@ def test_one_time_far_off_changes_little() -> None:
 def test_a_part_that_takes_no_time_is_left_alone() -> None:
     free = BASE.model_copy(update={"draft_round": (0.0, 0.0)})
     scale = CostScale(free)
-    scale.observe_draft(4, 3, 7.0)
-    scale.observe_draft(4, 0, 7.0)
+    scale.observe_draft(4, 4, 7.0)
+    scale.observe_draft(4, 1, 7.0)
     assert scale.table(scale.coefficients()).draft_round == (0.0, 0.0)
 
 

@@ -81,7 +81,7 @@ def serve(
         found = made.allocate(slots[:n], odds)
         digest.update(found.num_cache.tobytes() + found.num_model.tobytes())
         digest.update(bytes([found.width]))
-        with costs.time_draft(int((found.num_model > 0).sum()), NUM_STEPS - 1):
+        with costs.time_draft(int((found.num_model > 0).sum()), NUM_STEPS):
             watch.seconds += duration(n, 2)
         with costs.time_verify(n, found.width):
             watch.seconds += duration(n, found.width)
@@ -165,7 +165,7 @@ def test_a_gpu_that_waits_for_the_host_takes_that_long_beside_its_parts(
     )
     for number in range(64):
         costs.begin_step(2)
-        with costs.time_draft(2, NUM_STEPS - 1):
+        with costs.time_draft(2, NUM_STEPS):
             watch.seconds += 0.002
         watch.seconds += 0.00025
         with costs.time_verify(2, 8):
