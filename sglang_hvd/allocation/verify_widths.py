@@ -16,10 +16,10 @@ _NEARLY_FREE_TOKENS = 64
 class VerifyWidths:
     """Nodes per request in one verification, root included.
 
-    values: to choose from, rising.
-    base: the widest of them for any number of requests, for which SGLang makes its own backends and
+    values: widths to choose from, rising.
+    base: the widest width for any number of requests, for which SGLang makes its own backends and
         graphs. Wider ones are for steps of at most MOST_WIDE_REQUESTS.
-    asked_for: those that the settings name, beside the base.
+    asked_for: widths that the settings name, beside the base.
     """
 
     values: tuple[int, ...]
@@ -28,28 +28,34 @@ class VerifyWidths:
 
     @property
     def widest(self) -> int:
-        """Of all."""
+        """The widest of all widths."""
         return self.values[-1]
 
     def widest_of(self, num_requests: int) -> int:
-        """That a step of so many can verify."""
+        """The widest that a step of so many requests can verify."""
         return self.widest if num_requests <= MOST_WIDE_REQUESTS else self.base
 
     def of_step(self, num_requests: int) -> tuple[int, ...]:
-        """Those that a step of so many can choose from, rising."""
+        """The widths that a step of so many requests can choose from, rising."""
         widest = self.widest_of(num_requests)
         return tuple(width for width in self.values if width <= widest)
 
-    def most_requests(self, width: int, most_requests: int) -> int:
-        """Of a step that verifies so wide, on a server that runs at most so many."""
-        return most_requests if width <= self.base else min(MOST_WIDE_REQUESTS, most_requests)
+    def narrowest(self, num_nodes: int) -> int:
+        """The narrowest width that holds so many nodes, root included."""
+        return next(width for width in self.values if width >= num_nodes)
 
-    def most_nodes(self, most_requests: int) -> int:
-        """That a step of such a server verifies, of all its requests together."""
-        return max(width * self.most_requests(width, most_requests) for width in self.values)
+    def batch_limit(self, width: int, max_running_requests: int) -> int:
+        """The most requests in a step that verifies so wide, on a server that runs so many."""
+        if width <= self.base:
+            return max_running_requests
+        return min(MOST_WIDE_REQUESTS, max_running_requests)
+
+    def most_nodes(self, max_running_requests: int) -> int:
+        """The most nodes that a step of such a server verifies, of all its requests together."""
+        return max(width * self.batch_limit(width, max_running_requests) for width in self.values)
 
     def only(self, built: Sequence[int]) -> "VerifyWidths":
-        """Those of them that could be built, the base among them."""
+        """The widths that could be built, the base among them."""
         return replace(self, values=tuple(built))
 
 

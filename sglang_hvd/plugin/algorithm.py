@@ -100,21 +100,21 @@ def resolve_verify_width(
     check_model_tree(num_model_nodes, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
     attention = _target_attention(cfg)
     backends = frozenset(name for name in attention_backends_of(cfg) if name is not None)
-    is_any_width = cfg.device == "cpu" and backends <= _BACKENDS_OF_ANY_WIDTH
+    widths_are_free = cfg.device == "cpu" and backends <= _BACKENDS_OF_ANY_WIDTH
     widths = verify_widths(
         config,
         num_model_nodes,
         cfg,
         attention,
         context_len=cfg.context_length or target_context_length(cfg),
-        is_any_width=is_any_width,
+        widths_are_free=widths_are_free,
     )
     declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=widths.base)
     launch = HvdLaunch(
         config,
         num_model_nodes,
         widths,
-        has_width_states=len(widths.values) > 1 and not is_any_width,
+        has_width_states=len(widths.values) > 1 and not widths_are_free,
         backends=backends,
         attention=attention,
         postpones_extend=_postpones_extend(config, cfg.device),

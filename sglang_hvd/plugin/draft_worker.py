@@ -80,7 +80,7 @@ class HvdDraftWorker(EagleDraftWorker):
         launch = launch_of(server_args)
         assert launch is not None, "HvdDraftWorker was built without a launch"
         self._num_model_nodes = launch.num_model_nodes
-        self._widths = launch.widths.values
+        self._widths = launch.widths
         self._cuts_trees = launch.config.policy == "allocate"
         self._step_width = launch.widths.base
         self._cached_lens: list[int] = []  # of the step's requests, where extends are postponed
@@ -99,7 +99,7 @@ class HvdDraftWorker(EagleDraftWorker):
         seq_lens = batch.seq_lens_cpu.tolist() if batch.seq_lens_cpu is not None else None
         plans = self.plan_drafts(batch.reqs, seq_lens)
         used = 1 + int(plans.num_nodes.max())
-        self.use_width(next(width for width in self._widths if width >= used))
+        self.use_width(self._widths.narrowest(used))
         self.num_steps_by_width[self._step_width] += 1
         bonus_tokens = batch.spec_info.bonus_tokens
         if self.postponed is not None:
@@ -119,7 +119,7 @@ class HvdDraftWorker(EagleDraftWorker):
     def use_width_states(self, states: WidthStates) -> None:
         """Each width has attention backends and graphs of its own, and there are no others."""
         self.width_states = states
-        self._widths = states.widths
+        self._widths = self._widths.only(states.widths)
         self.num_steps_by_width = dict.fromkeys(states.widths, 0)
 
     def use_width(self, width: int) -> None:

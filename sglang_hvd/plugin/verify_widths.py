@@ -33,7 +33,7 @@ def verify_widths(
     attention: TargetAttention,
     *,
     context_len: int,
-    is_any_width: bool,
+    widths_are_free: bool,
 ) -> VerifyWidths:
     """Those of a server that is about to start.
 
@@ -41,17 +41,17 @@ def verify_widths(
     cfg: SGLang's resolved arguments.
     attention: of the target model.
     context_len: its, in tokens.
-    is_any_width: its backends read the width from each batch, so that widths cost nothing.
+    widths_are_free: its backends read the width from each batch, so that widths cost nothing.
 
     Raises ValueError, in one line, for settings that do not fit each other.
     """
     base = _verify_width(config, num_model_nodes, cfg, attention)
-    narrow = _narrow_widths(config, base, cfg, is_any_width=is_any_width)
+    narrow = _narrow_widths(config, base, cfg, widths_are_free=widths_are_free)
     if config.wide_width is None:
         wide = _default_wide_width(config, base, cfg, attention, context_len)
     else:
         wide = config.wide_width
-        _check_wide_width(wide, base, cfg, attention, is_any_width=is_any_width)
+        _check_wide_width(wide, base, cfg, attention, widths_are_free=widths_are_free)
     for flag, width in (("--hvd-verify-width", base), ("--hvd-wide-width", wide)):
         if width >= context_len:
             raise ValueError(
@@ -89,7 +89,7 @@ def _verify_width(
 
 
 def _check_wide_width(
-    wide: int, base: int, cfg: Any, attention: TargetAttention, *, is_any_width: bool
+    wide: int, base: int, cfg: Any, attention: TargetAttention, *, widths_are_free: bool
 ) -> None:
     if wide < base:
         raise ValueError(
@@ -99,11 +99,11 @@ def _check_wide_width(
     if wide == base:
         return
     reason = None
-    if _has_lora(cfg) and not is_any_width:
+    if _has_lora(cfg) and not widths_are_free:
         reason = "LoRA on this device"  # as narrow widths
     elif attention.is_linear:
         reason = "linear attention"  # SGLang sizes a part of its states by the base
-    elif is_any_width and _READS_MOST_FROM_SETTINGS in attention_backends_of(cfg):
+    elif widths_are_free and _READS_MOST_FROM_SETTINGS in attention_backends_of(cfg):
         reason = f"attention backend {_READS_MOST_FROM_SETTINGS}"
     if reason is not None:
         raise ValueError(f"HVD does not support --hvd-wide-width with {reason}: drop it")
@@ -129,11 +129,11 @@ def _default_wide_width(
 
 
 def _narrow_widths(
-    config: HvdConfig, base: int, cfg: Any, *, is_any_width: bool
+    config: HvdConfig, base: int, cfg: Any, *, widths_are_free: bool
 ) -> tuple[int, ...]:
     has_lora = _has_lora(cfg)
     if config.narrow_widths is None:
-        if is_any_width:
+        if widths_are_free:
             return powers_of_two_below(base)
         if config.policy != "allocate" or has_lora:
             return ()
@@ -141,7 +141,7 @@ def _narrow_widths(
         # What is nearly free by the rule is weighed all the same where it is twice the default.
         is_twice = base >= 2 * DEFAULT_VERIFY_WIDTH and not saving
         return (DEFAULT_VERIFY_WIDTH,) if is_twice else saving
-    if config.narrow_widths and has_lora and not is_any_width:
+    if config.narrow_widths and has_lora and not widths_are_free:
         # The metadata of LoRA's graphs is that of the graphs captured last.
         raise ValueError(
             "HVD does not support --hvd-narrow-widths with LoRA on this device: drop one"

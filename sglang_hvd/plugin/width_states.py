@@ -154,7 +154,7 @@ class WidthStates:
         """Of a full step at this width, of all requests together."""
         if self._captures:
             return width * captured_batch_sizes(self._target, self._widths, width)[-1]
-        return width * self._widths.most_requests(width, self._target.max_running_requests)
+        return width * self._widths.batch_limit(width, self._target.max_running_requests)
 
     @contextmanager
     def _capturing(self, width: int) -> Iterator[None]:

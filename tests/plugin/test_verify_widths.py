@@ -46,7 +46,7 @@ def widths_of(
     device: str = "cuda",
     requests: int = 48,
     attention: TargetAttention | None = None,
-    is_any_width: bool = False,
+    widths_are_free: bool = False,
     backend: str = "flashinfer",
     context_len: int = 4096,
     enable_lora: bool = False,
@@ -68,7 +68,7 @@ def widths_of(
         cfg,
         attention or TargetAttention(),
         context_len=context_len,
-        is_any_width=is_any_width,
+        widths_are_free=widths_are_free,
     )
 
 
@@ -136,8 +136,8 @@ def test_what_a_full_step_verifies_of_all_requests() -> None:
         *(64, 128, 128),
         *(128, 160, 48 * 32),
     ]
-    assert [widths.most_requests(width, 48) for width in widths.values] == [48, 48, 2]
-    assert widths.most_requests(64, 1) == 1
+    assert [widths.batch_limit(width, 48) for width in widths.values] == [48, 48, 2]
+    assert widths.batch_limit(64, 1) == 1
 
 
 def test_a_wide_width_that_is_asked_for() -> None:
@@ -146,7 +146,7 @@ def test_a_wide_width_that_is_asked_for() -> None:
     widths = widths_of(requests=1, verify_width=24, wide_width=48, narrow_widths=())
     assert widths == VerifyWidths((24, 48), base=24, asked_for=frozenset({48}))
     widths = widths_of(
-        wide_width=48, device="cpu", is_any_width=True, enable_lora=True, backend="torch_native"
+        wide_width=48, device="cpu", widths_are_free=True, enable_lora=True, backend="torch_native"
     )
     assert widths.values == (1, 2, 4, 8, 16, 32, 48)
     assert widths_of(wide_width=32).values[-1] == 32
@@ -159,7 +159,7 @@ def test_a_wide_width_that_is_asked_for() -> None:
     [
         ({"enable_lora": True}, "LoRA"),
         ({"attention": TargetAttention(is_linear=True)}, "linear attention"),
-        ({"device": "cpu", "is_any_width": True, "backend": "intel_amx"}, "intel_amx"),
+        ({"device": "cpu", "widths_are_free": True, "backend": "intel_amx"}, "intel_amx"),
     ],
 )
 def test_where_sglang_follows_the_base_a_wide_width_is_refused(
@@ -218,7 +218,7 @@ def test_other_policies_have_the_widths_that_are_asked_for() -> None:
 
 def test_where_widths_cost_nothing_there_are_all_powers_of_two() -> None:
     for policy in ("allocate", "cache"):
-        widths = widths_of(policy=policy, device="cpu", is_any_width=True, enable_lora=True)
+        widths = widths_of(policy=policy, device="cpu", widths_are_free=True, enable_lora=True)
         assert widths == VerifyWidths((1, 2, 4, 8, 16, 32), base=32)
 
 
