@@ -69,7 +69,7 @@ class Network:
     ) -> None: ...
     def predict_length(self, features: _Float32, payoffs: _Float32) -> None: ...
 
-# Weight, what was predicted and what came.
+# Weight, and sums of what was predicted and observed.
 _Sums = tuple[float, float, float]
 
 class Calibration:

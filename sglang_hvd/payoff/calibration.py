@@ -1,9 +1,12 @@
 """Keeps a predictor right while it serves: the workload drifts, the predictor does not.
 
-Everything is kept by origin, where the draft's longest match lies, because a workload that changes
-changes them apart. A cycle tells of a verified draft how many tokens were accepted, and of any
-other only whether its first token was right: what follows depends on the model drafter. Both are
-free of selection, since what was predicted decided which draft was verified.
+Figures are kept per origin of the match, since workload changes affect origins differently. A
+verified draft shows its accepted length; any other shows only whether its first token was right,
+because later tokens depend on the model drafter. Neither is biased by which draft was verified:
+that was decided from the prediction itself.
+
+Where a predictor is too wrong for an origin it is in fallback: the predictor is not heeded for this
+origin; payoff falls back to the frequency rule, allocate to the suffix cache's own probabilities.
 
 Equal calls give equal results: every tensor-parallel rank must decide alike.
 """
@@ -46,11 +49,11 @@ class OriginFigures:
     mean_predicted, mean_accepted: accepted length in tokens of the latest of them, after
         correction; None without any since the fallback changed.
     shift: correction in log odds.
-    is_fallback: the predictor is so wrong that the frequency rule decides.
-    first_token: that a draft's first token is right, of all drafts.
-    bins: that a verified draft is accepted up to the threshold (six tokens where there is none), by
-        predicted probability: ten bins of equal width. Neither knows events with a predictor of
-        bare lengths.
+    is_fallback: the predictor is so wrong that it is not heeded for this origin.
+    first_token: whether a draft's first token is right, over all drafts.
+    bins: whether a verified draft is accepted up to the threshold (six tokens where there is none),
+        by predicted probability: ten bins of equal width. first_token and bins have no events with
+        a predictor of bare lengths.
     """
 
     num_verified: int
@@ -89,16 +92,16 @@ class OnlineCalibration:
 
     @property
     def has_fallback(self) -> bool:
-        """Whether the frequency rule decides for the drafts of any origin."""
+        """Whether the predictor is not heeded for some origin."""
         return any(self._native.are_fallback())
 
     def is_fallback(self, drafts: DraftBatch, num_drafts: int) -> list[bool]:
-        """Whether the frequency rule decides for each of the first drafts."""
+        """Whether the predictor is not heeded for the origin of each of the first drafts."""
         are_fallback = np.array(self._native.are_fallback())
         has_draft = drafts.num_nodes[:num_drafts] > 0
         origins = np.where(has_draft, drafts.matches[:num_drafts, _ORIGIN], 0).astype(np.intp)
-        decides: list[bool] = are_fallback[origins].tolist()
-        return decides
+        of_drafts: list[bool] = are_fallback[origins].tolist()
+        return of_drafts
 
     def expect(self, slots: Int32, drafts: DraftBatch, prediction: Prediction) -> Prediction:
         """The prediction corrected. It is kept until the cycle is observed.
@@ -127,10 +130,9 @@ class OnlineCalibration:
 
         token_ids: int32[num_requests, width]; the first lengths[i] entries of row i were committed.
         verified_lens: int32[num_requests], first tokens of each cache draft that were verified, 0
-            for none. accepted_lens: of those, the accepted ones; no matter what where there are
-            none.
+            for none. accepted_lens: of those, the accepted ones; unspecified where there are none.
         expected: float32[num_requests], accepted tokens that were expected of these; not a number:
-            those of the whole draft, which are known.
+            the whole draft's, as expect returned them.
         """
         changes = self._native.observe(
             slots, token_ids, lengths, accepted_lens, verified_lens, expected

@@ -24,8 +24,8 @@ Each request has a ratio to what was expected of it.
 A smaller tree has fewer candidates for each token. Its tokens are right with odds lower by
 e^-SIZE_EFFECT for each halving of the nodes: EAGLE's chain of 5 brings 3.2 tokens a cycle where its
 tree of 26 nodes brings 3.9 (Li et al. 2024, EAGLE, ablation of tree attention), odds of 2.1 and 4.9
-by five equal steps. Seen wrong, a token of a smaller tree counts as that much less of an event, so
-the probabilities remain those of the full size whatever size is verified.
+by five equal steps. A wrong token of a smaller tree is counted with weight e^(log odds difference),
+so that the learned probabilities stay those of the full tree whatever size is verified.
 """
 
 from collections.abc import Sequence
@@ -89,13 +89,13 @@ class ModelReaches:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelDrafts:
-    """What is verified of the model drafter's drafts; no matter what where nothing is.
+    """What is verified of the model drafter's drafts; unspecified where nothing is.
 
     num_nodes: int32[num_requests], their sizes, root not included; in few steps a draft may have
         fewer.
     num_steps: int32[num_requests], most tokens that can be accepted.
-    expected: float32[num_requests], accepted tokens that are expected; not a number: those of the
-        full size in all steps, which are known.
+    expected: float32[num_requests], expected accepted tokens; not a number: those of the full size
+        in all steps, as expect returned them.
     """
 
     num_nodes: Int32

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """Means over events; None without any.
+    """Means over events, of the latest most; None without any.
 
+    mean_predicted: mean of the predictions, probabilities or tokens.
+    share: mean of what was observed: the share of events that came true, or tokens.
     weight: number of events, the older ones counting less.
     """
 
@@ -15,8 +17,8 @@ class Reliability:
     weight: float
 
     @classmethod
-    def of_sums(cls, weight: float, predicted: float, came: float) -> "Reliability":
-        """Of running sums, as native/reliability.hpp keeps them."""
+    def of_sums(cls, weight: float, predicted: float, observed: float) -> "Reliability":
+        """The means by running sums, as native/reliability.hpp keeps them."""
         if weight == 0:
             return cls(None, None, 0.0)
-        return cls(predicted / weight, came / weight, weight)
+        return cls(predicted / weight, observed / weight, weight)

@@ -310,7 +310,7 @@ std::vector<std::tuple<int, bool, double, double>> observe_cache(
 }
 
 std::tuple<double, double, double> sums_of(const RunningReliability& sums) {
-    return {sums.weight, sums.predicted, sums.came};
+    return {sums.weight, sums.predicted, sums.observed};
 }
 
 // Takes in the cycles that verified the model drafter's draft; num_accepted: below 0 for the others.

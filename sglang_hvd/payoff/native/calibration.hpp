@@ -65,7 +65,7 @@ public:
             const int number = std::min(static_cast<int>(expected.reach_prob * kNumBins), kNumBins - 1);
             bins_[static_cast<std::size_t>(number)].add(expected.reach_prob, num_accepted >= depth);
         }
-        // Of a geometric distribution with this mean, as far as the draft lets it go.
+        // The variance of a geometric distribution with this mean, as far as the draft lets it go.
         const double mean = draft.expected;
         const int num_tokens = std::min(draft.num_tokens, kMaxDepth);
         const double scatter = mean * (1 + mean) * std::max(1 - mean / num_tokens, 0.0);
@@ -79,8 +79,8 @@ public:
             return std::nullopt;
         num_in_fallback_ = 0;
         const double ratio = is_fallback_ ? kReturnRatio : kFallbackRatio;
-        const bool is_right = verified_.predicted <= ratio * verified_.came &&
-                              verified_.came <= ratio * verified_.predicted;
+        const bool is_right = verified_.predicted <= ratio * verified_.observed &&
+                              verified_.observed <= ratio * verified_.predicted;
         if (is_right != is_fallback_ || (!is_fallback_ && !is_beyond_chance())) return std::nullopt;
         return turn_fallback(origin);
     }
@@ -101,29 +101,29 @@ private:
     static constexpr double kReturnRatio = 1.5, kReturnWeight = 400.0;
 
     // Drafts seen after which a predictor that is not heeded is put to the test again if too few of
-    // them were verified to tell: the frequency rule may verify hardly any.
+    // them were verified to tell: without the predictor hardly any may be.
     static constexpr int kTrialAfter = 10'000;
 
-    // Whether what came of verified drafts is further from what was predicted than it scatters.
+    // Whether what was observed of verified drafts is further from what was predicted than it scatters.
     bool is_beyond_chance() const {
         const double mean = verified_.predicted / verified_.weight;
         const double variance =
             verified_.squared_weight() * (kScatter * mean * (1 + mean) + kLeastScatter);
-        return std::abs(verified_.came - verified_.predicted) > kFallbackDeviations * std::sqrt(variance);
+        return std::abs(verified_.observed - verified_.predicted) > kFallbackDeviations * std::sqrt(variance);
     }
 
     FallbackChange turn_fallback(int origin) {
         is_fallback_ = !is_fallback_;
         num_in_fallback_ = 0;
         const double weight = std::max(verified_.weight, 1.0);
-        const FallbackChange change{origin, is_fallback_, verified_.predicted / weight, verified_.came / weight};
-        // Another rule chooses from now on: of its drafts the figures shall be.
+        const FallbackChange change{origin, is_fallback_, verified_.predicted / weight, verified_.observed / weight};
+        // Another rule chooses from now on, and the figures are to be those of its drafts.
         verified_ = {};
         return change;
     }
 
-    // A Kalman filter's step. error: what was seen, less what was predicted. change: of what is
-    // predicted, with the shift. scatter: variance of what is seen.
+    // A Kalman filter's step. error: observed minus predicted. change: derivative of the prediction
+    // with respect to the shift. scatter: variance of what is observed.
     void track(double error, double change, double scatter) {
         variance_ += kDrift;
         const double spread = change * change * variance_ + scatter;

@@ -18,8 +18,8 @@
 
 namespace sglang_hvd {
 
-// Of the cache draft. The probabilities, that the first token and that the threshold's is accepted,
-// are not numbers where nothing is known of them.
+// What is expected of a cache draft. first_prob, reach_prob: probability that the first token and that
+// the threshold's is accepted; not a number where nothing is known of them.
 struct CacheExpectation {
     std::int32_t draft_len = 0;  // 0: nothing is expected
     std::int32_t origin = 0;
@@ -151,7 +151,7 @@ inline void reaches_of_model(const TokenProbs& probs, int num_steps, int draft_l
     }
 }
 
-// Of the model drafter's draft.
+// What is expected of a model drafter's draft.
 struct ModelExpectation {
     std::vector<std::int32_t> cache_draft;
     double of_all = 0;  // without the request's own ratio
@@ -211,7 +211,7 @@ public:
     // Takes in a cycle that verified the model drafter's draft.
     void observe(int slot, std::span<const std::int32_t> committed, const VerifiedModelDraft& verified) {
         ModelExpectation& of_slot = at(slot);
-        // Of that size and number of steps, and without the request's ratio.
+        // expected: of that size and number of steps; of_all: without the request's ratio too.
         double expected = of_slot.expected, of_all = of_slot.of_all, odds = 1;
         int num_steps = with_.num_steps;
         if (!std::isnan(verified.expected)) {
@@ -235,8 +235,8 @@ public:
             if (draft.empty()) beside = kWithoutCache;
             else if (token < agreeing) beside = kCacheRight;
             else if (token == agreeing && token < draft.size()) beside = kCacheWrong;
-            // A wrong token of a draft with lower odds counts that much less: right over wrong are
-            // then the odds of the full size.
+            // A wrong token of a smaller draft is counted with the weight of its lower odds: right over
+            // wrong are then the odds of the full size.
             const bool is_right = static_cast<int>(token) < num_accepted;
             right_[beside] = right_[beside] * with_.kept + is_right;
             seen_[beside] = seen_[beside] * with_.kept + (is_right ? 1 : odds);
