@@ -294,12 +294,12 @@ class CacheDrafts:
             yield draft if length else None
 
     def select(self, places: Sequence[int]) -> "CacheDrafts":
-        """Those of some of the requests."""
+        """The drafts of some of the requests."""
         return CacheDrafts.read_only(*(getattr(self, name)[places] for name in _OF_DRAFTS))
 
     @classmethod
     def concatenate(cls, parts: Sequence["CacheDrafts"]) -> "CacheDrafts":
-        """Those of several batches, of one at least."""
+        """The drafts of one batch or more, one after the other."""
         width = max(part.token_ids.shape[1] for part in parts)
         wide = [
             replace(
@@ -319,11 +319,11 @@ class DraftPlans:
     """What a batch verifies in its next cycles, in arrays; row i belongs to request i. Iterated
     over it has a DraftPlan for each request, made then.
 
-    drafts: of the cache.
-    predicted: float32[num_requests], accepted lengths of the cache drafts that were proposed,
-        whatever where there was none; None: nothing was predicted.
+    drafts: parts of the cache drafts to verify.
+    predicted: float32[num_requests], predicted accepted length of each proposed cache draft;
+        unspecified where none was proposed. None under policies that predict nothing.
     num_model_nodes: int32[num_requests], as in DraftPlan.
-    num_model_steps: of all requests that verify the model drafter's draft.
+    num_model_steps: steps of the model drafter, for all requests that verify its draft.
     """
 
     drafts: CacheDrafts
@@ -333,7 +333,7 @@ class DraftPlans:
 
     @property
     def payoffs(self) -> list[float | None]:
-        """By request, as in DraftPlan."""
+        """Predicted accepted lengths as in DraftPlan: list[num_requests]."""
         if self.predicted is None:
             return [None] * len(self)
         were_proposed = (self.drafts.matches[:, _NUM_TOKENS] > 0).tolist()
@@ -344,12 +344,12 @@ class DraftPlans:
 
     @property
     def sources(self) -> list[DraftSource]:
-        """By request."""
+        """What each request verifies: list[num_requests]."""
         return sources_of(self.drafts.num_nodes, self.num_model_nodes)
 
     @property
     def num_nodes(self) -> npt.NDArray[np.int32]:
-        """int32[num_requests], as in DraftPlan."""
+        """Nodes to verify as in DraftPlan: int32[num_requests]."""
         nodes: npt.NDArray[np.int32] = self.drafts.num_nodes + self.num_model_nodes
         return nodes
 

@@ -25,8 +25,8 @@ _TYPICAL_MISSING = 8
 # Batch sizes whose costs are kept: each takes memory linear in it.
 _MOST_BATCHES = 256
 
-# A token is worth what tokens take where the text goes on from here: as hard as it is now, or as it
-# was lately? Half of each, in logarithms.
+# Pace by which tokens and time are valued: recent^(1 - p) * own^p. p = 0: the latest steps alone;
+# 1: this step alone.
 OWN_PACE = 0.5
 
 
@@ -59,7 +59,7 @@ class Allocation:
     model_size: int32[num_requests], of model_sizes the one that is chosen, 0 for none; num_model is
         less where so few steps have not so many nodes.
     model_expected: float32[num_requests], accepted tokens expected of these; 0 for pinned requests.
-    num_steps: of the model drafter, where any request drafts with it.
+    num_steps: steps of the model drafter, where any request drafts with it.
     width: nodes that the step verifies per request, root included.
     most_cache: the largest of num_cache.
     """
@@ -77,12 +77,12 @@ class StepAllocator:
     """start for a new request, then allocate before each step and observe after it. Requests are
     known by slots: small numbers. Equal calls give equal results. Not thread-safe.
 
-    costs: of the machine.
+    costs: what steps cost on the machine.
     widths: nodes per request that a step can verify, root included.
     base_width: the widest of them for steps of more than MOST_WIDE_REQUESTS; None: all are for any
         number of requests.
     model_sizes: nodes of the model drafter's draft, root not included.
-    num_steps: of the model drafter.
+    num_steps: numbers of steps that the model drafter may run.
     most_nodes: nodes that its draft can have, root not included, by num_steps; None: any number.
     merges: a request may verify both drafts in one tree.
     postpones_extend: the model drafter's KV cache is brought up to date for a request when it
@@ -142,12 +142,12 @@ class StepAllocator:
 
     @property
     def num_steps(self) -> Sequence[int]:
-        """Of the model drafter, rising."""
+        """Numbers of steps that the model drafter may run, rising."""
         return tuple(self._num_steps.tolist())
 
     @property
     def costs(self) -> StepCosts:
-        """In force."""
+        """The cost table in force."""
         return self._costs
 
     def widest(self, num_requests: int) -> int:
@@ -218,7 +218,8 @@ class StepAllocator:
         self._native.see_tokens(slots, num_tokens)
 
     def _costs_of(self, num_requests: int) -> BatchCosts:
-        """By width that so many can verify, and by number of steps and of requests that draft."""
+        """The costs of a batch of so many requests: of a step by its width, of a draft by its
+        number of steps and of drafting requests."""
         widths, drafting = self._widths.of_step(num_requests), range(num_requests + 1)
         step_ms = self._costs.verify_ms(num_requests, widths)
         draft_ms = np.array([self._costs.draft_ms(drafting, steps) for steps in self.num_steps])

@@ -45,10 +45,10 @@ class CostFit:
 
     A verification and a draft-extend of n requests, w nodes each, take a + b n + c n w, r rounds of
     the model drafter for n requests a + r (b + c n), what a step takes beside all these a + b n,
-    none of the terms negative: smooth, and never less for more. What the times do not tell apart is
-    put where the next steps will: the time of the only width seen to the nodes, since narrower
-    steps are then tried, that of the only number of rounds to the rounds, likewise, and that of the
-    only number of drafting requests to none of them, since more then draft. Not thread-safe.
+    none of the terms negative: smooth, and never less for more. Where the times cannot separate two
+    terms, the tie is broken so that something new gets tried: with one width seen, all time goes to
+    the nodes (narrower steps look cheap); with one number of rounds, to the rounds; with one number
+    of drafting requests, to what does not depend on it. Not thread-safe.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
@@ -60,25 +60,26 @@ class CostFit:
         self._rest = RestFit()
 
     def observe_verify(self, num_requests: int, width: int, milliseconds: float) -> None:
-        """A step of the target model."""
+        """Takes in the milliseconds of a step of the target model."""
         self._verify.add([1, num_requests, num_requests * width], milliseconds)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
-        """A draft-extend."""
+        """Takes in the milliseconds of a draft-extend."""
         self._extend.add([1, num_requests, num_requests * width], milliseconds)
 
     def observe_draft(self, num_requests: int, num_steps: int, milliseconds: float) -> None:
-        """A draft of the model drafter in so many steps, one round less."""
+        """Takes in the milliseconds of a draft of the model drafter, one round less than steps."""
         num_rounds = num_steps - 1
         self._draft.add([1, num_rounds, num_rounds * num_requests], milliseconds)
 
     def observe_rest(self, num_requests: int, milliseconds: float) -> None:
-        """What a step took beside these: scheduling, planning, sampling."""
+        """Takes in the milliseconds that a step took beside these: scheduling, planning,
+        sampling."""
         self._rest.add(num_requests, milliseconds)
 
     @property
     def num_observed(self) -> int:
-        """Verifications."""
+        """Number of verifications that were timed."""
         return self._verify.num
 
     def coefficients(self) -> Float64:
@@ -120,7 +121,8 @@ def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:
 class _Fit:
     """Least squares without negative terms, of the latest times.
 
-    doubts: of each term; where the times do not tell two apart the less doubtful gets more.
+    doubts: one for each term; where the times cannot separate two terms the less doubtful one gets
+        more.
     is_relative: errors are shares of the time: a wide step that takes long is not more exact than a
         narrow one.
     """

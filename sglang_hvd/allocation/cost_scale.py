@@ -42,22 +42,22 @@ class CostScale:
         self.num_observed = 0
 
     def observe_verify(self, num_requests: int, width: int, milliseconds: float) -> None:
-        """A step of the target model."""
+        """Takes in the milliseconds of a step of the target model."""
         self.num_observed += 1
         expected = self._verify_ms(num_requests, width)
         counted = self._verify.add(expected, milliseconds)
         self._nodes.add(num_requests, width, expected, counted)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
-        """A draft-extend."""
+        """Takes in the milliseconds of a draft-extend."""
         self._extend.add(self._extend_ms(num_requests, width), milliseconds)
 
     def observe_draft(self, num_requests: int, num_steps: int, milliseconds: float) -> None:
-        """A draft of the model drafter in so many steps."""
+        """Takes in the milliseconds of a draft of the model drafter in so many steps."""
         self._draft.add(self._draft_ms(num_requests, num_steps), milliseconds)
 
     def observe_rest(self, num_requests: int, milliseconds: float) -> None:
-        """What a step took beside these."""
+        """Takes in the milliseconds that a step took beside these."""
         self._rest.add(num_requests, milliseconds)
 
     def coefficients(self) -> Float64:
@@ -91,14 +91,14 @@ class CostScale:
 
 
 class _Ratio:
-    """Of the times measured to those expected, in the latest steps."""
+    """Ratio of the measured times to the expected ones, in the latest steps."""
 
     def __init__(self) -> None:
         self._measured = self._expected = 0.0
         self._num = 0.0
 
     def add(self, expected: float, measured: float) -> float:
-        """Returns the time as it counts."""
+        """Takes in a time and returns it as it counts: an outlier counts less."""
         if expected <= 0:
             return 0.0
         counted = min(measured, _OUTLIER * self.value() * expected)
@@ -108,7 +108,7 @@ class _Ratio:
         return counted
 
     def value(self, before: float = 1.0) -> float:
-        """before: what it is without times."""
+        """The ratio; without times it is before."""
         if self._num == 0:
             return before
         prior = _PRIOR_TIMES * self._expected / self._num
@@ -116,9 +116,9 @@ class _Ratio:
 
 
 class _NodeTimes:
-    """What a node of a verification takes beside what the table says, times their ratio: the slope
-    of what that leaves of the latest steps' times. Steps are compared with those of as many
-    requests: what a request takes more, as with a longer context, is not its nodes'."""
+    """Milliseconds per node that the scaled table misses: the slope of the residual (measured -
+    ratio * table) over the number of nodes, in the latest steps. Steps are compared within a batch
+    size only, so that what a longer context adds per request is not charged to nodes."""
 
     def __init__(self) -> None:
         self._of_batch: dict[int, _NodeSums] = {}  # by the number of requests
@@ -156,9 +156,9 @@ class _NodeTimes:
 
 
 class _NodeSums:
-    """Over the latest steps of so many requests.
+    """Sums over the latest steps of one batch size.
 
-    table: what the table says of them. nodes: beside the roots.
+    table: milliseconds that the table says. nodes: nodes beside the roots.
     """
 
     __slots__ = ("_num", "_products", "_step", "_time", "nodes", "table")
@@ -166,7 +166,7 @@ class _NodeSums:
     def __init__(self) -> None:
         self._step = 0
         self._num = self.table = self.nodes = self._time = 0.0
-        # Of nodes with the table, nodes and the time measured.
+        # Sums of nodes * table, nodes * nodes and nodes * measured time.
         self._products = 0.0, 0.0, 0.0
 
     def add(self, step: int, expected: float, num_nodes: int, measured: float) -> None:
@@ -195,8 +195,8 @@ class _NodeSums:
         self._products = kept * with_table, kept * with_nodes, kept * with_time
 
     def slope(self, ratio: float) -> tuple[float, float]:
-        """Of what the ratio times the table leaves of the times, over nodes, each beside its mean:
-        numerator and denominator."""
+        """Numerator and denominator of the slope of measured - ratio * table over the number of
+        nodes, both variables centred."""
         if self._num < 1e-9:
             return 0.0, 0.0
         mean = self.nodes / self._num

@@ -108,25 +108,25 @@ class StepCosts(BaseModel):
         return "\n".join(lines) + "\n"
 
     def verify_ms(self, batch_size: int, widths: Sequence[int]) -> Float64:
-        """Of a step that verifies so many nodes per request: float64[num_widths]."""
+        """Milliseconds of a step that verifies so many nodes per request: float64[num_widths]."""
         return self._at(self._verify, batch_size, widths)
 
     def draft_extend_ms(self, batch_size: int, widths: Sequence[int]) -> Float64:
-        """Likewise."""
+        """Milliseconds of a draft-extend over so many tokens per request: float64[num_widths]."""
         return self._at(self._draft_extend, batch_size, widths)
 
     def catch_up_ms(self, num_requests: Sequence[int], num_tokens: int) -> Float64:
-        """Of a draft-extend over so many tokens of each request, for each number of requests, 0 for
-        none."""
+        """Milliseconds of a draft-extend over so many tokens of each request, by the number of
+        requests: float64[len(num_requests)], 0 for none."""
         numbers = np.asarray(num_requests)
         [of_batch] = _interpolate(np.array([num_tokens]), self.widths, self._draft_extend.T)
         times = _interpolate(numbers, self.batch_sizes, of_batch)
         return np.where(numbers > 0, times, 0.0)
 
     def draft_ms(self, num_requests: Sequence[int], num_steps: int) -> Float64:
-        """Of a draft of the model drafter for so many requests, 0 for none: one time for each
-        number. Its first tokens come out of draft-extend: it runs a round less than it has steps.
-        """
+        """Milliseconds of a draft of the model drafter, by the number of requests that draft:
+        float64[len(num_requests)], 0 for none. Its first tokens come out of draft-extend, so it
+        runs a round less than it has steps."""
         numbers = np.asarray(num_requests)
         times = np.asarray(self.draft_round, np.float64) * (num_steps - 1)
         if self.draft_once is not None:

@@ -14,21 +14,23 @@ Float32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cycles:
-    """Of a batch, in arrays, since what comes of them is taken in for all at once: entry i belongs
-    to request i.
+    """The cycles of a batch, in arrays, since what comes of them is taken in for all at once.
+    Entry i belongs to request i.
 
-    drafts: of the cache.
-    chain_lens: int32[num_requests], first tokens of the cache chain of which the cycle tells; a
-        tree has branches beside them, and may have no others.
-    chain_expected: float32[num_requests], accepted tokens that are expected of these. Not a number:
-        those of the whole chain, which are known.
-    branch_expected: float64[num_requests], the same of the branches, were the votes always right
-        there.
+    drafts: parts of the cache drafts to verify.
+    chain_lens: int32[num_requests], leading chain tokens that this cycle gives evidence about:
+        those verified, or 1 where a branch alone was verified, since the first committed token
+        shows whether the chain's first was right.
+    chain_expected: float32[num_requests], expected accepted tokens of these. Not a number: the
+        prediction for the whole chain counts, which the calibration has.
+    branch_expected: float64[num_requests], expected accepted tokens of the branches, were
+        branch_share 1.
     model_sizes: int32[num_requests], nodes of the model drafter's draft, 0 where it is not
         verified. In few steps it may have fewer.
-    model_steps: int32[num_requests], steps that it comes from; no matter what where there is none.
-    model_expected: float32[num_requests], accepted tokens that are expected of it. Not a number:
-        those of the full size, which are known.
+    model_steps: int32[num_requests], steps that it comes from; unspecified where it is not
+        verified.
+    model_expected: float32[num_requests], expected accepted tokens of it. Not a number: the
+        prediction for the full size counts, which ModelPayoff has.
     """
 
     drafts: CacheDrafts
@@ -41,17 +43,17 @@ class Cycles:
 
     @property
     def sources(self) -> list[DraftSource]:
-        """By request."""
+        """What each request verifies: list[num_requests]."""
         return sources_of(self.drafts.num_nodes, self.model_sizes)
 
     def select(self, places: Sequence[int]) -> "Cycles":
-        """Those of some of the requests."""
+        """The cycles of some of the requests."""
         some = (getattr(self, name)[places] for name in _ARRAYS)
         return Cycles(self.drafts.select(places), *some)
 
     @classmethod
     def concatenate(cls, parts: Sequence["Cycles"]) -> "Cycles":
-        """Those of several batches, of one at least."""
+        """The cycles of one batch or more, one after the other."""
         drafts = CacheDrafts.concatenate([part.drafts for part in parts])
         return cls(
             drafts, *(np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS)

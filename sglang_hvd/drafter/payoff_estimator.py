@@ -125,7 +125,8 @@ class PayoffEstimator:
         return AllocationForecast(prediction, trees, reaches)
 
     def in_fallback(self, drafts: DraftBatch, num_requests: int) -> list[bool] | None:
-        """Of which cache drafts the predictor is so wrong that it is not heeded; None: of none."""
+        """Whether the predictor is so wrong that it is not heeded, for each cache draft; None where
+        it is heeded for all."""
         if self._calibration is None or not self._calibration.has_fallback:
             return None
         return self._calibration.is_fallback(drafts, num_requests)

@@ -48,7 +48,7 @@ class Proposer:
         # _votes are _drafts where the votes make these.
         self._drafts = self._votes = DraftBatch.of_size(0, 0)
         self._features = DraftFeatures.of_size(0)
-        # Of the allocate policy: what the votes say of branches, and the drafts with these.
+        # Under the allocate policy: what the votes say of branches, and the drafts with these.
         self._branches, self._trees = DraftBatch.of_size(0, 0), CacheTrees(0, 1)
 
     def nothing(self, num_requests: int) -> Proposals:
@@ -63,9 +63,10 @@ class Proposer:
         requests: Sequence[DraftedRequest],
         max_cache_draft_tokens: int,
     ) -> Proposals:
-        """
+        """The drafts of a batch and what is expected of them. Row i belongs to requests[i].
+
         requests: those that the cache knows by these rids.
-        max_cache_draft_tokens: of this batch; not above the proposer's.
+        max_cache_draft_tokens: the longest draft of this batch; not above the proposer's.
 
         Raises KeyError for a request that the cache does not know.
         """

@@ -13,8 +13,11 @@ from sglang_hvd.types import DraftSource
 
 @dataclass(slots=True, eq=False)
 class DraftedRequest:
-    """cycles: those of the batch in which the cycle to commit was planned, at this place; None
-    where none was."""
+    """What the drafter knows of an active request.
+
+    cycles, place: the planned batch and this request's row in it; cycles is None between a commit
+        and the next plan.
+    """
 
     slot: int
     without_cache: bool

@@ -22,7 +22,8 @@ class RulePlanner:
     """Every policy but allocate.
 
     room: nodes of a verification, root not included.
-    num_model_steps, num_model_nodes: of the model drafter's draft, root not included.
+    num_model_steps, num_model_nodes: steps and nodes of the model drafter's draft, root not
+        included.
     """
 
     def __init__(

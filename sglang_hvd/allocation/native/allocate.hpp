@@ -192,10 +192,10 @@ private:
             for (std::size_t steps = min_steps; steps < num_steps; ++steps) {
                 const double* draft_ms = draft_of(costs, steps, num + num_pinned) + num_pinned;
                 const double most = weigh(at, num, steps, num_steps, values, must_draft);
-                // Most of what is looked at needs no sorting: more than all of the gains, for what one
-                // draft costs, it cannot become, since drafts cost more the more there are: StepCosts
-                // takes no others. (But for rounding: sums in another order differ by that, and so do
-                // times between the entries of a table.)
+                // Upper bound: all gains for the price of one drafting request, since drafting never
+                // costs less for more requests (StepCosts checks it). If the bound does not beat
+                // best_score the sort is skipped. kRounding allows for sums in another order and for
+                // interpolated times.
                 const double of_none = of_cache - price * draft_ms[0];
                 double of_any = of_none;
                 if (!gains_.empty()) {

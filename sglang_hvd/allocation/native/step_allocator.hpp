@@ -127,7 +127,7 @@ private:
         out.model_expected[i] = static_cast<float>(model_expected);
     }
 
-    // Of the narrowest that has room for a root and so many nodes.
+    // Place of the narrowest width that has room for a root and so many nodes.
     static std::size_t place_of_width(const BatchCosts& costs, std::int32_t num_nodes) {
         const auto found = std::lower_bound(costs.widths.begin(), costs.widths.end(), num_nodes + 1);
         return static_cast<std::size_t>(found - costs.widths.begin());
