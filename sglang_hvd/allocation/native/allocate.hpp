@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -62,6 +63,9 @@ struct BatchCosts {
     std::vector<double> draft;             // [num_steps][all requests + 1]: by how many draft
 
     std::size_t num_requests() const { return draft.size() / num_steps.size() - 1; }
+
+    // By how many requests draft. steps: place in num_steps.
+    const double* draft_ms(std::size_t steps) const { return draft.data() + steps * (num_requests() + 1); }
 };
 
 // Of a model drafter's draft in this size; few steps have fewer. steps: place in costs.
@@ -88,37 +92,52 @@ struct Allocation {
     double ms = 0;                     // what the step takes
 };
 
+// The drafts of the requests to allocate for.
+struct Drafts {
+    std::span<const CacheNodes> cache;  // by request
+    std::span<const ModelNodes> model;  // [request][size], sizes rising
+    std::size_t num_sizes;
+    std::size_t max_steps;  // entries of reaches and reaches_if_right
+};
+
+// What progress and time are worth.
+struct Rates {
+    std::span<const double> values;  // of a token of each request
+    double price;                    // of a millisecond
+};
+
+// What may be chosen.
+struct Limits {
+    std::size_t num_pinned = 0;             // further requests, for which the model drafter runs anyway
+    std::optional<std::size_t> must_draft;  // a request for which it runs too
+    std::size_t min_width = 0, min_steps = 0;  // lowest places in BatchCosts
+};
+
 class Allocator {
 public:
-    // cache: by request. model: [request][size], sizes rising.
-    // values: what a token of each request is worth. price: of a millisecond, in the same.
-    // own_pace: how far these follow what this step brings and takes, from 0, not at all, to 1.
-    // num_pinned: requests that are not among these and for which the model drafter runs anyway.
-    // must_draft: one of these for which it runs too; -1: none.
-    // min_width, min_steps: places in costs of the lowest that may be chosen.
+    // own_pace: how far the rates follow what the step itself brings and takes, from 0, not at all, to 1.
     // merges: a request may verify both drafts.
-    const Allocation& allocate(std::span<const CacheNodes> cache, std::span<const ModelNodes> model,
-                               std::size_t num_sizes, std::size_t max_steps,
-                               std::span<const double> values, double price, double own_pace,
-                               const BatchCosts& costs, std::size_t num_pinned, std::ptrdiff_t must_draft,
-                               std::size_t min_width, std::size_t min_steps, bool merges) {
-        const std::size_t num = cache.size();
+    Allocator(double own_pace, bool merges) : own_pace_(own_pace), merges_(merges) {}
+
+    const Allocation& allocate(const Drafts& drafts, const Rates& rates, const BatchCosts& costs,
+                               const Limits& limits) {
+        const std::size_t num = drafts.cache.size();
         wants_more_ = true;  // else a wider step would only cost more
-        end_width_ = min_width;
+        end_width_ = limits.min_width;
         at_widths_.resize(costs.widths.size());
         while (wants_more_ && end_width_ < costs.widths.size()) {
             const auto room = static_cast<std::size_t>(costs.widths[end_width_] - 1);
-            look_at(at_widths_[end_width_++], cache, model, num_sizes, max_steps, room, costs, merges);
+            look_at(at_widths_[end_width_++], drafts, room, costs);
         }
-        search(num, values, price, costs, num_pinned, must_draft, min_width, min_steps);
+        search(num, rates, costs, limits);
         // A step that looks at the model drafter does not tell what steps usually take.
-        if (own_pace == 0 || num == 0 || must_draft >= 0) return best_;
-        const auto all = static_cast<double>(num + num_pinned);
+        if (own_pace_ == 0 || num == 0 || limits.must_draft) return best_;
+        const auto all = static_cast<double>(num + limits.num_pinned);
         values_.resize(num);
         for (std::size_t i = 0; i < num; ++i)
-            values_[i] = values[i] * std::pow(values[i] * (1 + best_.expected[i]), -own_pace);
-        const double own_price = price * std::pow(price * best_.ms / all, -own_pace);
-        search(num, values_, own_price, costs, num_pinned, must_draft, min_width, min_steps);
+            values_[i] = rates.values[i] * std::pow(rates.values[i] * (1 + best_.expected[i]), -own_pace_);
+        const double own_price = rates.price * std::pow(rates.price * best_.ms / all, -own_pace_);
+        search(num, {values_, own_price}, costs, limits);
         return best_;
     }
 
@@ -140,9 +159,8 @@ private:
         std::vector<Option> with_model;  // [request][num_steps]
     };
 
-    void look_at(AtWidth& at, std::span<const CacheNodes> cache, std::span<const ModelNodes> model,
-                 std::size_t num_sizes, std::size_t max_steps, std::size_t room, const BatchCosts& costs,
-                 bool merges) {
+    void look_at(AtWidth& at, const Drafts& drafts, std::size_t room, const BatchCosts& costs) {
+        const auto [cache, model, num_sizes, max_steps] = drafts;
         const std::size_t num = cache.size(), num_steps = costs.num_steps.size();
         at.alone.resize(num);
         at.alone_choices.resize(num);
@@ -156,7 +174,7 @@ private:
             wants_more_ |= len > room;
             for (std::size_t size = 0; size < num_sizes; ++size) {
                 const ModelNodes& of_size = model[i * num_sizes + size];
-                const std::size_t beside = merges ? len : 0;
+                const std::size_t beside = merges_ ? len : 0;
                 std::size_t known = len + 1;  // what by_steps_ is for
                 for (std::size_t s = num_steps; s-- > 0;) {
                     const auto nodes = static_cast<std::size_t>(num_nodes(of_size, costs, s));
@@ -176,10 +194,10 @@ private:
         }
     }
 
-    // The best choice at these values and this price.
-    void search(std::size_t num, std::span<const double> values, double price, const BatchCosts& costs,
-                std::size_t num_pinned, std::ptrdiff_t must_draft, std::size_t min_width,
-                std::size_t min_steps) {
+    // The best choice at these rates.
+    void search(std::size_t num, const Rates& rates, const BatchCosts& costs, const Limits& limits) {
+        const auto [values, price] = rates;
+        const auto [num_pinned, must_draft, min_width, min_steps] = limits;
         const std::size_t num_steps = costs.num_steps.size();
         double best_score = -std::numeric_limits<double>::infinity();
         std::size_t num_draft = 0;
@@ -190,7 +208,7 @@ private:
             double of_cache = -price * costs.step[width];
             for (std::size_t i = 0; i < num; ++i) of_cache += values[i] * at.alone[i];
             for (std::size_t steps = min_steps; steps < num_steps; ++steps) {
-                const double* draft_ms = draft_of(costs, steps, num + num_pinned) + num_pinned;
+                const double* draft_ms = costs.draft_ms(steps) + num_pinned;
                 const double most = weigh(at, num, steps, num_steps, values, must_draft);
                 // Upper bound: all gains for the price of one drafting request, since drafting never
                 // costs less for more requests (StepCosts checks it). If the bound does not beat
@@ -210,7 +228,7 @@ private:
                     gained += gain.value;
                     const auto count = static_cast<std::size_t>(&gain - gains_.data()) + 1;
                     const double net = gained - price * draft_ms[count];
-                    if (net > best_gain || (count == 1 && must_draft >= 0)) {
+                    if (net > best_gain || (count == 1 && must_draft)) {
                         best_gain = net;
                         num_best = count;
                     }
@@ -227,18 +245,12 @@ private:
         weigh(at, num, best_.steps, num_steps, values, must_draft);
         sort_gains(must_draft);
         keep(at, best_.steps, num_steps, num_draft);
-        best_.ms = costs.step[best_.width] +
-                   draft_of(costs, best_.steps, num + num_pinned)[num_pinned + num_draft];
-    }
-
-    // By how many of so many requests draft in so many steps.
-    static const double* draft_of(const BatchCosts& costs, std::size_t steps, std::size_t num) {
-        return costs.draft.data() + steps * (num + 1);
+        best_.ms = costs.step[best_.width] + costs.draft_ms(best_.steps)[num_pinned + num_draft];
     }
 
     // What the model drafter's draft adds for each request; returns the sum of what adds something.
     double weigh(const AtWidth& at, std::size_t num, std::size_t steps, std::size_t num_steps,
-                 std::span<const double> values, std::ptrdiff_t must_draft) {
+                 std::span<const double> values, std::optional<std::size_t> must_draft) {
         gains_.clear();
         double sum = 0;
         for (std::size_t i = 0; i < num; ++i) {
@@ -246,17 +258,17 @@ private:
             if (option.choice.model_size < 0) continue;
             // What brings nothing pays for no round.
             const double value = values[i] * (option.expected - at.alone[i]);
-            if (value > 0 || static_cast<std::ptrdiff_t>(i) == must_draft) gains_.push_back({value, i});
+            if (value > 0 || must_draft == i) gains_.push_back({value, i});
             sum += std::max(value, 0.0);
         }
         return sum;
     }
 
     // Most first; must_draft before all.
-    void sort_gains(std::ptrdiff_t must_draft) {
+    void sort_gains(std::optional<std::size_t> must_draft) {
         std::sort(gains_.begin(), gains_.end(), [&](const Gain& a, const Gain& b) {
-            const bool first = static_cast<std::ptrdiff_t>(a.request) == must_draft;
-            if (first != (static_cast<std::ptrdiff_t>(b.request) == must_draft)) return first;
+            const bool first = must_draft == a.request;
+            if (first != (must_draft == b.request)) return first;
             return a.value != b.value ? a.value > b.value : a.request < b.request;
         });
     }
@@ -275,6 +287,8 @@ private:
 
     static constexpr double kRounding = 1e-9;
 
+    double own_pace_;
+    bool merges_;
     Allocation best_;
     std::vector<AtWidth> at_widths_;  // by place in BatchCosts, from min_width up to end_width_
     std::size_t end_width_ = 0;

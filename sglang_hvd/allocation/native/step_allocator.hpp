@@ -39,10 +39,10 @@ struct StepShape {
 
 class StepAllocator {
 public:
-    // sizes: of the model drafter's draft, rising. own_pace, merges: see Allocator::allocate.
+    // sizes: of the model drafter's draft, rising. own_pace, merges: see Allocator.
     // look_after: so many steps without any draft of one kind, and one request verifies one.
     StepAllocator(std::vector<std::int32_t> sizes, double own_pace, bool merges, int look_after)
-        : sizes_(std::move(sizes)), own_pace_(own_pace), merges_(merges), look_after_(look_after) {}
+        : sizes_(std::move(sizes)), look_after_(look_after), allocator_(own_pace, merges) {}
 
     std::span<const std::int32_t> sizes() const { return sizes_; }
     Pace& pace() { return pace_; }
@@ -69,21 +69,19 @@ public:
                 model_.push_back({sizes_[size], odds.reaches + first, odds.reaches_if_right + first});
             }
         }
-        const std::size_t num_pinned = num - free_.size();
-        std::size_t min_width = 0, min_steps = 0;
-        if (num_pinned > 0) {
-            min_width = place_of_width(costs, whole);
-            min_steps = costs.num_steps.size() - 1;
+        Limits limits;
+        limits.num_pinned = num - free_.size();
+        if (limits.num_pinned > 0) {
+            limits.min_width = place_of_width(costs, whole);
+            limits.min_steps = costs.num_steps.size() - 1;
         }
-        std::ptrdiff_t looking = -1;
         if (steps_without_model_ >= look_after_ && !free_.empty()) {
-            looking = static_cast<std::ptrdiff_t>(turn(free_.size()));
-            min_width = std::max(min_width, place_of_width(costs, sizes_.front()));
+            limits.must_draft = turn(free_.size());
+            limits.min_width = std::max(limits.min_width, place_of_width(costs, sizes_.front()));
         }
-        const double price = pace_.price(num, costs.step[0]);
+        const Rates rates{values_, pace_.price(num, costs.step[0])};
         const Allocation& found =
-            allocator_.allocate(cache_, model_, sizes_.size(), odds.max_steps, values_, price, own_pace_, costs,
-                                num_pinned, looking, min_width, min_steps, merges_);
+            allocator_.allocate({cache_, model_, sizes_.size(), odds.max_steps}, rates, costs, limits);
         std::size_t num_drafting = 0, num_cached = 0;
         for (std::size_t k = 0; k < free_.size(); ++k) {
             const Choice choice = found.choices[k];
@@ -96,14 +94,14 @@ public:
                   expect_model(model, costs.num_steps[found.steps]));
         }
         steps_without_model_ = num_drafting > 0 ? 0 : steps_without_model_ + 1;
-        if (looks_at_cache(num_cached) && looking < 0) {
+        if (looks_at_cache(num_cached) && !limits.must_draft) {
             steps_without_cache_ = 0;
             const std::size_t i = with_draft_[turn(with_draft_.size())];
             num_drafting -= out.num_model[i] > 0;
             write(out, i, 1, 0, 0, 0);
         }
-        if (num_pinned > 0) {
-            num_drafting += num_pinned;
+        if (limits.num_pinned > 0) {
+            num_drafting += limits.num_pinned;
             for (std::size_t i = 0; i < num; ++i)
                 if (is_pinned[i]) write(out, i, 0, whole, whole, 0);
         }
@@ -114,7 +112,7 @@ public:
         }
         // What was found for a width may fit into a narrower one.
         const std::size_t width = place_of_width(costs, used);
-        pace_.see_step(costs.step[width] + costs.draft[found.steps * (num + 1) + num_drafting], costs.step[0]);
+        pace_.see_step(costs.step[width] + costs.draft_ms(found.steps)[num_drafting], costs.step[0]);
         return {width, found.steps, most_cache};
     }
 
@@ -150,8 +148,6 @@ private:
     }
 
     std::vector<std::int32_t> sizes_;
-    double own_pace_;
-    bool merges_;
     int look_after_;
     Allocator allocator_;
     Pace pace_;

@@ -140,7 +140,7 @@ public:
                     positions.shape(2) == kMaxDepth,
                 "positions need float32[num_requests, num_position_features, 64]");
         for (std::size_t i = 0; i < num; ++i) at(slots.data()[i]);
-        const FeatureWriter writer({classes_.data(), classes_.size()}, outcomes_);
+        FeatureWriter writer({classes_.data(), classes_.size()}, outcomes_);
         for (std::size_t i = 0; i < num; ++i) {
             RequestTrack& track = at(slots.data()[i]);
             const DraftRow draft = row_of(drafts, i);

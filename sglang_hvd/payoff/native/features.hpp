@@ -45,7 +45,7 @@ public:
     // draft: the one to be judged; votes: what the votes propose (the same draft, where they made
     // it). positions: row-major [kNumPositionFeatures, kMaxDepth].
     void write(const RequestTrack& track, const DraftRow& draft, const DraftRow& votes,
-               std::int64_t place, float* features, float* positions) const {
+               std::int64_t place, float* features, float* positions) {
         out_ = features_ = features;
         num_logs_ = num_logits_ = 0;
         const int num = draft.size();
@@ -148,14 +148,14 @@ private:
     // Classes of a draft's tokens, with that of the token before it in front; filled up with none.
     using Flags = std::array<std::uint8_t, kMaxDepth + 1>;
 
-    void put(float value) const { *out_++ = value; }
+    void put(float value) { *out_++ = value; }
 
     // ln(1 + value) and log odds are taken at the end, of all of them at once.
-    void put_log(float value) const {
+    void put_log(float value) {
         logs_[num_logs_++] = static_cast<std::uint8_t>(out_ - features_);
         put(value);
     }
-    void put_logit(float prob) const {
+    void put_logit(float prob) {
         logits_[num_logits_++] = static_cast<std::uint8_t>(out_ - features_);
         put(prob);
     }
@@ -177,7 +177,7 @@ private:
         for (int i = 0; i < num_logits; ++i) features[logits[i]] = odds[i];
     }
 
-    void put_match(const Match& match) const {
+    void put_match(const Match& match) {
         put(match.is_from(MatchOrigin::kPrompt) ? 1.f : 0.f);
         put(match.is_from(MatchOrigin::kOutput) ? 1.f : 0.f);
         put_log(match.match_len);
@@ -190,7 +190,7 @@ private:
     }
 
     // Of the first one, three and six of num probabilities all, and of them the least.
-    void put_right(const std::array<float, kOutcomeDepth>& probs, int num) const {
+    void put_right(const std::array<float, kOutcomeDepth>& probs, int num) {
         float product = 1, least = 1;
         std::array<float, kOutcomeDepth> products;
         for (std::size_t i = 0; i < products.size(); ++i) {
@@ -206,7 +206,7 @@ private:
         put_logit(least);
     }
 
-    void put_classes(std::uint8_t flags) const {
+    void put_classes(std::uint8_t flags) {
         put_flags(flags, out_);
         out_ += kNumClasses;
     }
@@ -328,9 +328,9 @@ private:
 
     std::span<const std::uint8_t> classes_;
     const TokenOutcomes& of_all_;
-    mutable float *features_ = nullptr, *out_ = nullptr;
-    mutable std::array<std::uint8_t, kMaxLogs> logs_, logits_;  // places of the features
-    mutable int num_logs_ = 0, num_logits_ = 0;
+    float *features_ = nullptr, *out_ = nullptr;
+    std::array<std::uint8_t, kMaxLogs> logs_, logits_;  // places of the features
+    int num_logs_ = 0, num_logits_ = 0;
 };
 
 }  // namespace sglang_hvd
