@@ -96,14 +96,14 @@ def resolve_verify_width(
         return
     cfg = resolved_view(server_args)
     refuse_untested(cfg)  # again: SGLang may have switched features on by itself
-    num_model_nodes = cfg.speculative_num_draft_tokens
-    check_model_tree(num_model_nodes, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
+    model_tree_width = cfg.speculative_num_draft_tokens
+    check_model_tree(model_tree_width, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
     attention = _target_attention(cfg)
     backends = frozenset(name for name in attention_backends_of(cfg) if name is not None)
     is_any_width = cfg.device == "cpu" and backends <= _BACKENDS_OF_ANY_WIDTH
     widths = verify_widths(
         config,
-        num_model_nodes,
+        model_tree_width,
         cfg,
         attention,
         context_len=cfg.context_length or target_context_length(cfg),
@@ -112,7 +112,7 @@ def resolve_verify_width(
     declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=widths.base)
     launch = HvdLaunch(
         config,
-        num_model_nodes,
+        model_tree_width,
         widths,
         has_width_states=len(widths.values) > 1 and not is_any_width,
         backends=backends,
@@ -126,7 +126,7 @@ def resolve_verify_width(
         "from the usable context; each running request reserves at least %d KV slots.",
         config.policy,
         widths.base,
-        num_model_nodes,
+        model_tree_width,
         "" if widths.widest == widths.base else f", {widths.widest} for one or two requests",
         widths.widest,
         2 * max(widths.widest, cfg.speculative_num_steps * cfg.speculative_eagle_topk),

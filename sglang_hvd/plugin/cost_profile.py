@@ -133,7 +133,7 @@ class CostProfile:
         nodes = DraftNodes(
             token_ids=self._unlike_tokens(n * width).view(n, width),
             parents=torch.arange(-1, width - 1, device=self._device).expand(n, width),
-            num_nodes=self._full(n, width),
+            num_used=self._full(n, width),
         )
         batch = SimpleNamespace(seq_lens=seq_lens, seq_lens_sum=n * self._context)
         verify_input = self._worker._verify_input(batch, nodes, None, None)

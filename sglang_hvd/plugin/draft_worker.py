@@ -54,8 +54,8 @@ class HvdDraftWorker(EagleDraftWorker):
 
     `speculative_num_draft_tokens` is the base width, as everywhere in SGLang. A step verifies at
     the narrowest of the launch's widths that holds its drafts, and draft-extend follows, unless it
-    is postponed. The model drafter's own tree has `_num_model_nodes` nodes, or as many of the most
-    probable of them as a plan asks for.
+    is postponed. The model drafter's own tree has `_model_tree_width` nodes, root included, or
+    as many of the most probable of them as a plan asks for.
     """
 
     speculative_num_draft_tokens: int
@@ -79,7 +79,7 @@ class HvdDraftWorker(EagleDraftWorker):
     def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
         launch = launch_of(server_args)
         assert launch is not None, "HvdDraftWorker was built without a launch"
-        self._num_model_nodes = launch.num_model_nodes
+        self._model_tree_width = launch.model_tree_width
         self._widths = launch.widths.values
         self._cuts_trees = launch.config.policy == "allocate"
         self._step_width = launch.widths.base
@@ -161,7 +161,7 @@ class HvdDraftWorker(EagleDraftWorker):
         sampling has, int64[n, m]: the place of each node by its score; None where no tree is cut.
         """
         with (
-            self._num_draft_tokens(self._num_tree_nodes),
+            self._num_draft_tokens(self._tree_width),
             _ranking_nodes(self._cuts_trees) as ranks,
         ):
             parent_list, top_scores_index, draft_tokens, _ = super().draft_forward(forward_batch)
@@ -203,14 +203,14 @@ class HvdDraftWorker(EagleDraftWorker):
         )
 
     def _rebuild_topk1_chain_buffers(self) -> None:
-        with self._num_draft_tokens(self._num_tree_nodes):
+        with self._num_draft_tokens(self._tree_width):
             super()._rebuild_topk1_chain_buffers()
 
     @property
-    def _num_tree_nodes(self) -> int:
-        """Of the model drafter's tree in the steps it drafts now, root included."""
-        most_nodes = 1 + most_tree_nodes(self.topk, self.speculative_num_steps)
-        return min(self._num_model_nodes, most_nodes)
+    def _tree_width(self) -> int:
+        """Nodes of the model drafter's tree in the steps it drafts now, root included."""
+        widest = 1 + most_tree_nodes(self.topk, self.speculative_num_steps)
+        return min(self._model_tree_width, widest)
 
     def _host_nodes(self, drafts: CacheDrafts, bonus_tokens: torch.Tensor) -> DraftNodes:
         """The drafts the host knows: cache drafts; a bare root for every other request."""
@@ -410,10 +410,10 @@ class HvdDraftWorker(EagleDraftWorker):
         return min(num_cells, verify_mask.buffer.numel())
 
     @contextmanager
-    def _num_draft_tokens(self, num_nodes: int) -> Iterator[None]:
-        """SGLang's code takes so many nodes for a request's."""
+    def _num_draft_tokens(self, width: int) -> Iterator[None]:
+        """SGLang's code meanwhile gives a request so many nodes, root included."""
         base_width = self.speculative_num_draft_tokens
-        self.speculative_num_draft_tokens = num_nodes
+        self.speculative_num_draft_tokens = width
         try:
             yield
         finally:

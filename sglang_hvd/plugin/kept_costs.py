@@ -33,7 +33,7 @@ def profiled_costs(
     worker: HvdDraftWorker,
     widths: VerifyWidths,
     *,
-    num_model_nodes: int,
+    model_tree_width: int,
     postpones: bool,
     use_kept: bool,
     folder: Path | None,
@@ -44,12 +44,12 @@ def profiled_costs(
     """The table that was kept, or one that is timed now and kept. All ranks call it and get that of
     the first; ranks: their group, None for a process that is alone.
 
-    widths, num_model_nodes, postpones: of the launch.
+    widths, model_tree_width, postpones: of the launch.
     use_kept: a kept table may be used.
     folder: of the kept tables, None for none. One that cannot be read or written is reported, and
         the table is timed.
     """
-    tree = [worker.draft_states.num_steps, worker.topk, num_model_nodes]
+    tree = [worker.draft_states.num_steps, worker.topk, model_tree_width]
     key = _key(worker, [list(widths.values), widths.base, tree, postpones, most_requests])
     path = None if folder is None else folder / f"{key}.yaml"
     kept = None

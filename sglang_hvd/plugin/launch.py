@@ -19,7 +19,7 @@ class HvdLaunch:
 
     Attributes:
         config: the settings in force.
-        num_model_nodes: nodes of the model drafter's tree, root included.
+        model_tree_width: nodes of the model drafter's tree, root included.
         widths: nodes per request in one verification.
         has_width_states: attention backends and graphs are of one width each.
         backends: attention backends of the target model.
@@ -28,12 +28,17 @@ class HvdLaunch:
     """
 
     config: HvdConfig
-    num_model_nodes: int
+    model_tree_width: int
     widths: VerifyWidths
     has_width_states: bool
     backends: frozenset[str]
     attention: TargetAttention
     postpones_extend: bool
+
+    @property
+    def num_model_nodes(self) -> int:
+        """Nodes of the model drafter's tree, root not included."""
+        return self.model_tree_width - 1
 
     def verifies_trees(self, topk: int, *, has_window: bool) -> bool:
         """Whether drafts may branch: both of a request in one tree, and the cache's own. Raises

@@ -21,9 +21,9 @@ _MOST_NODES = 128
 _LEAST_BLOCK = 32
 
 
-def has_kernels(device: torch.device, num_nodes: int) -> bool:
+def has_kernels(device: torch.device, width: int) -> bool:
     """Whether they run there, and for so many nodes of a request."""
-    return runs_kernels(device) and num_nodes <= _MOST_NODES
+    return runs_kernels(device) and width <= _MOST_NODES
 
 
 def runs_kernels(device: torch.device) -> bool:
@@ -40,7 +40,7 @@ def merge(nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None) -> to
     _merge_kernel[(num_drafting,)](
         nodes.token_ids,
         nodes.parents,
-        nodes.num_nodes,
+        nodes.num_used,
         of_model.view(torch.uint8),
         anything if rows is None else rows,
         trees.token_ids.contiguous(),
@@ -50,7 +50,7 @@ def merge(nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None) -> to
         trees.num_kept,
         nodes.token_ids.stride(0),
         nodes.parents.stride(0),
-        nodes.num_nodes.stride(0),
+        nodes.num_used.stride(0),
         w,
         num_tree_nodes,
         trees.parent_list.shape[1],
@@ -75,14 +75,14 @@ def lay_out(
     )
     _lay_out_kernel[(n,)](
         nodes.parents,
-        nodes.num_nodes,
+        nodes.num_used,
         seq_lens,
         positions,
         next_token,
         next_sibling,
         mask.view(torch.uint8),
         nodes.parents.stride(0),
-        nodes.num_nodes.stride(0),
+        nodes.num_used.stride(0),
         w,
         IS_FULL_MASK=is_full_mask,
         BLOCK=_block(w),
@@ -96,8 +96,8 @@ def _block(num_nodes: int) -> int:
     return max(triton.next_power_of_2(num_nodes), _LEAST_BLOCK)
 
 
-def _layout_warps(num_nodes: int) -> int:
-    return 4 if num_nodes <= _LEAST_BLOCK else 8
+def _layout_warps(width: int) -> int:
+    return 4 if width <= _LEAST_BLOCK else 8
 
 
 # No variants by the values and addresses of these: a server would compile them while it serves.
@@ -107,14 +107,14 @@ def _layout_warps(num_nodes: int) -> int:
         *("w", "num_tree_nodes", "num_groups", "topk"),
     ],
     do_not_specialize_on_alignment=[
-        *("token_ids", "parents", "num_nodes", "of_model", "rows", "tree_tokens"),
+        *("token_ids", "parents", "num_used", "of_model", "rows", "tree_tokens"),
         *("parent_list", "top_scores_index", "ranks", "num_kept"),
     ],
 )
 def _merge_kernel(  # type: ignore[no-untyped-def]
     token_ids,
     parents,
-    num_nodes,
+    num_used,
     of_model,
     rows,
     tree_tokens,
@@ -139,7 +139,7 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     if HAS_ROWS:
         row = tl.load(rows + request)
     slot = tl.arange(0, BLOCK)
-    num = tl.load(num_nodes + row * num_stride).to(tl.int64)
+    num = tl.load(num_used + row * num_stride).to(tl.int64)
     is_cached = (slot > 0) & (slot < num)
     tokens = tl.load(token_ids + row * token_stride + slot, mask=slot < w, other=-1)
     links = tl.load(parents + row * parent_stride + slot, mask=slot < w, other=-1)
@@ -174,18 +174,18 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     tl.store(token_ids + row * token_stride + slot, tokens, mask=in_row)
     tl.store(parents + row * parent_stride + slot, links, mask=in_row)
     tl.store(of_model + row * w + slot, is_of_model.to(tl.uint8), mask=in_row)
-    tl.store(num_nodes + row * num_stride, num)
+    tl.store(num_used + row * num_stride, num)
 
 
 @triton.jit(
     do_not_specialize=["parent_stride", "num_stride", "w"],
     do_not_specialize_on_alignment=[
-        *("parents", "num_nodes", "seq_lens", "positions", "next_token", "next_sibling", "mask"),
+        *("parents", "num_used", "seq_lens", "positions", "next_token", "next_sibling", "mask"),
     ],
 )
 def _lay_out_kernel(  # type: ignore[no-untyped-def]
     parents,
-    num_nodes,
+    num_used,
     seq_lens,
     positions,
     next_token,
@@ -199,7 +199,7 @@ def _lay_out_kernel(  # type: ignore[no-untyped-def]
 ):
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, BLOCK)
-    num = tl.load(num_nodes + row * num_stride)
+    num = tl.load(num_used + row * num_stride)
     is_child = (slot > 0) & (slot < num)
     parent = tl.load(parents + row * parent_stride + slot, mask=is_child, other=-1).to(tl.int32)
     this, other = slot[:, None], slot[None, :]

@@ -77,7 +77,7 @@ def warm_up(
         if not has_kernels(device, width):
             continue
         nodes = _roots(width, device)
-        seq_lens = torch.zeros_like(nodes.num_nodes)
+        seq_lens = torch.zeros_like(nodes.num_used)
         lay_out(nodes, seq_lens, mode=mode, num_cells=width * width, buffer=None)
         for size, is_cut, has_rows in itertools.product(tree_sizes, (False, True), (False, True)):
             if width == 1 or (not is_cut and size >= width):
@@ -86,7 +86,7 @@ def warm_up(
             index = torch.arange(size, device=device)[None]
             parent_list = torch.zeros((1, 1 + size), dtype=torch.int64, device=device)
             ranks = index if is_cut else None
-            num_kept = nodes.num_nodes.clone()
+            num_kept = nodes.num_used.clone()
             trees = EagleTrees(index, parent_list, index, topk, ranks, num_kept)
             merge_eagle_trees(nodes, trees, torch.zeros_like(index[0, :1]) if has_rows else None)
 

@@ -20,12 +20,12 @@ class DraftNodes:
     Attributes:
         token_ids: int64[n, w]; column 0 is the root, the last committed token.
         parents: int64[n, w]; index of the parent node, ignored for the root and unused slots.
-        num_nodes: int64[n]; the used slots of a row, root included, at least 1.
+        num_used: int64[n]; the used slots of a row, root included, at least 1.
     """
 
     token_ids: torch.Tensor
     parents: torch.Tensor
-    num_nodes: torch.Tensor
+    num_used: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +130,12 @@ def merge_eagle_trees_by_torch(
     if rows is None:
         return merge_trees(nodes, model)
     some, of_some = merge_trees(
-        DraftNodes(nodes.token_ids[rows], nodes.parents[rows], nodes.num_nodes[rows]), model
+        DraftNodes(nodes.token_ids[rows], nodes.parents[rows], nodes.num_used[rows]), model
     )
     merged = DraftNodes(
         nodes.token_ids.index_copy(0, rows, some.token_ids),
         nodes.parents.index_copy(0, rows, some.parents),
-        nodes.num_nodes.index_copy(0, rows, some.num_nodes),
+        nodes.num_used.index_copy(0, rows, some.num_used),
     )
     of_model = torch.zeros_like(nodes.token_ids, dtype=torch.bool)
     return merged, of_model.index_copy(0, rows, of_some)
@@ -173,7 +173,7 @@ def merge_trees(cache: DraftNodes, model: ModelTrees) -> tuple[DraftNodes, torch
     is_shared = found >= 0
 
     is_new = model.is_kept & ~is_shared
-    place = cache.num_nodes[:, None] + torch.cumsum(is_new, dim=1) - 1
+    place = cache.num_used[:, None] + torch.cumsum(is_new, dim=1) - 1
     place = torch.where(is_shared, found, place)
     # Of what is neither kept nor shared nothing is kept: it goes to a slot behind the row.
     place = torch.where(is_new | is_shared, place, w)
@@ -185,7 +185,7 @@ def merge_trees(cache: DraftNodes, model: ModelTrees) -> tuple[DraftNodes, torch
     parents = parents.scatter(1, target, places.gather(1, model.parents))
     of_model = torch.zeros((n, w + 1), dtype=torch.bool, device=device)
     of_model = of_model.scatter(1, torch.where(model.is_kept, place, w), True)
-    merged = DraftNodes(tokens[:, :w], parents[:, :w], cache.num_nodes + is_new.sum(dim=1))
+    merged = DraftNodes(tokens[:, :w], parents[:, :w], cache.num_used + is_new.sum(dim=1))
     return merged, of_model[:, :w]
 
 
@@ -195,7 +195,7 @@ def _find(cache: DraftNodes, model: ModelTrees) -> torch.Tensor:
     m = model.token_ids.shape[1]
     device = cache.token_ids.device
     tokens = torch.cat([cache.token_ids[:, :1], model.token_ids], dim=1)
-    is_used = torch.arange(w, device=device) < cache.num_nodes[:, None]
+    is_used = torch.arange(w, device=device) < cache.num_used[:, None]
     same = (tokens[:, :, None] == cache.token_ids[:, None, :]) & is_used[:, None, :]
     # The roots are the same and nothing else is a root.
     same[:, 0, :] = False
@@ -221,7 +221,7 @@ def link_nodes(nodes: DraftNodes) -> VerifyTree:
     """
     w = nodes.parents.shape[1]
     slot = torch.arange(w, device=nodes.parents.device)
-    is_used = slot < nodes.num_nodes[:, None]
+    is_used = slot < nodes.num_used[:, None]
     is_child = is_used & (slot > 0)
     # child_of[b, i, j]: node i is a child of node j
     child_of = (nodes.parents[:, :, None] == slot) & is_child[:, :, None]

@@ -28,7 +28,7 @@ _DECODING_WIDTH = 16
 
 def verify_widths(
     config: HvdConfig,
-    num_model_nodes: int,
+    model_tree_width: int,
     cfg: Any,
     attention: TargetAttention,
     *,
@@ -37,7 +37,7 @@ def verify_widths(
 ) -> VerifyWidths:
     """Those of a server that is about to start.
 
-    num_model_nodes: of the model drafter's tree, root included.
+    model_tree_width: of the model drafter's tree, root included.
     cfg: SGLang's resolved arguments.
     attention: of the target model.
     context_len: its, in tokens.
@@ -45,7 +45,7 @@ def verify_widths(
 
     Raises ValueError, in one line, for settings that do not fit each other.
     """
-    base = _verify_width(config, num_model_nodes, cfg, attention)
+    base = _verify_width(config, model_tree_width, cfg, attention)
     narrow = _narrow_widths(config, base, cfg, is_any_width=is_any_width)
     if config.wide_width is None:
         wide = _default_wide_width(config, base, cfg, attention, context_len)
@@ -63,10 +63,10 @@ def verify_widths(
 
 
 def _verify_width(
-    config: HvdConfig, num_model_nodes: int, cfg: Any, attention: TargetAttention
+    config: HvdConfig, model_tree_width: int, cfg: Any, attention: TargetAttention
 ) -> int:
     if config.policy == "model" and config.verify_width is None:
-        return num_model_nodes
+        return model_tree_width
     beside_tree = _LEAST_BESIDE_TREE if config.policy == "both" else 0
     if config.verify_width is None:
         default = DEFAULT_VERIFY_WIDTH
@@ -74,16 +74,16 @@ def _verify_width(
             default = _LINEAR_WIDTH
         elif _verifies_by_decoding(cfg):
             default = _DECODING_WIDTH
-        return max(num_model_nodes + beside_tree, min(default, 1 + config.max_draft_tokens))
-    if beside_tree and config.verify_width == num_model_nodes:
+        return max(model_tree_width + beside_tree, min(default, 1 + config.max_draft_tokens))
+    if beside_tree and config.verify_width == model_tree_width:
         raise ValueError(
             f"--hvd-verify-width {config.verify_width} has no room for a cache draft beside the "
-            f"model drafter's tree of {num_model_nodes} nodes: widen it or use another policy"
+            f"model drafter's tree of {model_tree_width} nodes: widen it or use another policy"
         )
-    if config.verify_width < num_model_nodes:
+    if config.verify_width < model_tree_width:
         raise ValueError(
             f"--hvd-verify-width {config.verify_width} is narrower than the model drafter's tree "
-            f"of {num_model_nodes} nodes: widen it or lower --speculative-num-draft-tokens"
+            f"of {model_tree_width} nodes: widen it or lower --speculative-num-draft-tokens"
         )
     return config.verify_width
 

@@ -98,7 +98,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             launch.config,
             token_strings=token_strings(server_args),
             num_model_steps=self.speculative_num_steps,
-            num_model_nodes=launch.num_model_nodes - 1,
+            num_model_nodes=launch.num_model_nodes,
             verify_width=launch.widths.widest,
             allocator=allocator,
             verifies_trees=self._verifies_trees,
@@ -152,7 +152,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._draft_worker.mask_mode,
             self._launch.widths.values,
             [
-                min(self._launch.num_model_nodes - 1, most_tree_nodes(self.topk, steps))
+                min(self._launch.num_model_nodes, most_tree_nodes(self.topk, steps))
                 for steps in self._draft_worker.draft_states.num_steps
             ],
             self.topk,
@@ -166,7 +166,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             profiled_costs(
                 self._draft_worker,
                 self._launch.widths,
-                num_model_nodes=self._launch.num_model_nodes,
+                model_tree_width=self._launch.model_tree_width,
                 postpones=self._postpones,
                 use_kept=config.cost_profile == "kept",
                 folder=costs_folder(),
@@ -279,7 +279,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "draft_steps": list(self._draft_worker.draft_states.num_steps),
             "draft_steps_memory_gb": self._draft_worker.draft_states.memory_gb,
             "verifies_trees": self._verifies_trees,
-            "num_model_nodes": self._launch.num_model_nodes,
+            "num_model_nodes": self._launch.model_tree_width,
             "num_model_draft_rounds": self._draft_worker.num_model_draft_rounds,
             "num_partial_draft_rounds": self._draft_worker.num_partial_draft_rounds,
             "postpones_extend": self._postpones,
@@ -311,7 +311,7 @@ def _allocator(
     if launch.config.policy != "allocate":
         return None
     costs = launch.config.costs
-    sizes = model_tree_sizes(launch.num_model_nodes - 1)
+    sizes = model_tree_sizes(launch.num_model_nodes)
     if topk == 1:  # a chain, which is cut by its steps
         sizes = sizes[-1:]
     steps = draft_step_choices(num_steps)

@@ -32,8 +32,8 @@ def _nodes(rows: list[list[int]], width: int) -> DraftNodes:
     parents = torch.full((len(rows), width), -1)
     for row, given_parents in zip(parents, rows, strict=True):
         row[1 : 1 + len(given_parents)] = torch.tensor(given_parents, dtype=torch.int64)
-    num_nodes = torch.tensor([1 + len(row) for row in rows])
-    return DraftNodes(torch.zeros_like(parents), parents, num_nodes)
+    num_used = torch.tensor([1 + len(row) for row in rows])
+    return DraftNodes(torch.zeros_like(parents), parents, num_used)
 
 
 @st.composite
@@ -195,8 +195,8 @@ def _merge(batch: list[Drafts], width: int) -> tuple[DraftNodes, torch.Tensor]:
         for node, (parent, token) in enumerate(tree):
             model.parents[row, node], model.token_ids[row, node] = parent, token
             model.is_kept[row, node] = is_kept[node]
-    num_nodes = torch.tensor([1 + len(cached) for cached, _, _ in batch])
-    return merge_trees(DraftNodes(token_ids, parents, num_nodes), model)
+    num_used = torch.tensor([1 + len(cached) for cached, _, _ in batch])
+    return merge_trees(DraftNodes(token_ids, parents, num_used), model)
 
 
 @settings(max_examples=400, deadline=None)
@@ -209,7 +209,7 @@ def test_both_drafts_make_one_trie_of_their_paths(
     for row, (cached, tree, is_kept) in enumerate(batch):
         kept = _kept(tree, is_kept)
         wanted = set(_paths(cached)) | kept
-        num = int(merged.num_nodes[row])
+        num = int(merged.num_used[row])
         parents, tokens = merged.parents[row, :num].tolist(), merged.token_ids[row, :num].tolist()
         assert all(parent < node for node, parent in enumerate(parents))
         paths = _paths(list(zip(parents[1:], tokens[1:], strict=True)))

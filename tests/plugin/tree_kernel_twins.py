@@ -37,7 +37,7 @@ def _nodes(rows: list[Tree], width: int, stride: int) -> DraftNodes:
 
 
 def _copied(nodes: DraftNodes) -> DraftNodes:
-    return DraftNodes(nodes.token_ids.clone(), nodes.parents.clone(), nodes.num_nodes.clone())
+    return DraftNodes(nodes.token_ids.clone(), nodes.parents.clone(), nodes.num_used.clone())
 
 
 @st.composite
@@ -112,9 +112,9 @@ def test_merging_equals_that_of_torch(
     nodes, trees, rows = batch
     wanted, of_wanted = merge_eagle_trees_by_torch(_copied(nodes), trees, rows)
     merged, of_model = merge_eagle_trees(nodes, trees, rows)
-    assert torch.equal(merged.num_nodes, wanted.num_nodes)
+    assert torch.equal(merged.num_used, wanted.num_used)
     assert torch.equal(of_model, of_wanted)
-    for row, num in enumerate(merged.num_nodes.tolist()):
+    for row, num in enumerate(merged.num_used.tolist()):
         for mine, theirs in (
             (merged.token_ids, wanted.token_ids),
             (merged.parents, wanted.parents),
