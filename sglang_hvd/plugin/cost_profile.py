@@ -24,7 +24,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftI
 from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
 
 from sglang_hvd.allocation import MOST_WIDE_REQUESTS, StepCosts, VerifyWidths
-from sglang_hvd.plugin.verify_tree import DraftNodes
+from sglang_hvd.plugin.draft_trees import DraftNodes
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.draft_worker import HvdDraftWorker

@@ -26,12 +26,13 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_utils import draft_tp_context, fast_topk, renorm_draft_probs
 
 from sglang_hvd.allocation import catches_up, most_tree_nodes
+from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
 from sglang_hvd.plugin.host_transfer import to_device
 from sglang_hvd.plugin.launch import launch_of
 from sglang_hvd.plugin.postponed_extend import MissingTokens, PostponedExtend
 from sglang_hvd.plugin.served_costs import ServedCosts
 from sglang_hvd.plugin.tree_layout import lay_out, merge_eagle_trees
-from sglang_hvd.plugin.verify_tree import DraftNodes, EagleTrees, HvdVerifyInput
+from sglang_hvd.plugin.verify_input import HvdVerifyInput
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.types import CacheDrafts, DraftPlans
 
@@ -109,7 +110,7 @@ class HvdDraftWorker(EagleDraftWorker):
         kv_loc_plan = of_model = None
         is_drafting = plans.num_model_nodes > 0
         if is_drafting.any():
-            nodes, of_model, kv_loc_plan = self._with_model_trees(batch, plans, nodes)
+            of_model, kv_loc_plan = self._add_model_trees(batch, plans, nodes)
         with self.clock.measure(Phase.BUILD):
             verify_input = self._verify_input(batch, nodes, of_model, kv_loc_plan)
         branch = is_drafting if self.topk > 1 else is_drafting & (plans.drafts.num_nodes > 0)
@@ -307,10 +308,13 @@ class HvdDraftWorker(EagleDraftWorker):
             "hidden_states": output.hidden_states,
         }
 
-    def _with_model_trees(
+    def _add_model_trees(
         self, batch: ScheduleBatch, plans: DraftPlans, nodes: DraftNodes
-    ) -> tuple[DraftNodes, torch.Tensor, KVLocPlan | None]:
-        """Run the model drafter for the requests that want its trees, and add these."""
+    ) -> tuple[torch.Tensor, KVLocPlan | None]:
+        """Run the model drafter for the requests that want its trees, and add these to the nodes.
+
+        Returns bool[n, w], the slots that its trees have, and the plan of the KV window.
+        """
         drafting = np.flatnonzero(plans.num_model_nodes)
         sizes = plans.num_model_nodes[drafting].astype(np.int64)
         is_all = len(drafting) == len(plans)
@@ -333,9 +337,9 @@ class HvdDraftWorker(EagleDraftWorker):
             trees = EagleTrees(
                 draft_tokens, parent_list, top_scores_index, self.topk, ranks, num_kept=wanted
             )
-            merged, of_model = merge_eagle_trees(nodes, trees, rows)
+            of_model = merge_eagle_trees(nodes, trees, rows)
         # A plan of the KV window is of the requests that drafted, and verification has all.
-        return merged, of_model, kv_loc_plan if is_all else None
+        return of_model, kv_loc_plan if is_all else None
 
     def _run_model_drafter(
         self, batch: ScheduleBatch, num_steps: int

@@ -45,7 +45,7 @@ def move_paths(
 
     Args:
         slots: int64[n * w]; of the KV cache, those of a request's nodes side by side.
-        accept_index: int32[n, depth]; see verify_tree.num_accepted_of_model.
+        accept_index: int32[n, depth]; see verify_input.num_accepted_of_model.
         num_correct: int32[n]; accepted nodes of each request, its root not counted.
     """
     n, words = len(num_correct), _row_words(pool)

@@ -1,4 +1,4 @@
-"""The verify tree in two launches: what verify_tree.py says in some seventy operations of torch,
+"""The verify tree in two launches: what tree_torch.py says in some seventy operations of torch,
 for which a GPU would wait one by one between the drafts and their verification.
 
 One program per request. Requests have few nodes, so they stay in registers, and a node is found by
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from sglang_hvd.plugin.verify_tree import DraftNodes, EagleTrees
+    from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
 
 # Every node is compared with every other: of more nodes than this they do not fit into registers.
 _MOST_NODES = 128
@@ -32,7 +32,7 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def merge(nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None) -> torch.Tensor:
-    """tree_layout.merge_eagle_trees, writing into nodes. Returns bool[n, w], the model's slots."""
+    """tree_layout.merge_eagle_trees by a kernel."""
     n, w = nodes.token_ids.shape
     num_drafting, num_tree_nodes = trees.token_ids.shape
     of_model = torch.zeros((n, w), dtype=torch.bool, device=nodes.token_ids.device)

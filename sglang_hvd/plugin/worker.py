@@ -44,7 +44,7 @@ from sglang_hvd.plugin.requests import HeldRequests
 from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
 from sglang_hvd.plugin.served_predictor import ServedPredictor
 from sglang_hvd.plugin.tree_layout import warm_up
-from sglang_hvd.plugin.verify_tree import num_accepted_of_model
+from sglang_hvd.plugin.verify_input import num_accepted_of_model
 from sglang_hvd.plugin.vocabulary import token_strings
 from sglang_hvd.plugin.width_states import WidthStates
 

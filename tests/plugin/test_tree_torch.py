@@ -15,15 +15,16 @@ from sglang.srt.speculative.eagle_utils import (
 )
 from sglang.srt.speculative.spec_utils import select_top_k_tokens
 
-from sglang_hvd.plugin.verify_tree import (
-    DraftNodes,
+from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
+from sglang_hvd.plugin.tree_layout import merge_eagle_trees
+from sglang_hvd.plugin.tree_torch import (
     ModelTrees,
     link_nodes,
     merge_trees,
-    num_accepted_of_model,
     pack_mask,
     parents_of_eagle_tree,
 )
+from sglang_hvd.plugin.verify_input import num_accepted_of_model
 from tests.plugin.made_up_tries import Tree, tries
 
 
@@ -152,6 +153,27 @@ def test_a_mask_layout_that_is_not_written_here_is_refused() -> None:
             num_cells=0,
             buffer=None,
         )
+
+
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_merging_writes_into_the_nodes(has_rows: bool) -> None:
+    nodes = DraftNodes(
+        torch.tensor([[1, 7, 0, 0], [2, 0, 0, 0]]),
+        torch.tensor([[-1, 0, -1, -1], [-1, -1, -1, -1]]),
+        torch.tensor([2, 1]),
+    )
+    num = 1 if has_rows else 2
+    index = torch.arange(2).repeat(num, 1)  # two nodes below the root, 7 and 8
+    trees = EagleTrees(index + 7, torch.full((num, 0), -1), index, 2, None, torch.full((num,), 2))
+    of_model = merge_eagle_trees(nodes, trees, torch.tensor([1]) if has_rows else None)
+    first = [1, 7, 0, 0] if has_rows else [1, 7, 8, 0]
+    assert nodes.token_ids.tolist() == [first, [2, 7, 8, 0]]
+    assert nodes.parents.tolist() == [[-1, 0, -1 if has_rows else 0, -1], [-1, 0, 0, -1]]
+    assert nodes.num_used.tolist() == [2 if has_rows else 3, 3]
+    assert of_model.tolist() == [
+        [False, not has_rows, not has_rows, False],
+        [False, True, True, False],
+    ]
 
 
 # A cache draft, a model drafter's tree, and what is kept of that.
