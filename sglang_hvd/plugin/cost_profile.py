@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_
 
 from sglang_hvd.allocation import MOST_WIDE_REQUESTS, StepCosts, VerifyWidths
 from sglang_hvd.plugin.draft_trees import DraftNodes
+from sglang_hvd.plugin.verify_input import build_verify_input
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.draft_worker import HvdDraftWorker
@@ -135,8 +135,14 @@ class CostProfile:
             parents=torch.arange(-1, width - 1, device=self._device).expand(n, width),
             num_used=self._full(n, width),
         )
-        batch = SimpleNamespace(seq_lens=seq_lens, seq_lens_sum=n * self._context)
-        verify_input = self._worker._verify_input(batch, nodes, None, None)
+        verify_input = build_verify_input(
+            nodes,
+            seq_lens,
+            topk=self._worker.topk,
+            num_cached=n * self._context,
+            mask_mode=self._worker.mask_mode,
+            verify_mask=runner.attn_backend.verify_mask,
+        )
         verify_input.capture_hidden_mode = CaptureHiddenMode.FULL
         verify_input.seq_lens_cpu, verify_input.seq_lens_sum = seq_lens.cpu(), n * self._context
         forward_batch = self._batch(

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
+
+from sglang_hvd.plugin.draft_trees import DraftNodes
+from sglang_hvd.plugin.tree_layout import lay_out
+
+if TYPE_CHECKING:
+    from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
+    from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
 
 
 @dataclass
@@ -29,6 +37,62 @@ class HvdVerifyInput(EagleVerifyInput):
     def tree_topk(self) -> int:
         """-1: no fixed number of children per node."""
         return -1
+
+
+def build_verify_input(
+    nodes: DraftNodes,
+    seq_lens: torch.Tensor,
+    *,
+    topk: int,
+    num_cached: int,
+    mask_mode: TreeMaskMode,
+    verify_mask: Any,
+    of_model: torch.Tensor | None = None,
+    kv_loc_plan: KVLocPlan | None = None,
+) -> HvdVerifyInput:
+    """Lay drafts out for their verification.
+
+    Args:
+        seq_lens: int[n]; committed tokens in the KV cache.
+        topk: of the model drafter.
+        num_cached: the sum of seq_lens, or more.
+        verify_mask: that of the target's attention backend, None where it owns none.
+        of_model: see HvdVerifyInput.
+        kv_loc_plan: of the KV window of these requests, if there is one already.
+    """
+    n, w = nodes.token_ids.shape
+    assert kv_loc_plan is None or kv_loc_plan.write_virtual.numel() == n * w, "another window"
+    has_buffer = verify_mask is not None and verify_mask.fits(n)
+    num_cells = w * (num_cached + n * w)
+    if has_buffer:
+        # A captured batch is padded with requests of length 1; an empty row would become NaN.
+        num_cells += (verify_mask.max_bs - n) * w * (1 + w)
+        num_cells = min(num_cells, verify_mask.buffer.numel())
+    layout = lay_out(
+        nodes,
+        seq_lens.to(torch.int64),
+        mode=mask_mode,
+        num_cells=num_cells,
+        buffer=verify_mask.buffer if has_buffer else None,
+    )
+    return HvdVerifyInput(
+        draft_token=nodes.token_ids.reshape(-1),
+        custom_mask=layout.mask,
+        positions=layout.positions.reshape(-1),
+        retrieve_index=torch.arange(n * w, device=nodes.token_ids.device).view(n, w),
+        retrieve_next_token=layout.next_token,
+        retrieve_next_sibling=layout.next_sibling,
+        retrieve_cum_len=None,
+        spec_steps=w - 1,
+        topk=topk,
+        draft_token_num=w,
+        capture_hidden_mode=None,
+        seq_lens_sum=None,
+        seq_lens_cpu=None,
+        kv_loc_plan=kv_loc_plan,
+        prepared_out_cache_loc=None if kv_loc_plan is None else kv_loc_plan.write_virtual,
+        of_model=of_model,
+    )
 
 
 def num_accepted_of_model(accept_index: torch.Tensor, of_model: torch.Tensor) -> torch.Tensor:

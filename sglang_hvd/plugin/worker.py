@@ -30,6 +30,7 @@ from sglang_hvd.allocation import (
 )
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin import kv_kernel
+from sglang_hvd.plugin.catch_up import CatchUp
 from sglang_hvd.plugin.device_memory import DeviceMemory
 from sglang_hvd.plugin.draft_states import DraftStates
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
@@ -38,7 +39,6 @@ from sglang_hvd.plugin.host_transfer import copy_stream
 from sglang_hvd.plugin.kept_costs import costs_folder, profiled_costs
 from sglang_hvd.plugin.launch import HvdLaunch, launch_of
 from sglang_hvd.plugin.metrics import PredictorMetrics, ServerMetrics
-from sglang_hvd.plugin.postponed_extend import PostponedExtend
 from sglang_hvd.plugin.recording import RequestRecorder
 from sglang_hvd.plugin.requests import HeldRequests
 from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
@@ -133,7 +133,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         if self._postpones or not launch.config.drafts_with_model:
             self._draft_worker.stub_draft_extend = self._stub_skipped_draft_extend
         if self._postpones:
-            self._draft_worker.postponed = PostponedExtend()
+            self._draft_worker.catch_up = CatchUp(self._draft_worker)
 
     def init_cuda_graphs(self) -> None:
         """SGLang's call when pools and attention backends are there: captures graphs. With them
@@ -267,7 +267,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
 
     def describe(self) -> dict[str, Any]:
         """Settings and counters for /server_info; plain values."""
-        states = self._draft_worker.width_states
+        states, catch_up = self._draft_worker.width_states, self._draft_worker.catch_up
         return {
             **self._held.describe(),
             "predictor": self._served_predictor.describe(),
@@ -283,7 +283,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "num_model_draft_rounds": self._draft_worker.num_model_draft_rounds,
             "num_partial_draft_rounds": self._draft_worker.num_partial_draft_rounds,
             "postpones_extend": self._postpones,
-            "num_catch_ups": self._draft_worker.num_catch_ups,
+            "num_catch_ups": 0 if catch_up is None else catch_up.num_catch_ups,
             "num_steps_by_width": dict(self._draft_worker.num_steps_by_width),
             "num_drafts_by_steps": dict(sorted(self._draft_worker.num_drafts_by_steps.items())),
         }

@@ -55,8 +55,8 @@ from sglang_hvd.plugin.worker import HvdWorker, check_sampling
 
 # Methods of ours that extend nothing.
 OWN_HELPERS = {
-    *("_host_nodes", "_add_model_trees", "_run_model_drafter", "_verify_input"),
-    *("_num_mask_cells", "_num_draft_tokens", "_publish", "_catch_up", "_extend"),
+    *("_host_nodes", "_add_model_trees", "_run_model_drafter", "_num_cached"),
+    *("_num_draft_tokens", "_publish"),
     "_use_draft_states",
     *("run_draft", "use_width", "use_width_states", "_use_width_states", "drafting"),
 }
