@@ -117,7 +117,6 @@ def resolve_verify_width(
         has_width_states=len(widths.values) > 1 and not is_any_width,
         backends=backends,
         attention=attention,
-        postpones_extend=_postpones_extend(config, cfg.device),
     )
     launch.verifies_trees(cfg.speculative_eagle_topk, has_window=False)  # refused before it loads
     server_args._hvd_launch = launch
@@ -203,13 +202,6 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
             "slot, and which drafts stand there depends on earlier requests."
         )
     return config
-
-
-def _postpones_extend(config: HvdConfig, device: str) -> bool:
-    if not config.drafts_with_model:
-        return False  # there is none
-    # On a GPU draft-extend runs while the host reads what was accepted; postponed, it waits for it.
-    return device == "cpu" if config.postpone_extend is None else config.postpone_extend
 
 
 def _target_attention(cfg: Any) -> TargetAttention:

@@ -23,6 +23,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftI
 from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
 
 from sglang_hvd.allocation import MOST_WIDE_REQUESTS, StepCosts, VerifyWidths
+from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.draft_trees import DraftNodes
 from sglang_hvd.plugin.verify_input import build_verify_input
 
@@ -49,10 +50,12 @@ class _Times(NamedTuple):
 class CostProfile:
     """One run for one table."""
 
-    def __init__(self, worker: HvdDraftWorker, *, widths: VerifyWidths, postpones: bool) -> None:
+    def __init__(
+        self, worker: HvdDraftWorker, *, widths: VerifyWidths, draft_extend: DraftExtend
+    ) -> None:
         self._worker = worker
         self._widths = widths
-        self._postpones = postpones
+        self._is_postponed = draft_extend is DraftExtend.WHEN_DRAFTING
         self._target = worker.target_worker.model_runner
         self._device = torch.device(worker.device)
         longest = self._target.model_config.context_len - self._widths.widest - 1
@@ -197,11 +200,11 @@ class CostProfile:
         worker, runner = self._worker, self._worker.draft_runner
         assert self._hidden is not None, "a verification runs first"
         hidden = self._hidden.expand(n * width, -1).contiguous()
-        mode = ForwardMode.EXTEND if self._postpones else ForwardMode.DRAFT_EXTEND_V2
-        capture = CaptureHiddenMode.LAST if self._postpones else CaptureHiddenMode.FULL
+        mode = ForwardMode.EXTEND if self._is_postponed else ForwardMode.DRAFT_EXTEND_V2
+        capture = CaptureHiddenMode.LAST if self._is_postponed else CaptureHiddenMode.FULL
         last = torch.arange(width - 1, n * width, width, device=self._device)
         start = self._context - width
-        num_tokens = 1 if self._postpones else width
+        num_tokens = 1 if self._is_postponed else width
         extend_input = EagleDraftExtendInput(
             hidden_states=hidden,
             num_correct_drafts=self._full(n, width - 1),
@@ -228,7 +231,7 @@ class CostProfile:
         runner.kv_index_translator.bind_runner_slots(forward_batch)
 
         def run() -> None:
-            if self._postpones:
+            if self._is_postponed:
                 runner.forward(forward_batch)
                 return
             graphs = worker.cuda_graph_runner_for_draft_extend

@@ -20,6 +20,7 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_hvd.allocation import most_tree_nodes
 from sglang_hvd.plugin.batch_rows import rows_of
+from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
 from sglang_hvd.plugin.host_transfer import to_device
 from sglang_hvd.plugin.launch import launch_of
@@ -64,9 +65,9 @@ class HvdDraftWorker(EagleDraftWorker):
     # Likewise: (requests, the one of them whose prompt goes on, their first tokens) -> None.
     record_prefill: Callable[[Sequence[Req], Req | None, torch.Tensor], None]
     costs: ServedCosts
-    # Set by HvdWorker where no draft-extend follows verification: (batch, result) -> None, stands
-    # in for it.
-    stub_draft_extend: Callable[[ScheduleBatch, GenerationBatchResult], None] | None = None
+    draft_extend: DraftExtend
+    # (batch, result) -> None, stands in for a draft-extend that does not follow verification.
+    stub_draft_extend: Callable[[ScheduleBatch, GenerationBatchResult], None]
     catch_up: CatchUp | None = None
     # Set by HvdWorker once backends and graphs are there.
     draft_states: DraftStates
@@ -174,7 +175,7 @@ class HvdDraftWorker(EagleDraftWorker):
     def _draft_extend_for_decode(
         self, batch: ScheduleBatch, batch_result: GenerationBatchResult, **kwargs: Any
     ) -> None:
-        if self.stub_draft_extend is None:
+        if self.draft_extend is DraftExtend.EVERY_STEP:
             timing = self.costs.time_extend(len(batch.reqs), self._step_width)
             with self._num_draft_tokens(self._step_width), timing:
                 super()._draft_extend_for_decode(batch, batch_result, **kwargs)

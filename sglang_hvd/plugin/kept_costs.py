@@ -16,6 +16,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_hvd.allocation import StepCosts, VerifyWidths
 from sglang_hvd.plugin.cost_profile import CostProfile
+from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.entry import SUPPORTED_SGLANG
 from sglang_hvd.user_cache import user_cache
 from sglang_hvd.whole_file import write_whole
@@ -34,7 +35,7 @@ def profiled_costs(
     widths: VerifyWidths,
     *,
     model_tree_width: int,
-    postpones: bool,
+    draft_extend: DraftExtend,
     use_kept: bool,
     folder: Path | None,
     most_requests: int,
@@ -44,13 +45,14 @@ def profiled_costs(
     """The table that was kept, or one that is timed now and kept. All ranks call it and get that of
     the first; ranks: their group, None for a process that is alone.
 
-    widths, model_tree_width, postpones: of the launch.
+    widths, model_tree_width: of the launch.
     use_kept: a kept table may be used.
     folder: of the kept tables, None for none. One that cannot be read or written is reported, and
         the table is timed.
     """
     tree = [worker.draft_states.num_steps, worker.topk, model_tree_width]
-    key = _key(worker, [list(widths.values), widths.base, tree, postpones, most_requests])
+    is_postponed = draft_extend is DraftExtend.WHEN_DRAFTING
+    key = _key(worker, [list(widths.values), widths.base, tree, is_postponed, most_requests])
     path = None if folder is None else folder / f"{key}.yaml"
     kept = None
     if is_first_rank and use_kept and path is not None and path.is_file():
@@ -61,7 +63,7 @@ def profiled_costs(
     text = _of_first_rank(None if kept is None else kept.to_yaml(), ranks)
     if text is not None:
         return StepCosts.from_yaml(text)
-    profile = CostProfile(worker, widths=widths, postpones=postpones)
+    profile = CostProfile(worker, widths=widths, draft_extend=draft_extend)
     text = _of_first_rank(profile.table(most_requests).to_yaml(), ranks)
     assert text is not None
     if is_first_rank and path is not None:

@@ -24,7 +24,6 @@ class HvdLaunch:
         has_width_states: attention backends and graphs are of one width each.
         backends: attention backends of the target model.
         attention: what is known of the target model's before it is loaded.
-        postpones_extend: draft-extend runs for a request when it drafts, not in every step for all.
     """
 
     config: HvdConfig
@@ -33,7 +32,6 @@ class HvdLaunch:
     has_width_states: bool
     backends: frozenset[str]
     attention: TargetAttention
-    postpones_extend: bool
 
     @property
     def num_model_nodes(self) -> int:

@@ -25,6 +25,7 @@ from sglang.srt.runtime_context import get_exec
 from sglang.srt.utils.common import log_info_on_rank0
 
 from sglang_hvd.allocation import MOST_WIDE_REQUESTS, VerifyWidths
+from sglang_hvd.plugin.draft_extend import DraftExtend
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -134,7 +135,7 @@ class WidthStates:
                 worker._override_worker_state(worker.speculative_num_steps, width),
                 self._capturing(width),
             ):
-                if self._drafter.stub_draft_extend is None:  # else none follows verification
+                if self._drafter.draft_extend is DraftExtend.EVERY_STEP:
                     self._build_extend(before)
                 self._build_verify(before, width)
                 return self._present(0.0)

@@ -32,6 +32,7 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin import kv_kernel
 from sglang_hvd.plugin.catch_up import CatchUp
 from sglang_hvd.plugin.device_memory import DeviceMemory
+from sglang_hvd.plugin.draft_extend import DraftExtend, draft_extend_of
 from sglang_hvd.plugin.draft_states import DraftStates
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import require_hooks
@@ -76,8 +77,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._is_idle = False
         runners = self.target_worker.model_runner, self._draft_worker.draft_runner
         self._has_mrope = any(runner.model_config.model_is_mrope for runner in runners)
-        # Positions of images depend on more than their place, which catching up does not know.
-        self._postpones = launch.postpones_extend and not self._has_mrope
+        self._draft_extend = draft_extend_of(
+            launch.config, device=self.device, has_mrope=self._has_mrope
+        )
         window = self.target_worker.model_runner.sliding_window_size
         self._verifies_trees = launch.verifies_trees(self.topk, has_window=bool(window))
         if not self._verifies_trees and launch.config.policy == "allocate":
@@ -90,7 +92,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self.speculative_num_steps,
             self.topk,
             merges=self._verifies_trees,
-            postpones_extend=self._postpones,
+            draft_extend=self._draft_extend,
         )
         ranks = get_parallel().tp_group.cpu_group if get_parallel().tp_size > 1 else None
         self._ranks = ranks
@@ -130,9 +132,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._draft_worker.plan_drafts = self._held.plan
         self._draft_worker.cached_lens = self._held.cached_lens
         self._draft_worker.record_prefill = self._held.record_prefill
-        if self._postpones or not launch.config.drafts_with_model:
-            self._draft_worker.stub_draft_extend = self._stub_skipped_draft_extend
-        if self._postpones:
+        self._draft_worker.draft_extend = self._draft_extend
+        self._draft_worker.stub_draft_extend = self._stub_skipped_draft_extend
+        if self._draft_extend is DraftExtend.WHEN_DRAFTING:
             self._draft_worker.catch_up = CatchUp(self._draft_worker)
 
     def init_cuda_graphs(self) -> None:
@@ -167,7 +169,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
                 self._draft_worker,
                 self._launch.widths,
                 model_tree_width=self._launch.model_tree_width,
-                postpones=self._postpones,
+                draft_extend=self._draft_extend,
                 use_kept=config.cost_profile == "kept",
                 folder=costs_folder(),
                 most_requests=target.max_running_requests,
@@ -282,7 +284,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "num_model_nodes": self._launch.model_tree_width,
             "num_model_draft_rounds": self._draft_worker.num_model_draft_rounds,
             "num_partial_draft_rounds": self._draft_worker.num_partial_draft_rounds,
-            "postpones_extend": self._postpones,
+            "postpones_extend": self._draft_extend is DraftExtend.WHEN_DRAFTING,
             "num_catch_ups": 0 if catch_up is None else catch_up.num_catch_ups,
             "num_steps_by_width": dict(self._draft_worker.num_steps_by_width),
             "num_drafts_by_steps": dict(sorted(self._draft_worker.num_drafts_by_steps.items())),
@@ -306,7 +308,7 @@ def _allocator(
     topk: int,
     *,
     merges: bool,
-    postpones_extend: bool,
+    draft_extend: DraftExtend,
 ) -> StepAllocator | None:
     if launch.config.policy != "allocate":
         return None
@@ -323,7 +325,7 @@ def _allocator(
         num_steps=steps,
         most_nodes=[most_tree_nodes(topk, num) for num in steps],
         merges=merges,
-        postpones_extend=postpones_extend,
+        postpones_extend=draft_extend is DraftExtend.WHEN_DRAFTING,
     )
 
 

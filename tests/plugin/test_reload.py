@@ -160,7 +160,6 @@ def test_graphs_of_several_widths_are_not_recaptured(has_width_states: bool) -> 
         has_width_states,
         backends=frozenset({"triton"}),
         attention=TargetAttention(),
-        postpones_extend=False,
     )
     obj = UpdateWeightFromDiskReqInput(model_path="m", recapture_cuda_graph=True)
     answer = asyncio.run(ask_for_predictor(load, manager, obj))

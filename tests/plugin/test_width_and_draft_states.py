@@ -16,6 +16,7 @@ from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.plugin import device_memory, width_states
 from sglang_hvd.plugin.algorithm import count_logits_rows
 from sglang_hvd.plugin.device_memory import DeviceMemory
+from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.draft_states import DraftStates
 from sglang_hvd.plugin.width_states import WidthStates, captured_batch_sizes, thinned
 
@@ -52,7 +53,7 @@ class Device:
         self._draft_worker = SimpleNamespace(
             draft_extend_attn_backend=None,
             cuda_graph_runner_for_draft_extend=None,
-            stub_draft_extend=lambda batch, result: None,
+            draft_extend=DraftExtend.NEVER,
         )
 
     def _make_backend(self) -> str:
