@@ -64,12 +64,12 @@ class CatchUp:
         if not rows:
             return
         self.num_catch_ups += 1
-        worker = self._draft_worker
+        draft_worker = self._draft_worker
         tokens = postponed.take([batch.reqs[row] for row in rows])
         width = round(len(tokens.token_ids) / len(rows))
-        with worker.clock.measure(Phase.TRANSFER):
-            on_device = to_device(np.array(rows), worker.device)
-        with worker.costs.time_extend(len(rows), width):
+        with draft_worker.clock.measure(Phase.TRANSFER):
+            on_device = to_device(np.array(rows), draft_worker.device)
+        with draft_worker.costs.time_extend(len(rows), width):
             drafted = self._extend(
                 rows_of(batch, rows, on_device), tokens, [cached_lens[row] for row in rows]
             )
@@ -97,7 +97,7 @@ class CatchUp:
     ) -> dict[str, torch.Tensor]:
         """Runs the draft model over what these requests lack. Returns what their drafts begin with,
         by its name in SGLang's draft input."""
-        worker = self._draft_worker
+        draft_worker = self._draft_worker
         starts = [end - num for end, num in zip(cached_lens, tokens.lengths, strict=True)]
         # One array, one transfer: rows of the batch, and positions.
         places = np.empty((2, len(tokens.token_ids)), np.int64)
@@ -105,10 +105,10 @@ class CatchUp:
         places[1] = np.concatenate(
             [np.arange(*ends) for ends in zip(starts, cached_lens, strict=True)]
         )
-        on_device = to_device(places, worker.device)
+        on_device = to_device(places, draft_worker.device)
         some.forward_mode = ForwardMode.EXTEND
         some.input_ids = tokens.token_ids.to(torch.int64)
-        some.out_cache_loc = worker.req_to_token_pool.req_to_token[
+        some.out_cache_loc = draft_worker.req_to_token_pool.req_to_token[
             some.req_pool_indices[on_device[0]], on_device[1]
         ].to(torch.int64)
         some.prefix_lens, some.extend_lens = starts, tokens.lengths
@@ -126,19 +126,19 @@ class CatchUp:
         )
         forward_batch = ForwardBatch.init_new(
             some,
-            worker.draft_runner,
+            draft_worker.draft_runner,
             capture_hidden_mode=CaptureHiddenMode.LAST,
             return_hidden_states_before_norm=False,
         )
         forward_batch.return_logprob = False
-        output = worker.draft_runner.forward(forward_batch).logits_output
+        output = draft_worker.draft_runner.forward(forward_batch).logits_output
         # As EagleDraftWorker does after verification.
-        if worker.topk == 1:
+        if draft_worker.topk == 1:
             topk_index = output.next_token_logits.argmax(dim=-1, keepdim=True)
             topk_p = torch.ones_like(topk_index, dtype=torch.float32)
         else:
             probs = renorm_draft_probs(output.next_token_logits, None, False)
-            topk_p, topk_index = fast_topk(probs, worker.topk, dim=-1)
+            topk_p, topk_index = fast_topk(probs, draft_worker.topk, dim=-1)
         return {
             "topk_p": topk_p,
             "topk_index": topk_index,

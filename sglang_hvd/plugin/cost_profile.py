@@ -51,13 +51,13 @@ class CostProfile:
     """One run for one table."""
 
     def __init__(
-        self, worker: HvdDraftWorker, *, widths: VerifyWidths, draft_extend: DraftExtend
+        self, draft_worker: HvdDraftWorker, *, widths: VerifyWidths, draft_extend: DraftExtend
     ) -> None:
-        self._worker = worker
+        self._draft_worker = draft_worker
         self._widths = widths
         self._is_postponed = draft_extend is DraftExtend.WHEN_DRAFTING
-        self._target = worker.target_worker.model_runner
-        self._device = torch.device(worker.device)
+        self._target = draft_worker.target_worker.model_runner
+        self._device = torch.device(draft_worker.device)
         longest = self._target.model_config.context_len - self._widths.widest - 1
         self._context = max(min(_CONTEXT_TOKENS, longest), self._widths.widest)
         self._hidden: torch.Tensor | None = None  # one of the target's hidden states
@@ -100,14 +100,14 @@ class CostProfile:
     def _times(self, n: int) -> _Times:
         widths = [w for w in self._widths.of_step(n) if n * w <= _MOST_NODES]
         verify = [self._ms(partial(self._verify, n, w)) for w in widths]
-        with self._worker.drafting():
+        with self._draft_worker.drafting():
             draft = [self._ms(partial(self._draft, n, steps)) for steps in self._draft_steps()]
             extend = [self._ms(partial(self._extend, n, w)) for w in widths]
         return _Times(np.array(verify), np.array(draft), np.array(extend))
 
     def _draft_steps(self) -> list[int]:
         """Numbers of steps that are timed: few, if there is a choice, and all."""
-        *fewer, all_steps = self._worker.draft_states.num_steps
+        *fewer, all_steps = self._draft_worker.draft_states.num_steps
         few = [steps for steps in fewer if steps > 1] or fewer  # one alone prepares no attention
         return [*few[:1], all_steps]
 
@@ -130,7 +130,7 @@ class CostProfile:
         return min(times[1:])
 
     def _verify(self, n: int, width: int) -> Callable[[], object]:
-        self._worker.use_width(width)
+        self._draft_worker.use_width(width)
         runner = self._target
         seq_lens = self._full(n, self._context)
         nodes = DraftNodes(
@@ -141,9 +141,9 @@ class CostProfile:
         verify_input = build_verify_input(
             nodes,
             seq_lens,
-            topk=self._worker.topk,
+            topk=self._draft_worker.topk,
             num_cached=n * self._context,
-            mask_mode=self._worker.mask_mode,
+            mask_mode=self._draft_worker.mask_mode,
             verify_mask=runner.attn_backend.verify_mask,
         )
         verify_input.capture_hidden_mode = CaptureHiddenMode.FULL
@@ -170,9 +170,9 @@ class CostProfile:
         return run
 
     def _draft(self, n: int, num_steps: int) -> Callable[[], object]:
-        worker = self._worker
-        runner, topk = worker.draft_runner, worker.topk
-        hidden_size, dtype = get_draft_recurrent_hidden_state_spec(runner)
+        draft_worker = self._draft_worker
+        draft_runner, topk = draft_worker.draft_runner, draft_worker.topk
+        hidden_size, dtype = get_draft_recurrent_hidden_state_spec(draft_runner)
         draft_input = EagleDraftInput(
             topk_p=torch.full((n, topk), 1 / topk, device=self._device),
             topk_index=self._full((n, topk), 0),
@@ -191,13 +191,13 @@ class CostProfile:
             positions=draft_input.positions,
             capture_hidden_mode=CaptureHiddenMode.LAST,
         )
-        runner.kv_index_translator.bind_runner_slots(forward_batch)
+        draft_runner.kv_index_translator.bind_runner_slots(forward_batch)
 
-        return partial(worker.run_draft, forward_batch, num_steps)
+        return partial(draft_worker.run_draft, forward_batch, num_steps)
 
     def _extend(self, n: int, width: int) -> Callable[[], object]:
-        self._worker.use_width(width)
-        worker, runner = self._worker, self._worker.draft_runner
+        self._draft_worker.use_width(width)
+        draft_worker, draft_runner = self._draft_worker, self._draft_worker.draft_runner
         assert self._hidden is not None, "a verification runs first"
         hidden = self._hidden.expand(n * width, -1).contiguous()
         mode = ForwardMode.EXTEND if self._is_postponed else ForwardMode.DRAFT_EXTEND_V2
@@ -228,19 +228,19 @@ class CostProfile:
         forward_batch.extend_start_loc = torch.arange(
             0, n * width, width, dtype=torch.int32, device=self._device
         )
-        runner.kv_index_translator.bind_runner_slots(forward_batch)
+        draft_runner.kv_index_translator.bind_runner_slots(forward_batch)
 
         def run() -> None:
             if self._is_postponed:
-                runner.forward(forward_batch)
+                draft_runner.forward(forward_batch)
                 return
-            graphs = worker.cuda_graph_runner_for_draft_extend
+            graphs = draft_worker.cuda_graph_runner_for_draft_extend
             if graphs and graphs.can_run_graph(forward_batch):
                 graphs.execute(forward_batch, last)
                 return
-            runner.attn_backend.init_forward_metadata(forward_batch)
+            draft_runner.attn_backend.init_forward_metadata(forward_batch)
             forward_batch.mark_forward_metadata_ready()
-            runner.forward(forward_batch)
+            draft_runner.forward(forward_batch)
 
         return run
 

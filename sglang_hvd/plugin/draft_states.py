@@ -47,8 +47,8 @@ class DraftStates:
 
     def __init__(self, worker: HvdWorker, num_steps: Sequence[int], memory: DeviceMemory) -> None:
         """num_steps: to choose from, rising; the last is SGLang's own."""
-        self._worker, self._drafter = worker, worker._draft_worker
-        of_all = self._present(self._drafter.cuda_graph_runner)
+        self._worker, self._draft_worker = worker, worker._draft_worker
+        of_all = self._present(self._draft_worker.cuda_graph_runner)
         self._of_steps = {num_steps[-1]: of_all}
         most_gb = _FIRST_GB
         for steps in num_steps[:-1]:
@@ -81,26 +81,34 @@ class DraftStates:
             self._set(all_steps)
 
     def _set(self, state: _DraftState) -> None:
-        drafter = self._drafter
-        drafter.speculative_num_steps = state.num_steps
-        drafter.draft_attn_backend = drafter.draft_runner.draft_attn_backend = state.backend
-        drafter._topk1_parents_prealloc, drafter._topk1_score_indices_prealloc = state.chain
+        draft_worker = self._draft_worker
+        draft_worker.speculative_num_steps = state.num_steps
+        draft_worker.draft_attn_backend = state.backend
+        draft_worker.draft_runner.draft_attn_backend = state.backend
+        parents, score_indices = state.chain
+        draft_worker._topk1_parents_prealloc = parents
+        draft_worker._topk1_score_indices_prealloc = score_indices
 
     def _present(self, graphs: Any) -> _DraftState:
-        drafter = self._drafter
-        chain = drafter._topk1_parents_prealloc, drafter._topk1_score_indices_prealloc
-        return _DraftState(drafter.speculative_num_steps, drafter.draft_attn_backend, graphs, chain)
+        draft_worker = self._draft_worker
+        return _DraftState(
+            draft_worker.speculative_num_steps,
+            draft_worker.draft_attn_backend,
+            graphs,
+            (draft_worker._topk1_parents_prealloc, draft_worker._topk1_score_indices_prealloc),
+        )
 
     def _build(self, num_steps: int, memory: DeviceMemory) -> _DraftState:
         def build() -> _DraftState:
-            drafter, graphs = self._drafter, self._drafter.cuda_graph_runner
-            base_width = self._worker.speculative_num_draft_tokens
-            with self._worker._override_worker_state(num_steps, base_width), drafter.drafting():
+            worker, draft_worker = self._worker, self._draft_worker
+            graphs = draft_worker.cuda_graph_runner
+            base_width = worker.speculative_num_draft_tokens
+            with worker._override_worker_state(num_steps, base_width), draft_worker.drafting():
                 if num_steps == 1:  # it only selects, without a forward
-                    drafter.draft_attn_backend = None
+                    draft_worker.draft_attn_backend = None
                     return self._present(None)
-                drafter.init_attention_backend()
-                return self._present(None if graphs is None else type(graphs)(drafter))
+                draft_worker.init_attention_backend()
+                return self._present(None if graphs is None else type(graphs)(draft_worker))
 
         state, taken_gb = memory.build(
             build,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_hvd.allocation import most_tree_nodes
 from sglang_hvd.plugin.batch_rows import rows_of
+from sglang_hvd.plugin.catch_up import CatchUp
 from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
 from sglang_hvd.plugin.host_transfer import to_device
@@ -32,13 +33,13 @@ from sglang_hvd.types import CacheDrafts, DraftPlans
 
 if TYPE_CHECKING:
     from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
-    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-    from sglang_hvd.plugin.catch_up import CatchUp
     from sglang_hvd.plugin.draft_states import DraftStates
+    from sglang_hvd.plugin.requests import HeldRequests
     from sglang_hvd.plugin.width_states import WidthStates
 
 
@@ -58,16 +59,9 @@ class HvdDraftWorker(EagleDraftWorker):
     speculative_num_draft_tokens: int
     speculative_num_steps: int
 
-    # Set by HvdWorker once its drafter exists: (requests, cached lengths) -> plans, and then
-    # requests -> cached lengths, as the drafter knows them.
-    plan_drafts: Callable[[Sequence[Req], Sequence[int] | None], DraftPlans]
-    cached_lens: Callable[[Sequence[Req]], list[int]]
-    # Likewise: (requests, the one of them whose prompt goes on, their first tokens) -> None.
-    record_prefill: Callable[[Sequence[Req], Req | None, torch.Tensor], None]
+    # See attach.
     costs: ServedCosts
     draft_extend: DraftExtend
-    # (batch, result) -> None, stands in for a draft-extend that does not follow verification.
-    stub_draft_extend: Callable[[ScheduleBatch, GenerationBatchResult], None]
     catch_up: CatchUp | None = None
     # Set by HvdWorker once backends and graphs are there.
     draft_states: DraftStates
@@ -87,18 +81,38 @@ class HvdDraftWorker(EagleDraftWorker):
         super().__init__(server_args, *args, **kwargs)
         self.num_drafts_by_steps: Counter[int] = Counter()
 
+    def attach(
+        self,
+        *,
+        held: HeldRequests,
+        costs: ServedCosts,
+        draft_extend: DraftExtend,
+        stub_draft_extend: Callable[[ScheduleBatch, GenerationBatchResult], None],
+    ) -> None:
+        """What HvdWorker makes when this worker and its model are there.
+
+        Args:
+            held: plans the drafts of requests, and knows how much of them is cached.
+            costs: gets the times of drafts and draft-extends.
+            stub_draft_extend: stands in for a draft-extend that does not follow verification.
+        """
+        self._held, self.costs = held, costs
+        self.draft_extend, self._stub_draft_extend = draft_extend, stub_draft_extend
+        if draft_extend is DraftExtend.WHEN_DRAFTING:
+            self.catch_up = CatchUp(self)
+
     def draft(self, batch: ScheduleBatch, *, with_topology: bool = False) -> HvdVerifyInput:
         """Choose a draft for every request and lay all of them out for one verification."""
         assert not with_topology, "pipeline parallelism is refused at start"
         assert not batch.forward_mode.is_idle(), "data-parallel attention is refused at start"
         seq_lens = batch.seq_lens_cpu.tolist() if batch.seq_lens_cpu is not None else None
-        plans = self.plan_drafts(batch.reqs, seq_lens)
+        plans = self._held.plan(batch.reqs, seq_lens)
         used = 1 + int(plans.num_nodes.max())
         self.use_width(next(width for width in self._widths if width >= used))
         self.num_steps_by_width[self._step_width] += 1
         bonus_tokens = batch.spec_info.bonus_tokens
         if self.catch_up is not None:
-            cached_lens = self.cached_lens(batch.reqs) if seq_lens is None else seq_lens
+            cached_lens = self._held.cached_lens(batch.reqs) if seq_lens is None else seq_lens
             self.catch_up.run(batch, plans.num_model_nodes.tolist(), cached_lens)
         nodes = self._host_nodes(plans.drafts, bonus_tokens)
         kv_loc_plan = of_model = None
@@ -126,6 +140,10 @@ class HvdDraftWorker(EagleDraftWorker):
         self.width_states = states
         self._widths = states.widths
         self.num_steps_by_width = dict.fromkeys(states.widths, 0)
+
+    def use_draft_states(self, states: DraftStates) -> None:
+        """Each number of steps has an attention backend and graphs, and there are no others."""
+        self.draft_states = states
 
     def use_width(self, width: int) -> None:
         """The next verification has this one of the launch's widths, and so has draft-extend."""
@@ -180,7 +198,7 @@ class HvdDraftWorker(EagleDraftWorker):
             with self._num_draft_tokens(self._step_width), timing:
                 super()._draft_extend_for_decode(batch, batch_result, **kwargs)
             return
-        self.stub_draft_extend(batch, batch_result)
+        self._stub_draft_extend(batch, batch_result)
         if self.catch_up is not None:
             self.catch_up.see(batch, batch_result)
 
@@ -194,7 +212,7 @@ class HvdDraftWorker(EagleDraftWorker):
     ) -> Any:
         # Now, while the target's prefill runs: behind the draft model's, the first tokens' copy to
         # the host would wait for that too.
-        self.record_prefill(batch.reqs, batch.chunked_req, next_token_ids)
+        self._held.record_prefill(batch.reqs, batch.chunked_req, next_token_ids)
         if self.catch_up is not None:
             self.catch_up.forget(batch.reqs)
         return super()._draft_extend_for_prefill(
@@ -288,7 +306,7 @@ class HvdDraftWorker(EagleDraftWorker):
         # end. The whole context of every request would be as safe, and gigabytes to fill.
         n = len(batch.reqs)
         longest = n * self.target_worker.model_runner.model_config.context_len
-        return min(sum(self.cached_lens(batch.reqs)) + n * self._step_width, longest)
+        return min(sum(self._held.cached_lens(batch.reqs)) + n * self._step_width, longest)
 
     @contextmanager
     def _num_draft_tokens(self, width: int) -> Iterator[None]:

@@ -31,7 +31,7 @@ _PROFILE = 5
 
 
 def profiled_costs(
-    worker: HvdDraftWorker,
+    draft_worker: HvdDraftWorker,
     widths: VerifyWidths,
     *,
     model_tree_width: int,
@@ -50,9 +50,9 @@ def profiled_costs(
     folder: of the kept tables, None for none. One that cannot be read or written is reported, and
         the table is timed.
     """
-    tree = [worker.draft_states.num_steps, worker.topk, model_tree_width]
+    tree = [draft_worker.draft_states.num_steps, draft_worker.topk, model_tree_width]
     is_postponed = draft_extend is DraftExtend.WHEN_DRAFTING
-    key = _key(worker, [list(widths.values), widths.base, tree, is_postponed, most_requests])
+    key = _key(draft_worker, [list(widths.values), widths.base, tree, is_postponed, most_requests])
     path = None if folder is None else folder / f"{key}.yaml"
     kept = None
     if is_first_rank and use_kept and path is not None and path.is_file():
@@ -63,7 +63,7 @@ def profiled_costs(
     text = _of_first_rank(None if kept is None else kept.to_yaml(), ranks)
     if text is not None:
         return StepCosts.from_yaml(text)
-    profile = CostProfile(worker, widths=widths, draft_extend=draft_extend)
+    profile = CostProfile(draft_worker, widths=widths, draft_extend=draft_extend)
     text = _of_first_rank(profile.table(most_requests).to_yaml(), ranks)
     assert text is not None
     if is_first_rank and path is not None:
@@ -95,23 +95,23 @@ def _of_first_rank(text: str | None, ranks: torch.distributed.ProcessGroup | Non
     return texts[0]
 
 
-def _key(worker: HvdDraftWorker, steps: list[Any]) -> str:
+def _key(draft_worker: HvdDraftWorker, steps: list[Any]) -> str:
     """Tells apart what changes the costs of a step from one server or machine to another."""
-    target, drafter = worker.target_worker.model_runner, worker.draft_runner
+    target, draft_runner = draft_worker.target_worker.model_runner, draft_worker.draft_runner
     graphs = target.decode_cuda_graph_runner
     facts: dict[str, Any] = {
         "profile": _PROFILE,
         "sglang": SUPPORTED_SGLANG,
         "torch": torch.__version__,
         "target": target.model_config.hf_config.to_dict(),
-        "drafter": drafter.model_config.hf_config.to_dict(),
-        "quantization": [runner.model_config.quantization for runner in (target, drafter)],
-        "dtype": [str(runner.dtype) for runner in (target, drafter)],
+        "drafter": draft_runner.model_config.hf_config.to_dict(),
+        "quantization": [runner.model_config.quantization for runner in (target, draft_runner)],
+        "dtype": [str(runner.dtype) for runner in (target, draft_runner)],
         "kv_cache_dtype": str(target.kv_cache_dtype),
         "has_lora": target.lora_manager is not None,
         "tp_size": get_parallel().tp_size,
-        "device": _device_name(worker.device),
-        "attention": [type(runner.attn_backend).__name__ for runner in (target, drafter)],
+        "device": _device_name(draft_worker.device),
+        "attention": [type(runner.attn_backend).__name__ for runner in (target, draft_runner)],
         "graphs": None if graphs is None else list(graphs.capture_bs),
         "steps": steps,
     }

@@ -61,7 +61,7 @@ class WidthStates:
     def __init__(self, worker: HvdWorker, widths: VerifyWidths, memory: DeviceMemory) -> None:
         self._worker, self._widths = worker, widths
         self._target = worker.target_worker.model_runner
-        self._drafter = worker._draft_worker
+        self._draft_worker = worker._draft_worker
         graphs = self._target.decode_cuda_graph_runner
         self._captures = graphs is not None and graphs is not self._target.eager_runner
         self._of_width = {widths.base: self._present(0.0)}
@@ -112,17 +112,17 @@ class WidthStates:
         state = self._of_width[width]
         self._target.attn_backend = state.target_backend
         self._target.decode_cuda_graph_runner = state.target_graphs
-        self._drafter.draft_extend_attn_backend = state.extend_backend
+        self._draft_worker.draft_extend_attn_backend = state.extend_backend
         if state.extend_backend is not None:
-            self._drafter.draft_runner.attn_backend = state.extend_backend
-        self._drafter.cuda_graph_runner_for_draft_extend = state.extend_graphs
+            self._draft_worker.draft_runner.attn_backend = state.extend_backend
+        self._draft_worker.cuda_graph_runner_for_draft_extend = state.extend_graphs
 
     def _present(self, memory_gb: float) -> _WidthState:
         return _WidthState(
             self._target.attn_backend,
             self._target.decode_cuda_graph_runner,
-            self._drafter.draft_extend_attn_backend,
-            self._drafter.cuda_graph_runner_for_draft_extend,
+            self._draft_worker.draft_extend_attn_backend,
+            self._draft_worker.cuda_graph_runner_for_draft_extend,
             memory_gb,
         )
 
@@ -135,7 +135,7 @@ class WidthStates:
                 worker._override_worker_state(worker.speculative_num_steps, width),
                 self._capturing(width),
             ):
-                if self._drafter.draft_extend is DraftExtend.EVERY_STEP:
+                if self._draft_worker.draft_extend is DraftExtend.EVERY_STEP:
                     self._build_extend(before)
                 self._build_verify(before, width)
                 return self._present(0.0)
@@ -172,15 +172,16 @@ class WidthStates:
             decode.bs = all_sizes
 
     def _build_extend(self, before: _WidthState) -> None:
-        drafter = self._drafter
+        draft_worker = self._draft_worker
         if before.extend_graphs is not None:
             # Runners share this buffer, capture with what is in it, and fill it at each replay.
-            width = drafter.speculative_num_draft_tokens
+            width = draft_worker.speculative_num_draft_tokens
             before.extend_graphs.buffers.extend_seq_lens.fill_(width)
-        with drafter.drafting():
-            drafter.init_attention_backend()
+        with draft_worker.drafting():
+            draft_worker.init_attention_backend()
             if before.extend_graphs is not None:
-                drafter.cuda_graph_runner_for_draft_extend = type(before.extend_graphs)(drafter)
+                graphs = type(before.extend_graphs)(draft_worker)
+                draft_worker.cuda_graph_runner_for_draft_extend = graphs
 
     def _build_verify(self, before: _WidthState, width: int) -> None:
         target = self._target

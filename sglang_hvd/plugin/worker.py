@@ -30,7 +30,6 @@ from sglang_hvd.allocation import (
 )
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin import kv_kernel
-from sglang_hvd.plugin.catch_up import CatchUp
 from sglang_hvd.plugin.device_memory import DeviceMemory
 from sglang_hvd.plugin.draft_extend import DraftExtend, draft_extend_of
 from sglang_hvd.plugin.draft_states import DraftStates
@@ -113,7 +112,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             ranks=ranks,
             metrics=PredictorMetrics() if _is_metrics_rank() else None,
         )
-        self._costs = self._draft_worker.costs = ServedCosts(
+        self._costs = ServedCosts(
             allocator,
             is_fixed=launch.config.costs is not None,
             widths=launch.widths.values,
@@ -129,26 +128,45 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             report_cycles=launch.config.report_cycles,
             recorder=_recorder(launch, server_args),
         )
-        self._draft_worker.plan_drafts = self._held.plan
-        self._draft_worker.cached_lens = self._held.cached_lens
-        self._draft_worker.record_prefill = self._held.record_prefill
-        self._draft_worker.draft_extend = self._draft_extend
-        self._draft_worker.stub_draft_extend = self._stub_skipped_draft_extend
-        if self._draft_extend is DraftExtend.WHEN_DRAFTING:
-            self._draft_worker.catch_up = CatchUp(self._draft_worker)
+        self._draft_worker.attach(
+            held=self._held,
+            costs=self._costs,
+            draft_extend=self._draft_extend,
+            stub_draft_extend=self._stub_skipped_draft_extend,
+        )
 
     def init_cuda_graphs(self) -> None:
         """SGLang's call when pools and attention backends are there: captures graphs. With them
         steps can be timed."""
-        config, target = self._launch.config, self.target_worker.model_runner
+        target = self.target_worker.model_runner
         most_nodes = self._launch.widths.most_nodes(target.max_running_requests)
         if self.device == "cuda":
             check_sampling(most_nodes, target.model_config.vocab_size)
         super().init_cuda_graphs()
         memory = DeviceMemory(self, most_nodes=most_nodes, ranks=self._ranks)
         if self._launch.has_width_states:
-            self._use_width_states(WidthStates(self, self._launch.widths, memory))
-        self._use_draft_states(memory)
+            self._build_width_states(memory)
+        self._build_draft_states(memory)
+        self._compile_kernels()
+        if self._times_costs:
+            self._time_costs()
+
+    def _build_width_states(self, memory: DeviceMemory) -> None:
+        states = WidthStates(self, self._launch.widths, memory)
+        self._draft_worker.use_width_states(states)
+        self._launch = replace(self._launch, widths=self._launch.widths.only(states.widths))
+        if self._allocator is not None:
+            self._allocator.use_widths(states.widths)
+
+    def _build_draft_states(self, memory: DeviceMemory) -> None:
+        allocator = self._allocator
+        num_steps = (self.speculative_num_steps,) if allocator is None else allocator.num_steps
+        states = DraftStates(self, num_steps, memory)
+        self._draft_worker.use_draft_states(states)
+        if allocator is not None:
+            allocator.use_num_steps(states.num_steps)
+
+    def _compile_kernels(self) -> None:
         warm_up(
             torch.device(self.device),
             self._draft_worker.mask_mode,
@@ -159,37 +177,33 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             ],
             self.topk,
         )
-        kv_kernel.warm_up(target.token_to_kv_pool)
-        if config.policy != "allocate" or config.costs is not None or config.cost_profile == "skip":
-            return
-        if self._has_mrope:
-            return  # such positions need real requests: the first steps tell
+        kv_kernel.warm_up(self.target_worker.model_runner.token_to_kv_pool)
+
+    @property
+    def _times_costs(self) -> bool:
+        """Whether steps are timed before the server serves."""
+        config = self._launch.config
+        return (
+            config.policy == "allocate"
+            and config.costs is None
+            and config.cost_profile != "skip"
+            and not self._has_mrope  # such positions need real requests: the first steps tell
+        )
+
+    def _time_costs(self) -> None:
         self._costs.begin_with(
             profiled_costs(
                 self._draft_worker,
                 self._launch.widths,
                 model_tree_width=self._launch.model_tree_width,
                 draft_extend=self._draft_extend,
-                use_kept=config.cost_profile == "kept",
+                use_kept=self._launch.config.cost_profile == "kept",
                 folder=costs_folder(),
-                most_requests=target.max_running_requests,
+                most_requests=self.target_worker.model_runner.max_running_requests,
                 ranks=self._ranks,
                 is_first_rank=get_parallel().tp_rank == 0,
             )
         )
-
-    def _use_width_states(self, states: WidthStates) -> None:
-        self._draft_worker.use_width_states(states)
-        self._launch = replace(self._launch, widths=self._launch.widths.only(states.widths))
-        if self._allocator is not None:
-            self._allocator.use_widths(states.widths)
-
-    def _use_draft_states(self, memory: DeviceMemory) -> None:
-        allocator = self._allocator
-        num_steps = (self.speculative_num_steps,) if allocator is None else allocator.num_steps
-        states = self._draft_worker.draft_states = DraftStates(self, num_steps, memory)
-        if allocator is not None:
-            allocator.use_num_steps(states.num_steps)
 
     def forward_batch_generation(
         self, batch: ScheduleBatch, *args: Any, **kwargs: Any

@@ -56,9 +56,9 @@ from sglang_hvd.plugin.worker import HvdWorker, check_sampling
 # Methods of ours that extend nothing.
 OWN_HELPERS = {
     *("_host_nodes", "_add_model_trees", "_run_model_drafter", "_num_cached"),
-    *("_num_draft_tokens", "_publish"),
-    "_use_draft_states",
-    *("run_draft", "use_width", "use_width_states", "_use_width_states", "drafting"),
+    *("_num_draft_tokens", "_publish", "_build_width_states", "_build_draft_states"),
+    *("_compile_kernels", "_time_costs", "attach", "run_draft", "drafting"),
+    *("use_width", "use_width_states", "use_draft_states"),
 }
 
 
