@@ -79,9 +79,9 @@ def _lay_out(device: str) -> int:
         kept = torch.randint(1, num_model + 1, (k,), device=device)
         ranks = index if has_ranks else None
         trees = EagleTrees(index % topk, parents, index, topk, ranks, kept)
-        of_wanted = merge_eagle_trees_by_torch(copied, trees, rows)
-        of_model = merge_eagle_trees(nodes, trees, rows)
-        differ += not torch.equal(of_model, of_wanted)
+        is_wanted = merge_eagle_trees_by_torch(copied, trees, rows)
+        is_model_node = merge_eagle_trees(nodes, trees, rows)
+        differ += not torch.equal(is_model_node, is_wanted)
         seq_lens = torch.randint(1, 300, (n,), device=device)
         num_cells = int((width * (seq_lens + width)).sum())
         for mode in (TreeMaskMode.FULL_MASK, TreeMaskMode.QLEN_ONLY):

@@ -115,10 +115,10 @@ class HvdDraftWorker(EagleDraftWorker):
             cached_lens = self._held.cached_lens(batch.reqs) if seq_lens is None else seq_lens
             self.catch_up.run(batch, plans.num_model_nodes.tolist(), cached_lens)
         nodes = self._host_nodes(plans.drafts, bonus_tokens)
-        kv_loc_plan = of_model = None
+        kv_loc_plan = is_model_node = None
         is_drafting = plans.num_model_nodes > 0
         if is_drafting.any():
-            of_model, kv_loc_plan = self._add_model_trees(batch, plans, nodes)
+            is_model_node, kv_loc_plan = self._add_model_trees(batch, plans, nodes)
         with self.clock.measure(Phase.BUILD):
             verify_input = build_verify_input(
                 nodes,
@@ -127,7 +127,7 @@ class HvdDraftWorker(EagleDraftWorker):
                 num_cached=self._num_cached(batch),
                 mask_mode=self.mask_mode,
                 verify_mask=self.target_worker.model_runner.attn_backend.verify_mask,
-                of_model=of_model,
+                is_model_node=is_model_node,
                 kv_loc_plan=kv_loc_plan,
             )
         # A model tree branches; a model chain branches only beside a cache draft.
@@ -274,9 +274,9 @@ class HvdDraftWorker(EagleDraftWorker):
             trees = EagleTrees(
                 draft_tokens, parent_list, top_scores_index, self.topk, ranks, num_kept=wanted
             )
-            of_model = merge_eagle_trees(nodes, trees, rows)
+            is_model_node = merge_eagle_trees(nodes, trees, rows)
         # A plan of the KV window is of the requests that drafted, and verification has all.
-        return of_model, kv_loc_plan if is_all else None
+        return is_model_node, kv_loc_plan if is_all else None
 
     def _run_model_drafter(
         self, batch: ScheduleBatch, num_steps: int

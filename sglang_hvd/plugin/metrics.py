@@ -164,7 +164,7 @@ class PredictorMetrics:
         self,
         fingerprint: str,
         calibration: Mapping[str, OriginFigures],
-        of_model: ModelFigures | None,
+        model_figures: ModelFigures | None,
     ) -> None:
         """Set the metrics to these figures: of cache drafts by origin, and of model drafts."""
         if fingerprint != self._fingerprint:
@@ -173,9 +173,9 @@ class PredictorMetrics:
             self._totals.forget()  # another predictor counts from zero
             self._predictor.labels(fingerprint).set(1)
             self._fingerprint = fingerprint
-        if of_model is not None:
-            self._model_predicted.set(_number(of_model.mean_predicted))
-            self._model_accepted.set(_number(of_model.mean_accepted))
+        if model_figures is not None:
+            self._model_predicted.set(_number(model_figures.mean_predicted))
+            self._model_accepted.set(_number(model_figures.mean_accepted))
         for origin, figures in calibration.items():
             self._totals.advance(self._num_verified.labels(origin), figures.num_verified)
             self._predicted.labels(origin).set(_number(figures.mean_predicted))

@@ -295,15 +295,15 @@ class HeldRequests:
                 self._drafter.extend(h.key, committed)
             return
         lengths = accept_lens[rows].astype(np.int32)
-        of_model = np.full(len(rows), -1, np.int32)
-        if num_model_accepted is not None:
-            of_model[:] = num_model_accepted[rows]
+        if num_model_accepted is None:
+            num_model_accepted = np.full(len(launched.held), -1, np.int32)
         for h, num_tokens in zip(held, lengths.tolist(), strict=True):
             h.num_tokens += num_tokens
             self._count(h, num_tokens - 1)
-        self._drafter.commit_batch(
-            [h.key for h in held], VerifyOutcomes(tokens, lengths, lengths - 1, of_model)
+        outcomes = VerifyOutcomes(
+            tokens, lengths, lengths - 1, num_model_accepted[rows].astype(np.int32)
         )
+        self._drafter.commit_batch([h.key for h in held], outcomes)
 
     def _count(self, held: _Held, num_accepted: int) -> None:
         self._num_cycles[held.source] += 1

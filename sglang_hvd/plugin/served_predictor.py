@@ -81,14 +81,14 @@ class ServedPredictor:
         if self._fingerprint is None:
             return None
         figures = self._drafter.calibration()
-        of_model = self._drafter.model_figures()
+        model_figures = self._drafter.model_figures()
         return {
             "file": str(self._file),
             "fingerprint": self._fingerprint,
             "calibration": None
             if figures is None
             else {origin: asdict(of_origin) for origin, of_origin in figures.items()},
-            "model_drafter": None if of_model is None else asdict(of_model),
+            "model_drafter": None if model_figures is None else asdict(model_figures),
             "branch_share": self._drafter.branch_share(),
         }
 

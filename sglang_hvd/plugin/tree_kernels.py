@@ -35,13 +35,13 @@ def merge(nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None) -> to
     """tree_layout.merge_eagle_trees by a kernel."""
     n, w = nodes.token_ids.shape
     num_drafting, num_tree_nodes = trees.token_ids.shape
-    of_model = torch.zeros((n, w), dtype=torch.bool, device=nodes.token_ids.device)
+    is_model_node = torch.zeros((n, w), dtype=torch.bool, device=nodes.token_ids.device)
     anything = trees.token_ids  # in the place of what is not there
     _merge_kernel[(num_drafting,)](
         nodes.token_ids,
         nodes.parents,
         nodes.num_used,
-        of_model.view(torch.uint8),
+        is_model_node.view(torch.uint8),
         anything if rows is None else rows,
         trees.token_ids.contiguous(),
         trees.parent_list.contiguous(),
@@ -61,7 +61,7 @@ def merge(nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None) -> to
         TREE_BLOCK=_block(num_tree_nodes),
         num_warps=1,
     )
-    return of_model
+    return is_model_node
 
 
 def lay_out(
@@ -107,7 +107,7 @@ def _layout_warps(width: int) -> int:
         *("w", "num_tree_nodes", "num_groups", "topk"),
     ],
     do_not_specialize_on_alignment=[
-        *("token_ids", "parents", "num_used", "of_model", "rows", "tree_tokens"),
+        *("token_ids", "parents", "num_used", "is_model_node", "rows", "tree_tokens"),
         *("parent_list", "top_scores_index", "ranks", "num_kept"),
     ],
 )
@@ -115,7 +115,7 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     token_ids,
     parents,
     num_used,
-    of_model,
+    is_model_node,
     rows,
     tree_tokens,
     parent_list,
@@ -144,7 +144,7 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     tokens = tl.load(token_ids + row * token_stride + slot, mask=slot < w, other=-1)
     links = tl.load(parents + row * parent_stride + slot, mask=slot < w, other=-1)
     cached_tokens, cached_links = tokens, links
-    is_of_model = slot < 0
+    is_drafted = slot < 0
 
     node = tl.arange(0, TREE_BLOCK)
     first = request * num_tree_nodes
@@ -166,14 +166,14 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
         is_here = slot == at
         tokens = tl.where(is_here & is_new, token, tokens)
         links = tl.where(is_here & is_new, parent, links)
-        is_of_model = is_of_model | (is_here & is_kept)
+        is_drafted = is_drafted | (is_here & is_kept)
         place = tl.where(node == k, at, place)
         num += is_new.to(tl.int64)
 
     in_row = slot < w
     tl.store(token_ids + row * token_stride + slot, tokens, mask=in_row)
     tl.store(parents + row * parent_stride + slot, links, mask=in_row)
-    tl.store(of_model + row * w + slot, is_of_model.to(tl.uint8), mask=in_row)
+    tl.store(is_model_node + row * w + slot, is_drafted.to(tl.uint8), mask=in_row)
     tl.store(num_used + row * num_stride, num)
 
 

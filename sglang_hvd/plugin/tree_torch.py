@@ -63,8 +63,8 @@ def merge_eagle_trees_by_torch(
     nodes.token_ids.index_copy_(0, rows, merged.token_ids)
     nodes.parents.index_copy_(0, rows, merged.parents)
     nodes.num_used.index_copy_(0, rows, merged.num_used)
-    of_model = torch.zeros_like(nodes.token_ids, dtype=torch.bool)
-    return of_model.index_copy(0, rows, of_rows)
+    is_model_node = torch.zeros_like(nodes.token_ids, dtype=torch.bool)
+    return is_model_node.index_copy(0, rows, of_rows)
 
 
 def lay_out_by_torch(
@@ -109,10 +109,10 @@ def merge_trees(cache: DraftNodes, model: ModelTrees) -> tuple[DraftNodes, torch
     parents = torch.cat([cache.parents, cache.parents[:, :1]], dim=1)
     tokens = tokens.scatter(1, target, model.token_ids)
     parents = parents.scatter(1, target, places.gather(1, model.parents))
-    of_model = torch.zeros((n, w + 1), dtype=torch.bool, device=device)
-    of_model = of_model.scatter(1, torch.where(model.is_kept, place, w), True)
+    is_model_node = torch.zeros((n, w + 1), dtype=torch.bool, device=device)
+    is_model_node = is_model_node.scatter(1, torch.where(model.is_kept, place, w), True)
     merged = DraftNodes(tokens[:, :w], parents[:, :w], cache.num_used + is_new.sum(dim=1))
-    return merged, of_model[:, :w]
+    return merged, is_model_node[:, :w]
 
 
 def _find(cache: DraftNodes, model: ModelTrees) -> torch.Tensor:

@@ -21,11 +21,12 @@ class HvdVerifyInput(EagleVerifyInput):
     """SGLang's verify input for trees of any shape, as deep as the verify width.
 
     Attributes:
-        of_model: bool[n, w]; the slots that the model drafter's tree has, None if it did not draft.
+        is_model_node: bool[n, w]; the slots that the model drafter's tree has, None if it did not
+            draft.
         has_branches: an accepted path need not stand at the front of its row, as it does in chains.
     """
 
-    of_model: torch.Tensor | None = None
+    is_model_node: torch.Tensor | None = None
     has_branches: bool = True
 
     @property
@@ -47,7 +48,7 @@ def build_verify_input(
     num_cached: int,
     mask_mode: TreeMaskMode,
     verify_mask: Any,
-    of_model: torch.Tensor | None = None,
+    is_model_node: torch.Tensor | None = None,
     kv_loc_plan: KVLocPlan | None = None,
 ) -> HvdVerifyInput:
     """Lay drafts out for their verification.
@@ -57,7 +58,7 @@ def build_verify_input(
         topk: of the model drafter.
         num_cached: the sum of seq_lens, or more.
         verify_mask: that of the target's attention backend, None where it owns none.
-        of_model: see HvdVerifyInput.
+        is_model_node: see HvdVerifyInput.
         kv_loc_plan: of the KV window of these requests, if there is one already.
     """
     n, w = nodes.token_ids.shape
@@ -91,19 +92,19 @@ def build_verify_input(
         seq_lens_cpu=None,
         kv_loc_plan=kv_loc_plan,
         prepared_out_cache_loc=None if kv_loc_plan is None else kv_loc_plan.write_virtual,
-        of_model=of_model,
+        is_model_node=is_model_node,
     )
 
 
-def num_accepted_of_model(accept_index: torch.Tensor, of_model: torch.Tensor) -> torch.Tensor:
+def num_accepted_of_model(accept_index: torch.Tensor, is_model_node: torch.Tensor) -> torch.Tensor:
     """How many tokens of each model drafter's draft were right: int64[n].
 
     Args:
         accept_index: int[n, depth]; the accepted slots of all requests, numbered through, the root
             first; -1 behind them.
-        of_model: bool[n, w].
+        is_model_node: bool[n, w].
     """
     is_accepted = accept_index >= 0
     is_accepted[:, 0] = False  # the root
     slots = accept_index.clamp(min=0).to(torch.int64)
-    return (of_model.reshape(-1)[slots] & is_accepted).sum(dim=1)
+    return (is_model_node.reshape(-1)[slots] & is_accepted).sum(dim=1)

@@ -246,10 +246,12 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             # else they are where the graphs of draft-extend may write.
             output = result.logits_output
             output.hidden_states = output.hidden_states.clone()
-        of_model = None
-        if verify_input.of_model is not None:
-            of_model = num_accepted_of_model(result.accept_index, verify_input.of_model)
-        self._held.record_verify(batch.reqs, result.next_token_ids, result.accept_lens, of_model)
+        is_model_node, num_model_accepted = verify_input.is_model_node, None
+        if is_model_node is not None:
+            num_model_accepted = num_accepted_of_model(result.accept_index, is_model_node)
+        self._held.record_verify(
+            batch.reqs, result.next_token_ids, result.accept_lens, num_model_accepted
+        )
         return result
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:

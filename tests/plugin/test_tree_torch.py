@@ -165,12 +165,12 @@ def test_merging_writes_into_the_nodes(has_rows: bool) -> None:
     num = 1 if has_rows else 2
     index = torch.arange(2).repeat(num, 1)  # two nodes below the root, 7 and 8
     trees = EagleTrees(index + 7, torch.full((num, 0), -1), index, 2, None, torch.full((num,), 2))
-    of_model = merge_eagle_trees(nodes, trees, torch.tensor([1]) if has_rows else None)
+    is_model_node = merge_eagle_trees(nodes, trees, torch.tensor([1]) if has_rows else None)
     first = [1, 7, 0, 0] if has_rows else [1, 7, 8, 0]
     assert nodes.token_ids.tolist() == [first, [2, 7, 8, 0]]
     assert nodes.parents.tolist() == [[-1, 0, -1 if has_rows else 0, -1], [-1, 0, 0, -1]]
     assert nodes.num_used.tolist() == [2 if has_rows else 3, 3]
-    assert of_model.tolist() == [
+    assert is_model_node.tolist() == [
         [False, not has_rows, not has_rows, False],
         [False, True, True, False],
     ]
@@ -227,7 +227,7 @@ def test_both_drafts_make_one_trie_of_their_paths(
     batch: list[Drafts],
 ) -> None:
     width = 1 + max(len(cached) + sum(is_kept) for cached, _, is_kept in batch)
-    merged, of_model = _merge(batch, width)
+    merged, is_model_node = _merge(batch, width)
     for row, (cached, tree, is_kept) in enumerate(batch):
         kept = _kept(tree, is_kept)
         wanted = set(_paths(cached)) | kept
@@ -237,9 +237,11 @@ def test_both_drafts_make_one_trie_of_their_paths(
         paths = _paths(list(zip(parents[1:], tokens[1:], strict=True)))
         assert len(paths) == len(set(paths))  # siblings differ
         assert set(paths) == wanted
-        marked = {path for path, is_in in zip(paths, of_model[row].tolist(), strict=False) if is_in}
+        marked = {
+            path for path, is_in in zip(paths, is_model_node[row].tolist(), strict=False) if is_in
+        }
         assert marked == kept
-        assert not of_model[row, num:].any()
+        assert not is_model_node[row, num:].any()
 
 
 def _accepts(paths: set[tuple[int, ...]], text: list[int]) -> int:
@@ -250,7 +252,7 @@ def _accepts(paths: set[tuple[int, ...]], text: list[int]) -> int:
 def _check_acceptance(batch: list[Drafts], text: list[int]) -> None:
     """Walks the links as greedy verification does, and compares with the drafts themselves."""
     width = 1 + max(len(cached) + sum(is_kept) for cached, _, is_kept in batch)
-    merged, of_model = _merge(batch, width)
+    merged, is_model_node = _merge(batch, width)
     tree = link_nodes(merged)
     next_token, next_sibling = tree.next_token.tolist(), tree.next_sibling.tolist()
     token_ids = merged.token_ids.tolist()
@@ -266,7 +268,7 @@ def _check_acceptance(batch: list[Drafts], text: list[int]) -> None:
             accept_index[row, depth] = row * width + child
             child = next_token[row][child]
     of_both = ((accept_index >= 0).sum(dim=1) - 1).tolist()
-    num_model = num_accepted_of_model(accept_index, of_model).tolist()
+    num_model = num_accepted_of_model(accept_index, is_model_node).tolist()
     for row, (cached, model_tree, is_kept) in enumerate(batch):
         of_cache = _accepts(set(_paths(cached)), text)
         of_tree = _accepts(_kept(model_tree, is_kept), text)

@@ -107,8 +107,8 @@ def test_merging_equals_that_of_torch(
 ) -> None:
     nodes, trees, rows = batch
     by_torch = _copied(nodes)
-    of_wanted = merge_eagle_trees_by_torch(by_torch, trees, rows)
-    assert torch.equal(merge_eagle_trees(nodes, trees, rows), of_wanted)
+    is_wanted = merge_eagle_trees_by_torch(by_torch, trees, rows)
+    assert torch.equal(merge_eagle_trees(nodes, trees, rows), is_wanted)
     # Both have written in place, in the used slots the same.
     assert torch.equal(nodes.num_used, by_torch.num_used)
     for row, num in enumerate(nodes.num_used.tolist()):
