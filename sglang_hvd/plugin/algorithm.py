@@ -118,7 +118,8 @@ def resolve_verify_width(
         backends=backends,
         attention=attention,
     )
-    launch.verifies_trees(cfg.speculative_eagle_topk, has_window=False)  # refused before it loads
+    # Refused before the models load, where the config file tells.
+    launch.check_draft_shapes(cfg.speculative_eagle_topk, has_window=False)
     server_args._hvd_launch = launch
     logger.info(
         "HVD: policy %s, verify width %d (model drafter's tree %d)%s. The width takes %d tokens "
@@ -133,14 +134,16 @@ def resolve_verify_width(
 
 
 def resolve_widest(
-    resolve_widest: Callable[..., int | None],
+    resolve_most_draft_tokens: Callable[..., int | None],
     algorithm: SpeculativeAlgorithm,
     server_args: ServerArgs,
 ) -> int | None:
     """AROUND hook: SGLang's KV windows follow the widest verification of a server, as they do where
     its own adaptive speculation changes the width."""
     launch = launch_of(server_args)
-    return resolve_widest(algorithm, server_args) if launch is None else launch.widths.widest
+    if launch is None:
+        return resolve_most_draft_tokens(algorithm, server_args)
+    return launch.widths.widest
 
 
 def count_logits_rows(max_decode_logits_rows: Callable[..., int], runner: ModelRunner) -> int:

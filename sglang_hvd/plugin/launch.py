@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.plugin.tree_support import TargetAttention, verifies_trees
+from sglang_hvd.plugin.tree_support import TargetAttention, check_draft_shapes, may_branch
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -38,18 +38,24 @@ class HvdLaunch:
         """Nodes of the model drafter's tree, root not included."""
         return self.model_tree_width - 1
 
-    def verifies_trees(self, topk: int, *, has_window: bool) -> bool:
-        """Whether drafts may branch: both of a request in one tree, and the cache's own. Raises
-        ValueError where drafts would be verified wrongly.
+    def check_draft_shapes(self, topk: int, *, has_window: bool) -> None:
+        """Raises ValueError where drafts would be verified wrongly.
 
         has_window: what is known for certain once the target model is loaded.
         """
-        return verifies_trees(
+        check_draft_shapes(
             self.backends,
-            replace(self.attention, has_window=has_window or self.attention.has_window),
+            self._attention(has_window=has_window),
             topk=topk,
             needs_trees=self.config.policy == "both",
         )
+
+    def may_branch(self, topk: int, *, has_window: bool) -> bool:
+        """Whether drafts may branch, where they are not refused."""
+        return may_branch(self.backends, self._attention(has_window=has_window), topk=topk)
+
+    def _attention(self, *, has_window: bool) -> TargetAttention:
+        return replace(self.attention, has_window=has_window or self.attention.has_window)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrive, tuple(getattr(self, field.name) for field in fields(self))

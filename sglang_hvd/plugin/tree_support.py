@@ -75,17 +75,15 @@ class TargetAttention:
         return f" of a model with {named}{pages}" if named else ""
 
 
-def verifies_trees(
+def check_draft_shapes(
     backends: Collection[str], attention: TargetAttention, *, topk: int, needs_trees: bool
-) -> bool:
-    """Whether drafts may branch; else they must be chains.
+) -> None:
+    """Raises ValueError if the model drafter's drafts would not be verified rightly, or if trees
+    are needed and would not.
 
     backends: of prefill and decode; verifications may run on either.
     topk: of the model drafter; above 1 its own drafts branch.
     needs_trees: the policy verifies trees with any topk.
-
-    Raises ValueError if not even the model drafter's drafts would be verified rightly, or if trees
-    are needed and would not.
     """
     chains, trees = attention.backends_of_chains(), attention.backends_of_trees(topk)
     shape = f"trees (topk {topk})" if topk > 1 else "both drafts" if needs_trees else "chains"
@@ -98,11 +96,19 @@ def verifies_trees(
                 f"HVD cannot verify {shape}{attention.of_model()} on attention backend {backend}: "
                 f"{others}{', or topk 1' if is_chain_enough else ''}"
             )
+    if attention.is_linear and topk == 1 and needs_trees:
+        raise ValueError(
+            "HVD cannot verify both drafts of a model with linear attention with "
+            "--speculative-eagle-topk 1: use a tree or another policy"
+        )
+
+
+def may_branch(backends: Collection[str], attention: TargetAttention, *, topk: int) -> bool:
+    """Whether drafts may branch: both of a request in one tree, and the cache's own. Else they must
+    be chains.
+
+    backends, topk: see check_draft_shapes.
+    """
     if attention.is_linear and topk == 1:
-        if needs_trees:
-            raise ValueError(
-                "HVD cannot verify both drafts of a model with linear attention with "
-                "--speculative-eagle-topk 1: use a tree or another policy"
-            )
         return False
-    return trees.issuperset(backends)
+    return attention.backends_of_trees(topk).issuperset(backends)

@@ -79,8 +79,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._draft_extend = draft_extend_of(
             launch.config, device=self.device, has_mrope=self._has_mrope
         )
-        window = self.target_worker.model_runner.sliding_window_size
-        self._verifies_trees = launch.verifies_trees(self.topk, has_window=bool(window))
+        has_window = bool(self.target_worker.model_runner.sliding_window_size)
+        launch.check_draft_shapes(self.topk, has_window=has_window)
+        self._verifies_trees = launch.may_branch(self.topk, has_window=has_window)
         if not self._verifies_trees and launch.config.policy == "allocate":
             logger.info(
                 "HVD: this model's attention verifies chains only with topk 1: each request "
