@@ -9,10 +9,12 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from sglang.srt.utils.common import get_available_gpu_memory, log_info_on_rank0
+
+from sglang_hvd.plugin.rank_group import RankGroup
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.worker import HvdWorker
@@ -33,10 +35,10 @@ class DeviceMemory:
     """Of a worker's device.
 
     most_nodes: that one of its steps verifies, of all requests together.
-    ranks: CPU group of the tensor-parallel ranks, which build the same; None for one.
+    ranks: they build the same.
     """
 
-    def __init__(self, worker: HvdWorker, *, most_nodes: int, ranks: Any) -> None:
+    def __init__(self, worker: HvdWorker, *, most_nodes: int, ranks: RankGroup) -> None:
         self._worker, self._ranks = worker, ranks
         args, target = worker.server_args, worker.target_worker.model_runner
         self._target = target
@@ -90,6 +92,6 @@ class DeviceMemory:
         return get_available_gpu_memory(
             self._worker.device,
             self._worker.gpu_id,
-            distributed=self._ranks is not None,
-            cpu_group=self._ranks,
+            distributed=self._ranks.process_group is not None,
+            cpu_group=self._ranks.process_group,
         )

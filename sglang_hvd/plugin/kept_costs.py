@@ -18,6 +18,7 @@ from sglang_hvd.allocation import StepCosts, VerifyWidths
 from sglang_hvd.plugin.cost_profile import CostProfile
 from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.entry import SUPPORTED_SGLANG
+from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.user_cache import user_cache
 from sglang_hvd.whole_file import write_whole
 
@@ -39,11 +40,10 @@ def profiled_costs(
     use_kept: bool,
     folder: Path | None,
     most_requests: int,
-    ranks: torch.distributed.ProcessGroup | None,
-    is_first_rank: bool,
+    ranks: RankGroup,
 ) -> StepCosts:
     """The table that was kept, or one that is timed now and kept. All ranks call it and get that of
-    the first; ranks: their group, None for a process that is alone.
+    the first.
 
     widths, model_tree_width: of the launch.
     use_kept: a kept table may be used.
@@ -55,18 +55,17 @@ def profiled_costs(
     key = _key(draft_worker, [list(widths.values), widths.base, tree, is_postponed, most_requests])
     path = None if folder is None else folder / f"{key}.yaml"
     kept = None
-    if is_first_rank and use_kept and path is not None and path.is_file():
+    if ranks.is_first and use_kept and path is not None and path.is_file():
         try:
             kept = StepCosts.load(path)
         except ValueError as error:
             logger.warning("HVD: %s. Costs are timed anew.", error)
-    text = _of_first_rank(None if kept is None else kept.to_yaml(), ranks)
+    text = ranks.of_first(None if kept is None else kept.to_yaml())
     if text is not None:
         return StepCosts.from_yaml(text)
     profile = CostProfile(draft_worker, widths=widths, draft_extend=draft_extend)
-    text = _of_first_rank(profile.table(most_requests).to_yaml(), ranks)
-    assert text is not None
-    if is_first_rank and path is not None:
+    text = ranks.of_first(profile.table(most_requests).to_yaml())
+    if ranks.is_first and path is not None:
         _keep(path, text)
     return StepCosts.from_yaml(text)
 
@@ -85,14 +84,6 @@ def _keep(path: Path, text: str) -> None:
         write_whole(path, text.encode())
     except (OSError, ValueError) as error:
         logger.warning("HVD: the table of costs is not kept: %s", error)
-
-
-def _of_first_rank(text: str | None, ranks: torch.distributed.ProcessGroup | None) -> str | None:
-    if ranks is None:
-        return text
-    texts = [text]
-    torch.distributed.broadcast_object_list(texts, group=ranks, group_src=0)
-    return texts[0]
 
 
 def _key(draft_worker: HvdDraftWorker, steps: list[Any]) -> str:

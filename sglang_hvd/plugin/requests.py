@@ -22,6 +22,7 @@ import numpy as np
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.host_transfer import HostCopy
 from sglang_hvd.plugin.recording import RequestRecorder
+from sglang_hvd.plugin.request_marks import held_of, leave_figures, mark_held
 from sglang_hvd.plugin.sampling import has_penalties
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
@@ -254,11 +255,11 @@ class HeldRequests:
         if req.output_ids:  # retracted before: comes back as a prefill with its output
             self._drafter.extend(held.key, np.asarray(req.output_ids, dtype=np.int32))
         self._held[key] = held
-        req._hvd_held = held
+        mark_held(req, held)
         return held
 
     def _find(self, req: Req) -> _Held | None:
-        held = req.__dict__.get("_hvd_held")
+        held: _Held | None = held_of(req)
         # A copy of a request carries the attribute along, but is another request.
         return held if held is not None and held.req() is req and held.key in self._held else None
 
@@ -315,7 +316,7 @@ class HeldRequests:
         # Past a stop token or stop string output_ids goes on; the shared cache must not learn it.
         output_ids = np.asarray(req.output_ids_through_stop, dtype=np.int32)
         stats = self._drafter.finish(held.key, output_ids=output_ids, keep=len(output_ids) > 0)
-        req._hvd_figures = _figures(stats, held.cycles if self._report_cycles else None)
+        leave_figures(req, _figures(stats, held.cycles if self._report_cycles else None))
         if self._recorder is not None and held.prompt_ids is not None:
             self._recorder.record(req, held.prompt_ids, namespace=_namespace(req))
         del self._held[held.key]

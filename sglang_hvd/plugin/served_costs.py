@@ -16,6 +16,7 @@ import torch
 
 from sglang_hvd.allocation import CostFit, CostScale, StepAllocator, StepCosts, costs_of
 from sglang_hvd.plugin.device_timer import DeviceTimer
+from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.step_clock import Phase, StepClock
 
 # Steps after which the table is made anew: soon at first, then as often as the last.
@@ -45,7 +46,6 @@ class ServedCosts:
 
     allocator: None, as under policies that weigh no costs: nothing is timed.
     is_fixed: its table was given and stays.
-    ranks: the tensor-parallel group, on the host; None: this process is alone.
     clock: measures what this itself takes.
     now: the time of the host in seconds, to be replaced in tests.
     """
@@ -57,7 +57,7 @@ class ServedCosts:
         is_fixed: bool,
         widths: Sequence[int],
         device: str,
-        ranks: torch.distributed.ProcessGroup | None,
+        ranks: RankGroup,
         clock: StepClock,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -116,9 +116,7 @@ class ServedCosts:
 
     def _make_table(self, timer: DeviceTimer) -> None:
         timer.collect()
-        coefficients = torch.from_numpy(self._fit.coefficients())
-        if self._ranks is not None:
-            torch.distributed.broadcast(coefficients, group=self._ranks, group_src=0)
+        coefficients = self._ranks.of_first(torch.from_numpy(self._fit.coefficients()))
         costs = self._fit.table(coefficients.numpy())
         if costs is not None and self._allocator is not None:
             self._allocator.use_costs(costs)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_STR
 
+from sglang_hvd.plugin.request_marks import is_held
+
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
@@ -26,7 +28,7 @@ def end_as_plain_serving(
         or not (stops.stop_strs or stops.stop_regex_strs)
         or req.finished()
         or req.grammar is not None  # it has taken in the whole cycle already
-        or "_hvd_held" not in req.__dict__
+        or not is_held(req)
     ):
         update(req, new_accepted_len)
         return

@@ -39,6 +39,7 @@ from sglang_hvd.plugin.host_transfer import copy_stream
 from sglang_hvd.plugin.kept_costs import costs_folder, profiled_costs
 from sglang_hvd.plugin.launch import HvdLaunch, launch_of
 from sglang_hvd.plugin.metrics import PredictorMetrics, ServerMetrics
+from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.plugin.recording import RequestRecorder
 from sglang_hvd.plugin.requests import HeldRequests
 from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
@@ -94,7 +95,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             merges=self._verifies_trees,
             draft_extend=self._draft_extend,
         )
-        ranks = get_parallel().tp_group.cpu_group if get_parallel().tp_size > 1 else None
+        has_ranks = get_parallel().tp_size > 1
+        ranks = RankGroup(get_parallel().tp_group.cpu_group if has_ranks else None)
         self._ranks = ranks
         drafter = HybridDrafter.from_config(
             launch.config,
@@ -104,7 +106,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             verify_width=launch.widths.widest,
             allocator=allocator,
             verifies_trees=self._verifies_trees,
-            deterministic=get_parallel().tp_size > 1,
+            deterministic=has_ranks,
             clock=self._clock,
         )
         self._served_predictor = ServedPredictor(
@@ -202,7 +204,6 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
                 folder=costs_folder(),
                 most_requests=self.target_worker.model_runner.max_running_requests,
                 ranks=self._ranks,
-                is_first_rank=get_parallel().tp_rank == 0,
             )
         )
 

@@ -18,6 +18,7 @@ from sglang_hvd.plugin.algorithm import count_logits_rows
 from sglang_hvd.plugin.device_memory import DeviceMemory
 from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.draft_states import DraftStates
+from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.plugin.width_states import WidthStates, captured_batch_sizes, thinned
 
 WIDTHS = (2, 4, 8, 16, 32)
@@ -79,7 +80,7 @@ def states_of(
 
     monkeypatch.setattr(device_memory, "get_available_gpu_memory", free_gb)
     worker: Any = device
-    memory = DeviceMemory(worker, most_nodes=1, ranks=None)
+    memory = DeviceMemory(worker, most_nodes=1, ranks=RankGroup())
     asked_for = frozenset(set(values) - {32}) if are_asked_for else frozenset[int]()
     return WidthStates(worker, VerifyWidths(values, 32, asked_for), memory)
 
@@ -120,7 +121,7 @@ def test_room_is_left_for_prefills_or_for_sampling(
     monkeypatch.setattr(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
-    memory = DeviceMemory(device, most_nodes=1, ranks=None)
+    memory = DeviceMemory(device, most_nodes=1, ranks=RankGroup())
     assert memory.has_room(0, name="nothing")
     assert not memory.has_room(0.01, name="something")
 
@@ -206,7 +207,7 @@ def test_without_graphs_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_asked_for_has_the_memory_first(monkeypatch: pytest.MonkeyPatch) -> None:
     device: Any = CapturedSizes(monkeypatch, [1]).device(free_gb=5, per_node_gb=0.0625)
-    memory = DeviceMemory(device, most_nodes=1, ranks=None)
+    memory = DeviceMemory(device, most_nodes=1, ranks=RankGroup())
     monkeypatch.setattr(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
@@ -381,7 +382,7 @@ def draft_states_of(
     monkeypatch.setattr(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
-    memory = DeviceMemory(worker, most_nodes=32, ranks=None)
+    memory = DeviceMemory(worker, most_nodes=32, ranks=RankGroup())
     return DraftStates(worker, (1, 2, 4, 8), memory), drafter
 
 
