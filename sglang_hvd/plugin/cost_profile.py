@@ -7,12 +7,10 @@ that do not exist: all their KV slots are the one that SGLang keeps for padding.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
@@ -22,7 +20,14 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput
 from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
 
-from sglang_hvd.allocation import MOST_WIDE_REQUESTS, StepCosts, VerifyWidths
+from sglang_hvd.allocation import (
+    MOST_WIDE_REQUESTS,
+    BatchTimes,
+    StepCosts,
+    VerifyWidths,
+    costs_of_times,
+    shortest_times,
+)
 from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.draft_trees import DraftNodes
 from sglang_hvd.plugin.verify_input import build_verify_input
@@ -37,14 +42,6 @@ _CONTEXT_TOKENS = 512
 
 # A step of more nodes is not timed: the table goes on with its last slope.
 _MOST_NODES = 4096
-
-
-class _Times(NamedTuple):
-    """Milliseconds, of one batch size: by width, by number of draft steps, by width."""
-
-    verify: npt.NDArray[np.float64]
-    draft: npt.NDArray[np.float64]
-    extend: npt.NDArray[np.float64]
 
 
 class CostProfile:
@@ -73,37 +70,20 @@ class CostProfile:
         # Not inference mode: what a forward makes once and keeps could not be written in serving.
         with torch.no_grad():
             rounds = [[self._times(n) for n in batch_sizes] for _ in range(_NUM_ROUNDS)]
-        # By batch size: the shortest times of each part.
-        shortest = [
-            _Times(*(np.min(part, axis=0) for part in zip(*of_batch, strict=True)))
-            for of_batch in zip(*rounds, strict=True)
-        ]
-        verify = [times.verify.tolist() for times in shortest]
-        extend = [times.extend.tolist() for times in shortest]
-        drafts = [_parts_of_draft(self._draft_steps(), times.draft.tolist()) for times in shortest]
-        draft_once, draft_round = map(list, zip(*drafts, strict=True))
-        # A table needs two of each; what is beyond was not timed and is not asked for.
-        if len(batch_sizes) == 1:
-            batch_sizes, verify, extend = [1, 2], verify * 2, extend * 2
-            draft_once, draft_round = draft_once * 2, draft_round * 2
-        columns = self._widths.values if self._widths.values[0] == 1 else (1, *self._widths.values)
-        return StepCosts(
+        return costs_of_times(
+            [shortest_times(of_batch) for of_batch in zip(*rounds, strict=True)],
+            widths=self._widths.values,
+            draft_steps=self._draft_steps(),
             about="timed on this server before it served",
-            batch_sizes=tuple(batch_sizes),
-            widths=columns,
-            verify=_rising(verify, columns),
-            draft_round=tuple(np.maximum.accumulate(draft_round).round(4).tolist()),
-            draft_extend=_rising(extend, columns),
-            draft_once=tuple(np.maximum.accumulate(draft_once).round(4).tolist()),
         )
 
-    def _times(self, n: int) -> _Times:
+    def _times(self, n: int) -> BatchTimes:
         widths = [w for w in self._widths.of_step(n) if n * w <= _MOST_NODES]
         verify = [self._ms(partial(self._verify, n, w)) for w in widths]
         with self._draft_worker.drafting():
             draft = [self._ms(partial(self._draft, n, steps)) for steps in self._draft_steps()]
             extend = [self._ms(partial(self._extend, n, w)) for w in widths]
-        return _Times(np.array(verify), np.array(draft), np.array(extend))
+        return BatchTimes(n, tuple(verify), tuple(extend), tuple(draft))
 
     def _draft_steps(self) -> list[int]:
         """Numbers of steps that are timed: few, if there is a choice, and all."""
@@ -289,37 +269,3 @@ class CostProfile:
         return torch.full(
             shape if isinstance(shape, tuple) else (shape,), value, dtype=dtype, device=self._device
         )
-
-
-def _parts_of_draft(steps: list[int], times: list[float]) -> tuple[float, float]:
-    """What a draft takes beside its rounds, and one of its rounds.
-
-    steps: numbers of steps that were timed, rising to all; the first of them needs no round.
-    """
-    if steps[-1] == 1:
-        return times[-1], 0.0
-    if len(steps) == 1:
-        return 0.0, times[0] / (steps[0] - 1)
-    (fewest, most), (of_fewest, of_all) = steps, times
-    of_round = max(of_all - of_fewest, 0.0) / (most - fewest)
-    return max(of_fewest - (fewest - 1) * of_round, 0.0), of_round
-
-
-def _rising(rows: list[list[float]], columns: Sequence[int]) -> tuple[tuple[float, ...], ...]:
-    """A table that never falls. A first column that was not timed costs what the next one does. A
-    short row goes on with its last slope, or one of a single time as the row above does."""
-    num_timed = len(rows[0])
-    first = len(columns) - num_timed
-    filled: list[list[float]] = []
-    for row in rows:
-        of_row = list(row)
-        while len(of_row) < num_timed:
-            at = first + len(of_row)
-            if len(row) > 1:
-                slope = (of_row[-1] - of_row[-2]) / (columns[at - 1] - columns[at - 2])
-                of_row.append(of_row[-1] + slope * (columns[at] - columns[at - 1]))
-            else:
-                of_row.append(of_row[-1] * filled[-1][at] / filled[-1][at - 1])
-        filled.append([of_row[0]] * first + of_row)
-    table = np.maximum.accumulate(np.maximum.accumulate(np.array(filled), axis=0), axis=1)
-    return tuple(tuple(row) for row in table.round(4).tolist())
