@@ -1,4 +1,4 @@
-"""Where an accepted path's KV is moved to the front of its request's slots."""
+"""Moves the KV of accepted paths to the front of their requests' slots."""
 
 from __future__ import annotations
 

@@ -147,8 +147,8 @@ def resolve_widest(
 
 
 def count_logits_rows(max_decode_logits_rows: Callable[..., int], runner: ModelRunner) -> int:
-    """AROUND hook: SGLang has an array for the logits of its graphs, and would have room in it for
-    the widest verification of as many requests as any graph has."""
+    """AROUND hook: SGLang's array for the logits of its graphs has the rows of the largest graph.
+    SGLang would make room for the widest verification of as many requests as any graph has."""
     launch = launch_of(runner.server_args)
     if launch is None:
         return max_decode_logits_rows(runner)

@@ -45,7 +45,7 @@ _MOST_NODES = 4096
 
 
 class CostProfile:
-    """One run for one table."""
+    """Times the parts of a server's steps for one table."""
 
     def __init__(
         self, draft_worker: HvdDraftWorker, *, widths: VerifyWidths, draft_extend: DraftExtend
@@ -92,7 +92,8 @@ class CostProfile:
         return [*few[:1], all_steps]
 
     def _ms(self, prepare: Callable[[], Callable[[], object]]) -> float:
-        """Of what prepare makes; on a GPU the device's time, since the host works ahead there."""
+        """The least milliseconds that a run of what `prepare` makes takes; on a GPU the device's,
+        since the host works ahead there."""
         times = []
         for _ in range(_NUM_RUNS + 1):
             run = prepare()

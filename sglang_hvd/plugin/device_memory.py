@@ -32,9 +32,9 @@ _SPARE_GB, _GB_PER_PREFILL_TOKEN, _LOGIT_ARRAYS = 1.0, 0.3 / 1024, 3
 
 
 class DeviceMemory:
-    """Of a worker's device.
+    """The memory of a worker's device.
 
-    most_nodes: that one of its steps verifies, of all requests together.
+    most_nodes: nodes that a step verifies at most, of all requests together.
     ranks: they build the same.
     """
 
@@ -71,8 +71,8 @@ class DeviceMemory:
         return False
 
     def build(self, build: Callable[[], _T], *, name: str, remedy: str) -> tuple[_T, float]:
-        """What it builds, and the gigabytes that took. Raises RuntimeError with the name and what
-        helps where no memory is left."""
+        """Returns what `build` makes, and the gigabytes that it took. Raises RuntimeError with the
+        name and the remedy where no memory is left."""
         free_gb = self._free_gb()
         try:
             built = build()
@@ -88,7 +88,7 @@ class DeviceMemory:
         return built, free_gb - self._free_gb()
 
     def _free_gb(self) -> float:
-        """Of the rank that has least."""
+        """Free gigabytes on the rank that has least."""
         return get_available_gpu_memory(
             self._worker.device,
             self._worker.gpu_id,

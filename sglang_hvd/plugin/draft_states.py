@@ -28,8 +28,10 @@ _FIRST_GB = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DraftState:
-    """chain: SGLang's two constants of a chain of so many tokens; with a tree both are None.
-    memory_gb: that it took, as the device reports it.
+    """What one number of steps has.
+
+    chain: SGLang's two constants of a chain of so many tokens; with a tree both are None.
+    memory_gb: memory that it took, as the device reports it.
     """
 
     num_steps: int
@@ -40,9 +42,11 @@ class _DraftState:
 
 
 class DraftStates:
-    """Built once SGLang has the backend and the graphs of all steps.
+    """The numbers of steps to choose from, built once SGLang has the backend and graphs of all
+    steps.
 
-    Fewer steps come first, which take least memory, as long as some is left for what prefills take.
+    The smallest numbers are built first, since they take least memory, as long as prefills have
+    theirs.
     """
 
     def __init__(self, worker: HvdWorker, num_steps: Sequence[int], memory: DeviceMemory) -> None:
@@ -61,12 +65,12 @@ class DraftStates:
 
     @property
     def num_steps(self) -> tuple[int, ...]:
-        """Those to choose from, rising."""
+        """Numbers of steps to choose from, rising."""
         return tuple(sorted(self._of_steps))
 
     @property
     def memory_gb(self) -> dict[int, float]:
-        """What each takes beside all steps, which every server has."""
+        """Memory that each number took; without that of all steps, which every server has."""
         return {steps: round(self._of_steps[steps].memory_gb, 2) for steps in self.num_steps[:-1]}
 
     @contextmanager

@@ -33,7 +33,7 @@ class EagleTrees:
         token_ids: int64[k, m].
         parent_list, top_scores_index, topk: see parents_of_eagle_tree.
         ranks: int64[k, m]; the place of each node by its probability. None: all are kept.
-        num_kept: int64[k]; the most probable nodes to verify.
+        num_kept: int64[k]; how many of the most probable nodes are verified.
     """
 
     token_ids: torch.Tensor

@@ -89,7 +89,7 @@ class HvdDraftWorker(EagleDraftWorker):
         draft_extend: DraftExtend,
         stub_draft_extend: Callable[[ScheduleBatch, GenerationBatchResult], None],
     ) -> None:
-        """What HvdWorker makes when this worker and its model are there.
+        """Takes what HvdWorker makes once this worker and its model are there.
 
         Args:
             held: plans the drafts of requests, and knows how much of them is cached.

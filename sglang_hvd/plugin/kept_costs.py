@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of the way in which costs are timed: tables of another way are not used.
+# Numbers the way in which costs are timed: tables of another way are not used.
 _PROFILE = 5
 
 
@@ -47,8 +47,8 @@ def profiled_costs(
 
     widths, model_tree_width: of the launch.
     use_kept: a kept table may be used.
-    folder: of the kept tables, None for none. One that cannot be read or written is reported, and
-        the table is timed.
+    folder: holds the kept tables; None: none is kept. A table that cannot be read is reported and
+        timed anew, one that cannot be written is reported.
     """
     tree = [draft_worker.draft_states.num_steps, draft_worker.topk, model_tree_width]
     is_postponed = draft_extend is DraftExtend.WHEN_DRAFTING
@@ -71,7 +71,7 @@ def profiled_costs(
 
 
 def costs_folder() -> Path | None:
-    """Of this user's kept tables; None for a user without a home."""
+    """The folder of this user's kept tables; None for a user without a home."""
     try:
         return user_cache() / "costs"
     except RuntimeError:
@@ -87,7 +87,7 @@ def _keep(path: Path, text: str) -> None:
 
 
 def _key(draft_worker: HvdDraftWorker, steps: list[Any]) -> str:
-    """Tells apart what changes the costs of a step from one server or machine to another."""
+    """A digest of what changes the costs of a step from one server or machine to another."""
     target, draft_runner = draft_worker.target_worker.model_runner, draft_worker.draft_runner
     graphs = target.decode_cuda_graph_runner
     facts: dict[str, Any] = {

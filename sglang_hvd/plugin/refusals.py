@@ -1,4 +1,4 @@
-"""What a server is not started with."""
+"""Settings that a server is not started with."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class HeldRequests:
         return plans
 
     def cached_lens(self, reqs: Sequence[Req]) -> list[int]:
-        """Tokens in the KV cache of each of these requests, which were planned for."""
+        """Tokens in the KV cache of each of these requests, for which the step was planned."""
         held = [self._find(req) for req in reqs]
         assert all(h is not None for h in held), "plan starts requests that it does not know"
         return [h.num_tokens - 1 for h in held if h is not None]

@@ -45,7 +45,7 @@ class ServedCosts:
     """Times the parts of each step and keeps an allocator's table of costs up to date.
 
     allocator: None, as under policies that weigh no costs: nothing is timed.
-    is_fixed: its table was given and stays.
+    is_fixed: the allocator's table was given and stays.
     clock: measures what this itself takes.
     now: the time of the host in seconds, to be replaced in tests.
     """
@@ -69,27 +69,27 @@ class ServedCosts:
         self._num_steps = 0
 
     def begin_with(self, costs: StepCosts) -> None:
-        """A table that was timed before the first step; its steps refine it from then on. Every
-        rank has to begin with the same."""
+        """Begins with a table that was timed before the first step; steps refine it from then on.
+        Every rank has to begin with the same."""
         assert self._allocator is not None, "a policy that weighs no costs"
         self._allocator.use_costs(costs)
         self._fit = CostScale(costs)
 
     @contextmanager
     def time_draft(self, num_requests: int, num_rounds: int) -> Iterator[None]:
-        """All rounds of the model drafter."""
+        """Times all rounds of a draft of the model drafter."""
         with self._time(lambda ms: self._fit.observe_draft(num_requests, num_rounds, ms)):
             yield
 
     @contextmanager
     def time_verify(self, num_requests: int, width: int) -> Iterator[None]:
-        """A verification."""
+        """Times a verification."""
         with self._time(lambda ms: self._fit.observe_verify(num_requests, width, ms)):
             yield
 
     @contextmanager
     def time_extend(self, num_requests: int, width: int) -> Iterator[None]:
-        """A draft-extend."""
+        """Times a draft-extend."""
         with self._time(lambda ms: self._fit.observe_extend(num_requests, width, ms)):
             yield
 

@@ -1,8 +1,8 @@
 """Stop strings and patterns end a request where plain serving ends it, however long its cycles are.
 
-SGLang looks for them in the latest tokens, as many as the tokenizer spells the longest of them in
-and one more, and under speculation in the whole cycle besides. So it finds what plain serving
-misses because the text spells it in more tokens, and what stands behind an end token of the cycle.
+Plain serving searches the last k + 1 tokens, k being the token length of the longest stop string;
+under speculation SGLang searches the whole cycle too. So it finds stop strings that plain serving
+misses, since the text spells them in more tokens, and those behind an end token within the cycle.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The verify tree in two launches: what tree_torch.py says in some seventy operations of torch,
-for which a GPU would wait one by one between the drafts and their verification.
+"""The verify tree in two launches. By torch it takes some seventy operations (tree_torch.py), which
+a GPU would wait for one by one between the drafts and their verification.
 
-One program per request. Requests have few nodes, so they stay in registers, and a node is found by
-comparing with all.
+Each request has a program. Its few nodes stay in registers, and a node is found by comparing it
+with all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEAST_BLOCK = 32
 
 
 def has_kernels(device: torch.device, width: int) -> bool:
-    """Whether they run there, and for so many nodes of a request."""
+    """Whether the kernels run on this device, and for this verify width."""
     return runs_kernels(device) and width <= _MOST_NODES
 
 
@@ -92,7 +92,7 @@ def lay_out(
 
 
 def _block(num_nodes: int) -> int:
-    """One for all small trees, so that few variants of the kernels are compiled."""
+    """Slots of a program; as many for all small trees, so that few variants are compiled."""
     return max(triton.next_power_of_2(num_nodes), _LEAST_BLOCK)
 
 

@@ -1,7 +1,7 @@
-"""What a step does with its drafts: both of a request in one tree, and all as SGLang verifies them.
+"""Makes one tree of both drafts of a request, and lays trees out as SGLang verifies them.
 
-On a GPU these are kernels (tree_kernels.py). Elsewhere, and for trees of more nodes than
-those hold, they are the functions of torch in tree_torch.py.
+On a GPU kernels do it (tree_kernels.py). Elsewhere, and for trees of more nodes than those hold,
+torch does (tree_torch.py).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def warm_up(
     tree_sizes: Sequence[int],
     topk: int,
 ) -> None:
-    """Compiles our kernels that a server takes, before it serves: seconds each when they are new.
+    """Compiles the kernels that a server needs, before it serves: seconds each when they are new.
 
     mode: of its masks.
     tree_sizes: nodes of the model drafter's trees before they are cut, root not included.

@@ -28,7 +28,7 @@ _CAUSAL = _MASKED_WITH_TREES | {"trtllm_mha"}
 
 @dataclass(frozen=True, slots=True)
 class TargetAttention:
-    """What decides it in a target model.
+    """What in a target model decides which drafts are verified rightly.
 
     is_mla: latent attention, as DeepSeek's.
     is_linear: some layers keep a state instead of a KV cache.
@@ -44,7 +44,7 @@ class TargetAttention:
     page_size: int = 1
 
     def backends_of_chains(self) -> frozenset[str]:
-        """Those that verify chains rightly."""
+        """Backends that verify chains rightly."""
         backends = _CAUSAL
         if self.has_window:
             backends -= {"flashinfer"}
@@ -53,7 +53,7 @@ class TargetAttention:
         return backends
 
     def backends_of_trees(self, topk: int) -> frozenset[str]:
-        """Those that verify trees rightly; they do so for a number of children of a node."""
+        """Backends that verify trees rightly beside a model drafter with this topk."""
         backends = (_MASKED_WITH_TREES if topk > 1 else _MASKED) & self.backends_of_chains()
         if self.has_window or self.is_chunked:
             backends -= _MASKED

@@ -101,7 +101,7 @@ def merge_trees(cache: DraftNodes, model: ModelTrees) -> tuple[DraftNodes, torch
     is_new = model.is_kept & ~is_shared
     place = cache.num_used[:, None] + torch.cumsum(is_new, dim=1) - 1
     place = torch.where(is_shared, found, place)
-    # Of what is neither kept nor shared nothing is kept: it goes to a slot behind the row.
+    # What is neither kept nor shared goes to a slot behind the row, which is cut off.
     place = torch.where(is_new | is_shared, place, w)
     places = torch.cat([torch.zeros((n, 1), dtype=place.dtype, device=device), place], dim=1)
     target = torch.where(is_new, place, w)

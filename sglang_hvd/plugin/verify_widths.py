@@ -13,15 +13,15 @@ from sglang_hvd.plugin.tree_support import TargetAttention
 # Nodes that policy `both` has for cache drafts where the model drafter's tree is a wide one.
 _LEAST_BESIDE_TREE = 8
 
-# It reads the width of a verification from the batch, and from the settings how wide any can be.
+# This backend reads a verification's width from the batch, and from the settings the widest.
 _READS_MOST_FROM_SETTINGS = "intel_amx"
 
 # Layers that keep a state instead of a KV cache keep one of every node, for each request that may
 # run: 75 MB in Qwen3-Next, for which SGLang lowers max-running-requests.
 _LINEAR_WIDTH = 8
 
-# Verifies with a kernel for decoding, which FlashInfer tests with five tokens for each request, and
-# about which its users speak of 16 (flashinfer issue 3570). That is what it gets unless told.
+# This backend verifies with a kernel for decoding. FlashInfer tests the kernel with five tokens for
+# each request, and its users speak of 16 (flashinfer issue 3570), which it gets unless told.
 _VERIFIES_BY_DECODING = "trtllm_mha"
 _DECODING_WIDTH = 16
 
@@ -35,13 +35,13 @@ def verify_widths(
     context_len: int,
     is_any_width: bool,
 ) -> VerifyWidths:
-    """Those of a server that is about to start.
+    """The verify widths of a server that is about to start.
 
     model_tree_width: of the model drafter's tree, root included.
     cfg: SGLang's resolved arguments.
     attention: of the target model.
-    context_len: its, in tokens.
-    is_any_width: its backends read the width from each batch, so that widths cost nothing.
+    context_len: tokens of the server's context.
+    is_any_width: the backends read the width from each batch, so that widths cost nothing.
 
     Raises ValueError, in one line, for settings that do not fit each other.
     """
@@ -112,8 +112,9 @@ def _check_wide_width(
 def _default_wide_width(
     config: HvdConfig, base: int, cfg: Any, attention: TargetAttention, context_len: int
 ) -> int:
-    """The base where there is none. One or two requests verify so many nodes of a dense model in
-    little more time than one, and `allocate` does so only where it pays."""
+    """The wide width where none is asked for; the base means that there is none. A dense model
+    verifies so many nodes of one or two requests in little more time than one node, and `allocate`
+    does so only where it pays."""
     wide = config.default_wide_width(base)
     if wide is None:
         return base

@@ -39,14 +39,17 @@ logger = logging.getLogger(__name__)
 # size, for the target and again for the drafter, of some 20 sizes up to 256 requests; and masks.
 _FIRST_GB = 0.5
 
-# Of a narrow width so many batch sizes are captured that no batch is padded to more than this times
-# its size.
+# Graphs of a narrow width are captured of so many batch sizes that no batch is padded to more than
+# this times its size.
 _MOST_PADDED = 1.25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _WidthState:
-    """memory_gb: that it took, as the device reports it."""
+    """What one width has.
+
+    memory_gb: memory that it took, as the device reports it.
+    """
 
     target_backend: Any
     target_graphs: Any
@@ -56,7 +59,7 @@ class _WidthState:
 
 
 class WidthStates:
-    """Built once the base width has its backends and graphs, the way SGLang builds them."""
+    """The widths to choose from, built as SGLang builds the base width and once that is there."""
 
     def __init__(self, worker: HvdWorker, widths: VerifyWidths, memory: DeviceMemory) -> None:
         self._worker, self._widths = worker, widths
@@ -95,12 +98,12 @@ class WidthStates:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Those that were built, rising."""
+        """Widths that were built, rising."""
         return tuple(sorted(self._of_width))
 
     @property
     def memory_gb(self) -> dict[int, float]:
-        """What each width takes beside the base, which every server has."""
+        """Memory that each width took; without that of the base, which every server has."""
         return {
             width: round(self._of_width[width].memory_gb, 2)
             for width in self.widths
@@ -108,7 +111,7 @@ class WidthStates:
         }
 
     def use(self, width: int) -> None:
-        """Verifies and extends at this width from now on."""
+        """Verifications and draft-extends have this width from now on."""
         state = self._of_width[width]
         self._target.attn_backend = state.target_backend
         self._target.decode_cuda_graph_runner = state.target_graphs
@@ -152,7 +155,7 @@ class WidthStates:
         return replace(state, memory_gb=taken_gb)
 
     def _most_nodes(self, width: int) -> int:
-        """Of a full step at this width, of all requests together."""
+        """Nodes of a full step at this width, of all requests together."""
         if self._captures:
             return width * captured_batch_sizes(self._target, self._widths, width)[-1]
         return width * self._widths.most_requests(width, self._target.max_running_requests)
@@ -198,8 +201,9 @@ class WidthStates:
 
 
 def captured_batch_sizes(runner: ModelRunner, widths: VerifyWidths, width: int) -> list[int]:
-    """Of the graphs of a width, rising. Of the base: SGLang's own. Of a narrow one: fewer of them.
-    Of one that is wider: the fewest that hold the requests that may verify it."""
+    """Batch sizes that graphs of a width are captured of, rising: for the base SGLang's own, for a
+    narrow width fewer of them, for a wider one the fewest that hold the requests that may verify
+    it."""
     if width > widths.base:
         # As draft-extend's are aligned, more strictly than the target's.
         sizes, _ = get_batch_sizes_to_capture(runner)
@@ -211,9 +215,8 @@ def captured_batch_sizes(runner: ModelRunner, widths: VerifyWidths, width: int) 
 
 
 def thinned(sizes: Sequence[int]) -> list[int]:
-    """Some of these batch sizes, the largest among them: the fewest, chosen from there down, of
-    which the next is at most _MOST_PADDED times any batch. Where two follow each other at a greater
-    distance, both stay."""
+    """Thins batch sizes from the largest down, so that no batch is padded to more than _MOST_PADDED
+    times its size. Sizes that are further apart than that all stay."""
     kept = [sizes[-1]]
     for below, size in reversed(list(zip([0, *sizes], sizes[:-1], strict=False))):
         if kept[-1] > _MOST_PADDED * (below + 1):
