@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
@@ -13,6 +13,7 @@ from sglang_hvd.plugin.tree_layout import lay_out
 
 if TYPE_CHECKING:
     from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
+    from sglang.srt.layers.attention.verify_mask import VerifyMask
     from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
 
 
@@ -47,7 +48,7 @@ def build_verify_input(
     topk: int,
     num_cached: int,
     mask_mode: TreeMaskMode,
-    verify_mask: Any,
+    verify_mask: VerifyMask | None,
     is_model_node: torch.Tensor | None = None,
     kv_loc_plan: KVLocPlan | None = None,
 ) -> HvdVerifyInput:
@@ -63,18 +64,18 @@ def build_verify_input(
     """
     n, w = nodes.token_ids.shape
     assert kv_loc_plan is None or kv_loc_plan.write_virtual.numel() == n * w, "another window"
-    has_buffer = verify_mask is not None and verify_mask.fits(n)
-    num_cells = w * (num_cached + n * w)
-    if has_buffer:
+    buffer, num_cells = None, w * (num_cached + n * w)
+    if verify_mask is not None and verify_mask.fits(n):
+        buffer = verify_mask.buffer
         # A captured batch is padded with requests of length 1; an empty row would become NaN.
         num_cells += (verify_mask.max_bs - n) * w * (1 + w)
-        num_cells = min(num_cells, verify_mask.buffer.numel())
+        num_cells = min(num_cells, buffer.numel())
     layout = lay_out(
         nodes,
         seq_lens.to(torch.int64),
         mode=mask_mode,
         num_cells=num_cells,
-        buffer=verify_mask.buffer if has_buffer else None,
+        buffer=buffer,
     )
     return HvdVerifyInput(
         draft_token=nodes.token_ids.reshape(-1),

@@ -334,7 +334,7 @@ def test_a_width_without_memory_ends_the_start_in_one_line(
         states_of(monkeypatch, device, are_asked_for=True)
 
 
-class Drafter:
+class DraftWorker:
     """A draft worker with the device's memory, which backends and graphs take by their steps."""
 
     topk = 4
@@ -356,55 +356,55 @@ class Drafter:
 
 
 class Graphs:
-    def __init__(self, drafter: Drafter) -> None:
-        self.num_steps = drafter.speculative_num_steps
-        drafter.device.free_gb -= 0.25 * self.num_steps
+    def __init__(self, draft_worker: DraftWorker) -> None:
+        self.num_steps = draft_worker.speculative_num_steps
+        draft_worker.device.free_gb -= 0.25 * self.num_steps
 
 
 def draft_states_of(
     monkeypatch: pytest.MonkeyPatch, free_gb: float, *, has_graphs: bool
-) -> tuple[DraftStates, Drafter]:
+) -> tuple[DraftStates, DraftWorker]:
     device = Device(free_gb + 2, 0)
-    drafter = Drafter(device, has_graphs=has_graphs)
+    draft_worker = DraftWorker(device, has_graphs=has_graphs)
 
     @contextmanager
     def override(num_steps: int, width: int) -> Iterator[None]:
-        before = vars(drafter).copy()
-        drafter.speculative_num_steps = num_steps
-        drafter._topk1_parents_prealloc = f"chain of {num_steps}"
-        drafter._topk1_score_indices_prealloc = f"chain of {num_steps}"
+        before = vars(draft_worker).copy()
+        draft_worker.speculative_num_steps = num_steps
+        draft_worker._topk1_parents_prealloc = f"chain of {num_steps}"
+        draft_worker._topk1_score_indices_prealloc = f"chain of {num_steps}"
         yield
-        vars(drafter).update(before)
+        vars(draft_worker).update(before)
 
     worker: Any = device
-    worker._draft_worker, worker._override_worker_state = drafter, override
+    worker._draft_worker, worker._override_worker_state = draft_worker, override
     worker.speculative_num_draft_tokens = 32
     monkeypatch.setattr(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
     memory = DeviceMemory(worker, most_nodes=32, ranks=RankGroup())
-    return DraftStates(worker, (1, 2, 4, 8), memory), drafter
+    return DraftStates(worker, (1, 2, 4, 8), memory), draft_worker
 
 
 def test_drafts_of_few_steps_come_first_and_have_what_is_of_their_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    states, drafter = draft_states_of(monkeypatch, 2.75, has_graphs=True)
+    states, draft_worker = draft_states_of(monkeypatch, 2.75, has_graphs=True)
     assert states.num_steps == (1, 2, 4, 8)
     assert states.memory_gb == {1: 0.0, 2: 0.5, 4: 1.0}
     for num_steps in (8, 4, 2):
         with states.active(num_steps) as graphs:
-            assert graphs.num_steps == drafter.speculative_num_steps == num_steps
-            assert drafter.draft_attn_backend == f"backend of {num_steps}"
-            assert drafter.draft_runner.draft_attn_backend == f"backend of {num_steps}"
-            assert drafter._topk1_parents_prealloc == f"chain of {num_steps}"
-            assert drafter._topk1_score_indices_prealloc == f"chain of {num_steps}"
+            assert graphs.num_steps == draft_worker.speculative_num_steps == num_steps
+            assert draft_worker.draft_attn_backend == f"backend of {num_steps}"
+            assert draft_worker.draft_runner.draft_attn_backend == f"backend of {num_steps}"
+            assert draft_worker._topk1_parents_prealloc == f"chain of {num_steps}"
+            assert draft_worker._topk1_score_indices_prealloc == f"chain of {num_steps}"
     with states.active(1) as graphs:  # no forward, so there is nothing to capture
         assert graphs is None
-        assert drafter.speculative_num_steps == 1
-    assert drafter.speculative_num_steps == 8
-    assert drafter.draft_runner.draft_attn_backend == "backend of 8"
-    assert drafter._topk1_parents_prealloc == "chain of 8"
+        assert draft_worker.speculative_num_steps == 1
+    assert draft_worker.speculative_num_steps == 8
+    assert draft_worker.draft_runner.draft_attn_backend == "backend of 8"
+    assert draft_worker._topk1_parents_prealloc == "chain of 8"
 
 
 def test_without_memory_for_more_graphs_there_are_fewer_steps_to_choose_from(
