@@ -49,13 +49,9 @@ def _lay_out(device: str) -> int:
     them, merged and laid out as a step does it, and by torch alone. 1 where the two differ."""
     from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 
+    from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
     from sglang_hvd.plugin.tree_layout import lay_out, merge_eagle_trees
-    from sglang_hvd.plugin.verify_tree import (
-        DraftNodes,
-        EagleTrees,
-        lay_out_by_torch,
-        merge_eagle_trees_by_torch,
-    )
+    from sglang_hvd.plugin.tree_torch import lay_out_by_torch, merge_eagle_trees_by_torch
 
     torch.manual_seed(0)
     topk, num_model, differ = 4, 15, 0
@@ -83,15 +79,15 @@ def _lay_out(device: str) -> int:
         kept = torch.randint(1, num_model + 1, (k,), device=device)
         ranks = index if has_ranks else None
         trees = EagleTrees(index % topk, parents, index, topk, ranks, kept)
-        wanted, of_wanted = merge_eagle_trees_by_torch(copied, trees, rows)
-        merged, of_model = merge_eagle_trees(nodes, trees, rows)
-        differ += not torch.equal(of_model, of_wanted)
+        is_wanted = merge_eagle_trees_by_torch(copied, trees, rows)
+        is_model_node = merge_eagle_trees(nodes, trees, rows)
+        differ += not torch.equal(is_model_node, is_wanted)
         seq_lens = torch.randint(1, 300, (n,), device=device)
         num_cells = int((width * (seq_lens + width)).sum())
         for mode in (TreeMaskMode.FULL_MASK, TreeMaskMode.QLEN_ONLY):
             found, expected = (
                 make(of, seq_lens, mode=mode, num_cells=num_cells, buffer=None)
-                for make, of in ((lay_out, merged), (lay_out_by_torch, wanted))
+                for make, of in ((lay_out, nodes), (lay_out_by_torch, copied))
             )
             for name in ("positions", "next_token", "next_sibling", "mask"):
                 differ += not torch.equal(getattr(found, name), getattr(expected, name))

@@ -73,10 +73,10 @@ class Dictation:
         tree = self._tree(batch, shape, [num] * len(batch.reqs), draft_tokens)
         return build(batch, draft_input, *tree, *args, **kw)
 
-    def with_model_trees(
+    def add_model_trees(
         self, run: Callable[..., Any], worker: Any, batch: Any, plans: DraftPlans, nodes: Any
     ) -> Any:
-        """AROUND HvdDraftWorker._with_model_trees: the sizes of the trees that it wants."""
+        """AROUND HvdDraftWorker._add_model_trees: the sizes of the trees that it wants."""
         self._num_nodes = [num for num in plans.num_model_nodes.tolist() if num]
         return run(worker, batch, plans, nodes)
 

@@ -12,6 +12,7 @@ from sglang_hvd.allocation.model_drafts import (
     model_tree_sizes,
     most_tree_nodes,
 )
+from sglang_hvd.allocation.timed_costs import BatchTimes, costs_of_times, shortest_times
 from sglang_hvd.allocation.verify_widths import (
     MOST_WIDE_REQUESTS,
     VerifyWidths,
@@ -24,6 +25,7 @@ __all__ = [
     "MOST_WIDE_REQUESTS",
     "OWN_PACE",
     "Allocation",
+    "BatchTimes",
     "CacheTrees",
     "CostFit",
     "CostScale",
@@ -33,10 +35,12 @@ __all__ = [
     "VerifyWidths",
     "catches_up",
     "costs_of",
+    "costs_of_times",
     "draft_step_choices",
     "model_tree_sizes",
     "most_tree_nodes",
     "num_branch_tokens",
     "powers_of_two_below",
+    "shortest_times",
     "widths_that_save",
 ]

@@ -1,4 +1,4 @@
-"""Where an accepted path's KV is moved to the front of its request's slots."""
+"""Moves the KV of accepted paths to the front of their requests' slots."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def move_to_front(
     KV pools that are not SGLang's usual one are left to SGLang.
 
     Args:
-        accept_index: int32[n, depth]; see verify_tree.num_accepted_of_model.
+        accept_index: int32[n, depth]; see verify_input.num_accepted_of_model.
         num_correct_drafts: int[n]; accepted draft tokens, the bonus token not counted.
     """
     from sglang_hvd.plugin.kv_kernel import is_moved_by_kernel, move_paths
-    from sglang_hvd.plugin.verify_tree import HvdVerifyInput
+    from sglang_hvd.plugin.verify_input import HvdVerifyInput
 
     pool = token_to_kv_pool_allocator.get_kvcache()
     if isinstance(batch.spec_info, HvdVerifyInput) and is_moved_by_kernel(pool):

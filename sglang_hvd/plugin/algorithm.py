@@ -96,14 +96,14 @@ def resolve_verify_width(
         return
     cfg = resolved_view(server_args)
     refuse_untested(cfg)  # again: SGLang may have switched features on by itself
-    num_model_nodes = cfg.speculative_num_draft_tokens
-    check_model_tree(num_model_nodes, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
+    model_tree_width = cfg.speculative_num_draft_tokens
+    check_model_tree(model_tree_width, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
     attention = _target_attention(cfg)
     backends = frozenset(name for name in attention_backends_of(cfg) if name is not None)
     widths_are_free = cfg.device == "cpu" and backends <= _BACKENDS_OF_ANY_WIDTH
     widths = verify_widths(
         config,
-        num_model_nodes,
+        model_tree_width,
         cfg,
         attention,
         context_len=cfg.context_length or target_context_length(cfg),
@@ -112,21 +112,21 @@ def resolve_verify_width(
     declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=widths.base)
     launch = HvdLaunch(
         config,
-        num_model_nodes,
+        model_tree_width,
         widths,
         has_width_states=len(widths.values) > 1 and not widths_are_free,
         backends=backends,
         attention=attention,
-        postpones_extend=_postpones_extend(config, cfg.device),
     )
-    launch.verifies_trees(cfg.speculative_eagle_topk, has_window=False)  # refused before it loads
+    # Refused before the models load, where the config file tells.
+    launch.check_draft_shapes(cfg.speculative_eagle_topk, has_window=False)
     server_args._hvd_launch = launch
     logger.info(
         "HVD: policy %s, verify width %d (model drafter's tree %d)%s. The width takes %d tokens "
         "from the usable context; each running request reserves at least %d KV slots.",
         config.policy,
         widths.base,
-        num_model_nodes,
+        model_tree_width,
         "" if widths.widest == widths.base else f", {widths.widest} for one or two requests",
         widths.widest,
         2 * max(widths.widest, cfg.speculative_num_steps * cfg.speculative_eagle_topk),
@@ -134,19 +134,21 @@ def resolve_verify_width(
 
 
 def resolve_widest(
-    resolve_widest: Callable[..., int | None],
+    resolve_most_draft_tokens: Callable[..., int | None],
     algorithm: SpeculativeAlgorithm,
     server_args: ServerArgs,
 ) -> int | None:
     """AROUND hook: SGLang's KV windows follow the widest verification of a server, as they do where
     its own adaptive speculation changes the width."""
     launch = launch_of(server_args)
-    return resolve_widest(algorithm, server_args) if launch is None else launch.widths.widest
+    if launch is None:
+        return resolve_most_draft_tokens(algorithm, server_args)
+    return launch.widths.widest
 
 
 def count_logits_rows(max_decode_logits_rows: Callable[..., int], runner: ModelRunner) -> int:
-    """AROUND hook: SGLang has an array for the logits of its graphs, and would have room in it for
-    the widest verification of as many requests as any graph has."""
+    """AROUND hook: SGLang's array for the logits of its graphs has the rows of the largest graph.
+    SGLang would make room for the widest verification of as many requests as any graph has."""
     launch = launch_of(runner.server_args)
     if launch is None:
         return max_decode_logits_rows(runner)
@@ -203,13 +205,6 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
             "slot, and which drafts stand there depends on earlier requests."
         )
     return config
-
-
-def _postpones_extend(config: HvdConfig, device: str) -> bool:
-    if not config.drafts_with_model:
-        return False  # there is none
-    # On a GPU draft-extend runs while the host reads what was accepted; postponed, it waits for it.
-    return device == "cpu" if config.postpone_extend is None else config.postpone_extend
 
 
 def _target_attention(cfg: Any) -> TargetAttention:

@@ -7,13 +7,10 @@ that do not exist: all their KV slots are the one that SGLang keeps for padding.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
@@ -23,8 +20,17 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput
 from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
 
-from sglang_hvd.allocation import MOST_WIDE_REQUESTS, StepCosts, VerifyWidths
-from sglang_hvd.plugin.verify_tree import DraftNodes
+from sglang_hvd.allocation import (
+    MOST_WIDE_REQUESTS,
+    BatchTimes,
+    StepCosts,
+    VerifyWidths,
+    costs_of_times,
+    shortest_times,
+)
+from sglang_hvd.plugin.draft_extend import DraftExtend
+from sglang_hvd.plugin.draft_trees import DraftNodes
+from sglang_hvd.plugin.verify_input import build_verify_input
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.draft_worker import HvdDraftWorker
@@ -38,23 +44,17 @@ _CONTEXT_TOKENS = 512
 _MOST_NODES = 4096
 
 
-class _Times(NamedTuple):
-    """Milliseconds, of one batch size: by width, by number of draft steps, by width."""
-
-    verify: npt.NDArray[np.float64]
-    draft: npt.NDArray[np.float64]
-    extend: npt.NDArray[np.float64]
-
-
 class CostProfile:
-    """One run for one table."""
+    """Times the parts of a server's steps for one table."""
 
-    def __init__(self, worker: HvdDraftWorker, *, widths: VerifyWidths, postpones: bool) -> None:
-        self._worker = worker
+    def __init__(
+        self, draft_worker: HvdDraftWorker, *, widths: VerifyWidths, draft_extend: DraftExtend
+    ) -> None:
+        self._draft_worker = draft_worker
         self._widths = widths
-        self._postpones = postpones
-        self._target = worker.target_worker.model_runner
-        self._device = torch.device(worker.device)
+        self._is_postponed = draft_extend is DraftExtend.WHEN_DRAFTING
+        self._target = draft_worker.target_worker.model_runner
+        self._device = torch.device(draft_worker.device)
         longest = self._target.model_config.context_len - self._widths.widest - 1
         self._context = max(min(_CONTEXT_TOKENS, longest), self._widths.widest)
         self._hidden: torch.Tensor | None = None  # one of the target's hidden states
@@ -70,46 +70,30 @@ class CostProfile:
         # Not inference mode: what a forward makes once and keeps could not be written in serving.
         with torch.no_grad():
             rounds = [[self._times(n) for n in batch_sizes] for _ in range(_NUM_ROUNDS)]
-        # By batch size: the shortest times of each part.
-        shortest = [
-            _Times(*(np.min(part, axis=0) for part in zip(*of_batch, strict=True)))
-            for of_batch in zip(*rounds, strict=True)
-        ]
-        verify = [times.verify.tolist() for times in shortest]
-        extend = [times.extend.tolist() for times in shortest]
-        drafts = [_parts_of_draft(self._draft_steps(), times.draft.tolist()) for times in shortest]
-        draft_once, draft_round = map(list, zip(*drafts, strict=True))
-        # A table needs two of each; what is beyond was not timed and is not asked for.
-        if len(batch_sizes) == 1:
-            batch_sizes, verify, extend = [1, 2], verify * 2, extend * 2
-            draft_once, draft_round = draft_once * 2, draft_round * 2
-        columns = self._widths.values if self._widths.values[0] == 1 else (1, *self._widths.values)
-        return StepCosts(
+        return costs_of_times(
+            [shortest_times(of_batch) for of_batch in zip(*rounds, strict=True)],
+            widths=self._widths.values,
+            draft_steps=self._draft_steps(),
             about="timed on this server before it served",
-            batch_sizes=tuple(batch_sizes),
-            widths=columns,
-            verify=_rising(verify, columns),
-            draft_round=tuple(np.maximum.accumulate(draft_round).round(4).tolist()),
-            draft_extend=_rising(extend, columns),
-            draft_once=tuple(np.maximum.accumulate(draft_once).round(4).tolist()),
         )
 
-    def _times(self, n: int) -> _Times:
+    def _times(self, n: int) -> BatchTimes:
         widths = [w for w in self._widths.of_step(n) if n * w <= _MOST_NODES]
         verify = [self._ms(partial(self._verify, n, w)) for w in widths]
-        with self._worker.drafting():
+        with self._draft_worker.drafting():
             draft = [self._ms(partial(self._draft, n, steps)) for steps in self._draft_steps()]
             extend = [self._ms(partial(self._extend, n, w)) for w in widths]
-        return _Times(np.array(verify), np.array(draft), np.array(extend))
+        return BatchTimes(n, tuple(verify), tuple(extend), tuple(draft))
 
     def _draft_steps(self) -> list[int]:
         """Numbers of steps that are timed: few, if there is a choice, and all."""
-        *fewer, all_steps = self._worker.draft_states.num_steps
+        *fewer, all_steps = self._draft_worker.draft_states.num_steps
         few = [steps for steps in fewer if steps > 1] or fewer  # one alone prepares no attention
         return [*few[:1], all_steps]
 
     def _ms(self, prepare: Callable[[], Callable[[], object]]) -> float:
-        """Of what prepare makes; on a GPU the device's time, since the host works ahead there."""
+        """The least milliseconds that a run of what `prepare` makes takes; on a GPU the device's,
+        since the host works ahead there."""
         times = []
         for _ in range(_NUM_RUNS + 1):
             run = prepare()
@@ -127,16 +111,22 @@ class CostProfile:
         return min(times[1:])
 
     def _verify(self, n: int, width: int) -> Callable[[], object]:
-        self._worker.use_width(width)
+        self._draft_worker.use_width(width)
         runner = self._target
         seq_lens = self._full(n, self._context)
         nodes = DraftNodes(
             token_ids=self._unlike_tokens(n * width).view(n, width),
             parents=torch.arange(-1, width - 1, device=self._device).expand(n, width),
-            num_nodes=self._full(n, width),
+            num_used=self._full(n, width),
         )
-        batch = SimpleNamespace(seq_lens=seq_lens, seq_lens_sum=n * self._context)
-        verify_input = self._worker._verify_input(batch, nodes, None, None)
+        verify_input = build_verify_input(
+            nodes,
+            seq_lens,
+            topk=self._draft_worker.topk,
+            num_cached=n * self._context,
+            mask_mode=self._draft_worker.mask_mode,
+            verify_mask=runner.attn_backend.verify_mask,
+        )
         verify_input.capture_hidden_mode = CaptureHiddenMode.FULL
         verify_input.seq_lens_cpu, verify_input.seq_lens_sum = seq_lens.cpu(), n * self._context
         forward_batch = self._batch(
@@ -161,9 +151,9 @@ class CostProfile:
         return run
 
     def _draft(self, n: int, num_steps: int) -> Callable[[], object]:
-        worker = self._worker
-        runner, topk = worker.draft_runner, worker.topk
-        hidden_size, dtype = get_draft_recurrent_hidden_state_spec(runner)
+        draft_worker = self._draft_worker
+        draft_runner, topk = draft_worker.draft_runner, draft_worker.topk
+        hidden_size, dtype = get_draft_recurrent_hidden_state_spec(draft_runner)
         draft_input = EagleDraftInput(
             topk_p=torch.full((n, topk), 1 / topk, device=self._device),
             topk_index=self._full((n, topk), 0),
@@ -182,20 +172,20 @@ class CostProfile:
             positions=draft_input.positions,
             capture_hidden_mode=CaptureHiddenMode.LAST,
         )
-        runner.kv_index_translator.bind_runner_slots(forward_batch)
+        draft_runner.kv_index_translator.bind_runner_slots(forward_batch)
 
-        return partial(worker.run_draft, forward_batch, num_steps)
+        return partial(draft_worker.run_draft, forward_batch, num_steps)
 
     def _extend(self, n: int, width: int) -> Callable[[], object]:
-        self._worker.use_width(width)
-        worker, runner = self._worker, self._worker.draft_runner
+        self._draft_worker.use_width(width)
+        draft_worker, draft_runner = self._draft_worker, self._draft_worker.draft_runner
         assert self._hidden is not None, "a verification runs first"
         hidden = self._hidden.expand(n * width, -1).contiguous()
-        mode = ForwardMode.EXTEND if self._postpones else ForwardMode.DRAFT_EXTEND_V2
-        capture = CaptureHiddenMode.LAST if self._postpones else CaptureHiddenMode.FULL
+        mode = ForwardMode.EXTEND if self._is_postponed else ForwardMode.DRAFT_EXTEND_V2
+        capture = CaptureHiddenMode.LAST if self._is_postponed else CaptureHiddenMode.FULL
         last = torch.arange(width - 1, n * width, width, device=self._device)
         start = self._context - width
-        num_tokens = 1 if self._postpones else width
+        num_tokens = 1 if self._is_postponed else width
         extend_input = EagleDraftExtendInput(
             hidden_states=hidden,
             num_correct_drafts=self._full(n, width - 1),
@@ -219,19 +209,19 @@ class CostProfile:
         forward_batch.extend_start_loc = torch.arange(
             0, n * width, width, dtype=torch.int32, device=self._device
         )
-        runner.kv_index_translator.bind_runner_slots(forward_batch)
+        draft_runner.kv_index_translator.bind_runner_slots(forward_batch)
 
         def run() -> None:
-            if self._postpones:
-                runner.forward(forward_batch)
+            if self._is_postponed:
+                draft_runner.forward(forward_batch)
                 return
-            graphs = worker.cuda_graph_runner_for_draft_extend
+            graphs = draft_worker.cuda_graph_runner_for_draft_extend
             if graphs and graphs.can_run_graph(forward_batch):
                 graphs.execute(forward_batch, last)
                 return
-            runner.attn_backend.init_forward_metadata(forward_batch)
+            draft_runner.attn_backend.init_forward_metadata(forward_batch)
             forward_batch.mark_forward_metadata_ready()
-            runner.forward(forward_batch)
+            draft_runner.forward(forward_batch)
 
         return run
 
@@ -280,37 +270,3 @@ class CostProfile:
         return torch.full(
             shape if isinstance(shape, tuple) else (shape,), value, dtype=dtype, device=self._device
         )
-
-
-def _parts_of_draft(steps: list[int], times: list[float]) -> tuple[float, float]:
-    """What a draft takes beside its rounds, and one of its rounds.
-
-    steps: numbers of steps that were timed, rising to all; the first of them needs no round.
-    """
-    if steps[-1] == 1:
-        return times[-1], 0.0
-    if len(steps) == 1:
-        return 0.0, times[0] / (steps[0] - 1)
-    (fewest, most), (of_fewest, of_all) = steps, times
-    of_round = max(of_all - of_fewest, 0.0) / (most - fewest)
-    return max(of_fewest - (fewest - 1) * of_round, 0.0), of_round
-
-
-def _rising(rows: list[list[float]], columns: Sequence[int]) -> tuple[tuple[float, ...], ...]:
-    """A table that never falls. A first column that was not timed costs what the next one does. A
-    short row goes on with its last slope, or one of a single time as the row above does."""
-    num_timed = len(rows[0])
-    first = len(columns) - num_timed
-    filled: list[list[float]] = []
-    for row in rows:
-        of_row = list(row)
-        while len(of_row) < num_timed:
-            at = first + len(of_row)
-            if len(row) > 1:
-                slope = (of_row[-1] - of_row[-2]) / (columns[at - 1] - columns[at - 2])
-                of_row.append(of_row[-1] + slope * (columns[at] - columns[at - 1]))
-            else:
-                of_row.append(of_row[-1] * filled[-1][at] / filled[-1][at - 1])
-        filled.append([of_row[0]] * first + of_row)
-    table = np.maximum.accumulate(np.maximum.accumulate(np.array(filled), axis=0), axis=1)
-    return tuple(tuple(row) for row in table.round(4).tolist())

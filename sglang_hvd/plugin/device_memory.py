@@ -9,10 +9,12 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from sglang.srt.utils.common import get_available_gpu_memory, log_info_on_rank0
+
+from sglang_hvd.plugin.rank_group import RankGroup
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.worker import HvdWorker
@@ -30,13 +32,13 @@ _SPARE_GB, _GB_PER_PREFILL_TOKEN, _LOGIT_ARRAYS = 1.0, 0.3 / 1024, 3
 
 
 class DeviceMemory:
-    """Of a worker's device.
+    """The memory of a worker's device.
 
-    most_nodes: that one of its steps verifies, of all requests together.
-    ranks: CPU group of the tensor-parallel ranks, which build the same; None for one.
+    most_nodes: nodes that a step verifies at most, of all requests together.
+    ranks: they build the same.
     """
 
-    def __init__(self, worker: HvdWorker, *, most_nodes: int, ranks: Any) -> None:
+    def __init__(self, worker: HvdWorker, *, most_nodes: int, ranks: RankGroup) -> None:
         self._worker, self._ranks = worker, ranks
         args, target = worker.server_args, worker.target_worker.model_runner
         self._target = target
@@ -69,8 +71,8 @@ class DeviceMemory:
         return False
 
     def build(self, build: Callable[[], _T], *, name: str, remedy: str) -> tuple[_T, float]:
-        """What it builds, and the gigabytes that took. Raises RuntimeError with the name and what
-        helps where no memory is left."""
+        """Returns what `build` makes, and the gigabytes that it took. Raises RuntimeError with the
+        name and the remedy where no memory is left."""
         free_gb = self._free_gb()
         try:
             built = build()
@@ -86,10 +88,10 @@ class DeviceMemory:
         return built, free_gb - self._free_gb()
 
     def _free_gb(self) -> float:
-        """Of the rank that has least."""
+        """Free gigabytes on the rank that has least."""
         return get_available_gpu_memory(
             self._worker.device,
             self._worker.gpu_id,
-            distributed=self._ranks is not None,
-            cpu_group=self._ranks,
+            distributed=self._ranks.process_group is not None,
+            cpu_group=self._ranks.process_group,
         )

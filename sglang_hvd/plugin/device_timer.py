@@ -1,4 +1,4 @@
-"""Times of what a device is told to do, which the host does not wait for."""
+"""Times what a device runs, while the host does not wait for it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MOST_REST = 10.0
 class _Step:
     """A decode step as far as it was timed.
 
-    began: the host's time, or the event before its first part; None before that.
-    parts_ms: of its parts that are known.
+    began: the event before its first part; None before that.
+    parts_ms: milliseconds of its parts, as far as they are known.
     """
 
     def __init__(self, observe_rest: Callable[[float], None]) -> None:
@@ -26,15 +26,16 @@ class _Step:
         self.parts_ms = 0.0
 
     def end(self, milliseconds: float) -> None:
-        """It took so long, from its first part to that of the next step."""
+        """Takes in how long the step took, from its first part to the next step's first."""
         rest = max(milliseconds - self.parts_ms, 0.0)
         self._observe_rest(min(rest, _MOST_REST * self.parts_ms))
 
 
 class DeviceTimer:
-    """Times what is launched inside `measure`, without waiting for it, and what steps take beside.
+    """Times what is launched inside `measure`, without waiting for it, and what decode steps take
+    beside it.
 
-    On CUDA the time is known later, on the host at once.
+    On CUDA a time is known later, on the host at once.
     """
 
     def __init__(self, device: str, now: Callable[[], float]) -> None:
@@ -42,7 +43,7 @@ class DeviceTimer:
         self._now = now
         self._pending: deque[tuple[Any, Any, Callable[[float], None]]] = deque()
         self._step: _Step | None = None
-        self._last: _Step | None = None  # that the step follows on
+        self._last: _Step | None = None  # the one that it follows on
 
     def begin_step(self, observe_rest: Callable[[float], None]) -> None:
         """A decode step begins; what it takes beside its parts is observed when the next has begun,
@@ -55,7 +56,7 @@ class DeviceTimer:
 
     @contextmanager
     def measure(self, observe: Callable[[float], None]) -> Iterator[None]:
-        """A part of the step, if there is one."""
+        """Times a part of the step that has begun, or what runs outside of steps."""
         step = self._step
 
         def observe_part(milliseconds: float) -> None:
@@ -79,7 +80,7 @@ class DeviceTimer:
             observe(begin.elapsed_time(end))
 
     def _see_first(self, begin: Any) -> None:
-        """The event before a part, the step's first maybe."""
+        """Notes the event before a part; the first one of a step begins it."""
         if self._step is None or self._step.began is not None:
             return
         self._step.began = begin
@@ -105,5 +106,5 @@ class _HostEvent:
         return True
 
     def elapsed_time(self, end: _HostEvent) -> float:
-        """Milliseconds until the other."""
+        """Milliseconds until the other event."""
         return 1000 * (end._seconds - self._seconds)

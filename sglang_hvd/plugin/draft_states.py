@@ -28,8 +28,10 @@ _FIRST_GB = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DraftState:
-    """chain: SGLang's two constants of a chain of so many tokens; with a tree both are None.
-    memory_gb: that it took, as the device reports it.
+    """What one number of steps has.
+
+    chain: SGLang's two constants of a chain of so many tokens; with a tree both are None.
+    memory_gb: memory that it took, as the device reports it.
     """
 
     num_steps: int
@@ -40,15 +42,17 @@ class _DraftState:
 
 
 class DraftStates:
-    """Built once SGLang has the backend and the graphs of all steps.
+    """The numbers of steps to choose from, built once SGLang has the backend and graphs of all
+    steps.
 
-    Fewer steps come first, which take least memory, as long as some is left for what prefills take.
+    The smallest numbers are built first, since they take least memory, as long as prefills have
+    theirs.
     """
 
     def __init__(self, worker: HvdWorker, num_steps: Sequence[int], memory: DeviceMemory) -> None:
         """num_steps: to choose from, rising; the last is SGLang's own."""
-        self._worker, self._drafter = worker, worker._draft_worker
-        of_all = self._present(self._drafter.cuda_graph_runner)
+        self._worker, self._draft_worker = worker, worker._draft_worker
+        of_all = self._present(self._draft_worker.cuda_graph_runner)
         self._of_steps = {num_steps[-1]: of_all}
         most_gb = _FIRST_GB
         for steps in num_steps[:-1]:
@@ -61,12 +65,12 @@ class DraftStates:
 
     @property
     def num_steps(self) -> tuple[int, ...]:
-        """Those to choose from, rising."""
+        """Numbers of steps to choose from, rising."""
         return tuple(sorted(self._of_steps))
 
     @property
     def memory_gb(self) -> dict[int, float]:
-        """What each takes beside all steps, which every server has."""
+        """Memory that each number took; without that of all steps, which every server has."""
         return {steps: round(self._of_steps[steps].memory_gb, 2) for steps in self.num_steps[:-1]}
 
     @contextmanager
@@ -81,26 +85,34 @@ class DraftStates:
             self._set(all_steps)
 
     def _set(self, state: _DraftState) -> None:
-        drafter = self._drafter
-        drafter.speculative_num_steps = state.num_steps
-        drafter.draft_attn_backend = drafter.draft_runner.draft_attn_backend = state.backend
-        drafter._topk1_parents_prealloc, drafter._topk1_score_indices_prealloc = state.chain
+        draft_worker = self._draft_worker
+        draft_worker.speculative_num_steps = state.num_steps
+        draft_worker.draft_attn_backend = state.backend
+        draft_worker.draft_runner.draft_attn_backend = state.backend
+        parents, score_indices = state.chain
+        draft_worker._topk1_parents_prealloc = parents
+        draft_worker._topk1_score_indices_prealloc = score_indices
 
     def _present(self, graphs: Any) -> _DraftState:
-        drafter = self._drafter
-        chain = drafter._topk1_parents_prealloc, drafter._topk1_score_indices_prealloc
-        return _DraftState(drafter.speculative_num_steps, drafter.draft_attn_backend, graphs, chain)
+        draft_worker = self._draft_worker
+        return _DraftState(
+            draft_worker.speculative_num_steps,
+            draft_worker.draft_attn_backend,
+            graphs,
+            (draft_worker._topk1_parents_prealloc, draft_worker._topk1_score_indices_prealloc),
+        )
 
     def _build(self, num_steps: int, memory: DeviceMemory) -> _DraftState:
         def build() -> _DraftState:
-            drafter, graphs = self._drafter, self._drafter.cuda_graph_runner
-            base_width = self._worker.speculative_num_draft_tokens
-            with self._worker._override_worker_state(num_steps, base_width), drafter.drafting():
+            worker, draft_worker = self._worker, self._draft_worker
+            graphs = draft_worker.cuda_graph_runner
+            base_width = worker.speculative_num_draft_tokens
+            with worker._override_worker_state(num_steps, base_width), draft_worker.drafting():
                 if num_steps == 1:  # it only selects, without a forward
-                    drafter.draft_attn_backend = None
+                    draft_worker.draft_attn_backend = None
                     return self._present(None)
-                drafter.init_attention_backend()
-                return self._present(None if graphs is None else type(graphs)(drafter))
+                draft_worker.init_attention_backend()
+                return self._present(None if graphs is None else type(graphs)(draft_worker))
 
         state, taken_gb = memory.build(
             build,

@@ -1,10 +1,9 @@
-"""The draft side: the model drafter where a request needs it, one verify tree for all."""
+"""The draft side: the model drafter where a request needs it, one verify tree per request."""
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,34 +13,33 @@ from sglang.srt.layers.moe.utils import (
     speculative_moe_a2a_backend_context,
     speculative_moe_backend_context,
 )
-from sglang.srt.model_executor.forward_batch_info import (
-    CaptureHiddenMode,
-    ForwardBatch,
-    ForwardMode,
-)
 from sglang.srt.speculative import eagle_worker_v2
-from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-from sglang.srt.speculative.spec_utils import draft_tp_context, fast_topk, renorm_draft_probs
+from sglang.srt.speculative.spec_utils import draft_tp_context
 
-from sglang_hvd.allocation import catches_up, most_tree_nodes
+from sglang_hvd.allocation import most_tree_nodes
+from sglang_hvd.plugin.batch_rows import rows_of
+from sglang_hvd.plugin.catch_up import CatchUp
+from sglang_hvd.plugin.draft_extend import DraftExtend
+from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
 from sglang_hvd.plugin.host_transfer import to_device
 from sglang_hvd.plugin.launch import launch_of
-from sglang_hvd.plugin.postponed_extend import MissingTokens, PostponedExtend
 from sglang_hvd.plugin.served_costs import ServedCosts
-from sglang_hvd.plugin.tree_layout import lay_out, merge_eagle_trees
-from sglang_hvd.plugin.verify_tree import DraftNodes, EagleTrees, HvdVerifyInput
+from sglang_hvd.plugin.tree_layout import merge_eagle_trees
+from sglang_hvd.plugin.verify_input import HvdVerifyInput, build_verify_input
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.types import CacheDrafts, DraftPlans
 
 if TYPE_CHECKING:
     from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
-    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
     from sglang_hvd.plugin.draft_states import DraftStates
+    from sglang_hvd.plugin.requests import HeldRequests
     from sglang_hvd.plugin.width_states import WidthStates
 
 
@@ -54,24 +52,17 @@ class HvdDraftWorker(EagleDraftWorker):
 
     `speculative_num_draft_tokens` is the base width, as everywhere in SGLang. A step verifies at
     the narrowest of the launch's widths that holds its drafts, and draft-extend follows, unless it
-    is postponed. The model drafter's own tree has `_num_model_nodes` nodes, or as many of the most
-    probable of them as a plan asks for.
+    is postponed. The model drafter's own tree has `_model_tree_width` nodes, root included, or
+    as many of the most probable of them as a plan asks for.
     """
 
     speculative_num_draft_tokens: int
     speculative_num_steps: int
 
-    # Set by HvdWorker once its drafter exists: (requests, cached lengths) -> plans, and then
-    # requests -> cached lengths, as the drafter knows them.
-    plan_drafts: Callable[[Sequence[Req], Sequence[int] | None], DraftPlans]
-    cached_lens: Callable[[Sequence[Req]], list[int]]
-    # Likewise: (requests, the one of them whose prompt goes on, their first tokens) -> None.
-    record_prefill: Callable[[Sequence[Req], Req | None, torch.Tensor], None]
+    # See attach.
     costs: ServedCosts
-    # Set by HvdWorker where no draft-extend follows verification: (batch, result) -> None, stands
-    # in for it.
-    stub_draft_extend: Callable[[ScheduleBatch, GenerationBatchResult], None] | None = None
-    postponed: PostponedExtend | None = None
+    draft_extend: DraftExtend
+    catch_up: CatchUp | None = None
     # Set by HvdWorker once backends and graphs are there.
     draft_states: DraftStates
     width_states: WidthStates | None = None
@@ -79,12 +70,10 @@ class HvdDraftWorker(EagleDraftWorker):
     def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
         launch = launch_of(server_args)
         assert launch is not None, "HvdDraftWorker was built without a launch"
-        self._num_model_nodes = launch.num_model_nodes
+        self._model_tree_width = launch.model_tree_width
         self._widths = launch.widths
         self._cuts_trees = launch.config.policy == "allocate"
         self._step_width = launch.widths.base
-        self._cached_lens: list[int] = []  # of the step's requests, where extends are postponed
-        self.num_catch_ups = 0
         self.num_model_draft_rounds = 0
         self.num_partial_draft_rounds = 0  # for some requests of the batch only
         self.num_steps_by_width = dict.fromkeys(launch.widths.values, 0)
@@ -92,26 +81,56 @@ class HvdDraftWorker(EagleDraftWorker):
         super().__init__(server_args, *args, **kwargs)
         self.num_drafts_by_steps: Counter[int] = Counter()
 
+    def attach(
+        self,
+        *,
+        held: HeldRequests,
+        costs: ServedCosts,
+        draft_extend: DraftExtend,
+        stub_draft_extend: Callable[[ScheduleBatch, GenerationBatchResult], None],
+    ) -> None:
+        """Takes what HvdWorker makes once this worker and its model are there.
+
+        Args:
+            held: plans the drafts of requests, and knows how much of them is cached.
+            costs: gets the times of drafts and draft-extends.
+            stub_draft_extend: stands in for a draft-extend that does not follow verification.
+        """
+        self._held, self.costs = held, costs
+        self.draft_extend, self._stub_draft_extend = draft_extend, stub_draft_extend
+        if draft_extend is DraftExtend.WHEN_DRAFTING:
+            self.catch_up = CatchUp(self)
+
     def draft(self, batch: ScheduleBatch, *, with_topology: bool = False) -> HvdVerifyInput:
         """Choose a draft for every request and lay all of them out for one verification."""
         assert not with_topology, "pipeline parallelism is refused at start"
         assert not batch.forward_mode.is_idle(), "data-parallel attention is refused at start"
         seq_lens = batch.seq_lens_cpu.tolist() if batch.seq_lens_cpu is not None else None
-        plans = self.plan_drafts(batch.reqs, seq_lens)
+        plans = self._held.plan(batch.reqs, seq_lens)
         used = 1 + int(plans.num_nodes.max())
         self.use_width(self._widths.narrowest(used))
         self.num_steps_by_width[self._step_width] += 1
         bonus_tokens = batch.spec_info.bonus_tokens
-        if self.postponed is not None:
-            self._cached_lens = self.cached_lens(batch.reqs) if seq_lens is None else seq_lens
-            self._catch_up(batch, plans, self.postponed)
+        if self.catch_up is not None:
+            cached_lens = self._held.cached_lens(batch.reqs) if seq_lens is None else seq_lens
+            self.catch_up.run(batch, plans.num_model_nodes.tolist(), cached_lens)
         nodes = self._host_nodes(plans.drafts, bonus_tokens)
-        kv_loc_plan = of_model = None
+        kv_loc_plan = is_model_node = None
         is_drafting = plans.num_model_nodes > 0
         if is_drafting.any():
-            nodes, of_model, kv_loc_plan = self._with_model_trees(batch, plans, nodes)
+            is_model_node, kv_loc_plan = self._add_model_trees(batch, plans, nodes)
         with self.clock.measure(Phase.BUILD):
-            verify_input = self._verify_input(batch, nodes, of_model, kv_loc_plan)
+            verify_input = build_verify_input(
+                nodes,
+                batch.seq_lens,
+                topk=self.topk,
+                num_cached=self._num_cached(batch),
+                mask_mode=self.mask_mode,
+                verify_mask=self.target_worker.model_runner.attn_backend.verify_mask,
+                is_model_node=is_model_node,
+                kv_loc_plan=kv_loc_plan,
+            )
+        # A model tree branches; a model chain branches only beside a cache draft.
         branch = is_drafting if self.topk > 1 else is_drafting & (plans.drafts.num_nodes > 0)
         verify_input.has_branches = bool((branch | plans.drafts.are_trees).any())
         return verify_input
@@ -121,6 +140,10 @@ class HvdDraftWorker(EagleDraftWorker):
         self.width_states = states
         self._widths = self._widths.only(states.widths)
         self.num_steps_by_width = dict.fromkeys(states.widths, 0)
+
+    def use_draft_states(self, states: DraftStates) -> None:
+        """Each number of steps has an attention backend and graphs, and there are no others."""
+        self.draft_states = states
 
     def use_width(self, width: int) -> None:
         """The next verification has this one of the launch's widths, and so has draft-extend."""
@@ -161,7 +184,7 @@ class HvdDraftWorker(EagleDraftWorker):
         sampling has, int64[n, m]: the place of each node by its score; None where no tree is cut.
         """
         with (
-            self._num_draft_tokens(self._num_tree_nodes),
+            self._num_draft_tokens(self._tree_width),
             _ranking_nodes(self._cuts_trees) as ranks,
         ):
             parent_list, top_scores_index, draft_tokens, _ = super().draft_forward(forward_batch)
@@ -170,19 +193,14 @@ class HvdDraftWorker(EagleDraftWorker):
     def _draft_extend_for_decode(
         self, batch: ScheduleBatch, batch_result: GenerationBatchResult, **kwargs: Any
     ) -> None:
-        if self.stub_draft_extend is None:
+        if self.draft_extend is DraftExtend.EVERY_STEP:
             timing = self.costs.time_extend(len(batch.reqs), self._step_width)
             with self._num_draft_tokens(self._step_width), timing:
                 super()._draft_extend_for_decode(batch, batch_result, **kwargs)
             return
-        self.stub_draft_extend(batch, batch_result)
-        if self.postponed is not None:
-            self.postponed.see(
-                batch.reqs,
-                self._cached_lens,
-                batch_result.next_token_ids,
-                batch_result.logits_output.hidden_states,
-            )
+        self._stub_draft_extend(batch, batch_result)
+        if self.catch_up is not None:
+            self.catch_up.see(batch, batch_result)
 
     def _draft_extend_for_prefill(
         self,
@@ -194,23 +212,22 @@ class HvdDraftWorker(EagleDraftWorker):
     ) -> Any:
         # Now, while the target's prefill runs: behind the draft model's, the first tokens' copy to
         # the host would wait for that too.
-        self.record_prefill(batch.reqs, batch.chunked_req, next_token_ids)
-        if self.postponed is not None:
-            for req in batch.reqs:
-                self.postponed.forget(req)
+        self._held.record_prefill(batch.reqs, batch.chunked_req, next_token_ids)
+        if self.catch_up is not None:
+            self.catch_up.forget(batch.reqs)
         return super()._draft_extend_for_prefill(
             batch, target_hidden_states, next_token_ids, *args, **kwargs
         )
 
     def _rebuild_topk1_chain_buffers(self) -> None:
-        with self._num_draft_tokens(self._num_tree_nodes):
+        with self._num_draft_tokens(self._tree_width):
             super()._rebuild_topk1_chain_buffers()
 
     @property
-    def _num_tree_nodes(self) -> int:
-        """Of the model drafter's tree in the steps it drafts now, root included."""
-        most_nodes = 1 + most_tree_nodes(self.topk, self.speculative_num_steps)
-        return min(self._num_model_nodes, most_nodes)
+    def _tree_width(self) -> int:
+        """Nodes of the model drafter's tree in the steps it drafts now, root included."""
+        widest = 1 + most_tree_nodes(self.topk, self.speculative_num_steps)
+        return min(self._model_tree_width, widest)
 
     def _host_nodes(self, drafts: CacheDrafts, bonus_tokens: torch.Tensor) -> DraftNodes:
         """The drafts the host knows: cache drafts; a bare root for every other request."""
@@ -228,89 +245,13 @@ class HvdDraftWorker(EagleDraftWorker):
         token_ids[:, 0] = bonus_tokens
         return DraftNodes(token_ids, on_device[:, w : 2 * w], on_device[:, 2 * w])
 
-    def _catch_up(
-        self, batch: ScheduleBatch, plans: DraftPlans, postponed: PostponedExtend
-    ) -> None:
-        """Run the draft-extend of the requests that draft now, and of those that wait for long."""
-        postponed.settle(batch.reqs, self._cached_lens)
-        num_missing = [postponed.num_missing(req) for req in batch.reqs]
-        rows = [
-            row
-            for row, (num_nodes, missing) in enumerate(
-                zip(plans.num_model_nodes.tolist(), num_missing, strict=True)
-            )
-            if catches_up(num_nodes, missing)
-        ]
-        if not rows:
-            return
-        self.num_catch_ups += 1
-        tokens = postponed.take([batch.reqs[row] for row in rows])
-        width = round(len(tokens.token_ids) / len(rows))
-        with self.clock.measure(Phase.TRANSFER):
-            on_device = to_device(np.array(rows), self.device)
-        with self.costs.time_extend(len(rows), width):
-            drafted = self._extend(_only(batch, rows, on_device), tokens, rows)
-        spec_info = copy.copy(batch.spec_info)
-        for name, values in drafted.items():
-            setattr(spec_info, name, getattr(spec_info, name).index_copy(0, on_device, values))
-        batch.spec_info = spec_info
-
-    def _extend(
-        self, some: ScheduleBatch, tokens: MissingTokens, rows: list[int]
-    ) -> dict[str, torch.Tensor]:
-        """Bring the draft KV cache of a batch up to date. What its drafts begin with, by name."""
-        cached_lens = [self._cached_lens[row] for row in rows]
-        starts = [end - num for end, num in zip(cached_lens, tokens.lengths, strict=True)]
-        # One array, one transfer: rows of the batch, and positions.
-        places = np.empty((2, len(tokens.token_ids)), np.int64)
-        places[0] = np.repeat(np.arange(len(rows)), tokens.lengths)
-        places[1] = np.concatenate(
-            [np.arange(*ends) for ends in zip(starts, cached_lens, strict=True)]
-        )
-        on_device = to_device(places, self.device)
-        some.forward_mode = ForwardMode.EXTEND
-        some.input_ids = tokens.token_ids.to(torch.int64)
-        some.out_cache_loc = self.req_to_token_pool.req_to_token[
-            some.req_pool_indices[on_device[0]], on_device[1]
-        ].to(torch.int64)
-        some.prefix_lens, some.extend_lens = starts, tokens.lengths
-        some.extend_num_tokens = len(tokens.token_ids)
-        some.seq_lens_cpu = torch.tensor(cached_lens)
-        some.seq_lens_sum = sum(cached_lens)
-        some.multimodal_inputs = [None] * len(rows)
-        # Where linear attention keeps states, of the target and of the whole batch.
-        some.mamba_track_indices = some.mamba_track_mask = None
-        some.mamba_track_seqlens = some.mamba_track_seqlens_cpu = None
-        some.spec_info = EagleDraftExtendInput(
-            hidden_states=tokens.hidden_states,
-            num_tokens_per_req=1,
-            num_tokens_for_logprob_per_req=1,
-        )
-        forward_batch = ForwardBatch.init_new(
-            some,
-            self.draft_runner,
-            capture_hidden_mode=CaptureHiddenMode.LAST,
-            return_hidden_states_before_norm=False,
-        )
-        forward_batch.return_logprob = False
-        output = self.draft_runner.forward(forward_batch).logits_output
-        # As EagleDraftWorker does after verification.
-        if self.topk == 1:
-            topk_index = output.next_token_logits.argmax(dim=-1, keepdim=True)
-            topk_p = torch.ones_like(topk_index, dtype=torch.float32)
-        else:
-            probs = renorm_draft_probs(output.next_token_logits, None, False)
-            topk_p, topk_index = fast_topk(probs, self.topk, dim=-1)
-        return {
-            "topk_p": topk_p,
-            "topk_index": topk_index,
-            "hidden_states": output.hidden_states,
-        }
-
-    def _with_model_trees(
+    def _add_model_trees(
         self, batch: ScheduleBatch, plans: DraftPlans, nodes: DraftNodes
-    ) -> tuple[DraftNodes, torch.Tensor, KVLocPlan | None]:
-        """Run the model drafter for the requests that want its trees, and add these."""
+    ) -> tuple[torch.Tensor, KVLocPlan | None]:
+        """Run the model drafter for the requests that want its trees, and add these to the nodes.
+
+        Returns bool[n, w], the slots that its trees have, and the plan of the KV window.
+        """
         drafting = np.flatnonzero(plans.num_model_nodes)
         sizes = plans.num_model_nodes[drafting].astype(np.int64)
         is_all = len(drafting) == len(plans)
@@ -318,7 +259,7 @@ class HvdDraftWorker(EagleDraftWorker):
             wanted = to_device(sizes, self.device)
             rows = None if is_all else to_device(drafting, self.device)
         self.num_partial_draft_rounds += not is_all
-        drafting_batch = batch if rows is None else _only(batch, drafting.tolist(), rows)
+        drafting_batch = batch if rows is None else rows_of(batch, drafting.tolist(), rows)
         num_steps = plans.num_model_steps
         self.num_drafts_by_steps[num_steps] += 1
         with self.costs.time_draft(len(drafting), num_steps):
@@ -333,9 +274,9 @@ class HvdDraftWorker(EagleDraftWorker):
             trees = EagleTrees(
                 draft_tokens, parent_list, top_scores_index, self.topk, ranks, num_kept=wanted
             )
-            merged, of_model = merge_eagle_trees(nodes, trees, rows)
+            is_model_node = merge_eagle_trees(nodes, trees, rows)
         # A plan of the KV window is of the requests that drafted, and verification has all.
-        return merged, of_model, kv_loc_plan if is_all else None
+        return is_model_node, kv_loc_plan if is_all else None
 
     def _run_model_drafter(
         self, batch: ScheduleBatch, num_steps: int
@@ -356,64 +297,22 @@ class HvdDraftWorker(EagleDraftWorker):
         )
         return self.run_draft(forward_batch, num_steps), kv_loc_plan
 
-    def _verify_input(
-        self,
-        batch: ScheduleBatch,
-        nodes: DraftNodes,
-        of_model: torch.Tensor | None,
-        kv_loc_plan: KVLocPlan | None,
-    ) -> HvdVerifyInput:
-        n, w = nodes.token_ids.shape
-        assert kv_loc_plan is None or kv_loc_plan.write_virtual.numel() == n * w, "another window"
-        verify_mask = self.target_worker.model_runner.attn_backend.verify_mask
-        layout = lay_out(
-            nodes,
-            batch.seq_lens.to(torch.int64),
-            mode=self.mask_mode,
-            num_cells=self._num_mask_cells(batch, n, w),
-            buffer=verify_mask.buffer if verify_mask is not None and verify_mask.fits(n) else None,
-        )
-        return HvdVerifyInput(
-            draft_token=nodes.token_ids.reshape(-1),
-            custom_mask=layout.mask,
-            positions=layout.positions.reshape(-1),
-            retrieve_index=torch.arange(n * w, device=nodes.token_ids.device).view(n, w),
-            retrieve_next_token=layout.next_token,
-            retrieve_next_sibling=layout.next_sibling,
-            retrieve_cum_len=None,
-            spec_steps=w - 1,
-            topk=self.topk,
-            draft_token_num=w,
-            capture_hidden_mode=None,
-            seq_lens_sum=None,
-            seq_lens_cpu=None,
-            kv_loc_plan=kv_loc_plan,
-            prepared_out_cache_loc=None if kv_loc_plan is None else kv_loc_plan.write_virtual,
-            of_model=of_model,
-        )
-
-    def _num_mask_cells(self, batch: ScheduleBatch, n: int, w: int) -> int:
-        """Cells of a full mask to set: this batch's, and those of the graph's padding requests."""
-        runner = self.target_worker.model_runner
-        verify_mask = runner.attn_backend.verify_mask
-        num_cached = batch.seq_lens_sum
-        if num_cached is None:
-            # No host copy: what the drafter counts, and room, or a mask might be written past its
-            # end. The whole context of every request would be as safe, and gigabytes to fill.
-            longest = n * runner.model_config.context_len
-            num_cached = min(sum(self.cached_lens(batch.reqs)) + n * w, longest)
-        num_cells = w * (num_cached + n * w)
-        if verify_mask is None or not verify_mask.fits(n):
-            return num_cells
-        # A captured batch is padded with requests of length 1; an empty row would become NaN.
-        num_cells += (verify_mask.max_bs - n) * w * (1 + w)
-        return min(num_cells, verify_mask.buffer.numel())
+    def _num_cached(self, batch: ScheduleBatch) -> int:
+        """Tokens in the KV cache of all requests, or more where the host does not know."""
+        num_cached: int | None = batch.seq_lens_sum
+        if num_cached is not None:
+            return num_cached
+        # No host copy: what the drafter counts, and room, or a mask might be written past its
+        # end. The whole context of every request would be as safe, and gigabytes to fill.
+        n = len(batch.reqs)
+        longest = n * self.target_worker.model_runner.model_config.context_len
+        return min(sum(self._held.cached_lens(batch.reqs)) + n * self._step_width, longest)
 
     @contextmanager
-    def _num_draft_tokens(self, num_nodes: int) -> Iterator[None]:
-        """SGLang's code takes so many nodes for a request's."""
+    def _num_draft_tokens(self, width: int) -> Iterator[None]:
+        """SGLang's code meanwhile gives a request so many nodes, root included."""
         base_width = self.speculative_num_draft_tokens
-        self.speculative_num_draft_tokens = num_nodes
+        self.speculative_num_draft_tokens = width
         try:
             yield
         finally:
@@ -444,24 +343,3 @@ def _ranking_nodes(is_on: bool) -> Iterator[list[torch.Tensor]]:
         yield ranks
     finally:
         eagle_worker_v2.organize_draft_results = original
-
-
-def _only(batch: ScheduleBatch, rows: list[int], on_device: torch.Tensor) -> ScheduleBatch:
-    """Some requests of a batch, as far as the model drafter's rounds look at it."""
-    some = copy.copy(batch)
-    some.reqs = [batch.reqs[row] for row in rows]
-    some.multimodal_inputs = [batch.multimodal_inputs[row] for row in rows]
-    some.seq_lens = batch.seq_lens[on_device]
-    some.orig_seq_lens = batch.orig_seq_lens[on_device]
-    some.req_pool_indices = batch.req_pool_indices[on_device]
-    if batch.req_pool_indices_cpu is not None:
-        some.req_pool_indices_cpu = batch.req_pool_indices_cpu[rows]
-    some.seq_lens_sum = None
-    if batch.seq_lens_cpu is not None:
-        some.seq_lens_cpu = batch.seq_lens_cpu[rows]
-        some.seq_lens_sum = int(some.seq_lens_cpu.sum())
-    some.spec_info = copy.copy(batch.spec_info)
-    # Under overlap scheduling it would filter only these, which the scheduler has used by now.
-    some.spec_info.future_indices = None
-    some.spec_info.filter_batch(on_device)
-    return some

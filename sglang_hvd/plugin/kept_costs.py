@@ -16,7 +16,9 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_hvd.allocation import StepCosts, VerifyWidths
 from sglang_hvd.plugin.cost_profile import CostProfile
+from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.entry import SUPPORTED_SGLANG
+from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.user_cache import user_cache
 from sglang_hvd.whole_file import write_whole
 
@@ -25,52 +27,51 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of the way in which costs are timed: tables of another way are not used.
+# Numbers the way in which costs are timed: tables of another way are not used.
 _PROFILE = 5
 
 
 def profiled_costs(
-    worker: HvdDraftWorker,
+    draft_worker: HvdDraftWorker,
     widths: VerifyWidths,
     *,
-    num_model_nodes: int,
-    postpones: bool,
+    model_tree_width: int,
+    draft_extend: DraftExtend,
     use_kept: bool,
     folder: Path | None,
     most_requests: int,
-    ranks: torch.distributed.ProcessGroup | None,
-    is_first_rank: bool,
+    ranks: RankGroup,
 ) -> StepCosts:
     """The table that was kept, or one that is timed now and kept. All ranks call it and get that of
-    the first; ranks: their group, None for a process that is alone.
+    the first.
 
-    widths, num_model_nodes, postpones: of the launch.
+    widths, model_tree_width: of the launch.
     use_kept: a kept table may be used.
-    folder: of the kept tables, None for none. One that cannot be read or written is reported, and
-        the table is timed.
+    folder: holds the kept tables; None: none is kept. A table that cannot be read is reported and
+        timed anew, one that cannot be written is reported.
     """
-    tree = [worker.draft_states.num_steps, worker.topk, num_model_nodes]
-    key = _key(worker, [list(widths.values), widths.base, tree, postpones, most_requests])
+    tree = [draft_worker.draft_states.num_steps, draft_worker.topk, model_tree_width]
+    is_postponed = draft_extend is DraftExtend.WHEN_DRAFTING
+    key = _key(draft_worker, [list(widths.values), widths.base, tree, is_postponed, most_requests])
     path = None if folder is None else folder / f"{key}.yaml"
     kept = None
-    if is_first_rank and use_kept and path is not None and path.is_file():
+    if ranks.is_first and use_kept and path is not None and path.is_file():
         try:
             kept = StepCosts.load(path)
         except ValueError as error:
             logger.warning("HVD: %s. Costs are timed anew.", error)
-    text = _of_first_rank(None if kept is None else kept.to_yaml(), ranks)
+    text = ranks.of_first(None if kept is None else kept.to_yaml())
     if text is not None:
         return StepCosts.from_yaml(text)
-    profile = CostProfile(worker, widths=widths, postpones=postpones)
-    text = _of_first_rank(profile.table(most_requests).to_yaml(), ranks)
-    assert text is not None
-    if is_first_rank and path is not None:
+    profile = CostProfile(draft_worker, widths=widths, draft_extend=draft_extend)
+    text = ranks.of_first(profile.table(most_requests).to_yaml())
+    if ranks.is_first and path is not None:
         _keep(path, text)
     return StepCosts.from_yaml(text)
 
 
 def costs_folder() -> Path | None:
-    """Of this user's kept tables; None for a user without a home."""
+    """The folder of this user's kept tables; None for a user without a home."""
     try:
         return user_cache() / "costs"
     except RuntimeError:
@@ -85,31 +86,23 @@ def _keep(path: Path, text: str) -> None:
         logger.warning("HVD: the table of costs is not kept: %s", error)
 
 
-def _of_first_rank(text: str | None, ranks: torch.distributed.ProcessGroup | None) -> str | None:
-    if ranks is None:
-        return text
-    texts = [text]
-    torch.distributed.broadcast_object_list(texts, group=ranks, group_src=0)
-    return texts[0]
-
-
-def _key(worker: HvdDraftWorker, steps: list[Any]) -> str:
-    """Tells apart what changes the costs of a step from one server or machine to another."""
-    target, drafter = worker.target_worker.model_runner, worker.draft_runner
+def _key(draft_worker: HvdDraftWorker, steps: list[Any]) -> str:
+    """A digest of what changes the costs of a step from one server or machine to another."""
+    target, draft_runner = draft_worker.target_worker.model_runner, draft_worker.draft_runner
     graphs = target.decode_cuda_graph_runner
     facts: dict[str, Any] = {
         "profile": _PROFILE,
         "sglang": SUPPORTED_SGLANG,
         "torch": torch.__version__,
         "target": target.model_config.hf_config.to_dict(),
-        "drafter": drafter.model_config.hf_config.to_dict(),
-        "quantization": [runner.model_config.quantization for runner in (target, drafter)],
-        "dtype": [str(runner.dtype) for runner in (target, drafter)],
+        "drafter": draft_runner.model_config.hf_config.to_dict(),
+        "quantization": [runner.model_config.quantization for runner in (target, draft_runner)],
+        "dtype": [str(runner.dtype) for runner in (target, draft_runner)],
         "kv_cache_dtype": str(target.kv_cache_dtype),
         "has_lora": target.lora_manager is not None,
         "tp_size": get_parallel().tp_size,
-        "device": _device_name(worker.device),
-        "attention": [type(runner.attn_backend).__name__ for runner in (target, drafter)],
+        "device": _device_name(draft_worker.device),
+        "attention": [type(runner.attn_backend).__name__ for runner in (target, draft_runner)],
         "graphs": None if graphs is None else list(graphs.capture_bs),
         "steps": steps,
     }

@@ -1,12 +1,13 @@
 """Moving the KV of accepted paths to the front of their requests' slots.
 
-SGLang copies the slots of a whole batch, those too that are where they belong and those behind the
-accepted ones, in as many launches as have 256 of them, each compiled for a power of two of their
-number when it is first served. Here one kernel, compiled before serving, touches the tokens that
-move. A thread goes along one path, from its first token on, with the same bytes of each. No token
-stands before its place in the path, so what a thread overwrites it has read. (Of SGLang's kernel
-that is true by the layout that Triton 3.7.1 gives it, where a thread has the same bytes of all
-slots; Triton does not promise it.)
+SGLang's kernel copies every slot of the batch, unmoved and rejected ones too, in launches of up to
+256 slots, and a variant for each power of two is compiled when it is first met in serving. This
+kernel moves only tokens that change place, and is compiled before serving.
+
+A thread goes along one path, from the first token on, and moves the same bytes of each. A token
+never stands before its place in the path, so a thread has read what it overwrites. (SGLang's kernel
+relies on the layout that Triton 3.7.1 gives it, where a thread has the same bytes of all slots;
+Triton does not promise that.)
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _BLOCK = 256  # words of each token that a program moves
 
 
 def is_moved_by_kernel(pool: Any) -> bool:
-    """Whether its tokens are rows of whole words, one for each slot and buffer, on a GPU."""
+    """Whether the pool's tokens are rows of whole words, one for each slot and buffer, on a GPU."""
     return _row_words(pool) is not None
 
 
 def warm_up(pool: Any) -> None:
-    """Compiles the kernel, before a server takes it."""
+    """Compiles the kernel before a server needs it."""
     if is_moved_by_kernel(pool):
         none = torch.zeros((1, 1), dtype=torch.int32, device=pool.data_ptrs.device)
         move_paths(pool, none[0].to(torch.int64), none, none[0])
@@ -41,11 +42,11 @@ def warm_up(pool: Any) -> None:
 def move_paths(
     pool: Any, slots: torch.Tensor, accept_index: torch.Tensor, num_correct: torch.Tensor
 ) -> None:
-    """Move what was accepted of every request, in all buffers of the pool.
+    """Move the accepted tokens of every request, in all buffers of the pool.
 
     Args:
         slots: int64[n * w]; of the KV cache, those of a request's nodes side by side.
-        accept_index: int32[n, depth]; see verify_tree.num_accepted_of_model.
+        accept_index: int32[n, depth]; see verify_input.num_accepted_of_model.
         num_correct: int32[n]; accepted nodes of each request, its root not counted.
     """
     n, words = len(num_correct), _row_words(pool)
@@ -70,7 +71,7 @@ _known_row_words: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()
 
 
 def _row_words(pool: Any) -> int | None:
-    """Of the longest row of its buffers; None for a pool that is left to SGLang."""
+    """Words in the longest row of the pool's buffers; None for a pool that is left to SGLang."""
     if pool not in _known_row_words:
         _known_row_words[pool] = _look_at_rows(pool)
     return _known_row_words[pool]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.plugin.tree_support import TargetAttention, verifies_trees
+from sglang_hvd.plugin.tree_support import TargetAttention, check_draft_shapes, may_branch
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -19,34 +19,43 @@ class HvdLaunch:
 
     Attributes:
         config: the settings in force.
-        num_model_nodes: nodes of the model drafter's tree, root included.
+        model_tree_width: nodes of the model drafter's tree, root included.
         widths: nodes per request in one verification.
         has_width_states: attention backends and graphs are of one width each.
         backends: attention backends of the target model.
         attention: what is known of the target model's before it is loaded.
-        postpones_extend: draft-extend runs for a request when it drafts, not in every step for all.
     """
 
     config: HvdConfig
-    num_model_nodes: int
+    model_tree_width: int
     widths: VerifyWidths
     has_width_states: bool
     backends: frozenset[str]
     attention: TargetAttention
-    postpones_extend: bool
 
-    def verifies_trees(self, topk: int, *, has_window: bool) -> bool:
-        """Whether drafts may branch: both of a request in one tree, and the cache's own. Raises
-        ValueError where drafts would be verified wrongly.
+    @property
+    def num_model_nodes(self) -> int:
+        """Nodes of the model drafter's tree, root not included."""
+        return self.model_tree_width - 1
+
+    def check_draft_shapes(self, topk: int, *, has_window: bool) -> None:
+        """Raises ValueError where drafts would be verified wrongly.
 
         has_window: what is known for certain once the target model is loaded.
         """
-        return verifies_trees(
+        check_draft_shapes(
             self.backends,
-            replace(self.attention, has_window=has_window or self.attention.has_window),
+            self._attention(has_window=has_window),
             topk=topk,
             needs_trees=self.config.policy == "both",
         )
+
+    def may_branch(self, topk: int, *, has_window: bool) -> bool:
+        """Whether drafts may branch, where they are not refused."""
+        return may_branch(self.backends, self._attention(has_window=has_window), topk=topk)
+
+    def _attention(self, *, has_window: bool) -> TargetAttention:
+        return replace(self.attention, has_window=has_window or self.attention.has_window)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrive, tuple(getattr(self, field.name) for field in fields(self))

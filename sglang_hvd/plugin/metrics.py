@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ServerMetrics:
-    """Of the cycles and steps of one scheduler process."""
+    """Metrics of the cycles and steps of one scheduler process."""
 
     def __init__(self) -> None:
         from prometheus_client import Counter, Gauge
@@ -94,7 +94,10 @@ class ServerMetrics:
         cache: SuffixCacheStats | None,
         recorder: RecorderStats | None,
     ) -> None:
-        """Set the metrics to these totals; takes some 50 microseconds. None: there is none."""
+        """Set the metrics to these totals; takes some 50 microseconds.
+
+        cache, recorder: None where the server has none.
+        """
         self._num_requests.set(num_requests)
         for source in DraftSource:
             self._totals.advance(self._num_cycles.labels(source.value), num_cycles[source])
@@ -117,7 +120,7 @@ class ServerMetrics:
 
 
 class PredictorMetrics:
-    """Of how right the predictions of one scheduler process are."""
+    """Metrics of how right the predictions of one scheduler process are."""
 
     def __init__(self) -> None:
         from prometheus_client import Counter, Gauge
@@ -164,7 +167,7 @@ class PredictorMetrics:
         self,
         fingerprint: str,
         calibration: Mapping[str, OriginFigures],
-        of_model: ModelFigures | None,
+        model_figures: ModelFigures | None,
     ) -> None:
         """Set the metrics to these figures: of cache drafts by origin, and of model drafts."""
         if fingerprint != self._fingerprint:
@@ -173,9 +176,9 @@ class PredictorMetrics:
             self._totals.forget()  # another predictor counts from zero
             self._predictor.labels(fingerprint).set(1)
             self._fingerprint = fingerprint
-        if of_model is not None:
-            self._model_predicted.set(_number(of_model.mean_predicted))
-            self._model_accepted.set(_number(of_model.mean_accepted))
+        if model_figures is not None:
+            self._model_predicted.set(_number(model_figures.mean_predicted))
+            self._model_accepted.set(_number(model_figures.mean_accepted))
         for origin, figures in calibration.items():
             self._totals.advance(self._num_verified.labels(origin), figures.num_verified)
             self._predicted.labels(origin).set(_number(figures.mean_predicted))
@@ -196,7 +199,7 @@ class _Totals:
         self._of: dict[Counter, float] = {}
 
     def advance(self, counter: Counter, total: float) -> None:
-        """To this total. A lower one than before counts from zero."""
+        """Raises a counter to this total. A total below the last one counts from zero."""
         before = self._of.get(counter, 0)
         gained = total - before if total >= before else total
         if gained > 0:
@@ -204,10 +207,10 @@ class _Totals:
         self._of[counter] = total
 
     def forget(self) -> None:
-        """All count from zero."""
+        """Lets all totals count from zero."""
         self._of.clear()
 
 
 def _number(mean: float | None) -> float:
-    """As Prometheus says that there is none."""
+    """The mean; NaN says in Prometheus that there is none."""
     return math.nan if mean is None else mean

@@ -58,7 +58,7 @@ class MissingTokens:
     """What some requests lack, one after the other.
 
     lengths: tokens of each request, at least 1.
-    token_ids, hidden_states: see above, of all requests.
+    token_ids, hidden_states: those of _Missing, of all requests.
     """
 
     lengths: list[int]
@@ -67,7 +67,10 @@ class MissingTokens:
 
 
 class PostponedExtend:
-    """What is missing of each request. See after each verification, then settle before the next."""
+    """Keeps what each request's draft KV cache lacks.
+
+    `see` follows each verification; `settle` comes before the next.
+    """
 
     _missing: weakref.WeakKeyDictionary[Req, _Missing]
 
@@ -136,7 +139,7 @@ class PostponedExtend:
             missing.hidden_states.append(hidden_states)
 
     def forget(self, req: Req) -> None:
-        """A prefill wrote all of its draft KV cache."""
+        """A prefill wrote all of the request's draft KV cache."""
         self._missing.pop(req, None)
         if self._verified is not None:
             verified = self._verified.reqs
@@ -145,7 +148,7 @@ class PostponedExtend:
                     verified[row] = None
 
     def num_missing(self, req: Req) -> int:
-        """Tokens that its draft KV cache lacks."""
+        """Tokens that the request's draft KV cache lacks."""
         missing = self._missing.get(req)
         return 0 if missing is None else missing.num_tokens
 

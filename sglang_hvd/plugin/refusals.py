@@ -1,4 +1,4 @@
-"""What a server is not started with."""
+"""Settings that a server is not started with."""
 
 from __future__ import annotations
 
@@ -56,12 +56,15 @@ def refuse_untested(cfg: Any) -> None:
             raise ValueError(f"HVD does not support {flag}: drop it or use EAGLE3")
 
 
-def check_model_tree(num_nodes: int, topk: int, num_steps: int) -> None:
-    """Raises ValueError for a tree, root included, that the model drafter's steps cannot fill."""
-    num_candidates = 1 + most_tree_nodes(topk, num_steps)
-    if num_nodes > num_candidates:
+def check_model_tree(width: int, topk: int, num_steps: int) -> None:
+    """Raises ValueError for a tree that the model drafter's steps cannot fill.
+
+    width: its nodes, root included.
+    """
+    widest = 1 + most_tree_nodes(topk, num_steps)
+    if width > widest:
         raise ValueError(
-            f"--speculative-num-draft-tokens {num_nodes} is more than the model drafter can "
-            f"propose: {num_candidates} with {num_steps} steps and topk {topk}. "
+            f"--speculative-num-draft-tokens {width} is more than the model drafter can "
+            f"propose: {widest} with {num_steps} steps and topk {topk}. "
             "For a wider verification use --hvd-verify-width"
         )

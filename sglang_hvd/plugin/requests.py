@@ -24,6 +24,7 @@ import numpy.typing as npt
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.host_transfer import HostCopy
 from sglang_hvd.plugin.recording import RequestRecorder
+from sglang_hvd.plugin.request_marks import held_of, leave_figures, mark_held
 from sglang_hvd.plugin.sampling import has_penalties
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
@@ -172,7 +173,7 @@ class HeldRequests:
         return plans
 
     def cached_lens(self, reqs: Sequence[Req]) -> list[int]:
-        """Tokens in the KV cache of each of these requests, which were planned for."""
+        """Tokens in the KV cache of each of these requests, for which the step was planned."""
         held = [self._find(req) for req in reqs]
         assert all(h is not None for h in held), "plan starts requests that it does not know"
         return [h.num_tokens - 1 for h in held if h is not None]
@@ -272,7 +273,7 @@ class HeldRequests:
             output_ids = np.asarray(req.output_ids, dtype=np.int64)
             self._drafter.extend(held.key, self._as_sampled(output_ids))
         self._held[key] = held
-        req._hvd_held = held
+        mark_held(req, held)
         return held
 
     def _is_token(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -285,7 +286,7 @@ class HeldRequests:
         return np.where(self._is_token(ids), ids, 0).astype(np.int32)
 
     def _find(self, req: Req) -> _Held | None:
-        held = req.__dict__.get("_hvd_held")
+        held: _Held | None = held_of(req)
         # A copy of a request carries the attribute along, but is another request.
         return held if held is not None and held.req() is req and held.key in self._held else None
 
@@ -322,15 +323,15 @@ class HeldRequests:
                 self._drafter.extend(h.key, committed)
             return
         lengths = accept_lens[rows].astype(np.int32)
-        of_model = np.full(len(rows), -1, np.int32)
-        if num_model_accepted is not None:
-            of_model[:] = num_model_accepted[rows]
+        if num_model_accepted is None:
+            num_model_accepted = np.full(len(launched.held), -1, np.int32)
         for h, num_tokens in zip(held, lengths.tolist(), strict=True):
             h.num_tokens += num_tokens
             self._count(h, num_tokens - 1)
-        self._drafter.commit_batch(
-            [h.key for h in held], VerifyOutcomes(tokens, lengths, lengths - 1, of_model)
+        outcomes = VerifyOutcomes(
+            tokens, lengths, lengths - 1, num_model_accepted[rows].astype(np.int32)
         )
+        self._drafter.commit_batch([h.key for h in held], outcomes)
 
     def _count(self, held: _Held, num_accepted: int) -> None:
         self._num_cycles[held.source] += 1
@@ -345,7 +346,7 @@ class HeldRequests:
         stats = self._drafter.finish(
             held.key, output_ids=output_ids.astype(np.int32) if is_kept else None, keep=is_kept
         )
-        req._hvd_figures = _figures(stats, held.cycles if self._report_cycles else None)
+        leave_figures(req, _figures(stats, held.cycles if self._report_cycles else None))
         if self._recorder is not None and held.prompt_ids is not None:
             self._recorder.record(req, held.prompt_ids, namespace=_namespace(req))
         del self._held[held.key]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
 from sglang_hvd.plugin.launch import launch_of
+from sglang_hvd.plugin.request_marks import figures_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -41,7 +42,5 @@ def stream_hvd_figures(
 
 
 def _figures(req: Req) -> list[dict[str, Any]]:
-    # The worker leaves the figures on the request when it ends (requests.py). A request that
-    # never reached a decode step has none.
-    figures = req.__dict__.get("_hvd_figures")
+    figures = figures_of(req)
     return [figures] if figures is not None and req.finished() else []

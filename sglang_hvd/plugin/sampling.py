@@ -26,7 +26,8 @@ def has_penalties(params: SamplingParams) -> bool:
 
 
 def recorded(params: SamplingParams) -> Mapping[str, float]:
-    """As a trace has it: what was asked for, and what else decides which token is sampled."""
+    """The parameters that a trace keeps: what was asked for, and what else decides which token is
+    sampled."""
     changes = _changes(params, {"min_p": 0.0, **_PENALTIES})
     if params.top_k == 1:  # how SGLang writes a temperature of 0
         return {"temperature": 0.0, **changes}

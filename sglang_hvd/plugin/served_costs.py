@@ -16,6 +16,7 @@ import torch
 
 from sglang_hvd.allocation import CostFit, CostScale, StepAllocator, StepCosts, costs_of
 from sglang_hvd.plugin.device_timer import DeviceTimer
+from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.step_clock import Phase, StepClock
 
 # Steps after which the table is made anew: soon at first, then as often as the last.
@@ -44,8 +45,7 @@ class ServedCosts:
     """Times the parts of each step and keeps an allocator's table of costs up to date.
 
     allocator: None, as under policies that weigh no costs: nothing is timed.
-    is_fixed: its table was given and stays.
-    ranks: the tensor-parallel group, on the host; None: this process is alone.
+    is_fixed: the allocator's table was given and stays.
     clock: measures what this itself takes.
     now: the time of the host in seconds, to be replaced in tests.
     """
@@ -57,7 +57,7 @@ class ServedCosts:
         is_fixed: bool,
         widths: Sequence[int],
         device: str,
-        ranks: torch.distributed.ProcessGroup | None,
+        ranks: RankGroup,
         clock: StepClock,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -69,27 +69,27 @@ class ServedCosts:
         self._num_steps = 0
 
     def begin_with(self, costs: StepCosts) -> None:
-        """A table that was timed before the first step; its steps refine it from then on. Every
-        rank has to begin with the same."""
+        """Begins with a table that was timed before the first step; steps refine it from then on.
+        Every rank has to begin with the same."""
         assert self._allocator is not None, "a policy that weighs no costs"
         self._allocator.use_costs(costs)
         self._fit = CostScale(costs)
 
     @contextmanager
     def time_draft(self, num_requests: int, num_steps: int) -> Iterator[None]:
-        """A draft of the model drafter in so many steps."""
+        """Times a draft of the model drafter in so many steps."""
         with self._time(lambda ms: self._fit.observe_draft(num_requests, num_steps, ms)):
             yield
 
     @contextmanager
     def time_verify(self, num_requests: int, width: int) -> Iterator[None]:
-        """A verification."""
+        """Times a verification."""
         with self._time(lambda ms: self._fit.observe_verify(num_requests, width, ms)):
             yield
 
     @contextmanager
     def time_extend(self, num_requests: int, width: int) -> Iterator[None]:
-        """A draft-extend."""
+        """Times a draft-extend."""
         with self._time(lambda ms: self._fit.observe_extend(num_requests, width, ms)):
             yield
 
@@ -116,9 +116,7 @@ class ServedCosts:
 
     def _make_table(self, timer: DeviceTimer) -> None:
         timer.collect()
-        coefficients = torch.from_numpy(self._fit.coefficients())
-        if self._ranks is not None:
-            torch.distributed.broadcast(coefficients, group=self._ranks, group_src=0)
+        coefficients = self._ranks.of_first(torch.from_numpy(self._fit.coefficients()))
         costs = self._fit.table(coefficients.numpy())
         if costs is not None and self._allocator is not None:
             self._allocator.use_costs(costs)

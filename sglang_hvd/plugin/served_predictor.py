@@ -7,11 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed
-
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS
+from sglang_hvd.plugin.rank_group import RankGroup
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.metrics import PredictorMetrics
@@ -27,13 +26,9 @@ class ServedPredictor:
         drafter: HybridDrafter,
         config: HvdConfig,
         *,
-        ranks: torch.distributed.ProcessGroup | None,
+        ranks: RankGroup,
         metrics: PredictorMetrics | None,
     ) -> None:
-        """
-        Args:
-            ranks: the tensor-parallel ranks; None: this process alone.
-        """
         self._drafter = drafter
         self._ranks = ranks
         self._metrics = metrics
@@ -56,7 +51,7 @@ class ServedPredictor:
         except Exception as error:  # a rank that left here would let the others wait for ever
             logger.exception("HVD: predictor %s", path)
             fault = f"predictor {path}: {type(error).__name__}: {error}"
-        found = _of_all_ranks((fingerprint, fault), self._ranks)
+        found = self._ranks.of_all((fingerprint, fault))
         for _, fault in found:
             if fault:
                 raise ValueError(fault)
@@ -81,28 +76,17 @@ class ServedPredictor:
         if self._fingerprint is None:
             return None
         figures = self._drafter.calibration()
-        of_model = self._drafter.model_figures()
+        model_figures = self._drafter.model_figures()
         return {
             "file": str(self._file),
             "fingerprint": self._fingerprint,
             "calibration": None
             if figures is None
             else {origin: asdict(of_origin) for origin, of_origin in figures.items()},
-            "model_drafter": None if of_model is None else asdict(of_model),
+            "model_drafter": None if model_figures is None else asdict(model_figures),
             "branch_share": self._drafter.branch_share(),
         }
 
 
 def _fingerprint(drafter: HybridDrafter) -> str | None:
     return None if drafter.predictor is None else drafter.predictor.fingerprint
-
-
-def _of_all_ranks(
-    found: tuple[str, str], ranks: torch.distributed.ProcessGroup | None
-) -> list[tuple[str, str]]:
-    """What each rank found, in the order of the ranks."""
-    if ranks is None:
-        return [found]
-    everywhere: list[Any] = [None] * torch.distributed.get_world_size(ranks)
-    torch.distributed.all_gather_object(everywhere, found, group=ranks)
-    return everywhere

@@ -1,8 +1,8 @@
 """Stop strings and patterns end a request where plain serving ends it, however long its cycles are.
 
-SGLang looks for them in the latest tokens, as many as the tokenizer spells the longest of them in
-and one more, and under speculation in the whole cycle besides. So it finds what plain serving
-misses because the text spells it in more tokens, and what stands behind an end token of the cycle.
+Plain serving searches the last k + 1 tokens, k being the token length of the longest stop string;
+under speculation SGLang searches the whole cycle too. So it finds stop strings that plain serving
+misses, since the text spells them in more tokens, and those behind an end token within the cycle.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_STR
+
+from sglang_hvd.plugin.request_marks import is_held
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -26,7 +28,7 @@ def end_as_plain_serving(
         or not (stops.stop_strs or stops.stop_regex_strs)
         or req.finished()
         or req.grammar is not None  # it has taken in the whole cycle already
-        or "_hvd_held" not in req.__dict__
+        or not is_held(req)
     ):
         update(req, new_accepted_len)
         return

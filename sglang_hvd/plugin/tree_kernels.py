@@ -1,8 +1,8 @@
-"""The verify tree in two launches: what verify_tree.py says in some seventy operations of torch,
-for which a GPU would wait one by one between the drafts and their verification.
+"""The verify tree in two launches. By torch it takes some seventy operations (tree_torch.py), which
+a GPU would wait for one by one between the drafts and their verification.
 
-One program per request. Requests have few nodes, so they stay in registers, and a node is found by
-comparing with all.
+Each request has a program. Its few nodes stay in registers, and a node is found by comparing it
+with all.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from sglang_hvd.plugin.verify_tree import DraftNodes, EagleTrees
+    from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
 
 # Every node is compared with every other: of more nodes than this they do not fit into registers.
 _MOST_NODES = 128
 _LEAST_BLOCK = 32
 
 
-def has_kernels(device: torch.device, num_nodes: int) -> bool:
-    """Whether they run there, and for so many nodes of a request."""
-    return runs_kernels(device) and num_nodes <= _MOST_NODES
+def has_kernels(device: torch.device, width: int) -> bool:
+    """Whether the kernels run on this device, and for this verify width."""
+    return runs_kernels(device) and width <= _MOST_NODES
 
 
 def runs_kernels(device: torch.device) -> bool:
@@ -32,16 +32,16 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def merge(nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None) -> torch.Tensor:
-    """tree_layout.merge_eagle_trees, writing into nodes. Returns bool[n, w], the model's slots."""
+    """tree_layout.merge_eagle_trees by a kernel."""
     n, w = nodes.token_ids.shape
     num_drafting, num_tree_nodes = trees.token_ids.shape
-    of_model = torch.zeros((n, w), dtype=torch.bool, device=nodes.token_ids.device)
+    is_model_node = torch.zeros((n, w), dtype=torch.bool, device=nodes.token_ids.device)
     anything = trees.token_ids  # in the place of what is not there
     _merge_kernel[(num_drafting,)](
         nodes.token_ids,
         nodes.parents,
-        nodes.num_nodes,
-        of_model.view(torch.uint8),
+        nodes.num_used,
+        is_model_node.view(torch.uint8),
         anything if rows is None else rows,
         trees.token_ids.contiguous(),
         trees.parent_list.contiguous(),
@@ -50,7 +50,7 @@ def merge(nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None) -> to
         trees.num_kept,
         nodes.token_ids.stride(0),
         nodes.parents.stride(0),
-        nodes.num_nodes.stride(0),
+        nodes.num_used.stride(0),
         w,
         num_tree_nodes,
         trees.parent_list.shape[1],
@@ -61,7 +61,7 @@ def merge(nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None) -> to
         TREE_BLOCK=_block(num_tree_nodes),
         num_warps=1,
     )
-    return of_model
+    return is_model_node
 
 
 def lay_out(
@@ -75,14 +75,14 @@ def lay_out(
     )
     _lay_out_kernel[(n,)](
         nodes.parents,
-        nodes.num_nodes,
+        nodes.num_used,
         seq_lens,
         positions,
         next_token,
         next_sibling,
         mask.view(torch.uint8),
         nodes.parents.stride(0),
-        nodes.num_nodes.stride(0),
+        nodes.num_used.stride(0),
         w,
         IS_FULL_MASK=is_full_mask,
         BLOCK=_block(w),
@@ -92,12 +92,12 @@ def lay_out(
 
 
 def _block(num_nodes: int) -> int:
-    """One for all small trees, so that few variants of the kernels are compiled."""
+    """Slots of a program; as many for all small trees, so that few variants are compiled."""
     return max(triton.next_power_of_2(num_nodes), _LEAST_BLOCK)
 
 
-def _layout_warps(num_nodes: int) -> int:
-    return 4 if num_nodes <= _LEAST_BLOCK else 8
+def _layout_warps(width: int) -> int:
+    return 4 if width <= _LEAST_BLOCK else 8
 
 
 # No variants by the values and addresses of these: a server would compile them while it serves.
@@ -107,15 +107,15 @@ def _layout_warps(num_nodes: int) -> int:
         *("w", "num_tree_nodes", "num_groups", "topk"),
     ],
     do_not_specialize_on_alignment=[
-        *("token_ids", "parents", "num_nodes", "of_model", "rows", "tree_tokens"),
+        *("token_ids", "parents", "num_used", "is_model_node", "rows", "tree_tokens"),
         *("parent_list", "top_scores_index", "ranks", "num_kept"),
     ],
 )
 def _merge_kernel(  # type: ignore[no-untyped-def]
     token_ids,
     parents,
-    num_nodes,
-    of_model,
+    num_used,
+    is_model_node,
     rows,
     tree_tokens,
     parent_list,
@@ -139,12 +139,12 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     if HAS_ROWS:
         row = tl.load(rows + request)
     slot = tl.arange(0, BLOCK)
-    num = tl.load(num_nodes + row * num_stride).to(tl.int64)
+    num = tl.load(num_used + row * num_stride).to(tl.int64)
     is_cached = (slot > 0) & (slot < num)
     tokens = tl.load(token_ids + row * token_stride + slot, mask=slot < w, other=-1)
     links = tl.load(parents + row * parent_stride + slot, mask=slot < w, other=-1)
     cached_tokens, cached_links = tokens, links
-    is_of_model = slot < 0
+    is_drafted = slot < 0
 
     node = tl.arange(0, TREE_BLOCK)
     first = request * num_tree_nodes
@@ -166,26 +166,26 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
         is_here = slot == at
         tokens = tl.where(is_here & is_new, token, tokens)
         links = tl.where(is_here & is_new, parent, links)
-        is_of_model = is_of_model | (is_here & is_kept)
+        is_drafted = is_drafted | (is_here & is_kept)
         place = tl.where(node == k, at, place)
         num += is_new.to(tl.int64)
 
     in_row = slot < w
     tl.store(token_ids + row * token_stride + slot, tokens, mask=in_row)
     tl.store(parents + row * parent_stride + slot, links, mask=in_row)
-    tl.store(of_model + row * w + slot, is_of_model.to(tl.uint8), mask=in_row)
-    tl.store(num_nodes + row * num_stride, num)
+    tl.store(is_model_node + row * w + slot, is_drafted.to(tl.uint8), mask=in_row)
+    tl.store(num_used + row * num_stride, num)
 
 
 @triton.jit(
     do_not_specialize=["parent_stride", "num_stride", "w"],
     do_not_specialize_on_alignment=[
-        *("parents", "num_nodes", "seq_lens", "positions", "next_token", "next_sibling", "mask"),
+        *("parents", "num_used", "seq_lens", "positions", "next_token", "next_sibling", "mask"),
     ],
 )
 def _lay_out_kernel(  # type: ignore[no-untyped-def]
     parents,
-    num_nodes,
+    num_used,
     seq_lens,
     positions,
     next_token,
@@ -199,7 +199,7 @@ def _lay_out_kernel(  # type: ignore[no-untyped-def]
 ):
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, BLOCK)
-    num = tl.load(num_nodes + row * num_stride)
+    num = tl.load(num_used + row * num_stride)
     is_child = (slot > 0) & (slot < num)
     parent = tl.load(parents + row * parent_stride + slot, mask=is_child, other=-1).to(tl.int32)
     this, other = slot[:, None], slot[None, :]

@@ -1,7 +1,7 @@
-"""What a step does with its drafts: both of a request in one tree, and all as SGLang verifies them.
+"""Makes one tree of both drafts of a request, and lays trees out as SGLang verifies them.
 
-On a GPU these are kernels (tree_kernels.py). Elsewhere, and for trees of more nodes than
-those hold, they are the functions of torch in verify_tree.py.
+On a GPU kernels do it (tree_kernels.py). Elsewhere, and for trees of more nodes than those hold,
+torch does (tree_torch.py).
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ import torch
 from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 
 from sglang_hvd.plugin import tree_kernels
+from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees, VerifyLayout
 from sglang_hvd.plugin.tree_kernels import has_kernels
-from sglang_hvd.plugin.verify_tree import (
-    DraftNodes,
-    EagleTrees,
-    VerifyLayout,
+from sglang_hvd.plugin.tree_torch import (
     lay_out_by_torch,
     mask_buffer,
     merge_eagle_trees_by_torch,
@@ -26,19 +24,20 @@ from sglang_hvd.plugin.verify_tree import (
 
 def merge_eagle_trees(
     nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None
-) -> tuple[DraftNodes, torch.Tensor]:
-    """The cache drafts of a batch and the model drafter's trees of some of its requests as one trie
-    each. `nodes` may be written into.
+) -> torch.Tensor:
+    """Adds the model drafter's trees of some requests to the cache drafts of a batch: both drafts
+    of a request become one trie.
 
     Args:
-        nodes: the cache drafts; a row that drafts must have room for the kept nodes of its tree.
+        nodes: the cache drafts, written in place; a row that drafts must have room for the kept
+            nodes of its tree.
         rows: int64[k]; the requests that the trees are of. None: all, in order.
 
     Returns:
-        The trees, and bool[n, w]: the slots that the model drafter's trees have.
+        bool[n, w]: the slots that the model drafter's trees have.
     """
     if has_kernels(nodes.token_ids.device, nodes.token_ids.shape[1]):
-        return nodes, tree_kernels.merge(nodes, trees, rows)
+        return tree_kernels.merge(nodes, trees, rows)
     return merge_eagle_trees_by_torch(nodes, trees, rows)
 
 
@@ -68,7 +67,7 @@ def warm_up(
     tree_sizes: Sequence[int],
     topk: int,
 ) -> None:
-    """Compiles our kernels that a server takes, before it serves: seconds each when they are new.
+    """Compiles the kernels that a server needs, before it serves: seconds each when they are new.
 
     mode: of its masks.
     tree_sizes: nodes of the model drafter's trees before they are cut, root not included.
@@ -77,7 +76,7 @@ def warm_up(
         if not has_kernels(device, width):
             continue
         nodes = _roots(width, device)
-        seq_lens = torch.zeros_like(nodes.num_nodes)
+        seq_lens = torch.zeros_like(nodes.num_used)
         lay_out(nodes, seq_lens, mode=mode, num_cells=width * width, buffer=None)
         for size, is_cut, has_rows in itertools.product(tree_sizes, (False, True), (False, True)):
             if width == 1 or (not is_cut and size >= width):
@@ -86,7 +85,7 @@ def warm_up(
             index = torch.arange(size, device=device)[None]
             parent_list = torch.zeros((1, 1 + size), dtype=torch.int64, device=device)
             ranks = index if is_cut else None
-            num_kept = nodes.num_nodes.clone()
+            num_kept = nodes.num_used.clone()
             trees = EagleTrees(index, parent_list, index, topk, ranks, num_kept)
             merge_eagle_trees(nodes, trees, torch.zeros_like(index[0, :1]) if has_rows else None)
 

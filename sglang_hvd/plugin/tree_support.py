@@ -28,7 +28,7 @@ _CAUSAL = _MASKED_WITH_TREES | {"trtllm_mha"}
 
 @dataclass(frozen=True, slots=True)
 class TargetAttention:
-    """What decides it in a target model.
+    """What in a target model decides which drafts are verified rightly.
 
     is_mla: latent attention, as DeepSeek's.
     is_linear: some layers keep a state instead of a KV cache.
@@ -44,7 +44,7 @@ class TargetAttention:
     page_size: int = 1
 
     def backends_of_chains(self) -> frozenset[str]:
-        """Those that verify chains rightly."""
+        """Backends that verify chains rightly."""
         backends = _CAUSAL
         if self.has_window:
             backends -= {"flashinfer"}
@@ -53,7 +53,7 @@ class TargetAttention:
         return backends
 
     def backends_of_trees(self, topk: int) -> frozenset[str]:
-        """Those that verify trees rightly; they do so for a number of children of a node."""
+        """Backends that verify trees rightly beside a model drafter with this topk."""
         backends = (_MASKED_WITH_TREES if topk > 1 else _MASKED) & self.backends_of_chains()
         if self.has_window or self.is_chunked:
             backends -= _MASKED
@@ -75,17 +75,15 @@ class TargetAttention:
         return f" of a model with {named}{pages}" if named else ""
 
 
-def verifies_trees(
+def check_draft_shapes(
     backends: Collection[str], attention: TargetAttention, *, topk: int, needs_trees: bool
-) -> bool:
-    """Whether drafts may branch; else they must be chains.
+) -> None:
+    """Raises ValueError if the model drafter's drafts would not be verified rightly, or if trees
+    are needed and would not.
 
     backends: of prefill and decode; verifications may run on either.
     topk: of the model drafter; above 1 its own drafts branch.
     needs_trees: the policy verifies trees with any topk.
-
-    Raises ValueError if not even the model drafter's drafts would be verified rightly, or if trees
-    are needed and would not.
     """
     chains, trees = attention.backends_of_chains(), attention.backends_of_trees(topk)
     shape = f"trees (topk {topk})" if topk > 1 else "both drafts" if needs_trees else "chains"
@@ -98,11 +96,19 @@ def verifies_trees(
                 f"HVD cannot verify {shape}{attention.of_model()} on attention backend {backend}: "
                 f"{others}{', or topk 1' if is_chain_enough else ''}"
             )
+    if attention.is_linear and topk == 1 and needs_trees:
+        raise ValueError(
+            "HVD cannot verify both drafts of a model with linear attention with "
+            "--speculative-eagle-topk 1: use a tree or another policy"
+        )
+
+
+def may_branch(backends: Collection[str], attention: TargetAttention, *, topk: int) -> bool:
+    """Whether drafts may branch: both of a request in one tree, and the cache's own. Else they must
+    be chains.
+
+    backends, topk: see check_draft_shapes.
+    """
     if attention.is_linear and topk == 1:
-        if needs_trees:
-            raise ValueError(
-                "HVD cannot verify both drafts of a model with linear attention with "
-                "--speculative-eagle-topk 1: use a tree or another policy"
-            )
         return False
-    return trees.issuperset(backends)
+    return attention.backends_of_trees(topk).issuperset(backends)

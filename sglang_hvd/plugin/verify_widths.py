@@ -13,39 +13,39 @@ from sglang_hvd.plugin.tree_support import TargetAttention
 # Nodes that policy `both` has for cache drafts where the model drafter's tree is a wide one.
 _LEAST_BESIDE_TREE = 8
 
-# It reads the width of a verification from the batch, and from the settings how wide any can be.
+# This backend reads a verification's width from the batch, and from the settings the widest.
 _READS_MOST_FROM_SETTINGS = "intel_amx"
 
 # Layers that keep a state instead of a KV cache keep one of every node, for each request that may
 # run: 75 MB in Qwen3-Next, for which SGLang lowers max-running-requests.
 _LINEAR_WIDTH = 8
 
-# Verifies with a kernel for decoding, which FlashInfer tests with five tokens for each request, and
-# about which its users speak of 16 (flashinfer issue 3570). That is what it gets unless told.
+# This backend verifies with a kernel for decoding. FlashInfer tests the kernel with five tokens for
+# each request, and its users speak of 16 (flashinfer issue 3570), which it gets unless told.
 _VERIFIES_BY_DECODING = "trtllm_mha"
 _DECODING_WIDTH = 16
 
 
 def verify_widths(
     config: HvdConfig,
-    num_model_nodes: int,
+    model_tree_width: int,
     cfg: Any,
     attention: TargetAttention,
     *,
     context_len: int,
     widths_are_free: bool,
 ) -> VerifyWidths:
-    """Those of a server that is about to start.
+    """The verify widths of a server that is about to start.
 
-    num_model_nodes: of the model drafter's tree, root included.
+    model_tree_width: of the model drafter's tree, root included.
     cfg: SGLang's resolved arguments.
     attention: of the target model.
-    context_len: its, in tokens.
-    widths_are_free: its backends read the width from each batch, so that widths cost nothing.
+    context_len: tokens of the server's context.
+    widths_are_free: the backends read the width from each batch, so that widths cost nothing.
 
     Raises ValueError, in one line, for settings that do not fit each other.
     """
-    base = _verify_width(config, num_model_nodes, cfg, attention)
+    base = _verify_width(config, model_tree_width, cfg, attention)
     narrow = _narrow_widths(config, base, cfg, widths_are_free=widths_are_free)
     if config.wide_width is None:
         wide = _default_wide_width(config, base, cfg, attention, context_len)
@@ -63,10 +63,10 @@ def verify_widths(
 
 
 def _verify_width(
-    config: HvdConfig, num_model_nodes: int, cfg: Any, attention: TargetAttention
+    config: HvdConfig, model_tree_width: int, cfg: Any, attention: TargetAttention
 ) -> int:
     if config.policy == "model" and config.verify_width is None:
-        return num_model_nodes
+        return model_tree_width
     beside_tree = _LEAST_BESIDE_TREE if config.policy == "both" else 0
     if config.verify_width is None:
         default = DEFAULT_VERIFY_WIDTH
@@ -74,16 +74,16 @@ def _verify_width(
             default = _LINEAR_WIDTH
         elif _verifies_by_decoding(cfg):
             default = _DECODING_WIDTH
-        return max(num_model_nodes + beside_tree, min(default, 1 + config.max_draft_tokens))
-    if beside_tree and config.verify_width == num_model_nodes:
+        return max(model_tree_width + beside_tree, min(default, 1 + config.max_draft_tokens))
+    if beside_tree and config.verify_width == model_tree_width:
         raise ValueError(
             f"--hvd-verify-width {config.verify_width} has no room for a cache draft beside the "
-            f"model drafter's tree of {num_model_nodes} nodes: widen it or use another policy"
+            f"model drafter's tree of {model_tree_width} nodes: widen it or use another policy"
         )
-    if config.verify_width < num_model_nodes:
+    if config.verify_width < model_tree_width:
         raise ValueError(
             f"--hvd-verify-width {config.verify_width} is narrower than the model drafter's tree "
-            f"of {num_model_nodes} nodes: widen it or lower --speculative-num-draft-tokens"
+            f"of {model_tree_width} nodes: widen it or lower --speculative-num-draft-tokens"
         )
     return config.verify_width
 
@@ -112,8 +112,9 @@ def _check_wide_width(
 def _default_wide_width(
     config: HvdConfig, base: int, cfg: Any, attention: TargetAttention, context_len: int
 ) -> int:
-    """The base where there is none. One or two requests verify so many nodes of a dense model in
-    little more time than one, and `allocate` does so only where it pays."""
+    """The wide width where none is asked for; the base means that there is none. A dense model
+    verifies so many nodes of one or two requests in little more time than one node, and `allocate`
+    does so only where it pays."""
     wide = config.default_wide_width(base)
     if wide is None:
         return base

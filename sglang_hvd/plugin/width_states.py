@@ -25,6 +25,7 @@ from sglang.srt.runtime_context import get_exec
 from sglang.srt.utils.common import log_info_on_rank0
 
 from sglang_hvd.allocation import MOST_WIDE_REQUESTS, VerifyWidths
+from sglang_hvd.plugin.draft_extend import DraftExtend
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -38,14 +39,17 @@ logger = logging.getLogger(__name__)
 # size, for the target and again for the drafter, of some 20 sizes up to 256 requests; and masks.
 _FIRST_GB = 0.5
 
-# Of a narrow width so many batch sizes are captured that no batch is padded to more than this times
-# its size.
+# Graphs of a narrow width are captured of so many batch sizes that no batch is padded to more than
+# this times its size.
 _MOST_PADDED = 1.25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _WidthState:
-    """memory_gb: that it took, as the device reports it."""
+    """What one width has.
+
+    memory_gb: memory that it took, as the device reports it.
+    """
 
     target_backend: Any
     target_graphs: Any
@@ -55,12 +59,12 @@ class _WidthState:
 
 
 class WidthStates:
-    """Built once the base width has its backends and graphs, the way SGLang builds them."""
+    """The widths to choose from, built as SGLang builds the base width and once that is there."""
 
     def __init__(self, worker: HvdWorker, widths: VerifyWidths, memory: DeviceMemory) -> None:
         self._worker, self._widths = worker, widths
         self._target = worker.target_worker.model_runner
-        self._drafter = worker._draft_worker
+        self._draft_worker = worker._draft_worker
         graphs = self._target.decode_cuda_graph_runner
         self._captures = graphs is not None and graphs is not self._target.eager_runner
         self._of_width = {widths.base: self._present(0.0)}
@@ -94,12 +98,12 @@ class WidthStates:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Those that were built, rising."""
+        """Widths that were built, rising."""
         return tuple(sorted(self._of_width))
 
     @property
     def memory_gb(self) -> dict[int, float]:
-        """What each width takes beside the base, which every server has."""
+        """Memory that each width took; without that of the base, which every server has."""
         return {
             width: round(self._of_width[width].memory_gb, 2)
             for width in self.widths
@@ -107,21 +111,21 @@ class WidthStates:
         }
 
     def use(self, width: int) -> None:
-        """Verifies and extends at this width from now on."""
+        """Verifications and draft-extends have this width from now on."""
         state = self._of_width[width]
         self._target.attn_backend = state.target_backend
         self._target.decode_cuda_graph_runner = state.target_graphs
-        self._drafter.draft_extend_attn_backend = state.extend_backend
+        self._draft_worker.draft_extend_attn_backend = state.extend_backend
         if state.extend_backend is not None:
-            self._drafter.draft_runner.attn_backend = state.extend_backend
-        self._drafter.cuda_graph_runner_for_draft_extend = state.extend_graphs
+            self._draft_worker.draft_runner.attn_backend = state.extend_backend
+        self._draft_worker.cuda_graph_runner_for_draft_extend = state.extend_graphs
 
     def _present(self, memory_gb: float) -> _WidthState:
         return _WidthState(
             self._target.attn_backend,
             self._target.decode_cuda_graph_runner,
-            self._drafter.draft_extend_attn_backend,
-            self._drafter.cuda_graph_runner_for_draft_extend,
+            self._draft_worker.draft_extend_attn_backend,
+            self._draft_worker.cuda_graph_runner_for_draft_extend,
             memory_gb,
         )
 
@@ -134,7 +138,7 @@ class WidthStates:
                 worker._override_worker_state(worker.speculative_num_steps, width),
                 self._capturing(width),
             ):
-                if self._drafter.stub_draft_extend is None:  # else none follows verification
+                if self._draft_worker.draft_extend is DraftExtend.EVERY_STEP:
                     self._build_extend(before)
                 self._build_verify(before, width)
                 return self._present(0.0)
@@ -151,7 +155,7 @@ class WidthStates:
         return replace(state, memory_gb=taken_gb)
 
     def _most_nodes(self, width: int) -> int:
-        """Of a full step at this width, of all requests together."""
+        """Nodes of a full step at this width, of all requests together."""
         if self._captures:
             return width * captured_batch_sizes(self._target, self._widths, width)[-1]
         return width * self._widths.batch_limit(width, self._target.max_running_requests)
@@ -171,15 +175,16 @@ class WidthStates:
             decode.bs = all_sizes
 
     def _build_extend(self, before: _WidthState) -> None:
-        drafter = self._drafter
+        draft_worker = self._draft_worker
         if before.extend_graphs is not None:
             # Runners share this buffer, capture with what is in it, and fill it at each replay.
-            width = drafter.speculative_num_draft_tokens
+            width = draft_worker.speculative_num_draft_tokens
             before.extend_graphs.buffers.extend_seq_lens.fill_(width)
-        with drafter.drafting():
-            drafter.init_attention_backend()
+        with draft_worker.drafting():
+            draft_worker.init_attention_backend()
             if before.extend_graphs is not None:
-                drafter.cuda_graph_runner_for_draft_extend = type(before.extend_graphs)(drafter)
+                graphs = type(before.extend_graphs)(draft_worker)
+                draft_worker.cuda_graph_runner_for_draft_extend = graphs
 
     def _build_verify(self, before: _WidthState, width: int) -> None:
         target = self._target
@@ -196,8 +201,9 @@ class WidthStates:
 
 
 def captured_batch_sizes(runner: ModelRunner, widths: VerifyWidths, width: int) -> list[int]:
-    """Of the graphs of a width, rising. Of the base: SGLang's own. Of a narrow one: fewer of them.
-    Of one that is wider: the fewest that hold the requests that may verify it."""
+    """Batch sizes that graphs of a width are captured of, rising: for the base SGLang's own, for a
+    narrow width fewer of them, for a wider one the fewest that hold the requests that may verify
+    it."""
     if width > widths.base:
         # As draft-extend's are aligned, more strictly than the target's.
         sizes, _ = get_batch_sizes_to_capture(runner)
@@ -209,9 +215,8 @@ def captured_batch_sizes(runner: ModelRunner, widths: VerifyWidths, width: int) 
 
 
 def thinned(sizes: Sequence[int]) -> list[int]:
-    """Some of these batch sizes, the largest among them: the fewest, chosen from there down, of
-    which the next is at most _MOST_PADDED times any batch. Where two follow each other at a greater
-    distance, both stay."""
+    """Thins batch sizes from the largest down, so that no batch is padded to more than _MOST_PADDED
+    times its size. Sizes that are further apart than that all stay."""
     kept = [sizes[-1]]
     for below, size in reversed(list(zip([0, *sizes], sizes[:-1], strict=False))):
         if kept[-1] > _MOST_PADDED * (below + 1):

@@ -31,6 +31,7 @@ from sglang_hvd.allocation import (
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin import kv_kernel
 from sglang_hvd.plugin.device_memory import DeviceMemory
+from sglang_hvd.plugin.draft_extend import DraftExtend, draft_extend_of
 from sglang_hvd.plugin.draft_states import DraftStates
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import require_hooks
@@ -38,13 +39,13 @@ from sglang_hvd.plugin.host_transfer import copy_stream
 from sglang_hvd.plugin.kept_costs import costs_folder, profiled_costs
 from sglang_hvd.plugin.launch import HvdLaunch, launch_of
 from sglang_hvd.plugin.metrics import PredictorMetrics, ServerMetrics
-from sglang_hvd.plugin.postponed_extend import PostponedExtend
+from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.plugin.recording import RequestRecorder
 from sglang_hvd.plugin.requests import HeldRequests
 from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
 from sglang_hvd.plugin.served_predictor import ServedPredictor
 from sglang_hvd.plugin.tree_layout import warm_up
-from sglang_hvd.plugin.verify_tree import num_accepted_of_model
+from sglang_hvd.plugin.verify_input import num_accepted_of_model
 from sglang_hvd.plugin.vocabulary import token_strings
 from sglang_hvd.plugin.width_states import WidthStates
 
@@ -76,10 +77,12 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._is_idle = False
         runners = self.target_worker.model_runner, self._draft_worker.draft_runner
         self._has_mrope = any(runner.model_config.model_is_mrope for runner in runners)
-        # Positions of images depend on more than their place, which catching up does not know.
-        self._postpones = launch.postpones_extend and not self._has_mrope
-        window = self.target_worker.model_runner.sliding_window_size
-        self._verifies_trees = launch.verifies_trees(self.topk, has_window=bool(window))
+        self._draft_extend = draft_extend_of(
+            launch.config, device=self.device, has_mrope=self._has_mrope
+        )
+        has_window = bool(self.target_worker.model_runner.sliding_window_size)
+        launch.check_draft_shapes(self.topk, has_window=has_window)
+        self._verifies_trees = launch.may_branch(self.topk, has_window=has_window)
         if not self._verifies_trees and launch.config.policy == "allocate":
             logger.info(
                 "HVD: this model's attention verifies chains only with topk 1: each request "
@@ -90,19 +93,20 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self.speculative_num_steps,
             self.topk,
             merges=self._verifies_trees,
-            postpones_extend=self._postpones,
+            draft_extend=self._draft_extend,
         )
-        ranks = get_parallel().tp_group.cpu_group if get_parallel().tp_size > 1 else None
+        has_ranks = get_parallel().tp_size > 1
+        ranks = RankGroup(get_parallel().tp_group.cpu_group if has_ranks else None)
         self._ranks = ranks
         drafter = HybridDrafter.from_config(
             launch.config,
             token_strings=token_strings(server_args),
             num_model_steps=self.speculative_num_steps,
-            num_model_nodes=launch.num_model_nodes - 1,
+            num_model_nodes=launch.num_model_nodes,
             verify_width=launch.widths.widest,
             allocator=allocator,
             verifies_trees=self._verifies_trees,
-            deterministic=get_parallel().tp_size > 1,
+            deterministic=has_ranks,
             clock=self._clock,
         )
         self._served_predictor = ServedPredictor(
@@ -111,7 +115,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             ranks=ranks,
             metrics=PredictorMetrics() if _is_metrics_rank() else None,
         )
-        self._costs = self._draft_worker.costs = ServedCosts(
+        self._costs = ServedCosts(
             allocator,
             is_fixed=launch.config.costs is not None,
             widths=launch.widths.values,
@@ -128,67 +132,81 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             recorder=_recorder(launch, server_args),
             vocab_size=self.target_worker.model_runner.model_config.vocab_size,
         )
-        self._draft_worker.plan_drafts = self._held.plan
-        self._draft_worker.cached_lens = self._held.cached_lens
-        self._draft_worker.record_prefill = self._held.record_prefill
-        if self._postpones or not launch.config.drafts_with_model:
-            self._draft_worker.stub_draft_extend = self._stub_skipped_draft_extend
-        if self._postpones:
-            self._draft_worker.postponed = PostponedExtend()
+        self._draft_worker.attach(
+            held=self._held,
+            costs=self._costs,
+            draft_extend=self._draft_extend,
+            stub_draft_extend=self._stub_skipped_draft_extend,
+        )
 
     def init_cuda_graphs(self) -> None:
         """SGLang's call when pools and attention backends are there: captures graphs. With them
         steps can be timed."""
-        config, target = self._launch.config, self.target_worker.model_runner
+        target = self.target_worker.model_runner
         most_nodes = self._launch.widths.most_nodes(target.max_running_requests)
         if self.device == "cuda":
             check_sampling(most_nodes, target.model_config.vocab_size)
         super().init_cuda_graphs()
         memory = DeviceMemory(self, most_nodes=most_nodes, ranks=self._ranks)
         if self._launch.has_width_states:
-            self._use_width_states(WidthStates(self, self._launch.widths, memory))
-        self._use_draft_states(memory)
-        warm_up(
-            torch.device(self.device),
-            self._draft_worker.mask_mode,
-            self._launch.widths.values,
-            [
-                min(self._launch.num_model_nodes - 1, most_tree_nodes(self.topk, steps))
-                for steps in self._draft_worker.draft_states.num_steps
-            ],
-            self.topk,
-        )
-        kv_kernel.warm_up(target.token_to_kv_pool)
-        if config.policy != "allocate" or config.costs is not None or config.cost_profile == "skip":
-            return
-        if self._has_mrope:
-            return  # such positions need real requests: the first steps tell
-        self._costs.begin_with(
-            profiled_costs(
-                self._draft_worker,
-                self._launch.widths,
-                num_model_nodes=self._launch.num_model_nodes,
-                postpones=self._postpones,
-                use_kept=config.cost_profile == "kept",
-                folder=costs_folder(),
-                most_requests=target.max_running_requests,
-                ranks=self._ranks,
-                is_first_rank=get_parallel().tp_rank == 0,
-            )
-        )
+            self._build_width_states(memory)
+        self._build_draft_states(memory)
+        self._compile_kernels()
+        if self._times_costs:
+            self._time_costs()
 
-    def _use_width_states(self, states: WidthStates) -> None:
+    def _build_width_states(self, memory: DeviceMemory) -> None:
+        states = WidthStates(self, self._launch.widths, memory)
         self._draft_worker.use_width_states(states)
         self._launch = replace(self._launch, widths=self._launch.widths.only(states.widths))
         if self._allocator is not None:
             self._allocator.use_widths(states.widths)
 
-    def _use_draft_states(self, memory: DeviceMemory) -> None:
+    def _build_draft_states(self, memory: DeviceMemory) -> None:
         allocator = self._allocator
         num_steps = (self.speculative_num_steps,) if allocator is None else allocator.num_steps
-        states = self._draft_worker.draft_states = DraftStates(self, num_steps, memory)
+        states = DraftStates(self, num_steps, memory)
+        self._draft_worker.use_draft_states(states)
         if allocator is not None:
             allocator.use_num_steps(states.num_steps)
+
+    def _compile_kernels(self) -> None:
+        warm_up(
+            torch.device(self.device),
+            self._draft_worker.mask_mode,
+            self._launch.widths.values,
+            [
+                min(self._launch.num_model_nodes, most_tree_nodes(self.topk, steps))
+                for steps in self._draft_worker.draft_states.num_steps
+            ],
+            self.topk,
+        )
+        kv_kernel.warm_up(self.target_worker.model_runner.token_to_kv_pool)
+
+    @property
+    def _times_costs(self) -> bool:
+        """Whether steps are timed before the server serves."""
+        config = self._launch.config
+        return (
+            config.policy == "allocate"
+            and config.costs is None
+            and config.cost_profile != "skip"
+            and not self._has_mrope  # such positions need real requests: the first steps tell
+        )
+
+    def _time_costs(self) -> None:
+        self._costs.begin_with(
+            profiled_costs(
+                self._draft_worker,
+                self._launch.widths,
+                model_tree_width=self._launch.model_tree_width,
+                draft_extend=self._draft_extend,
+                use_kept=self._launch.config.cost_profile == "kept",
+                folder=costs_folder(),
+                most_requests=self.target_worker.model_runner.max_running_requests,
+                ranks=self._ranks,
+            )
+        )
 
     def forward_batch_generation(
         self, batch: ScheduleBatch, *args: Any, **kwargs: Any
@@ -231,10 +249,12 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             # else they are where the graphs of draft-extend may write.
             output = result.logits_output
             output.hidden_states = output.hidden_states.clone()
-        of_model = None
-        if verify_input.of_model is not None:
-            of_model = num_accepted_of_model(result.accept_index, verify_input.of_model)
-        self._held.record_verify(batch.reqs, result.next_token_ids, result.accept_lens, of_model)
+        is_model_node, num_model_accepted = verify_input.is_model_node, None
+        if is_model_node is not None:
+            num_model_accepted = num_accepted_of_model(result.accept_index, is_model_node)
+        self._held.record_verify(
+            batch.reqs, result.next_token_ids, result.accept_lens, num_model_accepted
+        )
         return result
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
@@ -278,7 +298,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
 
     def describe(self) -> dict[str, Any]:
         """Settings and counters for /server_info; plain values."""
-        states = self._draft_worker.width_states
+        states, catch_up = self._draft_worker.width_states, self._draft_worker.catch_up
         return {
             **self._held.describe(),
             "predictor": self._served_predictor.describe(),
@@ -290,11 +310,11 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "draft_steps": list(self._draft_worker.draft_states.num_steps),
             "draft_steps_memory_gb": self._draft_worker.draft_states.memory_gb,
             "verifies_trees": self._verifies_trees,
-            "num_model_nodes": self._launch.num_model_nodes,
+            "num_model_nodes": self._launch.model_tree_width,
             "num_model_draft_rounds": self._draft_worker.num_model_draft_rounds,
             "num_partial_draft_rounds": self._draft_worker.num_partial_draft_rounds,
-            "postpones_extend": self._postpones,
-            "num_catch_ups": self._draft_worker.num_catch_ups,
+            "postpones_extend": self._draft_extend is DraftExtend.WHEN_DRAFTING,
+            "num_catch_ups": 0 if catch_up is None else catch_up.num_catch_ups,
             "num_steps_by_width": dict(self._draft_worker.num_steps_by_width),
             "num_drafts_by_steps": dict(sorted(self._draft_worker.num_drafts_by_steps.items())),
         }
@@ -317,12 +337,12 @@ def _allocator(
     topk: int,
     *,
     merges: bool,
-    postpones_extend: bool,
+    draft_extend: DraftExtend,
 ) -> StepAllocator | None:
     if launch.config.policy != "allocate":
         return None
     costs = launch.config.costs
-    sizes = model_tree_sizes(launch.num_model_nodes - 1)
+    sizes = model_tree_sizes(launch.num_model_nodes)
     if topk == 1:  # a chain, which is cut by its steps
         sizes = sizes[-1:]
     steps = draft_step_choices(num_steps)
@@ -334,7 +354,7 @@ def _allocator(
         num_steps=steps,
         most_nodes=[most_tree_nodes(topk, num) for num in steps],
         merges=merges,
-        postpones_extend=postpones_extend,
+        postpones_extend=draft_extend is DraftExtend.WHEN_DRAFTING,
     )
 
 

@@ -18,7 +18,7 @@ from benchmarks.trace_serving.tree_shape import TreeShape
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.tokenizer import train_tokenizer
-from sglang_hvd.plugin.verify_tree import parents_of_eagle_tree
+from sglang_hvd.plugin.tree_torch import parents_of_eagle_tree
 from sglang_hvd.traces.trace import Trace
 
 

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 from sglang_hvd.plugin.accepted_kv import move_to_front
 from sglang_hvd.plugin.kv_kernel import is_moved_by_kernel, warm_up
-from sglang_hvd.plugin.verify_tree import HvdVerifyInput
+from sglang_hvd.plugin.verify_input import HvdVerifyInput
 
 NUM_SLOTS, WIDTH = 64, 12
 

@@ -27,13 +27,13 @@ def _runner(dtype: str = "bfloat16") -> SimpleNamespace:
 
 
 def _set(path: str, value: object) -> Callable[[Any], None]:
-    """Sets an attribute of a worker, some way down."""
+    """Sets an attribute of a draft worker, some way down."""
 
-    def change(worker: Any) -> None:
+    def change(draft_worker: Any) -> None:
         *places, name = path.split(".")
         for place in places:
-            worker = getattr(worker, place)
-        setattr(worker, name, value)
+            draft_worker = getattr(draft_worker, place)
+        setattr(draft_worker, name, value)
 
     return change
 
@@ -62,15 +62,15 @@ def test_a_table_is_of_one_server(
     change: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_costs, "get_parallel", lambda: SimpleNamespace(tp_size=1))
-    worker = SimpleNamespace(
+    draft_worker = SimpleNamespace(
         target_worker=SimpleNamespace(model_runner=_runner()), draft_runner=_runner(), device="cpu"
     )
     steps = [[1, 2], 3]
-    key = kept_costs._key(worker, steps)
-    assert kept_costs._key(worker, steps) == key
-    assert kept_costs._key(worker, [[1, 2], 4]) != key
-    other = copy.deepcopy(worker)
+    key = kept_costs._key(draft_worker, steps)
+    assert kept_costs._key(draft_worker, steps) == key
+    assert kept_costs._key(draft_worker, [[1, 2], 4]) != key
+    other = copy.deepcopy(draft_worker)
     change(other)
     assert kept_costs._key(other, steps) != key
     monkeypatch.setattr(kept_costs, "get_parallel", lambda: SimpleNamespace(tp_size=2))
-    assert kept_costs._key(worker, steps) != key
+    assert kept_costs._key(draft_worker, steps) != key

@@ -30,6 +30,7 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.plugin.launch import HvdLaunch
 from sglang_hvd.plugin.metrics import PredictorMetrics
+from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.plugin.reload import answer_for_predictor, ask_for_predictor
 from sglang_hvd.plugin.served_predictor import ServedPredictor
 from sglang_hvd.plugin.tree_support import TargetAttention
@@ -71,7 +72,7 @@ def served(predictor: Path, *, metrics: PredictorMetrics | None = None) -> Serve
     return ServedPredictor(
         drafter_of(predictor),
         HvdConfig(policy="payoff", predictor=predictor),
-        ranks=None,
+        ranks=RankGroup(),
         metrics=metrics,
     )
 
@@ -160,7 +161,6 @@ def test_graphs_of_several_widths_are_not_recaptured(has_width_states: bool) -> 
         has_width_states,
         backends=frozenset({"triton"}),
         attention=TargetAttention(),
-        postpones_extend=False,
     )
     obj = UpdateWeightFromDiskReqInput(model_path="m", recapture_cuda_graph=True)
     answer = asyncio.run(ask_for_predictor(load, manager, obj))
@@ -189,7 +189,7 @@ def test_the_calibration_is_described_and_published(first: Path, second: Path) -
     predictor = ServedPredictor(
         drafter,
         HvdConfig(policy="payoff", predictor=first, threshold=1.0),
-        ranks=None,
+        ranks=RankGroup(),
         metrics=metrics,
     )
     for rid in range(3):
@@ -244,7 +244,7 @@ def _replace_as_rank(rank: int, folder: str, found: Any) -> None:
     predictor = ServedPredictor(
         drafter_of(first),
         HvdConfig(policy="payoff", predictor=first),
-        ranks=torch.distributed.group.WORLD,
+        ranks=RankGroup(torch.distributed.group.WORLD),
         metrics=None,
     )
     for name in ("missing on one", "other on one", "same"):

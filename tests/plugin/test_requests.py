@@ -14,6 +14,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.metrics import ServerMetrics
+from sglang_hvd.plugin.request_marks import figures_of
 from sglang_hvd.plugin.requests import HeldRequests
 from sglang_hvd.step_clock import StepClock
 from sglang_hvd.suffix_cache import SuffixCache
@@ -224,7 +225,7 @@ def test_the_last_step_of_a_request_counts_when_it_ends() -> None:
     req = request("a", [1, 2, 3, 4, 1, 2])
     verified(held, req)
     end(held, req, [4, 1])
-    assert req._hvd_figures["num_cache_accepted_drafts"] == 1
+    assert figures_of(req)["num_cache_accepted_drafts"] == 1
     assert held.describe()["num_shared_tokens"] == 3
 
 

@@ -50,15 +50,15 @@ from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import SUPPORTED_SGLANG, require_hooks
 from sglang_hvd.plugin.hooks import HOOKS
-from sglang_hvd.plugin.verify_tree import HvdVerifyInput
+from sglang_hvd.plugin.verify_input import HvdVerifyInput
 from sglang_hvd.plugin.worker import HvdWorker, check_sampling
 
 # Methods of ours that extend nothing.
 OWN_HELPERS = {
-    *("_host_nodes", "_with_model_trees", "_run_model_drafter", "_verify_input"),
-    *("_num_mask_cells", "_num_draft_tokens", "_publish", "_catch_up", "_extend"),
-    "_use_draft_states",
-    *("run_draft", "use_width", "use_width_states", "_use_width_states", "drafting"),
+    *("_host_nodes", "_add_model_trees", "_run_model_drafter", "_num_cached"),
+    *("_num_draft_tokens", "_publish", "_build_width_states", "_build_draft_states"),
+    *("_compile_kernels", "_time_costs", "attach", "run_draft", "drafting"),
+    *("use_width", "use_width_states", "use_draft_states"),
     *("describe", "use_predictor", "on_idle", "on_pause", "let_go"),
 }
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sglang_hvd.allocation import DraftOdds, StepAllocator, StepCosts
+from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
 from sglang_hvd.step_clock import StepClock
 
@@ -93,14 +94,14 @@ def serve(
 
 
 def served(
-    made: StepAllocator, watch: Stopwatch, *, is_fixed: bool = False, ranks: object = None
+    made: StepAllocator, watch: Stopwatch, *, is_fixed: bool = False, ranks: RankGroup | None = None
 ) -> ServedCosts:
     return ServedCosts(
         made,
         is_fixed=is_fixed,
         widths=WIDTHS,
         device="cpu",
-        ranks=ranks,
+        ranks=ranks or RankGroup(),
         clock=StepClock(),
         now=watch,
     )
@@ -161,7 +162,13 @@ def test_a_gpu_that_waits_for_the_host_takes_that_long_beside_its_parts(
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     costs = ServedCosts(
-        made, is_fixed=False, widths=WIDTHS, device="cuda", ranks=None, clock=StepClock(), now=watch
+        made,
+        is_fixed=False,
+        widths=WIDTHS,
+        device="cuda",
+        ranks=RankGroup(),
+        clock=StepClock(),
+        now=watch,
     )
     for number in range(64):
         costs.begin_step(2)
@@ -219,7 +226,7 @@ def test_without_an_allocator_nothing_is_timed() -> None:
         is_fixed=False,
         widths=WIDTHS,
         device="cpu",
-        ranks=None,
+        ranks=RankGroup(),
         clock=StepClock(),
         now=Stopwatch(),
     )
@@ -261,7 +268,7 @@ def _serve_as_rank(rank: int, folder: str, has_profile: bool) -> None:
         "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2
     )
     made, watch = allocator(), Stopwatch()
-    costs = served(made, watch, ranks=torch.distributed.group.WORLD)
+    costs = served(made, watch, ranks=RankGroup(torch.distributed.group.WORLD))
     if has_profile:
         costs.begin_with(PROFILE)
     digest = serve(made, costs, watch, _clock_of(rank), NUM_RANK_STEPS)

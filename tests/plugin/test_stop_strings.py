@@ -15,6 +15,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from sglang_hvd.plugin.request_marks import mark_held
 from sglang_hvd.plugin.stop_strings import end_as_plain_serving
 
 # Longer words are tokens too: a text may spell in three tokens what the tokenizer spells in one.
@@ -33,12 +34,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def request(tokenizer: Any, **params: Any) -> Req:
+def request(tokenizer: Any, *, is_held: bool = True, **params: Any) -> Req:
     sampling = SamplingParams(temperature=0, **params)
     sampling.normalize(tokenizer)
     req = Req("1", "", array("q", [1]), sampling, vocab_size=len(WORDS))
     req.tokenizer = tokenizer
-    req._hvd_held = None  # as one that HVD serves
+    if is_held:
+        mark_held(req, None)
     return req
 
 
@@ -112,6 +114,5 @@ def test_an_end_token_comes_before_a_stop_string_behind_it(tokenizer: Any) -> No
 
 
 def test_requests_of_others_are_left_alone(tokenizer: Any) -> None:
-    req = request(tokenizer, stop=["abcda"], max_new_tokens=50)
-    del req._hvd_held
+    req = request(tokenizer, is_held=False, stop=["abcda"], max_new_tokens=50)
     assert ended(req, [1, 2, 3, 4, 1, 4], [6], hooked)[0] is not None

@@ -31,7 +31,7 @@ def _compiled(kernel: Any, capability: int, num_warps: int, **constants: Any) ->
         elif name in scalars or name.endswith("_stride"):
             signature[name] = "i32"
         else:
-            signature[name] = "*u8" if name in ("mask", "of_model") else "*i64"
+            signature[name] = "*u8" if name in ("mask", "is_model_node") else "*i64"
     source = ASTSource(kernel, signature, constexprs=constants)
     return triton.compile(
         source, target=GPUTarget("cuda", capability, 32), options={"num_warps": num_warps}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_hvd.plugin.tree_support import TargetAttention, verifies_trees
+from sglang_hvd.plugin.tree_support import TargetAttention, check_draft_shapes, may_branch
 
 PLAIN = TargetAttention()
 MLA = TargetAttention(is_mla=True)
@@ -18,9 +18,10 @@ def branches(
 ) -> bool | str:
     """Whether drafts may branch, or what is said."""
     try:
-        return verifies_trees(backends, attention, topk=topk, needs_trees=needs_trees)
+        check_draft_shapes(backends, attention, topk=topk, needs_trees=needs_trees)
     except ValueError as error:
         return str(error)
+    return may_branch(backends, attention, topk=topk)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.plugin import device_memory, width_states
 from sglang_hvd.plugin.algorithm import count_logits_rows
 from sglang_hvd.plugin.device_memory import DeviceMemory
+from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.draft_states import DraftStates
+from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.plugin.width_states import WidthStates, captured_batch_sizes, thinned
 
 WIDTHS = (2, 4, 8, 16, 32)
@@ -52,7 +54,7 @@ class Device:
         self._draft_worker = SimpleNamespace(
             draft_extend_attn_backend=None,
             cuda_graph_runner_for_draft_extend=None,
-            stub_draft_extend=lambda batch, result: None,
+            draft_extend=DraftExtend.NEVER,
         )
 
     def _make_backend(self) -> str:
@@ -78,7 +80,7 @@ def states_of(
 
     monkeypatch.setattr(device_memory, "get_available_gpu_memory", free_gb)
     worker: Any = device
-    memory = DeviceMemory(worker, most_nodes=1, ranks=None)
+    memory = DeviceMemory(worker, most_nodes=1, ranks=RankGroup())
     asked_for = frozenset(set(values) - {32}) if are_asked_for else frozenset[int]()
     return WidthStates(worker, VerifyWidths(values, 32, asked_for), memory)
 
@@ -119,7 +121,7 @@ def test_room_is_left_for_prefills_or_for_sampling(
     monkeypatch.setattr(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
-    memory = DeviceMemory(device, most_nodes=1, ranks=None)
+    memory = DeviceMemory(device, most_nodes=1, ranks=RankGroup())
     assert memory.has_room(0, name="nothing")
     assert not memory.has_room(0.01, name="something")
 
@@ -205,7 +207,7 @@ def test_without_graphs_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_asked_for_has_the_memory_first(monkeypatch: pytest.MonkeyPatch) -> None:
     device: Any = CapturedSizes(monkeypatch, [1]).device(free_gb=5, per_node_gb=0.0625)
-    memory = DeviceMemory(device, most_nodes=1, ranks=None)
+    memory = DeviceMemory(device, most_nodes=1, ranks=RankGroup())
     monkeypatch.setattr(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
@@ -332,7 +334,7 @@ def test_a_width_without_memory_ends_the_start_in_one_line(
         states_of(monkeypatch, device, are_asked_for=True)
 
 
-class Drafter:
+class DraftWorker:
     """A draft worker with the device's memory, which backends and graphs take by their steps."""
 
     topk = 4
@@ -354,55 +356,55 @@ class Drafter:
 
 
 class Graphs:
-    def __init__(self, drafter: Drafter) -> None:
-        self.num_steps = drafter.speculative_num_steps
-        drafter.device.free_gb -= 0.25 * self.num_steps
+    def __init__(self, draft_worker: DraftWorker) -> None:
+        self.num_steps = draft_worker.speculative_num_steps
+        draft_worker.device.free_gb -= 0.25 * self.num_steps
 
 
 def draft_states_of(
     monkeypatch: pytest.MonkeyPatch, free_gb: float, *, has_graphs: bool
-) -> tuple[DraftStates, Drafter]:
+) -> tuple[DraftStates, DraftWorker]:
     device = Device(free_gb + 2, 0)
-    drafter = Drafter(device, has_graphs=has_graphs)
+    draft_worker = DraftWorker(device, has_graphs=has_graphs)
 
     @contextmanager
     def override(num_steps: int, width: int) -> Iterator[None]:
-        before = vars(drafter).copy()
-        drafter.speculative_num_steps = num_steps
-        drafter._topk1_parents_prealloc = f"chain of {num_steps}"
-        drafter._topk1_score_indices_prealloc = f"chain of {num_steps}"
+        before = vars(draft_worker).copy()
+        draft_worker.speculative_num_steps = num_steps
+        draft_worker._topk1_parents_prealloc = f"chain of {num_steps}"
+        draft_worker._topk1_score_indices_prealloc = f"chain of {num_steps}"
         yield
-        vars(drafter).update(before)
+        vars(draft_worker).update(before)
 
     worker: Any = device
-    worker._draft_worker, worker._override_worker_state = drafter, override
+    worker._draft_worker, worker._override_worker_state = draft_worker, override
     worker.speculative_num_draft_tokens = 32
     monkeypatch.setattr(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
-    memory = DeviceMemory(worker, most_nodes=32, ranks=None)
-    return DraftStates(worker, (1, 2, 4, 8), memory), drafter
+    memory = DeviceMemory(worker, most_nodes=32, ranks=RankGroup())
+    return DraftStates(worker, (1, 2, 4, 8), memory), draft_worker
 
 
 def test_drafts_of_few_steps_come_first_and_have_what_is_of_their_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    states, drafter = draft_states_of(monkeypatch, 2.75, has_graphs=True)
+    states, draft_worker = draft_states_of(monkeypatch, 2.75, has_graphs=True)
     assert states.num_steps == (1, 2, 4, 8)
     assert states.memory_gb == {1: 0.0, 2: 0.5, 4: 1.0}
     for num_steps in (8, 4, 2):
         with states.active(num_steps) as graphs:
-            assert graphs.num_steps == drafter.speculative_num_steps == num_steps
-            assert drafter.draft_attn_backend == f"backend of {num_steps}"
-            assert drafter.draft_runner.draft_attn_backend == f"backend of {num_steps}"
-            assert drafter._topk1_parents_prealloc == f"chain of {num_steps}"
-            assert drafter._topk1_score_indices_prealloc == f"chain of {num_steps}"
+            assert graphs.num_steps == draft_worker.speculative_num_steps == num_steps
+            assert draft_worker.draft_attn_backend == f"backend of {num_steps}"
+            assert draft_worker.draft_runner.draft_attn_backend == f"backend of {num_steps}"
+            assert draft_worker._topk1_parents_prealloc == f"chain of {num_steps}"
+            assert draft_worker._topk1_score_indices_prealloc == f"chain of {num_steps}"
     with states.active(1) as graphs:  # no forward, so there is nothing to capture
         assert graphs is None
-        assert drafter.speculative_num_steps == 1
-    assert drafter.speculative_num_steps == 8
-    assert drafter.draft_runner.draft_attn_backend == "backend of 8"
-    assert drafter._topk1_parents_prealloc == "chain of 8"
+        assert draft_worker.speculative_num_steps == 1
+    assert draft_worker.speculative_num_steps == 8
+    assert draft_worker.draft_runner.draft_attn_backend == "backend of 8"
+    assert draft_worker._topk1_parents_prealloc == "chain of 8"
 
 
 def test_without_memory_for_more_graphs_there_are_fewer_steps_to_choose_from(

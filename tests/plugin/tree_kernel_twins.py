@@ -12,14 +12,10 @@ from hypothesis import strategies as st
 from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 
 from sglang_hvd.plugin import tree_kernels
+from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
 from sglang_hvd.plugin.tree_kernels import has_kernels
 from sglang_hvd.plugin.tree_layout import lay_out, merge_eagle_trees, warm_up
-from sglang_hvd.plugin.verify_tree import (
-    DraftNodes,
-    EagleTrees,
-    lay_out_by_torch,
-    merge_eagle_trees_by_torch,
-)
+from sglang_hvd.plugin.tree_torch import lay_out_by_torch, merge_eagle_trees_by_torch
 from tests.plugin.made_up_tries import Tree, tries
 
 
@@ -37,7 +33,7 @@ def _nodes(rows: list[Tree], width: int, stride: int) -> DraftNodes:
 
 
 def _copied(nodes: DraftNodes) -> DraftNodes:
-    return DraftNodes(nodes.token_ids.clone(), nodes.parents.clone(), nodes.num_nodes.clone())
+    return DraftNodes(nodes.token_ids.clone(), nodes.parents.clone(), nodes.num_used.clone())
 
 
 @st.composite
@@ -110,17 +106,18 @@ def test_merging_equals_that_of_torch(
     batch: tuple[DraftNodes, EagleTrees, torch.Tensor | None],
 ) -> None:
     nodes, trees, rows = batch
-    wanted, of_wanted = merge_eagle_trees_by_torch(_copied(nodes), trees, rows)
-    merged, of_model = merge_eagle_trees(nodes, trees, rows)
-    assert torch.equal(merged.num_nodes, wanted.num_nodes)
-    assert torch.equal(of_model, of_wanted)
-    for row, num in enumerate(merged.num_nodes.tolist()):
+    by_torch = _copied(nodes)
+    is_wanted = merge_eagle_trees_by_torch(by_torch, trees, rows)
+    assert torch.equal(merge_eagle_trees(nodes, trees, rows), is_wanted)
+    # Both have written in place, in the used slots the same.
+    assert torch.equal(nodes.num_used, by_torch.num_used)
+    for row, num in enumerate(nodes.num_used.tolist()):
         for mine, theirs in (
-            (merged.token_ids, wanted.token_ids),
-            (merged.parents, wanted.parents),
+            (nodes.token_ids, by_torch.token_ids),
+            (nodes.parents, by_torch.parents),
         ):
             assert torch.equal(mine[row, 1:num], theirs[row, 1:num])
-    _check_layout(merged)
+    _check_layout(nodes)
 
 
 def _check_layout(nodes: DraftNodes) -> None:

@@ -15,15 +15,16 @@ from sglang.srt.speculative.eagle_utils import (
 )
 from sglang.srt.speculative.spec_utils import select_top_k_tokens
 
-from sglang_hvd.plugin.verify_tree import (
-    DraftNodes,
+from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
+from sglang_hvd.plugin.tree_layout import merge_eagle_trees
+from sglang_hvd.plugin.tree_torch import (
     ModelTrees,
     link_nodes,
     merge_trees,
-    num_accepted_of_model,
     pack_mask,
     parents_of_eagle_tree,
 )
+from sglang_hvd.plugin.verify_input import num_accepted_of_model
 from tests.plugin.made_up_tries import Tree, tries
 
 
@@ -32,8 +33,8 @@ def _nodes(rows: list[list[int]], width: int) -> DraftNodes:
     parents = torch.full((len(rows), width), -1)
     for row, given_parents in zip(parents, rows, strict=True):
         row[1 : 1 + len(given_parents)] = torch.tensor(given_parents, dtype=torch.int64)
-    num_nodes = torch.tensor([1 + len(row) for row in rows])
-    return DraftNodes(torch.zeros_like(parents), parents, num_nodes)
+    num_used = torch.tensor([1 + len(row) for row in rows])
+    return DraftNodes(torch.zeros_like(parents), parents, num_used)
 
 
 @st.composite
@@ -154,6 +155,27 @@ def test_a_mask_layout_that_is_not_written_here_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_merging_writes_into_the_nodes(has_rows: bool) -> None:
+    nodes = DraftNodes(
+        torch.tensor([[1, 7, 0, 0], [2, 0, 0, 0]]),
+        torch.tensor([[-1, 0, -1, -1], [-1, -1, -1, -1]]),
+        torch.tensor([2, 1]),
+    )
+    num = 1 if has_rows else 2
+    index = torch.arange(2).repeat(num, 1)  # two nodes below the root, 7 and 8
+    trees = EagleTrees(index + 7, torch.full((num, 0), -1), index, 2, None, torch.full((num,), 2))
+    is_model_node = merge_eagle_trees(nodes, trees, torch.tensor([1]) if has_rows else None)
+    first = [1, 7, 0, 0] if has_rows else [1, 7, 8, 0]
+    assert nodes.token_ids.tolist() == [first, [2, 7, 8, 0]]
+    assert nodes.parents.tolist() == [[-1, 0, -1 if has_rows else 0, -1], [-1, 0, 0, -1]]
+    assert nodes.num_used.tolist() == [2 if has_rows else 3, 3]
+    assert is_model_node.tolist() == [
+        [False, not has_rows, not has_rows, False],
+        [False, True, True, False],
+    ]
+
+
 # A cache draft, a model drafter's tree, and what is kept of that.
 Drafts = tuple[Tree, Tree, list[bool]]
 
@@ -195,8 +217,8 @@ def _merge(batch: list[Drafts], width: int) -> tuple[DraftNodes, torch.Tensor]:
         for node, (parent, token) in enumerate(tree):
             model.parents[row, node], model.token_ids[row, node] = parent, token
             model.is_kept[row, node] = is_kept[node]
-    num_nodes = torch.tensor([1 + len(cached) for cached, _, _ in batch])
-    return merge_trees(DraftNodes(token_ids, parents, num_nodes), model)
+    num_used = torch.tensor([1 + len(cached) for cached, _, _ in batch])
+    return merge_trees(DraftNodes(token_ids, parents, num_used), model)
 
 
 @settings(max_examples=400, deadline=None)
@@ -205,19 +227,21 @@ def test_both_drafts_make_one_trie_of_their_paths(
     batch: list[Drafts],
 ) -> None:
     width = 1 + max(len(cached) + sum(is_kept) for cached, _, is_kept in batch)
-    merged, of_model = _merge(batch, width)
+    merged, is_model_node = _merge(batch, width)
     for row, (cached, tree, is_kept) in enumerate(batch):
         kept = _kept(tree, is_kept)
         wanted = set(_paths(cached)) | kept
-        num = int(merged.num_nodes[row])
+        num = int(merged.num_used[row])
         parents, tokens = merged.parents[row, :num].tolist(), merged.token_ids[row, :num].tolist()
         assert all(parent < node for node, parent in enumerate(parents))
         paths = _paths(list(zip(parents[1:], tokens[1:], strict=True)))
         assert len(paths) == len(set(paths))  # siblings differ
         assert set(paths) == wanted
-        marked = {path for path, is_in in zip(paths, of_model[row].tolist(), strict=False) if is_in}
+        marked = {
+            path for path, is_in in zip(paths, is_model_node[row].tolist(), strict=False) if is_in
+        }
         assert marked == kept
-        assert not of_model[row, num:].any()
+        assert not is_model_node[row, num:].any()
 
 
 def _accepts(paths: set[tuple[int, ...]], text: list[int]) -> int:
@@ -228,7 +252,7 @@ def _accepts(paths: set[tuple[int, ...]], text: list[int]) -> int:
 def _check_acceptance(batch: list[Drafts], text: list[int]) -> None:
     """Walks the links as greedy verification does, and compares with the drafts themselves."""
     width = 1 + max(len(cached) + sum(is_kept) for cached, _, is_kept in batch)
-    merged, of_model = _merge(batch, width)
+    merged, is_model_node = _merge(batch, width)
     tree = link_nodes(merged)
     next_token, next_sibling = tree.next_token.tolist(), tree.next_sibling.tolist()
     token_ids = merged.token_ids.tolist()
@@ -244,7 +268,7 @@ def _check_acceptance(batch: list[Drafts], text: list[int]) -> None:
             accept_index[row, depth] = row * width + child
             child = next_token[row][child]
     of_both = ((accept_index >= 0).sum(dim=1) - 1).tolist()
-    num_model = num_accepted_of_model(accept_index, of_model).tolist()
+    num_model = num_accepted_of_model(accept_index, is_model_node).tolist()
     for row, (cached, model_tree, is_kept) in enumerate(batch):
         of_cache = _accepts(set(_paths(cached)), text)
         of_tree = _accepts(_kept(model_tree, is_kept), text)

@@ -1,4 +1,4 @@
-"""The verify tree: nodes of any shape, and the tensors by which SGLang verifies them.
+"""The verify tree by torch: both drafts of a request in one tree, and the tensors of all of them.
 
 All functions work on whole batches on the target's device and never wait for it. Shapes:
 `n` requests, `w` the verify width (nodes per request, root included).
@@ -10,22 +10,23 @@ from dataclasses import dataclass
 
 import torch
 from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
-from sglang.srt.speculative.eagle_info import EagleVerifyInput
+
+from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees, VerifyLayout
 
 
 @dataclass(frozen=True, slots=True)
-class DraftNodes:
-    """Draft trees of a batch in topological order: a node stands after its parent.
+class ModelTrees:
+    """The model drafter's trees of a batch, in topological order, root not included.
 
     Attributes:
-        token_ids: int64[n, w]; column 0 is the root, the last committed token.
-        parents: int64[n, w]; index of the parent node, ignored for the root and unused slots.
-        num_nodes: int64[n]; the used slots of a row, root included, at least 1.
+        token_ids: int64[n, m].
+        parents: int64[n, m]; 0 is the root, j the j-th of these nodes.
+        is_kept: bool[n, m]; the nodes to verify. With a node its ancestors are kept.
     """
 
     token_ids: torch.Tensor
     parents: torch.Tensor
-    num_nodes: torch.Tensor
+    is_kept: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,100 +46,25 @@ class VerifyTree:
     visible: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyLayout:
-    """The trees of a batch as SGLang verifies them.
-
-    Attributes:
-        positions: int64[n, w]; of each node in its request's text.
-        next_token, next_sibling: see VerifyTree.
-        mask: see pack_mask.
-    """
-
-    positions: torch.Tensor
-    next_token: torch.Tensor
-    next_sibling: torch.Tensor
-    mask: torch.Tensor
-
-
-@dataclass
-class HvdVerifyInput(EagleVerifyInput):
-    """SGLang's verify input for trees of any shape, as deep as the verify width.
-
-    Attributes:
-        of_model: bool[n, w]; the slots that the model drafter's tree has, None if it did not draft.
-        has_branches: an accepted path need not stand at the front of its row, as it does in chains.
-    """
-
-    of_model: torch.Tensor | None = None
-    has_branches: bool = True
-
-    @property
-    def max_tree_depth(self) -> int:
-        """Nodes on the longest possible path, root included: a chain fills the width."""
-        return self.draft_token_num
-
-    @property
-    def tree_topk(self) -> int:
-        """-1: no fixed number of children per node."""
-        return -1
-
-
-@dataclass(frozen=True, slots=True)
-class ModelTrees:
-    """The model drafter's trees of a batch, in topological order, root not included.
-
-    Attributes:
-        token_ids: int64[n, m].
-        parents: int64[n, m]; 0 is the root, j the j-th of these nodes.
-        is_kept: bool[n, m]; the nodes to verify. With a node its ancestors are kept.
-    """
-
-    token_ids: torch.Tensor
-    parents: torch.Tensor
-    is_kept: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class EagleTrees:
-    """The model drafter's trees of `k` requests as EAGLE's draft loop leaves them, `m` nodes each.
-
-    Attributes:
-        token_ids: int64[k, m].
-        parent_list, top_scores_index, topk: see parents_of_eagle_tree.
-        ranks: int64[k, m]; the place of each node by its probability. None: all are kept.
-        num_kept: int64[k]; the most probable nodes to verify.
-    """
-
-    token_ids: torch.Tensor
-    parent_list: torch.Tensor
-    top_scores_index: torch.Tensor
-    topk: int
-    ranks: torch.Tensor | None
-    num_kept: torch.Tensor
-
-
 def merge_eagle_trees_by_torch(
     nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None
-) -> tuple[DraftNodes, torch.Tensor]:
-    """tree_layout.merge_eagle_trees without kernels; it does not write into nodes."""
+) -> torch.Tensor:
+    """tree_layout.merge_eagle_trees without kernels."""
     parents = parents_of_eagle_tree(trees.parent_list, trees.top_scores_index, trees.topk)
     is_kept = torch.ones_like(parents, dtype=torch.bool)
     if trees.ranks is not None:
         is_kept = trees.ranks < trees.num_kept[:, None]
-    model = ModelTrees(trees.token_ids, parents, is_kept)
     if rows is None:
-        return merge_trees(nodes, model)
-    some, of_some = merge_trees(
-        DraftNodes(nodes.token_ids[rows], nodes.parents[rows], nodes.num_nodes[rows]), model
+        rows = torch.arange(len(nodes.num_used), device=nodes.num_used.device)
+    merged, of_rows = merge_trees(
+        DraftNodes(nodes.token_ids[rows], nodes.parents[rows], nodes.num_used[rows]),
+        ModelTrees(trees.token_ids, parents, is_kept),
     )
-    merged = DraftNodes(
-        nodes.token_ids.index_copy(0, rows, some.token_ids),
-        nodes.parents.index_copy(0, rows, some.parents),
-        nodes.num_nodes.index_copy(0, rows, some.num_nodes),
-    )
-    of_model = torch.zeros_like(nodes.token_ids, dtype=torch.bool)
-    return merged, of_model.index_copy(0, rows, of_some)
+    nodes.token_ids.index_copy_(0, rows, merged.token_ids)
+    nodes.parents.index_copy_(0, rows, merged.parents)
+    nodes.num_used.index_copy_(0, rows, merged.num_used)
+    is_model_node = torch.zeros_like(nodes.token_ids, dtype=torch.bool)
+    return is_model_node.index_copy(0, rows, of_rows)
 
 
 def lay_out_by_torch(
@@ -173,9 +99,9 @@ def merge_trees(cache: DraftNodes, model: ModelTrees) -> tuple[DraftNodes, torch
     is_shared = found >= 0
 
     is_new = model.is_kept & ~is_shared
-    place = cache.num_nodes[:, None] + torch.cumsum(is_new, dim=1) - 1
+    place = cache.num_used[:, None] + torch.cumsum(is_new, dim=1) - 1
     place = torch.where(is_shared, found, place)
-    # Of what is neither kept nor shared nothing is kept: it goes to a slot behind the row.
+    # What is neither kept nor shared goes to a slot behind the row, which is cut off.
     place = torch.where(is_new | is_shared, place, w)
     places = torch.cat([torch.zeros((n, 1), dtype=place.dtype, device=device), place], dim=1)
     target = torch.where(is_new, place, w)
@@ -183,10 +109,10 @@ def merge_trees(cache: DraftNodes, model: ModelTrees) -> tuple[DraftNodes, torch
     parents = torch.cat([cache.parents, cache.parents[:, :1]], dim=1)
     tokens = tokens.scatter(1, target, model.token_ids)
     parents = parents.scatter(1, target, places.gather(1, model.parents))
-    of_model = torch.zeros((n, w + 1), dtype=torch.bool, device=device)
-    of_model = of_model.scatter(1, torch.where(model.is_kept, place, w), True)
-    merged = DraftNodes(tokens[:, :w], parents[:, :w], cache.num_nodes + is_new.sum(dim=1))
-    return merged, of_model[:, :w]
+    is_model_node = torch.zeros((n, w + 1), dtype=torch.bool, device=device)
+    is_model_node = is_model_node.scatter(1, torch.where(model.is_kept, place, w), True)
+    merged = DraftNodes(tokens[:, :w], parents[:, :w], cache.num_used + is_new.sum(dim=1))
+    return merged, is_model_node[:, :w]
 
 
 def _find(cache: DraftNodes, model: ModelTrees) -> torch.Tensor:
@@ -195,7 +121,7 @@ def _find(cache: DraftNodes, model: ModelTrees) -> torch.Tensor:
     m = model.token_ids.shape[1]
     device = cache.token_ids.device
     tokens = torch.cat([cache.token_ids[:, :1], model.token_ids], dim=1)
-    is_used = torch.arange(w, device=device) < cache.num_nodes[:, None]
+    is_used = torch.arange(w, device=device) < cache.num_used[:, None]
     same = (tokens[:, :, None] == cache.token_ids[:, None, :]) & is_used[:, None, :]
     # The roots are the same and nothing else is a root.
     same[:, 0, :] = False
@@ -221,7 +147,7 @@ def link_nodes(nodes: DraftNodes) -> VerifyTree:
     """
     w = nodes.parents.shape[1]
     slot = torch.arange(w, device=nodes.parents.device)
-    is_used = slot < nodes.num_nodes[:, None]
+    is_used = slot < nodes.num_used[:, None]
     is_child = is_used & (slot > 0)
     # child_of[b, i, j]: node i is a child of node j
     child_of = (nodes.parents[:, :, None] == slot) & is_child[:, :, None]
@@ -272,20 +198,6 @@ def parents_of_eagle_tree(
     # Of equal scores a child may have been selected and its parent not: then the root stands in.
     has_parent = (group > 0) & is_parent.any(dim=2)
     return torch.where(has_parent, position + 1, 0)
-
-
-def num_accepted_of_model(accept_index: torch.Tensor, of_model: torch.Tensor) -> torch.Tensor:
-    """How many tokens of each model drafter's draft were right: int64[n].
-
-    Args:
-        accept_index: int[n, depth]; the accepted slots of all requests, numbered through, the root
-            first; -1 behind them.
-        of_model: bool[n, w].
-    """
-    is_accepted = accept_index >= 0
-    is_accepted[:, 0] = False  # the root
-    slots = accept_index.clamp(min=0).to(torch.int64)
-    return (of_model.reshape(-1)[slots] & is_accepted).sum(dim=1)
 
 
 def pack_mask(

@@ -1,0 +1,146 @@
+"""Catching up: the draft-extend of requests that lag behind what was committed of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
+from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
+from sglang.srt.speculative.spec_utils import fast_topk, renorm_draft_probs
+
+from sglang_hvd.allocation import catches_up
+from sglang_hvd.plugin.batch_rows import rows_of
+from sglang_hvd.plugin.host_transfer import to_device
+from sglang_hvd.plugin.postponed_extend import MissingTokens, PostponedExtend
+from sglang_hvd.step_clock import Phase
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.utils import GenerationBatchResult
+
+    from sglang_hvd.plugin.draft_worker import HvdDraftWorker
+
+
+class CatchUp:
+    """Runs a postponed draft-extend for the requests that draft now, or have waited for long.
+
+    A step calls `run` before it drafts, and `see` when it has verified.
+    """
+
+    def __init__(self, draft_worker: HvdDraftWorker) -> None:
+        self.num_catch_ups = 0
+        self._draft_worker = draft_worker
+        self._postponed = PostponedExtend()
+        self._cached_lens: Sequence[int] = []  # of the step's requests
+
+    def run(
+        self, batch: ScheduleBatch, num_model_nodes: Sequence[int], cached_lens: Sequence[int]
+    ) -> None:
+        """Brings the draft KV cache up to date where that is needed.
+
+        Args:
+            num_model_nodes: of each request's draft that the model drafter is about to make.
+            cached_lens: tokens in the KV cache of each request.
+        """
+        self._cached_lens = cached_lens
+        postponed = self._postponed
+        postponed.settle(batch.reqs, cached_lens)
+        num_missing = [postponed.num_missing(req) for req in batch.reqs]
+        rows = [
+            row
+            for row, (num_nodes, missing) in enumerate(
+                zip(num_model_nodes, num_missing, strict=True)
+            )
+            if catches_up(num_nodes, missing)
+        ]
+        if not rows:
+            return
+        self.num_catch_ups += 1
+        draft_worker = self._draft_worker
+        tokens = postponed.take([batch.reqs[row] for row in rows])
+        width = round(len(tokens.token_ids) / len(rows))
+        with draft_worker.clock.measure(Phase.TRANSFER):
+            on_device = to_device(np.array(rows), draft_worker.device)
+        with draft_worker.costs.time_extend(len(rows), width):
+            drafted = self._extend(
+                rows_of(batch, rows, on_device), tokens, [cached_lens[row] for row in rows]
+            )
+        spec_info = copy.copy(batch.spec_info)
+        for name, values in drafted.items():
+            setattr(spec_info, name, getattr(spec_info, name).index_copy(0, on_device, values))
+        batch.spec_info = spec_info
+
+    def see(self, batch: ScheduleBatch, result: GenerationBatchResult) -> None:
+        """Takes in a verification, which no draft-extend follows."""
+        self._postponed.see(
+            batch.reqs,
+            self._cached_lens,
+            result.next_token_ids,
+            result.logits_output.hidden_states,
+        )
+
+    def forget(self, reqs: Sequence[Req]) -> None:
+        """A prefill wrote all of the draft KV cache of these requests."""
+        for req in reqs:
+            self._postponed.forget(req)
+
+    def _extend(
+        self, some: ScheduleBatch, tokens: MissingTokens, cached_lens: list[int]
+    ) -> dict[str, torch.Tensor]:
+        """Runs the draft model over what these requests lack. Returns what their drafts begin with,
+        by its name in SGLang's draft input."""
+        draft_worker = self._draft_worker
+        starts = [end - num for end, num in zip(cached_lens, tokens.lengths, strict=True)]
+        # One array, one transfer: rows of the batch, and positions.
+        places = np.empty((2, len(tokens.token_ids)), np.int64)
+        places[0] = np.repeat(np.arange(len(cached_lens)), tokens.lengths)
+        places[1] = np.concatenate(
+            [np.arange(*ends) for ends in zip(starts, cached_lens, strict=True)]
+        )
+        on_device = to_device(places, draft_worker.device)
+        some.forward_mode = ForwardMode.EXTEND
+        some.input_ids = tokens.token_ids.to(torch.int64)
+        some.out_cache_loc = draft_worker.req_to_token_pool.req_to_token[
+            some.req_pool_indices[on_device[0]], on_device[1]
+        ].to(torch.int64)
+        some.prefix_lens, some.extend_lens = starts, tokens.lengths
+        some.extend_num_tokens = len(tokens.token_ids)
+        some.seq_lens_cpu = torch.tensor(cached_lens)
+        some.seq_lens_sum = sum(cached_lens)
+        some.multimodal_inputs = [None] * len(cached_lens)
+        # Where linear attention keeps states, of the target and of the whole batch.
+        some.mamba_track_indices = some.mamba_track_mask = None
+        some.mamba_track_seqlens = some.mamba_track_seqlens_cpu = None
+        some.spec_info = EagleDraftExtendInput(
+            hidden_states=tokens.hidden_states,
+            num_tokens_per_req=1,
+            num_tokens_for_logprob_per_req=1,
+        )
+        forward_batch = ForwardBatch.init_new(
+            some,
+            draft_worker.draft_runner,
+            capture_hidden_mode=CaptureHiddenMode.LAST,
+            return_hidden_states_before_norm=False,
+        )
+        forward_batch.return_logprob = False
+        output = draft_worker.draft_runner.forward(forward_batch).logits_output
+        # As EagleDraftWorker does after verification.
+        if draft_worker.topk == 1:
+            topk_index = output.next_token_logits.argmax(dim=-1, keepdim=True)
+            topk_p = torch.ones_like(topk_index, dtype=torch.float32)
+        else:
+            probs = renorm_draft_probs(output.next_token_logits, None, False)
+            topk_p, topk_index = fast_topk(probs, draft_worker.topk, dim=-1)
+        return {
+            "topk_p": topk_p,
+            "topk_index": topk_index,
+            "hidden_states": output.hidden_states,
+        }
