@@ -416,7 +416,9 @@ def _config(options: argparse.Namespace) -> HvdConfig:
         return asked
     trained = PayoffPredictor.load(asked.predictor).settings
     unasked = {name: trained[name] for name in trained.keys() - asked.model_fields_set}
-    config = asked.model_copy(update=unasked)
+    # Some of its settings are of its cache mode alone.
+    is_of_mode = "cache_mode" in unasked or asked.cache_mode == trained["cache_mode"]
+    config = asked.model_copy(update=unasked) if is_of_mode else asked
     for name, wanted in feature_settings(config).items():
         if wanted != trained[name]:
             raise ValueError(

@@ -37,6 +37,15 @@ _DEFAULT_WIDE_WIDTH, _LEAST_OVER_VERIFY_WIDTH = 64, 1.5
 # Of a draft by votes, which looks no further ahead.
 MOST_VOTED_TOKENS = 64
 
+# Settings that one policy alone reads.
+_READER: Mapping[str, Policy] = {
+    "threshold": "payoff",
+    "costs": "allocate",
+    "cost_profile": "allocate",
+    "branches": "allocate",
+    "wide_width": "allocate",
+}
+
 
 class HvdConfig(BaseModel):
     """All settings. Defaults are the paper's where it states one (appendices A and B), but for the
@@ -221,6 +230,31 @@ class HvdConfig(BaseModel):
         description="Size of all files in the record folder, in MiB; the oldest are removed. At "
         "least two files.",
     )
+
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> "HvdConfig":
+        """The copy is checked as a new one is. deep makes no difference: nothing in it can change.
+
+        Raises ValidationError, which is a ValueError.
+        """
+        return type(self).model_validate({**self._given(), **(update or {})})
+
+    def for_policy(self, policy: Policy, **settings: object) -> "HvdConfig":
+        """A checked copy with this policy and these settings, and without those that only another
+        policy reads.
+
+        Raises ValidationError, which is a ValueError.
+        """
+        kept = {
+            name: value
+            for name, value in self._given().items()
+            if _READER.get(name, policy) == policy
+        }
+        return type(self).model_validate({**kept, **settings, "policy": policy})
+
+    def _given(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.model_fields_set}
 
     @model_validator(mode="before")
     @classmethod

@@ -40,6 +40,39 @@ def test_a_threshold_alone_asks_for_the_policy_that_has_one() -> None:
     assert load_config(CONFIGS / "default.yaml", {"threshold": 6}, {}).policy == "payoff"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"polcy": "cache"},
+        {"threshold": -3.0},
+        {"policy": "cache", "wide_width": 64},
+        {"cache_mode": "votes", "max_depth": 32},
+    ],
+)
+def test_a_copy_is_checked_as_the_original_is(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(reversed(change))):
+        HvdConfig(policy="payoff").model_copy(update=change)
+    with pytest.raises(ValueError, match=next(reversed(change))):
+        HvdConfig().for_policy("payoff", **{k: v for k, v in change.items() if k != "policy"})
+
+
+def test_a_copy_has_what_it_is_given_and_the_rest_of_the_original() -> None:
+    config = HvdConfig(verify_width=8, calibrate=False)
+    copy = config.model_copy(update={"calibrate": True, "history_window": 4})
+    assert copy == HvdConfig(verify_width=8, calibrate=True, history_window=4)
+    assert copy.model_fields_set == {"verify_width", "calibrate", "history_window"}
+
+
+def test_another_policy_does_not_take_what_it_does_not_read() -> None:
+    by_cost = HvdConfig(wide_width=64, branches=False, cost_profile="skip", verify_width=8)
+    assert by_cost.for_policy("allocate") == by_cost
+    assert by_cost.for_policy("cache") == HvdConfig(policy="cache", verify_width=8)
+    by_payoff = HvdConfig(threshold=4.5, max_draft_tokens=32)
+    assert by_payoff.for_policy("both") == HvdConfig(policy="both", max_draft_tokens=32)
+    assert by_payoff.for_policy("payoff") == by_payoff
+    assert by_payoff.for_policy("payoff", threshold=None).threshold is None
+
+
 def test_a_flag_can_bring_back_a_default_of_null(tmp_path: Path) -> None:
     (tmp_path / "wide.yaml").write_text("verify_width: 48\n")
     assert load_config(tmp_path / "wide.yaml", {}, {}).verify_width == 48

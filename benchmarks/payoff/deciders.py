@@ -19,12 +19,12 @@ from sglang_hvd.replay.evaluate import MEAN, NOTHING_LEFT, judge, trained_sessio
 from sglang_hvd.replay.recordings import Vocabulary, find_recordings
 from sglang_hvd.replay.walk import WalkSettings, walk_recordings
 
-_DECIDERS: dict[str, dict[str, object]] = {
-    "model drafter always": {"policy": "model"},
-    "frequency": {"policy": "frequency"},
-    "payoff, threshold 6": {"policy": "payoff", "threshold": PAPER_THRESHOLD},
-    "payoff": {"policy": "payoff"},
-    "cache always": {"policy": "cache"},
+_DECIDERS = {
+    "model drafter always": HvdConfig(policy="model"),
+    "frequency": HvdConfig(policy="frequency"),
+    "payoff, threshold 6": HvdConfig(policy="payoff", threshold=PAPER_THRESHOLD),
+    "payoff": HvdConfig(policy="payoff"),
+    "cache always": HvdConfig(policy="cache"),
 }
 
 
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     print("| who decides | drafts | oracle share | default | mlp | frequency |")
     print("|---|---|---|---|---|---|")
-    for decider, settings in _DECIDERS.items():
-        config = HvdConfig(cache_mode=mode, calibrate=False).model_copy(update=settings)
+    for decider, of_decider in _DECIDERS.items():
+        config = of_decider.model_copy(update={"cache_mode": mode, "calibrate": False})
         walks = walk_recordings(
             recordings,
             vocabulary,

@@ -64,7 +64,7 @@ def analyze(
     cache_mode = config.cache_mode
     path = given or DEFAULT_PREDICTORS[cache_mode]
     # Policy payoff takes predictors of both kinds.
-    of_given = config.model_copy(update={"policy": "payoff", "predictor": path})
+    of_given = config.for_policy("payoff", predictor=path)
     predictors = {
         "predictor": PayoffPredictor.of_config(of_given),
         "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),

@@ -83,7 +83,7 @@ def evaluate(
     }
     if given is not None:
         # Policy payoff takes predictors of both kinds.
-        of_given = config.model_copy(update={"policy": "payoff", "predictor": given})
+        of_given = config.for_policy("payoff", predictor=given)
         predictors = {"given": PayoffPredictor.of_config(of_given), **predictors}
         if dict(predictors["default"].settings) != feature_settings(config):
             deciding = given
@@ -109,9 +109,8 @@ def judging_walks(config: HvdConfig, predictor: Path) -> dict[str, WalkSettings]
 
     predictor: decides which drafts are verified at cycle starts.
     """
-    as_it_is = config.model_copy(update={"calibrate": False})
-    on_policy = as_it_is.model_copy(update={"policy": "payoff", "threshold": THRESHOLD})
-    every_position = as_it_is.model_copy(update={"policy": "model"})
+    on_policy = config.for_policy("payoff", threshold=THRESHOLD, calibrate=False)
+    every_position = config.for_policy("model", calibrate=False)
     return {
         "cycle": WalkSettings(on_policy, predictor=predictor),
         "position": WalkSettings(every_position, model_drafter=ModelDrafter(0)),

@@ -81,7 +81,7 @@ def replay_policies(
     for policy in get_args(Policy):
         if policy == "allocate" and costs is None:
             continue
-        served = config.model_copy(update={"policy": policy})
+        served = config.for_policy(policy)
         walks = walk_recordings(
             recordings,
             vocabulary,

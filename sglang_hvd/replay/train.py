@@ -144,7 +144,7 @@ def first_round(
             recordings,
             vocabulary,
             WalkSettings(
-                _uncorrected(plan.config, policy),
+                plan.config.for_policy(policy, calibrate=False),
                 model_drafter=model_drafter,
                 draft_limits=_DRAFT_LIMITS,
                 row_stride=1 if model_drafter.mean_accepted else plan.token_stride,
@@ -169,7 +169,7 @@ def later_round(
             recordings,
             vocabulary,
             WalkSettings(
-                _uncorrected(plan.config, "payoff", threshold),
+                plan.config.for_policy("payoff", threshold=threshold, calibrate=False),
                 predictor=deciding,
                 draft_limits=_DRAFT_LIMITS,
             ),
@@ -222,11 +222,6 @@ def _together(parts: Sequence[Lessons]) -> Lessons:
 
 def _normalised(lessons: Lessons) -> Lessons:
     return lessons.weighted(1 / float(lessons.weights.mean()))
-
-
-def _uncorrected(config: HvdConfig, policy: Policy, threshold: float | None = None) -> HvdConfig:
-    """The configuration with this policy, and its predictor as it is: so rows show it."""
-    return config.model_copy(update={"policy": policy, "threshold": threshold, "calibrate": False})
 
 
 def _fit(parts: Sequence[Lessons], plan: TrainPlan, kind: Kind) -> PayoffPredictor:
