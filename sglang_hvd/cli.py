@@ -277,7 +277,6 @@ def _run_replay(options: argparse.Namespace) -> int:
         recordings,
         vocabulary,
         config=config,
-        predictor=config.predictor,
         costs=None if costs is None else StepCosts.load(costs),
         warm_up=options.warm_up,
         shares_cache=not options.local_cache,
@@ -319,7 +318,6 @@ def _run_evaluate(options: argparse.Namespace) -> int:
         recordings,
         vocabulary,
         config=config,
-        given=config.predictor,
         num_processes=options.processes,
     )
     return _show(
@@ -342,7 +340,6 @@ def _run_analyze(options: argparse.Namespace) -> int:
         recordings,
         vocabulary,
         config=config,
-        given=config.predictor,
         num_processes=options.processes,
     )
     figures = json.dumps(analysis.as_json(), indent=1, allow_nan=False)

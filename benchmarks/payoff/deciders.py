@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         walks = walk_recordings(
             recordings,
             vocabulary,
-            WalkSettings(config, predictor=DEFAULT_PREDICTORS[mode]),
+            WalkSettings(config),
             label=decider,
             num_processes=2,
         )

@@ -48,8 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = replay_options("Gates of the payoff policy.", arguments)
     recordings = find_recordings(options.traces)
     vocabulary = Vocabulary(options.tokenizer, options.eos_token)
-    predictor = DEFAULT_PREDICTORS[options.cache_mode]
-    trained_on = PayoffPredictor.load(predictor).trained_sessions
+    trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[options.cache_mode]).trained_sessions
     rows = []
     print("| model drafter | gate | cycles per 1K tokens | cache share | tokens per ms |")
     print("|---|---|---|---|---|")
@@ -64,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             walks = walk_recordings(
                 recordings,
                 vocabulary,
-                WalkSettings(config, predictor=predictor, model_drafter=drafter, costs=COSTS),
+                WalkSettings(config, model_drafter=drafter, costs=COSTS),
                 label=f"{drafter_name}: {threshold}",
                 num_processes=2,
             )

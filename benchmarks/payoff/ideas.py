@@ -159,7 +159,7 @@ class _Study:
             walk_recordings(
                 recordings,
                 vocabulary,
-                judging_walks(plan.config, shipped)["cycle"],
+                judging_walks(plan.config.model_copy(update={"predictor": shipped}))["cycle"],
                 label="judged",
                 num_processes=plan.num_processes,
             ),

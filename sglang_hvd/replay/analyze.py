@@ -50,27 +50,23 @@ def analyze(
     vocabulary: Vocabulary,
     *,
     config: HvdConfig,
-    given: Path | None,
     num_processes: int,
 ) -> Analysis:
     """Walks recordings under the payoff policy and, for what can be copied, token by token.
 
-    config: how the suffix cache drafts.
-    given: predictor to analyse; None: the one that ships.
+    config: how the suffix cache drafts, and the predictor to analyse; None: the one that ships.
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used, or if nothing is
     left to judge.
     """
     cache_mode = config.cache_mode
-    path = given or DEFAULT_PREDICTORS[cache_mode]
-    # Policy payoff takes predictors of both kinds.
-    of_given = config.for_policy("payoff", predictor=path)
     predictors = {
-        "predictor": PayoffPredictor.of_config(of_given),
+        # Policy payoff takes predictors of both kinds.
+        "predictor": PayoffPredictor.of_config(config.for_policy("payoff")),
         "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
     }
     trained_on = trained_sessions(predictors)
-    settings = judging_walks(config, path)
+    settings = judging_walks(config)
     on_policy = settings["cycle"]
     cycles, positions = (
         walk_recordings(
@@ -92,7 +88,7 @@ def analyze(
         policy=on_policy.config.policy,
         threshold=THRESHOLD,
         num_model_accepted=int(on_policy.model_drafter.mean_accepted),
-        predictor=path.name,
+        predictor=(config.predictor or DEFAULT_PREDICTORS[cache_mode]).name,
         predictor_fingerprint=predictors["predictor"].fingerprint,
     )
     return analyze_walks(

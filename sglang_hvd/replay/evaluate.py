@@ -4,7 +4,6 @@ paper's and the frequency score."""
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -60,7 +59,6 @@ def evaluate(
     vocabulary: Vocabulary,
     *,
     config: HvdConfig,
-    given: Path | None,
     num_processes: int,
 ) -> list[Evaluation]:
     """Rows per file and in the mean. All predictors are judged on the same drafts.
@@ -68,28 +66,28 @@ def evaluate(
     Sessions that one of the predictors was trained on fill the shared cache and are not judged. A
     file without any other is left out.
 
-    config: how the suffix cache drafts. With other settings than those that ship were trained for
-        they are judged all the same, and the given one decides what is verified.
-    given: a predictor file to judge too.
+    config: how the suffix cache drafts, and a predictor to judge too. With other settings than
+        those that ship were trained for they are judged all the same, and the given one decides
+        what is verified.
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used, or if nothing is
     left to judge.
     """
     cache_mode = config.cache_mode
-    deciding = DEFAULT_PREDICTORS[cache_mode]
     predictors = {
-        "default": PayoffPredictor.load(deciding),
+        "default": PayoffPredictor.load(DEFAULT_PREDICTORS[cache_mode]),
         "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
     }
-    if given is not None:
+    deciding = config
+    if config.predictor is not None:
         # Policy payoff takes predictors of both kinds.
-        of_given = config.for_policy("payoff", predictor=given)
-        predictors = {"given": PayoffPredictor.of_config(of_given), **predictors}
-        if dict(predictors["default"].settings) != feature_settings(config):
-            deciding = given
+        given = PayoffPredictor.of_config(config.for_policy("payoff"))
+        predictors = {"given": given, **predictors}
+        if dict(predictors["default"].settings) == feature_settings(config):
+            deciding = config.model_copy(update={"predictor": None})
     trained_on = trained_sessions(predictors)
     evaluations = []
-    for at, settings in judging_walks(config, deciding).items():
+    for at, settings in judging_walks(deciding).items():
         walks = walk_recordings(
             recordings, vocabulary, settings, label=at, num_processes=num_processes
         )
@@ -104,15 +102,15 @@ def trained_sessions(predictors: Mapping[str, PayoffPredictor]) -> frozenset[str
     return frozenset[str]().union(*(p.trained_sessions for p in predictors.values()))
 
 
-def judging_walks(config: HvdConfig, predictor: Path) -> dict[str, WalkSettings]:
+def judging_walks(config: HvdConfig) -> dict[str, WalkSettings]:
     """The walks whose drafts predictors are judged on, by where these stand (see Evaluation).
 
-    predictor: decides which drafts are verified at cycle starts.
+    config: its predictor decides which drafts are verified at cycle starts.
     """
     on_policy = config.for_policy("payoff", threshold=THRESHOLD, calibrate=False)
     every_position = config.for_policy("model", calibrate=False)
     return {
-        "cycle": WalkSettings(on_policy, predictor=predictor),
+        "cycle": WalkSettings(on_policy),
         "position": WalkSettings(every_position, model_drafter=ModelDrafter(0)),
     }
 

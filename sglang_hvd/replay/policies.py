@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -50,7 +49,6 @@ def replay_policies(
     vocabulary: Vocabulary,
     *,
     config: HvdConfig,
-    predictor: Path | None,
     costs: StepCosts | None,
     warm_up: float,
     shares_cache: bool,
@@ -62,15 +60,14 @@ def replay_policies(
     Sessions that the predictor was trained on only fill the shared cache, under every policy.
 
     config: of the server; each policy in turns.
-    predictor: of the policies that predict; None: the one that ships.
     warm_up: share of each recording's sessions, the first ones, that only fill the shared cache.
     shares_cache: False: requests draft from their own session only.
     costs: at batch size 1; without them policy `allocate` is left out.
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used.
     """
-    deciding = predictor or DEFAULT_PREDICTORS[config.cache_mode]
-    trained_on = PayoffPredictor.load(deciding).trained_sessions
+    deciding = PayoffPredictor.load(config.predictor or DEFAULT_PREDICTORS[config.cache_mode])
+    trained_on = deciding.trained_sessions
     width = DEFAULT_VERIFY_WIDTH if config.verify_width is None else config.verify_width
     if width <= model_drafter.num_steps + 1:
         raise ValueError(
@@ -87,7 +84,6 @@ def replay_policies(
             vocabulary,
             WalkSettings(
                 served,
-                predictor=deciding,
                 model_drafter=model_drafter,
                 draft_limits=(_widest(served, width) - 1,),
                 shares_cache=shares_cache,

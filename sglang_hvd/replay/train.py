@@ -111,7 +111,7 @@ def train_predictors(
         judged = walk_recordings(
             recordings,
             vocabularies[0],
-            judging_walks(plan.config, path)["cycle"],
+            judging_walks(plan.config.model_copy(update={"predictor": path}))["cycle"],
             label="replay of held-out sessions",
             num_processes=plan.num_processes,
         )
@@ -169,8 +169,9 @@ def later_round(
             recordings,
             vocabulary,
             WalkSettings(
-                plan.config.for_policy("payoff", threshold=threshold, calibrate=False),
-                predictor=deciding,
+                plan.config.for_policy(
+                    "payoff", threshold=threshold, predictor=deciding, calibrate=False
+                ),
                 draft_limits=_DRAFT_LIMITS,
             ),
             label="replay, policy payoff",

@@ -4,14 +4,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 
 from tqdm import tqdm
 
 from sglang_hvd.allocation import StepAllocator, StepCosts, powers_of_two_below
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.payoff import PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.plan_costs import PlanCosts
@@ -24,15 +23,15 @@ from sglang_hvd.replay.simulator import (
     training_rows,
 )
 from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.traces.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
 class WalkSettings:
     """How recordings are walked.
 
-    config: calibrate corrects the predictor along the way, as the server does; without it rows
-        show a predictor as it is.
-    predictor: for the policies that predict; its file, since walks run in other processes.
+    config: of the server. calibrate corrects the predictor along the way, as the server does;
+        without it rows show a predictor as it is.
     model_drafter: what each cycle of the model drafter, which is not run, has accepted.
     draft_limits: longest cache drafts, one trace after the other in turns.
     costs: of the machine, for the time of the cycles and policy `allocate`; None: neither.
@@ -42,7 +41,6 @@ class WalkSettings:
     """
 
     config: HvdConfig
-    predictor: Path | None = None
     model_drafter: ModelDrafter = ModelDrafter()  # noqa: RUF009  it is immutable
     draft_limits: tuple[int, ...] = (DEFAULT_VERIFY_WIDTH - 1,)
     shares_cache: bool = True
@@ -57,6 +55,13 @@ class WalkSettings:
         if narrow is None:
             return (*powers_of_two_below(widest), widest)
         return (*(width for width in narrow if width < widest), widest)
+
+    @property
+    def plan_costs(self) -> PlanCosts | None:
+        """The time of plans; None without costs."""
+        if self.costs is None:
+            return None
+        return PlanCosts(self.costs, self.widths, self.config.drafts_with_model)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +152,30 @@ def _walk_in_worker(recording: Recording) -> RecordingWalk:
 def walk_recording(
     recording: Recording, vocabulary: Vocabulary, settings: WalkSettings
 ) -> RecordingWalk:
-    """Walks one recording in this process."""
+    """Walks one recording in this process.
+
+    Raises ValueError, in one line, for a recording or predictor that cannot be used.
+    """
+    traces = _replayable_traces(recording, vocabulary)
+    drafter = _drafter(settings, vocabulary.token_classes)
+    cycles = _cycles_by_session(traces, drafter, settings)
+    fingerprints = session_fingerprints(traces)
+    costs = settings.plan_costs
+    return RecordingWalk(
+        recording.name,
+        traces[0].family,
+        tuple(
+            SessionWalk(
+                fingerprints[session],
+                count_cycles(of_session, costs),
+                _rows(of_session[:: settings.row_stride]),
+            )
+            for session, of_session in cycles.items()
+        ),
+    )
+
+
+def _replayable_traces(recording: Recording, vocabulary: Vocabulary) -> list[Trace]:
     traces = recording.traces(vocabulary)
     if not traces:
         raise ValueError(f"{recording.path}: no traces")
@@ -156,12 +184,11 @@ def walk_recording(
             f"{recording.path}: recorded without prompts, which drafts come from: it cannot be "
             f"replayed"
         )
+    return traces
+
+
+def _drafter(settings: WalkSettings, token_classes: TokenClasses) -> HybridDrafter:
     config = settings.config
-    predictor = None
-    if config.predicts:
-        if settings.predictor is not None:
-            config = config.model_copy(update={"predictor": settings.predictor})
-        predictor = PayoffPredictor.of_config(config)
     # The drafts that the model drafter is drawn for count as chains.
     num_steps = settings.model_drafter.num_steps
     allocator = None
@@ -172,19 +199,24 @@ def walk_recording(
             model_sizes=[num_steps],
             num_steps=[num_steps],
         )
-    drafter = HybridDrafter(
+    return HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
-        predictor=predictor,
-        token_classes=vocabulary.token_classes,
+        predictor=PayoffPredictor.of_config(config) if config.predicts else None,
+        token_classes=token_classes,
         num_model_steps=num_steps,
         num_model_nodes=num_steps,
         verify_width=settings.widths[-1],
         allocator=allocator,
     )
-    fingerprints = session_fingerprints(traces)
-    cycles: dict[str, list[ReplayedCycle]] = {session: [] for session in fingerprints}
-    accepted_lens = settings.model_drafter.accepted_lens(traces, config)
+
+
+def _cycles_by_session(
+    traces: Sequence[Trace], drafter: HybridDrafter, settings: WalkSettings
+) -> dict[str, list[ReplayedCycle]]:
+    """The cycles of each session, in the order in which the sessions begin."""
+    cycles: dict[str, list[ReplayedCycle]] = {trace.session: [] for trace in traces}
+    accepted_lens = settings.model_drafter.accepted_lens(traces, settings.config)
     for index, (trace, accepted) in enumerate(zip(traces, accepted_lens, strict=True)):
         cycles[trace.session] += replay(
             trace,
@@ -193,21 +225,7 @@ def walk_recording(
             max_cache_draft_tokens=settings.draft_limits[index % len(settings.draft_limits)],
             namespace=trace.namespace if settings.shares_cache else trace.session,
         )
-    cost_of_plan = None
-    if settings.costs is not None:
-        cost_of_plan = PlanCosts(settings.costs, settings.widths, config.drafts_with_model)
-    return RecordingWalk(
-        recording.name,
-        traces[0].family,
-        tuple(
-            SessionWalk(
-                fingerprints[session],
-                count_cycles(of_session, cost_of_plan),
-                _rows(of_session[:: settings.row_stride]),
-            )
-            for session, of_session in cycles.items()
-        ),
-    )
+    return cycles
 
 
 def _rows(cycles: Sequence[ReplayedCycle]) -> TrainingRows | None:

@@ -623,7 +623,7 @@ def test_recordings_without_prompts_are_refused(
     assert error.count("\n") == 1
 
 
-def test_predictors_are_judged_uncorrected(tmp_path: Path) -> None:
+def test_predictors_are_judged_uncorrected() -> None:
     assert HvdConfig().calibrate
-    walks = judging_walks(HvdConfig(), tmp_path / "any.safetensors")
+    walks = judging_walks(HvdConfig())
     assert not any(settings.config.calibrate for settings in walks.values())
