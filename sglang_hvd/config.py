@@ -259,9 +259,7 @@ class HvdConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _a_threshold_is_of_payoff(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("threshold") is not None:
-            return {"policy": "payoff", **data}
-        return data
+        return _with_policy(data) if isinstance(data, dict) else data
 
     @field_validator("max_draft_tokens")
     @classmethod
@@ -282,11 +280,15 @@ class HvdConfig(BaseModel):
             raise ValueError("only the paper cache mode reads it: set cache_mode to paper too")
         return value
 
-    @field_validator("costs", "wide_width")
+    @field_validator(*_READER)
     @classmethod
-    def _needs_allocate(cls, value: object, field: ValidationInfo) -> object:
-        if value is not None and field.data.get("policy") not in (None, "allocate"):
-            raise ValueError("only the allocate policy reads it: set policy to allocate too")
+    def _needs_its_policy(cls, value: object, field: ValidationInfo) -> object:
+        assert field.field_name is not None
+        reader, default = _READER[field.field_name], cls.model_fields[field.field_name].default
+        if value != default and field.data.get("policy") not in (None, reader):
+            raise ValueError(
+                f"only the {reader} policy reads it: set policy to {reader}, or leave it out"
+            )
         return value
 
     @field_validator("narrow_widths")
@@ -354,9 +356,8 @@ def load_config(
         yaml_path = Path(environ[CONFIG_ENV])
     from_yaml = {} if yaml_path is None else _read_yaml(yaml_path)
     try:
-        if overrides.get("threshold") is not None and "policy" not in overrides:
-            from_yaml.pop("policy", None)  # the flag asks for payoff, and wins over the file
-        return HvdConfig.model_validate({**from_yaml, **overrides})
+        # The policy that a flag implies wins over the file's.
+        return HvdConfig.model_validate({**from_yaml, **_with_policy(overrides)})
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
@@ -364,6 +365,12 @@ def load_config(
         where = f"{yaml_path}: {key}" if is_from_yaml else flag_name(key)
         reason = _reason(first["type"], first["msg"], first["input"])
         raise ValueError(f"{where}: {reason}") from None
+
+
+def _with_policy(settings: Mapping[str, object]) -> dict[str, object]:
+    """The same settings; a threshold without a policy asks for the one that reads it."""
+    implied = {"policy": "payoff"} if settings.get("threshold") is not None else {}
+    return {**implied, **settings}
 
 
 def _read_yaml(path: Path) -> dict[str, object]:

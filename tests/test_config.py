@@ -36,7 +36,7 @@ def test_a_threshold_alone_asks_for_the_policy_that_has_one() -> None:
     assert load_config(None, {}, {}).policy == "allocate"
     assert load_config(None, {"threshold": 6}, {}).policy == "payoff"
     assert load_config(None, {"threshold": None}, {}).policy == "allocate"
-    assert load_config(None, {"threshold": 6, "policy": "both"}, {}).policy == "both"
+    assert load_config(None, {"threshold": None, "policy": "both"}, {}).policy == "both"
     assert load_config(CONFIGS / "default.yaml", {"threshold": 6}, {}).policy == "payoff"
 
 
@@ -71,6 +71,17 @@ def test_another_policy_does_not_take_what_it_does_not_read() -> None:
     assert by_payoff.for_policy("both") == HvdConfig(policy="both", max_draft_tokens=32)
     assert by_payoff.for_policy("payoff") == by_payoff
     assert by_payoff.for_policy("payoff", threshold=None).threshold is None
+
+
+def test_a_default_that_is_stated_goes_with_every_policy() -> None:
+    stated = CONFIGS / "default.yaml"
+    assert load_config(stated, {"policy": "cache"}, {}) == HvdConfig(policy="cache")
+
+
+def test_a_flag_for_the_policy_does_not_take_what_only_another_one_reads(config_file: Path) -> None:
+    with pytest.raises(ValueError, match=f"^{config_file}: threshold: only the payoff policy"):
+        load_config(config_file, {"policy": "model"}, {})
+    assert load_config(config_file, {"policy": "model", "threshold": None}, {}).policy == "model"
 
 
 def test_a_flag_can_bring_back_a_default_of_null(tmp_path: Path) -> None:
@@ -118,6 +129,9 @@ def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
         ),
         ("{policy: payoff, wide_width: 64}", r"wide_width: only the allocate policy reads it"),
         ("{policy: payoff, costs: c.yaml}", r"costs: only the allocate policy reads it"),
+        ("{policy: both, threshold: 6}", r"threshold: only the payoff policy reads it: set policy"),
+        ("{policy: cache, branches: false}", r"branches: only the allocate policy reads it"),
+        ("{threshold: 6, cost_profile: skip}", r"cost_profile: only the allocate policy reads it"),
         ("narrow_widths: [4, 2]", r"narrow_widths: widths must rise"),
         ("narrow_widths: [0, 2]", r"narrow_widths: widths must rise"),
         ("max_draft_tokens: 65", r"max_draft_tokens: by votes no draft is longer than 64 tokens"),

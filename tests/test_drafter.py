@@ -30,7 +30,7 @@ def drafter(
     **config: float,
 ) -> HybridDrafter:
     return HybridDrafter(
-        HvdConfig(policy=policy, **config),  # type: ignore[arg-type]
+        HvdConfig(**config).for_policy(policy),  # type: ignore[arg-type]
         cache=SuffixCache.as_in_paper(),
         predictor=linear({predicted: 1}),
         token_classes=CLASSES,

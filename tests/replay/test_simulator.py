@@ -30,7 +30,7 @@ DRAFT_LEN_AS_PAYOFF = linear({"draft_len": 1})
 
 def drafter(policy: Policy, shared_cache_tokens: int = 1000) -> HybridDrafter:
     return HybridDrafter(
-        HvdConfig(policy=policy, threshold=2.0),
+        HvdConfig(threshold=2.0).for_policy(policy),
         cache=SuffixCache.as_in_paper(shared_cache_tokens=shared_cache_tokens),
         predictor=DRAFT_LEN_AS_PAYOFF,
         token_classes=CLASSES,
