@@ -62,7 +62,7 @@ from sglang_hvd.replay.recordings import (
     find_recordings,
     session_fingerprints,
 )
-from sglang_hvd.replay.simulator import CycleTotals
+from sglang_hvd.replay.totals import CycleTotals
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftSource

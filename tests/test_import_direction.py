@@ -110,7 +110,7 @@ def test_every_part_has_its_place_in_the_order() -> None:
         ("payoff/features.py", "from sglang_hvd import suffix_cache"),
         ("payoff/features.py", "from ..suffix_cache import SuffixCache"),
         ("payoff/features.py", "import sglang_hvd.drafter"),
-        ("drafter/proposals.py", "from ..replay import simulator"),
+        ("drafter/proposals.py", "from ..replay import totals"),
         ("drafter/proposals.py", "from sglang_hvd.traces.trace import Trace"),
         ("traces/recorder.py", "from sglang_hvd.config import HvdConfig"),
         ("plugin/worker.py", "from sglang_hvd.demo.models import build"),

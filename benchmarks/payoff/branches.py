@@ -22,10 +22,9 @@ from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FIRST_BRANCH_SHARE, PayoffPredictor
+from sglang_hvd.replay.acceptance import num_agreeing, outcome_of, right_branch
 from sglang_hvd.replay.recordings import Vocabulary, find_recordings, session_fingerprints
-from sglang_hvd.replay.simulator import verify
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.suffix_cache.token_ids import num_agreeing, right_branch
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftBatch, TokenIds
 
@@ -103,7 +102,7 @@ class _Walk:
                 chain = proposals.drafts.token_ids[0, : proposals.drafts.num_nodes[0]].copy()
                 right = num_agreeing(chain, rest)
                 [plan] = drafter.allocate([trace], proposals)
-                outcome = verify(plan, rest, right, _MODEL_ACCEPTED)
+                outcome = outcome_of(plan, rest, right, _MODEL_ACCEPTED)
                 if len(chain):
                     assert proposals.prediction is not None
                     assert proposals.prediction.survival is not None

@@ -20,7 +20,7 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.replay.recordings import Vocabulary, find_recordings
-from sglang_hvd.replay.simulator import CycleTotals
+from sglang_hvd.replay.totals import CycleTotals
 from sglang_hvd.replay.walk import WalkSettings, walk_recordings
 
 # A verification costs the same at every width here: only the choice of the draft is looked at.

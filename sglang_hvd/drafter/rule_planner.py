@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import policies
 from sglang_hvd.config import HvdConfig
+from sglang_hvd.drafter import gates
 from sglang_hvd.drafter.cycles import Cycles
 from sglang_hvd.drafter.expectations import Expectations
 from sglang_hvd.drafter.proposals import Proposals
@@ -97,13 +97,13 @@ class RulePlanner:
         threshold = self._config.threshold
         if threshold is None:
             payoffs = proposals.of_drafts(proposals.prediction.payoffs)
-            return policies.by_comparison(payoffs, proposals.model_payoffs)
+            return gates.by_comparison(payoffs, proposals.model_payoffs)
         probs = proposals.prediction.reaches(math.ceil(threshold))
         if probs is None:
             payoffs = proposals.of_drafts(proposals.prediction.payoffs)
-            return policies.by_payoff(payoffs, threshold)
-        return policies.by_odds(proposals.of_drafts(probs))
+            return gates.by_payoff(payoffs, threshold)
+        return gates.by_odds(proposals.of_drafts(probs))
 
     def _by_frequency(self, proposals: Proposals) -> Bool:
         scores = proposals.drafts.features[: proposals.num_requests, SCORE]
-        return policies.by_frequency(proposals.of_drafts(scores), self._frequency_threshold)
+        return gates.by_frequency(proposals.of_drafts(scores), self._frequency_threshold)

@@ -21,9 +21,9 @@ from sglang_hvd.allocation import CacheTrees, catches_up
 from sglang_hvd.drafter import HybridDrafter, Proposals
 from sglang_hvd.payoff import ModelReaches, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
+from sglang_hvd.replay.acceptance import num_agreeing, outcome_of, right_branch
 from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.simulator import CycleTotals, count_step, verify
-from sglang_hvd.suffix_cache.token_ids import num_agreeing, right_branch
+from sglang_hvd.replay.totals import CycleTotals, count_step
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftSource, TokenIds
 
@@ -203,7 +203,7 @@ class BatchReplay:
                 accepted = request.drawn.accepted[plan.num_model_nodes][request.position]
                 of_model = min(int(accepted), plan.num_model_steps)
             rest = request.drawn.trace.output_ids[request.position :]
-            outcomes.append(verify(plan, rest, of_cache, of_model))
+            outcomes.append(outcome_of(plan, rest, of_cache, of_model))
         self._drafter.commit(running, outcomes)
         num_missing = [request.num_missing for request in running]
         of_step = count_step(plans, outcomes, self._costs, num_missing)

@@ -15,13 +15,8 @@ from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.recordings import Recording, Vocabulary, session_fingerprints
-from sglang_hvd.replay.simulator import (
-    CycleTotals,
-    ReplayedCycle,
-    count_cycles,
-    replay,
-    training_rows,
-)
+from sglang_hvd.replay.replayed import ReplayedCycle, replay, training_rows
+from sglang_hvd.replay.totals import CycleTotals, count_cycles
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 

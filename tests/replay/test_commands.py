@@ -20,7 +20,7 @@ from sglang_hvd.replay import policies
 from sglang_hvd.replay.evaluate import judge, judging_walks
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import Recording, Vocabulary, find_recordings
-from sglang_hvd.replay.simulator import CycleTotals
+from sglang_hvd.replay.totals import CycleTotals
 from sglang_hvd.replay.train import (
     TrainPlan,
     _fit,
