@@ -1,6 +1,7 @@
 """The settings: flags, YAML file, environment and defaults meet here and nowhere else."""
 
 import itertools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,8 @@ CostProfile = Literal["kept", "fresh", "skip"]
 
 # Predicted accepted length from which the paper verifies a cache draft (section 3.4).
 PAPER_THRESHOLD = 6.0
+# Accepted tokens from which a cache draft is worth its verification.
+WORTH_LEN = math.ceil(PAPER_THRESHOLD)
 
 # Names the YAML file where there are no flags (sgl.Engine).
 CONFIG_ENV = "HVD_CONFIG"

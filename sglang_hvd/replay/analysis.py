@@ -4,16 +4,14 @@ The JSON file of `sglang-hvd analyze` has these fields as its keys. Shares lie i
 in tokens, the bonus token not counted.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from sglang_hvd.config import CacheMode
-from sglang_hvd.replay.evaluate import THRESHOLD, Evaluation
+from sglang_hvd.replay.evaluate import Evaluation
 from sglang_hvd.replay.importance import Importance
 
-WORTH_LEN = math.ceil(THRESHOLD)  # accepted tokens from which a draft is worth its verification
-MARGINAL_LEN = 3  # from here to that a verified draft did not pay, but nearly
+MARGINAL_LEN = 3  # from here to WORTH_LEN a verified draft did not pay, but nearly
 RECALLS = tuple(step / 20 for step in range(1, 21))  # of PrecisionRecall.at_recall
 
 

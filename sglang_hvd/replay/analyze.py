@@ -8,14 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.config import PAPER_THRESHOLD, WORTH_LEN, CacheMode, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.analysis import (
     MARGINAL_LEN,
     RECALLS,
-    WORTH_LEN,
     About,
     Analysis,
     Bin,
@@ -26,7 +25,6 @@ from sglang_hvd.replay.analysis import (
 )
 from sglang_hvd.replay.evaluate import (
     NOTHING_LEFT,
-    THRESHOLD,
     judge,
     judged_by,
     judging_walks,
@@ -86,7 +84,7 @@ def analyze(
         tokenizer=vocabulary.fingerprint,
         cache_mode=cache_mode,
         policy=on_policy.config.policy,
-        threshold=THRESHOLD,
+        threshold=PAPER_THRESHOLD,
         num_model_accepted=int(on_policy.model_drafter.mean_accepted),
         predictor=(config.predictor or DEFAULT_PREDICTORS[cache_mode]).name,
         predictor_fingerprint=predictors["predictor"].fingerprint,
@@ -281,7 +279,7 @@ def _curves(
     curves = []
     for name in (*predictors, "frequency"):
         judgement = judged_by(rows, predictors.get(name))
-        quality = payoff_quality(judgement, rows.accepted_lens, threshold=THRESHOLD)
+        quality = payoff_quality(judgement, rows.accepted_lens, threshold=PAPER_THRESHOLD)
         assert quality.average_precision is not None, "some drafts are worth verifying"
         curves.append(
             PrecisionRecall(

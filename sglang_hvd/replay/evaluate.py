@@ -1,13 +1,12 @@
 """`sglang-hvd evaluate`: judges a predictor on recorded generations, beside the one that ships, the
 paper's and the frequency score."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from sglang_hvd.config import PAPER_THRESHOLD, CacheMode, HvdConfig
+from sglang_hvd.config import PAPER_THRESHOLD, WORTH_LEN, CacheMode, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, feature_settings
 from sglang_hvd.payoff.rows import TrainingRows
@@ -22,9 +21,6 @@ from sglang_hvd.replay.metrics import (
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import Recording, Vocabulary
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
-
-# Accepted length from which a draft is worth its verification.
-THRESHOLD = PAPER_THRESHOLD
 
 MEAN = "mean"
 
@@ -107,7 +103,7 @@ def judging_walks(config: HvdConfig) -> dict[str, WalkSettings]:
 
     config: its predictor decides which drafts are verified at cycle starts.
     """
-    on_policy = config.for_policy("payoff", threshold=THRESHOLD, calibrate=False)
+    on_policy = config.for_policy("payoff", threshold=PAPER_THRESHOLD, calibrate=False)
     every_position = config.for_policy("model", calibrate=False)
     return {
         "cycle": WalkSettings(on_policy),
@@ -164,7 +160,7 @@ def judged_by(rows: TrainingRows, predictor: PayoffPredictor | None) -> Judgemen
     if predictor is None:
         return Judgement(rows.features[:, FEATURE_NAMES.index("score")], None)
     prediction = rows.predict(predictor)
-    return Judgement(prediction.payoffs, prediction.reaches(math.ceil(THRESHOLD)))
+    return Judgement(prediction.payoffs, prediction.reaches(WORTH_LEN))
 
 
 def _quality(parts: Sequence[tuple[Judgement, TrainingRows]]) -> PayoffQuality:
@@ -176,7 +172,7 @@ def _quality(parts: Sequence[tuple[Judgement, TrainingRows]]) -> PayoffQuality:
             np.concatenate(probs) if probs else None,
         ),
         np.concatenate([rows.accepted_lens for _, rows in parts]),
-        threshold=THRESHOLD,
+        threshold=PAPER_THRESHOLD,
     )
 
 
@@ -197,7 +193,7 @@ def _mean_calibration_error(
         probs = [judgement.probs for judgement, _ in parts if judgement.probs is not None]
         if not probs:
             return None
-        worth = np.concatenate([rows.accepted_lens for _, rows in parts]) >= THRESHOLD
+        worth = np.concatenate([rows.accepted_lens for _, rows in parts]) >= WORTH_LEN
         curves.append(reliability_curve(np.concatenate(probs), worth))
     # A family with fewer drafts than there are points has no curve.
     curves = [curve for curve in curves if len(curve) == NUM_BINS]

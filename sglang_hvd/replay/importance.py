@@ -1,14 +1,14 @@
 """What a predictor reads: how much worse it gets when some of its inputs are mixed up."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.rows import TrainingRows
-from sglang_hvd.replay.evaluate import THRESHOLD, judged_by
+from sglang_hvd.replay.evaluate import judged_by
 from sglang_hvd.replay.metrics import payoff_quality
 
 # Which prefixes of feature names belong to which group; the first that fits counts.
@@ -133,5 +133,5 @@ def _most_important(drops: Sequence[Drop]) -> tuple[Drop, ...]:
 
 def _average_precision(rows: TrainingRows, predictor: PayoffPredictor) -> float | None:
     return payoff_quality(
-        judged_by(rows, predictor), rows.accepted_lens, threshold=math.ceil(THRESHOLD)
+        judged_by(rows, predictor), rows.accepted_lens, threshold=WORTH_LEN
     ).average_precision

@@ -1,6 +1,5 @@
 """`sglang-hvd replay`: what each policy makes of recorded generations, without a model."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -8,9 +7,9 @@ from typing import get_args
 import numpy as np
 
 from sglang_hvd.allocation import StepCosts
-from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, Policy
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, WORTH_LEN, HvdConfig, Policy
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
-from sglang_hvd.replay.evaluate import MEAN, THRESHOLD
+from sglang_hvd.replay.evaluate import MEAN
 from sglang_hvd.replay.metrics import mean_of
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import Recording, Vocabulary
@@ -131,7 +130,7 @@ def _result(
     )
     if rows is None:
         return result
-    worth = rows.accepted_lens >= math.ceil(THRESHOLD)
+    worth = rows.accepted_lens >= WORTH_LEN
     verified = rows.is_verified
     num_hits, num_worth = int((worth & verified).sum()), int(worth.sum())
     return replace(
