@@ -21,7 +21,8 @@ from sglang_hvd.user_cache import user_cache
 from sglang_hvd.whole_file import output_file, write_whole
 
 if TYPE_CHECKING:
-    from sglang_hvd.replay.recordings import Recording, Vocabulary
+    from sglang_hvd.replay.recordings import Recording
+    from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -272,10 +273,10 @@ def _run_replay(options: argparse.Namespace) -> int:
 
     config = _config(options)
     costs = options.costs or config.costs
-    recordings, vocabulary = _read_traces(options)
+    recordings, tokenizer = _read_traces(options)
     results = replay_policies(
         recordings,
-        vocabulary,
+        tokenizer,
         config=config,
         costs=None if costs is None else StepCosts.load(costs),
         warm_up=options.warm_up,
@@ -292,7 +293,7 @@ def _run_train(options: argparse.Namespace) -> int:
     from sglang_hvd.replay.tables import heldout_table
     from sglang_hvd.replay.train import TrainPlan, train_predictor
 
-    recordings, vocabulary = _read_traces(options)
+    recordings, tokenizer = _read_traces(options)
     plan = TrainPlan(
         config=_config(options),
         kind=options.kind,
@@ -301,7 +302,7 @@ def _run_train(options: argparse.Namespace) -> int:
         seed=options.seed,
         num_processes=options.processes,
     )
-    predictor = train_predictor(recordings, vocabulary, plan)
+    predictor = train_predictor(recordings, tokenizer, plan)
     predictor.save(options.output)
     print(heldout_table(predictor))
     print(f"written: {options.output}")
@@ -313,10 +314,10 @@ def _run_evaluate(options: argparse.Namespace) -> int:
     from sglang_hvd.replay.tables import evaluation_table
 
     config = _config(options)
-    recordings, vocabulary = _read_traces(options)
+    recordings, tokenizer = _read_traces(options)
     evaluations = evaluate(
         recordings,
-        vocabulary,
+        tokenizer,
         config=config,
         num_processes=options.processes,
     )
@@ -334,11 +335,11 @@ def _run_analyze(options: argparse.Namespace) -> int:
     if options.json is None and options.html is None:
         raise ValueError("nothing to write: give --json, --html or both")
     config = _config(options)
-    recordings, vocabulary = _read_traces(options)
+    recordings, tokenizer = _read_traces(options)
     analysis = analyze(
         options.traces,
         recordings,
-        vocabulary,
+        tokenizer,
         config=config,
         num_processes=options.processes,
     )
@@ -425,12 +426,13 @@ def _config(options: argparse.Namespace) -> HvdConfig:
     return config
 
 
-def _read_traces(options: argparse.Namespace) -> tuple[list[Recording], Vocabulary]:
-    from sglang_hvd.replay.recordings import Vocabulary, find_recordings
+def _read_traces(options: argparse.Namespace) -> tuple[list[Recording], TraceTokenizer]:
+    from sglang_hvd.replay.recordings import find_recordings
+    from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 
-    vocabulary = Vocabulary(options.tokenizer, options.eos_token or None)
-    vocabulary.fingerprint  # noqa: B018  what is wrong with the tokenizer, now
-    return find_recordings(options.traces), vocabulary
+    tokenizer = TraceTokenizer(options.tokenizer, options.eos_token or None)
+    tokenizer.check()
+    return find_recordings(options.traces), tokenizer
 
 
 def _show(options: argparse.Namespace, table: str, rows: list[dict[str, object]]) -> int:

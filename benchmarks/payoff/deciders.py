@@ -16,7 +16,8 @@ from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from sglang_hvd.replay.evaluate import MEAN, NOTHING_LEFT, judge, trained_sessions
-from sglang_hvd.replay.recordings import Vocabulary, find_recordings
+from sglang_hvd.replay.recordings import find_recordings
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.walk import WalkSettings, walk_recordings
 
 _DECIDERS = {
@@ -31,7 +32,7 @@ _DECIDERS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     options = replay_options("Average precision by who decides.", arguments)
     recordings = find_recordings(options.traces)
-    vocabulary = Vocabulary(options.tokenizer, options.eos_token)
+    tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     mode = options.cache_mode
     predictors = {
         "default": PayoffPredictor.load(DEFAULT_PREDICTORS[mode]),
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = of_decider.model_copy(update={"cache_mode": mode, "calibrate": False})
         walks = walk_recordings(
             recordings,
-            vocabulary,
+            tokenizer,
             WalkSettings(config),
             label=decider,
             num_processes=2,

@@ -33,7 +33,8 @@ from sglang_hvd.replay.evaluate import (
 from sglang_hvd.replay.importance import permutation_importance
 from sglang_hvd.replay.metrics import payoff_quality, precision_at_recalls
 from sglang_hvd.replay.prompts import PromptCounts
-from sglang_hvd.replay.recordings import Recording, Vocabulary, session_fingerprints
+from sglang_hvd.replay.recordings import Recording, session_fingerprints
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.walk import RecordingWalk, walk_recordings
 
 LONGEST = 31  # tokens of a cache draft at the default verify width
@@ -45,7 +46,7 @@ _LENGTH_EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 def analyze(
     traces: Path,
     recordings: Sequence[Recording],
-    vocabulary: Vocabulary,
+    tokenizer: TraceTokenizer,
     *,
     config: HvdConfig,
     num_processes: int,
@@ -68,7 +69,7 @@ def analyze(
     on_policy = settings["cycle"]
     cycles, positions = (
         walk_recordings(
-            recordings, vocabulary, settings[at], label=f"{at}s", num_processes=num_processes
+            recordings, tokenizer, settings[at], label=f"{at}s", num_processes=num_processes
         )
         for at in ("cycle", "position")
     )
@@ -81,7 +82,7 @@ def analyze(
         files=tuple(walk.name for walk in cycles),
         num_sessions=len(judged),
         num_trained_sessions=len(sessions) - len(judged),
-        tokenizer=vocabulary.fingerprint,
+        tokenizer=tokenizer.fingerprint,
         cache_mode=cache_mode,
         policy=on_policy.config.policy,
         threshold=PAPER_THRESHOLD,
@@ -93,7 +94,7 @@ def analyze(
         about,
         cycles,
         positions,
-        _count_prompts(recordings, vocabulary, trained_on),
+        _count_prompts(recordings, tokenizer, trained_on),
         predictors,
         without=trained_on,
     )
@@ -314,12 +315,12 @@ def _calibrations(
 
 
 def _count_prompts(
-    recordings: Sequence[Recording], vocabulary: Vocabulary, without: frozenset[str]
+    recordings: Sequence[Recording], tokenizer: TraceTokenizer, without: frozenset[str]
 ) -> list[PromptCounts]:
     counts = []
     for recording in tqdm(recordings, desc="prompts", unit="file", leave=False):
-        traces = recording.traces(vocabulary)
+        traces = recording.traces(tokenizer)
         fingerprints = session_fingerprints(traces)
         judged = [trace for trace in traces if fingerprints[trace.session] not in without]
-        counts.append(PromptCounts.of_traces(judged, vocabulary.token_classes))
+        counts.append(PromptCounts.of_traces(judged, tokenizer.token_classes))
     return counts

@@ -19,7 +19,8 @@ from sglang_hvd.replay.metrics import (
     reliability_curve,
 )
 from sglang_hvd.replay.model_drafter import ModelDrafter
-from sglang_hvd.replay.recordings import Recording, Vocabulary
+from sglang_hvd.replay.recordings import Recording
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 
 MEAN = "mean"
@@ -52,7 +53,7 @@ class Evaluation:
 
 def evaluate(
     recordings: Sequence[Recording],
-    vocabulary: Vocabulary,
+    tokenizer: TraceTokenizer,
     *,
     config: HvdConfig,
     num_processes: int,
@@ -85,7 +86,7 @@ def evaluate(
     evaluations = []
     for at, settings in judging_walks(deciding).items():
         walks = walk_recordings(
-            recordings, vocabulary, settings, label=at, num_processes=num_processes
+            recordings, tokenizer, settings, label=at, num_processes=num_processes
         )
         evaluations += judge(walks, predictors, cache_mode=cache_mode, at=at, without=trained_on)
     if not evaluations:

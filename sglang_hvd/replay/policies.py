@@ -12,7 +12,8 @@ from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.evaluate import MEAN
 from sglang_hvd.replay.metrics import mean_of
 from sglang_hvd.replay.model_drafter import ModelDrafter
-from sglang_hvd.replay.recordings import Recording, Vocabulary
+from sglang_hvd.replay.recordings import Recording
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 
 
@@ -45,7 +46,7 @@ class PolicyResult:
 
 def replay_policies(
     recordings: Sequence[Recording],
-    vocabulary: Vocabulary,
+    tokenizer: TraceTokenizer,
     *,
     config: HvdConfig,
     costs: StepCosts | None,
@@ -80,7 +81,7 @@ def replay_policies(
         served = config.for_policy(policy)
         walks = walk_recordings(
             recordings,
-            vocabulary,
+            tokenizer,
             WalkSettings(
                 served,
                 model_drafter=model_drafter,

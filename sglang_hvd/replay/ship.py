@@ -16,8 +16,9 @@ from sglang_hvd.config import CacheMode, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from sglang_hvd.replay.evaluate import MEAN
-from sglang_hvd.replay.recordings import Vocabulary, find_recordings
+from sglang_hvd.replay.recordings import find_recordings
 from sglang_hvd.replay.tables import heldout_table
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.train import TrainPlan, train_predictors
 
 # Each makes the cycles learned from more like those of the server. In the paper's mode the second
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"{options.traces}: no traces with a permissive licence")
         trained = train_predictors(
             recordings,
-            [Vocabulary(path, options.eos_token) for path in options.tokenizer],
+            [TraceTokenizer(path, options.eos_token) for path in options.tokenizer],
             TrainPlan(
                 HvdConfig(cache_mode=options.cache_mode),
                 num_rounds=_NUM_ROUNDS[options.cache_mode],

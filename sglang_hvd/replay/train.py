@@ -18,7 +18,8 @@ from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.payoff.training import TrainingSettings, train
 from sglang_hvd.replay.evaluate import judge, judging_walks
 from sglang_hvd.replay.model_drafter import ModelDrafter
-from sglang_hvd.replay.recordings import Recording, Vocabulary
+from sglang_hvd.replay.recordings import Recording
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 
 # Longest cache drafts in training, in turns: what is verified of a draft depends on the server's
@@ -66,30 +67,30 @@ class TrainPlan:
 
 
 def train_predictor(
-    recordings: Sequence[Recording], vocabulary: Vocabulary, plan: TrainPlan
+    recordings: Sequence[Recording], tokenizer: TraceTokenizer, plan: TrainPlan
 ) -> PayoffPredictor:
     """The predictor, with its quality on the held-out sessions in its provenance.
 
     Raises ValueError, in one line, if the recordings cannot be used or hold nothing to learn from.
     """
-    return train_predictors(recordings, [vocabulary], plan, [plan.kind])[plan.kind]
+    return train_predictors(recordings, [tokenizer], plan, [plan.kind])[plan.kind]
 
 
 def train_predictors(
     recordings: Sequence[Recording],
-    vocabularies: Sequence[Vocabulary],
+    tokenizers: Sequence[TraceTokenizer],
     plan: TrainPlan,
     kinds: Sequence[Kind],
 ) -> Mapping[Kind, PayoffPredictor]:
     """Several kinds from the same cycles, to compare. The first decides in the later rounds.
 
-    vocabularies: the recordings, texts if there are several, are read with each of these and
+    tokenizers: the recordings, texts if there are several, are read with each of these and
         learned from; what comes out is judged with the first.
     """
     first: list[Lessons] = []
     held_out = fingerprints = frozenset[str]()
-    for vocabulary in vocabularies:
-        walks = first_round(recordings, vocabulary, plan)
+    for tokenizer in tokenizers:
+        walks = first_round(recordings, tokenizer, plan)
         if not first:
             held_out, fingerprints = held_out_sessions(walks, plan.held_out), _fingerprints(walks)
         assert _fingerprints(walks) == fingerprints, "sessions are known by their text"
@@ -102,20 +103,20 @@ def train_predictors(
         for _ in range(1, plan.num_rounds):
             predictor.save(path)
             parts = []
-            for vocabulary, before in zip(vocabularies, first, strict=True):
-                walks = later_round(recordings, vocabulary, plan, path)
+            for tokenizer, before in zip(tokenizers, first, strict=True):
+                walks = later_round(recordings, tokenizer, plan, path)
                 parts.append(Lessons.concatenate([before, _weighed(walks, without=held_out)]))
                 del walks
             predictor = _fit(parts, plan, kinds[0])
         predictor.save(path)
         judged = walk_recordings(
             recordings,
-            vocabularies[0],
+            tokenizers[0],
             judging_walks(plan.config.model_copy(update={"predictor": path}))["cycle"],
             label="replay of held-out sessions",
             num_processes=plan.num_processes,
         )
-    provenance = _provenance(recordings, vocabularies, plan, fingerprints, held_out)
+    provenance = _provenance(recordings, tokenizers, plan, fingerprints, held_out)
     trained: dict[Kind, PayoffPredictor] = {}
     for kind in kinds:
         of_kind = predictor if kind == kinds[0] else _fit(parts, plan, kind)
@@ -134,7 +135,7 @@ def train_predictors(
 
 
 def first_round(
-    recordings: Sequence[Recording], vocabulary: Vocabulary, plan: TrainPlan
+    recordings: Sequence[Recording], tokenizer: TraceTokenizer, plan: TrainPlan
 ) -> list[RecordingWalk]:
     """The walks that no predictor decides, of each recording several."""
     return [
@@ -142,7 +143,7 @@ def first_round(
         for policy, model_drafter in _FIRST_ROUND
         for walk in walk_recordings(
             recordings,
-            vocabulary,
+            tokenizer,
             WalkSettings(
                 plan.config.for_policy(policy, calibrate=False),
                 model_drafter=model_drafter,
@@ -156,7 +157,7 @@ def first_round(
 
 
 def later_round(
-    recordings: Sequence[Recording], vocabulary: Vocabulary, plan: TrainPlan, deciding: Path
+    recordings: Sequence[Recording], tokenizer: TraceTokenizer, plan: TrainPlan, deciding: Path
 ) -> list[RecordingWalk]:
     """The walks that a predictor decides, of each recording several.
 
@@ -167,7 +168,7 @@ def later_round(
         for threshold in _THRESHOLDS
         for walk in walk_recordings(
             recordings,
-            vocabulary,
+            tokenizer,
             WalkSettings(
                 plan.config.for_policy(
                     "payoff", threshold=threshold, predictor=deciding, calibrate=False
@@ -245,7 +246,7 @@ def _fit(parts: Sequence[Lessons], plan: TrainPlan, kind: Kind) -> PayoffPredict
 
 def _provenance(
     recordings: Sequence[Recording],
-    vocabularies: Sequence[Vocabulary],
+    tokenizers: Sequence[TraceTokenizer],
     plan: TrainPlan,
     fingerprints: frozenset[str],
     held_out: frozenset[str],
@@ -273,7 +274,7 @@ def _provenance(
         "weight_of_other_tokenizers": _OTHERS,
         "verify_width": DEFAULT_VERIFY_WIDTH,
         "num_rounds": plan.num_rounds,
-        "tokenizers": [vocabulary.fingerprint for vocabulary in vocabularies],
+        "tokenizers": [tokenizer.fingerprint for tokenizer in tokenizers],
     }
 
 

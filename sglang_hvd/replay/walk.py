@@ -14,9 +14,10 @@ from sglang_hvd.payoff import PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.recordings import Recording, Vocabulary, session_fingerprints
+from sglang_hvd.replay.recordings import Recording, session_fingerprints
 from sglang_hvd.replay.replayed import ReplayedCycle, replay, training_rows
 from sglang_hvd.replay.totals import CycleTotals, count_cycles
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 
@@ -93,7 +94,7 @@ class RecordingWalk:
 
 def walk_recordings(
     recordings: Sequence[Recording],
-    vocabulary: Vocabulary,
+    tokenizer: TraceTokenizer,
     settings: WalkSettings,
     *,
     label: str,
@@ -105,7 +106,7 @@ def walk_recordings(
     """
     with tqdm(total=len(recordings), desc=label, unit="file", leave=False) as bar:
         walks = []
-        for walk in _walk_all(recordings, vocabulary, settings, num_processes):
+        for walk in _walk_all(recordings, tokenizer, settings, num_processes):
             walks.append(walk)
             bar.update()
         return walks
@@ -113,31 +114,31 @@ def walk_recordings(
 
 def _walk_all(
     recordings: Sequence[Recording],
-    vocabulary: Vocabulary,
+    tokenizer: TraceTokenizer,
     settings: WalkSettings,
     num_processes: int,
 ) -> Iterator[RecordingWalk]:
     if num_processes == 1:
         for recording in recordings:
-            yield walk_recording(recording, vocabulary, settings)
+            yield walk_recording(recording, tokenizer, settings)
         return
     # Fresh interpreters: a fork would copy locks that threads of the parent may hold. Each is given
-    # the vocabulary once, not with every recording.
+    # the tokenizer once, not with every recording.
     with ProcessPoolExecutor(
         num_processes,
         mp_context=get_context("spawn"),
         initializer=_set_up_worker,
-        initargs=(vocabulary, settings),
+        initargs=(tokenizer, settings),
     ) as pool:
         yield from pool.map(_walk_in_worker, recordings)
 
 
-_of_worker: tuple[Vocabulary, WalkSettings]
+_of_worker: tuple[TraceTokenizer, WalkSettings]
 
 
-def _set_up_worker(vocabulary: Vocabulary, settings: WalkSettings) -> None:
+def _set_up_worker(tokenizer: TraceTokenizer, settings: WalkSettings) -> None:
     global _of_worker
-    _of_worker = vocabulary, settings
+    _of_worker = tokenizer, settings
 
 
 def _walk_in_worker(recording: Recording) -> RecordingWalk:
@@ -145,14 +146,14 @@ def _walk_in_worker(recording: Recording) -> RecordingWalk:
 
 
 def walk_recording(
-    recording: Recording, vocabulary: Vocabulary, settings: WalkSettings
+    recording: Recording, tokenizer: TraceTokenizer, settings: WalkSettings
 ) -> RecordingWalk:
     """Walks one recording in this process.
 
     Raises ValueError, in one line, for a recording or predictor that cannot be used.
     """
-    traces = _replayable_traces(recording, vocabulary)
-    drafter = _drafter(settings, vocabulary.token_classes)
+    traces = _replayable_traces(recording, tokenizer)
+    drafter = _drafter(settings, tokenizer.token_classes)
     cycles = _cycles_by_session(traces, drafter, settings)
     fingerprints = session_fingerprints(traces)
     costs = settings.plan_costs
@@ -170,8 +171,8 @@ def walk_recording(
     )
 
 
-def _replayable_traces(recording: Recording, vocabulary: Vocabulary) -> list[Trace]:
-    traces = recording.traces(vocabulary)
+def _replayable_traces(recording: Recording, tokenizer: TraceTokenizer) -> list[Trace]:
+    traces = recording.traces(tokenizer)
     if not traces:
         raise ValueError(f"{recording.path}: no traces")
     if not all(trace.has_prompt for trace in traces):
