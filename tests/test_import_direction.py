@@ -1,6 +1,8 @@
 """Imports point one way, and the frameworks stay in their folders."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +42,8 @@ MAY_IMPORT = {
     "plugin": CORE | {"traces", "running_server"},
     "demo": CORE | {"traces", "replay"},
     "running_server": {"allocation"},
-    "cli": CORE | {"traces", "replay", "demo", "running_server"},
+    "commands": CORE | {"traces", "replay", "demo", "running_server"},
+    "cli": {"commands", "demo"},
 }
 
 # Where a framework may be imported: a folder, or one file.
@@ -100,6 +103,17 @@ def test_imports_point_one_way(path: str) -> None:
 def test_every_part_has_its_place_in_the_order() -> None:
     parts = {path.split("/")[0].removesuffix(".py") for path in source_files()} - {"__init__"}
     assert parts <= MAY_IMPORT.keys()
+
+
+def test_the_command_loads_no_framework_before_it_needs_one() -> None:
+    command = (
+        "import sys, sglang_hvd.cli; "
+        f"print(sorted({set(FRAMEWORKS)} & {{name.split('.')[0] for name in sys.modules}}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
