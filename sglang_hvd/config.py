@@ -308,7 +308,7 @@ class HvdConfig(BaseModel):
     def _holds_two_files(cls, value: int, field: ValidationInfo) -> int:
         file_mb = field.data.get("record_file_mb")
         if file_mb is not None and value < 2 * file_mb:
-            raise ValueError(f"two files of record_file_mb {file_mb} must fit")
+            raise ValueError(f"at least {2 * file_mb} (two files of record_file_mb)")
         return value
 
     @property

@@ -243,7 +243,7 @@ def _config(options: argparse.Namespace, *, has_predictor: bool = True) -> HvdCo
         if wanted != trained[name]:
             raise ValueError(
                 f"predictor {asked.predictor} was trained for {name} {trained[name]}, asked for is "
-                f"{wanted}"
+                f"{wanted}: drop that setting, or give another --predictor"
             )
     return config
 

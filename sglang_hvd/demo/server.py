@@ -235,7 +235,7 @@ def held_port(port: int = 0) -> socket.socket:
         holder.bind(("127.0.0.1", port))
     except (OSError, OverflowError) as error:
         holder.close()
-        raise ValueError(f"port {port} cannot be used: {error}") from None
+        raise ValueError(f"port {port} cannot be used: {error}: choose another --port") from None
     return holder
 
 

@@ -151,7 +151,7 @@ def analyze_walks(
         if (rows := walk.rows(without=without)) is not None
     }
     if not rows_of:
-        raise ValueError("no cycle of the traces had a cache draft: nothing to analyse")
+        raise ValueError("no cycle of the traces had a cache draft: give more or longer traces")
     rows = TrainingRows.concatenate(list(rows_of.values()))
     return Analysis(
         about,

@@ -25,7 +25,10 @@ from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 
 MEAN = "mean"
 
-NOTHING_LEFT = "no session is left to judge: the predictors were trained on all of them"
+NOTHING_LEFT = (
+    "no session is left to judge, the predictors were trained on all of them: give --traces that "
+    "none of them was trained on"
+)
 
 
 @dataclass(frozen=True, slots=True)

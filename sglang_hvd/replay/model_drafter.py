@@ -63,12 +63,12 @@ class ModelDrafter:
         if not 0 <= self.mean_accepted < self.num_steps:
             raise ValueError(
                 f"a model drafter of {self.num_steps} steps has 0 to less than {self.num_steps} "
-                f"tokens accepted, not {self.mean_accepted:g}"
+                f"tokens accepted, got {self.mean_accepted:g}: lower --model-accepted"
             )
         if self.odds_ratio is None and self.mean_accepted != int(self.mean_accepted):
             raise ValueError(
                 f"{self.mean_accepted:g} tokens in every cycle cannot be: give a whole number, or "
-                f"let them vary"
+                f"let them vary (--model-drafter independent)"
             )
 
     def accepted_lens(self, traces: Sequence[Trace], config: HvdConfig) -> list[Int32]:

@@ -102,7 +102,8 @@ def replay_policies(
             results.append(_mean(of_policy, policy))
     if not results:
         raise ValueError(
-            "no session is left to measure: the predictor was trained on all but those of --warm-up"
+            "no session is left to measure, the predictor was trained on all but those of "
+            "--warm-up: lower --warm-up or give other traces"
         )
     return results
 

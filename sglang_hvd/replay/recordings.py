@@ -59,7 +59,9 @@ def find_recordings(traces: Path) -> list[Recording]:
     else:
         paths = [traces]
     if not paths:
-        raise ValueError(f"{traces}: no traces ({', '.join('*' + s for s in _SUFFIXES)})")
+        raise ValueError(
+            f"{traces}: no traces ({', '.join('*' + s for s in _SUFFIXES)}): give another folder"
+        )
     return [Recording(path, _source_of(path)) for path in paths]
 
 

@@ -210,7 +210,7 @@ def _weighed(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> Less
         if rows is not None:
             parts.append(Lessons.of(rows).weighted(len(rows) ** (_POWER_OF_SIZE - 1)))
     if not parts:
-        raise ValueError("no cycle of the traces had a cache draft: nothing to learn from")
+        raise ValueError("no cycle of the traces had a cache draft: give more or longer traces")
     return Lessons.concatenate(parts)
 
 

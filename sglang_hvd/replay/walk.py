@@ -174,11 +174,11 @@ def walk_recording(
 def _replayable_traces(recording: Recording, tokenizer: TraceTokenizer) -> list[Trace]:
     traces = recording.traces(tokenizer)
     if not traces:
-        raise ValueError(f"{recording.path}: no traces")
+        raise ValueError(f"{recording.path}: no traces: leave it out of --traces")
     if not all(trace.has_prompt for trace in traces):
         raise ValueError(
-            f"{recording.path}: recorded without prompts, which drafts come from: it cannot be "
-            f"replayed"
+            f"{recording.path}: recorded without prompts, which drafts come from, it cannot be "
+            f"replayed: record with --hvd-record-prompts true"
         )
     return traces
 
