@@ -34,10 +34,10 @@ CONFIG_ENV = "HVD_CONFIG"
 # them are drafted, beside the root.
 DEFAULT_VERIFY_WIDTH = 32
 
-# Of one or two requests, under policy allocate on a GPU, if it is not about as wide as others.
+# Default wide_width (steps of one or two requests), used only if at least 1.5 times verify_width.
 _DEFAULT_WIDE_WIDTH, _LEAST_OVER_VERIFY_WIDTH = 64, 1.5
 
-# Of a draft by votes, which looks no further ahead.
+# Longest draft of the votes cache mode, which looks no further ahead.
 MOST_VOTED_TOKENS = 64
 
 # Settings that one policy alone reads.
@@ -51,8 +51,8 @@ _READER: Mapping[str, Policy] = {
 
 
 class HvdConfig(BaseModel):
-    """All settings. Defaults are the paper's where it states one (appendices A and B), but for the
-    policy, the threshold, the cache mode and min_token_prob."""
+    """All settings. A default is the paper's where the paper states one (appendices A and B), but
+    for the policy, the threshold, the cache mode and min_token_prob."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -319,8 +319,8 @@ class HvdConfig(BaseModel):
         return 0.1 if self.cache_mode == "paper" else 0.0
 
     def default_wide_width(self, verify_width: int) -> int | None:
-        """wide_width where it is not given, beside others of verify_width; None: there is none.
-        What else it depends on is the server's: its device and model."""
+        """The wide_width of a server that is given none, beside this verify_width; None: no step is
+        wider. The device and the model, which decide too, are not known here."""
         wide = min(_DEFAULT_WIDE_WIDTH, 1 + self.max_draft_tokens)
         names_widths = self.verify_width is not None or self.narrow_widths is not None
         if self.policy != "allocate" or names_widths:

@@ -236,7 +236,7 @@ def _config(options: argparse.Namespace, *, has_predictor: bool = True) -> HvdCo
         return asked
     trained = PayoffPredictor.load(asked.predictor).settings
     unasked = {name: trained[name] for name in trained.keys() - asked.model_fields_set}
-    # Some of its settings are of its cache mode alone.
+    # Some settings of a predictor belong to its cache mode alone.
     is_of_mode = "cache_mode" in unasked or asked.cache_mode == trained["cache_mode"]
     config = asked.model_copy(update=unasked) if is_of_mode else asked
     for name, wanted in feature_settings(config).items():

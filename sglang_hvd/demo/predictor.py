@@ -28,7 +28,7 @@ def train_predictor(
 ) -> PayoffPredictor:
     """Learns from the cycles of decoding with the model drafter alone and the cache alone.
 
-    replies: of the target. references: what it was trained to reply.
+    replies: traces of the target. references: traces of what it was trained to reply.
     """
     token_classes = TokenClasses.from_strings(token_strings(tokenizer))
     policies: tuple[Policy, ...] = ("model", "cache")

@@ -195,8 +195,8 @@ def reliability(
     real: npt.NDArray[np.bool_] | npt.NDArray[np.int32],
     edges: Sequence[float],
 ) -> tuple[Bin, ...]:
-    """Groups predictions between the edges; below the first and from the last on there is no other
-    limit. Groups without a draft are left out."""
+    """Groups predictions by the edges; the first group has no lower limit, the last no upper one.
+    Groups without a draft are left out."""
     limits = [None, *edges, None]
     group_of = np.searchsorted(np.array(edges, np.float32), predicted, side="right")
     return tuple(

@@ -48,7 +48,7 @@ class Evaluation:
     quality: PayoffQuality
 
     def row(self) -> dict[str, object]:
-        """As written to the JSON file."""
+        """The row of the JSON file."""
         fields = asdict(self)
         quality: Mapping[str, object] = fields.pop("quality")
         return fields | dict(quality)
@@ -64,10 +64,10 @@ def evaluate(
     """Rows per file and in the mean. All predictors are judged on the same drafts.
 
     Sessions that one of the predictors was trained on fill the shared cache and are not judged. A
-    file without any other is left out.
+    file without other sessions is left out.
 
-    config: how the suffix cache drafts, and a predictor to judge too. With other settings than
-        those that ship were trained for they are judged all the same, and the given one decides
+    config: how the suffix cache drafts, and a predictor to judge too. If the predictors that ship
+        were trained for other settings, they are judged all the same, and the given one decides
         what is verified.
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used, or if nothing is
@@ -98,7 +98,7 @@ def evaluate(
 
 
 def trained_sessions(predictors: Mapping[str, PayoffPredictor]) -> frozenset[str]:
-    """Fingerprints of the sessions that any of them was trained on."""
+    """Fingerprints of the sessions that any of the predictors was trained on."""
     return frozenset[str]().union(*(p.trained_sessions for p in predictors.values()))
 
 
@@ -145,7 +145,8 @@ def judge(
 def qualities(
     judged: Mapping[RecordingWalk, tuple[Judgement, TrainingRows]],
 ) -> list[tuple[RecordingWalk | None, PayoffQuality]]:
-    """Of each walk, and last the mean over the families, which is of no walk; see judge."""
+    """The figures of each walk, and last their mean over the families, with None for a walk; see
+    judge."""
     families: dict[str, list[tuple[Judgement, TrainingRows]]] = {}
     for walk, part in judged.items():
         families.setdefault(walk.family, []).append(part)
@@ -181,7 +182,7 @@ def _quality(parts: Sequence[tuple[Judgement, TrainingRows]]) -> PayoffQuality:
 
 
 def _mean(qualities: Sequence[PayoffQuality]) -> PayoffQuality:
-    """Each figure over the families that have it; num_drafts is the sum."""
+    """The mean of each figure over the families that have it; num_drafts is the sum."""
     figures: dict[str, float | None] = {}
     for name in PayoffQuality.__dataclass_fields__:
         figures[name] = mean_of([getattr(quality, name) for quality in qualities])

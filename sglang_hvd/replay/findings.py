@@ -12,14 +12,14 @@ _RECALL_60 = RECALLS.index(0.6)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """summary: of a section. plots: of each of its two plots."""
+    """What the figures of a section say: in all, and in each of its two plots."""
 
     summary: str
     plots: tuple[str, str]
 
 
 def findings(analysis: Analysis) -> tuple[Finding, ...]:
-    """Of the sections on structure, payoff, prediction, calibration and importance."""
+    """One each for the sections on structure, payoff, prediction, calibration and importance."""
     return (
         _of_structure([row for row in analysis.structure if row.file is None]),
         _of_payoffs(analysis.payoffs),

@@ -87,12 +87,13 @@ def permutation_importance(
     num_features: int = 15,
     seed: int = 42,
 ) -> Importance | None:
-    """Deals the values of some inputs out to other drafts, together, and measures again.
+    """Measures again after the values of some inputs were dealt out, together, to other drafts.
 
     num_repeats: of each group; a single feature is permuted twice.
     num_features: single features to return.
 
-    None if no draft of the sample reaches the threshold: then there is no precision to lose.
+    Returns None if no draft of the sample reaches the threshold: then there is no precision to
+    lose.
     """
     rows = rows.sample(max_drafts, seed)
     baseline = _average_precision(rows, predictor)

@@ -45,7 +45,7 @@ class ModelDrafter:
     num_steps: the most tokens that are accepted in a cycle; 8 is the paper's (table 7).
     num_nodes: of the full tree, root not counted.
     size_effect: log odds of a token that each doubling of the nodes adds.
-    spread: standard deviation, in log odds, between sessions: of some a drafter knows more.
+    spread: standard deviation between sessions, in log odds: a drafter knows some better.
     seed: of the draw.
 
     Raises ValueError for a strength that cannot be.
@@ -86,7 +86,7 @@ class ModelDrafter:
         sizes: Sequence[int],
         copied: Callable[[], Sequence[Bool]] | None = None,
     ) -> dict[int, list[Int32]]:
-        """The same for trees of these numbers of nodes, root not counted.
+        """accepted_lens for trees of each of these numbers of nodes, root not counted.
 
         copied: gives copied_tokens(traces, config), which take long, where they are kept.
         """

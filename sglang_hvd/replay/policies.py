@@ -22,10 +22,10 @@ class PolicyResult:
     """What a policy made of a file's measured sessions, or the mean over the families.
 
     mean_accepted: draft tokens per cycle, bonus token not counted.
-    cache_share: of the cycles, those that verified a cache draft, alone or in one tree with the
-        model drafter's; both_share: the latter.
+    cache_share: share of the cycles that verified a cache draft, alone or in one tree with the
+        model drafter's; both_share: in one tree.
     oracle_share: share of the cycles' cache drafts that reach the paper's threshold.
-    precision, recall: of what the policy verified against these.
+    precision, recall: the cache drafts that were verified against those that reach it.
     payoff_quantiles: accepted lengths of the cache drafts, at 10, 50, 90 and 99 %.
     tokens_per_ms: under the cost table; None without one.
     """
@@ -145,7 +145,7 @@ def _result(
 
 
 def _widest(config: HvdConfig, verify_width: int) -> int:
-    """Nodes that a server on a GPU verifies of one request, of a dense model."""
+    """The most nodes that a server of a dense model on a GPU verifies for one request."""
     if config.policy != "allocate":
         return verify_width
     wide = config.wide_width or config.default_wide_width(verify_width)
@@ -153,7 +153,7 @@ def _widest(config: HvdConfig, verify_width: int) -> int:
 
 
 def _mean(results: Sequence[PolicyResult], policy: str) -> PolicyResult:
-    """Each figure: the mean over the families of the mean over their files."""
+    """The mean over the families of the mean over their files, for each figure."""
     families: dict[str, list[PolicyResult]] = {}
     for result in results:
         families.setdefault(result.family, []).append(result)

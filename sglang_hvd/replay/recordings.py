@@ -43,7 +43,7 @@ class Recording:
         return self.licence.startswith(("MIT", "Apache-2.0")) and "NC" not in self.licence
 
     def traces(self, tokenizer: TraceTokenizer) -> list[Trace]:
-        """All of them. Raises ValueError, in one line, for a file that is not whole and sound."""
+        """All traces of the file. Raises ValueError, in one line, if it is not whole and sound."""
         # Recordings hold token ids: only text needs the token that ends an output.
         eos_token_id = None if is_recording(self.path) else tokenizer.eos_token_id
         return list(read_traces(self.path, tokenizer.loaded, eos_token_id))

@@ -36,8 +36,8 @@ class ReplayedCycle:
 class ReplayedDraft:
     """A cache draft, verified or not.
 
-    accepted_len: tokens of it that the target would accept. Where the text ends inside the draft
-        none of the rest is: it brings nothing.
+    accepted_len: tokens of it that the target would accept. Tokens behind the end of the text are
+        not accepted: they bring nothing.
     is_verified: whether it was the draft that was verified.
     features: float32[num_features]. positions: float32[num_tokens, num_position_features].
     """

@@ -16,8 +16,8 @@ class CycleTotals:
     num_drafted, num_cache, num_both: cycles that verified a draft, those that verified the cache's
         alone, and those that verified both.
     num_accepted: accepted draft tokens.
-    num_steps: of the engine, in which they ran.
-    ms: the time of these, 0 where no costs are known.
+    num_steps: steps of the engine in which the cycles ran.
+    ms: time of these steps, 0 where no costs are known.
     """
 
     num_cycles: int = 0
@@ -64,9 +64,9 @@ class CycleTotals:
 
 
 def count_cycles(cycles: Iterable[ReplayedCycle], costs: PlanCosts | None = None) -> CycleTotals:
-    """What a policy made of the cycles of one request after the other (paper, appendices A and G).
+    """Totals of cycles that ran one request after the other (paper, appendices A and G).
 
-    costs: for their time; with draft-extend in every cycle.
+    costs: what gives their time, with draft-extend in every cycle.
     """
     return sum(
         (count_step([cycle.plan], [cycle.outcome], costs, [0]) for cycle in cycles), CycleTotals()
@@ -79,7 +79,7 @@ def count_step(
     costs: PlanCosts | None,
     num_missing: Sequence[int],
 ) -> CycleTotals:
-    """The cycles of one step, a request each.
+    """Totals of one step, which has a cycle of each request.
 
     num_missing: tokens of each request that the model drafter's KV cache lacks before it.
     """

@@ -34,10 +34,10 @@ _FIRST_ROUND: tuple[tuple[Policy, ModelDrafter], ...] = (
     ("cache", ModelDrafter()),
 )
 
-# Of the payoff policy in the later rounds: the server's own, and the paper's.
+# Thresholds of the payoff policy in the later rounds: the server's default and the paper's.
 _THRESHOLDS = (None, PAPER_THRESHOLD)
 
-# What a row counts that is not of the first tokenizer, with which a predictor is judged
+# Weight of the rows of other tokenizers than the first, with which a predictor is judged
 # (docs/payoff.md, "What each idea brought").
 _OTHERS = 0.4
 
@@ -53,7 +53,7 @@ class TrainPlan:
     config: how the suffix cache drafts.
     held_out: share of each recording's sessions, the last ones, that is not trained on and on which
         the predictor is judged. One session of a recording with several is always held out.
-    token_stride: where every token begins a cycle, one of so many is learned from.
+    token_stride: where every token begins a cycle, one cycle in this many is learned from.
     """
 
     config: HvdConfig
@@ -82,10 +82,11 @@ def train_predictors(
     plan: TrainPlan,
     kinds: Sequence[Kind],
 ) -> Mapping[Kind, PayoffPredictor]:
-    """Several kinds from the same cycles, to compare. The first decides in the later rounds.
+    """Predictors of several kinds from the same cycles, to compare. The first kind decides in the
+    later rounds.
 
-    tokenizers: the recordings, texts if there are several, are read with each of these and
-        learned from; what comes out is judged with the first.
+    tokenizers: the recordings are learned from as each of these reads them, and must be texts if
+        there are several; the predictors are judged with the first.
     """
     first: list[Lessons] = []
     held_out = fingerprints = frozenset[str]()
@@ -137,7 +138,7 @@ def train_predictors(
 def first_round(
     recordings: Sequence[Recording], tokenizer: TraceTokenizer, plan: TrainPlan
 ) -> list[RecordingWalk]:
-    """The walks that no predictor decides, of each recording several."""
+    """The walks that no predictor decides, several of each recording."""
     return [
         walk
         for policy, model_drafter in _FIRST_ROUND
@@ -159,7 +160,7 @@ def first_round(
 def later_round(
     recordings: Sequence[Recording], tokenizer: TraceTokenizer, plan: TrainPlan, deciding: Path
 ) -> list[RecordingWalk]:
-    """The walks that a predictor decides, of each recording several.
+    """The walks that a predictor decides, several of each recording.
 
     deciding: its file.
     """
@@ -182,8 +183,8 @@ def later_round(
 
 
 def held_out_sessions(walks: Sequence[RecordingWalk], share: float) -> frozenset[str]:
-    """Fingerprints of the last sessions of each recording: that share of them, at least one of
-    several. None for a share of 0."""
+    """Fingerprints of the last sessions of each recording: that share of the sessions, and at least
+    one where there are several; none for a share of 0."""
     held_out: set[str] = set()
     for walk in walks:
         sessions = [session.fingerprint for session in walk.sessions]
@@ -193,12 +194,12 @@ def held_out_sessions(walks: Sequence[RecordingWalk], share: float) -> frozenset
 
 
 def lessons_of(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> Lessons:
-    """What there is to learn. Each walk's rows together count as a power of their number; the mean
+    """The lessons of walks. The rows of a walk together count as a power of their number; the mean
     weight is 1.
 
     without: fingerprints of sessions that are not learned from.
 
-    Raises ValueError if there is nothing.
+    Raises ValueError if no cycle had a cache draft.
     """
     return _normalised(_weighed(walks, without=without))
 
@@ -215,7 +216,7 @@ def _weighed(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> Less
 
 
 def _together(parts: Sequence[Lessons]) -> Lessons:
-    """By tokenizer, the one that counts most first."""
+    """All lessons. parts: by tokenizer, the one that counts most first."""
     first, *others = map(_normalised, parts)
     if not others:
         return first
@@ -227,7 +228,8 @@ def _normalised(lessons: Lessons) -> Lessons:
 
 
 def _fit(parts: Sequence[Lessons], plan: TrainPlan, kind: Kind) -> PayoffPredictor:
-    """parts: by tokenizer. The paper's predictor learns from the first, every row the same."""
+    """Trains a predictor. parts: lessons by tokenizer; the paper's predictor learns from the first
+    alone, with equal weights."""
     if kind == "mlp":
         lessons = parts[0].sample(plan.max_rows, plan.seed).unweighted()
         settings = TrainingSettings.of_paper(len(lessons))

@@ -29,11 +29,12 @@ class WalkSettings:
     config: of the server. calibrate corrects the predictor along the way, as the server does;
         without it rows show a predictor as it is.
     model_drafter: what each cycle of the model drafter, which is not run, has accepted.
-    draft_limits: longest cache drafts, one trace after the other in turns.
-    costs: of the machine, for the time of the cycles and policy `allocate`; None: neither.
+    draft_limits: longest cache drafts, in tokens; traces take them in turns.
+    costs: step costs of the machine, for the time of the cycles and policy `allocate`; None:
+        neither.
     shares_cache: a session's finished outputs are drafts for later ones of its namespace;
         False: for itself only.
-    row_stride: of so many cycles of a session one gives a row.
+    row_stride: one cycle in this many of a session gives a row.
     """
 
     config: HvdConfig
@@ -45,8 +46,8 @@ class WalkSettings:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Nodes per request that a step can verify: the configured ones or else powers of two, and
-        what the drafts need."""
+        """Nodes per request that a step can verify: the configured widths or else powers of two,
+        and the width that the longest drafts need."""
         widest, narrow = max(self.draft_limits) + 1, self.config.narrow_widths
         if narrow is None:
             return (*powers_of_two_below(widest), widest)
@@ -88,7 +89,7 @@ class RecordingWalk:
         return TrainingRows.concatenate(parts) if parts else None
 
     def totals(self, *, without: frozenset[str] = frozenset()) -> CycleTotals:
-        """The cycles of those sessions."""
+        """The totals of the sessions that are not among these fingerprints."""
         return sum((s.totals for s in self.sessions if s.fingerprint not in without), CycleTotals())
 
 
@@ -225,7 +226,7 @@ def _cycles_by_session(
 
 
 def _rows(cycles: Sequence[ReplayedCycle]) -> TrainingRows | None:
-    """None if none of them had a cache draft."""
+    """Rows of the cycles that had a cache draft; None if none had."""
     if all(cycle.draft is None for cycle in cycles):
         return None
     return training_rows(cycles)
