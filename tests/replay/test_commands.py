@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -594,6 +595,17 @@ def test_a_predictor_of_other_settings_can_be_trained_and_judged(
     config.write_text("min_token_prob: high")
     assert run("replay", made_up_traces, number_tokenizer, "--config", config) == 2
     assert "hvd.yaml: min_token_prob" in capsys.readouterr().err
+
+
+def test_a_predictor_of_another_cache_mode_is_refused_by_the_mode(
+    made_up_traces: Path, number_tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, predictor = tmp_path / "p.safetensors", constant_survival(0.5)
+    settings = {**predictor.settings, "cache_mode": "paper", "max_depth": 32}
+    replace(predictor, settings=settings).save(path)
+    flags = ("--predictor", path, "--cache-mode", "votes")
+    assert run("evaluate", made_up_traces, number_tokenizer, *flags) == 2
+    assert "trained for cache_mode paper, asked for is votes: drop" in capsys.readouterr().err
 
 
 def test_what_is_not_installed_is_named_with_the_remedy(tmp_path: Path) -> None:
