@@ -22,9 +22,9 @@ from sglang_hvd.allocation import DraftOdds, StepAllocator, draft_step_choices, 
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor, TokenClasses
-from sglang_hvd.replay.simulator import verify
+from sglang_hvd.replay.acceptance import num_agreeing, outcome_of
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.suffix_cache.token_ids import num_agreeing, padded
+from sglang_hvd.suffix_cache.token_ids import padded
 from sglang_hvd.types import VerifyOutcomes
 
 WIDTHS, SIZES, NUM_STEPS = (1, 2, 4, 8, 16, 32), (3, 7, 15, 31), 8
@@ -134,7 +134,7 @@ def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:
         rights = [num_agreeing(c[:n], rest) for (c, n), rest in zip(chains, rests, strict=False)]
         # Of the model drafter's draft two tokens are accepted, if it is verified.
         verified = [
-            verify(plan, rest, right, 2)
+            outcome_of(plan, rest, right, 2)
             for plan, rest, right in zip(plans, rests, rights, strict=True)
         ]
         token_ids, lengths = padded([outcome.token_ids for outcome in verified])

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from sglang_hvd.whole_file import output_file, write_whole
+from sglang_hvd.commands.arguments import output_file
+from sglang_hvd.whole_file import write_whole
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

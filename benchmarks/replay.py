@@ -56,13 +56,9 @@ from sglang_hvd.replay.model_drafter import (
     copied_tokens,
 )
 from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.recordings import (
-    Recording,
-    Vocabulary,
-    find_recordings,
-    session_fingerprints,
-)
-from sglang_hvd.replay.simulator import CycleTotals
+from sglang_hvd.replay.recordings import Recording, find_recordings, session_fingerprints
+from sglang_hvd.replay.totals import CycleTotals
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftSource
@@ -158,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kind in options.kinds
     }
     recordings = find_recordings(options.traces)
-    vocabulary = Vocabulary(options.tokenizer, options.eos_token or None)
+    tokenizer = TraceTokenizer(options.tokenizer, options.eos_token or None)
     tables = {path.stem: StepCosts.load(path) for path in options.costs}
     cells = [
         (name, costs, batch_size, drafter_name, drafter)
@@ -171,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.processes,
         mp_context=get_context("spawn"),
         initializer=_set_up,
-        initargs=(vocabulary,),
+        initargs=(tokenizer,),
     ) as pool:
         for name, costs, batch_size, drafter_name, drafter in tqdm(cells, unit="cell"):
             jobs = [
@@ -273,12 +269,12 @@ def _settings(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str, l
     }
 
 
-_vocabulary: Vocabulary
+_tokenizer: TraceTokenizer
 
 
-def _set_up(vocabulary: Vocabulary) -> None:
-    global _vocabulary
-    _vocabulary = vocabulary
+def _set_up(tokenizer: TraceTokenizer) -> None:
+    global _tokenizer
+    _tokenizer = tokenizer
     # What a server tells its operator of its predictor would be said of every run.
     logging.getLogger("sglang_hvd").setLevel(logging.ERROR)
 
@@ -310,7 +306,7 @@ class _Texts:
 
 @cache
 def _traces(recording: Recording) -> list[Trace]:
-    return recording.traces(_vocabulary)
+    return recording.traces(_tokenizer)
 
 
 @cache
@@ -372,7 +368,7 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
         config,
         cache=SuffixCache.of_config(config, background=False),
         predictor=PayoffPredictor.of_config(config) if config.predicts else None,
-        token_classes=_vocabulary.token_classes if config.predicts else None,
+        token_classes=_tokenizer.token_classes if config.predicts else None,
         num_model_steps=num_steps,
         num_model_nodes=num_nodes,
         verify_width=setting.width,

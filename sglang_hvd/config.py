@@ -1,6 +1,7 @@
 """The settings: flags, YAML file, environment and defaults meet here and nowhere else."""
 
 import itertools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,8 @@ CostProfile = Literal["kept", "fresh", "skip"]
 
 # Predicted accepted length from which the paper verifies a cache draft (section 3.4).
 PAPER_THRESHOLD = 6.0
+# Accepted tokens from which a cache draft is worth its verification.
+WORTH_LEN = math.ceil(PAPER_THRESHOLD)
 
 # Names the YAML file where there are no flags (sgl.Engine).
 CONFIG_ENV = "HVD_CONFIG"
@@ -31,16 +34,25 @@ CONFIG_ENV = "HVD_CONFIG"
 # them are drafted, beside the root.
 DEFAULT_VERIFY_WIDTH = 32
 
-# Of one or two requests, under policy allocate on a GPU, if it is not about as wide as others.
+# Default wide_width (steps of one or two requests), used only if at least 1.5 times verify_width.
 _DEFAULT_WIDE_WIDTH, _LEAST_OVER_VERIFY_WIDTH = 64, 1.5
 
-# Of a draft by votes, which looks no further ahead.
+# Longest draft of the votes cache mode, which looks no further ahead.
 MOST_VOTED_TOKENS = 64
+
+# Settings that one policy alone reads.
+_READER: Mapping[str, Policy] = {
+    "threshold": "payoff",
+    "costs": "allocate",
+    "cost_profile": "allocate",
+    "branches": "allocate",
+    "wide_width": "allocate",
+}
 
 
 class HvdConfig(BaseModel):
-    """All settings. Defaults are the paper's where it states one (appendices A and B), but for the
-    policy, the threshold, the cache mode and min_token_prob."""
+    """All settings. A default is the paper's where the paper states one (appendices A and B), but
+    for the policy, the threshold, the cache mode and min_token_prob."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -222,12 +234,35 @@ class HvdConfig(BaseModel):
         "least two files.",
     )
 
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> "HvdConfig":
+        """The copy is checked as a new one is. deep makes no difference: nothing in it can change.
+
+        Raises ValidationError, which is a ValueError.
+        """
+        return type(self).model_validate({**self._given(), **(update or {})})
+
+    def for_policy(self, policy: Policy, **settings: object) -> "HvdConfig":
+        """A checked copy with this policy and these settings, and without those that only another
+        policy reads.
+
+        Raises ValidationError, which is a ValueError.
+        """
+        kept = {
+            name: value
+            for name, value in self._given().items()
+            if _READER.get(name, policy) == policy
+        }
+        return type(self).model_validate({**kept, **settings, "policy": policy})
+
+    def _given(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
     @model_validator(mode="before")
     @classmethod
     def _a_threshold_is_of_payoff(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("threshold") is not None:
-            return {"policy": "payoff", **data}
-        return data
+        return _with_policy(data) if isinstance(data, dict) else data
 
     @field_validator("max_draft_tokens")
     @classmethod
@@ -248,11 +283,15 @@ class HvdConfig(BaseModel):
             raise ValueError("only the paper cache mode reads it: set cache_mode to paper too")
         return value
 
-    @field_validator("costs", "wide_width")
+    @field_validator(*_READER)
     @classmethod
-    def _needs_allocate(cls, value: object, field: ValidationInfo) -> object:
-        if value is not None and field.data.get("policy") not in (None, "allocate"):
-            raise ValueError("only the allocate policy reads it: set policy to allocate too")
+    def _needs_its_policy(cls, value: object, field: ValidationInfo) -> object:
+        assert field.field_name is not None
+        reader, default = _READER[field.field_name], cls.model_fields[field.field_name].default
+        if value != default and field.data.get("policy") not in (None, reader):
+            raise ValueError(
+                f"only the {reader} policy reads it: set policy to {reader}, or leave it out"
+            )
         return value
 
     @field_validator("narrow_widths")
@@ -269,7 +308,7 @@ class HvdConfig(BaseModel):
     def _holds_two_files(cls, value: int, field: ValidationInfo) -> int:
         file_mb = field.data.get("record_file_mb")
         if file_mb is not None and value < 2 * file_mb:
-            raise ValueError(f"two files of record_file_mb {file_mb} must fit")
+            raise ValueError(f"at least {2 * file_mb} (two files of record_file_mb)")
         return value
 
     @property
@@ -280,8 +319,8 @@ class HvdConfig(BaseModel):
         return 0.1 if self.cache_mode == "paper" else 0.0
 
     def default_wide_width(self, verify_width: int) -> int | None:
-        """wide_width where it is not given, beside others of verify_width; None: there is none.
-        What else it depends on is the server's: its device and model."""
+        """The wide_width of a server that is given none, beside this verify_width; None: no step is
+        wider. The device and the model, which decide too, are not known here."""
         wide = min(_DEFAULT_WIDE_WIDTH, 1 + self.max_draft_tokens)
         names_widths = self.verify_width is not None or self.narrow_widths is not None
         if self.policy != "allocate" or names_widths:
@@ -320,9 +359,8 @@ def load_config(
         yaml_path = Path(environ[CONFIG_ENV])
     from_yaml = {} if yaml_path is None else _read_yaml(yaml_path)
     try:
-        if overrides.get("threshold") is not None and "policy" not in overrides:
-            from_yaml.pop("policy", None)  # the flag asks for payoff, and wins over the file
-        return HvdConfig.model_validate({**from_yaml, **overrides})
+        # The policy that a flag implies wins over the file's.
+        return HvdConfig.model_validate({**from_yaml, **_with_policy(overrides)})
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
@@ -330,6 +368,12 @@ def load_config(
         where = f"{yaml_path}: {key}" if is_from_yaml else flag_name(key)
         reason = _reason(first["type"], first["msg"], first["input"])
         raise ValueError(f"{where}: {reason}") from None
+
+
+def _with_policy(settings: Mapping[str, object]) -> dict[str, object]:
+    """The same settings; a threshold without a policy asks for the one that reads it."""
+    implied = {"policy": "payoff"} if settings.get("threshold") is not None else {}
+    return {**implied, **settings}
 
 
 def _read_yaml(path: Path) -> dict[str, object]:

@@ -1,6 +1,5 @@
 """Files that are there whole or not at all."""
 
-import argparse
 import os
 import tempfile
 from pathlib import Path
@@ -18,15 +17,6 @@ def check_place(path: Path) -> None:
         raise ValueError(f"{path}: cannot write: {error.strerror}") from None
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"cannot write into the folder {path.parent}")
-
-
-def output_file(text: str) -> Path:
-    """The type of an argument that names a file to write. argparse says what is wrong with it."""
-    try:
-        check_place(Path(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return Path(text)
 
 
 def write_whole(path: Path, content: bytes) -> None:

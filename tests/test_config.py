@@ -36,8 +36,52 @@ def test_a_threshold_alone_asks_for_the_policy_that_has_one() -> None:
     assert load_config(None, {}, {}).policy == "allocate"
     assert load_config(None, {"threshold": 6}, {}).policy == "payoff"
     assert load_config(None, {"threshold": None}, {}).policy == "allocate"
-    assert load_config(None, {"threshold": 6, "policy": "both"}, {}).policy == "both"
+    assert load_config(None, {"threshold": None, "policy": "both"}, {}).policy == "both"
     assert load_config(CONFIGS / "default.yaml", {"threshold": 6}, {}).policy == "payoff"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"polcy": "cache"},
+        {"threshold": -3.0},
+        {"policy": "cache", "wide_width": 64},
+        {"cache_mode": "votes", "max_depth": 32},
+    ],
+)
+def test_a_copy_is_checked_as_the_original_is(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(reversed(change))):
+        HvdConfig(policy="payoff").model_copy(update=change)
+    with pytest.raises(ValueError, match=next(reversed(change))):
+        HvdConfig().for_policy("payoff", **{k: v for k, v in change.items() if k != "policy"})
+
+
+def test_a_copy_has_what_it_is_given_and_the_rest_of_the_original() -> None:
+    config = HvdConfig(verify_width=8, calibrate=False)
+    copy = config.model_copy(update={"calibrate": True, "history_window": 4})
+    assert copy == HvdConfig(verify_width=8, calibrate=True, history_window=4)
+    assert copy.model_fields_set == {"verify_width", "calibrate", "history_window"}
+
+
+def test_another_policy_does_not_take_what_it_does_not_read() -> None:
+    by_cost = HvdConfig(wide_width=64, branches=False, cost_profile="skip", verify_width=8)
+    assert by_cost.for_policy("allocate") == by_cost
+    assert by_cost.for_policy("cache") == HvdConfig(policy="cache", verify_width=8)
+    by_payoff = HvdConfig(threshold=4.5, max_draft_tokens=32)
+    assert by_payoff.for_policy("both") == HvdConfig(policy="both", max_draft_tokens=32)
+    assert by_payoff.for_policy("payoff") == by_payoff
+    assert by_payoff.for_policy("payoff", threshold=None).threshold is None
+
+
+def test_a_default_that_is_stated_goes_with_every_policy() -> None:
+    stated = CONFIGS / "default.yaml"
+    assert load_config(stated, {"policy": "cache"}, {}) == HvdConfig(policy="cache")
+
+
+def test_a_flag_for_the_policy_does_not_take_what_only_another_one_reads(config_file: Path) -> None:
+    with pytest.raises(ValueError, match=f"^{config_file}: threshold: only the payoff policy"):
+        load_config(config_file, {"policy": "model"}, {})
+    assert load_config(config_file, {"policy": "model", "threshold": None}, {}).policy == "model"
 
 
 def test_a_flag_can_bring_back_a_default_of_null(tmp_path: Path) -> None:
@@ -85,6 +129,9 @@ def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
         ),
         ("{policy: payoff, wide_width: 64}", r"wide_width: only the allocate policy reads it"),
         ("{policy: payoff, costs: c.yaml}", r"costs: only the allocate policy reads it"),
+        ("{policy: both, threshold: 6}", r"threshold: only the payoff policy reads it: set policy"),
+        ("{policy: cache, branches: false}", r"branches: only the allocate policy reads it"),
+        ("{threshold: 6, cost_profile: skip}", r"cost_profile: only the allocate policy reads it"),
         ("narrow_widths: [4, 2]", r"narrow_widths: widths must rise"),
         ("narrow_widths: [0, 2]", r"narrow_widths: widths must rise"),
         ("max_draft_tokens: 65", r"max_draft_tokens: by votes no draft is longer than 64 tokens"),
@@ -93,7 +140,10 @@ def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
         ("max_depth: 8.5", r"max_depth: input should be a valid integer, got 8.5"),
         ("min_token_prob: 2", r"min_token_prob: input should be less than or equal to 1"),
         ("record_file_mb: 0", r"record_file_mb: input should be greater than or equal to 1"),
-        ("record_total_mb: 100", r"record_total_mb: two files of record_file_mb 64 must fit"),
+        (
+            "record_total_mb: 100",
+            r"record_total_mb: at least 128 \(two files of record_file_mb\), got 100",
+        ),
         ("verify_width: 1", r"verify_width: input should be greater than or equal to 2"),
         ("1: 2", r"1: unknown key"),
         ("- threshold", r"is a mapping of field to value, got list"),
@@ -135,7 +185,7 @@ def test_a_wrong_flag_is_named_as_the_user_typed_it(config_file: Path) -> None:
 
 
 def test_a_default_that_a_flag_makes_wrong_is_named_as_its_flag() -> None:
-    with pytest.raises(ValueError, match=r"^--hvd-record-total-mb: two files of record_file_mb"):
+    with pytest.raises(ValueError, match=r"^--hvd-record-total-mb: at least 1200 \(two files of"):
         load_config(None, {"record_file_mb": 600}, {})
 
 

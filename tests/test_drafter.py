@@ -29,7 +29,7 @@ def drafter(
     verify_width: int = 65,
     **config: float,
 ) -> HybridDrafter:
-    settings = HvdConfig(policy=policy, **config)  # type: ignore[arg-type]
+    settings = HvdConfig(**config).for_policy(policy)  # type: ignore[arg-type]
     return HybridDrafter(
         settings,
         cache=SuffixCache.as_in_paper(),

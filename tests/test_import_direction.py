@@ -1,6 +1,8 @@
 """Imports point one way, and the frameworks stay in their folders."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +42,8 @@ MAY_IMPORT = {
     "plugin": CORE | {"traces", "running_server"},
     "demo": CORE | {"traces", "replay"},
     "running_server": {"allocation"},
-    "cli": CORE | {"traces", "replay", "demo", "running_server"},
+    "commands": CORE | {"traces", "replay", "demo", "running_server"},
+    "cli": {"commands", "demo"},
 }
 
 # Where a framework may be imported: a folder, or one file.
@@ -102,6 +105,17 @@ def test_every_part_has_its_place_in_the_order() -> None:
     assert parts <= MAY_IMPORT.keys()
 
 
+def test_the_command_loads_no_framework_before_it_needs_one() -> None:
+    command = (
+        "import sys, sglang_hvd.cli; "
+        f"print(sorted({set(FRAMEWORKS)} & {{name.split('.')[0] for name in sys.modules}}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
 @pytest.mark.parametrize(
     ("path", "line"),
     [
@@ -110,7 +124,7 @@ def test_every_part_has_its_place_in_the_order() -> None:
         ("payoff/features.py", "from sglang_hvd import suffix_cache"),
         ("payoff/features.py", "from ..suffix_cache import SuffixCache"),
         ("payoff/features.py", "import sglang_hvd.drafter"),
-        ("drafter/proposals.py", "from ..replay import simulator"),
+        ("drafter/proposals.py", "from ..replay import totals"),
         ("drafter/proposals.py", "from sglang_hvd.traces.trace import Trace"),
         ("traces/recorder.py", "from sglang_hvd.config import HvdConfig"),
         ("plugin/worker.py", "from sglang_hvd.demo.models import build"),

@@ -22,10 +22,10 @@ from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import AllocationForecast, HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FIRST_BRANCH_SHARE, PayoffPredictor
-from sglang_hvd.replay.recordings import Vocabulary, find_recordings, session_fingerprints
-from sglang_hvd.replay.simulator import verify
+from sglang_hvd.replay.acceptance import num_agreeing, outcome_of, right_branch
+from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.suffix_cache.token_ids import num_agreeing, right_branch
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftBatch, TokenIds
 
@@ -36,10 +36,10 @@ _MODEL_ACCEPTED, _NUM_STEPS = 2, 8
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    vocabulary = Vocabulary(options.tokenizer, options.eos_token)
+    tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     rows, shares = [], []
     for recording in tqdm(find_recordings(options.traces), unit="file"):
-        walk = _Walk(vocabulary, recording.traces(vocabulary))
+        walk = _Walk(tokenizer, recording.traces(tokenizer))
         accepted = []
         for of_sizes, of_shares in walk.starts(options.starts):
             accepted.append(of_sizes)
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Walk:
     """Serves the sessions of one recording that the predictor does not know."""
 
-    def __init__(self, vocabulary: Vocabulary, traces: Sequence[Trace]) -> None:
+    def __init__(self, tokenizer: TraceTokenizer, traces: Sequence[Trace]) -> None:
         config = HvdConfig(policy="payoff")
         predictor = PayoffPredictor.load(DEFAULT_PREDICTORS["votes"])
         self._cache = SuffixCache.of_config(config, background=False)
@@ -75,7 +75,7 @@ class _Walk:
             config,
             cache=self._cache,
             predictor=predictor,
-            token_classes=vocabulary.token_classes,
+            token_classes=tokenizer.token_classes,
             num_model_steps=_NUM_STEPS,
             num_model_nodes=SIZES[-1],
             verify_width=64,
@@ -103,7 +103,7 @@ class _Walk:
                 chain = proposals.drafts.token_ids[0, : proposals.drafts.num_nodes[0]].copy()
                 right = num_agreeing(chain, rest)
                 [plan] = drafter.allocate([trace], proposals)
-                outcome = verify(plan, rest, right, _MODEL_ACCEPTED)
+                outcome = outcome_of(plan, rest, right, _MODEL_ACCEPTED)
                 if len(chain):
                     assert isinstance(proposals.forecast, AllocationForecast)
                     self._cache.propose_into(

@@ -16,22 +16,23 @@ from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from sglang_hvd.replay.evaluate import MEAN, NOTHING_LEFT, judge, trained_sessions
-from sglang_hvd.replay.recordings import Vocabulary, find_recordings
+from sglang_hvd.replay.recordings import find_recordings
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.walk import WalkSettings, walk_recordings
 
-_DECIDERS: dict[str, dict[str, object]] = {
-    "model drafter always": {"policy": "model"},
-    "frequency": {"policy": "frequency"},
-    "payoff, threshold 6": {"policy": "payoff", "threshold": PAPER_THRESHOLD},
-    "payoff": {"policy": "payoff"},
-    "cache always": {"policy": "cache"},
+_DECIDERS = {
+    "model drafter always": HvdConfig(policy="model"),
+    "frequency": HvdConfig(policy="frequency"),
+    "payoff, threshold 6": HvdConfig(policy="payoff", threshold=PAPER_THRESHOLD),
+    "payoff": HvdConfig(policy="payoff"),
+    "cache always": HvdConfig(policy="cache"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = replay_options("Average precision by who decides.", arguments)
     recordings = find_recordings(options.traces)
-    vocabulary = Vocabulary(options.tokenizer, options.eos_token)
+    tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     mode = options.cache_mode
     predictors = {
         "default": PayoffPredictor.load(DEFAULT_PREDICTORS[mode]),
@@ -41,12 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     print("| who decides | drafts | oracle share | default | mlp | frequency |")
     print("|---|---|---|---|---|---|")
-    for decider, settings in _DECIDERS.items():
-        config = HvdConfig(cache_mode=mode, calibrate=False).model_copy(update=settings)
+    for decider, of_decider in _DECIDERS.items():
+        config = of_decider.model_copy(update={"cache_mode": mode, "calibrate": False})
         walks = walk_recordings(
             recordings,
-            vocabulary,
-            WalkSettings(config, predictor=DEFAULT_PREDICTORS[mode]),
+            tokenizer,
+            WalkSettings(config),
             label=decider,
             num_processes=2,
         )

@@ -19,8 +19,9 @@ from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
-from sglang_hvd.replay.recordings import Vocabulary, find_recordings
-from sglang_hvd.replay.simulator import CycleTotals
+from sglang_hvd.replay.recordings import find_recordings
+from sglang_hvd.replay.totals import CycleTotals
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.walk import WalkSettings, walk_recordings
 
 # A verification costs the same at every width here: only the choice of the draft is looked at.
@@ -47,9 +48,8 @@ _THRESHOLDS: tuple[str | float | None, ...] = (_MODEL_ONLY, None, 1.0, 2.0, 3.0,
 def main(arguments: Sequence[str] | None = None) -> int:
     options = replay_options("Gates of the payoff policy.", arguments)
     recordings = find_recordings(options.traces)
-    vocabulary = Vocabulary(options.tokenizer, options.eos_token)
-    predictor = DEFAULT_PREDICTORS[options.cache_mode]
-    trained_on = PayoffPredictor.load(predictor).trained_sessions
+    tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
+    trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[options.cache_mode]).trained_sessions
     rows = []
     print("| model drafter | gate | cycles per 1K tokens | cache share | tokens per ms |")
     print("|---|---|---|---|---|")
@@ -63,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             walks = walk_recordings(
                 recordings,
-                vocabulary,
-                WalkSettings(config, predictor=predictor, model_drafter=drafter, costs=COSTS),
+                tokenizer,
+                WalkSettings(config, model_drafter=drafter, costs=COSTS),
                 label=f"{drafter_name}: {threshold}",
                 num_processes=2,
             )

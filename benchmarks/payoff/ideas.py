@@ -31,7 +31,8 @@ from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
 from sglang_hvd.replay.evaluate import judged_by, judging_walks, qualities
 from sglang_hvd.replay.metrics import PayoffQuality
-from sglang_hvd.replay.recordings import Vocabulary, find_recordings
+from sglang_hvd.replay.recordings import find_recordings
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.train import (
     TrainPlan,
     first_round,
@@ -148,18 +149,18 @@ class _Study:
     @classmethod
     def load(cls, options: argparse.Namespace) -> "_Study":
         recordings = [r for r in find_recordings(options.traces) if r.is_permissive]
-        vocabulary = Vocabulary(options.tokenizer, options.eos_token)
+        tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
         plan = TrainPlan(HvdConfig(cache_mode=options.cache_mode))
         shipped = DEFAULT_PREDICTORS[options.cache_mode]
-        off_policy = first_round(recordings, vocabulary, plan)
+        off_policy = first_round(recordings, tokenizer, plan)
         return cls(
             plan,
             off_policy,
-            later_round(recordings, vocabulary, plan, shipped),
+            later_round(recordings, tokenizer, plan, shipped),
             walk_recordings(
                 recordings,
-                vocabulary,
-                judging_walks(plan.config, shipped)["cycle"],
+                tokenizer,
+                judging_walks(plan.config.model_copy(update={"predictor": shipped}))["cycle"],
                 label="judged",
                 num_processes=plan.num_processes,
             ),

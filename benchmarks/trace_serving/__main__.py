@@ -37,7 +37,8 @@ from sglang_hvd.demo.modes import MODES, server_flags
 from sglang_hvd.demo.server import CPU_ENVIRONMENT, SglangServer
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
-from sglang_hvd.replay.recordings import Vocabulary, find_recordings, session_fingerprints
+from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.traces.trace import Trace
 
 # These run no model drafter.
@@ -62,13 +63,13 @@ class Playlist:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    vocabulary = Vocabulary(options.tokenizer, options.eos_token)
-    texts, played, own = _texts(vocabulary, options)
+    tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
+    texts, played, own = _texts(tokenizer, options)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         script = folder / "script.npz"
         _script(texts, played, options).save(script)
-        models = _models(own, vocabulary, folder, options)
+        models = _models(own, tokenizer, folder, options)
         urls = stack.enter_context(_servers(models, script, folder, options))
         cells = [
             _cell(recording, texts, concurrency, options)
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _texts(
-    vocabulary: Vocabulary, options: argparse.Namespace
+    tokenizer: TraceTokenizer, options: argparse.Namespace
 ) -> tuple[list[Trace], list[Playlist], OwnVocabulary]:
     """The texts that are played, by recording, in their own vocabulary."""
     trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS["votes"]).trained_sessions
@@ -92,7 +93,7 @@ def _texts(
     for recording in find_recordings(options.traces):
         if options.files and recording.name not in options.files:
             continue
-        traces = recording.traces(vocabulary)
+        traces = recording.traces(tokenizer)
         fingerprints = session_fingerprints(traces)
         sessions: dict[str, list[int]] = {}
         for trace in traces:
@@ -149,7 +150,7 @@ def _script(
 
 
 def _models(
-    own: OwnVocabulary, vocabulary: Vocabulary, folder: Path, options: argparse.Namespace
+    own: OwnVocabulary, tokenizer: TraceTokenizer, folder: Path, options: argparse.Namespace
 ) -> DemoModels:
     target, drafter = write_models(
         options.shape,
@@ -158,7 +159,7 @@ def _models(
         # Behind the text there has to be room for a verification.
         context_length=options.context_length + 256,
     )
-    own.write_tokenizer(vocabulary.tokenizer, target)
+    own.write_tokenizer(tokenizer.loaded, target)
     return DemoModels(target, drafter, DEFAULT_PREDICTORS["votes"])
 
 

@@ -44,8 +44,8 @@ _FAMILIES: Mapping[Family, tuple[float, int]] = MappingProxyType(
 class Recipe:
     """What to build and how long to train.
 
-    Counts of tokens include prompts. The predictor learns of the trained target's replies to the
-    sessions of `predictor_tokens`, and of the reference replies in those of `reference_tokens`,
+    Counts of tokens include prompts. The predictor learns from the trained target's replies to the
+    sessions of `predictor_tokens`, and from the reference replies in those of `reference_tokens`,
     which are much like them and take no time to have.
     """
 

@@ -56,11 +56,11 @@ class _Layout:
         return slice(1, 1 + self.code_size)
 
     def form(self) -> slice:
-        """Of the code: how the word is written."""
+        """The part of the code that says how the word is written."""
         return slice(1, 1 + _NUM_FORM_CHANNELS)
 
     def word(self) -> slice:
-        """Of the code: which word it is."""
+        """The part of the code that says which word it is."""
         return slice(1 + _NUM_FORM_CHANNELS, 1 + self.code_size)
 
     def slot(self, index: int) -> slice:

@@ -10,7 +10,7 @@ from sglang_hvd.payoff import PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import feature_settings
 from sglang_hvd.payoff.training import TrainingSettings, train
-from sglang_hvd.replay.simulator import replay, training_rows
+from sglang_hvd.replay.replayed import replay, training_rows
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.tokenizer import token_strings
 from sglang_hvd.traces.trace import Trace
@@ -28,7 +28,7 @@ def train_predictor(
 ) -> PayoffPredictor:
     """Learns from the cycles of decoding with the model drafter alone and the cache alone.
 
-    replies: of the target. references: what it was trained to reply.
+    replies: traces of the target. references: traces of what it was trained to reply.
     """
     token_classes = TokenClasses.from_strings(token_strings(tokenizer))
     policies: tuple[Policy, ...] = ("model", "cache")

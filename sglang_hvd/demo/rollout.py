@@ -38,7 +38,7 @@ def roll_out(
 
 
 def references(sessions: Sequence[Session], tokenizer: Tokenizer) -> list[Trace]:
-    """Likewise of the replies that the target was trained to give: no model runs."""
+    """One trace per turn with the reply that the target was trained to give: no model runs."""
     return [
         trace
         for number, session in enumerate(sessions)

@@ -22,7 +22,7 @@ from sglang_hvd.whole_file import write_whole
 
 SESSION_SEED = 7
 
-# What serves where nothing is said, and whose replies are printed in colour.
+# The policy that serves by default, and whose replies are printed in colour.
 _POLICY = HvdConfig().policy
 
 # Families whose last reply is printed so.

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
-# Of the demo models: SGLang imports all its architectures at every start, 4 s of a core.
+# Architectures of the demo models. SGLang imports all that it has at every start, 4 s of a core.
 _ARCHITECTURES = {"llama", "llama_eagle3", "qwen3"}
 
 CPU_ENVIRONMENT = {
@@ -40,12 +40,13 @@ CPU_FLAGS = (
 
 
 def demo_environment() -> dict[str, str]:
-    """For servers of the demo models, and of no others."""
+    """The environment for servers of the demo models, and of no others."""
     return {**CPU_ENVIRONMENT, "SGLANG_DISABLED_MODEL_ARCHS": _other_architectures()}
 
 
 def _other_architectures() -> str:
-    """SGLang's modules of the others. Found without importing it, which takes seconds."""
+    """SGLang's modules of all other architectures, found without importing it, which takes
+    seconds."""
     sglang = importlib.util.find_spec("sglang")
     if sglang is None or not sglang.submodule_search_locations:
         return ""
@@ -55,7 +56,7 @@ def _other_architectures() -> str:
 
 
 class Process(Protocol):
-    """Of a server: the first of its process group."""
+    """A server's process, the first of its group."""
 
     pid: int
     returncode: int | None
@@ -64,7 +65,7 @@ class Process(Protocol):
         """Its exit code; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Until it ends; its exit code. Raises TimeoutExpired."""
+        """Waits until it ends, and returns its exit code. Raises TimeoutExpired."""
 
 
 # Starts a command with an environment, its output into a file.
@@ -235,7 +236,7 @@ def held_port(port: int = 0) -> socket.socket:
         holder.bind(("127.0.0.1", port))
     except (OSError, OverflowError) as error:
         holder.close()
-        raise ValueError(f"port {port} cannot be used: {error}") from None
+        raise ValueError(f"port {port} cannot be used: {error}: choose another --port") from None
     return holder
 
 

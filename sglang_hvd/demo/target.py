@@ -47,7 +47,7 @@ def train_target(
 
 
 def _loss(target: TargetModel, batch: Batch) -> Tensor:
-    """Summed over the tokens of replies."""
+    """The loss, summed over the tokens of replies."""
     is_learned = batch.is_reply[:, 1:]
     hidden = target(batch.token_ids)[-1][:, :-1]
     logits = target.lm_head(hidden[is_learned])

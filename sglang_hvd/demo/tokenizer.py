@@ -64,7 +64,7 @@ class Spelling:
 
 
 def spellings(tokenizer: Tokenizer) -> list[Spelling]:
-    """One for every token."""
+    """The spelling of every token."""
     result: list[Spelling] = []
     for token_id in range(tokenizer.get_vocab_size()):
         text = tokenizer.decode([token_id], skip_special_tokens=False)

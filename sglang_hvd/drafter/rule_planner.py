@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import policies
 from sglang_hvd.config import HvdConfig
+from sglang_hvd.drafter import gates
 from sglang_hvd.drafter.cycles import Cycles
 from sglang_hvd.drafter.forecasts import PayoffForecast
 from sglang_hvd.drafter.payoff_estimator import PayoffEstimator
@@ -98,12 +98,12 @@ class RulePlanner:
         threshold = self._config.threshold
         payoffs = forecast.prediction.payoffs
         if threshold is None:
-            return policies.by_comparison(proposals.where_drafted(payoffs), forecast.model_payoffs)
+            return gates.by_comparison(proposals.where_drafted(payoffs), forecast.model_payoffs)
         probs = forecast.prediction.reaches(math.ceil(threshold))
         if probs is None:
-            return policies.by_payoff(proposals.where_drafted(payoffs), threshold)
-        return policies.by_odds(proposals.where_drafted(probs))
+            return gates.by_payoff(proposals.where_drafted(payoffs), threshold)
+        return gates.by_odds(proposals.where_drafted(probs))
 
     def _by_frequency(self, proposals: Proposals) -> Bool:
         scores = proposals.drafts.matches[: proposals.num_requests, SCORE]
-        return policies.by_frequency(proposals.where_drafted(scores), self._frequency_threshold)
+        return gates.by_frequency(proposals.where_drafted(scores), self._frequency_threshold)

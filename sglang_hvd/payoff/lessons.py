@@ -1,17 +1,13 @@
 """What training looks at of many drafts, in a fraction of the memory that whole drafts take."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.config import PAPER_THRESHOLD
+from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.payoff.rows import TrainingRows
-
-# The first tokens of a draft, which are accepted if it is worth its verification.
-NUM_WORTH = math.ceil(PAPER_THRESHOLD)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +19,7 @@ class Lessons:
     features: float32[num_rows, len(FEATURE_NAMES)].
     accepted_lens, num_judged: int32[num_rows].
     positions: float32[sum of num_judged, len(POSITION_FEATURES)].
-    head: float32[num_rows, NUM_WORTH or fewer, len(POSITION_FEATURES)].
+    head: float32[num_rows, WORTH_LEN or fewer, len(POSITION_FEATURES)].
     is_long: bool[num_rows], whether a draft has so many tokens.
     weights: float32[num_rows], how much a row counts.
     """
@@ -50,8 +46,8 @@ class Lessons:
             num_judged=num.astype(np.int32),
             positions=rows.positions[np.arange(longest) < num[:, None]],
             # A copy, or all positions would stay with it.
-            head=rows.positions[:, :NUM_WORTH].copy(),
-            is_long=np.minimum(rows.draft_lens, longest) >= NUM_WORTH,
+            head=rows.positions[:, :WORTH_LEN].copy(),
+            is_long=np.minimum(rows.draft_lens, longest) >= WORTH_LEN,
             weights=np.ones(len(rows), np.float32),
         )
 

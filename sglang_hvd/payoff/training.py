@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.payoff._native import NUM_BUCKETS, bucket_of
 from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
-from sglang_hvd.payoff.lessons import NUM_WORTH, Lessons
+from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import Kind, PayoffPredictor
 
 
@@ -148,7 +149,7 @@ class JudgedTokens:
             head=torch.from_numpy(lessons.head),
             head_buckets=torch.from_numpy(buckets[: lessons.head.shape[1]]),
             is_long=torch.from_numpy(lessons.is_long),
-            is_worth=torch.from_numpy(lessons.accepted_lens >= NUM_WORTH),
+            is_worth=torch.from_numpy(lessons.accepted_lens >= WORTH_LEN),
         )
 
     def log_likelihood(self, outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:

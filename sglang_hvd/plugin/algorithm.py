@@ -186,12 +186,6 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
     # A file that cannot be used is refused before any model loads.
     if config.predicts:
         PayoffPredictor.of_config(config)
-    if config.threshold is not None and config.policy != "payoff":
-        logger.warning(
-            "HVD: policy %s has no threshold: --hvd-threshold %g is not heeded.",
-            config.policy,
-            config.threshold,
-        )
     if config.costs is not None:
         StepCosts.load(config.costs)
     if config.record is not None:

@@ -4,16 +4,14 @@ The JSON file of `sglang-hvd analyze` has these fields as its keys. Shares lie i
 in tokens, the bonus token not counted.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from sglang_hvd.config import CacheMode
-from sglang_hvd.replay.evaluate import THRESHOLD, Evaluation
+from sglang_hvd.replay.evaluate import Evaluation
 from sglang_hvd.replay.importance import Importance
 
-WORTH_LEN = math.ceil(THRESHOLD)  # accepted tokens from which a draft is worth its verification
-MARGINAL_LEN = 3  # from here to that a verified draft did not pay, but nearly
+MARGINAL_LEN = 3  # from here to WORTH_LEN a verified draft did not pay, but nearly
 RECALLS = tuple(step / 20 for step in range(1, 21))  # of PrecisionRecall.at_recall
 
 
@@ -22,8 +20,8 @@ class About:
     """What was analysed.
 
     predictor: its file's name; predictor_fingerprint names its content.
-    num_sessions: judged; those of num_trained_sessions, which a predictor was trained on, only
-        filled the shared cache.
+    num_sessions: sessions that were judged. The num_trained_sessions others, which a predictor was
+        trained on, only filled the shared cache.
     num_model_accepted: accepted tokens of each cycle that verifies the model drafter's draft, which
         is not run.
     """
@@ -80,8 +78,8 @@ class Payoffs:
 
     oracle_share: share that reaches the threshold of six tokens.
     survival: share with at least 1, 2, ... 31 accepted tokens.
-    verified_*: of the drafts that the payoff policy verified: shares with 0 to 2, 3 to 5, and at
-        least 6 accepted tokens; None if it verified none.
+    verified_*: figures of the drafts that the payoff policy verified, among them the shares with 0
+        to 2, 3 to 5, and at least 6 accepted tokens; None if it verified none.
     """
 
     family: str
@@ -101,7 +99,7 @@ class PrecisionRecall:
     """Precision over recall on the drafts of all families together.
 
     at_recall: the highest precision with a recall of at least .05, .1, ... 1.
-    precision, recall: of the decisions.
+    precision, recall: those of the predictor's decisions.
     """
 
     predictor: str
@@ -115,7 +113,7 @@ class PrecisionRecall:
 class Bin:
     """Drafts whose prediction is in low <= p < high; None: no limit.
 
-    predicted, real: mean prediction, and share or mean length that came true.
+    predicted, real: mean prediction, and the share or mean length that came true.
     """
 
     low: float | None
@@ -140,8 +138,9 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """All figures. quality: judged "at" each "cycle" of the payoff policy and at each "position" of
-    the outputs, by family (as file) and in the mean over families; the rest at cycles.
+    """All figures of an analysis. Those of quality are judged at each cycle of the payoff policy
+    (at: "cycle") and at each token of the outputs ("position"), by family (as file) and in the mean
+    over families; all others at cycles.
 
     curves, importance: empty and None if no draft reaches the threshold.
     """
@@ -155,7 +154,7 @@ class Analysis:
     importance: Importance | None
 
     def as_json(self) -> dict[str, object]:
-        """For json.dumps; the keys are the fields of the values."""
+        """The figures as json.dumps takes them; the keys are the fields of the values."""
         return asdict(self) | {"quality": [row.row() for row in self.quality]}
 
     @property

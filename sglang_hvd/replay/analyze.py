@@ -8,14 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.config import PAPER_THRESHOLD, WORTH_LEN, CacheMode, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.analysis import (
     MARGINAL_LEN,
     RECALLS,
-    WORTH_LEN,
     About,
     Analysis,
     Bin,
@@ -26,7 +25,6 @@ from sglang_hvd.replay.analysis import (
 )
 from sglang_hvd.replay.evaluate import (
     NOTHING_LEFT,
-    THRESHOLD,
     judge,
     judged_by,
     judging_walks,
@@ -35,7 +33,8 @@ from sglang_hvd.replay.evaluate import (
 from sglang_hvd.replay.importance import permutation_importance
 from sglang_hvd.replay.metrics import payoff_quality, precision_at_recalls
 from sglang_hvd.replay.prompts import PromptCounts
-from sglang_hvd.replay.recordings import Recording, Vocabulary, session_fingerprints
+from sglang_hvd.replay.recordings import Recording, session_fingerprints
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.walk import RecordingWalk, walk_recordings
 
 LONGEST = 31  # tokens of a cache draft at the default verify width
@@ -47,34 +46,30 @@ _LENGTH_EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 def analyze(
     traces: Path,
     recordings: Sequence[Recording],
-    vocabulary: Vocabulary,
+    tokenizer: TraceTokenizer,
     *,
     config: HvdConfig,
-    given: Path | None,
     num_processes: int,
 ) -> Analysis:
     """Walks recordings under the payoff policy and, for what can be copied, token by token.
 
-    config: how the suffix cache drafts.
-    given: predictor to analyse; None: the one that ships.
+    config: how the suffix cache drafts, and the predictor to analyse; None: the one that ships.
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used, or if nothing is
     left to judge.
     """
     cache_mode = config.cache_mode
-    path = given or DEFAULT_PREDICTORS[cache_mode]
-    # Policy payoff takes predictors of both kinds.
-    of_given = config.model_copy(update={"policy": "payoff", "predictor": path})
     predictors = {
-        "predictor": PayoffPredictor.of_config(of_given),
+        # Policy payoff takes predictors of both kinds.
+        "predictor": PayoffPredictor.of_config(config.for_policy("payoff")),
         "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
     }
     trained_on = trained_sessions(predictors)
-    settings = judging_walks(config, path)
+    settings = judging_walks(config)
     on_policy = settings["cycle"]
     cycles, positions = (
         walk_recordings(
-            recordings, vocabulary, settings[at], label=f"{at}s", num_processes=num_processes
+            recordings, tokenizer, settings[at], label=f"{at}s", num_processes=num_processes
         )
         for at in ("cycle", "position")
     )
@@ -87,19 +82,19 @@ def analyze(
         files=tuple(walk.name for walk in cycles),
         num_sessions=len(judged),
         num_trained_sessions=len(sessions) - len(judged),
-        tokenizer=vocabulary.fingerprint,
+        tokenizer=tokenizer.fingerprint,
         cache_mode=cache_mode,
         policy=on_policy.config.policy,
-        threshold=THRESHOLD,
+        threshold=PAPER_THRESHOLD,
         num_model_accepted=int(on_policy.model_drafter.mean_accepted),
-        predictor=path.name,
+        predictor=(config.predictor or DEFAULT_PREDICTORS[cache_mode]).name,
         predictor_fingerprint=predictors["predictor"].fingerprint,
     )
     return analyze_walks(
         about,
         cycles,
         positions,
-        _count_prompts(recordings, vocabulary, trained_on),
+        _count_prompts(recordings, tokenizer, trained_on),
         predictors,
         without=trained_on,
     )
@@ -156,7 +151,7 @@ def analyze_walks(
         if (rows := walk.rows(without=without)) is not None
     }
     if not rows_of:
-        raise ValueError("no cycle of the traces had a cache draft: nothing to analyse")
+        raise ValueError("no cycle of the traces had a cache draft: give more or longer traces")
     rows = TrainingRows.concatenate(list(rows_of.values()))
     return Analysis(
         about,
@@ -200,8 +195,8 @@ def reliability(
     real: npt.NDArray[np.bool_] | npt.NDArray[np.int32],
     edges: Sequence[float],
 ) -> tuple[Bin, ...]:
-    """Groups predictions between the edges; below the first and from the last on there is no other
-    limit. Groups without a draft are left out."""
+    """Groups predictions by the edges; the first group has no lower limit, the last no upper one.
+    Groups without a draft are left out."""
     limits = [None, *edges, None]
     group_of = np.searchsorted(np.array(edges, np.float32), predicted, side="right")
     return tuple(
@@ -285,7 +280,7 @@ def _curves(
     curves = []
     for name in (*predictors, "frequency"):
         judgement = judged_by(rows, predictors.get(name))
-        quality = payoff_quality(judgement, rows.accepted_lens, threshold=THRESHOLD)
+        quality = payoff_quality(judgement, rows.accepted_lens, threshold=PAPER_THRESHOLD)
         assert quality.average_precision is not None, "some drafts are worth verifying"
         curves.append(
             PrecisionRecall(
@@ -320,12 +315,12 @@ def _calibrations(
 
 
 def _count_prompts(
-    recordings: Sequence[Recording], vocabulary: Vocabulary, without: frozenset[str]
+    recordings: Sequence[Recording], tokenizer: TraceTokenizer, without: frozenset[str]
 ) -> list[PromptCounts]:
     counts = []
     for recording in tqdm(recordings, desc="prompts", unit="file", leave=False):
-        traces = recording.traces(vocabulary)
+        traces = recording.traces(tokenizer)
         fingerprints = session_fingerprints(traces)
         judged = [trace for trace in traces if fingerprints[trace.session] not in without]
-        counts.append(PromptCounts.of_traces(judged, vocabulary.token_classes))
+        counts.append(PromptCounts.of_traces(judged, tokenizer.token_classes))
     return counts

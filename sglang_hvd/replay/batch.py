@@ -1,13 +1,13 @@
-"""Replays recorded sessions as a server under load serves them: so many at a time, for ever.
+"""Replays recorded sessions as a server under load serves them: N at a time, without end.
 
 The recording is the target model and says which draft tokens it accepts; the model drafter is drawn
 (model_drafter.py) and time comes from a table of costs. When a session ends the next one takes its
 place. A recording with fewer sessions than are served at a time is served again and again, each
 time in a namespace of its own, so no session meets the outputs of its own repetition.
 
-The first sessions are taken up at places spread over their texts, as a server meets them that has
-been running: so a batch is full of unlike texts from the first step on, and all policies, which go
-at different speeds, begin with the same ones.
+The first sessions are taken up at places spread over their texts, as if the server had been running
+for a while. So a batch is full of unlike texts from the first step on, and all policies, which go
+at different speeds, begin with the same texts.
 """
 
 import itertools
@@ -21,22 +21,22 @@ from sglang_hvd.allocation import CacheTrees, catches_up
 from sglang_hvd.drafter import AllocationForecast, HybridDrafter, Proposals
 from sglang_hvd.payoff import ModelReaches, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
+from sglang_hvd.replay.acceptance import num_agreeing, outcome_of, right_branch
 from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.simulator import CycleTotals, count_step, verify
-from sglang_hvd.suffix_cache.token_ids import num_agreeing, right_branch
+from sglang_hvd.replay.totals import CycleTotals, count_step
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftSource, TokenIds
 
 Int32 = npt.NDArray[np.int32]
 
-# The drafts of which an oracle knows what they bring.
+# The drafts whose payoff an oracle knows.
 ORACLE = frozenset({DraftSource.CACHE, DraftSource.MODEL})
 
 # The golden section: the fractions of its multiples are spread evenly, however many they are.
 _SPREAD = (5**0.5 - 1) / 2
 
-# Tokens for each place of the batch that are not counted: what is known of a request taken up in
-# the middle of a text begins with them.
+# Tokens for each place of the batch that are not counted: with them begins the history of a request
+# that is taken up in the middle of a text.
 _WARM_UP_TOKENS = 64
 
 
@@ -44,7 +44,8 @@ _WARM_UP_TOKENS = 64
 class DrawnTrace:
     """A trace and what the model drafter has accepted in it.
 
-    accepted: int32[num_output] by size of its draft in nodes, of a cycle that starts there.
+    accepted: by size of the model drafter's draft in nodes, int32[num_output]: accepted tokens of a
+        cycle that starts at each token of the output.
     """
 
     trace: Trace
@@ -52,7 +53,7 @@ class DrawnTrace:
 
     @property
     def has_cycles(self) -> bool:
-        """The prefill yields its first token: cycles begin behind it."""
+        """Whether tokens follow the first one, which the prefill yields."""
         return len(self.trace.output_ids) > 1
 
 
@@ -70,11 +71,13 @@ class _Running:
 class BatchReplay:
     """A drafter, and the engine that its plans run on.
 
-    knows: the drafters of whose drafts that is expected what the recording makes of them; ORACLE:
-        both. What is expected of the others' is predicted, also from predictions of the known.
-    picks_nodes: who knows the cache drafts verifies the right nodes of each alone, not as many of
-        its first ones as it takes to have these.
-    model_sizes, num_model_steps: of the model drafter, for who knows its drafts.
+    knows: drafters whose drafts are expected to bring exactly what the recording accepts of them;
+        ORACLE: both. The payoffs of other drafts are predicted, and where that takes payoffs of the
+        known drafts, it takes predicted ones.
+    picks_nodes: of known cache drafts the right nodes alone are verified; else as many of the first
+        nodes as it takes to have the right ones.
+    model_sizes, num_model_steps: sizes and steps of the model drafter's drafts, needed only where
+        these are known.
     """
 
     def __init__(
@@ -101,12 +104,12 @@ class BatchReplay:
         num_tokens: int,
         seed: int = 0,
     ) -> CycleTotals:
-        """Serves sessions until so many tokens were generated, after others that are not counted: a
-        quarter as many, or 64 times the batch size if that is more.
+        """Serves sessions until num_tokens tokens were generated. A warm-up before them is not
+        counted: a quarter as many tokens, or 64 times the batch size if that is more.
 
-        sessions: turns in order.
-        seed: another one begins at other places of the texts.
-        earlier: what each namespace holds from the beginning.
+        sessions: the turns of each, in order.
+        seed: each begins at other places of the texts.
+        earlier: traces that each namespace holds from the beginning.
         """
         if not any(_has_cycles(turns) for turns in sessions):
             return CycleTotals()
@@ -143,11 +146,11 @@ class BatchReplay:
                 yield _Running(turns[0], namespace, list(turns[1:]))
 
     def _first_started(self, waiting: Iterator[_Running]) -> _Running:
-        """The first session with cycles, which begins."""
+        """Starts the first waiting session that has cycles."""
         return next(request for request in waiting if self._start(request))
 
     def _start(self, request: _Running) -> bool:
-        """Its next turn that has cycles; False: none is left."""
+        """Starts the session's next turn that has cycles; False: no such turn is left."""
         while not request.drawn.has_cycles:
             if not request.later:
                 return False
@@ -161,7 +164,7 @@ class BatchReplay:
         return True
 
     def _next_turn(self, request: _Running) -> bool:
-        """Ends a turn. Whether another one with cycles has begun."""
+        """Ends a turn. Returns whether another turn with cycles has begun."""
         self._drafter.finish(request, output_ids=None, keep=True)
         if not request.later:
             return False
@@ -169,8 +172,8 @@ class BatchReplay:
         return self._start(request)
 
     def _skip(self, request: _Running, share: float) -> None:
-        """Takes a session up where this share of its tokens has been generated: its turns before
-        are known to the cache, and the model drafter lacks nothing."""
+        """Takes a session up where this share of its tokens has been generated: the cache knows the
+        turns before, and the model drafter lacks nothing."""
         turns = request.drawn, *request.later
         num_tokens = int(share * sum(len(drawn.trace.output_ids) for drawn in turns))
         while num_tokens >= len(request.drawn.trace.output_ids) and _has_cycles(request.later):
@@ -203,7 +206,7 @@ class BatchReplay:
                 accepted = request.drawn.accepted[plan.num_model_nodes][request.position]
                 of_model = min(int(accepted), plan.num_model_steps)
             rest = request.drawn.trace.output_ids[request.position :]
-            outcomes.append(verify(plan, rest, of_cache, of_model))
+            outcomes.append(outcome_of(plan, rest, of_cache, of_model))
         self._drafter.commit(running, outcomes)
         num_missing = [request.num_missing for request in running]
         of_step = count_step(plans, outcomes, self._costs, num_missing)

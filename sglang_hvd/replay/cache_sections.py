@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from sglang_hvd.replay.analysis import MARGINAL_LEN, WORTH_LEN, Analysis, Structure
+from sglang_hvd.config import WORTH_LEN
+from sglang_hvd.replay.analysis import MARGINAL_LEN, Analysis, Structure
 from sglang_hvd.replay.findings import Finding
 from sglang_hvd.replay.markup import folded, legend, section, share_cell, table, tokens_cell
 from sglang_hvd.replay.plots import Axis, Bar, Part, Series, bar_plot, xy_plot

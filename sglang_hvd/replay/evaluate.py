@@ -1,14 +1,12 @@
 """`sglang-hvd evaluate`: judges a predictor on recorded generations, beside the one that ships, the
 paper's and the frequency score."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
-from sglang_hvd.config import PAPER_THRESHOLD, CacheMode, HvdConfig
+from sglang_hvd.config import PAPER_THRESHOLD, WORTH_LEN, CacheMode, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, feature_settings
 from sglang_hvd.payoff.rows import TrainingRows
@@ -21,15 +19,16 @@ from sglang_hvd.replay.metrics import (
     reliability_curve,
 )
 from sglang_hvd.replay.model_drafter import ModelDrafter
-from sglang_hvd.replay.recordings import Recording, Vocabulary
+from sglang_hvd.replay.recordings import Recording
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
-
-# Accepted length from which a draft is worth its verification.
-THRESHOLD = PAPER_THRESHOLD
 
 MEAN = "mean"
 
-NOTHING_LEFT = "no session is left to judge: the predictors were trained on all of them"
+NOTHING_LEFT = (
+    "no session is left to judge, the predictors were trained on all of them: give --traces that "
+    "none of them was trained on"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class Evaluation:
     quality: PayoffQuality
 
     def row(self) -> dict[str, object]:
-        """As written to the JSON file."""
+        """The row of the JSON file."""
         fields = asdict(self)
         quality: Mapping[str, object] = fields.pop("quality")
         return fields | dict(quality)
@@ -57,41 +56,40 @@ class Evaluation:
 
 def evaluate(
     recordings: Sequence[Recording],
-    vocabulary: Vocabulary,
+    tokenizer: TraceTokenizer,
     *,
     config: HvdConfig,
-    given: Path | None,
     num_processes: int,
 ) -> list[Evaluation]:
     """Rows per file and in the mean. All predictors are judged on the same drafts.
 
     Sessions that one of the predictors was trained on fill the shared cache and are not judged. A
-    file without any other is left out.
+    file without other sessions is left out.
 
-    config: how the suffix cache drafts. With other settings than those that ship were trained for
-        they are judged all the same, and the given one decides what is verified.
-    given: a predictor file to judge too.
+    config: how the suffix cache drafts, and a predictor to judge too. If the predictors that ship
+        were trained for other settings, they are judged all the same, and the given one decides
+        what is verified.
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used, or if nothing is
     left to judge.
     """
     cache_mode = config.cache_mode
-    deciding = DEFAULT_PREDICTORS[cache_mode]
     predictors = {
-        "default": PayoffPredictor.load(deciding),
+        "default": PayoffPredictor.load(DEFAULT_PREDICTORS[cache_mode]),
         "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
     }
-    if given is not None:
+    deciding = config
+    if config.predictor is not None:
         # Policy payoff takes predictors of both kinds.
-        of_given = config.model_copy(update={"policy": "payoff", "predictor": given})
-        predictors = {"given": PayoffPredictor.of_config(of_given), **predictors}
-        if dict(predictors["default"].settings) != feature_settings(config):
-            deciding = given
+        given = PayoffPredictor.of_config(config.for_policy("payoff"))
+        predictors = {"given": given, **predictors}
+        if dict(predictors["default"].settings) == feature_settings(config):
+            deciding = config.model_copy(update={"predictor": None})
     trained_on = trained_sessions(predictors)
     evaluations = []
-    for at, settings in judging_walks(config, deciding).items():
+    for at, settings in judging_walks(deciding).items():
         walks = walk_recordings(
-            recordings, vocabulary, settings, label=at, num_processes=num_processes
+            recordings, tokenizer, settings, label=at, num_processes=num_processes
         )
         evaluations += judge(walks, predictors, cache_mode=cache_mode, at=at, without=trained_on)
     if not evaluations:
@@ -100,20 +98,19 @@ def evaluate(
 
 
 def trained_sessions(predictors: Mapping[str, PayoffPredictor]) -> frozenset[str]:
-    """Fingerprints of the sessions that any of them was trained on."""
+    """Fingerprints of the sessions that any of the predictors was trained on."""
     return frozenset[str]().union(*(p.trained_sessions for p in predictors.values()))
 
 
-def judging_walks(config: HvdConfig, predictor: Path) -> dict[str, WalkSettings]:
+def judging_walks(config: HvdConfig) -> dict[str, WalkSettings]:
     """The walks whose drafts predictors are judged on, by where these stand (see Evaluation).
 
-    predictor: decides which drafts are verified at cycle starts.
+    config: its predictor decides which drafts are verified at cycle starts.
     """
-    as_it_is = config.model_copy(update={"calibrate": False})
-    on_policy = as_it_is.model_copy(update={"policy": "payoff", "threshold": THRESHOLD})
-    every_position = as_it_is.model_copy(update={"policy": "model"})
+    on_policy = config.for_policy("payoff", threshold=PAPER_THRESHOLD, calibrate=False)
+    every_position = config.for_policy("model", calibrate=False)
     return {
-        "cycle": WalkSettings(on_policy, predictor=predictor),
+        "cycle": WalkSettings(on_policy),
         "position": WalkSettings(every_position, model_drafter=ModelDrafter(0)),
     }
 
@@ -148,7 +145,8 @@ def judge(
 def qualities(
     judged: Mapping[RecordingWalk, tuple[Judgement, TrainingRows]],
 ) -> list[tuple[RecordingWalk | None, PayoffQuality]]:
-    """Of each walk, and last the mean over the families, which is of no walk; see judge."""
+    """The figures of each walk, and last their mean over the families, with None for a walk; see
+    judge."""
     families: dict[str, list[tuple[Judgement, TrainingRows]]] = {}
     for walk, part in judged.items():
         families.setdefault(walk.family, []).append(part)
@@ -167,7 +165,7 @@ def judged_by(rows: TrainingRows, predictor: PayoffPredictor | None) -> Judgemen
     if predictor is None:
         return Judgement(rows.features[:, FEATURE_NAMES.index("score")], None)
     prediction = rows.predict(predictor)
-    return Judgement(prediction.payoffs, prediction.reaches(math.ceil(THRESHOLD)))
+    return Judgement(prediction.payoffs, prediction.reaches(WORTH_LEN))
 
 
 def _quality(parts: Sequence[tuple[Judgement, TrainingRows]]) -> PayoffQuality:
@@ -179,12 +177,12 @@ def _quality(parts: Sequence[tuple[Judgement, TrainingRows]]) -> PayoffQuality:
             np.concatenate(probs) if probs else None,
         ),
         np.concatenate([rows.accepted_lens for _, rows in parts]),
-        threshold=THRESHOLD,
+        threshold=PAPER_THRESHOLD,
     )
 
 
 def _mean(qualities: Sequence[PayoffQuality]) -> PayoffQuality:
-    """Each figure over the families that have it; num_drafts is the sum."""
+    """The mean of each figure over the families that have it; num_drafts is the sum."""
     figures: dict[str, float | None] = {}
     for name in PayoffQuality.__dataclass_fields__:
         figures[name] = mean_of([getattr(quality, name) for quality in qualities])
@@ -200,7 +198,7 @@ def _mean_calibration_error(
         probs = [judgement.probs for judgement, _ in parts if judgement.probs is not None]
         if not probs:
             return None
-        worth = np.concatenate([rows.accepted_lens for _, rows in parts]) >= THRESHOLD
+        worth = np.concatenate([rows.accepted_lens for _, rows in parts]) >= WORTH_LEN
         curves.append(reliability_curve(np.concatenate(probs), worth))
     # A family with fewer drafts than there are points has no curve.
     curves = [curve for curve in curves if len(curve) == NUM_BINS]

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sglang_hvd.replay.analysis import RECALLS, WORTH_LEN, Analysis, Bin, Payoffs, Structure
+from sglang_hvd.config import WORTH_LEN
+from sglang_hvd.replay.analysis import RECALLS, Analysis, Bin, Payoffs, Structure
 from sglang_hvd.replay.evaluate import MEAN, Evaluation
 
 _RECALL_60 = RECALLS.index(0.6)
@@ -11,14 +12,14 @@ _RECALL_60 = RECALLS.index(0.6)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """summary: of a section. plots: of each of its two plots."""
+    """What the figures of a section say: in all, and in each of its two plots."""
 
     summary: str
     plots: tuple[str, str]
 
 
 def findings(analysis: Analysis) -> tuple[Finding, ...]:
-    """Of the sections on structure, payoff, prediction, calibration and importance."""
+    """One each for the sections on structure, payoff, prediction, calibration and importance."""
     return (
         _of_structure([row for row in analysis.structure if row.file is None]),
         _of_payoffs(analysis.payoffs),
@@ -85,7 +86,8 @@ def _of_payoffs(payoffs: Sequence[Payoffs]) -> Finding:
     most = max(payoffs, key=lambda row: row.oracle_share)
     least = min(payoffs, key=lambda row: row.oracle_share)
     summary = (
-        f"{percent(survival[WORTH_LEN - 1])} of the proposed cache drafts bring six tokens or more"
+        f"{percent(survival[WORTH_LEN - 1])} of the proposed cache drafts bring {WORTH_LEN} tokens "
+        "or more"
     )
     if most is not least:
         summary += (
@@ -102,7 +104,9 @@ def _of_payoffs(payoffs: Sequence[Payoffs]) -> Finding:
         verified = "No cache draft was verified"
     else:
         num_high = sum(row.num_verified * (row.verified_high_share or 0) for row in payoffs)
-        verified = f"{percent(num_high / num_verified)} of the verified drafts bring six or more"
+        verified = (
+            f"{percent(num_high / num_verified)} of the verified drafts bring {WORTH_LEN} or more"
+        )
     return Finding(summary, (lengths, verified))
 
 
@@ -112,7 +116,7 @@ def _tokens(number: int) -> str:
 
 def _of_quality(analysis: Analysis) -> Finding:
     if not analysis.curves:
-        nothing = "No cache draft brings six tokens: there is nothing to find"
+        nothing = f"No cache draft brings {WORTH_LEN} tokens: there is nothing to find"
         return Finding(nothing, (nothing, nothing))
     at_cycles = [row for row in analysis.quality if row.at == "cycle"]
     means = {row.predictor: row.quality for row in at_cycles if row.file == MEAN}
@@ -153,10 +157,10 @@ def _of_calibration(analysis: Analysis) -> Finding:
     error = sum(one.num_drafts * abs(one.predicted - one.real) for one in probabilities)
     predicted, real = _means(probabilities)
     return Finding(
-        "The predictor's probability of six tokens is off by "
+        f"The predictor's probability of {WORTH_LEN} tokens is off by "
         f"{100 * error / num_drafts:.1f} percentage points on average",
         (
-            f"It expects {percent(predicted)} of the drafts to bring six tokens; "
+            f"It expects {percent(predicted)} of the drafts to bring {WORTH_LEN} tokens; "
             f"{percent(real)} do",
             length,
         ),
@@ -174,7 +178,7 @@ def _means(bins: Sequence[Bin]) -> tuple[float, float]:
 def _of_importance(analysis: Analysis) -> Finding:
     importance = analysis.importance
     if importance is None:
-        nothing = "No cache draft brings six tokens: there is no precision to lose"
+        nothing = f"No cache draft brings {WORTH_LEN} tokens: there is no precision to lose"
         return Finding(nothing, (nothing, nothing))
     group, feature = importance.groups[0], importance.features[0]
     return Finding(

@@ -1,14 +1,14 @@
 """What a predictor reads: how much worse it gets when some of its inputs are mixed up."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.rows import TrainingRows
-from sglang_hvd.replay.evaluate import THRESHOLD, judged_by
+from sglang_hvd.replay.evaluate import judged_by
 from sglang_hvd.replay.metrics import payoff_quality
 
 # Which prefixes of feature names belong to which group; the first that fits counts.
@@ -87,12 +87,13 @@ def permutation_importance(
     num_features: int = 15,
     seed: int = 42,
 ) -> Importance | None:
-    """Deals the values of some inputs out to other drafts, together, and measures again.
+    """Measures again after the values of some inputs were dealt out, together, to other drafts.
 
     num_repeats: of each group; a single feature is permuted twice.
     num_features: single features to return.
 
-    None if no draft of the sample reaches the threshold: then there is no precision to lose.
+    Returns None if no draft of the sample reaches the threshold: then there is no precision to
+    lose.
     """
     rows = rows.sample(max_drafts, seed)
     baseline = _average_precision(rows, predictor)
@@ -133,5 +134,5 @@ def _most_important(drops: Sequence[Drop]) -> tuple[Drop, ...]:
 
 def _average_precision(rows: TrainingRows, predictor: PayoffPredictor) -> float | None:
     return payoff_quality(
-        judged_by(rows, predictor), rows.accepted_lens, threshold=math.ceil(THRESHOLD)
+        judged_by(rows, predictor), rows.accepted_lens, threshold=WORTH_LEN
     ).average_precision

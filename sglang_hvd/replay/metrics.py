@@ -24,7 +24,7 @@ class Judgement:
 
     @property
     def ranking(self) -> npt.NDArray[np.float32]:
-        """What tells the drafts worth verifying from the others best."""
+        """The values that tell the drafts worth verifying from the others best."""
         return self.payoffs if self.probs is None else self.probs
 
 
@@ -113,7 +113,7 @@ def precision_at_recalls(
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Mean of those that are there; None if none is."""
+    """Mean of the values that are not None; None without any."""
     found = [value for value in values if value is not None]
     return sum(found) / len(found) if found else None
 
@@ -125,7 +125,7 @@ def _calibration_error(probs: npt.NDArray[np.float32], happened: npt.NDArray[np.
 def _precision_recall(
     ranking: npt.NDArray[np.float32], worth: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """At each distinct value, highest first."""
+    """Precision and recall at each distinct value, highest first."""
     order = np.argsort(-ranking, kind="stable")
     hits = np.cumsum(worth[order])
     is_last_of_ties = np.append(np.diff(ranking[order]) != 0, True)
@@ -136,7 +136,7 @@ def _precision_recall(
 def _precision_at(
     wanted: float, precision: npt.NDArray[np.float64], recall: npt.NDArray[np.float64]
 ) -> float:
-    """The highest with at least that recall."""
+    """The highest precision with at least that recall."""
     return float(precision[recall >= wanted].max())
 
 
@@ -148,7 +148,7 @@ def _average_precision(
 
 
 def _roc_auc(ranking: npt.NDArray[np.float32], worth: npt.NDArray[np.bool_]) -> float:
-    """By the ranks of the drafts (Mann-Whitney), ties counting half."""
+    """Area under the ROC curve by the ranks of the drafts (Mann-Whitney), ties counting half."""
     _, group, sizes = np.unique(ranking, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(sizes) - (sizes - 1) / 2)[group]
     num_worth = worth.sum()

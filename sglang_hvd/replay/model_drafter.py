@@ -45,7 +45,7 @@ class ModelDrafter:
     num_steps: the most tokens that are accepted in a cycle; 8 is the paper's (table 7).
     num_nodes: of the full tree, root not counted.
     size_effect: log odds of a token that each doubling of the nodes adds.
-    spread: standard deviation, in log odds, between sessions: of some a drafter knows more.
+    spread: standard deviation between sessions, in log odds: a drafter knows some better.
     seed: of the draw.
 
     Raises ValueError for a strength that cannot be.
@@ -63,12 +63,12 @@ class ModelDrafter:
         if not 0 <= self.mean_accepted < self.num_steps:
             raise ValueError(
                 f"a model drafter of {self.num_steps} steps has 0 to less than {self.num_steps} "
-                f"tokens accepted, not {self.mean_accepted:g}"
+                f"tokens accepted, got {self.mean_accepted:g}: lower --model-accepted"
             )
         if self.odds_ratio is None and self.mean_accepted != int(self.mean_accepted):
             raise ValueError(
                 f"{self.mean_accepted:g} tokens in every cycle cannot be: give a whole number, or "
-                f"let them vary"
+                f"let them vary (--model-drafter independent)"
             )
 
     def accepted_lens(self, traces: Sequence[Trace], config: HvdConfig) -> list[Int32]:
@@ -86,7 +86,7 @@ class ModelDrafter:
         sizes: Sequence[int],
         copied: Callable[[], Sequence[Bool]] | None = None,
     ) -> dict[int, list[Int32]]:
-        """The same for trees of these numbers of nodes, root not counted.
+        """accepted_lens for trees of each of these numbers of nodes, root not counted.
 
         copied: gives copied_tokens(traces, config), which take long, where they are kept.
         """

@@ -12,7 +12,8 @@ class PlanCosts:
     widths: nodes per request that a step can verify, root included. A step takes the narrowest that
         holds what was planned.
     drafts_with_model: whether the model drafter's KV cache is kept up to date.
-    postpones_extend: not in every step for all, but for a request when it drafts next.
+    postpones_extend: it is brought up to date for a request when it drafts next, not in every step
+        for all requests.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class PlanCosts:
         self._postpones_extend = postpones_extend
 
     def ms(self, plans: Sequence[DraftPlan], num_missing: Sequence[int]) -> float:
-        """In milliseconds.
+        """The time in milliseconds.
 
         num_missing: tokens of each request that the model drafter's KV cache lacks.
         """

@@ -28,7 +28,7 @@ class Axis:
 
     @classmethod
     def of_shares(cls, label: str, high: float = 1.0) -> "Axis":
-        """0 to at least high, which is at most 1, in percent."""
+        """An axis in percent, from 0 to at least the share high."""
         steps = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.2) if high <= 5 * step)
         top = steps * max(1, math.ceil(high / steps - 1e-9))
         num = round(top / steps)
@@ -180,7 +180,7 @@ def bar_plot(title: str, x: Axis, bars: Sequence[Bar]) -> str:
 def dot_plot(
     title: str, columns: Sequence[Axis], rows: Sequence[tuple[str, Sequence[Sequence[Series]]]]
 ) -> str:
-    """For each row its label, and in each column markers on a line; of points only x counts."""
+    """Rows of a label and, in each column, markers on a line; only the x of a point counts."""
     step, top, gap = 46, 26, 28
     bottom = top + step * len(rows)
     width = (WIDTH - 24 - gap * (len(columns) - 1)) / len(columns)
@@ -238,7 +238,7 @@ def _scale(axis: Axis, first: float, last: float) -> Callable[[float], float]:
 def _beside(
     x: float, y: float, text: str, style: str, taken: list[tuple[float, float, float, float]]
 ) -> list[str]:
-    """The text where nothing is, and its place added to what is taken."""
+    """The text at a free place beside the point; the place is added to those taken."""
     text = shorten(text, 24)
     width = _BOLD_CHARACTER * len(text)
     for left, base in (

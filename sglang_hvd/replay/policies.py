@@ -1,20 +1,19 @@
 """`sglang-hvd replay`: what each policy makes of recorded generations, without a model."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
 from sglang_hvd.allocation import StepCosts
-from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, Policy
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, WORTH_LEN, HvdConfig, Policy
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
-from sglang_hvd.replay.evaluate import MEAN, THRESHOLD
+from sglang_hvd.replay.evaluate import MEAN
 from sglang_hvd.replay.metrics import mean_of
 from sglang_hvd.replay.model_drafter import ModelDrafter
-from sglang_hvd.replay.recordings import Recording, Vocabulary
+from sglang_hvd.replay.recordings import Recording
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 
 
@@ -23,10 +22,10 @@ class PolicyResult:
     """What a policy made of a file's measured sessions, or the mean over the families.
 
     mean_accepted: draft tokens per cycle, bonus token not counted.
-    cache_share: of the cycles, those that verified a cache draft, alone or in one tree with the
-        model drafter's; both_share: the latter.
+    cache_share: share of the cycles that verified a cache draft, alone or in one tree with the
+        model drafter's; both_share: in one tree.
     oracle_share: share of the cycles' cache drafts that reach the paper's threshold.
-    precision, recall: of what the policy verified against these.
+    precision, recall: the cache drafts that were verified against those that reach it.
     payoff_quantiles: accepted lengths of the cache drafts, at 10, 50, 90 and 99 %.
     tokens_per_ms: under the cost table; None without one.
     """
@@ -47,10 +46,9 @@ class PolicyResult:
 
 def replay_policies(
     recordings: Sequence[Recording],
-    vocabulary: Vocabulary,
+    tokenizer: TraceTokenizer,
     *,
     config: HvdConfig,
-    predictor: Path | None,
     costs: StepCosts | None,
     warm_up: float,
     shares_cache: bool,
@@ -62,15 +60,14 @@ def replay_policies(
     Sessions that the predictor was trained on only fill the shared cache, under every policy.
 
     config: of the server; each policy in turns.
-    predictor: of the policies that predict; None: the one that ships.
     warm_up: share of each recording's sessions, the first ones, that only fill the shared cache.
     shares_cache: False: requests draft from their own session only.
     costs: at batch size 1; without them policy `allocate` is left out.
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used.
     """
-    deciding = predictor or DEFAULT_PREDICTORS[config.cache_mode]
-    trained_on = PayoffPredictor.load(deciding).trained_sessions
+    deciding = PayoffPredictor.load(config.predictor or DEFAULT_PREDICTORS[config.cache_mode])
+    trained_on = deciding.trained_sessions
     width = DEFAULT_VERIFY_WIDTH if config.verify_width is None else config.verify_width
     if width <= model_drafter.num_steps + 1:
         raise ValueError(
@@ -81,13 +78,12 @@ def replay_policies(
     for policy in get_args(Policy):
         if policy == "allocate" and costs is None:
             continue
-        served = config.model_copy(update={"policy": policy})
+        served = config.for_policy(policy)
         walks = walk_recordings(
             recordings,
-            vocabulary,
+            tokenizer,
             WalkSettings(
                 served,
-                predictor=deciding,
                 model_drafter=model_drafter,
                 draft_limits=(_widest(served, width) - 1,),
                 shares_cache=shares_cache,
@@ -106,7 +102,8 @@ def replay_policies(
             results.append(_mean(of_policy, policy))
     if not results:
         raise ValueError(
-            "no session is left to measure: the predictor was trained on all but those of --warm-up"
+            "no session is left to measure, the predictor was trained on all but those of "
+            "--warm-up: lower --warm-up or give other traces"
         )
     return results
 
@@ -135,7 +132,7 @@ def _result(
     )
     if rows is None:
         return result
-    worth = rows.accepted_lens >= math.ceil(THRESHOLD)
+    worth = rows.accepted_lens >= WORTH_LEN
     verified = rows.is_verified
     num_hits, num_worth = int((worth & verified).sum()), int(worth.sum())
     return replace(
@@ -148,7 +145,7 @@ def _result(
 
 
 def _widest(config: HvdConfig, verify_width: int) -> int:
-    """Nodes that a server on a GPU verifies of one request, of a dense model."""
+    """The most nodes that a server of a dense model on a GPU verifies for one request."""
     if config.policy != "allocate":
         return verify_width
     wide = config.wide_width or config.default_wide_width(verify_width)
@@ -156,7 +153,7 @@ def _widest(config: HvdConfig, verify_width: int) -> int:
 
 
 def _mean(results: Sequence[PolicyResult], policy: str) -> PolicyResult:
-    """Each figure: the mean over the families of the mean over their files."""
+    """The mean over the families of the mean over their files, for each figure."""
     families: dict[str, list[PolicyResult]] = {}
     for result in results:
         families.setdefault(result.family, []).append(result)

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Sequence
 
+from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.replay.analysis import (
     RECALLS,
-    WORTH_LEN,
     Analysis,
     Bin,
     Calibration,

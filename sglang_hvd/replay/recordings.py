@@ -1,19 +1,15 @@
-"""Files of traces, and the tokenizer they are read with."""
+"""Recordings: files of traces from one source each."""
 
 import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from sglang_hvd.payoff import TokenClasses
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.traces.reader import is_recording, read_traces
 from sglang_hvd.traces.recording_folder import salvage
 from sglang_hvd.traces.text_traces import TextTrace, read_text_traces
-from sglang_hvd.traces.tokenizer import load_tokenizer, token_strings, tokenizer_fingerprint
 from sglang_hvd.traces.trace import Trace
 
 _SUFFIXES = (".jsonl", ".hvdt")
@@ -21,39 +17,6 @@ _SUFFIXES = (".jsonl", ".hvdt")
 # Tokens at the beginning of a session that tell it from one of another recording. Few: they are in
 # the prompt of its later turns too.
 _NUM_NAMING = 16
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The tokenizer of some traces.
-
-    eos_token: ends every output of a text trace; None: outputs end with their text.
-    """
-
-    path: Path
-    eos_token: str | None
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self.path)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return tokenizer_fingerprint(self.tokenizer)
-
-    @cached_property
-    def eos_token_id(self) -> int | None:
-        """Raises ValueError if the tokenizer has no such token."""
-        if self.eos_token is None:
-            return None
-        token_id = self.tokenizer.token_to_id(self.eos_token)
-        if token_id is None:
-            raise ValueError(f"{self.path} has no token {self.eos_token}: set --eos-token")
-        return int(token_id)
-
-    @cached_property
-    def token_classes(self) -> TokenClasses:
-        return TokenClasses.from_strings(token_strings(self.tokenizer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +42,11 @@ class Recording:
         """The repository is MIT or Apache-2.0, and no text in it is for non-commercial use only."""
         return self.licence.startswith(("MIT", "Apache-2.0")) and "NC" not in self.licence
 
-    def traces(self, vocabulary: Vocabulary) -> list[Trace]:
-        """All of them. Raises ValueError, in one line, for a file that is not whole and sound."""
+    def traces(self, tokenizer: TraceTokenizer) -> list[Trace]:
+        """All traces of the file. Raises ValueError, in one line, if it is not whole and sound."""
         # Recordings hold token ids: only text needs the token that ends an output.
-        eos_token_id = None if is_recording(self.path) else vocabulary.eos_token_id
-        return list(read_traces(self.path, vocabulary.tokenizer, eos_token_id))
+        eos_token_id = None if is_recording(self.path) else tokenizer.eos_token_id
+        return list(read_traces(self.path, tokenizer.loaded, eos_token_id))
 
 
 def find_recordings(traces: Path) -> list[Recording]:
@@ -96,7 +59,9 @@ def find_recordings(traces: Path) -> list[Recording]:
     else:
         paths = [traces]
     if not paths:
-        raise ValueError(f"{traces}: no traces ({', '.join('*' + s for s in _SUFFIXES)})")
+        raise ValueError(
+            f"{traces}: no traces ({', '.join('*' + s for s in _SUFFIXES)}): give another folder"
+        )
     return [Recording(path, _source_of(path)) for path in paths]
 
 

@@ -16,20 +16,21 @@ from sglang_hvd.config import CacheMode, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from sglang_hvd.replay.evaluate import MEAN
-from sglang_hvd.replay.recordings import Vocabulary, find_recordings
+from sglang_hvd.replay.recordings import find_recordings
 from sglang_hvd.replay.tables import heldout_table
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.train import TrainPlan, train_predictors
 
-# Each makes the cycles learned from more like those of the server. In the paper's mode the second
-# brings the calibration error below .02. By votes what a third and a fourth bring is less than what
-# seeds differ by (.018 to .032).
+# Each round makes the cycles learned from more like those of the server. In the paper's mode the
+# second brings the calibration error below .02. By votes a third and a fourth bring less than seeds
+# differ by (.018 to .032).
 _NUM_ROUNDS: Mapping[CacheMode, int] = {"votes": 4, "paper": 2}
 
 # All tokens bring precision over positions where the drafts are the paper's (.817 to .822); by
 # votes they leave cycle starts, where the gate acts, worse calibrated (.024 to .037).
 _TOKEN_STRIDE: Mapping[CacheMode, int] = {"votes": 3, "paper": 1}
 
-# Of three tokenizers together; of one there are .6 million by votes and .9 million in the paper's
+# Rows of three tokenizers together; one alone has .6 million by votes and .9 million in the paper's
 # mode, where every token begins a cycle.
 _MOST_ROWS = 1_500_000
 
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"{options.traces}: no traces with a permissive licence")
         trained = train_predictors(
             recordings,
-            [Vocabulary(path, options.eos_token) for path in options.tokenizer],
+            [TraceTokenizer(path, options.eos_token) for path in options.tokenizer],
             TrainPlan(
                 HvdConfig(cache_mode=options.cache_mode),
                 num_rounds=_NUM_ROUNDS[options.cache_mode],
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _average_precision(predictor: PayoffPredictor) -> float:
-    """On the held-out sessions, in the mean over families."""
+    """Average precision on the held-out sessions, in the mean over families."""
     rows = predictor.provenance["heldout"]
     assert isinstance(rows, list), "training judges what it trained"
     [mean] = [row["average_precision"] for row in rows if row["file"] == MEAN]

@@ -18,7 +18,8 @@ from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.payoff.training import TrainingSettings, train
 from sglang_hvd.replay.evaluate import judge, judging_walks
 from sglang_hvd.replay.model_drafter import ModelDrafter
-from sglang_hvd.replay.recordings import Recording, Vocabulary
+from sglang_hvd.replay.recordings import Recording
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 
 # Longest cache drafts in training, in turns: what is verified of a draft depends on the server's
@@ -33,10 +34,10 @@ _FIRST_ROUND: tuple[tuple[Policy, ModelDrafter], ...] = (
     ("cache", ModelDrafter()),
 )
 
-# Of the payoff policy in the later rounds: the server's own, and the paper's.
+# Thresholds of the payoff policy in the later rounds: the server's default and the paper's.
 _THRESHOLDS = (None, PAPER_THRESHOLD)
 
-# What a row counts that is not of the first tokenizer, with which a predictor is judged
+# Weight of the rows of other tokenizers than the first, with which a predictor is judged
 # (docs/payoff.md, "What each idea brought").
 _OTHERS = 0.4
 
@@ -52,7 +53,7 @@ class TrainPlan:
     config: how the suffix cache drafts.
     held_out: share of each recording's sessions, the last ones, that is not trained on and on which
         the predictor is judged. One session of a recording with several is always held out.
-    token_stride: where every token begins a cycle, one of so many is learned from.
+    token_stride: where every token begins a cycle, one cycle in this many is learned from.
     """
 
     config: HvdConfig
@@ -66,30 +67,31 @@ class TrainPlan:
 
 
 def train_predictor(
-    recordings: Sequence[Recording], vocabulary: Vocabulary, plan: TrainPlan
+    recordings: Sequence[Recording], tokenizer: TraceTokenizer, plan: TrainPlan
 ) -> PayoffPredictor:
     """The predictor, with its quality on the held-out sessions in its provenance.
 
     Raises ValueError, in one line, if the recordings cannot be used or hold nothing to learn from.
     """
-    return train_predictors(recordings, [vocabulary], plan, [plan.kind])[plan.kind]
+    return train_predictors(recordings, [tokenizer], plan, [plan.kind])[plan.kind]
 
 
 def train_predictors(
     recordings: Sequence[Recording],
-    vocabularies: Sequence[Vocabulary],
+    tokenizers: Sequence[TraceTokenizer],
     plan: TrainPlan,
     kinds: Sequence[Kind],
 ) -> Mapping[Kind, PayoffPredictor]:
-    """Several kinds from the same cycles, to compare. The first decides in the later rounds.
+    """Predictors of several kinds from the same cycles, to compare. The first kind decides in the
+    later rounds.
 
-    vocabularies: the recordings, texts if there are several, are read with each of these and
-        learned from; what comes out is judged with the first.
+    tokenizers: the recordings are learned from as each of these reads them, and must be texts if
+        there are several; the predictors are judged with the first.
     """
     first: list[Lessons] = []
     held_out = fingerprints = frozenset[str]()
-    for vocabulary in vocabularies:
-        walks = first_round(recordings, vocabulary, plan)
+    for tokenizer in tokenizers:
+        walks = first_round(recordings, tokenizer, plan)
         if not first:
             held_out, fingerprints = held_out_sessions(walks, plan.held_out), _fingerprints(walks)
         assert _fingerprints(walks) == fingerprints, "sessions are known by their text"
@@ -102,20 +104,20 @@ def train_predictors(
         for _ in range(1, plan.num_rounds):
             predictor.save(path)
             parts = []
-            for vocabulary, before in zip(vocabularies, first, strict=True):
-                walks = later_round(recordings, vocabulary, plan, path)
+            for tokenizer, before in zip(tokenizers, first, strict=True):
+                walks = later_round(recordings, tokenizer, plan, path)
                 parts.append(Lessons.concatenate([before, _weighed(walks, without=held_out)]))
                 del walks
             predictor = _fit(parts, plan, kinds[0])
         predictor.save(path)
         judged = walk_recordings(
             recordings,
-            vocabularies[0],
-            judging_walks(plan.config, path)["cycle"],
+            tokenizers[0],
+            judging_walks(plan.config.model_copy(update={"predictor": path}))["cycle"],
             label="replay of held-out sessions",
             num_processes=plan.num_processes,
         )
-    provenance = _provenance(recordings, vocabularies, plan, fingerprints, held_out)
+    provenance = _provenance(recordings, tokenizers, plan, fingerprints, held_out)
     trained: dict[Kind, PayoffPredictor] = {}
     for kind in kinds:
         of_kind = predictor if kind == kinds[0] else _fit(parts, plan, kind)
@@ -134,17 +136,17 @@ def train_predictors(
 
 
 def first_round(
-    recordings: Sequence[Recording], vocabulary: Vocabulary, plan: TrainPlan
+    recordings: Sequence[Recording], tokenizer: TraceTokenizer, plan: TrainPlan
 ) -> list[RecordingWalk]:
-    """The walks that no predictor decides, of each recording several."""
+    """The walks that no predictor decides, several of each recording."""
     return [
         walk
         for policy, model_drafter in _FIRST_ROUND
         for walk in walk_recordings(
             recordings,
-            vocabulary,
+            tokenizer,
             WalkSettings(
-                _uncorrected(plan.config, policy),
+                plan.config.for_policy(policy, calibrate=False),
                 model_drafter=model_drafter,
                 draft_limits=_DRAFT_LIMITS,
                 row_stride=1 if model_drafter.mean_accepted else plan.token_stride,
@@ -156,9 +158,9 @@ def first_round(
 
 
 def later_round(
-    recordings: Sequence[Recording], vocabulary: Vocabulary, plan: TrainPlan, deciding: Path
+    recordings: Sequence[Recording], tokenizer: TraceTokenizer, plan: TrainPlan, deciding: Path
 ) -> list[RecordingWalk]:
-    """The walks that a predictor decides, of each recording several.
+    """The walks that a predictor decides, several of each recording.
 
     deciding: its file.
     """
@@ -167,10 +169,11 @@ def later_round(
         for threshold in _THRESHOLDS
         for walk in walk_recordings(
             recordings,
-            vocabulary,
+            tokenizer,
             WalkSettings(
-                _uncorrected(plan.config, "payoff", threshold),
-                predictor=deciding,
+                plan.config.for_policy(
+                    "payoff", threshold=threshold, predictor=deciding, calibrate=False
+                ),
                 draft_limits=_DRAFT_LIMITS,
             ),
             label="replay, policy payoff",
@@ -180,8 +183,8 @@ def later_round(
 
 
 def held_out_sessions(walks: Sequence[RecordingWalk], share: float) -> frozenset[str]:
-    """Fingerprints of the last sessions of each recording: that share of them, at least one of
-    several. None for a share of 0."""
+    """Fingerprints of the last sessions of each recording: that share of the sessions, and at least
+    one where there are several; none for a share of 0."""
     held_out: set[str] = set()
     for walk in walks:
         sessions = [session.fingerprint for session in walk.sessions]
@@ -191,12 +194,12 @@ def held_out_sessions(walks: Sequence[RecordingWalk], share: float) -> frozenset
 
 
 def lessons_of(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> Lessons:
-    """What there is to learn. Each walk's rows together count as a power of their number; the mean
+    """The lessons of walks. The rows of a walk together count as a power of their number; the mean
     weight is 1.
 
     without: fingerprints of sessions that are not learned from.
 
-    Raises ValueError if there is nothing.
+    Raises ValueError if no cycle had a cache draft.
     """
     return _normalised(_weighed(walks, without=without))
 
@@ -208,12 +211,12 @@ def _weighed(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> Less
         if rows is not None:
             parts.append(Lessons.of(rows).weighted(len(rows) ** (_POWER_OF_SIZE - 1)))
     if not parts:
-        raise ValueError("no cycle of the traces had a cache draft: nothing to learn from")
+        raise ValueError("no cycle of the traces had a cache draft: give more or longer traces")
     return Lessons.concatenate(parts)
 
 
 def _together(parts: Sequence[Lessons]) -> Lessons:
-    """By tokenizer, the one that counts most first."""
+    """All lessons. parts: by tokenizer, the one that counts most first."""
     first, *others = map(_normalised, parts)
     if not others:
         return first
@@ -224,13 +227,9 @@ def _normalised(lessons: Lessons) -> Lessons:
     return lessons.weighted(1 / float(lessons.weights.mean()))
 
 
-def _uncorrected(config: HvdConfig, policy: Policy, threshold: float | None = None) -> HvdConfig:
-    """The configuration with this policy, and its predictor as it is: so rows show it."""
-    return config.model_copy(update={"policy": policy, "threshold": threshold, "calibrate": False})
-
-
 def _fit(parts: Sequence[Lessons], plan: TrainPlan, kind: Kind) -> PayoffPredictor:
-    """parts: by tokenizer. The paper's predictor learns from the first, every row the same."""
+    """Trains a predictor. parts: lessons by tokenizer; the paper's predictor learns from the first
+    alone, with equal weights."""
     if kind == "mlp":
         lessons = parts[0].sample(plan.max_rows, plan.seed).unweighted()
         settings = TrainingSettings.of_paper(len(lessons))
@@ -249,7 +248,7 @@ def _fit(parts: Sequence[Lessons], plan: TrainPlan, kind: Kind) -> PayoffPredict
 
 def _provenance(
     recordings: Sequence[Recording],
-    vocabularies: Sequence[Vocabulary],
+    tokenizers: Sequence[TraceTokenizer],
     plan: TrainPlan,
     fingerprints: frozenset[str],
     held_out: frozenset[str],
@@ -277,7 +276,7 @@ def _provenance(
         "weight_of_other_tokenizers": _OTHERS,
         "verify_width": DEFAULT_VERIFY_WIDTH,
         "num_rounds": plan.num_rounds,
-        "tokenizers": [vocabulary.fingerprint for vocabulary in vocabularies],
+        "tokenizers": [tokenizer.fingerprint for tokenizer in tokenizers],
     }
 
 

@@ -4,45 +4,40 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 
 from tqdm import tqdm
 
 from sglang_hvd.allocation import StepAllocator, StepCosts, powers_of_two_below
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.payoff import PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.recordings import Recording, Vocabulary, session_fingerprints
-from sglang_hvd.replay.simulator import (
-    CycleTotals,
-    ReplayedCycle,
-    count_cycles,
-    replay,
-    training_rows,
-)
+from sglang_hvd.replay.recordings import Recording, session_fingerprints
+from sglang_hvd.replay.replayed import ReplayedCycle, replay, training_rows
+from sglang_hvd.replay.totals import CycleTotals, count_cycles
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.traces.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
 class WalkSettings:
     """How recordings are walked.
 
-    config: calibrate corrects the predictor along the way, as the server does; without it rows
-        show a predictor as it is.
-    predictor: for the policies that predict; its file, since walks run in other processes.
+    config: of the server. calibrate corrects the predictor along the way, as the server does;
+        without it rows show a predictor as it is.
     model_drafter: what each cycle of the model drafter, which is not run, has accepted.
-    draft_limits: longest cache drafts, one trace after the other in turns.
-    costs: of the machine, for the time of the cycles and policy `allocate`; None: neither.
+    draft_limits: longest cache drafts, in tokens; traces take them in turns.
+    costs: step costs of the machine, for the time of the cycles and policy `allocate`; None:
+        neither.
     shares_cache: a session's finished outputs are drafts for later ones of its namespace;
         False: for itself only.
-    row_stride: of so many cycles of a session one gives a row.
+    row_stride: one cycle in this many of a session gives a row.
     """
 
     config: HvdConfig
-    predictor: Path | None = None
     model_drafter: ModelDrafter = ModelDrafter()  # noqa: RUF009  it is immutable
     draft_limits: tuple[int, ...] = (DEFAULT_VERIFY_WIDTH - 1,)
     shares_cache: bool = True
@@ -51,12 +46,19 @@ class WalkSettings:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Nodes per request that a step can verify: the configured ones or else powers of two, and
-        what the drafts need."""
+        """Nodes per request that a step can verify: the configured widths or else powers of two,
+        and the width that the longest drafts need."""
         widest, narrow = max(self.draft_limits) + 1, self.config.narrow_widths
         if narrow is None:
             return (*powers_of_two_below(widest), widest)
         return (*(width for width in narrow if width < widest), widest)
+
+    @property
+    def plan_costs(self) -> PlanCosts | None:
+        """The time of plans; None without costs."""
+        if self.costs is None:
+            return None
+        return PlanCosts(self.costs, self.widths, self.config.drafts_with_model)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,13 +89,13 @@ class RecordingWalk:
         return TrainingRows.concatenate(parts) if parts else None
 
     def totals(self, *, without: frozenset[str] = frozenset()) -> CycleTotals:
-        """The cycles of those sessions."""
+        """The totals of the sessions that are not among these fingerprints."""
         return sum((s.totals for s in self.sessions if s.fingerprint not in without), CycleTotals())
 
 
 def walk_recordings(
     recordings: Sequence[Recording],
-    vocabulary: Vocabulary,
+    tokenizer: TraceTokenizer,
     settings: WalkSettings,
     *,
     label: str,
@@ -105,7 +107,7 @@ def walk_recordings(
     """
     with tqdm(total=len(recordings), desc=label, unit="file", leave=False) as bar:
         walks = []
-        for walk in _walk_all(recordings, vocabulary, settings, num_processes):
+        for walk in _walk_all(recordings, tokenizer, settings, num_processes):
             walks.append(walk)
             bar.update()
         return walks
@@ -113,31 +115,31 @@ def walk_recordings(
 
 def _walk_all(
     recordings: Sequence[Recording],
-    vocabulary: Vocabulary,
+    tokenizer: TraceTokenizer,
     settings: WalkSettings,
     num_processes: int,
 ) -> Iterator[RecordingWalk]:
     if num_processes == 1:
         for recording in recordings:
-            yield walk_recording(recording, vocabulary, settings)
+            yield walk_recording(recording, tokenizer, settings)
         return
     # Fresh interpreters: a fork would copy locks that threads of the parent may hold. Each is given
-    # the vocabulary once, not with every recording.
+    # the tokenizer once, not with every recording.
     with ProcessPoolExecutor(
         num_processes,
         mp_context=get_context("spawn"),
         initializer=_set_up_worker,
-        initargs=(vocabulary, settings),
+        initargs=(tokenizer, settings),
     ) as pool:
         yield from pool.map(_walk_in_worker, recordings)
 
 
-_of_worker: tuple[Vocabulary, WalkSettings]
+_of_worker: tuple[TraceTokenizer, WalkSettings]
 
 
-def _set_up_worker(vocabulary: Vocabulary, settings: WalkSettings) -> None:
+def _set_up_worker(tokenizer: TraceTokenizer, settings: WalkSettings) -> None:
     global _of_worker
-    _of_worker = vocabulary, settings
+    _of_worker = tokenizer, settings
 
 
 def _walk_in_worker(recording: Recording) -> RecordingWalk:
@@ -145,23 +147,45 @@ def _walk_in_worker(recording: Recording) -> RecordingWalk:
 
 
 def walk_recording(
-    recording: Recording, vocabulary: Vocabulary, settings: WalkSettings
+    recording: Recording, tokenizer: TraceTokenizer, settings: WalkSettings
 ) -> RecordingWalk:
-    """Walks one recording in this process."""
-    traces = recording.traces(vocabulary)
+    """Walks one recording in this process.
+
+    Raises ValueError, in one line, for a recording or predictor that cannot be used.
+    """
+    traces = _replayable_traces(recording, tokenizer)
+    drafter = _drafter(settings, tokenizer.token_classes)
+    cycles = _cycles_by_session(traces, drafter, settings)
+    fingerprints = session_fingerprints(traces)
+    costs = settings.plan_costs
+    return RecordingWalk(
+        recording.name,
+        traces[0].family,
+        tuple(
+            SessionWalk(
+                fingerprints[session],
+                count_cycles(of_session, costs),
+                _rows(of_session[:: settings.row_stride]),
+            )
+            for session, of_session in cycles.items()
+        ),
+    )
+
+
+def _replayable_traces(recording: Recording, tokenizer: TraceTokenizer) -> list[Trace]:
+    traces = recording.traces(tokenizer)
     if not traces:
-        raise ValueError(f"{recording.path}: no traces")
+        raise ValueError(f"{recording.path}: no traces: leave it out of --traces")
     if not all(trace.has_prompt for trace in traces):
         raise ValueError(
-            f"{recording.path}: recorded without prompts, which drafts come from: it cannot be "
-            f"replayed"
+            f"{recording.path}: recorded without prompts, which drafts come from, it cannot be "
+            f"replayed: record with --hvd-record-prompts true"
         )
+    return traces
+
+
+def _drafter(settings: WalkSettings, token_classes: TokenClasses) -> HybridDrafter:
     config = settings.config
-    predictor = None
-    if config.predicts:
-        if settings.predictor is not None:
-            config = config.model_copy(update={"predictor": settings.predictor})
-        predictor = PayoffPredictor.of_config(config)
     # The drafts that the model drafter is drawn for count as chains.
     num_steps = settings.model_drafter.num_steps
     allocator = None
@@ -172,19 +196,24 @@ def walk_recording(
             model_sizes=[num_steps],
             num_steps=[num_steps],
         )
-    drafter = HybridDrafter(
+    return HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
-        predictor=predictor,
-        token_classes=vocabulary.token_classes,
+        predictor=PayoffPredictor.of_config(config) if config.predicts else None,
+        token_classes=token_classes,
         num_model_steps=num_steps,
         num_model_nodes=num_steps,
         verify_width=settings.widths[-1],
         allocator=allocator,
     )
-    fingerprints = session_fingerprints(traces)
-    cycles: dict[str, list[ReplayedCycle]] = {session: [] for session in fingerprints}
-    accepted_lens = settings.model_drafter.accepted_lens(traces, config)
+
+
+def _cycles_by_session(
+    traces: Sequence[Trace], drafter: HybridDrafter, settings: WalkSettings
+) -> dict[str, list[ReplayedCycle]]:
+    """The cycles of each session, in the order in which the sessions begin."""
+    cycles: dict[str, list[ReplayedCycle]] = {trace.session: [] for trace in traces}
+    accepted_lens = settings.model_drafter.accepted_lens(traces, settings.config)
     for index, (trace, accepted) in enumerate(zip(traces, accepted_lens, strict=True)):
         cycles[trace.session] += replay(
             trace,
@@ -193,25 +222,11 @@ def walk_recording(
             max_cache_draft_tokens=settings.draft_limits[index % len(settings.draft_limits)],
             namespace=trace.namespace if settings.shares_cache else trace.session,
         )
-    cost_of_plan = None
-    if settings.costs is not None:
-        cost_of_plan = PlanCosts(settings.costs, settings.widths, config.drafts_with_model)
-    return RecordingWalk(
-        recording.name,
-        traces[0].family,
-        tuple(
-            SessionWalk(
-                fingerprints[session],
-                count_cycles(of_session, cost_of_plan),
-                _rows(of_session[:: settings.row_stride]),
-            )
-            for session, of_session in cycles.items()
-        ),
-    )
+    return cycles
 
 
 def _rows(cycles: Sequence[ReplayedCycle]) -> TrainingRows | None:
-    """None if none of them had a cache draft."""
+    """Rows of the cycles that had a cache draft; None if none had."""
     if all(cycle.draft is None for cycle in cycles):
         return None
     return training_rows(cycles)

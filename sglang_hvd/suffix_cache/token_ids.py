@@ -47,22 +47,3 @@ def padded(
     for filled, row in zip(token_ids, checked, strict=True):
         filled[: len(row)] = row
     return token_ids, lengths
-
-
-def num_agreeing(draft_ids: TokenIds, text_ids: TokenIds) -> int:
-    """Leading tokens of a draft that agree with the text."""
-    length = min(len(draft_ids), len(text_ids))
-    agrees = draft_ids[:length] == text_ids[:length]
-    return length if agrees.all() else int(agrees.argmin())
-
-
-def right_branch(token_ids: TokenIds, parents: npt.NDArray[np.int32], text: TokenIds) -> list[int]:
-    """The nodes of a tree that go on as the text does, from its first token on."""
-    branch: list[int] = []
-    for token in text.tolist():
-        before = branch[-1] if branch else -1
-        following = np.flatnonzero((parents == before) & (token_ids == token))
-        if len(following) == 0:
-            break
-        branch.append(int(following[0]))
-    return branch

@@ -92,7 +92,7 @@ class _Conversations:
     def trace(
         self, call: _Call, name: str, tokenizer: Tokenizer, eos_token_id: int | None
     ) -> Trace:
-        """name: of its session, if it begins one."""
+        """The trace of a call. name: what its session is called if the call begins one."""
 
         def encode(text: str) -> list[int]:
             check_text(text)
@@ -132,7 +132,8 @@ class _Conversations:
         )
 
     def _longest_beginning(self, pieces: Sequence[str]) -> tuple[_Conversation | None, int]:
-        """The longest conversation they begin with, and its number of pieces; None and 0: none."""
+        """The longest known conversation that the pieces begin with, and its number of pieces; None
+        and 0 without any."""
         digests = _digests(pieces)
         for num_pieces in range(len(pieces), 0, -1):
             known = self._open.get(digests[num_pieces - 1])
@@ -142,7 +143,7 @@ class _Conversations:
 
 
 def _digests(pieces: Sequence[str]) -> list[bytes]:
-    """Of each beginning of the pieces."""
+    """The digest of each beginning of the pieces."""
     hasher = hashlib.blake2b(digest_size=16)
     digests = []
     for piece in pieces:

@@ -40,7 +40,7 @@ class PartFile:
             raise
 
     def cut(self, num_bytes: int) -> None:
-        """Only the first bytes stay."""
+        """Drops all but the first num_bytes bytes."""
         os.ftruncate(self._file, num_bytes)
         os.lseek(self._file, num_bytes, os.SEEK_SET)
         self.num_bytes = num_bytes
@@ -73,7 +73,7 @@ class PartFile:
         os.close(self._file)
 
     def discard(self) -> None:
-        """Ends writing; nothing stays."""
+        """Ends writing and removes the part."""
         try:
             self.part.unlink(missing_ok=True)
         finally:

@@ -57,7 +57,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The part of a record that is no tokens.
+    """The part of a record that is not tokens.
 
     num_kept: how many tokens of the session's text before this turn the prompt begins with.
     """
@@ -96,7 +96,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """A trace as it is stored: of its prompt only what its session's text has not.
+    """A trace as it is stored: its prompt without what the text of its session has already.
 
     new_prompt_ids: int32[num_tokens]; None: the prompt was left out.
     output_ids: int32[num_tokens].

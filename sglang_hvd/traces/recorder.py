@@ -176,7 +176,8 @@ class Recorder:
             logger.warning("recording in %s goes on", self._path)
 
     def _attempt(self, act: Callable[[], None]) -> bool:
-        """Whether it was done: not while waiting to try again, nor if the file system refuses."""
+        """Returns whether it was done: not while waiting to try again, nor if the file system
+        refuses."""
         if self._retry_at is not None and time.monotonic() < self._retry_at:
             return False
         try:

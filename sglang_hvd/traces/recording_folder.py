@@ -30,7 +30,9 @@ def check_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ValueError(f"{folder}: cannot record there: {error.strerror}") from None
+        raise ValueError(
+            f"{folder}: cannot record there: {error.strerror}: choose another folder"
+        ) from None
 
 
 def salvage(folder: Path) -> list[Path]:

@@ -36,11 +36,11 @@ class TextTrace:
 
     @property
     def has_history(self) -> bool:
-        """The turn before it, with all that has, belongs to its prompt."""
+        """Whether its prompt begins with all of the turn before it."""
         return self.is_delta and self.turn > 0
 
     def is_after(self, previous: "TextTrace | None") -> bool:
-        """Whether that is the turn before it."""
+        """Whether `previous` is the turn before this one."""
         return previous is not None and (previous.session, previous.turn) == (
             self.session,
             self.turn - 1,

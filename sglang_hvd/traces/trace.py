@@ -21,7 +21,7 @@ class Trace:
     tokenizer_fingerprint: see tokenizer.tokenizer_fingerprint; "": not known.
     namespace: requests of other namespaces share no suffix cache with it; "": the common one.
     has_prompt: False where the prompt was left out; prompt_ids is empty then.
-    text_digest: of what was read as text, so whatever it was tokenized with; "": read as tokens.
+    text_digest: digest of what was read as text, equal with every tokenizer; "": read as tokens.
     """
 
     prompt_ids: TokenIds

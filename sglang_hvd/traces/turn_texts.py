@@ -12,7 +12,7 @@ MAX_TURN_TEXT_TOKENS = 1 << 24
 class TurnTexts:
     """Prompt and output of each session's latest turn in one file; the oldest are forgotten.
 
-    A turn left without its prompt leaves no text.
+    A turn whose prompt was left out leaves no text.
     """
 
     def __init__(self, max_tokens: int = MAX_TURN_TEXT_TOKENS) -> None:

@@ -22,8 +22,8 @@ def texts_of_tokens(
 ) -> list[str]:
     """What each token adds to a text, in the order of their ids.
 
-    Behind another token: the decoders of SentencePiece vocabularies drop the space that a text
-    begins with, and so that of every token decoded alone.
+    Tokens are decoded behind another one: the decoders of SentencePiece vocabularies drop the space
+    that a text begins with, and so that of every token decoded alone.
 
     decode: texts of several sequences of token ids.
     """

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 import pytest
 
+import sglang_hvd
 from sglang_hvd.demo import models
 from sglang_hvd.demo.build import RECIPES, Recipe
 from sglang_hvd.demo.models import ensure_demo_models
@@ -64,6 +65,11 @@ def test_another_recipe_has_a_place_of_its_own(
     other = replace(RECIPES["llama"], target_tokens=1)
     monkeypatch.setattr(models, "RECIPES", MappingProxyType({"llama": other}))
     assert ensure_demo_models(tmp_path, progress=False) != built
+
+
+def test_every_source_is_there() -> None:
+    package = Path(sglang_hvd.__file__).parent
+    assert all(any(package.glob(pattern)) for pattern in models._SOURCES)
 
 
 def test_a_cache_that_cannot_be_written_is_a_user_error(tmp_path: Path) -> None:

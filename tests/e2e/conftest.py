@@ -133,6 +133,13 @@ def long_prompt(prompts: list[str]) -> str:
 
 StartServer = Callable[..., Server]
 
+
+def mixing(policy: str, threshold: str = "1.5") -> tuple[str, ...]:
+    """Flags with which cache and model drafts mix within one batch: a low threshold of policy
+    payoff; other policies need none."""
+    return ("--hvd-threshold", threshold) if policy == "payoff" else ()
+
+
 # Processes find the tests' own modules whatever folder they start in.
 PROJECT_FIRST = {"PYTHONPATH": str(Path(__file__).parents[2])}
 

@@ -72,7 +72,7 @@ def test_a_record_folder_that_cannot_be_written(
     folder = tmp_path / "folder"
     folder.write_text("no folder")
     assert fails_with("--hvd-record", str(folder)) == (
-        f"error: {folder}: cannot record there: File exists"
+        f"error: {folder}: cannot record there: File exists: choose another folder"
     )
 
 

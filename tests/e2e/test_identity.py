@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-# Low enough that cache and model drafts mix within one batch.
-MIXING = ("--hvd-threshold", "1.5")
+from tests.e2e.conftest import mixing
+
 CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
 LONG_CHAIN = ("--speculative-num-steps", "6", "--speculative-eagle-topk", "1")
 LONG_TREE = (
@@ -57,13 +57,13 @@ def _assert_same_as_plain(
     ("policy", "flags"),
     [
         ("payoff", ()),
-        ("payoff", MIXING),
+        ("payoff", mixing("payoff")),
         ("frequency", ()),
         ("cache", ()),
         ("cache", WIDE),
         ("cache", PAPER),
         ("frequency", PAPER),
-        ("payoff", ("--hvd-verify-width", "48", *MIXING)),
+        ("payoff", ("--hvd-verify-width", "48", *mixing("payoff"))),
         ("model", ()),
         ("both", ()),
         ("both", WIDE),
@@ -94,7 +94,7 @@ def test_every_policy_with_a_model_chain_and_pages(
     prompts: list[str],
 ) -> None:
     expected = plain_ids(prompts)
-    server = start_hvd(policy, *MIXING, "--page-size", page_size, drafting=CHAIN)
+    server = start_hvd(policy, *mixing(policy), "--page-size", page_size, drafting=CHAIN)
     _assert_same_as_plain(server, expected, prompts)
     _assert_sources(server, policy)
 
@@ -107,7 +107,7 @@ def test_a_qwen3_target(
     prompts: list[str],
 ) -> None:
     expected = plain_ids(prompts, shape="qwen3")
-    server = start_hvd(policy, *MIXING, shape="qwen3")
+    server = start_hvd(policy, *mixing(policy), shape="qwen3")
     _assert_same_as_plain(server, expected, prompts)
     _assert_sources(server, policy)
 
@@ -120,7 +120,7 @@ def test_chunked_prefill(
     prompts: list[str],
 ) -> None:
     expected = plain_ids(prompts)
-    server = start_hvd(policy, *MIXING, "--chunked-prefill-size", "64")
+    server = start_hvd(policy, *mixing(policy), "--chunked-prefill-size", "64")
     _assert_same_as_plain(server, expected, prompts)
 
 
@@ -145,7 +145,7 @@ def test_the_model_drafter_runs_for_some_of_a_batch(
     prompts: list[str],
 ) -> None:
     expected = plain_ids(prompts)
-    server = start_hvd("payoff", *MIXING)
+    server = start_hvd("payoff", *mixing("payoff"))
     _assert_same_as_plain(server, expected, prompts)
     state = server.hvd_state()
     assert 0 < state["num_partial_draft_rounds"] < state["num_model_draft_rounds"]

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
+from tests.e2e.conftest import mixing
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 REPLAYED = {**INTERPRETED, "SGL_KERNEL_CPU_REPLAYED_GRAPHS": "1"}
 TREE = MODEL_TREE_FLAGS
 CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
-MIXING = ("--hvd-threshold", "1.5")
 
 
 @pytest.mark.parametrize("policy", ["allocate", "payoff", "cache"])
@@ -29,7 +29,7 @@ def test_output_is_that_of_plain_serving_under_overlap_scheduling(
     prompts: list[str],
 ) -> None:
     expected = plain_ids(prompts)
-    server = start_hvd(policy, *MIXING, environment=INTERPRETED)
+    server = start_hvd(policy, *mixing(policy), environment=INTERPRETED)
     assert server.process.get("/server_info")["disable_overlap_schedule"] is False
     for concurrency in (1, 16):
         server.flush_cache()
@@ -47,7 +47,7 @@ def test_stops_inside_a_draft_under_overlap_scheduling(
     plain_ids: Callable[..., list[list[int]]],
     long_prompt: str,
 ) -> None:
-    server = start_hvd("payoff", *MIXING, environment=INTERPRETED)
+    server = start_hvd("payoff", *mixing("payoff"), environment=INTERPRETED)
     [output_ids] = plain_ids([long_prompt])
     for stop in output_ids[6:40:9]:
         server.flush_cache()
@@ -119,7 +119,7 @@ def test_full_masks_with_triton_attention(
     params = {"max_new_tokens": 32}
     expected = plain_ids(copying, **params)
     server = start_hvd(
-        *(policy, *MIXING, "--attention-backend", "triton", "--hvd-verify-width", "24"),
+        *(policy, *mixing(policy), "--attention-backend", "triton", "--hvd-verify-width", "24"),
         environment=INTERPRETED,
     )
     answers = server.generate_all(copying, concurrency=2, **params)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_hvd.demo.corpus.sessions import demo_sessions
+from tests.e2e.conftest import mixing
 
 # What SGLang logs then.
 RETRACTED = "Retract requests."
@@ -19,7 +20,7 @@ RETRACTED = "Retract requests."
 SMALL_POOL = (
     *("--max-total-tokens", "2600", "--disable-radix-cache"),
     *("--schedule-conservativeness", "0.05", "--prefill-max-requests", "1"),
-    *("--hvd-threshold", "1.5", "--enable-metrics"),
+    "--enable-metrics",
 )
 MAX_NEW_TOKENS = 180
 
@@ -45,7 +46,7 @@ def test_output_is_that_of_plain_serving(
     prompts: list[str],
 ) -> None:
     expected = plain_ids(prompts, max_new_tokens=MAX_NEW_TOKENS)
-    server = start_hvd(policy, *SMALL_POOL, environment=environment)
+    server = start_hvd(policy, *mixing(policy), *SMALL_POOL, environment=environment)
     answers = server.generate_all(prompts, concurrency=len(prompts), max_new_tokens=MAX_NEW_TOKENS)
     assert [answer["output_ids"] for answer in answers] == expected
     assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
@@ -54,7 +55,7 @@ def test_output_is_that_of_plain_serving(
 
 
 def test_aborted_after_a_retraction(start_hvd: Callable[..., Any], prompts: list[str]) -> None:
-    server = start_hvd("payoff", *SMALL_POOL)
+    server = start_hvd("payoff", *mixing("payoff"), *SMALL_POOL)
     server.flush_cache()
     before = server.process.log.count(RETRACTED)
     with ThreadPoolExecutor(len(prompts)) as pool:

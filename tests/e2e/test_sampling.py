@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.e2e.conftest import mixing
+
 NUM_SAMPLES = 2000
 NUM_TOKENS = 4
 # The chance that a correct server fails one of these tests.
@@ -126,7 +128,7 @@ def test_samples_follow_the_target_model(
     target: Target,
     prompts: list[str],
 ) -> None:
-    server = start_hvd(policy, "--hvd-threshold", "1.0")
+    server = start_hvd(policy, *mixing(policy, "1.0"))
     prompt_ids = _prompt(target, prompts, **sampling)
     observed = _sample(server, prompt_ids, **sampling)
     assert chi_square_p_value(observed, _expected(target, prompt_ids, **sampling)) > FALSE_ALARM
@@ -140,7 +142,7 @@ def test_the_test_tells_a_slightly_wrong_temperature_apart(
     start_hvd: Callable[..., Any], target: Target, prompts: list[str]
 ) -> None:
     prompt_ids = _prompt(target, prompts, temperature=1.0)
-    observed = _sample(start_hvd("cache", "--hvd-threshold", "1.0"), prompt_ids, temperature=1.0)
+    observed = _sample(start_hvd("cache"), prompt_ids, temperature=1.0)
     for temperature, is_right in ((1.0, True), (0.85, False)):
         expected = _expected(target, prompt_ids, temperature=temperature)
         assert (chi_square_p_value(observed, expected) > FALSE_ALARM) == is_right

@@ -4,7 +4,8 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from sglang_hvd.payoff.lessons import NUM_WORTH, Lessons
+from sglang_hvd.config import WORTH_LEN
+from sglang_hvd.payoff.lessons import Lessons
 from tests.payoff.made_up import random_rows
 
 
@@ -28,7 +29,7 @@ def test_the_tokens_that_were_judged_are_those_up_to_the_first_rejected() -> Non
     for row, (first, num) in enumerate(zip(lessons.first, lessons.num_judged, strict=True)):
         of_row = lessons.positions[first : first + num]
         np.testing.assert_array_equal(of_row, rows.positions[row, :num])
-    np.testing.assert_array_equal(lessons.head, rows.positions[:, :NUM_WORTH])
+    np.testing.assert_array_equal(lessons.head, rows.positions[:, :WORTH_LEN])
     assert lessons.is_long.tolist() == [False, False, True, True]
     assert lessons.weights.tolist() == [1, 1, 1, 1]
 
@@ -37,7 +38,7 @@ def test_parts_of_drafts_of_other_lengths_are_put_together() -> None:
     parts = [Lessons.of(random_rows(50, seed=seed, longest=4 * seed)) for seed in (1, 2, 3)]
     whole = Lessons.concatenate(parts)
     assert len(whole) == 150
-    assert whole.head.shape[1] == NUM_WORTH
+    assert whole.head.shape[1] == WORTH_LEN
     for number, part in enumerate(parts):
         found = whole.select(np.arange(50 * number, 50 * number + 50))
         longest = part.head.shape[1]

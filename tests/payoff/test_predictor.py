@@ -14,8 +14,8 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from sglang_hvd.allocation.policies import by_payoff
 from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.drafter.gates import by_payoff
 from sglang_hvd.payoff import (
     DEFAULT_PREDICTORS,
     FEATURE_NAMES,

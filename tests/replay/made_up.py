@@ -9,7 +9,7 @@ from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.analysis import About, Analysis
 from sglang_hvd.replay.analyze import analyze_walks
 from sglang_hvd.replay.prompts import PromptCounts
-from sglang_hvd.replay.simulator import CycleTotals
+from sglang_hvd.replay.totals import CycleTotals
 from sglang_hvd.replay.walk import RecordingWalk, SessionWalk
 from tests.payoff.made_up import linear
 

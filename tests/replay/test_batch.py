@@ -11,9 +11,8 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
 from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace, _Running
 from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.simulator import CycleTotals
+from sglang_hvd.replay.totals import CycleTotals
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.suffix_cache.token_ids import right_branch
 from sglang_hvd.types import DraftPlan, DraftSource
 from tests.payoff.made_up import constant_survival
 from tests.traces.made_up import trace
@@ -45,19 +44,6 @@ def drawn(prompt: list[int], output: list[int], accepted: int = 0) -> DrawnTrace
         size: np.full(len(output), min(accepted, size), np.int32) for size in (*SIZES, NUM_STEPS)
     }
     return DrawnTrace(trace(prompt, output), by_size)
-
-
-def test_a_tree_goes_as_far_as_one_of_its_branches() -> None:
-    # 5 and, behind it, 6 or 7; behind 7 another 6.
-    token_ids, parents = np.array([5, 6, 7, 6], np.int32), np.array([-1, 0, 0, 2], np.int32)
-    for text, branch in (
-        ([5, 7, 6, 6], [0, 2, 3]),
-        ([5, 6, 7], [0, 1]),
-        ([6, 5], []),
-        ([5], [0]),
-        ([], []),
-    ):
-        assert right_branch(token_ids, parents, np.array(text, np.int32)) == branch
 
 
 def fresh(num_tokens: int, seed: int) -> list[int]:

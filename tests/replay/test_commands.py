@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, Kind
 from sglang_hvd.replay import policies
 from sglang_hvd.replay.evaluate import judge, judging_walks
 from sglang_hvd.replay.model_drafter import ModelDrafter
-from sglang_hvd.replay.recordings import Recording, Vocabulary, find_recordings
-from sglang_hvd.replay.simulator import CycleTotals
+from sglang_hvd.replay.recordings import Recording, find_recordings
+from sglang_hvd.replay.totals import CycleTotals
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.train import (
     TrainPlan,
     _fit,
@@ -201,14 +203,14 @@ def test_a_local_cache_sees_its_own_session_only(
         output = " ".join(str(1 + (n * 7 + number % 2) % 199) for n in range(60))
         line |= {"session": f"s{number % 2}", "prompt": "5", "output": output}
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    vocabulary = Vocabulary(number_tokenizer, None)
+    tokenizer = TraceTokenizer(number_tokenizer, None)
 
     def num_cycles(shares_cache: bool, *numbers: int) -> int:
         some = tmp_path / "some.jsonl"
         some.write_text("".join(json.dumps(lines[number]) + "\n" for number in numbers))
         [walk] = walk_recordings(
             find_recordings(some),
-            vocabulary,
+            tokenizer,
             WalkSettings(HvdConfig(policy="cache"), shares_cache=shares_cache),
             label="test",
             num_processes=1,
@@ -221,12 +223,12 @@ def test_a_local_cache_sees_its_own_session_only(
 
 
 def test_namespaces_are_replayed_apart(tmp_path: Path, number_tokenizer: Path) -> None:
-    vocabulary = Vocabulary(number_tokenizer, None)
+    tokenizer = TraceTokenizer(number_tokenizer, None)
 
     def num_cycles(*namespaces: str) -> int:
         """Of the same generation once for each."""
         recorded = tmp_path / "recorded.hvdt"
-        with TraceWriter(recorded, tokenizer_fingerprint=vocabulary.fingerprint) as writer:
+        with TraceWriter(recorded, tokenizer_fingerprint=tokenizer.fingerprint) as writer:
             for number, namespace in enumerate(namespaces):
                 writer.write(
                     trace(
@@ -235,12 +237,12 @@ def test_namespaces_are_replayed_apart(tmp_path: Path, number_tokenizer: Path) -
                         session=str(number),
                         namespace=namespace,
                         model="",
-                        tokenizer_fingerprint=vocabulary.fingerprint,
+                        tokenizer_fingerprint=tokenizer.fingerprint,
                     )
                 )
         [walk] = walk_recordings(
             find_recordings(recorded),
-            vocabulary,
+            tokenizer,
             WalkSettings(HvdConfig(policy="cache")),
             label="test",
             num_processes=1,
@@ -256,10 +258,10 @@ def test_recordings_need_no_token_that_ends_an_output(
     tmp_path: Path, number_tokenizer: Path, made_up_traces: Path
 ) -> None:
     recorded = tmp_path / "recorded.hvdt"
-    vocabulary = Vocabulary(number_tokenizer, "<|im_end|>")
+    tokenizer = TraceTokenizer(number_tokenizer, "<|im_end|>")
     [recording, _] = find_recordings(made_up_traces)
-    with TraceWriter(recorded, tokenizer_fingerprint=vocabulary.fingerprint) as writer:
-        for trace in recording.traces(vocabulary):
+    with TraceWriter(recorded, tokenizer_fingerprint=tokenizer.fingerprint) as writer:
+        for trace in recording.traces(tokenizer):
             writer.write(trace)
     assert run("replay", recorded, number_tokenizer, "--eos-token", "<none>") == 0
     assert run("replay", made_up_traces, number_tokenizer, "--eos-token", "<none>") == 2
@@ -281,7 +283,7 @@ def test_several_processes_find_the_same(made_up_traces: Path, number_tokenizer:
     walks = [
         walk_recordings(
             find_recordings(made_up_traces),
-            Vocabulary(number_tokenizer, "<|im_end|>"),
+            TraceTokenizer(number_tokenizer, "<|im_end|>"),
             WalkSettings(HvdConfig(policy="cache")),
             label="test",
             num_processes=num_processes,
@@ -300,7 +302,7 @@ def test_of_some_cycles_one_gives_a_row(made_up_traces: Path, number_tokenizer: 
     def walked(row_stride: int) -> list[RecordingWalk]:
         return walk_recordings(
             find_recordings(made_up_traces),
-            Vocabulary(number_tokenizer, "<|im_end|>"),
+            TraceTokenizer(number_tokenizer, "<|im_end|>"),
             WalkSettings(
                 HvdConfig(policy="model"), model_drafter=ModelDrafter(0), row_stride=row_stride
             ),
@@ -323,8 +325,8 @@ def test_the_first_round_begins_cycles_in_the_middle_of_copies(
     made_up_traces: Path, number_tokenizer: Path
 ) -> None:
     recordings = find_recordings(made_up_traces)
-    vocabulary = Vocabulary(number_tokenizer, "<|im_end|>")
-    walks = first_round(recordings, vocabulary, TrainPlan(HvdConfig(), num_processes=1))
+    tokenizer = TraceTokenizer(number_tokenizer, "<|im_end|>")
+    walks = first_round(recordings, tokenizer, TrainPlan(HvdConfig(), num_processes=1))
     of_first = [walk for walk in walks if walk.name == recordings[0].name]
     cycles_per_token = [w.totals().num_cycles / w.totals().num_tokens for w in of_first]
     by_model, by_token, by_cache = cycles_per_token
@@ -338,7 +340,7 @@ def test_both_kinds_learn_from_the_same_cycles(
 ) -> None:
     trained = train_predictors(
         find_recordings(made_up_traces),
-        [Vocabulary(number_tokenizer, "<|im_end|>")],
+        [TraceTokenizer(number_tokenizer, "<|im_end|>")],
         TrainPlan(HvdConfig(), num_rounds=1, num_processes=1),
         ("survival", "mlp"),
     )
@@ -368,12 +370,12 @@ def test_texts_are_learned_from_as_each_tokenizer_cuts_them(
 ) -> None:
     recordings = find_recordings(made_up_traces)
     numbers, digits = (
-        Vocabulary(path, "<|im_end|>") for path in (number_tokenizer, digit_tokenizer)
+        TraceTokenizer(path, "<|im_end|>") for path in (number_tokenizer, digit_tokenizer)
     )
 
-    def provenance(*vocabularies: Vocabulary, max_rows: int = 10**6) -> Mapping[str, Any]:
+    def provenance(*tokenizers: TraceTokenizer, max_rows: int = 10**6) -> Mapping[str, Any]:
         plan = TrainPlan(HvdConfig(), num_rounds=2, num_processes=1, max_rows=max_rows)
-        return train_predictors(recordings, vocabularies, plan, ["survival"])["survival"].provenance
+        return train_predictors(recordings, tokenizers, plan, ["survival"])["survival"].provenance
 
     by_numbers, by_digits, by_both = (
         provenance(*given) for given in ([numbers], [digits], [numbers, digits])
@@ -435,11 +437,11 @@ def test_sessions_that_warm_the_cache_are_not_measured(
 def provenance_of(made_up_traces: Path, number_tokenizer: Path) -> Callable[..., Mapping[str, Any]]:
     """What a predictor says of itself that was trained by such a plan."""
     recordings = find_recordings(made_up_traces)
-    vocabulary = Vocabulary(number_tokenizer, "<|im_end|>")
+    tokenizer = TraceTokenizer(number_tokenizer, "<|im_end|>")
 
     def trained(**plan: Any) -> Mapping[str, Any]:
         whole_plan = TrainPlan(HvdConfig(), num_processes=1, **plan)
-        return train_predictor(recordings, vocabulary, whole_plan).provenance
+        return train_predictor(recordings, tokenizer, whole_plan).provenance
 
     return trained
 
@@ -595,6 +597,17 @@ def test_a_predictor_of_other_settings_can_be_trained_and_judged(
     assert "hvd.yaml: min_token_prob" in capsys.readouterr().err
 
 
+def test_a_predictor_of_another_cache_mode_is_refused_by_the_mode(
+    made_up_traces: Path, number_tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, predictor = tmp_path / "p.safetensors", constant_survival(0.5)
+    settings = {**predictor.settings, "cache_mode": "paper", "max_depth": 32}
+    replace(predictor, settings=settings).save(path)
+    flags = ("--predictor", path, "--cache-mode", "votes")
+    assert run("evaluate", made_up_traces, number_tokenizer, *flags) == 2
+    assert "trained for cache_mode paper, asked for is votes: drop" in capsys.readouterr().err
+
+
 def test_what_is_not_installed_is_named_with_the_remedy(tmp_path: Path) -> None:
     command = "import sys; sys.modules['torch'] = None; from sglang_hvd.cli import main; main()"
     flags = ("train", "--traces", ".", "--tokenizer", ".", "--output", tmp_path / "p")
@@ -613,7 +626,7 @@ def test_recordings_without_prompts_are_refused(
     tmp_path: Path, number_tokenizer: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "recorded.jsonl"
-    fingerprint = Vocabulary(number_tokenizer, None).fingerprint
+    fingerprint = TraceTokenizer(number_tokenizer, None).fingerprint
     of_model = {"model": "m", "tokenizer_fingerprint": fingerprint}
     with TraceWriter(path, **of_model) as writer:
         writer.write(trace([], [1, 2, 3], has_prompt=False, **of_model))
@@ -623,7 +636,7 @@ def test_recordings_without_prompts_are_refused(
     assert error.count("\n") == 1
 
 
-def test_predictors_are_judged_uncorrected(tmp_path: Path) -> None:
+def test_predictors_are_judged_uncorrected() -> None:
     assert HvdConfig().calibrate
-    walks = judging_walks(HvdConfig(), tmp_path / "any.safetensors")
+    walks = judging_walks(HvdConfig())
     assert not any(settings.config.calibrate for settings in walks.values())

@@ -5,12 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_hvd.replay.recordings import (
-    Recording,
-    Vocabulary,
-    find_recordings,
-    session_fingerprints,
-)
+from sglang_hvd.replay.recordings import Recording, find_recordings, session_fingerprints
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.recording_folder import RecordingFolder
 from sglang_hvd.traces.writer import TraceWriter
@@ -19,8 +15,8 @@ from tests.traces.made_up import trace
 from tests.traces.test_recording_folder import another_process
 
 
-def fingerprints(path: Path, vocabulary: Vocabulary) -> dict[str, str]:
-    return session_fingerprints(Recording(path, None).traces(vocabulary))
+def fingerprints(path: Path, tokenizer: TraceTokenizer) -> dict[str, str]:
+    return session_fingerprints(Recording(path, None).traces(tokenizer))
 
 
 def test_text_has_the_same_name_with_every_tokenizer_and_end_token(
@@ -33,7 +29,7 @@ def test_text_has_the_same_name_with_every_tokenizer_and_end_token(
     other.write_text(json.dumps(fields))
     path = write_traces(tmp_path / "traces.jsonl")
     names = [
-        fingerprints(path, Vocabulary(tokenizer, eos_token))
+        fingerprints(path, TraceTokenizer(tokenizer, eos_token))
         for tokenizer in (number_tokenizer, other)
         for eos_token in (None, "<|im_end|>")
     ]
@@ -51,7 +47,7 @@ def test_a_chat_has_a_name_of_its_text(tmp_path: Path, number_tokenizer: Path, l
     path = tmp_path / "chat.jsonl"
     path.write_text(json.dumps(fields) + "\n")
     names = [
-        fingerprints(path, Vocabulary(number_tokenizer, eos_token))
+        fingerprints(path, TraceTokenizer(number_tokenizer, eos_token))
         for eos_token in (None, "<|im_end|>")
     ]
     assert names[0] == names[1]
@@ -60,8 +56,8 @@ def test_a_chat_has_a_name_of_its_text(tmp_path: Path, number_tokenizer: Path, l
 def test_a_session_that_goes_on_in_another_file_keeps_its_name(
     tmp_path: Path, number_tokenizer: Path
 ) -> None:
-    vocabulary = Vocabulary(number_tokenizer, None)
-    of_model = {"model": "m", "tokenizer_fingerprint": vocabulary.fingerprint}
+    tokenizer = TraceTokenizer(number_tokenizer, None)
+    of_model = {"model": "m", "tokenizer_fingerprint": tokenizer.fingerprint}
     folder = RecordingFolder(
         tmp_path / "recorded", max_file_bytes=1, max_total_bytes=1 << 20, max_file_seconds=1000
     )
@@ -71,12 +67,12 @@ def test_a_session_that_goes_on_in_another_file_keeps_its_name(
         prompt += [7, 8, 40]
     folder.complete()
     first, second = sorted((tmp_path / "recorded").iterdir())
-    assert fingerprints(first, vocabulary) == fingerprints(second, vocabulary)
+    assert fingerprints(first, tokenizer) == fingerprints(second, tokenizer)
     # Other recordings may give the same names to their sessions.
     other = tmp_path / "other.jsonl"
     with TraceWriter(other, **of_model) as writer:
         writer.write(trace([9, 9, 9], [1], session="a", **of_model))
-    assert fingerprints(other, vocabulary)["a"] != fingerprints(first, vocabulary)["a"]
+    assert fingerprints(other, tokenizer)["a"] != fingerprints(first, tokenizer)["a"]
 
 
 def test_what_a_killed_server_left_unfinished_is_read_too(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 from sglang_hvd.cli import main
 from sglang_hvd.config import CacheMode
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
-from sglang_hvd.replay.recordings import Vocabulary, find_recordings, session_fingerprints
+from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 
 # Short recordings of two families; their sessions are split as those of all others.
 FILES = ("structured_tool__spider_intercode_gpt4", "multihop_qa__hotpotqa_react_reflexion")
@@ -29,9 +30,9 @@ def test_the_shipped_predictor_knows_more_than_the_papers_and_the_score(
         (row["file"], row["at"], row["predictor"]): row for row in json.loads(found.read_text())
     }
     trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[mode]).trained_sessions
-    vocabulary = Vocabulary(tokenizer_file, None)
+    tokenizer = TraceTokenizer(tokenizer_file, None)
     for recording in find_recordings(folder):
-        sessions = set(session_fingerprints(recording.traces(vocabulary)).values())
+        sessions = set(session_fingerprints(recording.traces(tokenizer)).values())
         # A quarter is held out of training, which must find the others again.
         assert 0.7 < len(sessions & trained_on) / len(sessions) < 0.85
     assert {file for file, _, _ in rows} == {*FILES, "mean"}

@@ -19,7 +19,7 @@ constexpr int kNumClasses = 8;
 constexpr int kNumPaperClasses = 5;
 constexpr std::array<int, 9> kProbDepths = {1, 2, 3, 4, 6, 8, 12, 16, 24};
 constexpr std::array<int, 4> kVotesDepths = {1, 3, 10, 16};
-constexpr int kThreshold = 6;  // the paper's
+constexpr int kWorthLen = 6;  // WORTH_LEN of config.py
 constexpr int kNumDraftFeatures = 14 + 9 + 1 + 9 + 20 + kNumCyclesSeen + kNumDecays + 7 + 6 + 2 + 8 + 5 * kNumClasses;
 constexpr int kNumPositionFeatures = 4 + 2 * kNumClasses;
 static_assert(kMaxDepth % kMostLanes == 0, "tokens are read and written in whole vectors");
@@ -79,7 +79,7 @@ public:
         // Path probabilities.
         for (const int depth : kProbDepths) put_logit(prob_at(draft, depth));
         float sum = 0;
-        for (int i = 0; i < std::min(num, kThreshold); ++i) sum += draft.probs[i];
+        for (int i = 0; i < std::min(num, kWorthLen); ++i) sum += draft.probs[i];
         put(sum);
 
         put_match(match);
@@ -96,7 +96,7 @@ public:
         put(static_cast<float>(agreeing) / length);
         put(agreeing == num ? 1.f : 0.f);
         put_logit(agreeing > 0 ? votes.probs[agreeing - 1] : 0.f);
-        put_logit(agreeing >= kThreshold ? votes.probs[kThreshold - 1] : 0.f);
+        put_logit(agreeing >= kWorthLen ? votes.probs[kWorthLen - 1] : 0.f);
         put(agreed_sum);
         put(votes.match.score);
         for (const int depth : kVotesDepths) put_logit(prob_at(votes, depth));

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sglang_hvd.allocation.policies import by_comparison, by_frequency, by_odds, by_payoff
+from sglang_hvd.drafter.gates import by_comparison, by_frequency, by_odds, by_payoff
 
 NO_DRAFT = math.nan
 

@@ -1,4 +1,4 @@
-"""The policies: which requests verify their cache draft in their next cycle.
+"""Gates of the policies by rule: which requests verify their cache draft in their next cycle.
 
 Each function takes numbers by request, not a number where there is no cache draft, and returns
 bool[num_requests]. Under policies with a model drafter the other requests verify its draft.

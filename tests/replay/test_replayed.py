@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES, TokenClasses
-from sglang_hvd.replay.simulator import (
-    CycleTotals,
-    ReplayedCycle,
-    count_cycles,
-    replay,
-    training_rows,
-)
+from sglang_hvd.replay.replayed import ReplayedCycle, replay, training_rows
+from sglang_hvd.replay.totals import CycleTotals, count_cycles
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.text_traces import read_text_traces, tokenize
 from sglang_hvd.traces.tokenizer import load_tokenizer
@@ -29,7 +24,7 @@ DRAFT_LEN_AS_PAYOFF = linear({"draft_len": 1})
 
 
 def drafter(policy: Policy, shared_cache_tokens: int = 1000) -> HybridDrafter:
-    config = HvdConfig(policy=policy, threshold=2.0)
+    config = HvdConfig(threshold=2.0).for_policy(policy)
     return HybridDrafter(
         config,
         cache=SuffixCache.as_in_paper(shared_cache_tokens=shared_cache_tokens),

@@ -1,0 +1,1 @@
+"""What the subcommands of `sglang-hvd` take and do."""

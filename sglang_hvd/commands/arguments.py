@@ -1,0 +1,95 @@
+"""Arguments that several commands take, and their types."""
+
+import argparse
+import math
+import os
+from pathlib import Path
+from typing import get_args
+
+from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.whole_file import check_place
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on, got {text}")
+    return int(text)
+
+
+def not_negative(text: str) -> float:
+    number = _number(text)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"at least 0, got {text}")
+    return number
+
+
+def share(text: str) -> float:
+    number = _number(text)
+    if not 0 <= number < 1:
+        raise argparse.ArgumentTypeError(f"from 0 to below 1, got {text}")
+    return number
+
+
+def output_file(text: str) -> Path:
+    """The type of an argument that names a file to write. argparse says what is wrong with it."""
+    try:
+        check_place(Path(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return Path(text)
+
+
+def add_cache_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="where the demo models are built on first use (default: sglang_hvd in $XDG_CACHE_HOME "
+        "or ~/.cache)",
+    )
+
+
+def add_traces(parser: argparse.ArgumentParser, *, mode_of: str = "") -> None:
+    parser.add_argument(
+        "--traces",
+        "--from",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="recordings (.hvdt), text traces or chat logs (.jsonl): a folder, or one file",
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, required=True, metavar="FILE", help="tokenizer.json for them"
+    )
+    parser.add_argument(
+        "--eos-token",
+        default="<|im_end|>",
+        metavar="TOKEN",
+        help="ends every output of text traces; empty: nothing does (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--cache-mode",
+        choices=get_args(CacheMode),
+        help=f"how the suffix cache drafts{mode_of} (default: {HvdConfig().cache_mode})",
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="other settings of the server, as --hvd-config"
+    )
+    parser.add_argument(
+        "--processes",
+        type=count,
+        default=min(8, os.cpu_count() or 1),
+        metavar="N",
+        help="replay so many recordings at a time (default: %(default)s)",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the rows as JSON")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a number, got {text}") from None

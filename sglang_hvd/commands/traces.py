@@ -1,0 +1,264 @@
+"""Commands on recorded generations: replay, train, evaluate, analyze."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from sglang_hvd.commands.arguments import (
+    add_json,
+    add_traces,
+    count,
+    not_negative,
+    output_file,
+    share,
+)
+from sglang_hvd.config import HvdConfig, load_config
+from sglang_hvd.payoff.predictor import Kind, PayoffPredictor, feature_settings
+from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
+from sglang_hvd.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from sglang_hvd.replay.recordings import Recording
+    from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+
+
+def add_replay(parser: argparse.ArgumentParser) -> None:
+    add_traces(parser)
+    add_json(parser)
+    parser.add_argument(
+        "--predictor",
+        type=Path,
+        metavar="FILE",
+        help="default: that of --config, or else the one that ships",
+    )
+    parser.add_argument(
+        "--costs",
+        type=Path,
+        metavar="FILE",
+        help="cost table (configs/costs), for tokens per millisecond and policy allocate; default: "
+        "that of --config, if it names one",
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=share,
+        default=0.0,
+        metavar="SHARE",
+        help="share of each file's sessions, the first ones, that only fill the shared cache",
+    )
+    parser.add_argument(
+        "--local-cache", action="store_true", help="draft from a request's own session only"
+    )
+    parser.add_argument(
+        "--threshold",
+        type=not_negative,
+        metavar="N",
+        help="of the payoff policy, as --hvd-threshold",
+    )
+    parser.add_argument(
+        "--model-accepted",
+        type=not_negative,
+        default=2.0,
+        metavar="N",
+        help="tokens that the model drafter has accepted in each cycle (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--model-drafter",
+        choices=list(ODDS_RATIOS),
+        default="constant",
+        help="constant: exactly so many. independent, correlated: so many in the mean, at random, "
+        "or more where the cache is right too (default: %(default)s)",
+    )
+
+
+def run_replay(options: argparse.Namespace) -> int:
+    from sglang_hvd.allocation import StepCosts
+    from sglang_hvd.replay.policies import replay_policies
+    from sglang_hvd.replay.tables import policy_table
+
+    config = _config(options)
+    costs = options.costs or config.costs
+    recordings, tokenizer = _read_traces(options)
+    results = replay_policies(
+        recordings,
+        tokenizer,
+        config=config,
+        costs=None if costs is None else StepCosts.load(costs),
+        warm_up=options.warm_up,
+        shares_cache=not options.local_cache,
+        model_drafter=ModelDrafter(options.model_accepted, ODDS_RATIOS[options.model_drafter]),
+        num_processes=options.processes,
+    )
+    if costs is None:
+        print("policy allocate is left out: it needs --costs FILE (configs/costs)", file=sys.stderr)
+    return _show(options, policy_table(results), [asdict(result) for result in results])
+
+
+def add_train(parser: argparse.ArgumentParser) -> None:
+    add_traces(parser)
+    parser.add_argument(
+        "--output", type=output_file, required=True, metavar="FILE", help="predictor (.safetensors)"
+    )
+    parser.add_argument(
+        "--kind",
+        choices=get_args(Kind),
+        default="survival",
+        help="survival: the distribution of the accepted length. mlp: the paper's predictor",
+    )
+    parser.add_argument(
+        "--held-out",
+        type=share,
+        default=0.25,
+        metavar="SHARE",
+        help="share of each file's sessions to judge on (default: %(default)s)",
+    )
+    parser.add_argument("--rounds", type=count, default=2, help="see docs/payoff.md")
+    parser.add_argument("--seed", type=int, default=42)
+
+
+def run_train(options: argparse.Namespace) -> int:
+    from sglang_hvd.replay.tables import heldout_table
+    from sglang_hvd.replay.train import TrainPlan, train_predictor
+
+    recordings, tokenizer = _read_traces(options)
+    plan = TrainPlan(
+        config=_config(options, has_predictor=False),
+        kind=options.kind,
+        held_out=options.held_out,
+        num_rounds=options.rounds,
+        seed=options.seed,
+        num_processes=options.processes,
+    )
+    predictor = train_predictor(recordings, tokenizer, plan)
+    predictor.save(options.output)
+    print(heldout_table(predictor))
+    print(f"written: {options.output}")
+    return 0
+
+
+def add_evaluate(parser: argparse.ArgumentParser) -> None:
+    add_traces(parser, mode_of=", if no predictor says")
+    add_json(parser)
+    parser.add_argument("--predictor", type=Path, metavar="FILE", help="judge this one too")
+
+
+def run_evaluate(options: argparse.Namespace) -> int:
+    from sglang_hvd.replay.evaluate import evaluate
+    from sglang_hvd.replay.tables import evaluation_table
+
+    config = _config(options)
+    recordings, tokenizer = _read_traces(options)
+    evaluations = evaluate(
+        recordings,
+        tokenizer,
+        config=config,
+        num_processes=options.processes,
+    )
+    return _show(
+        options, evaluation_table(evaluations), [evaluation.row() for evaluation in evaluations]
+    )
+
+
+def add_analyze(parser: argparse.ArgumentParser) -> None:
+    add_traces(parser, mode_of=", if no predictor says")
+    parser.add_argument(
+        "--predictor",
+        type=Path,
+        metavar="FILE",
+        help="default: that of --config, or else the one that ships",
+    )
+    parser.add_argument(
+        "--json", type=output_file, metavar="FILE", help="write all figures as JSON"
+    )
+    parser.add_argument("--html", type=output_file, metavar="FILE", help="write a page with plots")
+
+
+def run_analyze(options: argparse.Namespace) -> int:
+    from sglang_hvd.replay.analyze import analyze
+    from sglang_hvd.replay.findings import findings
+    from sglang_hvd.replay.page import write_page
+    from sglang_hvd.replay.plots import plain
+
+    if options.json is None and options.html is None:
+        raise ValueError("nothing to write: give --json, --html or both")
+    config = _config(options)
+    recordings, tokenizer = _read_traces(options)
+    analysis = analyze(
+        options.traces,
+        recordings,
+        tokenizer,
+        config=config,
+        num_processes=options.processes,
+    )
+    figures = json.dumps(analysis.as_json(), indent=1, allow_nan=False)
+    page = write_page(analysis, command=_command_line(options))
+    for path, content in ((options.json, figures), (options.html, page)):
+        if path is not None:
+            write_whole(path, content.encode())
+    for finding in findings(analysis):
+        print(f"- {plain(finding.summary)}")
+    return 0
+
+
+def _command_line(options: argparse.Namespace) -> str:
+    """An analysis's command line, with all that decides its figures."""
+    names = [
+        *("traces", "tokenizer", "eos_token", "cache_mode", "config", "predictor"),
+        *("json", "html"),
+    ]
+    given = {name: getattr(options, name) for name in names}
+    flags = [
+        text
+        for name, value in given.items()
+        if value is not None
+        for text in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    return shlex.join(["sglang-hvd", options.command, *flags])
+
+
+def _config(options: argparse.Namespace, *, has_predictor: bool = True) -> HvdConfig:
+    """The settings that are asked for. A predictor brings the settings that it was trained for.
+
+    has_predictor: False: the command makes a predictor, and one that is asked for does not count.
+
+    Raises ValueError, in one line, if other settings are asked for than the predictor's.
+    """
+    names = ("cache_mode", "threshold", "predictor")
+    given = {name: getattr(options, name, None) for name in names}
+    settings = {name: value for name, value in given.items() if value is not None}
+    asked = load_config(options.config, settings, {})
+    if asked.predictor is None or not has_predictor:
+        return asked
+    trained = PayoffPredictor.load(asked.predictor).settings
+    unasked = {name: trained[name] for name in trained.keys() - asked.model_fields_set}
+    # Some settings of a predictor belong to its cache mode alone.
+    is_of_mode = "cache_mode" in unasked or asked.cache_mode == trained["cache_mode"]
+    config = asked.model_copy(update=unasked) if is_of_mode else asked
+    for name, wanted in feature_settings(config).items():
+        if wanted != trained[name]:
+            raise ValueError(
+                f"predictor {asked.predictor} was trained for {name} {trained[name]}, asked for is "
+                f"{wanted}: drop that setting, or give another --predictor"
+            )
+    return config
+
+
+def _read_traces(options: argparse.Namespace) -> tuple[list[Recording], TraceTokenizer]:
+    from sglang_hvd.replay.recordings import find_recordings
+    from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+
+    tokenizer = TraceTokenizer(options.tokenizer, options.eos_token or None)
+    tokenizer.check()
+    return find_recordings(options.traces), tokenizer
+
+
+def _show(options: argparse.Namespace, table: str, rows: list[dict[str, object]]) -> int:
+    print(table)
+    if options.json is not None:
+        write_whole(options.json, json.dumps(rows, indent=1, allow_nan=False).encode())
+    return 0

@@ -1,0 +1,96 @@
+"""Totals: counts over replayed cycles, and the figures that follow from them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sglang_hvd.replay.plan_costs import PlanCosts
+from sglang_hvd.replay.replayed import ReplayedCycle
+from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class CycleTotals:
+    """Counts over cycles.
+
+    num_tokens: generated in the cycles; the token that prefill generates is not among them.
+    num_drafted, num_cache, num_both: cycles that verified a draft, those that verified the cache's
+        alone, and those that verified both.
+    num_accepted: accepted draft tokens.
+    num_steps: steps of the engine in which the cycles ran.
+    ms: time of these steps, 0 where no costs are known.
+    """
+
+    num_cycles: int = 0
+    num_tokens: int = 0
+    num_drafted: int = 0
+    num_cache: int = 0
+    num_both: int = 0
+    num_accepted: int = 0
+    num_steps: int = 0
+    ms: float = 0.0
+
+    def __add__(self, other: "CycleTotals") -> "CycleTotals":
+        return CycleTotals(
+            self.num_cycles + other.num_cycles,
+            self.num_tokens + other.num_tokens,
+            self.num_drafted + other.num_drafted,
+            self.num_cache + other.num_cache,
+            self.num_both + other.num_both,
+            self.num_accepted + other.num_accepted,
+            self.num_steps + other.num_steps,
+            self.ms + other.ms,
+        )
+
+    @property
+    def cycles_per_1k_tokens(self) -> float | None:
+        """None without tokens."""
+        return 1000 * self.num_cycles / self.num_tokens if self.num_tokens else None
+
+    @property
+    def mean_accepted_len(self) -> float | None:
+        """Accepted draft tokens per cycle, bonus token not counted; None without any cycle."""
+        return self.num_accepted / self.num_cycles if self.num_cycles else None
+
+    @property
+    def cache_share(self) -> float | None:
+        """Share of the cycles that verified a cache draft, alone or in one tree with the model
+        drafter's; None without any cycle."""
+        return (self.num_cache + self.num_both) / self.num_cycles if self.num_cycles else None
+
+    @property
+    def num_model(self) -> int:
+        """Cycles that verified the model drafter's draft, alone or with the cache's."""
+        return self.num_drafted - self.num_cache
+
+
+def count_cycles(cycles: Iterable[ReplayedCycle], costs: PlanCosts | None = None) -> CycleTotals:
+    """Totals of cycles that ran one request after the other (paper, appendices A and G).
+
+    costs: what gives their time, with draft-extend in every cycle.
+    """
+    return sum(
+        (count_step([cycle.plan], [cycle.outcome], costs, [0]) for cycle in cycles), CycleTotals()
+    )
+
+
+def count_step(
+    plans: Sequence[DraftPlan],
+    outcomes: Sequence[VerifyOutcome],
+    costs: PlanCosts | None,
+    num_missing: Sequence[int],
+) -> CycleTotals:
+    """Totals of one step, which has a cycle of each request.
+
+    num_missing: tokens of each request that the model drafter's KV cache lacks before it.
+    """
+    sources = [plan.source for plan in plans]
+    return CycleTotals(
+        num_cycles=len(plans),
+        num_tokens=sum(len(outcome.token_ids) for outcome in outcomes),
+        num_drafted=len(plans) - sources.count(DraftSource.PLAIN),
+        num_cache=sources.count(DraftSource.CACHE),
+        num_both=sources.count(DraftSource.BOTH),
+        num_accepted=sum(outcome.num_accepted_drafts for outcome in outcomes),
+        num_steps=1,
+        ms=0.0 if costs is None else costs.ms(plans, num_missing),
+    )
