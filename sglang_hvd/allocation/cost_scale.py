@@ -1,5 +1,7 @@
 """Keeps a table that was timed beforehand right by the steps that are served."""
 
+from __future__ import annotations
+
 from functools import cache
 
 import numpy as np
@@ -45,16 +47,16 @@ class CostScale:
         """Takes in the milliseconds of a step of the target model."""
         self.num_observed += 1
         expected = self._verify_ms(num_requests, width)
-        counted = self._verify.add(expected, milliseconds)
+        counted = self._verify.add(self.num_observed, expected, milliseconds)
         self._nodes.add(num_requests, width, expected, counted)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a draft-extend."""
-        self._extend.add(self._extend_ms(num_requests, width), milliseconds)
+        self._add(self._extend, self._extend_ms(num_requests, width), milliseconds)
 
     def observe_draft(self, num_requests: int, num_steps: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a draft of the model drafter in so many steps."""
-        self._draft.add(self._draft_ms(num_requests, num_steps), milliseconds)
+        self._add(self._draft, self._draft_ms(num_requests, num_steps), milliseconds)
 
     def observe_rest(self, num_requests: int, milliseconds: float) -> None:
         """Takes in the milliseconds that a step took beside these."""
@@ -62,9 +64,14 @@ class CostScale:
 
     def coefficients(self) -> Float64:
         """All that is learned, so that another process can make the same table: float64[6]."""
-        verify = self._verify.value()
-        ratios = [self._extend.value(verify), self._draft.value(verify)]
+        step = self.num_observed
+        verify = self._verify.value(step)
+        ratios = [self._extend.value(step, verify), self._draft.value(step, verify)]
         return np.concatenate([self._nodes.split(verify), ratios, self._rest.solve()])
+
+    def _add(self, ratio: _Ratio, expected: float, milliseconds: float) -> None:
+        step = self.num_observed
+        ratio.add(step, expected, milliseconds, before=self._verify.value(step))
 
     def table(self, coefficients: Float64) -> StepCosts:
         """The base as the coefficients change it."""
@@ -91,25 +98,35 @@ class CostScale:
 
 
 class _Ratio:
-    """Ratio of the measured times to the expected ones, in the latest steps."""
+    """Ratio of the measured times to the expected ones, in the latest steps of the server, whether
+    or not they ran this part: what a part that is seldom run took long ago does not keep it from
+    being run again."""
 
     def __init__(self) -> None:
-        self._measured = self._expected = 0.0
-        self._num = 0.0
+        self._step = 0
+        self._num = self._measured = self._expected = 0.0
 
-    def add(self, expected: float, measured: float) -> float:
-        """Takes in a time and returns it as it counts: an outlier counts less."""
+    def add(self, step: int, expected: float, measured: float, before: float = 1.0) -> float:
+        """Takes in a time and returns it as it counts: an outlier counts less.
+
+        step: its number, of all steps.
+        """
         if expected <= 0:
             return 0.0
-        counted = min(measured, _OUTLIER * self.value() * expected)
-        self._num = _KEPT * self._num + 1
-        self._measured = _KEPT * self._measured + counted
-        self._expected = _KEPT * self._expected + expected
+        counted = min(measured, _OUTLIER * self.value(step, before) * expected)
+        self._num += 1
+        self._measured += counted
+        self._expected += expected
         return counted
 
-    def value(self, before: float = 1.0) -> float:
-        """The ratio; without times it is before."""
-        if self._num == 0:
+    def value(self, step: int, before: float = 1.0) -> float:
+        """The ratio at that step; without times it is before."""
+        kept = _KEPT ** (step - self._step)
+        self._step = step
+        self._num *= kept
+        self._measured *= kept
+        self._expected *= kept
+        if self._num < 1e-9:
             return before
         prior = _PRIOR_TIMES * self._expected / self._num
         return (self._measured + before * prior) / (self._expected + prior)

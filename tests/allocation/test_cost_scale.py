@@ -53,6 +53,19 @@ def test_a_part_that_never_ran_is_as_far_off_as_the_verifications() -> None:
     assert scale.table(scale.coefficients()).draft_ms([1], 4)[0] == pytest.approx(3.0, rel=0.1)
 
 
+def test_what_a_part_took_long_ago_is_forgotten_though_it_ran_no_more() -> None:
+    scale = CostScale(BASE)
+    for _ in range(200):
+        scale.observe_verify(1, 1, 5.0)
+        scale.observe_draft(8, 4, 8.0 * float(BASE.draft_ms([8], 4)[0]))
+    dear = scale.table(scale.coefficients()).draft_ms([8], 4)[0]
+    assert dear == pytest.approx(8.0 * BASE.draft_ms([8], 4)[0], rel=0.1)
+    for _ in range(5000):
+        scale.observe_verify(1, 1, 5.0)
+    now = scale.table(scale.coefficients()).draft_ms([8], 4)[0]
+    assert now == pytest.approx(BASE.draft_ms([8], 4)[0], rel=0.2)
+
+
 def test_what_a_draft_takes_beside_its_rounds_follows_with_them() -> None:
     base = BASE.model_copy(update={"draft_once": (0.3, 0.6)})
     scale = CostScale(base)

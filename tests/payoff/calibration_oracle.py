@@ -8,7 +8,7 @@ FIRST_VARIANCE, DRIFT = 0.25, 5e-6
 SCATTER, LEAST_SCATTER, FIRST_TOKEN_SCATTER = 3.0, 0.5, 10.0
 FALLBACK_RATIO, FALLBACK_WEIGHT, FALLBACK_DEVIATIONS = 2.0, 100.0, 3.0
 RETURN_RATIO, RETURN_WEIGHT = 1.5, 400.0
-TRIAL_AFTER = 10_000
+TRIAL_AFTER, LAST_TRIAL_AFTER = 10_000, 10_240_000
 KEPT = 0.999
 
 
@@ -43,6 +43,8 @@ class Sums:
 class Origin:
     num_verified: int = 0
     num_in_fallback: int = 0
+    trial_after: int = TRIAL_AFTER
+    is_on_trial: bool = False
     shift: float = 0.0
     variance: float = FIRST_VARIANCE
     is_fallback: bool = False
@@ -81,7 +83,8 @@ class Origin:
             self._track(
                 accepted - mean, scatter / (1 + 2 * mean), SCATTER * scatter + LEAST_SCATTER
             )
-        if self.num_in_fallback >= TRIAL_AFTER:
+        if self.num_in_fallback >= self.trial_after:
+            self.is_on_trial = True
             return self._turn()
         return None if verified is None else self._judge()
 
@@ -92,7 +95,12 @@ class Origin:
         ratio = RETURN_RATIO if self.is_fallback else FALLBACK_RATIO
         came, predicted = self.verified.came, self.verified.predicted
         is_right = predicted <= ratio * came and came <= ratio * predicted
+        if is_right:
+            self.trial_after, self.is_on_trial = TRIAL_AFTER, False
         if is_right == self.is_fallback and (self.is_fallback or self.verified.is_far_off):
+            if self.is_on_trial:
+                self.trial_after = min(2 * self.trial_after, LAST_TRIAL_AFTER)
+            self.is_on_trial = False
             return self._turn()
         return None
 

@@ -408,6 +408,26 @@ def test_a_predictor_of_which_nothing_is_verified_any_more_is_put_to_the_test_ag
     assert not calibration.has_fallback
 
 
+def test_each_trial_that_fails_makes_the_next_wait_twice_as_long() -> None:
+    calibration = OnlineCalibration(THRESHOLD)
+    trials: list[int] = []
+    for cycle in range(15_000):
+        # All drafts while the predictor is heeded, none of an origin where it is not.
+        changes = serve(
+            calibration,
+            1,
+            lambda drafts: sigmoid(logit(drafts.hazards) - 3),
+            seed=cycle,
+            verifies=lambda prediction: np.full(
+                len(prediction.payoffs), not calibration.figures()[ORIGINS[0]].is_fallback
+            ),
+        )
+        trials += [cycle for c in changes if c.origin == ORIGINS[0] and not c.is_fallback]
+    waits = np.diff([0, *trials])
+    assert len(waits) == 3
+    assert waits[1:] == pytest.approx(2 * waits[:-1], rel=0.1)
+
+
 def test_a_slot_that_expects_nothing_tells_nothing() -> None:
     calibration = OnlineCalibration(THRESHOLD)
     drafts = some_drafts(np.random.default_rng(6), 2)
@@ -420,7 +440,7 @@ def test_a_slot_that_expects_nothing_tells_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("off", "num_cycles", "share_verified"), [(-3, 1500, 0.8), (0, 1500, 0.8), (-3, 2200, 0.01)]
+    ("off", "num_cycles", "share_verified"), [(-3, 1500, 0.8), (0, 1500, 0.8), (-3, 8000, 0.01)]
 )
 def test_it_is_what_the_rules_say(off: float, num_cycles: int, share_verified: float) -> None:
     calibration, oracle = OnlineCalibration(THRESHOLD), [Origin() for _ in ORIGINS]
@@ -462,4 +482,4 @@ def test_it_is_what_the_rules_say(off: float, num_cycles: int, share_verified: f
         assert (figures.mean_predicted, figures.mean_accepted) == of_origin.verified.means[:2]
         assert figures.first_token == Reliability(*of_origin.first_tokens.means)
         assert figures.bins == tuple(Reliability(*sums.means) for sums in of_origin.bins)
-    assert num_changes == {(-3, 0.8): 3, (0, 0.8): 0, (-3, 0.01): 6}[off, share_verified]
+    assert num_changes == {(-3, 0.8): 3, (0, 0.8): 0, (-3, 0.01): 12}[off, share_verified]

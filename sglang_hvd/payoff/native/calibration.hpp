@@ -74,14 +74,21 @@ public:
 
     // After each draft that was seen.
     std::optional<FallbackChange> change_fallback(int origin, bool is_verified) {
-        if (num_in_fallback_ >= kTrialAfter) return turn_fallback(origin);
+        if (num_in_fallback_ >= trial_after_) {
+            is_on_trial_ = true;
+            return turn_fallback(origin);
+        }
         if (!is_verified || verified_.weight < (is_fallback_ ? kReturnWeight : kFallbackWeight))
             return std::nullopt;
         num_in_fallback_ = 0;
         const double ratio = is_fallback_ ? kReturnRatio : kFallbackRatio;
         const bool is_right = verified_.predicted <= ratio * verified_.observed &&
                               verified_.observed <= ratio * verified_.predicted;
+        if (is_right) trial_after_ = kTrialAfter, is_on_trial_ = false;
         if (is_right != is_fallback_ || (!is_fallback_ && !is_beyond_chance())) return std::nullopt;
+        // A trial that failed makes the next one wait twice as long.
+        if (is_on_trial_) trial_after_ = std::min(2 * trial_after_, kLastTrialAfter);
+        is_on_trial_ = false;
         return turn_fallback(origin);
     }
 
@@ -102,7 +109,7 @@ private:
 
     // Drafts seen after which a predictor that is not heeded is put to the test again if too few of
     // them were verified to tell: without the predictor hardly any may be.
-    static constexpr int kTrialAfter = 10'000;
+    static constexpr int kTrialAfter = 10'000, kLastTrialAfter = 1024 * kTrialAfter;
 
     // Whether what was observed of verified drafts is further from what was predicted than it scatters.
     bool is_beyond_chance() const {
@@ -135,6 +142,8 @@ private:
 
     std::int64_t num_verified_ = 0;
     int num_in_fallback_ = 0;  // drafts seen since it began or was last judged
+    int trial_after_ = kTrialAfter;
+    bool is_on_trial_ = false;  // heeded again untested, and not found right since
     double shift_ = 0, variance_ = kFirstVariance;
     bool is_fallback_ = false;
     RunningReliability verified_, first_tokens_;
