@@ -351,6 +351,9 @@ def load_config(
     yaml_path: the file of --hvd-config; None: the file that HVD_CONFIG in environ names, if any.
     overrides: field name -> value of each flag that was given.
 
+    Where a flag names the policy, or implies it, what only another policy reads is not taken from
+    the file.
+
     A relative path in a YAML file (costs, predictor, record) starts from that file's folder.
 
     Raises ValueError with one line that names the file or flag, the key and what is wrong.
@@ -358,9 +361,12 @@ def load_config(
     if yaml_path is None and environ.get(CONFIG_ENV):
         yaml_path = Path(environ[CONFIG_ENV])
     from_yaml = {} if yaml_path is None else _read_yaml(yaml_path)
+    flags = _with_policy(overrides)
+    if "policy" in flags:
+        read = (None, flags["policy"])
+        from_yaml = {name: v for name, v in from_yaml.items() if _READER.get(name) in read}
     try:
-        # The policy that a flag implies wins over the file's.
-        return HvdConfig.model_validate({**from_yaml, **_with_policy(overrides)})
+        return HvdConfig.model_validate({**from_yaml, **flags})
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])

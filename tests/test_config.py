@@ -79,9 +79,13 @@ def test_a_default_that_is_stated_goes_with_every_policy() -> None:
 
 
 def test_a_flag_for_the_policy_does_not_take_what_only_another_one_reads(config_file: Path) -> None:
-    with pytest.raises(ValueError, match=f"^{config_file}: threshold: only the payoff policy"):
-        load_config(config_file, {"policy": "model"}, {})
-    assert load_config(config_file, {"policy": "model", "threshold": None}, {}).policy == "model"
+    config = load_config(config_file, {"policy": "model"}, {})
+    assert (config.policy, config.threshold, config.max_draft_tokens) == ("model", None, 32)
+    (config_file.parent / "by_cost.yaml").write_text("policy: allocate\nbranches: false\n")
+    config = load_config(config_file.parent / "by_cost.yaml", {"threshold": 6}, {})
+    assert (config.policy, config.branches) == ("payoff", True)
+    with pytest.raises(ValueError, match=r"^--hvd-branches: only the allocate policy reads it"):
+        load_config(config_file, {"policy": "model", "branches": False}, {})
 
 
 def test_a_flag_can_bring_back_a_default_of_null(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from benchmarks.command import add_json, run, write_rows
 from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.drafter import AllocationForecast, HybridDrafter
+from sglang_hvd.drafter import HybridDrafter, PayoffForecast
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FIRST_BRANCH_SHARE, PayoffPredictor
 from sglang_hvd.replay.acceptance import num_agreeing, outcome_of, right_branch
 from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
@@ -105,11 +105,12 @@ class _Walk:
                 [plan] = drafter.allocate([trace], proposals)
                 outcome = outcome_of(plan, rest, right, _MODEL_ACCEPTED)
                 if len(chain):
-                    assert isinstance(proposals.forecast, AllocationForecast)
+                    assert isinstance(proposals.forecast, PayoffForecast)
                     self._cache.propose_into(
                         self._votes, [trace], np.full(1, SIZES[-1], np.int32), is_tree=True
                     )
-                    survival = proposals.forecast.prediction_survival
+                    survival = proposals.forecast.prediction.survival
+                    assert survival is not None, "the shipped predictor knows distributions"
                     self._trees.join(proposals.drafts, survival, self._votes, FIRST_BRANCH_SHARE)
                     yield self._accepted(rest, right), self._shares(chain, rest, right)
                     num += 1

@@ -33,7 +33,7 @@ class RestFit:
 
     def add(self, num_requests: int, milliseconds: float) -> None:
         """Takes in the time of a step."""
-        self._fit.add([1, num_requests], max(milliseconds, 0.0))
+        self._fit.add(self._fit.num + 1, [1, num_requests], max(milliseconds, 0.0))
 
     def solve(self) -> Float64:
         """float64[2]: a and b."""
@@ -61,16 +61,19 @@ class CostFit:
 
     def observe_verify(self, num_requests: int, width: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a step of the target model."""
-        self._verify.add([1, num_requests, num_requests * width], milliseconds)
+        step = self._verify.num + 1
+        self._verify.add(step, [1, num_requests, num_requests * width], milliseconds)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a draft-extend."""
-        self._extend.add([1, num_requests, num_requests * width], milliseconds)
+        step = self._verify.num
+        self._extend.add(step, [1, num_requests, num_requests * width], milliseconds)
 
     def observe_draft(self, num_requests: int, num_steps: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a draft of the model drafter, one round less than steps."""
         num_rounds = num_steps - 1
-        self._draft.add([1, num_rounds, num_rounds * num_requests], milliseconds)
+        step = self._verify.num
+        self._draft.add(step, [1, num_rounds, num_rounds * num_requests], milliseconds)
 
     def observe_rest(self, num_requests: int, milliseconds: float) -> None:
         """Takes in the milliseconds that a step took beside these: scheduling, planning,
@@ -131,14 +134,15 @@ class _Fit:
         num_terms = len(doubts)
         self._is_relative = is_relative
         self._doubts = np.diag(np.asarray(doubts, np.float64))
-        self.num = 0
+        self.num = self._step = 0
         self._typical = 0.0  # time
         # Lists: every step adds, and for so few numbers an array takes longer.
         self._gram = [[0.0] * num_terms for _ in doubts]
         self._moment = [0.0] * num_terms
         self._terms = [0.0] * num_terms
 
-    def add(self, factors: Sequence[float], milliseconds: float) -> None:
+    def add(self, step: int, factors: Sequence[float], milliseconds: float) -> None:
+        """step: the number of steps so far, of any kind: they make earlier times count less."""
         if self.num % _NUM_BEFORE_OUTLIERS == 0:
             self._terms = self.solve().tolist()
         if self.num >= _NUM_BEFORE_OUTLIERS:
@@ -152,11 +156,13 @@ class _Fit:
             scale = max(milliseconds, _SMALLEST_SHARE * self._typical, 1e-6)
         row = [of_term / scale for of_term in factors]
         target = milliseconds / scale
+        kept = _KEPT ** (step - self._step)
+        self._step = step
         for i, share in enumerate(row):
-            self._moment[i] = _KEPT * self._moment[i] + share * target
+            self._moment[i] = kept * self._moment[i] + share * target
             of_term = self._gram[i]
             for j, other in enumerate(row):
-                of_term[j] = _KEPT * of_term[j] + share * other
+                of_term[j] = kept * of_term[j] + share * other
 
     def solve(self) -> Float64:
         if self.num == 0:

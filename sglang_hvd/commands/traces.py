@@ -89,6 +89,7 @@ def run_replay(options: argparse.Namespace) -> int:
         tokenizer,
         config=config,
         costs=None if costs is None else StepCosts.load(costs),
+        threshold=config.threshold if options.threshold is None else options.threshold,
         warm_up=options.warm_up,
         shares_cache=not options.local_cache,
         model_drafter=ModelDrafter(options.model_accepted, ODDS_RATIOS[options.model_drafter]),
@@ -228,7 +229,7 @@ def _config(options: argparse.Namespace, *, has_predictor: bool = True) -> HvdCo
 
     Raises ValueError, in one line, if other settings are asked for than the predictor's.
     """
-    names = ("cache_mode", "threshold", "predictor")
+    names = ("cache_mode", "predictor")
     given = {name: getattr(options, name, None) for name in names}
     settings = {name: value for name, value in given.items() if value is not None}
     asked = load_config(options.config, settings, {})

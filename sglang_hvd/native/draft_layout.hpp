@@ -73,6 +73,6 @@ inline constexpr std::array kEvidenceNames = {
     COLUMN(DraftEvidence, aligned),  COLUMN(DraftEvidence, in_common),
 };
 #undef COLUMN
-constexpr std::size_t kOriginColumn = kMatchNames[3].place;
+constexpr std::size_t kOriginColumn = offsetof(Match, origin) / sizeof(float);
 
 }  // namespace sglang_hvd

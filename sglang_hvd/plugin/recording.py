@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +43,7 @@ class RequestRecorder:
 
         Args:
             prompt_ids: int32[num_tokens]; not changed any more.
-            namespace: a fingerprint of it is recorded. Empty: the common one.
+            namespace: a digest, whose beginning is recorded. Empty: the common one.
         """
         output_ids = np.array(req.output_ids_through_stop, dtype=np.int32)
         if (
@@ -63,7 +62,7 @@ class RequestRecorder:
             sampling=recorded(req.sampling_params),
             model=self._model,
             tokenizer_fingerprint=self._tokenizer_fingerprint,
-            namespace=hashlib.sha256(namespace.encode()).hexdigest()[:16] if namespace else "",
+            namespace=namespace[:16],
         )
         self._recorder.record(trace)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from sglang.srt.managers.schedule_batch import FINISH_MATCHED_STR
 
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.host_transfer import HostCopy
@@ -342,12 +343,13 @@ class HeldRequests:
     def _finish(self, req: Req, held: _Held) -> None:
         # Past a stop token or stop string output_ids goes on; the shared cache must not learn it.
         output_ids = np.asarray(req.output_ids_through_stop, dtype=np.int64)
-        is_kept = len(output_ids) > 0 and bool(self._is_token(output_ids).all())
+        is_sound = not _met_nan(req) and bool(self._is_token(output_ids).all())
+        is_kept = len(output_ids) > 0 and is_sound
         stats = self._drafter.finish(
             held.key, output_ids=output_ids.astype(np.int32) if is_kept else None, keep=is_kept
         )
         leave_figures(req, _figures(stats, held.cycles if self._report_cycles else None))
-        if self._recorder is not None and held.prompt_ids is not None:
+        if self._recorder is not None and is_kept and held.prompt_ids is not None:
             self._recorder.record(req, held.prompt_ids, namespace=_namespace(req))
         del self._held[held.key]
 
@@ -363,6 +365,13 @@ class HeldRequests:
                 # the process, and every tensor-parallel rank must hold the same cache.
                 if req is not None and req.finished():
                     self._release(held)
+
+
+def _met_nan(req: Req) -> bool:
+    """SGLang ended the request, for its sampler gave what is no token; it writes one that ends a
+    text in its place, if it knows one."""
+    reason = req.finished_reason
+    return isinstance(reason, FINISH_MATCHED_STR) and reason.matched == "NaN happened"
 
 
 def _namespace(req: Req) -> str:

@@ -310,7 +310,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "draft_steps": list(self._draft_worker.draft_states.num_steps),
             "draft_steps_memory_gb": self._draft_worker.draft_states.memory_gb,
             "verifies_trees": self._verifies_trees,
-            "num_model_nodes": self._launch.model_tree_width,
+            "model_tree_width": self._launch.model_tree_width,
             "num_model_draft_rounds": self._draft_worker.num_model_draft_rounds,
             "num_partial_draft_rounds": self._draft_worker.num_partial_draft_rounds,
             "postpones_extend": self._draft_extend is DraftExtend.WHEN_DRAFTING,

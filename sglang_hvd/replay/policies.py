@@ -50,6 +50,7 @@ def replay_policies(
     *,
     config: HvdConfig,
     costs: StepCosts | None,
+    threshold: float | None,
     warm_up: float,
     shares_cache: bool,
     model_drafter: ModelDrafter,
@@ -60,6 +61,7 @@ def replay_policies(
     Sessions that the predictor was trained on only fill the shared cache, under every policy.
 
     config: of the server; each policy in turns.
+    threshold: of the payoff policy; None: it has none.
     warm_up: share of each recording's sessions, the first ones, that only fill the shared cache.
     shares_cache: False: requests draft from their own session only.
     costs: at batch size 1; without them policy `allocate` is left out.
@@ -79,6 +81,8 @@ def replay_policies(
         if policy == "allocate" and costs is None:
             continue
         served = config.for_policy(policy)
+        if policy == "payoff":
+            served = served.model_copy(update={"threshold": threshold})
         walks = walk_recordings(
             recordings,
             tokenizer,

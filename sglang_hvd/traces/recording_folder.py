@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import MAXYEAR, UTC, datetime, timedelta
 from pathlib import Path
 
 from sglang_hvd.traces import binary
@@ -165,8 +165,9 @@ def _latest_start(folder: Path) -> datetime:
     latest = datetime.fromtimestamp(0, UTC)
     for path in folder.glob(f"{_PATTERN}*"):
         with suppress(ValueError):  # another's name
-            started = datetime.strptime(path.name.split("-")[1], _STAMP)
-            latest = max(latest, started.replace(tzinfo=UTC))
+            started = datetime.strptime(path.name.split("-")[1], _STAMP).replace(tzinfo=UTC)
+            if started.year < MAXYEAR:  # what follows it has a name too
+                latest = max(latest, started)
     return latest
 
 

@@ -52,13 +52,12 @@ class SessionFinder:
     def __init__(self, prefix: str, *, max_marks: int = 3_072) -> None:
         self._prefix = prefix
         self._num_sessions = 0
-        # A ring of marks; arrays beside it have their lengths, 0 where there is none, and sums.
-        self._marks: list[_Mark | None] = [None] * max_marks
+        self._sessions: dict[_Mark, _Session] = {}  # oldest first
+        # Each mark has a place in arrays of lengths, 0 where there is none, and of sums.
+        self._places: dict[_Mark, int] = {}
+        self._free = list(range(max_marks))
         self._lengths = np.zeros(max_marks, np.int64)
         self._sums = np.zeros(max_marks, np.uint64)
-        self._next = 0
-        self._places: dict[_Mark, int] = {}
-        self._sessions: dict[_Mark, _Session] = {}
         self._factors = np.empty(0, np.uint64)
 
     def place(
@@ -90,23 +89,19 @@ class SessionFinder:
         return found
 
     def _remember(self, mark: _Mark, of_sum: np.uint64, session: _Session) -> None:
-        """Puts a mark in the oldest one's place; one that is known already is the latest again."""
-        known = self._places.get(mark)
-        for place in (self._next, known):
-            if place is not None:
-                self._forget(place)
-        self._marks[self._next] = mark
-        self._lengths[self._next] = mark.num_tokens
-        self._sums[self._next] = of_sum
-        self._places[mark] = self._next
+        """Makes a mark the latest; where there are too many the oldest is forgotten."""
+        if self._sessions.pop(mark, None) is None:
+            if not self._free:
+                self._forget(next(iter(self._sessions)))
+            place = self._places[mark] = self._free.pop()
+            self._lengths[place], self._sums[place] = mark.num_tokens, of_sum
         self._sessions[mark] = session
-        self._next = (self._next + 1) % len(self._marks)
 
-    def _forget(self, place: int) -> None:
-        mark, self._marks[place] = self._marks[place], None
+    def _forget(self, mark: _Mark) -> None:
+        del self._sessions[mark]
+        place = self._places.pop(mark)
         self._lengths[place] = 0
-        if mark is not None:
-            del self._places[mark], self._sessions[mark]
+        self._free.append(place)
 
     def _sums_of(self, token_ids: TokenIds) -> _Uint64:
         """A hash of each beginning of a text, uint64[num_tokens + 1]: token ids times powers of a

@@ -145,3 +145,16 @@ def test_a_draft_without_rounds_leaves_what_rounds_cost(milliseconds: float) -> 
         costs = costs_of(fit.coefficients(), WIDTHS)
         assert costs is not None
         assert costs.draft_ms([1], 8)[0] == pytest.approx(3.5, rel=0.25)
+
+
+def test_what_drafts_took_long_ago_counts_for_little_beside_a_new_time() -> None:
+    fit = CostFit([1, 16])
+    for _ in range(200):
+        fit.observe_verify(1, 1, 5.0)
+        fit.observe_draft(1, 8, 28.0)
+    for _ in range(3000):
+        fit.observe_verify(1, 1, 5.0)
+    fit.observe_draft(1, 8, 3.5)
+    costs = fit.table(fit.coefficients())
+    assert costs is not None
+    assert costs.draft_ms([1], 8)[0] == pytest.approx(3.5, rel=0.3)

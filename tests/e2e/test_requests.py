@@ -14,8 +14,6 @@ import pytest
 
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 
-_PAUSE_SECONDS = 2.0
-
 PENALTIES = {"frequency_penalty": 0.4, "presence_penalty": 0.2}
 
 
@@ -266,28 +264,28 @@ def test_penalties_beside_wide_verifications_equal_those_of_eagle3(
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_a_pause_changes_no_answer_and_is_no_step(
-    plain: Any, server: Any, long_prompt: str, mode: str
-) -> None:
+def test_a_pause_changes_no_answer(plain: Any, server: Any, long_prompt: str, mode: str) -> None:
     params: dict[str, Any] = {"max_new_tokens": 400, "ignore_eos": True}
-    expected = plain.generate(long_prompt, **params)
-    before, began = _seconds_in_steps(server), time.monotonic()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(server.generate, long_prompt, **params)
         while server.hvd_state()["num_requests"] == 0:
             assert not answer.done(), "it ended before it was paused"
         server.process.post("/pause_generation", {"mode": mode})
-        time.sleep(_PAUSE_SECONDS)
+        num_steps = _num_steps_once_paused(server)
         assert not answer.done(), "it was not paused"
         server.process.post("/continue_generation", {})
-        assert answer.result()["output_ids"] == expected["output_ids"]
-    elapsed = time.monotonic() - began
-    assert _seconds_in_steps(server) - before < elapsed - _PAUSE_SECONDS
+        output_ids = answer.result()["output_ids"]
+    assert output_ids == plain.generate(long_prompt, **params)["output_ids"]
+    assert server.hvd_state()["steps"]["num_steps"] > num_steps
 
 
-def _seconds_in_steps(server: Any) -> float:
-    steps = server.hvd_state()["steps"]
-    return float(1e-6 * steps["step_us"] * steps["num_steps"]) if steps["num_steps"] else 0.0
+def _num_steps_once_paused(server: Any) -> int:
+    """When the step that was on its way is over."""
+    num_steps = -1
+    while num_steps != (now := server.hvd_state()["steps"]["num_steps"]):
+        num_steps = now
+        time.sleep(0.2)
+    return num_steps
 
 
 def test_a_failing_request_takes_no_other_down(server: Any, prompts: list[str]) -> None:

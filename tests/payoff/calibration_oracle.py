@@ -44,6 +44,7 @@ class Origin:
     num_verified: int = 0
     num_in_fallback: int = 0
     trial_after: int = TRIAL_AFTER
+    num_on_trial: int = 0
     is_on_trial: bool = False
     shift: float = 0.0
     variance: float = FIRST_VARIANCE
@@ -67,6 +68,10 @@ class Origin:
         Returns whether the fallback is on and why, predicted and accepted tokens, if it changed.
         """
         self.num_in_fallback += self.is_fallback
+        if self.is_on_trial and not self.is_fallback:
+            self.num_on_trial += 1
+            if self.num_on_trial > TRIAL_AFTER:
+                self.trial_after, self.is_on_trial = TRIAL_AFTER, False
         self.first_tokens.add(first_prob, is_first_right)
         if verified is None:
             change = first_prob * (1 - first_prob)
@@ -84,7 +89,7 @@ class Origin:
                 accepted - mean, scatter / (1 + 2 * mean), SCATTER * scatter + LEAST_SCATTER
             )
         if self.num_in_fallback >= self.trial_after:
-            self.is_on_trial = True
+            self.is_on_trial, self.num_on_trial = True, 0
             return self._turn()
         return None if verified is None else self._judge()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from array import array
 from collections.abc import Sequence
@@ -85,7 +86,8 @@ def test_a_request_is_recorded_up_to_its_stop(model: Path, tmp_path: Path) -> No
 
 def test_namespaces_are_recorded_by_fingerprint(model: Path, tmp_path: Path) -> None:
     reqs = [finished([n], [1]) for n in range(4)]
-    namespaces = ["", "a tenant", "another", "a tenant"]
+    one_tenant, another = (hashlib.sha256(name).hexdigest() for name in (b"one", b"another"))
+    namespaces = ["", one_tenant, another, one_tenant]
     traces = recorded(model, tmp_path / "recorded", *reqs, namespaces=namespaces)
     common, one, other, again = (trace.namespace for trace in traces)
     assert common == ""

@@ -123,10 +123,22 @@ def test_numbers_that_a_sampler_gives_for_nan_end_one_request_only(number: int) 
     tokens = torch.tensor([number, 5, 9, 9, 4, number, 9, 9])
     held.record_verify([first, second], tokens, torch.tensor([2, 2], dtype=torch.int32), None)
     held.plan([first, second], [8, 8])
-    end(held, first, [number, 5])  # by then SGLang has written a stop token there, if it knows one
+    end(held, first, [number, 5])
     assert held.describe()["num_shared_tokens"] == 0
     assert held.describe()["num_resyncs"] == 0
     assert len(held) == 1
+
+
+def test_a_text_that_sglang_cut_off_where_it_met_nan_is_not_kept() -> None:
+    held = held_requests()
+    req = request("a", [1, 2])
+    req.vocab_size, req.eos_token_ids = VOCAB_SIZE, {7}
+    prefill(held, req)
+    req.output_ids.extend([3, -1])
+    req.update_finish_state(new_accepted_len=1)
+    assert req.output_ids[-1] == 7
+    held.note_finished("a")
+    assert held.describe()["num_shared_tokens"] == 0
 
 
 def test_a_prompt_whose_only_token_is_the_last_is_not_taken_in() -> None:

@@ -114,8 +114,19 @@ def test_requests_that_are_aborted_while_they_wait_are_released() -> None:
 
 def test_sglang_knows_before_a_prefill_that_its_token_will_be_the_last() -> None:
     # Such requests are not merged into the running batch, under overlap scheduling neither.
-    source = inspect.getsource(Scheduler._reqs_finishing_inflight)
-    assert "req.next_output_finishes_by_length()" in source
+    assert "self.enable_skip_finishing_decode = True" in inspect.getsource(
+        Scheduler.event_loop_overlap
+    )
+    finishing = inspect.getsource(Scheduler._reqs_finishing_inflight)
+    assert "req.next_output_finishes_by_length()" in finishing
+    running = inspect.getsource(Scheduler.update_running_batch)
+    assert "finishing_reqs = self._reqs_finishing_inflight(batch)" in running
+    assert "batch.filter_batch(reqs_to_exclude=finishing_reqs)" in running
+
+
+def test_a_request_that_met_nan_says_so() -> None:
+    source = inspect.getsource(Req._check_vocab_boundary_finish)
+    assert 'FINISH_MATCHED_STR(matched="NaN happened")' in source
 
 
 def test_the_eagle_worker_has_the_methods_that_are_extended() -> None:

@@ -105,7 +105,8 @@ def test_a_clock_that_ran_ahead_does_not_keep_its_recordings(tmp_path: Path) -> 
     ahead.complete()
     [path] = recordings(tmp_path)
     path.rename(tmp_path / "recording-20991231T235959Z-1-000000.hvdt")
-    (tmp_path / "recording-of others.hvdt.part").touch()
+    for others in ("of others.hvdt.part", "99991231T235959Z-1-000000.hvdt.part"):
+        (tmp_path / f"recording-{others}").touch()
     folder = open_folder(tmp_path, file=50_000, total=150_000)
     for number in range(1, 6):
         folder.write(trace(tokens(number), [number], session=str(number)))

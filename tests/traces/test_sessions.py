@@ -71,9 +71,8 @@ def test_old_requests_are_forgotten_and_memory_is_bounded() -> None:
     assert place(finder, [9, 0, 1, 2, 3], [4], "n9") == ("s-9", 1)
     for token in range(100):
         place(finder, [token] * (token + 1), [token], f"n{token}")
-    marks = {mark for mark in finder._marks if mark is not None}
-    assert marks == set(finder._sessions) == set(finder._places)
-    assert {mark.namespace for mark in marks} == {"n97", "n98", "n99"}
+    assert len(finder._sessions) == len(finder._places) == np.count_nonzero(finder._lengths) == 6
+    assert {mark.namespace for mark in finder._sessions} == {"n97", "n98", "n99"}
 
 
 def test_beginnings_whose_sums_agree_by_chance_are_compared() -> None:
@@ -83,15 +82,15 @@ def test_beginnings_whose_sums_agree_by_chance_are_compared() -> None:
     assert place(finder, [5, 6, 7, 8], [1]) == ("s-1", 0)
 
 
-def test_a_text_that_is_known_again_is_the_latest() -> None:
+def test_a_text_that_is_known_again_is_the_latest_and_takes_no_more_room() -> None:
     finder = SessionFinder("s-", max_marks=4)
-    place(finder, [1], [])
-    for token in (2, 3, 4):
+    for token in (1, 2, 3, 4):
         place(finder, [token], [])
-    place(finder, [1], [])  # would be the next to go
-    place(finder, [5], [])
-    assert place(finder, [1, 9], [])[0] == "s-4"  # the session that it was last part of
-    assert place(finder, [2, 9], [])[0] == "s-6"
+    for _ in range(5):
+        place(finder, [1], [])  # the oldest, which would be the next to go
+    assert place(finder, [3, 9], [])[0] == "s-2"  # instead of [2]
+    assert place(finder, [1, 9], [])[0] == "s-8"  # the session that it was last part of
+    assert place(finder, [2, 9], [])[0] == "s-9"
 
 
 _ids = st.lists(st.integers(0, 2), min_size=1, max_size=4)

@@ -293,8 +293,8 @@ NB_MODULE(_native, m) {
              "out_probs"_a.noconvert(), "out_is_chain"_a.noconvert(), "out_num"_a.noconvert())
         .def("take", &CacheTreeJoiner::take, "tokens"_a.noconvert(), "parents"_a.noconvert(),
              "probs"_a.noconvert(), "is_chain"_a.noconvert(), "survival"_a.noconvert(),
-             "of_chains"_a.noconvert(), "num_taken"_a.noconvert(), "out_tokens"_a.noconvert(), "out_parents"_a.noconvert(), "are_trees"_a.noconvert(),
-             "chain_lens"_a.noconvert(), "expected"_a.noconvert(), "branch_expected"_a.noconvert());
+             "of_chains"_a.noconvert(), "num_taken"_a.noconvert(), "out_tokens"_a.noconvert(),
+             "out_parents"_a.noconvert(), "are_trees"_a.noconvert(), "chain_lens"_a.noconvert(), "expected"_a.noconvert(), "branch_expected"_a.noconvert());
     m.def("count_branches", &count_branches, "tokens"_a.noconvert(), "parents"_a.noconvert(),
           "num_nodes"_a.noconvert(), "texts"_a.noconvert(), "lengths"_a.noconvert(),
           "num_accepted"_a.noconvert(), "model_sizes"_a.noconvert(), "model_accepted"_a.noconvert(),

@@ -47,6 +47,7 @@ public:
 
     void see_first_token(const CacheExpectation& expected, bool is_right, bool is_verified) {
         num_in_fallback_ += is_fallback_;
+        if (is_on_trial_ && !is_fallback_ && ++num_on_trial_ > kTrialAfter) end_trial();
         if (std::isnan(expected.first_prob)) return;
         first_tokens_.add(expected.first_prob, is_right);
         if (is_verified) return;
@@ -76,6 +77,7 @@ public:
     std::optional<FallbackChange> change_fallback(int origin, bool is_verified) {
         if (num_in_fallback_ >= trial_after_) {
             is_on_trial_ = true;
+            num_on_trial_ = 0;
             return turn_fallback(origin);
         }
         if (!is_verified || verified_.weight < (is_fallback_ ? kReturnWeight : kFallbackWeight))
@@ -84,7 +86,7 @@ public:
         const double ratio = is_fallback_ ? kReturnRatio : kFallbackRatio;
         const bool is_right = verified_.predicted <= ratio * verified_.observed &&
                               verified_.observed <= ratio * verified_.predicted;
-        if (is_right) trial_after_ = kTrialAfter, is_on_trial_ = false;
+        if (is_right) end_trial();
         if (is_right != is_fallback_ || (!is_fallback_ && !is_beyond_chance())) return std::nullopt;
         // A trial that failed makes the next one wait twice as long.
         if (is_on_trial_) trial_after_ = std::min(2 * trial_after_, kLastTrialAfter);
@@ -119,6 +121,12 @@ private:
         return std::abs(verified_.observed - verified_.predicted) > kFallbackDeviations * std::sqrt(variance);
     }
 
+    // The predictor is heeded, and was not found wrong: the next trial, if any, is a first one.
+    void end_trial() {
+        is_on_trial_ = false;
+        trial_after_ = kTrialAfter;
+    }
+
     FallbackChange turn_fallback(int origin) {
         is_fallback_ = !is_fallback_;
         num_in_fallback_ = 0;
@@ -143,7 +151,8 @@ private:
     std::int64_t num_verified_ = 0;
     int num_in_fallback_ = 0;  // drafts seen since it began or was last judged
     int trial_after_ = kTrialAfter;
-    bool is_on_trial_ = false;  // heeded again untested, and not found right since
+    int num_on_trial_ = 0;  // drafts seen since the last trial began
+    bool is_on_trial_ = false;  // heeded again untested, and neither right nor long since
     double shift_ = 0, variance_ = kFirstVariance;
     bool is_fallback_ = false;
     RunningReliability verified_, first_tokens_;

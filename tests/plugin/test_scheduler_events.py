@@ -1,0 +1,53 @@
+"""What the scheduler does without a step reaches the worker."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_hvd.plugin.rank_group import RankGroup
+from sglang_hvd.plugin.scheduler_events import end_step_at_pause, let_go_of_aborted
+from sglang_hvd.plugin.served_costs import ServedCosts
+from sglang_hvd.plugin.worker import HvdWorker
+from sglang_hvd.step_clock import StepClock
+
+
+def scheduler(**attributes: Any) -> Any:
+    """A scheduler with a worker that has no models."""
+    worker = HvdWorker.__new__(HvdWorker)
+    for name, value in attributes.items():
+        setattr(worker, name, value)
+    return SimpleNamespace(draft_worker=worker)
+
+
+def test_a_pause_is_no_step() -> None:
+    now = [0.0]
+    clock = StepClock(lambda: now[0])
+    costs = ServedCosts(
+        None, is_fixed=False, widths=[1], device="cpu", ranks=RankGroup(), clock=clock
+    )
+    of_worker = {"_clock": clock, "_costs": costs, "_publish": lambda *, at_once: None}
+    clock.begin_step()
+    now[0] = 0.01
+    end_step_at_pause(None, scheduler(**of_worker), None)
+    now[0] = 3600.0
+    clock.begin_step()
+    now[0] = 3600.02
+    clock.end_step()
+    assert clock.totals().num_steps == 2
+    assert clock.totals().step == pytest.approx(0.03)
+
+
+def test_a_request_that_was_aborted_while_it_waited_is_let_go() -> None:
+    let_go: list[Any] = []
+    req = object()
+    let_go_of_aborted(None, scheduler(_held=SimpleNamespace(let_go=let_go.append)), req)  # type: ignore[arg-type]
+    assert let_go == [req]
+
+
+def test_without_hvd_nothing_happens() -> None:
+    plain = SimpleNamespace(draft_worker=None)
+    end_step_at_pause(None, plain, None)  # type: ignore[arg-type]
+    let_go_of_aborted(None, plain, object())  # type: ignore[arg-type]
