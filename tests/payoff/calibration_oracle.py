@@ -8,7 +8,7 @@ FIRST_VARIANCE, DRIFT = 0.25, 5e-6
 SCATTER, LEAST_SCATTER, FIRST_TOKEN_SCATTER = 3.0, 0.5, 10.0
 FALLBACK_RATIO, FALLBACK_WEIGHT, FALLBACK_DEVIATIONS = 2.0, 100.0, 3.0
 RETURN_RATIO, RETURN_WEIGHT = 1.5, 400.0
-TRIAL_AFTER, LAST_TRIAL_AFTER = 10_000, 10_240_000
+TRIAL_AFTER, LAST_TRIAL_AFTER, TRIAL_LASTS = 10_000, 10_240_000, 100_000
 KEPT = 0.999
 
 
@@ -70,7 +70,7 @@ class Origin:
         self.num_in_fallback += self.is_fallback
         if self.is_on_trial and not self.is_fallback:
             self.num_on_trial += 1
-            if self.num_on_trial > TRIAL_AFTER:
+            if self.num_on_trial > TRIAL_LASTS:
                 self.trial_after, self.is_on_trial = TRIAL_AFTER, False
         self.first_tokens.add(first_prob, is_first_right)
         if verified is None:

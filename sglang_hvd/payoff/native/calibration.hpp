@@ -47,7 +47,7 @@ public:
 
     void see_first_token(const CacheExpectation& expected, bool is_right, bool is_verified) {
         num_in_fallback_ += is_fallback_;
-        if (is_on_trial_ && !is_fallback_ && ++num_on_trial_ > kTrialAfter) end_trial();
+        if (is_on_trial_ && !is_fallback_ && ++num_on_trial_ > kTrialLasts) end_trial();
         if (std::isnan(expected.first_prob)) return;
         first_tokens_.add(expected.first_prob, is_right);
         if (is_verified) return;
@@ -112,6 +112,8 @@ private:
     // Drafts seen after which a predictor that is not heeded is put to the test again if too few of
     // them were verified to tell: without the predictor hardly any may be.
     static constexpr int kTrialAfter = 10'000, kLastTrialAfter = 1024 * kTrialAfter;
+    // Drafts seen after which a predictor that is heeded again and not found wrong has passed.
+    static constexpr int kTrialLasts = 10 * kTrialAfter;
 
     // Whether what was observed of verified drafts is further from what was predicted than it scatters.
     bool is_beyond_chance() const {
