@@ -8,7 +8,7 @@ from sglang_hvd.allocation import DraftOdds, StepAllocator
 from sglang_hvd.drafter.cycles import Cycles
 from sglang_hvd.drafter.forecasts import AllocationForecast
 from sglang_hvd.drafter.proposals import Proposals
-from sglang_hvd.drafter.request import DraftedRequest, slots_of
+from sglang_hvd.drafter.request import DraftedRequest
 from sglang_hvd.types import DraftPlans
 
 
@@ -30,7 +30,7 @@ class CostPlanner:
         if any(without_cache):
             is_pinned = np.array(without_cache)
         found = self._allocator.allocate(
-            slots_of(requests),
+            forecast.slots,
             DraftOdds(
                 trees.probs[:num],
                 trees.depths[:num],

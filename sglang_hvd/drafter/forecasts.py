@@ -31,6 +31,7 @@ class PayoffForecast:
 class AllocationForecast:
     """What policy allocate decides by.
 
+    slots: int32[num_requests], by which the allocator knows the requests.
     prediction: calibrated prediction for the chains that the cache proposes, of a predictor that
         knows distributions.
     trees: cache drafts to choose from. Their probabilities are the prediction's, but the suffix
@@ -38,6 +39,7 @@ class AllocationForecast:
     model_reaches: how far the model drafter's draft is expected to be accepted, by its size.
     """
 
+    slots: npt.NDArray[np.int32]
     prediction: Prediction
     trees: CacheTrees
     model_reaches: ModelReaches

@@ -122,7 +122,7 @@ class PayoffEstimator:
         survival = self._heeded(prediction, drafts, len(slots))
         reaches = self._model_payoff.expect_sizes(slots, drafts, survival)
         trees.join(drafts, survival, branches, self.branch_share)
-        return AllocationForecast(prediction, trees, reaches)
+        return AllocationForecast(slots, prediction, trees, reaches)
 
     def in_fallback(self, drafts: DraftBatch, num_requests: int) -> list[bool] | None:
         """Whether the predictor is so wrong that it is not heeded, for each cache draft; None where
