@@ -84,6 +84,15 @@ def add_traces(parser: argparse.ArgumentParser, *, mode_of: str = "") -> None:
     )
 
 
+def add_predictor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--predictor",
+        type=Path,
+        metavar="FILE",
+        help="default: that of --config, or else the one that ships",
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the rows as JSON")
 

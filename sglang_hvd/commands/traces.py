@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, get_args
 
 from sglang_hvd.commands.arguments import (
     add_json,
+    add_predictor,
     add_traces,
     count,
     not_negative,
@@ -31,12 +32,7 @@ if TYPE_CHECKING:
 def add_replay(parser: argparse.ArgumentParser) -> None:
     add_traces(parser)
     add_json(parser)
-    parser.add_argument(
-        "--predictor",
-        type=Path,
-        metavar="FILE",
-        help="default: that of --config, or else the one that ships",
-    )
+    add_predictor(parser)
     parser.add_argument(
         "--costs",
         type=Path,
@@ -167,12 +163,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
 
 def add_analyze(parser: argparse.ArgumentParser) -> None:
     add_traces(parser, mode_of=", if no predictor says")
-    parser.add_argument(
-        "--predictor",
-        type=Path,
-        metavar="FILE",
-        help="default: that of --config, or else the one that ships",
-    )
+    add_predictor(parser)
     parser.add_argument(
         "--json", type=output_file, metavar="FILE", help="write all figures as JSON"
     )
