@@ -152,11 +152,10 @@ def count_logits_rows(max_decode_logits_rows: Callable[..., int], runner: ModelR
     launch = launch_of(runner.server_args)
     if launch is None:
         return max_decode_logits_rows(runner)
-    from sglang_hvd.plugin.width_states import captured_batch_sizes
+    from sglang_hvd.plugin.captured_sizes import sizes_of_width
 
     return max(
-        width * captured_batch_sizes(runner, launch.widths, width)[-1]
-        for width in launch.widths.values
+        width * sizes_of_width(runner, launch.widths, width)[-1] for width in launch.widths.values
     )
 
 

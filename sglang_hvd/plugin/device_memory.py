@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from sglang.srt.runtime_context import get_schedule
 from sglang.srt.utils.common import get_available_gpu_memory, log_info_on_rank0
 
 from sglang_hvd.plugin.rank_group import RankGroup
@@ -40,11 +41,11 @@ class DeviceMemory:
 
     def __init__(self, worker: HvdWorker, *, most_nodes: int, ranks: RankGroup) -> None:
         self._worker, self._ranks = worker, ranks
-        args, target = worker.server_args, worker.target_worker.model_runner
+        schedule, target = get_schedule(), worker.target_worker.model_runner
         self._target = target
         logits = most_nodes * target.model_config.vocab_size * 4 / 2**30
-        chunk = args.chunked_prefill_size or -1
-        most_tokens = chunk if chunk > 0 else args.max_prefill_tokens or 0
+        chunk = schedule.chunked_prefill_size or -1
+        most_tokens = chunk if chunk > 0 else schedule.max_prefill_tokens or 0
         prefill = most_tokens * _GB_PER_PREFILL_TOKEN
         self._spare_gb = _SPARE_GB + max(prefill, _LOGIT_ARRAYS * logits)
 

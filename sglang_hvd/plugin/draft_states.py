@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.utils.common import log_info_on_rank0
 
+from sglang_hvd.plugin.captured_sizes import capturing, sizes_of_few_steps
+
 if TYPE_CHECKING:
     from sglang_hvd.plugin.device_memory import DeviceMemory
     from sglang_hvd.plugin.worker import HvdWorker
@@ -54,14 +56,19 @@ class DraftStates:
         self._worker, self._draft_worker = worker, worker._draft_worker
         of_all = self._present(self._draft_worker.cuda_graph_runner)
         self._of_steps = {num_steps[-1]: of_all}
-        most_gb = _FIRST_GB
+        before = None
         for steps in num_steps[:-1]:
             takes_memory = steps > 1 and of_all.graphs is not None
+            most_gb = _FIRST_GB
+            if before is not None:
+                # A backend, and what graphs keep of it, for each step behind the first one; the
+                # indices of each grow with the steps.
+                growth = max((steps - 1) / (before - 1), 2)
+                most_gb = growth * max(self._of_steps[before].memory_gb, 0.0)
             if takes_memory and not memory.has_room(most_gb, name=f"drafts of {steps} steps"):
                 break
             self._of_steps[steps] = self._build(steps, memory)
-            if takes_memory:  # indices and what graphs keep grow with it
-                most_gb = 2 * max(self._of_steps[steps].memory_gb, 0.0)
+            before = steps if takes_memory else None
 
     @property
     def num_steps(self) -> tuple[int, ...]:
@@ -112,7 +119,10 @@ class DraftStates:
                     draft_worker.draft_attn_backend = None
                     return self._present(None)
                 draft_worker.init_attention_backend()
-                return self._present(None if graphs is None else type(graphs)(draft_worker))
+                if graphs is None:
+                    return self._present(None)
+                with capturing(sizes_of_few_steps(draft_worker.draft_runner)):
+                    return self._present(type(graphs)(draft_worker))
 
         state, taken_gb = memory.build(
             build,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.runtime_context import get_serving
 
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.sampling import recorded
@@ -25,7 +26,7 @@ _FAMILY = "recorded"
 class RequestRecorder:
     """Hands SGLang's finished requests to a recorder, which ends with the process."""
 
-    def __init__(self, config: HvdConfig, server_args: Any) -> None:
+    def __init__(self, config: HvdConfig) -> None:
         assert config.record is not None, "nothing is to be recorded"
         self._recorder = Recorder(
             config.record,
@@ -33,8 +34,8 @@ class RequestRecorder:
             max_total_bytes=config.record_total_mb << 20,
             with_prompts=config.record_prompts,
         )
-        self._model: str = server_args.served_model_name or server_args.model_path
-        self._tokenizer_fingerprint = served_fingerprint(server_args)
+        self._model: str = get_serving().served_model_name
+        self._tokenizer_fingerprint = served_fingerprint()
         # A killed server has no such end: its recording is salvaged by the next one.
         atexit.register(self._recorder.close)
 

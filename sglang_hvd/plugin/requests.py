@@ -168,6 +168,9 @@ class HeldRequests:
                         # Drafts from other tokens would be verified all the same, only in vain.
                         self._num_resyncs += 1
                         held[i] = self._start(req)
+                        # Under overlap scheduling the request lacks the latest tokens, which then
+                        # are a gap in the drafter's text; what comes is counted from here.
+                        held[i].num_tokens = num_cached + 1
         plans = self._drafter.plan([h.key for h in held])
         for h, source in zip(held, plans.sources, strict=True):
             h.source = source

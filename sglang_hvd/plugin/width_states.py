@@ -15,21 +15,19 @@ base has graphs for no more requests than may verify it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
-from sglang.srt.runtime_context import get_exec
+from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 from sglang.srt.utils.common import log_info_on_rank0
 
-from sglang_hvd.allocation import MOST_WIDE_REQUESTS, VerifyWidths
+from sglang_hvd.allocation import VerifyWidths
+from sglang_hvd.plugin.captured_sizes import capturing, needs_all_sizes, sizes_of_width
 from sglang_hvd.plugin.draft_extend import DraftExtend
 
 if TYPE_CHECKING:
-    from sglang.srt.model_executor.model_runner import ModelRunner
-
     from sglang_hvd.plugin.device_memory import DeviceMemory
     from sglang_hvd.plugin.worker import HvdWorker
 
@@ -38,10 +36,6 @@ logger = logging.getLogger(__name__)
 # What the first width of the default may take: 8 MB that FlashInfer keeps for each captured batch
 # size, for the target and again for the drafter, of some 20 sizes up to 256 requests; and masks.
 _FIRST_GB = 0.5
-
-# Graphs of a narrow width are captured of so many batch sizes that no batch is padded to more than
-# this times its size.
-_MOST_PADDED = 1.25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,14 +62,13 @@ class WidthStates:
         graphs = self._target.decode_cuda_graph_runner
         self._captures = graphs is not None and graphs is not self._target.eager_runner
         self._of_width = {widths.base: self._present(0.0)}
-        if _remembers_accepted(self._target.attn_backend):
-            # Each width's backend would remember its own last verification, not the last one.
+        obstacle = _obstacle(self._target.attn_backend)
+        if obstacle is not None:
             if widths.asked_for:
                 raise ValueError(
-                    "HVD does not support --hvd-narrow-widths with this model's fused KDA "
-                    "verification: drop it, or do not disable the radix cache"
+                    f"HVD does not support --hvd-narrow-widths with this model's {obstacle}"
                 )
-            log_info_on_rank0(logger, "HVD: fused KDA verifications have one width")
+            log_info_on_rank0(logger, f"HVD: one width, because of this model's {obstacle}")
             return
         beside_base = [width for width in widths.values if width != widths.base]
         for width in beside_base:
@@ -88,9 +81,11 @@ class WidthStates:
         ):
             most_gb = _FIRST_GB
             if before is not None:
-                # What is kept by batch size stays the same; masks grow with the nodes.
+                # Masks grow with the nodes. What is kept by batch size stays the same, but a wide
+                # width has few of these, and may be the one before.
                 growth = max(self._most_nodes(width) / self._most_nodes(before), 2)
-                most_gb = growth * max(self._of_width[before].memory_gb, 0.0)
+                taken_gb = [state.memory_gb for state in self._of_width.values()]
+                most_gb = max(growth * self._of_width[before].memory_gb, *taken_gb, 0.0)
             if not memory.has_room(most_gb, name=f"verify width {width}"):
                 break
             self._of_width[width] = self._build(width, memory)
@@ -157,22 +152,17 @@ class WidthStates:
     def _most_nodes(self, width: int) -> int:
         """Nodes of a full step at this width, of all requests together."""
         if self._captures:
-            return width * captured_batch_sizes(self._target, self._widths, width)[-1]
+            return width * sizes_of_width(self._target, self._widths, width)[-1]
         return width * self._widths.batch_limit(width, self._target.max_running_requests)
 
     @contextmanager
     def _capturing(self, width: int) -> Iterator[None]:
         """Graphs are captured of the batch sizes of this width alone."""
-        if not self._captures or (width < self._widths.base and _needs_all_sizes(self._target)):
+        if not self._captures or (width < self._widths.base and needs_all_sizes(self._target)):
             yield
             return
-        decode = get_exec().graph.cuda_graph_config.decode
-        all_sizes = decode.bs
-        decode.bs = captured_batch_sizes(self._target, self._widths, width)
-        try:
+        with capturing(sizes_of_width(self._target, self._widths, width)):
             yield
-        finally:
-            decode.bs = all_sizes
 
     def _build_extend(self, before: _WidthState) -> None:
         draft_worker = self._draft_worker
@@ -200,38 +190,16 @@ class WidthStates:
             )
 
 
-def captured_batch_sizes(runner: ModelRunner, widths: VerifyWidths, width: int) -> list[int]:
-    """Batch sizes that graphs of a width are captured of, rising: for the base SGLang's own, for a
-    narrow width fewer of them, for a wider one the fewest that hold the requests that may verify
-    it."""
-    if width > widths.base:
-        # As draft-extend's are aligned, more strictly than the target's.
-        sizes, _ = get_batch_sizes_to_capture(runner)
-        num_fewer = sum(size < MOST_WIDE_REQUESTS for size in sizes)
-        return sizes[: num_fewer + 1]
-    gathers = any(runner.decode_graph_gather_requirements())
-    sizes, _ = get_batch_sizes_to_capture(runner, width, gathered_buffer_required=gathers)
-    return sizes if width == widths.base or _needs_all_sizes(runner) else thinned(sizes)
-
-
-def thinned(sizes: Sequence[int]) -> list[int]:
-    """Thins batch sizes from the largest down, so that no batch is padded to more than _MOST_PADDED
-    times its size. Sizes that are further apart than that all stay."""
-    kept = [sizes[-1]]
-    for below, size in reversed(list(zip([0, *sizes], sizes[:-1], strict=False))):
-        if kept[-1] > _MOST_PADDED * (below + 1):
-            kept.append(size)
-    return kept[::-1]
-
-
-def _needs_all_sizes(runner: ModelRunner) -> bool:
-    """Whether batch sizes have to be aligned, or batches are not padded."""
-    is_exact = get_exec().graph.disable_cuda_graph_padding
-    return is_exact or any(runner.decode_graph_gather_requirements())
-
-
-def _remembers_accepted(backend: Any) -> bool:
-    """Whether a verification reads from the target's attention backend how much of each request's
-    last one was accepted."""
+def _obstacle(backend: Any) -> str | None:
+    """What of the target's attention keeps all verifications to the base width, and what to do
+    about it; None where nothing does."""
     linear = getattr(backend, "linear_attn_backend", None)
-    return linear is not None and linear.accept_lens_pool is not None
+    if isinstance(linear, Mamba2AttnBackend):
+        # SGLang has room for the states of as many nodes as the base has, and the kernel writes
+        # them as if there were only as many as the step has (mamba.py, cache_steps).
+        return "Mamba-2 layers: drop it"
+    if linear is not None and linear.accept_lens_pool is not None:
+        # What was accepted of a request's last verification is read from the backend, of which each
+        # width would have its own.
+        return "fused KDA verification: drop it, or do not disable the radix cache"
+    return None

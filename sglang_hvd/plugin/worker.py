@@ -100,7 +100,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._ranks = ranks
         drafter = HybridDrafter.from_config(
             launch.config,
-            token_strings=token_strings(server_args),
+            token_strings=token_strings(),
             num_model_steps=self.speculative_num_steps,
             num_model_nodes=launch.num_model_nodes,
             verify_width=launch.widths.widest,
@@ -129,7 +129,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             metrics=ServerMetrics() if _is_metrics_rank() else None,
             clock=self._clock,
             report_cycles=launch.config.report_cycles,
-            recorder=_recorder(launch, server_args),
+            recorder=_recorder(launch),
             vocab_size=self.target_worker.model_runner.model_config.vocab_size,
         )
         self._draft_worker.attach(
@@ -363,11 +363,11 @@ def _is_metrics_rank() -> bool:
     return get_observability().enable_metrics and get_parallel().tp_rank == 0
 
 
-def _recorder(launch: HvdLaunch, server_args: Any) -> RequestRecorder | None:
+def _recorder(launch: HvdLaunch) -> RequestRecorder | None:
     # Every tensor-parallel rank serves the same requests; one of them records.
     if launch.config.record is None or get_parallel().tp_rank != 0:
         return None
-    return RequestRecorder(launch.config, server_args)
+    return RequestRecorder(launch.config)
 
 
 @contextmanager

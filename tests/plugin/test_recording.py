@@ -7,13 +7,13 @@ import re
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req
+from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -32,18 +32,6 @@ def model(tmp_path: Path) -> Path:
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
-
-
-def server_args(model: Path) -> Any:
-    # The real record resolves the model's configuration, of which there is none.
-    return SimpleNamespace(
-        model_path=str(model),
-        served_model_name="a model",
-        tokenizer_path=str(model),
-        tokenizer_mode="auto",
-        trust_remote_code=False,
-        revision=None,
-    )
 
 
 def finished(
@@ -66,7 +54,8 @@ def finished(
 
 
 def recorded(model: Path, folder: Path, *reqs: Req, namespaces: Sequence[str] = ()) -> list[Trace]:
-    recorder = RequestRecorder(HvdConfig(record=folder), server_args(model))
+    with get_context().override_server_args(served_model_name="a model", tokenizer_path=str(model)):
+        recorder = RequestRecorder(HvdConfig(record=folder))
     for req, namespace in zip(reqs, namespaces or [""] * len(reqs), strict=True):
         prompt_ids = np.array(req.origin_input_ids, np.int32)
         recorder.record(req, prompt_ids, namespace=namespace)

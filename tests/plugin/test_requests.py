@@ -88,6 +88,26 @@ def test_what_a_step_committed_is_known_in_the_next() -> None:
     assert state["num_accepted_drafts"]["cache"] == 1
 
 
+def test_a_count_that_differs_once_is_right_again_from_then_on() -> None:
+    held = held_requests()
+    req = request("a", [1, 2, 3, 4, 1, 2])
+    prefill(held, req)
+    held.plan([req], [6])
+    held.record_verify([req], torch.tensor([4, 9, 9]), torch.tensor([1], dtype=torch.int32), None)
+    req.output_ids.append(3)  # under overlap scheduling it lacks what was verified last
+    held.plan([req], [8])
+    assert held.describe()["num_resyncs"] == 1
+    held.record_verify([req], torch.tensor([1, 2, 9]), torch.tensor([2], dtype=torch.int32), None)
+    req.output_ids.append(4)
+    [plan] = held.plan([req], [10])
+    assert held.describe()["num_resyncs"] == 1
+    draft = plan.cache_draft
+    assert draft is not None
+    assert draft.token_ids.tolist()[:2] == [3, 4]  # from the tokens since
+    end(held, req, [5, 1, 2])
+    assert held.describe()["num_shared_tokens"] == 5
+
+
 def test_a_request_that_is_gone_leaves_the_others_their_tokens() -> None:
     held = held_requests()
     reqs = [request(rid, [1, 2, 3, 4, 1, 2]) for rid in "abc"]

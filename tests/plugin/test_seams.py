@@ -18,6 +18,7 @@ from sglang.srt.layers.attention.hybrid_linear_attn_backend import (
     HybridLinearAttnBackend,
     MambaAttnBackendBase,
 )
+from sglang.srt.layers.attention.mamba.mamba import MambaMixer2
 from sglang.srt.layers.attention.verify_mask import VerifyMask
 from sglang.srt.managers.io_struct import (
     DumperControlReqInput,
@@ -339,6 +340,8 @@ def test_a_width_can_have_backends_and_graphs_of_its_own() -> None:
     assert "self.eager_runner = " in inspect.getsource(ModelRunner)
     assert MambaAttnBackendBase.accept_lens_pool is None  # unless verifications are fused
     assert HybridLinearAttnBackend.__init__.__annotations__["linear_attn_backend"]
+    # The kernel takes a step's width for the distance of two requests' states.
+    assert "cache_steps=draft_token_num" in inspect.getsource(MambaMixer2.forward)
     extend = inspect.signature(EAGLEDraftExtendCudaGraphRunner.__init__)
     required = [p for p in extend.parameters.values() if p.default is inspect.Parameter.empty]
     assert len(required) == 2  # itself and the draft worker

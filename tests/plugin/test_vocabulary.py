@@ -1,9 +1,9 @@
 """The served vocabulary's tokens as text."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from sglang.srt.runtime_context import get_context
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -39,13 +39,8 @@ def test_a_server_sees_the_tokens_that_training_saw(
 ) -> None:
     made.add_special_tokens(["<eos>"])
     PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<eos>").save_pretrained(tmp_path)
-    server_args = SimpleNamespace(
-        tokenizer_path=str(tmp_path),
-        model_path=None,
-        tokenizer_mode="auto",
-        trust_remote_code=False,
-        revision=None,
-    )
-    served = list(token_strings(server_args))
+    # As SGLang resolves the path where it downloads the tokenizer itself.
+    with get_context().override_server_args(tokenizer_path=str(tmp_path)):
+        served = list(token_strings())
     assert served == tokenizer_file.token_strings(made)
     assert texts <= set(served)

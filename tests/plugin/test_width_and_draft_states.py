@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
+from sglang.srt.runtime_context import get_context, get_schedule
 
 from sglang_hvd.allocation import VerifyWidths
-from sglang_hvd.plugin import device_memory, width_states
+from sglang_hvd.plugin import captured_sizes, device_memory
 from sglang_hvd.plugin.algorithm import count_logits_rows
+from sglang_hvd.plugin.captured_sizes import sizes_of_width, thinned
 from sglang_hvd.plugin.device_memory import DeviceMemory
 from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.draft_states import DraftStates
 from sglang_hvd.plugin.rank_group import RankGroup
-from sglang_hvd.plugin.width_states import WidthStates, captured_batch_sizes, thinned
+from sglang_hvd.plugin.width_states import WidthStates
 
 WIDTHS = (2, 4, 8, 16, 32)
 
@@ -27,6 +30,13 @@ WIDTHS = (2, 4, 8, 16, 32)
 @pytest.fixture(autouse=True)
 def _nothing_to_collect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_memory, "gc", SimpleNamespace(collect=lambda: 0))  # half a second
+
+
+@pytest.fixture(autouse=True)
+def _no_prefills() -> Iterator[None]:
+    """SGLang's settings as they are resolved, which those that were given need not be."""
+    with get_context().override_server_args(chunked_prefill_size=-1, max_prefill_tokens=0):
+        yield
 
 
 class Device:
@@ -39,7 +49,6 @@ class Device:
         self.free_gb, self.per_node_gb, self.width = free_gb, per_node_gb, 0
         self.captures: Callable[[], object] = list
         self.captured: list[object] = []
-        self.server_args = SimpleNamespace(chunked_prefill_size=-1, max_prefill_tokens=0)
         self.model_runner = SimpleNamespace(
             attn_backend="first",
             max_running_requests=1,
@@ -96,8 +105,8 @@ def test_the_narrowest_come_first_and_leave_room_for_prefills(
     device = Device(free_gb=4.8125, per_node_gb=0.125)
     assert states_of(monkeypatch, device, are_asked_for=False).widths == WIDTHS
     device = Device(free_gb=4.8125, per_node_gb=0.125)
-    device.server_args.chunked_prefill_size = 4096
-    assert states_of(monkeypatch, device, are_asked_for=False).widths == (2, 4, 8, 32)
+    with get_schedule().override(chunked_prefill_size=4096):
+        assert states_of(monkeypatch, device, are_asked_for=False).widths == (2, 4, 8, 32)
     device.model_runner.model_config.vocab_size = 2**30  # 4 GB for an array of logits
     assert states_of(monkeypatch, device, are_asked_for=False).widths == (32,)
 
@@ -115,13 +124,12 @@ def test_room_is_left_for_prefills_or_for_sampling(
     monkeypatch: pytest.MonkeyPatch, chunk: int | None, vocab_size: int, spare_gb: float
 ) -> None:
     device: Any = Device(free_gb=spare_gb, per_node_gb=0)
-    device.server_args.chunked_prefill_size = chunk
-    device.server_args.max_prefill_tokens = 4096
     device.model_runner.model_config.vocab_size = vocab_size
     monkeypatch.setattr(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
-    memory = DeviceMemory(device, most_nodes=1, ranks=RankGroup())
+    with get_schedule().override(chunked_prefill_size=chunk, max_prefill_tokens=4096):
+        memory = DeviceMemory(device, most_nodes=1, ranks=RankGroup())
     assert memory.has_room(0, name="nothing")
     assert not memory.has_room(0.01, name="something")
 
@@ -150,8 +158,8 @@ class CapturedSizes:
         self.graph = SimpleNamespace(
             cuda_graph_config=SimpleNamespace(decode=self.decode), disable_cuda_graph_padding=False
         )
-        monkeypatch.setattr(width_states, "get_exec", lambda: SimpleNamespace(graph=self.graph))
-        monkeypatch.setattr(width_states, "get_batch_sizes_to_capture", self.sizes)
+        monkeypatch.setattr(captured_sizes, "get_exec", lambda: SimpleNamespace(graph=self.graph))
+        monkeypatch.setattr(captured_sizes, "get_batch_sizes_to_capture", self.sizes)
 
     def sizes(
         self, runner: Any, width: int = 1, *, gathered_buffer_required: bool | None = None
@@ -235,8 +243,8 @@ def test_graphs_of_a_wide_width_hold_the_requests_that_may_verify_it(
         decode_graph_gather_requirements=lambda: (alignment > 1, False),
         server_args=SimpleNamespace(_hvd_launch=SimpleNamespace(widths=widths)),
     )
-    assert captured_batch_sizes(runner, widths, 64) == of_wide
-    assert captured_batch_sizes(runner, widths, 32) == sizes
+    assert sizes_of_width(runner, widths, 64) == of_wide
+    assert sizes_of_width(runner, widths, 32) == sizes
     # The array of their logits holds those of either.
     rows = count_logits_rows(lambda runner: 0, runner)
     assert rows == max(32 * sizes[-1], 64 * of_wide[-1])
@@ -261,7 +269,7 @@ def test_sizes_that_are_aligned_or_never_padded_to_all_stay(
 ) -> None:
     CapturedSizes(monkeypatch, [8, 9, 10], 4).graph.disable_cuda_graph_padding = is_exact
     runner: Any = SimpleNamespace(decode_graph_gather_requirements=lambda: (gathers, False))
-    assert captured_batch_sizes(runner, VerifyWidths((4, 32), 32), 4) == kept
+    assert sizes_of_width(runner, VerifyWidths((4, 32), 32), 4) == kept
 
 
 def test_sizes_are_as_before_after_a_width_that_could_not_be_built(
@@ -297,6 +305,15 @@ def test_widths_that_were_asked_for_are_all_built(monkeypatch: pytest.MonkeyPatc
     assert device.model_runner.attn_backend == "with 3.75 GB left"
     states.use(32)
     assert device.model_runner.attn_backend == "first"
+
+
+def test_mamba_2_layers_have_one_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(free_gb=70, per_node_gb=0.125)
+    linear = object.__new__(Mamba2AttnBackend)
+    device.model_runner.attn_backend = SimpleNamespace(linear_attn_backend=linear)
+    assert states_of(monkeypatch, device, are_asked_for=False).widths == (32,)
+    with pytest.raises(ValueError, match="Mamba-2 layers: drop it"):
+        states_of(monkeypatch, device, are_asked_for=True)
 
 
 def test_a_backend_that_remembers_the_last_verification_has_one_width(
@@ -343,7 +360,10 @@ class DraftWorker:
         self.device = device
         self.speculative_num_steps = 8
         self.draft_attn_backend = "backend of 8"
-        self.draft_runner = SimpleNamespace(draft_attn_backend="backend of 8")
+        self.draft_runner = SimpleNamespace(
+            draft_attn_backend="backend of 8",
+            decode_graph_gather_requirements=lambda: (False, False),
+        )
         self.cuda_graph_runner = Graphs(self) if has_graphs else None
         self._topk1_parents_prealloc = self._topk1_score_indices_prealloc = "chain of 8"
 
@@ -358,13 +378,15 @@ class DraftWorker:
 class Graphs:
     def __init__(self, draft_worker: DraftWorker) -> None:
         self.num_steps = draft_worker.speculative_num_steps
-        draft_worker.device.free_gb -= 0.25 * self.num_steps
+        self.sizes = list(captured_sizes.get_exec().graph.cuda_graph_config.decode.bs)
+        draft_worker.device.free_gb -= 0.5 * (self.num_steps - 1)
 
 
 def draft_states_of(
     monkeypatch: pytest.MonkeyPatch, free_gb: float, *, has_graphs: bool
 ) -> tuple[DraftStates, DraftWorker]:
-    device = Device(free_gb + 2, 0)
+    CapturedSizes(monkeypatch, [8, 9, 10])
+    device = Device(free_gb + 3.5, 0)
     draft_worker = DraftWorker(device, has_graphs=has_graphs)
 
     @contextmanager
@@ -389,12 +411,14 @@ def draft_states_of(
 def test_drafts_of_few_steps_come_first_and_have_what_is_of_their_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    states, draft_worker = draft_states_of(monkeypatch, 2.75, has_graphs=True)
+    states, draft_worker = draft_states_of(monkeypatch, 3.25, has_graphs=True)
     assert states.num_steps == (1, 2, 4, 8)
-    assert states.memory_gb == {1: 0.0, 2: 0.5, 4: 1.0}
+    assert states.memory_gb == {1: 0.0, 2: 0.5, 4: 1.5}
     for num_steps in (8, 4, 2):
         with states.active(num_steps) as graphs:
             assert graphs.num_steps == draft_worker.speculative_num_steps == num_steps
+            # Nine requests are padded to ten, but not where SGLang captures for itself.
+            assert graphs.sizes == ([8, 9, 10] if num_steps == 8 else [8, 10])
             assert draft_worker.draft_attn_backend == f"backend of {num_steps}"
             assert draft_worker.draft_runner.draft_attn_backend == f"backend of {num_steps}"
             assert draft_worker._topk1_parents_prealloc == f"chain of {num_steps}"
@@ -410,7 +434,7 @@ def test_drafts_of_few_steps_come_first_and_have_what_is_of_their_steps(
 def test_without_memory_for_more_graphs_there_are_fewer_steps_to_choose_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert draft_states_of(monkeypatch, 2.25, has_graphs=True)[0].num_steps == (1, 2, 8)
+    assert draft_states_of(monkeypatch, 2.9, has_graphs=True)[0].num_steps == (1, 2, 8)
     # One step has no graph.
     assert draft_states_of(monkeypatch, 1.25, has_graphs=True)[0].num_steps == (1, 8)
     # Backends without graphs take next to nothing.
