@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.command import run
-from benchmarks.replay import main
+from benchmarks.replay.__main__ import main
 
 COSTS = (
     "{about: made up, batch_sizes: [1, 4], widths: [1, 64], verify: [[10, 12], [10, 20]], "

@@ -1,0 +1,208 @@
+"""What each policy makes of recorded generations under tables of costs, at several batch sizes.
+
+    python -m benchmarks.replay --traces DIR --tokenizer FILE --costs FILE... [--json FILE]
+
+Sessions that the shipped predictor was trained on fill the shared cache and are not counted. The
+model drafter is simulated (sglang_hvd/replay/model_drafter.py). Each policy but `allocate` is run
+with several settings, and the rows are of the one that is best for all files at that batch size,
+with the first seed: the size of the model drafter's tree for `model`, which the others then take,
+the widest verification for them, and the threshold for "payoff fixed". A step is as wide as its
+drafts need.
+
+`allocate` chooses all of that itself, up to 64 nodes; "allocate, width 32" up to as many as a
+server has by default for more than two requests. "allocate, one tree" cannot choose the number of
+steps: it has the tree of `model` or smaller ones, as a server without room for drafts of fewer
+steps; and the cache drafts of "allocate, chains" do not branch. A draft of few steps costs as many
+nodes as one of all, more than a server's has: that speaks against `allocate`. The oracle allocates
+like `allocate` and knows what each draft will bring; "oracle, one tree" likewise. "knows cache
+drafts" predicts the model drafter's as `allocate` does, "knows model drafts" the other way round.
+Regret is to the oracle.
+
+With several seeds everything is served as often, each time with another draw of the model drafter,
+from other places of the texts; rows are of all together.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import asdict, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks.command import add_json, run, write_rows
+from benchmarks.replay.jobs import Job, run_job, set_up_process
+from benchmarks.replay.rows import Row, beside_oracle, table_of
+from benchmarks.replay.settings import MODEL_TREES, Setting, settings_of
+from sglang_hvd.allocation import OWN_PACE, StepCosts
+from sglang_hvd.config import CacheMode
+from sglang_hvd.payoff import SIZE_EFFECT
+from sglang_hvd.replay.evaluate import NOTHING_LEFT
+from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
+from sglang_hvd.replay.recordings import find_recordings
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    drafters = {
+        f"{strength}, {kind}": ModelDrafter(
+            STRENGTHS[strength],
+            ODDS_RATIOS[kind],
+            size_effect=options.size_effect,
+            spread=options.spread,
+        )
+        for strength in options.strengths
+        for kind in options.kinds
+    }
+    recordings = find_recordings(options.traces)
+    tokenizer = TraceTokenizer(options.tokenizer, options.eos_token or None)
+    tables = {path.stem: StepCosts.load(path) for path in options.costs}
+    cells = [
+        (name, costs, batch_size, drafter_name, drafter)
+        for name, costs in tables.items()
+        for batch_size in options.batch_sizes
+        for drafter_name, drafter in drafters.items()
+    ]
+    rows: list[Row] = []
+    with ProcessPoolExecutor(
+        options.processes,
+        mp_context=get_context("spawn"),
+        initializer=set_up_process,
+        initargs=(tokenizer,),
+    ) as pool:
+        for name, costs, batch_size, drafter_name, drafter in tqdm(cells, unit="cell"):
+            jobs = [
+                Job(
+                    recording,
+                    name,
+                    costs,
+                    batch_size,
+                    drafter_name,
+                    drafter,
+                    options.cache_mode,
+                    max(options.tokens, options.tokens_per_request * batch_size),
+                    options.seeds,
+                    options.postpone_extend,
+                    options.own_pace,
+                )
+                for recording in recordings
+            ]
+            trees = {"model": [Setting("model", tree) for tree in MODEL_TREES]}
+            of_model = _best(pool, jobs, trees)
+            others = settings_of(of_model["model"].tree, options.thresholds)
+            others = {name: others[name] for name in (*options.policies, "oracle")}
+            chosen = of_model | _best(pool, jobs, others)
+            of_cell = beside_oracle(_rows(pool, jobs, {n: [chosen[n]] for n in chosen}))
+            rows += of_cell
+            print(f"\n{name}, batch size {batch_size}, model drafter {drafter_name}\n")
+            print(table_of(of_cell), flush=True)
+            write_rows(options.json, map(asdict, rows))  # what there is, so far
+    return 0
+
+
+def _rows(
+    pool: Executor, jobs: Sequence[Job], settings: Mapping[str, Sequence[Setting]]
+) -> list[Row]:
+    """Of each file and setting. Raises ValueError if no file has a session to serve."""
+    rows = [row for of_file in pool.map(run_job, jobs, [settings] * len(jobs)) for row in of_file]
+    if not rows:
+        raise ValueError(NOTHING_LEFT)
+    return rows
+
+
+def _best(
+    pool: Executor, jobs: Sequence[Job], settings: Mapping[str, Sequence[Setting]]
+) -> dict[str, Setting]:
+    """Of each name the setting with the greatest speed with the first seed, in the mean over the
+    families of the mean of their files relative to the name's first setting."""
+    best = {name: of_name[0] for name, of_name in settings.items()}
+    several = {name: of_name for name, of_name in settings.items() if len(of_name) > 1}
+    if not several:
+        return best
+    rows = _rows(pool, [replace(job, num_seeds=1) for job in jobs], several)
+    for name, of_name in several.items():
+        families: dict[str, dict[str, list[float]]] = {str(setting): {} for setting in of_name}
+        first: dict[str, float] = {}
+        for row in rows:
+            if row.policy == name:
+                beside = row.tokens_per_ms / first.setdefault(row.file, row.tokens_per_ms)
+                families[row.setting].setdefault(row.family, []).append(beside)
+        best[name] = max(
+            of_name,
+            key=lambda setting: np.mean([np.mean(s) for s in families[str(setting)].values()]),
+        )
+    return best
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Policies under tables of costs.")
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--eos-token", default="<|im_end|>")
+    parser.add_argument("--costs", type=Path, nargs="+", required=True)
+    parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--strengths", choices=STRENGTHS, nargs="+", default=["usual"])
+    kinds = [kind for kind, ratio in ODDS_RATIOS.items() if ratio is not None]
+    parser.add_argument("--kinds", choices=kinds, nargs="+", default=kinds)
+    parser.add_argument("--thresholds", type=float, nargs="+", default=[1, 2, 3, 4.5])
+    parser.add_argument(
+        "--size-effect",
+        type=float,
+        default=SIZE_EFFECT,
+        help="of the simulated tree, in log odds for each doubling of its nodes; `allocate` "
+        "assumes %(default)s",
+    )
+    parser.add_argument(
+        "--spread",
+        type=float,
+        default=0.0,
+        help="between sessions, of what the simulated drafter has right: a standard deviation in "
+        "log odds (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=1_500,
+        help="to measure for each file, policy and seed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tokens-per-request",
+        type=int,
+        default=128,
+        help="but no fewer than so many for each of the requests at a time (default: %(default)s)",
+    )
+    parser.add_argument("--seeds", type=int, default=1, help="(default: %(default)s)")
+    parser.add_argument(
+        "--postpone-extend",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="bring the model drafter's KV cache up to date for a request when it drafts, not in "
+        "every step for all",
+    )
+    parser.add_argument(
+        "--own-pace",
+        type=float,
+        default=OWN_PACE,
+        help="how far `allocate` weighs tokens and time by the step itself, from 0, by the pace of "
+        f"the latest steps, to 1 (default: {OWN_PACE})",
+    )
+    policies = [name for name in settings_of(MODEL_TREES[-1], []) if name != "oracle"]
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        choices=policies,
+        default=policies,
+        help="rows beside those of model and oracle (default: all)",
+    )
+    parser.add_argument("--processes", type=int, default=2)
+    add_json(parser)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,189 @@
+"""One recording served with each of some settings, in a process that has a tokenizer."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.replay.rows import Row
+from benchmarks.replay.settings import MODEL_SIZES, MODEL_STEPS, MODEL_TREES, WIDTHS, Setting
+from sglang_hvd.allocation import StepAllocator, StepCosts
+from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace
+from sglang_hvd.replay.model_drafter import ModelDrafter, copied_tokens
+from sglang_hvd.replay.plan_costs import PlanCosts
+from sglang_hvd.replay.recordings import Recording, session_fingerprints
+from sglang_hvd.replay.totals import CycleTotals
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.traces.trace import Trace
+
+# Room for all that is served: a batch repeats a recording, and its copies must not push its texts
+# out of the shared cache.
+_CACHE_TOKENS = 2**28
+
+
+@dataclass(frozen=True)
+class Job:
+    """One recording under one drafter, table and batch size."""
+
+    recording: Recording
+    costs_name: str
+    costs: StepCosts
+    batch_size: int
+    drafter_name: str
+    model_drafter: ModelDrafter
+    cache_mode: CacheMode
+    num_tokens: int
+    num_seeds: int
+    postpones_extend: bool
+    own_pace: float
+
+
+_tokenizer: TraceTokenizer
+
+
+def set_up_process(tokenizer: TraceTokenizer) -> None:
+    """Before run_job."""
+    global _tokenizer
+    _tokenizer = tokenizer
+    # What a server tells its operator of its predictor would be said of every run.
+    logging.getLogger("sglang_hvd").setLevel(logging.ERROR)
+
+
+def run_job(job: Job, settings: Mapping[str, Sequence[Setting]]) -> list[Row]:
+    """A row for each setting; none if the predictor was trained on all sessions."""
+    texts = [
+        _texts(job.recording, job.cache_mode, replace(job.model_drafter, seed=seed))
+        for seed in range(job.num_seeds)
+    ]
+    if not all(of_seed.sessions for of_seed in texts):
+        return []
+    return [
+        _row(job, name, setting, texts[0].family, [_serve(job, setting, t) for t in texts])
+        for name, of_name in settings.items()
+        for setting in of_name
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Texts:
+    """A recording with one draw of the model drafter. earlier: what it was trained on."""
+
+    family: str
+    seed: int
+    earlier: Sequence[Trace]
+    sessions: Sequence[Sequence[DrawnTrace]]
+
+
+@cache
+def _traces(recording: Recording) -> list[Trace]:
+    return recording.traces(_tokenizer)
+
+
+@cache
+def _copied(recording: Recording, cache_mode: CacheMode) -> Sequence[npt.NDArray[np.bool_]]:
+    return copied_tokens(_traces(recording), HvdConfig(cache_mode=cache_mode))
+
+
+@cache
+def _texts(recording: Recording, cache_mode: CacheMode, drafter: ModelDrafter) -> _Texts:
+    traces = _traces(recording)  # the same for every drafter and seed
+    trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[cache_mode]).trained_sessions
+    fingerprints = session_fingerprints(traces)
+    sizes = sorted({*MODEL_SIZES, *(nodes for nodes, _ in MODEL_TREES)})
+    accepted = drafter.accepted_by_size(
+        traces,
+        HvdConfig(cache_mode=cache_mode),
+        sizes,
+        copied=lambda: _copied(recording, cache_mode),
+    )
+    earlier: list[Trace] = []
+    sessions: dict[str, list[DrawnTrace]] = {}
+    for place, trace in enumerate(traces):
+        if fingerprints[trace.session] in trained_on:
+            earlier.append(trace)
+            continue
+        drawn = DrawnTrace(trace, {size: accepted[size][place] for size in sizes})
+        if drawn.has_cycles:
+            sessions.setdefault(trace.session, []).append(drawn)
+    return _Texts(traces[0].family, drafter.seed, earlier, list(sessions.values()))
+
+
+def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
+    config = HvdConfig(
+        policy=setting.policy,
+        cache_mode=job.cache_mode,
+        # Copies of a recording must not push each other's texts out.
+        shared_cache_tokens=_CACHE_TOKENS,
+        session_cache_tokens=_CACHE_TOKENS,
+        threshold=setting.threshold,
+        calibrate=setting.knows != ORACLE,
+        branches=setting.has_branches,
+    )
+    num_nodes, num_steps = setting.tree
+    sizes, allocator = [num_nodes], None
+    if setting.policy == "allocate":
+        steps = [num_steps]
+        if setting.is_flexible:
+            (num_nodes, num_steps), steps = MODEL_TREES[-1], list(MODEL_STEPS)
+        sizes = [size for size in MODEL_SIZES if size <= num_nodes]
+        allocator = StepAllocator(
+            job.costs,
+            widths=[width for width in WIDTHS if width <= setting.width],
+            model_sizes=sizes,
+            num_steps=steps,
+            postpones_extend=job.postpones_extend,
+            own_pace=job.own_pace,
+        )
+    drafter = HybridDrafter(
+        config,
+        cache=SuffixCache.of_config(config, background=False),
+        predictor=PayoffPredictor.of_config(config) if config.predicts else None,
+        token_classes=_tokenizer.token_classes if config.predicts else None,
+        num_model_steps=num_steps,
+        num_model_nodes=num_nodes,
+        verify_width=setting.width,
+        allocator=allocator,
+    )
+    replay = BatchReplay(
+        drafter,
+        PlanCosts(job.costs, WIDTHS, config.drafts_with_model, job.postpones_extend),
+        knows=setting.knows,
+        picks_nodes=setting.picks_nodes,
+        model_sizes=sizes,
+        num_model_steps=num_steps,
+    )
+    return replay.serve(
+        texts.sessions,
+        earlier=texts.earlier,
+        batch_size=job.batch_size,
+        num_tokens=job.num_tokens,
+        seed=texts.seed,
+    )
+
+
+def _row(job: Job, name: str, setting: Setting, family: str, by_seed: list[CycleTotals]) -> Row:
+    totals = sum(by_seed, CycleTotals())
+    assert totals.cycles_per_1k_tokens is not None
+    speeds = [of_seed.num_tokens / of_seed.ms for of_seed in by_seed]
+    return Row(
+        file=job.recording.name,
+        family=family,
+        costs=job.costs_name,
+        batch_size=job.batch_size,
+        model_drafter=job.drafter_name,
+        policy=name,
+        setting=str(setting),
+        tokens_per_ms=totals.num_tokens / totals.ms,
+        cycles_per_1k=totals.cycles_per_1k_tokens,
+        mean_accepted=totals.mean_accepted_len or 0.0,
+        cache_share=totals.cache_share or 0.0,
+        both_share=totals.num_both / totals.num_cycles,
+        seed_spread=(max(speeds) - min(speeds)) / (totals.num_tokens / totals.ms),
+    )

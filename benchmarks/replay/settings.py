@@ -1,0 +1,79 @@
+"""How each policy is run, to compare the best of each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sglang_hvd.allocation import draft_step_choices
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, Policy
+from sglang_hvd.replay.batch import ORACLE
+from sglang_hvd.types import DraftSource
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+MODEL_SIZES = (3, 7, 15, 31)
+MODEL_STEPS = draft_step_choices(8)
+# Trees of policy `model` to choose from: nodes and steps.
+MODEL_TREES = ((3, 2), (7, 4), (15, 4), (15, 6), (31, 6), (31, 8))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a policy is run.
+
+    tree: nodes and steps of the model drafter's draft.
+    width: of the widest verification.
+    knows: the drafts of which it is known what they will bring.
+    picks_nodes: then the right nodes of a cache draft alone are verified.
+    is_flexible: `allocate` may choose the number of steps too.
+    has_branches: its cache drafts may branch.
+    """
+
+    policy: Policy
+    tree: tuple[int, int]
+    width: int = WIDTHS[-1]
+    threshold: float | None = None
+    knows: frozenset[DraftSource] = frozenset()
+    picks_nodes: bool = False
+    is_flexible: bool = False
+    has_branches: bool = True
+
+    def __str__(self) -> str:
+        parts = [f"tree {self.tree[0]} x {self.tree[1]}", f"width {self.width}"]
+        if self.threshold is not None:
+            parts.append(f"threshold {self.threshold:g}")
+        return ", ".join(parts)
+
+
+def settings_of(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str, list[Setting]]:
+    """By name of the rows; of each list the best is shown."""
+
+    def widths(policy: Policy, threshold: float | None = None) -> list[Setting]:
+        # The narrowest holds what the policy always verifies.
+        least = {"cache": 1, "both": tree[0] + 1}.get(policy, tree[0])
+        return [Setting(policy, tree, width, threshold) for width in WIDTHS if width > least]
+
+    return {
+        "plain": [Setting("cache", tree, 1)],
+        "cache": widths("cache"),
+        "frequency": widths("frequency"),
+        "payoff": widths("payoff"),
+        "payoff 6": widths("payoff", PAPER_THRESHOLD),
+        "payoff fixed": [s for threshold in thresholds for s in widths("payoff", threshold)],
+        "always-both": widths("both"),
+        "allocate": [Setting("allocate", tree, is_flexible=True)],
+        f"allocate, width {DEFAULT_VERIFY_WIDTH}": [
+            Setting("allocate", tree, DEFAULT_VERIFY_WIDTH, is_flexible=True)
+        ],
+        "allocate, chains": [Setting("allocate", tree, is_flexible=True, has_branches=False)],
+        "allocate, one tree": [Setting("allocate", tree)],
+        "oracle": [Setting("allocate", tree, knows=ORACLE, is_flexible=True)],
+        "oracle, one tree": [Setting("allocate", tree, knows=ORACLE)],
+        "oracle, right nodes": [
+            Setting("allocate", tree, knows=ORACLE, picks_nodes=True, is_flexible=True)
+        ],
+        **{
+            f"knows {source.value} drafts": [
+                Setting("allocate", tree, knows=frozenset({source}), is_flexible=True)
+            ]
+            for source in (DraftSource.CACHE, DraftSource.MODEL)
+        },
+    }
