@@ -186,8 +186,8 @@ class HvdConfig(BaseModel):
         description="allocate policy: most nodes per request in steps of one or two requests, if "
         "more than verify_width, which all other steps keep to. Takes memory on a GPU as narrow "
         "widths do. Default: 64 on a GPU, as far as memory goes, if neither verify_width nor "
-        "narrow_widths is given, but for models with experts or linear attention, with LoRA and "
-        "with trtllm_mha; else verify_width.",
+        "narrow_widths is given, but for models with experts or linear attention, with LoRA, "
+        "enable-deterministic-inference and trtllm_mha; else verify_width.",
     )
     narrow_widths: tuple[int, ...] | None = Field(
         default=None,
@@ -196,7 +196,8 @@ class HvdConfig(BaseModel):
         "list that rises, [] for none. Each takes memory on a GPU, for its attention backends and "
         "graphs. Default: powers of two where widths cost nothing, on a CPU with attention backend "
         "torch_native or intel_amx; elsewhere, with the allocate policy, those that save time with "
-        "max-running-requests, as far as memory goes, and none with LoRA.",
+        "max-running-requests, as far as memory goes, and none with LoRA or "
+        "enable-deterministic-inference.",
     )
     postpone_extend: bool | None = Field(
         default=None,

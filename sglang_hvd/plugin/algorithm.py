@@ -24,7 +24,7 @@ from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import HvdConfig, load_config
 from sglang_hvd.payoff import PayoffPredictor
-from sglang_hvd.plugin.draft_model import check_draft_model, target_context_length
+from sglang_hvd.plugin.draft_model import check_draft_model
 from sglang_hvd.plugin.flags import config_file_and_overrides, is_from_command_line
 from sglang_hvd.plugin.launch import HvdLaunch, launch_of
 from sglang_hvd.plugin.refusals import check_model_tree, refuse_stray_flags, refuse_untested
@@ -106,7 +106,7 @@ def resolve_verify_width(
         model_tree_width,
         cfg,
         attention,
-        context_len=cfg.context_length or target_context_length(cfg),
+        context_len=model_config_of(cfg).context_len,
         widths_are_free=widths_are_free,
     )
     declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=widths.base)
@@ -121,6 +121,7 @@ def resolve_verify_width(
     # Refused before the models load, where the config file tells.
     launch.check_draft_shapes(cfg.speculative_eagle_topk, has_window=False)
     server_args._hvd_launch = launch
+    _warn_of_default_penalty(config, cfg)
     logger.info(
         "HVD: policy %s, verify width %d (model drafter's tree %d)%s. The width takes %d tokens "
         "from the usable context; each running request reserves at least %d KV slots.",
@@ -198,6 +199,17 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
             "slot, and which drafts stand there depends on earlier requests."
         )
     return config
+
+
+def _warn_of_default_penalty(config: HvdConfig, cfg: Any) -> None:
+    penalty = model_config_of(cfg).get_default_sampling_params().get("repetition_penalty", 1.0)
+    if penalty != 1.0 and config.policy != "model":
+        logger.warning(
+            "HVD: by the model's generation_config.json requests of the OpenAI API have a "
+            "repetition_penalty of %s, and requests with penalties never verify cache drafts. "
+            "--sampling-defaults openai, or a repetition_penalty of 1 in a request, leaves it out.",
+            penalty,
+        )
 
 
 def _target_attention(cfg: Any) -> TargetAttention:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from sglang.srt.utils.hf_transformers_utils import get_config, get_context_length
+from sglang.srt.utils.hf_transformers_utils import get_config
 
 
 def check_draft_model(cfg: Any) -> None:
@@ -18,7 +19,9 @@ def check_draft_model(cfg: Any) -> None:
         raise ValueError(
             "HVD needs an EAGLE3 drafter for this model: give --speculative-draft-model-path"
         )
-    draft = _config(path, cfg)
+    draft = _config(
+        path, cfg, cfg.speculative_draft_model_revision, cfg.decrypted_draft_config_file
+    )
     architectures = ", ".join(draft.architectures or ["of no named architecture"])
     # Some published drafters carry the target's architecture name; the draft vocabulary tells.
     if "eagle3" not in architectures.lower() and "draft_vocab_size" not in draft.to_dict():
@@ -26,7 +29,13 @@ def check_draft_model(cfg: Any) -> None:
             f"draft model {path} is {architectures}, not an EAGLE3 drafter: give one that was "
             "trained for the target model"
         )
-    target = _config(cfg.model_path, cfg)
+    target = _config(
+        cfg.model_path,
+        cfg,
+        cfg.revision,
+        cfg.decrypted_config_file,
+        model_config_parser=cfg.model_config_parser,
+    )
     target_vocab_size = target.get_text_config().vocab_size
     if draft.vocab_size != target_vocab_size:
         raise ValueError(
@@ -42,14 +51,20 @@ def check_draft_model(cfg: Any) -> None:
         )
 
 
-def target_context_length(cfg: Any) -> int:
-    """Tokens of context that the target model's config file states."""
-    return get_context_length(_config(cfg.model_path, cfg))
-
-
-def _config(path: str, cfg: Any) -> Any:
+def _config(
+    path: str, cfg: Any, revision: str | None, decrypted: str | None, **settings: Any
+) -> Any:
+    """As SGLang reads it for the model that it serves."""
+    if decrypted:
+        settings["_configuration_file"] = decrypted
     try:
-        return get_config(path, trust_remote_code=cfg.trust_remote_code)
+        return get_config(
+            path,
+            trust_remote_code=cfg.trust_remote_code,
+            revision=revision,
+            model_override_args=json.loads(cfg.json_model_override_args),
+            **settings,
+        )
     except OSError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"cannot read the model config of {path}: {reason}") from error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.environ import envs
+
 from sglang_hvd.allocation import most_tree_nodes
 from sglang_hvd.config import flag_name
 from sglang_hvd.plugin.flags import config_file_and_overrides
@@ -50,6 +52,8 @@ def refuse_untested(cfg: Any) -> None:
         # Moves of accepted tokens take slots for the rank's own.
         "--dcp-size above 1": (cfg.dcp_size or 1) > 1,
         f"--disaggregation-mode {cfg.disaggregation_mode}": cfg.disaggregation_mode != "null",
+        # It hands on no figures of a plugin's in meta_info.
+        "SGLANG_RUST_SERVER": envs.SGLANG_RUST_SERVER.get(),
     }
     for flag, is_given in refusals.items():
         if is_given:

@@ -50,6 +50,8 @@ class TargetAttention:
             backends -= {"flashinfer"}
         if self.is_chunked:
             backends -= {"fa3"}
+        if self.is_mla:
+            backends -= {"trtllm_mha"}  # SGLang refuses it
         return backends
 
     def backends_of_trees(self, topk: int) -> frozenset[str]:

@@ -99,11 +99,11 @@ def _check_wide_width(
     if wide == base:
         return
     reason = None
-    if _has_lora(cfg) and not widths_are_free:
-        reason = "LoRA on this device"  # as narrow widths
-    elif attention.is_linear:
+    if attention.is_linear:
         reason = "linear attention"  # SGLang sizes a part of its states by the base
-    elif widths_are_free and _READS_MOST_FROM_SETTINGS in attention_backends_of(cfg):
+    elif not widths_are_free:
+        reason = _reason_for_one_width(cfg)
+    elif _READS_MOST_FROM_SETTINGS in attention_backends_of(cfg):
         reason = f"attention backend {_READS_MOST_FROM_SETTINGS}"
     if reason is not None:
         raise ValueError(f"HVD does not support --hvd-wide-width with {reason}: drop it")
@@ -123,7 +123,7 @@ def _default_wide_width(
         and cfg.device != "cpu"
         and not attention.is_linear
         and not _verifies_by_decoding(cfg)
-        and not _has_lora(cfg)
+        and _reason_for_one_width(cfg) is None
         and not _has_experts(model_config_of(cfg).hf_text_config)  # nodes have experts of their own
     )
     return wide if is_wide else base
@@ -132,21 +132,18 @@ def _default_wide_width(
 def _narrow_widths(
     config: HvdConfig, base: int, cfg: Any, *, widths_are_free: bool
 ) -> tuple[int, ...]:
-    has_lora = _has_lora(cfg)
+    reason = _reason_for_one_width(cfg)
     if config.narrow_widths is None:
         if widths_are_free:
             return powers_of_two_below(base)
-        if config.policy != "allocate" or has_lora:
+        if config.policy != "allocate" or reason is not None:
             return ()
         saving = widths_that_save(base, max(cfg.max_running_requests, 1))
         # What is nearly free by the rule is weighed all the same where it is twice the default.
         is_twice = base >= 2 * DEFAULT_VERIFY_WIDTH and not saving
         return (DEFAULT_VERIFY_WIDTH,) if is_twice else saving
-    if config.narrow_widths and has_lora and not widths_are_free:
-        # The metadata of LoRA's graphs is that of the graphs captured last.
-        raise ValueError(
-            "HVD does not support --hvd-narrow-widths with LoRA on this device: drop one"
-        )
+    if config.narrow_widths and reason is not None and not widths_are_free:
+        raise ValueError(f"HVD does not support --hvd-narrow-widths with {reason}: drop one")
     if config.narrow_widths and config.narrow_widths[-1] >= base:
         raise ValueError(
             f"--hvd-narrow-widths {list(config.narrow_widths)} must stay below the verify width "
@@ -159,8 +156,17 @@ def _verifies_by_decoding(cfg: Any) -> bool:
     return _VERIFIES_BY_DECODING in attention_backends_of(cfg)
 
 
-def _has_lora(cfg: Any) -> bool:
-    return bool(cfg.enable_lora or cfg.lora_paths)
+def _reason_for_one_width(cfg: Any) -> str | None:
+    """What keeps all verifications to the base width where widths are not free, if anything."""
+    if cfg.enable_lora or cfg.lora_paths:
+        return (
+            "LoRA on this device"  # the metadata of its graphs is that of the graphs last captured
+        )
+    if cfg.enable_deterministic_inference:
+        return (
+            "--enable-deterministic-inference"  # kernels add up in another order at another width
+        )
+    return None
 
 
 def _has_experts(text_config: Any) -> bool:

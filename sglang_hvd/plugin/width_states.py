@@ -194,10 +194,13 @@ def _obstacle(backend: Any) -> str | None:
     """What of the target's attention keeps all verifications to the base width, and what to do
     about it; None where nothing does."""
     linear = getattr(backend, "linear_attn_backend", None)
-    if isinstance(linear, Mamba2AttnBackend):
-        # SGLang has room for the states of as many nodes as the base has, and the kernel writes
-        # them as if there were only as many as the step has (mamba.py, cache_steps).
+    # SGLang has room for the states of as many nodes as the base has for each request, and reads
+    # them by that; these kernels write them as if there were only as many as the step has.
+    if isinstance(linear, Mamba2AttnBackend):  # mamba.py, cache_steps
         return "Mamba-2 layers: drop it"
+    dispatcher = getattr(linear, "kernel_dispatcher", None)
+    if getattr(dispatcher, "verify_kernel_is_flashinfer", False):  # flashinfer's gdn_kernels
+        return "FlashInfer GDN verification: drop it, or use --linear-attn-verify-backend triton"
     if linear is not None and linear.accept_lens_pool is not None:
         # What was accepted of a request's last verification is read from the backend, of which each
         # width would have its own.

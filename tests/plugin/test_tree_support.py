@@ -35,6 +35,7 @@ def branches(
         (PLAIN, "fa4", None, None),
         (MLA, "flashinfer", False, None),
         (MLA, "triton", True, True),
+        (MLA, "trtllm_mha", None, None),
         (MLA, "fa3", False, True),
         (MLA_IN_PAGES, "fa3", False, None),
         (TargetAttention(page_size=64), "fa3", False, True),

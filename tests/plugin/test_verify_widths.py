@@ -51,6 +51,7 @@ def widths_of(
     context_len: int = 4096,
     enable_lora: bool = False,
     lora_paths: list[str] | None = None,
+    is_deterministic: bool = False,
     **settings: Any,
 ) -> VerifyWidths:
     cfg = SimpleNamespace(
@@ -58,6 +59,7 @@ def widths_of(
         max_running_requests=requests,
         enable_lora=enable_lora,
         lora_paths=lora_paths,
+        enable_deterministic_inference=is_deterministic,
         prefill_attention_backend=None,
         decode_attention_backend=None,
         attention_backend=backend,
@@ -94,6 +96,12 @@ def test_what_would_be_wrong_or_was_not_tried_is_refused(
     setattr(cfg, field, value)
     with pytest.raises(ValueError, match=f"HVD does not support {flag}: drop it"):
         refuse_untested(cfg)
+
+
+def test_what_the_environment_asks_for_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
+    with pytest.raises(ValueError, match="HVD does not support SGLANG_RUST_SERVER: drop it"):
+        refuse_untested(SimpleNamespace(**REFUSED_BY_NONE))
 
 
 def test_one_or_two_requests_verify_more_where_it_is_weighed() -> None:
@@ -158,6 +166,7 @@ def test_a_wide_width_that_is_asked_for() -> None:
     ("settings", "reason"),
     [
         ({"enable_lora": True}, "LoRA"),
+        ({"is_deterministic": True}, "--enable-deterministic-inference"),
         ({"attention": TargetAttention(is_linear=True)}, "linear attention"),
         ({"device": "cpu", "widths_are_free": True, "backend": "intel_amx"}, "intel_amx"),
     ],
@@ -204,11 +213,19 @@ def test_narrow_widths_follow_the_number_of_requests() -> None:
         assert widths_of(requests=requests).values == (*narrow, 32, 64)
 
 
-@pytest.mark.parametrize("lora", [{"enable_lora": True}, {"lora_paths": ["adapter"]}])
-def test_with_lora_a_gpu_has_one_width(lora: dict[str, Any]) -> None:
-    assert widths_of(**lora).values == (32,)
-    with pytest.raises(ValueError, match="with LoRA on this device"):
-        widths_of(narrow_widths=(4,), **lora)
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"enable_lora": True}, "LoRA on this device"),
+        ({"lora_paths": ["adapter"]}, "LoRA on this device"),
+        # Near-ties would fall by how wide a step is, which other requests decide too.
+        ({"is_deterministic": True}, "--enable-deterministic-inference"),
+    ],
+)
+def test_what_keeps_a_gpu_to_one_width(settings: dict[str, Any], reason: str) -> None:
+    assert widths_of(**settings).values == (32,)
+    with pytest.raises(ValueError, match=f"--hvd-narrow-widths with {reason}: drop one"):
+        widths_of(narrow_widths=(4,), **settings)
 
 
 def test_other_policies_have_the_widths_that_are_asked_for() -> None:

@@ -316,6 +316,21 @@ def test_mamba_2_layers_have_one_width(monkeypatch: pytest.MonkeyPatch) -> None:
         states_of(monkeypatch, device, are_asked_for=True)
 
 
+def test_verifications_by_flashinfers_gdn_kernel_have_one_width(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device(free_gb=70, per_node_gb=0.125)
+    dispatcher = SimpleNamespace(verify_kernel_is_flashinfer=False)
+    linear = SimpleNamespace(accept_lens_pool=None, kernel_dispatcher=dispatcher)
+    device.model_runner.attn_backend = SimpleNamespace(linear_attn_backend=linear)
+    assert states_of(monkeypatch, device, are_asked_for=False).widths == WIDTHS
+    device.model_runner.attn_backend = SimpleNamespace(linear_attn_backend=linear)
+    dispatcher.verify_kernel_is_flashinfer = True
+    assert states_of(monkeypatch, device, are_asked_for=False).widths == (32,)
+    with pytest.raises(ValueError, match="--linear-attn-verify-backend triton"):
+        states_of(monkeypatch, device, are_asked_for=True)
+
+
 def test_a_backend_that_remembers_the_last_verification_has_one_width(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
