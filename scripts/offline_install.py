@@ -6,12 +6,13 @@
 
 pack builds this project's wheel, downloads those that serving needs, and cuts each file into pieces
 of at most --piece-mb, so that small transfers carry them. The project's wheel is of the Python that
-packs, which must be the GPU machine's. install joins the pieces, compares their checksums
-and installs without a registry. SGLang 0.5.23 needs torch 2.14; torch itself needs the CUDA 13
-libraries, which a machine that runs torch 2.11 for CUDA 13.0 has: they are left out
-(--with-cuda-libraries packs them too, about 2.5 GB). flashinfer compiles its kernels on first use
-with the machine's nvcc. check and install need the standard library only, since a bare machine runs
-them.
+packs, which must be the GPU machine's. install joins the pieces, compares their checksums and
+installs without a registry; the native modules also go into this folder's sources, which python
+finds first here. SGLang 0.5.23 needs torch 2.14, and that the CUDA 13 libraries. A machine that
+runs torch 2.11 for CUDA 13.0 has most of them, and these are left out (--with-cuda-libraries packs
+them too, about 2 GB); its NCCL and cuDNN are too old for torch 2.14. --without leaves out what else
+is there. flashinfer compiles its kernels on first use with the machine's nvcc. check and install
+need the standard library only, since a bare machine runs them.
 """
 
 import argparse
@@ -22,7 +23,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
+from typing import Any
 
 PACKAGES = ("sglang==0.5.23",)
 MODULES = (
@@ -30,10 +33,29 @@ MODULES = (
     "sglang_hvd",
 )
 _INDEX = "pieces.json"
+_SOURCES = Path(__file__).parents[1]
+# pip takes wheels of the platforms that it is told, and of no older ones.
+_PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in range(5, 40)),
+    *("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"),
+)
+# Beginnings of the names of wheels: what torch 2.11 for CUDA 13.0 has brought to a machine already.
+_CUDA_LIBRARIES = tuple(
+    f"nvidia_{name}"
+    for name in (
+        *("cublas", "cuda_cupti", "cuda_nvrtc", "cuda_runtime", "cufft", "cufile", "curand"),
+        *("cusolver", "cusparse", "nvjitlink", "nvshmem", "nvtx"),
+    )
+)
 
 
-def pack(folder: Path, packages: list[str], piece_bytes: int, *, python: str, cuda: bool) -> None:
-    """Downloads wheels and cuts them; pieces.json says which pieces make which file."""
+def pack(
+    folder: Path, packages: list[str], piece_bytes: int, *, python: str, without: tuple[str, ...]
+) -> None:
+    """Downloads wheels and cuts them; pieces.json says which pieces make which file.
+
+    without: beginnings of the names of wheels that are left out, with _ for -.
+    """
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if python != here:
         raise ValueError(f"this is Python {here}: pack with {python}, which our wheel must be of")
@@ -42,22 +64,25 @@ def pack(folder: Path, packages: list[str], piece_bytes: int, *, python: str, cu
         wheels = Path(name)
         command = [sys.executable, "-m", "pip", "download", "--dest", name, "--only-binary=:all:"]
         command += ["--python-version", python, "--implementation", "cp"]
-        for platform in ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"):
+        for platform in _PLATFORMS:
             command += ["--platform", platform]
         subprocess.run([*command, *packages], check=True)
         own = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", name]
-        subprocess.run([*own, str(Path(__file__).parents[1])], check=True)
-        index = {}
-        for wheel in sorted(wheels.iterdir()):
-            if wheel.name.startswith("nvidia_") and not cuda:
-                continue
-            index[wheel.name] = cut(wheel, folder, piece_bytes)
+        subprocess.run([*own, str(_SOURCES)], check=True)
+        index = {
+            wheel.name: cut(wheel, folder, piece_bytes)
+            for wheel in sorted(wheels.iterdir())
+            if not wheel.name.lower().startswith(without)
+        }
     (folder / _INDEX).write_text(json.dumps(index, indent=1) + "\n")
-    total = sum(path.stat().st_size for path in folder.iterdir())
-    print(f"{len(index)} files, {total / 2**20:.0f} MiB in {folder}")
+    total = sum(entry["num_bytes"] for entry in index.values())
+    num_pieces = sum(len(entry["pieces"]) for entry in index.values())
+    print(f"{len(index)} files, {num_pieces} pieces, {total / 2**20:.0f} MiB in {folder}")
+    for name in sorted(index, key=lambda name: -index[name]["num_bytes"])[:10]:
+        print(f"{index[name]['num_bytes'] / 2**20:6.0f} MiB  {name}")
 
 
-def cut(file: Path, folder: Path, piece_bytes: int) -> dict[str, object]:
+def cut(file: Path, folder: Path, piece_bytes: int) -> dict[str, Any]:
     """Writes the pieces of a file; what join needs to know of them."""
     digest, pieces = hashlib.sha256(), []
     with file.open("rb") as source:
@@ -66,7 +91,11 @@ def cut(file: Path, folder: Path, piece_bytes: int) -> dict[str, object]:
             piece = folder / f"{file.name}.{len(pieces):03d}"
             piece.write_bytes(data)
             pieces.append(piece.name)
-    return {"pieces": pieces, "sha256": digest.hexdigest()}
+    return {
+        "pieces": pieces,
+        "sha256": digest.hexdigest(),
+        "num_bytes": file.stat().st_size,
+    }
 
 
 def join(folder: Path, out: Path) -> list[Path]:
@@ -92,7 +121,18 @@ def install(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         files = join(folder, Path(name))
         command = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps"]
-        subprocess.run([*command, *map(str, files)], check=True)
+        subprocess.run([*command, "--no-compile", *map(str, files)], check=True)
+        for file in files:
+            if file.name.startswith("sglang_hvd-"):
+                add_native(file, _SOURCES)
+
+
+def add_native(wheel: Path, sources: Path) -> None:
+    """Writes the native modules of the project's wheel to where its sources are looked for."""
+    with zipfile.ZipFile(wheel) as content:
+        for name in content.namelist():
+            if "/_native" in name and name.endswith(".so"):
+                content.extract(name, sources)
 
 
 def check() -> int:
@@ -105,10 +145,17 @@ def check() -> int:
         print(f"{tool}: {path or 'missing'}")
         if path is None and tool == "nvcc":
             missing.append(tool)
-    if "torch" not in missing:
-        probe = "import torch; print('torch', torch.__version__, 'CUDA', torch.cuda.is_available())"
-        done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-        print(done.stdout.strip() or done.stderr.strip().splitlines()[-1])
+    is_there = [module for module in MODULES if module not in missing]
+    probe = "import torch; print('torch', torch.__version__, 'CUDA', torch.cuda.is_available())"
+    # A module may be there and not load: its libraries may be missing, or others.
+    for code in (probe, *(f"import {module}" for module in is_there[1:])):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        said = done.stdout.strip() if code == probe else ""
+        if done.returncode:
+            missing.append(code)
+            said = f"{code}: {(done.stderr.strip() or 'no output').splitlines()[-1]}"
+        if said:
+            print(said)
     return int(bool(missing))
 
 
@@ -121,14 +168,25 @@ def main() -> int:
     parser.add_argument("--python", default=here, help="of the GPU machine (default: %(default)s)")
     parser.add_argument("--piece-mb", type=int, default=60)
     parser.add_argument("--with-cuda-libraries", action="store_true")
+    parser.add_argument(
+        "--without", nargs="+", default=[], metavar="NAME", help="packages that are there already"
+    )
     options = parser.parse_args()
     if options.step == "check":
         return check()
     try:
         if options.step == "pack":
             piece_bytes = options.piece_mb * 10**6
-            cuda = options.with_cuda_libraries
-            pack(options.folder, options.packages, piece_bytes, python=options.python, cuda=cuda)
+            without = tuple(name.lower().replace("-", "_") + "-" for name in options.without)
+            if not options.with_cuda_libraries:
+                without += _CUDA_LIBRARIES
+            pack(
+                options.folder,
+                options.packages,
+                piece_bytes,
+                python=options.python,
+                without=without,
+            )
         else:
             install(options.folder)
     except (ValueError, OSError, subprocess.CalledProcessError) as error:

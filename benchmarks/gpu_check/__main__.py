@@ -1,24 +1,32 @@
 """What only a GPU shows: identity under graphs and overlap, costs of 8B shapes, recorded traffic.
 
-    python -m benchmarks.gpu_check --out DIR [--parts identity,memory,costs,traces]
+    python -m benchmarks.gpu_check --out DIR [--parts memory,costs,identity,traces]
         [--traces DIR --tokenizer FILE] [--minutes M] [--device cuda|cpu]
 
-Models are made here: the demo pair, and 8B shapes with random weights. Each part writes its own
-file below DIR when it ends and is not run again while that file is there. A part that was cut off,
-by --minutes or otherwise, or in which a server failed, goes on where it was: what it has found so
-far is in DIR/PART.rows.jsonl, logs of servers that failed in DIR/logs. Another machine, or other
-options, need another DIR. The exit status is 1 if any part failed or has not ended. On a CPU
-(--device cpu) the same parts run small, without graphs, and so they are tested.
+Models are made here: the demo pair, which takes minutes unless ~/.cache/sglang_hvd has it, perhaps
+from another machine with the same sources, and 8B shapes with random weights. Each part writes its
+own file below DIR when it ends and is not run again while that file is there. A part that was cut
+off, by --minutes or otherwise, or in which a server failed, goes on where it was: what it has found
+so far is in DIR/PART.rows.jsonl, logs of servers that failed in DIR/logs. A GPU of another kind, or
+options that change what is found, need another DIR. The exit status is 1 if any part failed or has
+not ended. On a CPU (--device cpu) the same parts run small, without graphs, and so they are tested.
 
+Where there are minutes only: `--parts memory,costs --shapes llama-3.1-8b`, then `--parts identity
+--policies allocate` by some of --setups, then `--parts traces --files NAME --concurrency 1,32`. A
+second start on a machine is much faster than the first, for which FlashInfer and SGLang compile
+kernels; these can be kept, and brought to another, in $SGLANG_CACHE_DIR.
+
+memory: the kernels that lay verify trees out and move accepted paths, under compute-sanitizer and
+    beside torch; without the sanitizer where it cannot use the device. On a CPU there are no
+    kernels to compare.
+costs: what steps of the shapes cost, timed by the server before it serves: verifications of each
+    width, of which that of one node is nearly a plain step, with the memory that each takes. The
+    gap between steps is not among them.
 identity: every policy's greedy output beside plain serving's on the demo pair, over attention
     backends, graphs, overlap scheduling, trees and chains, widths that change from step to
     step, and concurrency. Where a token differs, the gap is shown between the two log probabilities
     that plain serving gives there. In bfloat16 some logits tie: such a difference is reported with
     its gap, and still counts as a difference. A server that did not start is a problem of its row.
-memory: the kernels that lay verify trees out and move accepted paths, under compute-sanitizer and
-    beside torch. On a CPU there are no kernels to compare.
-costs: what steps of the shapes cost, timed by the server before it serves: a plain step and each
-    verify width, with the memory that each takes. The gap between steps is not among them.
 traces: benchmarks.trace_serving on the shapes, by groups of modes that fit into memory together.
 """
 
@@ -50,32 +58,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine = _machine(options.device)
     has_failed = False
     for name in options.parts:
-        part = PartFile(options.out, name, {**machine, **_settings(options)})
-        passed = part.passed()
-        if passed is not None:
-            outcome = "passed" if passed else f"FAILED; without {part.path} it runs again"
-            print(f"{name}: done before, {outcome}")
-            has_failed |= not passed
-            continue
-        began = time.monotonic()
-        with _PARTS[name](options) as units:
-            passed = part.run(units, deadline=deadline, show=_show)
-        seconds = time.monotonic() - began
-        if passed is None:
-            print(f"{name}: not ended in {seconds:.0f} s; it goes on when this is called again")
-        else:
-            print(f"{name}: {'passed' if passed else 'FAILED'} in {seconds:.0f} s, {part.path}")
+        part = PartFile(options.out, name, {**machine, **_settings(name, options)})
+        try:
+            passed = _run(name, part, options, deadline)
+        except ValueError as error:  # the other parts run all the same
+            print(f"{name}: {error}")
+            passed = None
         has_failed |= not passed
     return int(has_failed)
 
 
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What decides what is run, and how."""
-    return {
-        name: str(value)
-        for name, value in vars(options).items()
-        if name not in ("out", "logs", "parts", "minutes")
-    }
+def _run(name: str, part: PartFile, options: argparse.Namespace, deadline: float) -> bool | None:
+    """Whether the part passed; None where it has not ended."""
+    with _PARTS[name](options) as units:
+        passed = part.passed(units)
+        if passed is not None:
+            outcome = "passed" if passed else f"FAILED; without {part.path} it runs again"
+            print(f"{name}: done before, {outcome}")
+            return passed
+        began = time.monotonic()
+        passed = part.run(units, deadline=deadline, show=_show)
+    seconds = time.monotonic() - began
+    if passed is None:
+        print(f"{name}: not ended in {seconds:.0f} s; it goes on when this is called again")
+    else:
+        print(f"{name}: {'passed' if passed else 'FAILED'} in {seconds:.0f} s, {part.path}")
+    return passed
+
+
+# What changes the rows of a part that its units are not named by.
+_SETTINGS = {
+    "memory": (),
+    "costs": ("widths",),
+    "identity": ("prompts",),
+    "traces": ("files",),
+}
+
+
+def _settings(part: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What decides what is found."""
+    return {name: str(getattr(options, name)) for name in ("device", *_SETTINGS[part])}
 
 
 def _show(line: str) -> None:
@@ -89,9 +111,9 @@ def _identity(options: argparse.Namespace) -> Iterator[Sequence[Unit]]:
 
 
 _PARTS: dict[str, Callable[[argparse.Namespace], AbstractContextManager[Sequence[Unit]]]] = {
-    "identity": _identity,
     "memory": lambda options: contextlib.nullcontext(kernel_units(options.device)),
     "costs": lambda options: contextlib.nullcontext(cost_units(options)),
+    "identity": _identity,
     "traces": lambda options: contextlib.nullcontext(trace_units(options)),
 }
 
@@ -120,7 +142,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--traces", type=Path, metavar="DIR")
     parser.add_argument("--tokenizer", type=Path, metavar="FILE")
     parser.add_argument("--files", nargs="+", metavar="NAME", help="these recordings only")
-    parser.add_argument("--prompts", type=int, default=12, help="of the identity part")
+    parser.add_argument("--prompts", type=int, default=36, help="of the identity part")
     parser.add_argument(
         "--concurrency", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 8, 32]
     )

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 import torch
 
@@ -14,7 +15,7 @@ from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import DemoModels, ensure_demo_models
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS, Mode, server_flags
-from sglang_hvd.demo.server import CPU_FLAGS, ServerFailed, SglangServer
+from sglang_hvd.demo.server import CPU_FLAGS, ServerFailed, SglangServer, flush_cache
 from sglang_hvd.user_cache import user_cache
 
 POLICIES: tuple[Mode, ...] = ("allocate", "both", "payoff", "cache", "frequency", "model")
@@ -71,7 +72,6 @@ class Identity:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._models: DemoModels = ensure_demo_models(user_cache())
         self._prompts = _prompts(options.prompts)
         self._of_setup: Setup | None = None
         self._plain: SglangServer | ServerFailed | None = None
@@ -88,7 +88,7 @@ class Identity:
         """One for each setup and policy."""
 
         def unit(number: int, setup: Setup, policy: Mode) -> Unit:
-            return Unit(f"setup-{number}-{policy}", lambda: self._rows(setup, policy))
+            return Unit(f"setup-{number}-{policy}", lambda done: self._rows(setup, policy, done))
 
         return [
             unit(number, setup, policy)
@@ -98,17 +98,26 @@ class Identity:
             if policy in self._options.policies and not setup.refuses(policy)
         ]
 
-    def _rows(self, setup: Setup, policy: Mode) -> Iterator[Row]:
+    @cached_property
+    def _models(self) -> DemoModels:
+        return ensure_demo_models(user_cache())
+
+    def _rows(self, setup: Setup, policy: Mode, done: Sequence[Row]) -> Iterator[Row]:
+        known = {row["concurrency"] for row in done}
+        missing = [number for number in self._options.concurrency if number not in known]
+        if not missing:
+            return
         plain = self._plain_of(setup)
         with self._server(setup, policy) as server:
-            for concurrency in self._options.concurrency:
+            for concurrency in missing:
+                flush_cache(server.url)  # else all drafts would be what was answered before
                 got = _generate_all(server, self._prompts, concurrency)
                 differences = _differences(plain, self._prompts, self._expected, got)
                 yield {
                     "setup": asdict(setup),
                     "policy": policy,
                     "concurrency": concurrency,
-                    "num_prompts": len(self._prompts),
+                    "num_prompts": len(self._prompts),  # no more than these are served at once
                     "differences": [asdict(difference) for difference in differences],
                     "passed": not differences,
                 }
@@ -188,10 +197,12 @@ def setups_of(device: str) -> list[Setup]:
 
 
 def _prompts(count: int) -> list[str]:
+    per_family = -(-count // len(FAMILIES))
+    sessions = [demo_sessions(family, count=per_family, seed=11) for family in FAMILIES]
     prompts = [
         f"<|im_start|>user\n{session.turns[0].user}<|im_end|>\n<|im_start|>assistant\n"
-        for family in FAMILIES
-        for session in demo_sessions(family, count=2, seed=11)
+        for of_families in zip(*sessions, strict=True)
+        for session in of_families
     ]
     return prompts[:count]
 

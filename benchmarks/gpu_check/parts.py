@@ -20,26 +20,31 @@ Row = Mapping[str, Any]
 START_SECONDS = 900
 # Of what is kept of an output.
 _TAIL_CHARS = 4000
+# Of `about`, what machines of the same kind differ in.
+_NOT_COMPARED = ("driver",)
 # What a unit raises where a server did not start, or ended.
 _PROBLEMS = (RuntimeError, OSError, aiohttp.ClientError, http.client.HTTPException)
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is run whole, or again.
+    """What a part is made of.
 
     name: that no other of its part has; also a file's.
-    run: yields rows, each with "passed".
+    run: yields rows, each with "passed"; of those that an earlier run found, which it is given, no
+        other ones.
     """
 
     name: str
-    run: Callable[[], Iterable[Row]]
+    run: Callable[[Sequence[Row]], Iterable[Row]]
 
 
 class PartFile:
-    """The rows of a part: line by line as they come, then whole in one file.
+    """The rows of a part: line by line as they come, then whole in one file. More units may be run
+    later than those it was first run with.
 
-    about: where and how it runs. Rows of anything else are not mixed with its own.
+    about: where and how it runs. Rows of anything else are not mixed with its own, but for what
+        _NOT_COMPARED names.
     """
 
     def __init__(self, folder: Path, name: str, about: Mapping[str, Any]) -> None:
@@ -47,28 +52,28 @@ class PartFile:
         self._lines = folder / f"{name}.rows.jsonl"
         self._about = json.loads(json.dumps(about))
 
-    def passed(self) -> bool | None:
-        """Whether all did, if the part has ended; else None. Raises ValueError if it ran on another
-        machine or otherwise."""
-        if not self.path.is_file():
+    def passed(self, units: Sequence[Unit]) -> bool | None:
+        """Whether all of these did, if the part has ended with them; else None. Raises ValueError
+        if it ran on another machine or otherwise."""
+        ended = self._ended()
+        if any(unit.name not in ended for unit in units):
             return None
-        result = json.loads(self.path.read_text())
-        self._check(result["about"], self.path)
-        return bool(result["passed"])
+        return all(row["passed"] for unit in units for row in ended[unit.name])
 
     def run(
         self, units: Sequence[Unit], *, deadline: float, show: Callable[[str], None]
     ) -> bool | None:
         """Runs what is left of it. Whether all passed; None where it has not ended: it was too late
-        to begin some units, or some had problems. Raises ValueError if there are no units, and as
-        `passed` does.
+        for some units or rows, or some units had problems. Raises ValueError if there are no units,
+        and as `passed` does.
 
-        deadline: by time.monotonic.
+        deadline: by time.monotonic. No unit begins after it, and the one that runs ends with its
+            next row.
         show: gets what is known, row by row.
         """
         if not units:
             raise ValueError(f"{self.path.stem}: nothing of it is to be run")
-        done = self._finished()
+        done, partly = self._found()
         is_whole = True
         with self._lines.open("a") as file:
 
@@ -83,12 +88,14 @@ class PartFile:
                     continue
                 if time.monotonic() > deadline:
                     return None
-                rows: list[Row] = []
+                rows = partly.get(unit.name, [])
                 try:
-                    for row in unit.run():
+                    for row in unit.run(tuple(rows)):
                         rows.append(row)
-                        note({"unit": unit.name, **row})
+                        note({"unit": unit.name, "row": row})
                         show(f"{number} of {len(units)}, {unit.name}: {dict(row)}")
+                        if time.monotonic() > deadline:
+                            return None
                 except _PROBLEMS as error:
                     is_whole = False
                     note({"unit": unit.name, "problem": tail(repr(error))})
@@ -98,16 +105,30 @@ class PartFile:
                 note({"finished": unit.name, "rows": rows})
         if not is_whole:
             return None
-        found = [{"unit": unit.name, **row} for unit in units for row in done[unit.name]]
-        passed = all(row["passed"] for row in found)
-        result = {"passed": passed, "about": self._about, "rows": found}
+        found = [{"unit": name, **row} for name, rows in done.items() for row in rows]
+        result = {
+            "passed": all(row["passed"] for row in found),
+            "about": self._about,
+            "rows": found,
+        }
         write_whole(self.path, (json.dumps(result, indent=1) + "\n").encode())
         self._lines.unlink()
-        return passed
+        return all(row["passed"] for unit in units for row in done[unit.name])
 
-    def _finished(self) -> dict[str, Sequence[Row]]:
-        """What an earlier run finished, by unit."""
-        done: dict[str, Sequence[Row]] = {}
+    def _ended(self) -> dict[str, list[Row]]:
+        """The rows of the file of a part that has ended, by unit."""
+        done: dict[str, list[Row]] = {}
+        if self.path.is_file():
+            result = json.loads(self.path.read_text())
+            self._check(result["about"], self.path)
+            for row in result["rows"]:
+                done.setdefault(row.pop("unit"), []).append(row)
+        return done
+
+    def _found(self) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:
+        """The rows of earlier runs by unit: of units that were finished, and of others."""
+        done = self._ended()
+        partly: dict[str, list[Row]] = {}
         for line in self._lines.read_text().split("\n") if self._lines.is_file() else []:
             try:
                 row = json.loads(line or "{}")
@@ -117,10 +138,16 @@ class PartFile:
                 self._check(row["about"], self._lines)
             if "finished" in row:
                 done[row["finished"]] = row["rows"]
-        return done
+            if "row" in row:
+                partly.setdefault(row["unit"], []).append(row["row"])
+        return done, partly
 
-    def _check(self, about: object, path: Path) -> None:
-        if about != self._about:
+    def _check(self, about: Mapping[str, Any], path: Path) -> None:
+        mine, others = (
+            {name: value for name, value in of.items() if name not in _NOT_COMPARED}
+            for of in (self._about, about)
+        )
+        if mine != others:
             raise ValueError(
                 f"{path} is of another machine or other options: remove it, or name another --out"
             )

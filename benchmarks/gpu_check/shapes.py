@@ -1,17 +1,18 @@
 """Servers with random weights in the shapes of 8B models: their costs, and recorded traffic."""
 
 import argparse
-import json
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from benchmarks.gpu_check.parts import Row, Unit, logged_server
-from benchmarks.trace_serving.__main__ import main as serve_traces
+from benchmarks.trace_serving.__main__ import options_of as trace_options
+from benchmarks.trace_serving.__main__ import serve_traces
 from benchmarks.trace_serving.models import write_models
 from sglang_hvd.demo.models import DemoModels, ensure_demo_models
 from sglang_hvd.demo.modes import server_flags
@@ -19,7 +20,8 @@ from sglang_hvd.demo.server import CPU_FLAGS
 from sglang_hvd.payoff import DEFAULT_PREDICTORS
 from sglang_hvd.user_cache import user_cache
 
-_TRACE_MODES = ("plain", "eagle3", "cache", "frequency", "payoff", "allocate")
+# The default policy first: minutes may not suffice for the others.
+_TRACE_MODES = ("plain", "eagle3", "allocate", "cache", "payoff", "frequency")
 # Of an 8B server in 16 bits: its weights, the KV of 64 requests, workspaces and graphs.
 _GB_PER_SERVER = 38
 # Of the memory, for weights and KV: the rest is for workspaces and graphs.
@@ -30,7 +32,7 @@ def cost_units(options: argparse.Namespace) -> Sequence[Unit]:
     """A server for each shape, which times itself."""
 
     def unit(shape: str) -> Unit:
-        return Unit(shape, lambda: _costs(shape, options))
+        return Unit(shape, lambda done: () if done else _costs(shape, options))
 
     return [unit(shape) for shape in options.shapes]
 
@@ -39,7 +41,7 @@ def trace_units(options: argparse.Namespace) -> Sequence[Unit]:
     """The modes of benchmarks.trace_serving by groups that fit into the memory."""
 
     def unit(shape: str, modes: Sequence[str]) -> Unit:
-        return Unit(f"{shape}-{'-'.join(modes)}", lambda: _traces(shape, modes, options))
+        return Unit(f"{shape}-{'-'.join(modes)}", lambda done: _traces(shape, modes, options, done))
 
     groups: Sequence[Sequence[str]]
     if options.device == "cpu":
@@ -74,7 +76,7 @@ def _costs(shape: str, options: argparse.Namespace) -> Iterator[Row]:
                 *server_flags("allocate", models),
                 *("--hvd-cost-profile", "fresh", "--hvd-verify-width", str(widest)),
                 *("--hvd-narrow-widths", str(narrow)),
-                *("--load-format", "dummy"),
+                *("--load-format", "dummy", "--disable-prefill-cuda-graph"),
                 *_running(options),
             ],
             log_file=options.logs / f"costs-{shape}.log",
@@ -105,18 +107,24 @@ def _running(options: argparse.Namespace) -> list[str]:
     return ["--max-running-requests", "64", "--mem-fraction-static", "0.6"]
 
 
-def _traces(shape: str, modes: Sequence[str], options: argparse.Namespace) -> Iterator[Row]:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.json"
-        serve_traces(  # its status says what the rows say
-            [
-                *("--traces", str(options.traces), "--tokenizer", str(options.tokenizer)),
-                *("--shape", shape, "--device", options.device, "--json", str(file)),
-                *("--concurrency", ",".join(map(str, options.concurrency))),
-                *("--modes", ",".join(modes), "--gpu-share", str(_STATIC_SHARE)),
-                *("--logs", str(options.logs / f"traces-{shape}-{'-'.join(modes)}")),
-                *(["--files", *options.files] if options.files else []),
-            ]
-        )
-        for row in json.loads(file.read_text()):
-            yield {"shape": shape, **row, "passed": row["outputs_identical"]}
+def _traces(
+    shape: str, modes: Sequence[str], options: argparse.Namespace, done: Sequence[Row]
+) -> Iterator[Row]:
+    logs = options.logs / f"traces-{shape}-{'-'.join(modes)}"
+    arguments = [
+        *("--traces", str(options.traces), "--tokenizer", str(options.tokenizer)),
+        *("--shape", shape, "--device", options.device, "--logs", str(logs)),
+        *("--concurrency", ",".join(map(str, options.concurrency))),
+        *("--modes", ",".join(modes), "--gpu-share", str(_STATIC_SHARE)),
+        *(["--files", *options.files] if options.files else []),
+    ]
+    known = {(row["workload"], row["concurrency"]) for row in done}
+    for cell, rows in serve_traces(trace_options(arguments), without=known):
+        yield {
+            "shape": shape,
+            "workload": cell.workload,
+            "concurrency": cell.concurrency,
+            "modes": [asdict(row) for row in rows],
+            "passed": all(row.outputs_identical for row in rows),
+        }
+    shutil.rmtree(logs, ignore_errors=True)

@@ -14,7 +14,7 @@ from sglang_hvd.demo.server import flush_cache
 class Row:
     """Medians over the rounds.
 
-    tokens_per_s_spread: largest less smallest of the rounds.
+    tokens_per_s_spread: largest less smallest of the rounds; None of one alone.
     speedup_vs_plain, speedup_vs_eagle3: median over the rounds of the ratio within a round; None
         where that mode did not run.
     cache_share: of the cycles, those that verified a cache draft, alone or in one tree with the
@@ -30,7 +30,7 @@ class Row:
     mode: str
     concurrency: int
     tokens_per_s: float
-    tokens_per_s_spread: float
+    tokens_per_s_spread: float | None
     speedup_vs_plain: float | None
     speedup_vs_eagle3: float | None
     cycles_per_1k: float
@@ -105,7 +105,7 @@ def _row(cell: Cell, mode: str, found: Mapping[str, Sequence[Played]]) -> Row:
         mode=mode,
         concurrency=cell.concurrency,
         tokens_per_s=float(np.median(speeds)),
-        tokens_per_s_spread=float(np.ptp(speeds)),
+        tokens_per_s_spread=float(np.ptp(speeds)) if len(speeds) > 1 else None,
         speedup_vs_plain=speedup("plain"),
         speedup_vs_eagle3=speedup("eagle3"),
         cycles_per_1k=1000 * num_cycles / num_tokens,

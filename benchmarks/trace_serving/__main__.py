@@ -20,13 +20,15 @@ import itertools
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from benchmarks.command import add_json, run, write_rows
-from benchmarks.serving.client import Answer, Conversation
+from benchmarks.serving.client import Answer, Conversation, play
 from benchmarks.serving.measure import Cell, Row, measure, table_of
 from benchmarks.trace_serving.models import SHAPES, OwnVocabulary, write_models
 from benchmarks.trace_serving.script import Script, rid_of
@@ -62,7 +64,22 @@ class Playlist:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _options(arguments)
+    options = options_of(arguments)
+    rows: list[TraceRow] = []
+    for _, of_cell in serve_traces(options):
+        rows += of_cell
+        write_rows(options.json, map(asdict, rows))  # what there is, so far
+    print(table_of(rows))
+    return 0 if all(row.outputs_identical for row in rows) else 1
+
+
+def serve_traces(
+    options: argparse.Namespace, *, without: Collection[tuple[str, int]] = ()
+) -> Iterator[tuple[Cell, list[TraceRow]]]:
+    """Each cell and its rows, as they are measured.
+
+    without: recordings and numbers at once that are left out.
+    """
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     texts, played, own = _texts(tokenizer, options)
     with contextlib.ExitStack() as stack:
@@ -70,17 +87,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         script = folder / "script.npz"
         _script(texts, played, options).save(script)
         models = _models(own, tokenizer, folder, options)
-        urls = stack.enter_context(_servers(models, script, folder, options))
         cells = [
             _cell(recording, texts, concurrency, options)
             for recording in played
             for concurrency in options.concurrency
+            if (recording.name, concurrency) not in without
         ]
-        rows = measure(urls, cells, rounds=options.rounds, warm_up=options.warm_up)
-    print(table_of(rows))
-    marked = [TraceRow(**asdict(row), simulated=row.mode not in _NOT_SIMULATED) for row in rows]
-    write_rows(options.json, map(asdict, marked))
-    return 0 if all(row.outputs_identical for row in rows) else 1
+        if not cells:
+            return
+        urls = stack.enter_context(_servers(models, script, folder, options))
+        if options.warm_up == "kernels":
+            _compile_kernels(urls, cells)
+        for cell in tqdm(cells, unit="cell"):
+            rows = measure(urls, [cell], rounds=options.rounds, warm_up=options.warm_up == "round")
+            yield (
+                cell,
+                [TraceRow(**asdict(row), simulated=row.mode not in _NOT_SIMULATED) for row in rows],
+            )
+
+
+def _compile_kernels(urls: Mapping[str, str], cells: Sequence[Cell]) -> None:
+    """Serves as many sessions at once as each cell does, once: what is compiled for a batch size
+    is compiled now."""
+    for cell in {cell.concurrency: cell for cell in cells}.values():
+        for url in urls.values():
+            play(url, cell.conversations[: cell.concurrency], concurrency=cell.concurrency)
 
 
 def _texts(
@@ -175,12 +206,13 @@ def _servers(
     common = [
         *("--script", str(script), "--load-format", "dummy"),
         *("--max-running-requests", str(max(options.concurrency))),
+        # The same for all: a server that starts behind others would find less.
+        *("--max-total-tokens", str(options.kv_tokens)),
         *options.flags,
     ]
     environment = {}
     if options.device == "cpu":
         common += ["--device", "cpu", "--sleep-on-idle", "--dtype", "float32"]
-        common += ["--max-total-tokens", str(options.kv_tokens)]
         environment = CPU_ENVIRONMENT
     if options.logs is not None:
         options.logs.mkdir(parents=True, exist_ok=True)
@@ -245,7 +277,8 @@ def _conversation(
     return next_body
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line's."""
     parser = argparse.ArgumentParser(description="Recorded generations through the real server.")
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)
@@ -291,16 +324,30 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="in tokens; a longer first turn loses the beginning of its prompt, and a session ends "
         "before a later one",
     )
-    parser.add_argument("--kv-tokens", type=int, default=400_000, help="of the KV cache on a CPU")
+    parser.add_argument(
+        "--kv-tokens",
+        type=int,
+        help="of each server's KV cache, at most (default: 400000 on a CPU, 100000 on a GPU)",
+    )
     parser.add_argument(
         "--gpu-share", type=float, default=0.9, help="of a GPU's memory, for all servers together"
     )
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs here")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--warm-up", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument(
+        "--warm-up",
+        choices=["none", "kernels", "round"],
+        help="before what counts: nothing, a few sessions for each number at once, or a round of "
+        "each cell (default: none on a CPU, kernels on a GPU)",
+    )
     add_json(parser)
     parser.add_argument("flags", nargs="*", help="of SGLang, behind --")
     options = parser.parse_args(arguments)
+    is_cpu = options.device == "cpu"
+    if options.kv_tokens is None:
+        options.kv_tokens = 400_000 if is_cpu else 100_000
+    if options.warm_up is None:
+        options.warm_up = "none" if is_cpu else "kernels"
     unknown = sorted(set(options.modes) - set(MODES))
     if options.max_tokens < 2:
         parser.error("--max-tokens: the first token of a reply is none of decoding, give 2 or more")

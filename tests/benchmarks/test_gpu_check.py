@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import time
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -60,6 +61,21 @@ def test_a_damaged_or_missing_piece_is_named(offline_install: ModuleType, tmp_pa
         offline_install.join(tmp_path, out)
 
 
+def test_native_modules_go_to_where_the_sources_are(
+    offline_install: ModuleType, tmp_path: Path
+) -> None:
+    wheel = tmp_path / "sglang_hvd-1-cp312-cp312-linux_x86_64.whl"
+    native = "sglang_hvd/payoff/_native.cpython-312-x86_64-linux-gnu.so"
+    with zipfile.ZipFile(wheel, "w") as content:
+        content.writestr(native, b"machine code")
+        content.writestr("sglang_hvd/config.py", "of the wheel")
+    sources = tmp_path / "sources"
+    offline_install.add_native(wheel, sources)
+    files = [path for path in sources.rglob("*") if path.is_file()]
+    assert files == [sources / native]
+    assert files[0].read_bytes() == b"machine code"
+
+
 def test_fa3_with_chains_is_left_out_for_the_policy_that_always_merges_drafts() -> None:
     chains = Setup("fa3", "bfloat16", True, True, False)
     assert [policy for policy in POLICIES if chains.refuses(policy)] == ["both"]
@@ -102,13 +118,17 @@ class Units:
         self.problem: str | None = "no server"
 
     def all(self) -> list[Unit]:
-        return [Unit(name, lambda name=name: self._rows(name)) for name in ("a", "b", "c")]
+        names = ("a", "b", "c")
+        return [Unit(name, lambda done, name=name: self._rows(name, done)) for name in names]
 
-    def _rows(self, name: str) -> Iterator[Row]:
+    def _rows(self, name: str, done: Sequence[Row]) -> Iterator[Row]:
         self.calls.append(name)
-        yield {"passed": True, "value": name}
+        if not done:
+            yield {"passed": True, "value": name}
         if name == "b" and self.problem:
             raise RuntimeError(self.problem)
+        if len(done) < 2:
+            yield {"passed": True, "value": 2 * name}
 
 
 def test_a_part_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
@@ -122,26 +142,58 @@ def test_a_part_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     # What had a problem is run again, and nothing else.
     assert part().run(units.all(), deadline=in_time, show=shown.append) is None
     assert units.calls == ["a", "b", "c"]
-    assert shown[-1] == "3 of 3, c: {'passed': True, 'value': 'c'}"
+    assert shown[-1] == "3 of 3, c: {'passed': True, 'value': 'cc'}"
     lines = tmp_path / "identity.rows.jsonl"
     assert "no server" in lines.read_text()
     with lines.open("a") as file:
         file.write('{"finished": "b", "ro')  # killed in the middle of a line
     with pytest.raises(ValueError, match="is of another machine"):
         part("elsewhere").run(units.all(), deadline=in_time, show=shown.append)
-    assert part().passed() is None
+    assert part().passed(units.all()) is None
     units.problem = None
     assert part().run(units.all(), deadline=in_time, show=shown.append)
     assert units.calls == ["a", "b", "c", "b"]
     assert [path.name for path in tmp_path.iterdir()] == ["identity.json"]
-    assert part().passed()
+    assert part().passed(units.all())
     with pytest.raises(ValueError, match="is of another machine"):
-        part("elsewhere").passed()
+        part("elsewhere").passed(units.all())
     assert json.loads(part().path.read_text()) == {
         "passed": True,
         "about": {"machine": "here"},
-        "rows": [{"unit": name, "passed": True, "value": name} for name in ("a", "b", "c")],
+        "rows": [
+            {"unit": name, "passed": True, "value": value}
+            for name in ("a", "c", "b")
+            for value in (name, 2 * name)
+        ],
     }
+
+
+def test_what_is_asked_for_later_is_run_beside_what_there_is(tmp_path: Path) -> None:
+    part, units, in_time = PartFile(tmp_path, "p", {}), Units(), time.monotonic() + 1000
+    units.problem = None
+    a, b, c = units.all()
+    assert part.run([a], deadline=in_time, show=print)
+    assert part.passed([a])
+    assert part.passed([a, b]) is None
+    assert part.run([b, a, c], deadline=in_time, show=print)
+    assert units.calls == ["a", "b", "c"]
+    assert part.passed([a, b, c])
+
+
+def test_a_unit_ends_with_its_next_row_when_it_is_late(tmp_path: Path) -> None:
+    part, units = PartFile(tmp_path, "p", {"driver": 1}), Units()
+    late = time.monotonic() + 0.2
+
+    def slow(line: str) -> None:
+        time.sleep(0.3)
+
+    assert part.run(units.all()[:1], deadline=late, show=slow) is None
+    assert units.calls == ["a"]
+    in_time = time.monotonic() + 1000
+    # Another driver is not another kind of machine.
+    part = PartFile(tmp_path, "p", {"driver": 2})
+    assert part.run(units.all()[:1], deadline=in_time, show=print)
+    assert [row["value"] for row in json.loads(part.path.read_text())["rows"]] == ["a", "aa"]
 
 
 def test_a_part_without_anything_to_run_does_not_pass(tmp_path: Path) -> None:
@@ -170,7 +222,7 @@ def test_a_part_that_cannot_run_is_left_out_or_refused_before_any_does(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
-    assert gpu_check._options([]).parts == ["identity", "costs"]
+    assert gpu_check._options([]).parts == ["costs", "identity"]
     assert capsys.readouterr().out.splitlines() == [
         "memory: left out, it needs compute-sanitizer, of the CUDA toolkit, on the PATH",
         "traces: left out, it needs --traces and --tokenizer",
