@@ -237,30 +237,33 @@ def test_a_part_that_cannot_run_is_left_out_or_refused_before_any_does(
 
 @pytest.mark.e2e
 def test_parts_pass_on_a_cpu_and_are_not_run_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recorded_edits: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    out = tmp_path / "out"
     arguments = [
-        *("--device", "cpu", "--out", str(tmp_path), "--parts", "memory,costs,identity"),
+        *("--device", "cpu", "--out", str(out), *recorded_edits),
         *("--shapes", "tiny", "--widths", "16", "--prompts", "2", "--concurrency", "2"),
-        *("--policies", "allocate"),
+        *("--policies", "allocate", "--setups", "0"),
     ]
     assert gpu_check.main(arguments) == 0
-    assert not list((tmp_path / "logs").iterdir())
-    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json*")}
-    assert set(found) == {"memory", "costs", "identity"}
+    assert not list((out / "logs").iterdir())
+    found = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json*")}
+    assert set(found) == {"memory", "costs", "identity", "traces"}
     [row] = found["costs"]["rows"]
     assert row["costs"]["widths"] == [1, 16]
     assert row["costs"]["verify"][0][0] > 0
-    rows = found["identity"]["rows"]
-    assert [row["setup"]["postpones"] for row in rows] == [True, False]
-    assert all(row["num_prompts"] == 2 and row["differences"] == [] for row in rows)
+    [row] = found["identity"]["rows"]
+    assert row["num_prompts"] == 2
+    assert row["differences"] == []
+    [cell] = found["traces"]["rows"]
+    assert [row["mode"] for row in cell["modes"]] == ["plain", "payoff"]
+    assert all(row["outputs_identical"] for row in cell["modes"])
 
-    found["memory"]["passed"] = False  # as if it had
-    (tmp_path / "memory.json").write_text(json.dumps(found["memory"]))
+    found["memory"]["rows"][0]["passed"] = False  # as if it had
+    (out / "memory.json").write_text(json.dumps(found["memory"]))
     capsys.readouterr()
     assert gpu_check.main(arguments) == 1
     assert capsys.readouterr().out.splitlines() == [
-        f"memory: done before, FAILED; without {tmp_path / 'memory.json'} it runs again",
-        "costs: done before, passed",
-        "identity: done before, passed",
+        f"memory: done before, FAILED; without {out / 'memory.json'} it runs again",
+        *(f"{part}: done before, passed" for part in ("costs", "identity", "traces")),
     ]

@@ -95,29 +95,15 @@ def test_only_the_benchmarks_own_server_dictates() -> None:
 
 
 @pytest.mark.e2e
-def test_recorded_sessions_come_back_token_by_token_in_every_mode(tmp_path: Path) -> None:
-    sessions = demo_sessions("editing", count=5, seed=3)
-    lines = []
-    for number, session in enumerate(sessions):
-        for turn, said in enumerate(session.turns):
-            prompt = f"<|im_start|>user\n{said.user}<|im_end|>\n<|im_start|>assistant\n"
-            line = {
-                **{"family": "editing", "dataset": "made", "licence": "MIT", "source_repo": "-"},
-                **{"session": str(number), "turn": turn, "prompt_kind": "delta"},
-                "prompt": prompt if turn == 0 else f"<|im_end|>\n{prompt}",
-                "output": said.assistant,
-            }
-            lines.append(json.dumps(line))
-    traces = tmp_path / "made.jsonl"
-    traces.write_text("\n".join(lines) + "\n")
-    tokenizer = tmp_path / "tokenizer.json"
-    train_tokenizer(sessions, vocab_size=800).save(str(tokenizer))
+def test_recorded_sessions_come_back_token_by_token_in_every_mode(
+    recorded_edits: list[str], tmp_path: Path
+) -> None:
     rows_file = tmp_path / "rows.json"
     status = main(
         [
-            *("--traces", str(traces), "--tokenizer", str(tokenizer), "--json", str(rows_file)),
+            *(*recorded_edits, "--json", str(rows_file), "--kind", "independent"),
             *("--modes", "plain,eagle3,ngram,payoff,both,allocate", "--concurrency", "1,8"),
-            *("--kind", "independent"),
+            *("--sessions", "3", "--sessions-per-place", "1", "--max-tokens", "48"),
         ]
     )
     assert status == 0
