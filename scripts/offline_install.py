@@ -11,9 +11,9 @@ installs without a registry; the native modules also go into this folder's sourc
 finds first here. SGLang 0.5.23 needs torch 2.14, and that the CUDA 13 libraries. A machine that
 runs torch 2.11 for CUDA 13.0 has most of them, and these are left out (--with-cuda-libraries packs
 them too); its NCCL is too old for torch 2.14. What is packed comes to 2.8 GB, of which pack tells
-the largest: --without leaves out what is there, or not needed (cuDNN's 527 MB, which serving a language
-model does not use). flashinfer compiles its kernels on first use with the machine's nvcc. check and
-install need the standard library only, since a bare machine runs them.
+the largest: --without leaves out what is there, or not needed (cuDNN's 527 MB, which serving a
+language model does not use). flashinfer compiles its kernels on first use with the machine's nvcc.
+check and install need the standard library only, since a bare machine runs them.
 """
 
 import argparse
