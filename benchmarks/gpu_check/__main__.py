@@ -49,10 +49,13 @@ from benchmarks.gpu_check.identity import POLICIES, Identity, setups_of
 from benchmarks.gpu_check.kernels import SANITIZER, kernel_units
 from benchmarks.gpu_check.parts import PartFile, Unit
 from benchmarks.gpu_check.shapes import cost_units, trace_units
+from sglang_hvd.demo.server import Launch
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, launch: Launch | None = None) -> int:
+    """launch: starts servers otherwise than as children of this process, but those of traces."""
     options = _options(arguments)
+    options.launch = launch
     options.out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * options.minutes
     machine = _machine(options.device)

@@ -139,7 +139,7 @@ class Identity:
 
     @contextlib.contextmanager
     def _server(self, setup: Setup, mode: Mode) -> Iterator[SglangServer]:
-        device = self._options.device
+        device, launch = self._options.device, self._options.launch
         flags = [*server_flags(mode, self._models), *setup.flags(device)]
         if mode != "plain":
             flags += MODEL_TREE_FLAGS if setup.is_tree else _CHAIN_FLAGS
@@ -151,7 +151,7 @@ class Identity:
             flags += ["--hvd-postpone-extend", str(setup.postpones).lower()]
         number = setups_of(device).index(setup)
         log_file = self._options.logs / f"identity-{number}-{mode}.log"
-        with logged_server(flags, log_file=log_file, device=device) as server:
+        with logged_server(flags, log_file=log_file, device=device, launch=launch) as server:
             yield server
 
 

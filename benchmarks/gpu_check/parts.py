@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from sglang_hvd.demo.server import CPU_ENVIRONMENT, SglangServer
+from sglang_hvd.demo.server import CPU_ENVIRONMENT, Launch, SglangServer
 from sglang_hvd.whole_file import write_whole
 
 Row = Mapping[str, Any]
@@ -154,14 +154,20 @@ class PartFile:
 
 
 @contextmanager
-def logged_server(flags: Sequence[str], *, log_file: Path, device: str) -> Iterator[SglangServer]:
-    """A server whose log stays if it did not start, or if what is done with it fails."""
+def logged_server(
+    flags: Sequence[str], *, log_file: Path, device: str, launch: Launch | None
+) -> Iterator[SglangServer]:
+    """A server whose log stays if it did not start, or if what is done with it fails.
+
+    launch: see SglangServer.
+    """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with SglangServer(
         flags,
         log_file=log_file,
         environment=CPU_ENVIRONMENT if device == "cpu" else {},
         timeout_s=START_SECONDS,
+        launch=launch,
     ) as server:
         yield server
     log_file.unlink()

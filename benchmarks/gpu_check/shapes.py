@@ -81,6 +81,7 @@ def _costs(shape: str, options: argparse.Namespace) -> Iterator[Row]:
             ],
             log_file=options.logs / f"costs-{shape}.log",
             device=options.device,
+            launch=options.launch,
         ) as server:
             seconds = time.monotonic() - began
             state = server.get("/server_info")["internal_states"][0]["hvd"]

@@ -36,7 +36,7 @@ from sglang_hvd.allocation import model_tree_sizes
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODES, server_flags
-from sglang_hvd.demo.server import CPU_ENVIRONMENT, SglangServer
+from sglang_hvd.demo.server import CPU_ENVIRONMENT, Launch, SglangServer
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
 from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
@@ -63,10 +63,11 @@ class Playlist:
     sessions: Sequence[Sequence[int]]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, launch: Launch | None = None) -> int:
+    """launch: starts the servers otherwise than as children of this process."""
     options = options_of(arguments)
     rows: list[TraceRow] = []
-    for _, of_cell in serve_traces(options):
+    for _, of_cell in serve_traces(options, launch=launch):
         rows += of_cell
         write_rows(options.json, map(asdict, rows))  # what there is, so far
     print(table_of(rows))
@@ -74,11 +75,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve_traces(
-    options: argparse.Namespace, *, without: Collection[tuple[str, int]] = ()
+    options: argparse.Namespace,
+    *,
+    without: Collection[tuple[str, int]] = (),
+    launch: Launch | None = None,
 ) -> Iterator[tuple[Cell, list[TraceRow]]]:
     """Each cell and its rows, as they are measured.
 
     without: recordings and numbers at once that are left out.
+    launch: see main.
     """
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     texts, played, own = _texts(tokenizer, options)
@@ -95,7 +100,7 @@ def serve_traces(
         ]
         if not cells:
             return
-        urls = stack.enter_context(_servers(models, script, folder, options))
+        urls = stack.enter_context(_servers(models, script, folder, options, launch))
         if options.warm_up == "kernels":
             _compile_kernels(urls, cells)
         for cell in tqdm(cells, unit="cell"):
@@ -196,7 +201,11 @@ def _models(
 
 @contextlib.contextmanager
 def _servers(
-    models: DemoModels, script: Path, folder: Path, options: argparse.Namespace
+    models: DemoModels,
+    script: Path,
+    folder: Path,
+    options: argparse.Namespace,
+    launch: Launch | None,
 ) -> Iterator[dict[str, str]]:
     steps, topk, num_nodes = map(str, options.tree)
     tree = (
@@ -233,6 +242,7 @@ def _servers(
                 environment=environment,
                 module="benchmarks.trace_serving.server",
                 timeout_s=600,
+                launch=launch,
             )
             urls[mode] = stack.enter_context(server).url
         yield urls

@@ -19,6 +19,7 @@ from benchmarks.gpu_check.shapes import groups_of_modes
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.plugin.verify_widths import TargetAttention, _verify_width
+from tests.e2e.forked_server import Nursery
 
 
 @pytest.fixture
@@ -237,7 +238,10 @@ def test_a_part_that_cannot_run_is_left_out_or_refused_before_any_does(
 
 @pytest.mark.e2e
 def test_parts_pass_on_a_cpu_and_are_not_run_again(
-    recorded_edits: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recorded_edits: list[str],
+    tmp_path: Path,
+    nursery: Nursery,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
     arguments = [
@@ -245,7 +249,7 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
         *("--shapes", "tiny", "--widths", "16", "--prompts", "2", "--concurrency", "2"),
         *("--policies", "allocate", "--setups", "0"),
     ]
-    assert gpu_check.main(arguments) == 0
+    assert gpu_check.main(arguments, launch=nursery.launch) == 0
     assert not list((out / "logs").iterdir())
     found = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json*")}
     assert set(found) == {"memory", "costs", "identity", "traces"}

@@ -20,6 +20,7 @@ from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.tokenizer import train_tokenizer
 from sglang_hvd.plugin.tree_torch import parents_of_eagle_tree
 from sglang_hvd.traces.trace import Trace
+from tests.e2e.forked_server import Nursery
 
 
 def trace(prompt: list[int], output: list[int]) -> Trace:
@@ -96,7 +97,7 @@ def test_only_the_benchmarks_own_server_dictates() -> None:
 
 @pytest.mark.e2e
 def test_recorded_sessions_come_back_token_by_token_in_every_mode(
-    recorded_edits: list[str], tmp_path: Path
+    recorded_edits: list[str], tmp_path: Path, nursery: Nursery
 ) -> None:
     rows_file = tmp_path / "rows.json"
     status = main(
@@ -104,7 +105,8 @@ def test_recorded_sessions_come_back_token_by_token_in_every_mode(
             *(*recorded_edits, "--json", str(rows_file), "--kind", "independent"),
             *("--modes", "plain,eagle3,ngram,payoff,both,allocate", "--concurrency", "1,8"),
             *("--sessions", "3", "--sessions-per-place", "1", "--max-tokens", "48"),
-        ]
+        ],
+        launch=nursery.launch,  # the servers of gpu-check start as users start them
     )
     assert status == 0
     rows = json.loads(rows_file.read_text())

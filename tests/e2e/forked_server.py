@@ -15,11 +15,13 @@ import json
 import multiprocessing
 import os
 import random
+import runpy
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -40,10 +42,10 @@ class Nursery:
     def launch(
         self, command: Sequence[str], environment: dict[str, str], log: BinaryIO
     ) -> ForkedServer:
-        """A server of the flags of `python -m MODULE FLAGS`, with another environment."""
-        flags = list(command[command.index("-m") + 2 :])
+        """`python -m MODULE FLAGS`, a server, with another environment."""
+        module, *flags = command[command.index("-m") + 1 :]
         log_path = os.readlink(f"/proc/self/fd/{log.fileno()}")
-        order = {"flags": flags, "environment": environment, "log": log_path}
+        order = {"module": module, "flags": flags, "environment": environment, "log": log_path}
         return ForkedServer(self, int(self.ask("fork", order)))
 
     def ask(self, what: str, about: object) -> str:
@@ -105,13 +107,21 @@ def main(flags: Sequence[str]) -> None:
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
+
+    with _forking():
+        load_plugins()
+        run_server(prepare_server_args(list(flags)))
+
+
+@contextmanager
+def _forking() -> Iterator[None]:
+    """Processes are forked from this one, and end with it."""
     from sglang.srt.utils import kill_process_tree
 
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda *args, **kwargs: None
-    load_plugins()
     try:
-        run_server(prepare_server_args(list(flags)))
+        yield
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 
@@ -139,7 +149,9 @@ def _nurse() -> None:
         print(pid, flush=True)
 
 
-def _become_server(flags: list[str], environment: dict[str, str], log: str) -> NoReturn:
+def _become_server(
+    module: str, flags: list[str], environment: dict[str, str], log: str
+) -> NoReturn:
     os.setsid()
     end_with_parent()
     with Path(log).open("ab") as file, Path(os.devnull).open("rb") as nothing:
@@ -150,8 +162,12 @@ def _become_server(flags: list[str], environment: dict[str, str], log: str) -> N
     os.environ.update(environment)
     random.seed()  # or all would draw the same ports and seeds
     np.random.seed()
-    sys.argv = ["sglang.launch_server", *flags]
-    main(flags)
+    sys.argv = [module, *flags]
+    if module == "tests.e2e.forked_server":
+        main(flags)
+    else:
+        with _forking():
+            runpy.run_module(module, run_name="__main__")
     sys.exit()
 
 

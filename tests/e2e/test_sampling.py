@@ -13,8 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.conftest import mixing
 
-NUM_SAMPLES = 2000
+NUM_SAMPLES, NUM_AT_ONCE = 2000, 100
 NUM_TOKENS = 4
+# All of a question at once: a step of many takes little longer than one of few.
+MANY = ("--max-running-requests", str(NUM_AT_ONCE))
 # The chance that a correct server fails one of these tests.
 FALSE_ALARM = 1e-5
 # Outcomes expected fewer times than this are counted as one, as the chi-square test needs.
@@ -98,9 +100,9 @@ def _prompt(target: Target, prompts: Sequence[str], **sampling: float) -> list[i
 
 def _sample(server: Any, prompt_ids: list[int], **sampling: float) -> Counter[tuple[int, ...]]:
     observed: Counter[tuple[int, ...]] = Counter()
-    for _ in range(NUM_SAMPLES // 100):
+    for _ in range(NUM_SAMPLES // NUM_AT_ONCE):
         answers = server.generate(
-            prompt_ids, n=100, max_new_tokens=NUM_TOKENS, ignore_eos=True, **sampling
+            prompt_ids, n=NUM_AT_ONCE, max_new_tokens=NUM_TOKENS, ignore_eos=True, **sampling
         )
         observed.update(tuple(answer["output_ids"]) for answer in answers)
     return observed
@@ -128,7 +130,7 @@ def test_samples_follow_the_target_model(
     target: Target,
     prompts: list[str],
 ) -> None:
-    server = start_hvd(policy, *mixing(policy, "1.0"))
+    server = start_hvd(policy, *mixing(policy, "1.0"), *MANY)
     prompt_ids = _prompt(target, prompts, **sampling)
     observed = _sample(server, prompt_ids, **sampling)
     assert chi_square_p_value(observed, _expected(target, prompt_ids, **sampling)) > FALSE_ALARM
@@ -142,7 +144,7 @@ def test_the_test_tells_a_slightly_wrong_temperature_apart(
     start_hvd: Callable[..., Any], target: Target, prompts: list[str]
 ) -> None:
     prompt_ids = _prompt(target, prompts, temperature=1.0)
-    observed = _sample(start_hvd("cache"), prompt_ids, temperature=1.0)
+    observed = _sample(start_hvd("cache", *MANY), prompt_ids, temperature=1.0)
     for temperature, is_right in ((1.0, True), (0.85, False)):
         expected = _expected(target, prompt_ids, temperature=temperature)
         assert (chi_square_p_value(observed, expected) > FALSE_ALARM) == is_right
