@@ -33,6 +33,8 @@ MODULES = (
     *("torch", "sgl_kernel", "flashinfer", "triton", "transformers", "xgrammar", "sglang"),
     "sglang_hvd",
 )
+# With native code of the machine's Python, which is looked for beside the sources.
+_NATIVE_MODULES = ("sglang_hvd.suffix_cache", "sglang_hvd.payoff", "sglang_hvd.allocation")
 _INDEX = "pieces.json"
 _SOURCES = Path(__file__).parents[1]
 # pip takes wheels of the platforms that it is told, and of no older ones.
@@ -45,7 +47,7 @@ _CUDA_LIBRARIES = tuple(
     f"nvidia_{name}"
     for name in (
         *("cublas", "cuda_cupti", "cuda_nvrtc", "cuda_runtime", "cufft", "cufile", "curand"),
-        *("cusolver", "cusparse", "nvjitlink", "nvshmem", "nvtx"),
+        *("cusolver", "cusparse", "cusparselt", "nvjitlink", "nvshmem", "nvtx"),
     )
 )
 
@@ -146,17 +148,19 @@ def check() -> int:
         print(f"{tool}: {path or 'missing'}")
         if path is None and tool == "nvcc":
             missing.append(tool)
-    is_there = [module for module in MODULES if module not in missing]
-    probe = "import torch; print('torch', torch.__version__, 'CUDA', torch.cuda.is_available())"
     # A module may be there and not load: its libraries may be missing, or others.
-    for code in (probe, *(f"import {module}" for module in is_there[1:])):
+    for module in (*MODULES, *_NATIVE_MODULES):
+        if module in missing:
+            continue
+        code = f"import {module}"
+        if module == "torch":
+            code += "; print('torch', torch.__version__, 'CUDA', torch.cuda.is_available())"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        said = done.stdout.strip() if code == probe else ""
         if done.returncode:
-            missing.append(code)
-            said = f"{code}: {(done.stderr.strip() or 'no output').splitlines()[-1]}"
-        if said:
-            print(said)
+            missing.append(module)
+            print(f"import {module}: {(done.stderr.strip() or 'no output').splitlines()[-1]}")
+        elif module == "torch":
+            print(done.stdout.strip())
     return int(bool(missing))
 
 

@@ -7,9 +7,10 @@ Models are made here: the demo pair, which takes minutes unless ~/.cache/sglang_
 from another machine with the same sources, and 8B shapes with random weights. Each part writes its
 own file below DIR when it ends and is not run again while that file is there. A part that was cut
 off, by --minutes or otherwise, or in which a server failed, goes on where it was: what it has found
-so far is in DIR/PART.rows.jsonl, logs of servers that failed in DIR/logs. A GPU of another kind, or
-options that change what is found, need another DIR. The exit status is 1 if any part failed or has
-not ended. On a CPU (--device cpu) the same parts run small, without graphs, and so they are tested.
+so far is in DIR/PART.rows.jsonl, logs of servers that failed, or were cut off, in DIR/logs. A GPU
+of another kind, or options that change what is found, need another DIR. The exit status is 1 if any
+part failed or has not ended. On a CPU (--device cpu) the same parts run small, without graphs, and
+so they are tested.
 
 Where there are minutes only: `--parts memory,costs --shapes llama-3.1-8b`, then `--parts identity
 --policies allocate` by some of --setups, then `--parts traces --files NAME --concurrency 1,32`. A
@@ -50,6 +51,7 @@ from benchmarks.gpu_check.kernels import SANITIZER, kernel_units
 from benchmarks.gpu_check.parts import PartFile, Unit
 from benchmarks.gpu_check.shapes import cost_units, trace_units
 from sglang_hvd.demo.server import Launch
+from sglang_hvd.replay.recordings import find_recordings
 
 
 def main(arguments: Sequence[str] | None = None, *, launch: Launch | None = None) -> int:
@@ -61,8 +63,8 @@ def main(arguments: Sequence[str] | None = None, *, launch: Launch | None = None
     machine = _machine(options.device)
     has_failed = False
     for name in options.parts:
-        part = PartFile(options.out, name, {**machine, **_settings(name, options)})
         try:
+            part = PartFile(options.out, name, {**machine, **_settings(name, options)})
             passed = _run(name, part, options, deadline)
         except ValueError as error:  # the other parts run all the same
             print(f"{name}: {error}")
@@ -93,14 +95,17 @@ def _run(name: str, part: PartFile, options: argparse.Namespace, deadline: float
 _SETTINGS = {
     "memory": (),
     "costs": ("widths",),
-    "identity": ("prompts",),
-    "traces": ("files",),
+    "identity": ("prompts", "concurrency"),
+    "traces": ("files", "concurrency"),
 }
 
 
 def _settings(part: str, options: argparse.Namespace) -> dict[str, Any]:
     """What decides what is found."""
-    return {name: str(getattr(options, name)) for name in ("device", *_SETTINGS[part])}
+    settings = {name: str(getattr(options, name)) for name in ("device", *_SETTINGS[part])}
+    if part == "traces":
+        settings["recordings"] = str([found.name for found in find_recordings(options.traces)])
+    return settings
 
 
 def _show(line: str) -> None:

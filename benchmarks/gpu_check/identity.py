@@ -10,7 +10,7 @@ from functools import cached_property
 
 import torch
 
-from benchmarks.gpu_check.parts import Row, Unit, logged_server
+from benchmarks.gpu_check.parts import PROBLEMS, Row, Unit, logged_server
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import DemoModels, ensure_demo_models
@@ -127,9 +127,10 @@ class Identity:
             self._running.close()
             self._of_setup = setup
             try:
-                self._plain = self._running.enter_context(self._server(setup, "plain"))
-                self._expected = [_generate(self._plain, prompt) for prompt in self._prompts]
-            except (RuntimeError, OSError) as error:
+                server = self._running.enter_context(self._server(setup, "plain"))
+                self._expected = [_generate(server, prompt) for prompt in self._prompts]
+                self._plain = server
+            except PROBLEMS as error:
                 # Said of each policy, without another start.
                 self._plain = ServerFailed(f"plain serving: {error}")
         assert self._plain is not None

@@ -23,7 +23,7 @@ _TAIL_CHARS = 4000
 # Of `about`, what machines of the same kind differ in.
 _NOT_COMPARED = ("driver",)
 # What a unit raises where a server did not start, or ended.
-_PROBLEMS = (RuntimeError, OSError, aiohttp.ClientError, http.client.HTTPException)
+PROBLEMS = (RuntimeError, OSError, aiohttp.ClientError, http.client.HTTPException)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,9 @@ class PartFile:
 
     def passed(self, units: Sequence[Unit]) -> bool | None:
         """Whether all of these did, if the part has ended with them; else None. Raises ValueError
-        if it ran on another machine or otherwise."""
+        if there are none, or it ran on another machine or otherwise."""
+        if not units:
+            raise ValueError("nothing of it is to be run")
         ended = self._ended()
         if any(unit.name not in ended for unit in units):
             return None
@@ -64,15 +66,12 @@ class PartFile:
         self, units: Sequence[Unit], *, deadline: float, show: Callable[[str], None]
     ) -> bool | None:
         """Runs what is left of it. Whether all passed; None where it has not ended: it was too late
-        for some units or rows, or some units had problems. Raises ValueError if there are no units,
-        and as `passed` does.
+        for some units or rows, or some units had problems. Raises ValueError as `passed` does.
 
         deadline: by time.monotonic. No unit begins after it, and the one that runs ends with its
             next row.
         show: gets what is known, row by row.
         """
-        if not units:
-            raise ValueError(f"{self.path.stem}: nothing of it is to be run")
         done, partly = self._found()
         is_whole = True
         with self._lines.open("a") as file:
@@ -96,7 +95,7 @@ class PartFile:
                         show(f"{number} of {len(units)}, {unit.name}: {dict(row)}")
                         if time.monotonic() > deadline:
                             return None
-                except _PROBLEMS as error:
+                except PROBLEMS as error:
                     is_whole = False
                     note({"unit": unit.name, "problem": tail(repr(error))})
                     show(f"{number} of {len(units)}, {unit.name}: {error}")
@@ -112,7 +111,17 @@ class PartFile:
             "rows": found,
         }
         write_whole(self.path, (json.dumps(result, indent=1) + "\n").encode())
-        self._lines.unlink()
+        left = [
+            {"unit": name, "row": row}
+            for name, rows in partly.items()
+            if name not in done
+            for row in rows
+        ]
+        if left:  # of units that were not asked for now
+            lines = [json.dumps(line) + "\n" for line in ({"about": self._about}, *left)]
+            write_whole(self._lines, "".join(lines).encode())
+        else:
+            self._lines.unlink()
         return all(row["passed"] for unit in units for row in done[unit.name])
 
     def _ended(self) -> dict[str, list[Row]]:
@@ -157,7 +166,7 @@ class PartFile:
 def logged_server(
     flags: Sequence[str], *, log_file: Path, device: str, launch: Launch | None
 ) -> Iterator[SglangServer]:
-    """A server whose log stays if it did not start, or if what is done with it fails.
+    """A server whose log stays if it did not start, or if what is done with it fails or is cut off.
 
     launch: see SglangServer.
     """

@@ -58,20 +58,26 @@ class Cell:
 
 
 def measure(
-    urls: Mapping[str, str], cells: Sequence[Cell], *, rounds: int, warm_up: bool = True
+    urls: Mapping[str, str],
+    cells: Sequence[Cell],
+    *,
+    rounds: int,
+    warm_up: bool = True,
+    first_turn: int = 0,
 ) -> list[Row]:
     """Plays every cell on every server, `rounds` times.
 
     urls: of the servers, by mode. They take turns, in another order each time: what the machine
         does meanwhile falls on all of them. Their caches are flushed before each measurement.
     warm_up: a first round is not counted.
+    first_turn: number of the mode that begins; of the cells that were measured before, say.
     """
     modes = list(urls)
     found: dict[tuple[int, str], list[Played]] = {}
     with tqdm(total=len(cells) * len(modes) * (rounds + warm_up), unit="run") as bar:
         for number in range(rounds + warm_up):
             for place, cell in enumerate(cells):
-                turn = (number + place) % len(modes)
+                turn = (number + place + first_turn) % len(modes)
                 for mode in [*modes[turn:], *modes[:turn]]:
                     flush_cache(urls[mode])
                     played = play(urls[mode], cell.conversations, concurrency=cell.concurrency)

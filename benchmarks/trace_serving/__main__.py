@@ -103,8 +103,14 @@ def serve_traces(
         urls = stack.enter_context(_servers(models, script, folder, options, launch))
         if options.warm_up == "kernels":
             _compile_kernels(urls, cells)
-        for cell in tqdm(cells, unit="cell"):
-            rows = measure(urls, [cell], rounds=options.rounds, warm_up=options.warm_up == "round")
+        for number, cell in enumerate(tqdm(cells, unit="cell")):
+            rows = measure(
+                urls,
+                [cell],
+                rounds=options.rounds,
+                warm_up=options.warm_up == "round",
+                first_turn=number,
+            )
             yield (
                 cell,
                 [TraceRow(**asdict(row), simulated=row.mode not in _NOT_SIMULATED) for row in rows],
@@ -152,7 +158,7 @@ def _texts(
             continue
         played.append(Playlist(recording.name, traces[0].family, kept))
     if not played:
-        raise SystemExit(f"error: {options.traces}: nothing to play")
+        raise ValueError(f"{options.traces}: nothing to play")
     own = OwnVocabulary.of(texts)
     return own.renumbered(texts), played, own
 

@@ -205,8 +205,8 @@ def _warn_of_default_penalty(config: HvdConfig, cfg: Any) -> None:
     penalty = model_config_of(cfg).get_default_sampling_params().get("repetition_penalty", 1.0)
     if penalty != 1.0 and config.policy != "model":
         logger.warning(
-            "HVD: by the model's generation_config.json requests of the OpenAI API have a "
-            "repetition_penalty of %s, and requests with penalties never verify cache drafts. "
+            "HVD: by the model's generation_config.json chat requests have a repetition_penalty "
+            "of %s, and requests with penalties never verify cache drafts. "
             "--sampling-defaults openai, or a repetition_penalty of 1 in a request, leaves it out.",
             penalty,
         )

@@ -29,13 +29,7 @@ def check_draft_model(cfg: Any) -> None:
             f"draft model {path} is {architectures}, not an EAGLE3 drafter: give one that was "
             "trained for the target model"
         )
-    target = _config(
-        cfg.model_path,
-        cfg,
-        cfg.revision,
-        cfg.decrypted_config_file,
-        model_config_parser=cfg.model_config_parser,
-    )
+    target = _config(cfg.model_path, cfg, cfg.revision, cfg.decrypted_config_file)
     target_vocab_size = target.get_text_config().vocab_size
     if draft.vocab_size != target_vocab_size:
         raise ValueError(
@@ -51,19 +45,17 @@ def check_draft_model(cfg: Any) -> None:
         )
 
 
-def _config(
-    path: str, cfg: Any, revision: str | None, decrypted: str | None, **settings: Any
-) -> Any:
+def _config(path: str, cfg: Any, revision: str | None, decrypted: str | None) -> Any:
     """As SGLang reads it for the model that it serves."""
-    if decrypted:
-        settings["_configuration_file"] = decrypted
+    file = {"_configuration_file": decrypted.strip()} if decrypted else {}
     try:
         return get_config(
             path,
             trust_remote_code=cfg.trust_remote_code,
             revision=revision,
             model_override_args=json.loads(cfg.json_model_override_args),
-            **settings,
+            model_config_parser=cfg.model_config_parser,
+            **file,
         )
     except OSError as error:
         reason = str(error).splitlines()[0]

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 from sglang.srt.utils.common import log_info_on_rank0
 
 from sglang_hvd.allocation import VerifyWidths
@@ -66,9 +65,10 @@ class WidthStates:
         if obstacle is not None:
             if widths.asked_for:
                 raise ValueError(
-                    f"HVD does not support --hvd-narrow-widths with this model's {obstacle}"
+                    f"HVD does not support --hvd-narrow-widths with {obstacle.what}: "
+                    f"{obstacle.remedy}"
                 )
-            log_info_on_rank0(logger, f"HVD: one width, because of this model's {obstacle}")
+            log_info_on_rank0(logger, f"HVD: one verify width, because of {obstacle.what}")
             return
         beside_base = [width for width in widths.values if width != widths.base]
         for width in beside_base:
@@ -190,19 +190,34 @@ class WidthStates:
             )
 
 
-def _obstacle(backend: Any) -> str | None:
-    """What of the target's attention keeps all verifications to the base width, and what to do
-    about it; None where nothing does."""
+@dataclass(frozen=True, slots=True)
+class _Obstacle:
+    """What keeps all verifications to the base width, and what to do about it."""
+
+    what: str
+    remedy: str = "drop it"
+
+
+def _obstacle(backend: Any) -> _Obstacle | None:
+    """That of the target's attention backend; None where nothing does."""
     linear = getattr(backend, "linear_attn_backend", None)
+    if linear is None:
+        return None
+    # SGLang imports it with the models that have such layers, and for no others.
+    from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
+
     # SGLang has room for the states of as many nodes as the base has for each request, and reads
     # them by that; these kernels write them as if there were only as many as the step has.
     if isinstance(linear, Mamba2AttnBackend):  # mamba.py, cache_steps
-        return "Mamba-2 layers: drop it"
+        return _Obstacle("Mamba-2 layers")
+    # The backend of GDN layers alone chooses so: its module need not be importable for others.
     dispatcher = getattr(linear, "kernel_dispatcher", None)
-    if getattr(dispatcher, "verify_kernel_is_flashinfer", False):  # flashinfer's gdn_kernels
-        return "FlashInfer GDN verification: drop it, or use --linear-attn-verify-backend triton"
-    if linear is not None and linear.accept_lens_pool is not None:
+    if getattr(dispatcher, "verify_kernel_is_flashinfer", False):
+        return _Obstacle(  # flashinfer's gdn_kernels
+            "FlashInfer's GDN verification", "drop it, or use --linear-attn-verify-backend triton"
+        )
+    if linear.accept_lens_pool is not None:
         # What was accepted of a request's last verification is read from the backend, of which each
         # width would have its own.
-        return "fused KDA verification: drop it, or do not disable the radix cache"
+        return _Obstacle("fused KDA verification", "drop it, or do not disable the radix cache")
     return None

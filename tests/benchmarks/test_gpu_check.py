@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from benchmarks.gpu_check import __main__ as gpu_check
+from benchmarks.gpu_check import kernels
 from benchmarks.gpu_check.identity import POLICIES, Setup, setups_of
 from benchmarks.gpu_check.parts import PartFile, Row, Unit
 from benchmarks.gpu_check.shapes import groups_of_modes
@@ -181,6 +182,21 @@ def test_what_is_asked_for_later_is_run_beside_what_there_is(tmp_path: Path) -> 
     assert part.passed([a, b, c])
 
 
+def test_what_is_not_asked_for_now_is_kept(tmp_path: Path) -> None:
+    part, units, in_time = PartFile(tmp_path, "p", {}), Units(), time.monotonic() + 1000
+    a, b, c = units.all()
+    assert part.run([b], deadline=in_time, show=print) is None  # with one row of its two
+    assert part.run([a], deadline=in_time, show=print)
+    units.problem = None
+    assert part.run([c], deadline=in_time, show=print)
+    assert part.run([b], deadline=in_time, show=print)
+    assert units.calls == ["b", "a", "c", "b"]
+    assert [row["value"] for row in json.loads(part.path.read_text())["rows"]] == [
+        *("a", "aa", "c", "cc", "b", "bb")
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["p.json"]
+
+
 def test_a_unit_ends_with_its_next_row_when_it_is_late(tmp_path: Path) -> None:
     part, units = PartFile(tmp_path, "p", {"driver": 1}), Units()
     late = time.monotonic() + 0.2
@@ -198,8 +214,37 @@ def test_a_unit_ends_with_its_next_row_when_it_is_late(tmp_path: Path) -> None:
 
 
 def test_a_part_without_anything_to_run_does_not_pass(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="identity: nothing of it is to be run"):
-        PartFile(tmp_path, "identity", {}).run([], deadline=0, show=print)
+    with pytest.raises(ValueError, match="nothing of it is to be run"):
+        PartFile(tmp_path, "identity", {}).passed([])
+
+
+def test_a_part_that_cannot_go_on_does_not_keep_the_others_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for part in ("memory", "costs"):
+        result = {"passed": True, "about": {"gpu": "another"}, "rows": []}
+        (tmp_path / f"{part}.json").write_text(json.dumps(result))
+    arguments = ["--device", "cpu", "--out", str(tmp_path), "--parts", "memory,costs"]
+    assert gpu_check.main(arguments) == 1
+    memory, costs = capsys.readouterr().out.splitlines()
+    assert memory.startswith("memory: ")
+    assert "memory.json is of another machine or other options" in memory
+    assert "costs.json is of another machine or other options" in costs
+
+
+def test_kernels_are_compared_where_the_sanitizer_cannot_use_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sanitizer = tmp_path / "sanitizer"
+    sanitizer.write_text("#!/bin/sh\necho '========= Error: Device not supported'\nexit 1\n")
+    sanitizer.chmod(0o755)
+    monkeypatch.setattr(kernels, "SANITIZER", str(sanitizer))
+    [unit] = kernels.kernel_units("cuda")
+    [row] = unit.run(())
+    assert not row["is_sanitized"]
+    assert str(sanitizer) not in row["command"]
+    assert not row["passed"]  # there is no GPU
+    assert list(unit.run([row])) == []
 
 
 @pytest.mark.parametrize(
@@ -247,7 +292,7 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
     arguments = [
         *("--device", "cpu", "--out", str(out), *recorded_edits),
         *("--shapes", "tiny", "--widths", "16", "--prompts", "2", "--concurrency", "2"),
-        *("--policies", "allocate", "--setups", "0"),
+        *("--policies", "allocate"),
     ]
     assert gpu_check.main(arguments, launch=nursery.launch) == 0
     assert not list((out / "logs").iterdir())
@@ -256,9 +301,9 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
     [row] = found["costs"]["rows"]
     assert row["costs"]["widths"] == [1, 16]
     assert row["costs"]["verify"][0][0] > 0
-    [row] = found["identity"]["rows"]
-    assert row["num_prompts"] == 2
-    assert row["differences"] == []
+    rows = found["identity"]["rows"]
+    assert [row["setup"]["postpones"] for row in rows] == [True, False]
+    assert all(row["num_prompts"] == 2 and row["differences"] == [] for row in rows)
     [cell] = found["traces"]["rows"]
     assert [row["mode"] for row in cell["modes"]] == ["plain", "payoff"]
     assert all(row["outputs_identical"] for row in cell["modes"])
@@ -271,3 +316,5 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
         f"memory: done before, FAILED; without {out / 'memory.json'} it runs again",
         *(f"{part}: done before, passed" for part in ("costs", "identity", "traces")),
     ]
+    assert gpu_check.main([*arguments, "--parts", "traces", "--concurrency", "1,2"]) == 1
+    assert "other options: remove it, or name another --out" in capsys.readouterr().out

@@ -10,8 +10,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from benchmarks.serving import measure as serving_measure
+from benchmarks.serving.client import Answer, Played
+from benchmarks.serving.measure import Cell, measure
 from benchmarks.trace_serving import server
-from benchmarks.trace_serving.__main__ import main
+from benchmarks.trace_serving.__main__ import main, options_of, serve_traces
 from benchmarks.trace_serving.models import OwnVocabulary
 from benchmarks.trace_serving.script import Script, rid_of
 from benchmarks.trace_serving.tree_shape import TreeShape
@@ -95,6 +98,33 @@ def test_only_the_benchmarks_own_server_dictates() -> None:
     assert not [hook for hook in hooks if getattr(hook, "__name__", "") in ours]
 
 
+def test_what_was_measured_before_needs_no_server(recorded_edits: list[str]) -> None:
+    options = options_of([*recorded_edits, "--concurrency", "1,8"])
+    assert not list(serve_traces(options, without={("made", 1), ("made", 8)}))
+
+
+def test_modes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Answer(0, 0, "text", (1, 2), 1.0, 0.1, (), 1, 0, 0)
+    played: list[str] = []
+
+    def play(url: str, *args: object, **kwargs: object) -> Played:
+        played.append(url)
+        return Played((answer,), 1.0, None)
+
+    monkeypatch.setattr(serving_measure, "play", play)
+    monkeypatch.setattr(serving_measure, "flush_cache", lambda url: None)
+    cells = [Cell(name, "f", 1, [], lambda answer: True) for name in "ab"]
+    urls = {"plain": "x", "eagle3": "y", "cache": "z"}
+    measure(urls, cells, rounds=2, warm_up=False)
+    assert "".join(played) == "xyz" + "yzx" + "yzx" + "zxy"
+    played.clear()
+    for number, cell in enumerate(cells):
+        rows = measure(urls, [cell], rounds=1, warm_up=False, first_turn=number)
+        assert [row.mode for row in rows] == list(urls)
+        assert all(row.tokens_per_s_spread is None for row in rows)  # of one round
+    assert "".join(played) == "xyz" + "yzx"
+
+
 @pytest.mark.e2e
 def test_recorded_sessions_come_back_token_by_token_in_every_mode(
     recorded_edits: list[str], tmp_path: Path, nursery: Nursery
@@ -105,6 +135,7 @@ def test_recorded_sessions_come_back_token_by_token_in_every_mode(
             *(*recorded_edits, "--json", str(rows_file), "--kind", "independent"),
             *("--modes", "plain,eagle3,ngram,payoff,both,allocate", "--concurrency", "1,8"),
             *("--sessions", "3", "--sessions-per-place", "1", "--max-tokens", "48"),
+            *("--warm-up", "kernels"),
         ],
         launch=nursery.launch,  # the servers of gpu-check start as users start them
     )

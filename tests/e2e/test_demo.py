@@ -11,7 +11,8 @@ import pytest
 from sglang_hvd.cli import main
 from sglang_hvd.demo.corpus.session import FAMILIES
 
-# The others differ from these by a flag: a server for each would take minutes.
+# A server for each of the others would take minutes: `model`, `frequency` and `both` differ from
+# these by a flag, and tests/benchmarks/test_trace_serving.py serves NGRAM.
 MODES = ("plain", "eagle3", "cache", "payoff", "allocate")
 KEYS = [
     *("workload", "mode", "tokens_per_s", "cycles_per_1k", "mean_accepted", "ms_per_cycle"),

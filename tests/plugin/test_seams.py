@@ -8,6 +8,7 @@ import inspect
 import pickle
 import pkgutil
 from importlib.metadata import entry_points, version
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -340,7 +341,12 @@ def test_a_width_can_have_backends_and_graphs_of_its_own() -> None:
     assert "self.eager_runner = " in inspect.getsource(ModelRunner)
     assert MambaAttnBackendBase.accept_lens_pool is None  # unless verifications are fused
     assert HybridLinearAttnBackend.__init__.__annotations__["linear_attn_backend"]
-    # The kernel takes a step's width for the distance of two requests' states.
+    # FlashInfer's kernel, and Mamba-2's, take a step's width for the distance of two requests'
+    # states.
+    layers = Path(inspect.getfile(HybridLinearAttnBackend)).parent / "linear"
+    gdn = (layers / "gdn_backend.py").read_text()  # the CPU's kernels here lack what it imports
+    assert "self.verify_kernel_is_flashinfer = True" in gdn
+    assert "self.kernel_dispatcher = GDNKernelDispatcher(" in gdn
     assert "cache_steps=draft_token_num" in inspect.getsource(MambaMixer2.forward)
     extend = inspect.signature(EAGLEDraftExtendCudaGraphRunner.__init__)
     required = [p for p in extend.parameters.values() if p.default is inspect.Parameter.empty]
