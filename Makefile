@@ -28,9 +28,10 @@ export CUDA_VISIBLE_DEVICES :=
 demo: venv
 	$(BIN)/sglang-hvd demo $(ARGS)
 
-# Two at a time, each file in one process: most of the time is servers starting, on one core each.
+# Two at a time, each file in one process: most of the time is servers starting, on one core each. In
+# their order, which has the servers in the middle: files of many tests first, the slowest would be last.
 test: venv
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 serve: venv
 	$(BIN)/sglang-hvd serve $(ARGS)
