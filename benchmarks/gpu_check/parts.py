@@ -101,7 +101,7 @@ class PartFile:
                     show(f"{number} of {len(units)}, {unit.name}: {error}")
                     continue
                 done[unit.name] = rows
-                note({"finished": unit.name, "rows": rows})
+                note({"finished": unit.name})
         if not is_whole:
             return None
         found = [{"unit": name, **row} for name, rows in done.items() for row in rows]
@@ -146,7 +146,7 @@ class PartFile:
             if "about" in row:
                 self._check(row["about"], self._lines)
             if "finished" in row:
-                done[row["finished"]] = row["rows"]
+                done[row["finished"]] = partly.pop(row["finished"], [])
             if "row" in row:
                 partly.setdefault(row["unit"], []).append(row["row"])
         return done, partly

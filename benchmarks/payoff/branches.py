@@ -12,12 +12,11 @@ leaves it too, by their share of the votes that are not the chain's: how many we
 import argparse
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.command import add_json, run, write_rows
+from benchmarks.command import add_json, add_traces, run, write_rows
 from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter, PayoffForecast
@@ -149,9 +148,7 @@ class _Walk:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="What branches add to cache drafts.")
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument("--eos-token", default="<|im_end|>")
+    add_traces(parser)
     parser.add_argument("--starts", type=int, default=4000, help="most cycle starts of each file")
     add_json(parser)
     return parser.parse_args(arguments)

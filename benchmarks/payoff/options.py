@@ -2,19 +2,16 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import get_args
 
-from benchmarks.command import add_json
+from benchmarks.command import add_json, add_traces
 from sglang_hvd.config import CacheMode
 
 
 def replay_options(description: str, arguments: Sequence[str] | None) -> argparse.Namespace:
     """traces, tokenizer, eos_token, cache_mode and json."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument("--eos-token", default="<|im_end|>")
+    add_traces(parser)
     parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
     add_json(parser)
     return parser.parse_args(arguments)

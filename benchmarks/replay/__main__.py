@@ -33,7 +33,7 @@ from typing import get_args
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.command import add_json, run, write_rows
+from benchmarks.command import add_json, add_traces, run, write_rows
 from benchmarks.replay.jobs import Job, run_job, set_up_process
 from benchmarks.replay.rows import Row, beside_oracle, table_of
 from benchmarks.replay.settings import MODEL_TREES, Setting, settings_of
@@ -140,9 +140,7 @@ def _best(
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Policies under tables of costs.")
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument("--eos-token", default="<|im_end|>")
+    add_traces(parser)
     parser.add_argument("--costs", type=Path, nargs="+", required=True)
     parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32, 64])

@@ -27,7 +27,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.command import add_json, run, write_rows
+from benchmarks.command import add_json, add_traces, run, write_rows
 from benchmarks.serving.client import Answer, Conversation, play
 from benchmarks.serving.measure import Cell, Row, measure, table_of
 from benchmarks.trace_serving.models import SHAPES, OwnVocabulary, write_models
@@ -296,9 +296,7 @@ def _conversation(
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line's."""
     parser = argparse.ArgumentParser(description="Recorded generations through the real server.")
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument("--eos-token", default="<|im_end|>")
+    add_traces(parser)
     parser.add_argument("--files", nargs="+", metavar="NAME", help="these recordings only")
     parser.add_argument(
         "--modes",

@@ -159,13 +159,9 @@ def _verifies_by_decoding(cfg: Any) -> bool:
 def _reason_for_one_width(cfg: Any) -> str | None:
     """What keeps all verifications to the base width where widths are not free, if anything."""
     if cfg.enable_lora or cfg.lora_paths:
-        return (
-            "LoRA on this device"  # the metadata of its graphs is that of the graphs last captured
-        )
+        return "LoRA on this device"  # its graphs have the metadata of those captured last
     if cfg.enable_deterministic_inference:
-        return (
-            "--enable-deterministic-inference"  # kernels add up in another order at another width
-        )
+        return "--enable-deterministic-inference"  # sums have another order at another width
     return None
 
 

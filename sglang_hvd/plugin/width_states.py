@@ -85,7 +85,7 @@ class WidthStates:
                 # width has few of these, and may be the one before.
                 growth = max(self._most_nodes(width) / self._most_nodes(before), 2)
                 taken_gb = [state.memory_gb for state in self._of_width.values()]
-                most_gb = max(growth * self._of_width[before].memory_gb, *taken_gb, 0.0)
+                most_gb = max(growth * self._of_width[before].memory_gb, *taken_gb)
             if not memory.has_room(most_gb, name=f"verify width {width}"):
                 break
             self._of_width[width] = self._build(width, memory)

@@ -307,42 +307,43 @@ def test_widths_that_were_asked_for_are_all_built(monkeypatch: pytest.MonkeyPatc
     assert device.model_runner.attn_backend == "first"
 
 
-def test_mamba_2_layers_have_one_width(monkeypatch: pytest.MonkeyPatch) -> None:
+def widths_with(
+    monkeypatch: pytest.MonkeyPatch, linear: object, *, are_asked_for: bool = False
+) -> tuple[int, ...]:
+    """Of a target some of whose layers have this backend."""
     device = Device(free_gb=70, per_node_gb=0.125)
-    linear = object.__new__(Mamba2AttnBackend)
     device.model_runner.attn_backend = SimpleNamespace(linear_attn_backend=linear)
-    assert states_of(monkeypatch, device, are_asked_for=False).widths == (32,)
+    return states_of(monkeypatch, device, are_asked_for=are_asked_for).widths
+
+
+def test_mamba_2_layers_have_one_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = object.__new__(Mamba2AttnBackend)
+    assert widths_with(monkeypatch, linear) == (32,)
     with pytest.raises(ValueError, match="Mamba-2 layers: drop it"):
-        states_of(monkeypatch, device, are_asked_for=True)
+        widths_with(monkeypatch, linear, are_asked_for=True)
 
 
 def test_verifications_by_flashinfers_gdn_kernel_have_one_width(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device = Device(free_gb=70, per_node_gb=0.125)
     dispatcher = SimpleNamespace(verify_kernel_is_flashinfer=False)
     linear = SimpleNamespace(accept_lens_pool=None, kernel_dispatcher=dispatcher)
-    device.model_runner.attn_backend = SimpleNamespace(linear_attn_backend=linear)
-    assert states_of(monkeypatch, device, are_asked_for=False).widths == WIDTHS
-    device.model_runner.attn_backend = SimpleNamespace(linear_attn_backend=linear)
+    assert widths_with(monkeypatch, linear) == WIDTHS
     dispatcher.verify_kernel_is_flashinfer = True
-    assert states_of(monkeypatch, device, are_asked_for=False).widths == (32,)
+    assert widths_with(monkeypatch, linear) == (32,)
     with pytest.raises(ValueError, match="--linear-attn-verify-backend triton"):
-        states_of(monkeypatch, device, are_asked_for=True)
+        widths_with(monkeypatch, linear, are_asked_for=True)
 
 
 def test_a_backend_that_remembers_the_last_verification_has_one_width(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device = Device(free_gb=70, per_node_gb=0.125)
     linear = SimpleNamespace(accept_lens_pool=None)
-    device.model_runner.attn_backend = SimpleNamespace(linear_attn_backend=linear)
-    assert states_of(monkeypatch, device, are_asked_for=False).widths == WIDTHS
+    assert widths_with(monkeypatch, linear) == WIDTHS
     linear.accept_lens_pool = torch.ones(3)
-    device.model_runner.attn_backend = SimpleNamespace(linear_attn_backend=linear)
-    assert states_of(monkeypatch, device, are_asked_for=False).widths == (32,)
+    assert widths_with(monkeypatch, linear) == (32,)
     with pytest.raises(ValueError, match="fused KDA verification"):
-        states_of(monkeypatch, device, are_asked_for=True)
+        widths_with(monkeypatch, linear, are_asked_for=True)
 
 
 @pytest.mark.parametrize("where", ["alone", "behind SGLang's", "behind another"])
