@@ -71,6 +71,28 @@ def test_payoff_policy_verifies_the_cache_draft_from_the_threshold_on(
     assert drafted(plan) == ([4, 5, 6] if source == "cache" else None)
 
 
+@pytest.mark.parametrize("policy", ["cache", "both", "frequency", "payoff", "model"])
+def test_an_output_without_room_for_drafts_verifies_none(policy: Policy) -> None:
+    made = started(drafter(policy))
+    [plan] = made.plan(["r"], np.zeros(1, np.int32))
+    assert (plan.source, plan.num_nodes) == (DraftSource.PLAIN, 0)
+
+
+@pytest.mark.parametrize("policy", ["cache", "both"])
+def test_a_cache_draft_is_as_long_as_the_output_has_room_for(policy: Policy) -> None:
+    made = started(drafter(policy))
+    assert only_draft(made.plan(["r"], np.array([2], np.int32))) == [4, 5]
+    assert only_draft(made.plan(["r"], np.array([9], np.int32))) == [4, 5, 6]
+
+
+def test_the_better_draft_is_that_for_the_room_of_the_output() -> None:
+    # 3 tokens of the cache, more than which the model drafter is expected to have right.
+    made = started(drafter(num_model_steps=9, predicted="draft_len"))
+    for room, source in ((20, DraftSource.MODEL), (3, DraftSource.CACHE), (1, DraftSource.CACHE)):
+        [plan] = made.plan(["r"], np.array([room], np.int32))
+        assert plan.source is source
+
+
 @pytest.mark.parametrize(
     ("prob", "threshold", "source"),
     # The draft has 3 tokens. All of them are accepted with probability prob ** 3.

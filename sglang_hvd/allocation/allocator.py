@@ -1,7 +1,7 @@
 """Policy `allocate`: the drafts of a step by what they bring and what they cost."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,19 @@ class DraftOdds:
     num_nodes: Int32
     reaches: Float32
     reaches_if_right: Float32
+
+    def within(self, room: Int32) -> "DraftOdds":
+        """The same, where tokens beyond so many of a draft bring nothing: int32[num_requests]."""
+        num_steps = self.reaches.shape[2]
+        if not len(room) or room.min() >= max(num_steps, self.depths.shape[1]):
+            return self
+        has_step = (np.arange(num_steps) < room[:, None])[:, None]
+        return replace(
+            self,
+            probs=self.probs * (self.depths <= room[:, None]),
+            reaches=self.reaches * has_step,
+            reaches_if_right=self.reaches_if_right * has_step,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,22 +24,27 @@ class CostPlanner:
         """Row i of the proposals belongs to requests[i]."""
         num, drafts, forecast = len(requests), proposals.drafts, proposals.forecast
         assert isinstance(forecast, AllocationForecast), "the proposals are of another policy"
-        trees, reaches = forecast.trees, forecast.model_reaches
+        trees, reaches, output_room = forecast.trees, forecast.model_reaches, proposals.output_room
+        odds = DraftOdds(
+            trees.probs[:num],
+            trees.depths[:num],
+            trees.num_nodes[:num],
+            reaches.of_all,
+            reaches.if_cache_right,
+        )
         is_pinned = None
         without_cache = [request.without_cache for request in requests]
         if any(without_cache):
             is_pinned = np.array(without_cache)
-        found = self._allocator.allocate(
-            forecast.slots,
-            DraftOdds(
-                trees.probs[:num],
-                trees.depths[:num],
-                trees.num_nodes[:num],
-                reaches.of_all,
-                reaches.if_cache_right,
-            ),
-            is_pinned,
-        )
+        model_steps = np.empty(num, np.int32)
+        if output_room is not None:
+            odds = odds.within(output_room)
+            if is_pinned is not None:
+                is_pinned &= output_room > 0
+        found = self._allocator.allocate(forecast.slots, odds, is_pinned)
+        model_steps[:] = found.num_steps
+        if output_room is not None:
+            np.minimum(model_steps, output_room, out=model_steps)
         # The predictor is judged by what it says itself of chains, heeded or not.
         taken = trees.take(
             found.num_cache,
@@ -53,7 +58,7 @@ class CostPlanner:
             chain_expected=taken.chain_expected,
             branch_expected=taken.branch_expected,
             model_sizes=found.model_size,
-            model_steps=np.full(num, found.num_steps, np.int32),
+            model_steps=model_steps,
             model_expected=found.model_expected,
         )
         payoffs = forecast.prediction.payoffs

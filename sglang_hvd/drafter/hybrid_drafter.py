@@ -4,6 +4,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from sglang_hvd.allocation import StepAllocator
 from sglang_hvd.config import HvdConfig
@@ -217,21 +218,32 @@ class HybridDrafter:
             self._allocator.start(slot)
         self._requests[rid] = DraftedRequest(slot, without_cache)
 
-    def plan(self, rids: Sequence[Hashable]) -> DraftPlans:
+    def plan(
+        self, rids: Sequence[Hashable], output_room: npt.NDArray[np.int32] | None = None
+    ) -> DraftPlans:
         """Decides what each request of the batch verifies in its next cycle.
+
+        output_room: int32[num_requests], draft tokens that each request's output has room for,
+            besides the token that the target model adds to them: more would be verified in vain.
+            None: any number.
 
         Raises KeyError for a request that is not active.
         """
         if self._config.policy == "model":
-            return self.allocate(rids, self._proposer.nothing(len(rids)))
-        return self.allocate(rids, self.propose(rids))
+            return self.allocate(rids, self._proposer.nothing(len(rids), output_room))
+        return self.allocate(rids, self.propose(rids, output_room=output_room))
 
     def propose(
-        self, rids: Sequence[Hashable], max_cache_draft_tokens: int | None = None
+        self,
+        rids: Sequence[Hashable],
+        max_cache_draft_tokens: int | None = None,
+        *,
+        output_room: npt.NDArray[np.int32] | None = None,
     ) -> Proposals:
         """The first half of plan: cache drafts, their features and predicted payoffs.
 
         max_cache_draft_tokens: a lower limit than this drafter's.
+        output_room: as in plan.
 
         Raises KeyError for a request that is not active.
         """
@@ -241,7 +253,7 @@ class HybridDrafter:
             limits.append(self._allocator.widest(len(rids)) - 1)
         if max_cache_draft_tokens is not None:
             limits.append(max_cache_draft_tokens)
-        return self._proposer.propose(rids, requests, min(limits))
+        return self._proposer.propose(rids, requests, min(limits), output_room)
 
     def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> DraftPlans:
         """The second half of plan: the policy's decision."""

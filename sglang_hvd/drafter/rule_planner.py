@@ -59,6 +59,8 @@ class RulePlanner:
             takes_model = np.ones(num, np.bool_)
         else:
             takes_model = ~takes_cache & self._config.drafts_with_model
+        if proposals.output_room is not None:
+            takes_model &= proposals.output_room > 0
         num_model = takes_model * np.int32(self._num_model_nodes)
         drafts = proposals.drafts.chains(num_cache)
         whole = np.full(num, np.nan, np.float32)
@@ -98,7 +100,10 @@ class RulePlanner:
         threshold = self._config.threshold
         payoffs = forecast.prediction.payoffs
         if threshold is None:
-            return gates.by_comparison(proposals.where_drafted(payoffs), forecast.model_payoffs)
+            of_model, output_room = forecast.model_payoffs, proposals.output_room
+            if output_room is not None:
+                of_model = np.minimum(of_model, output_room)
+            return gates.by_comparison(proposals.where_drafted(payoffs), of_model)
         probs = forecast.prediction.reaches(math.ceil(threshold))
         if probs is None:
             return gates.by_payoff(proposals.where_drafted(payoffs), threshold)

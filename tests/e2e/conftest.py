@@ -200,8 +200,7 @@ def start_server(
                 **PROJECT_FIRST,
                 **(environment or {}),
             },
-            module="sglang.launch_server" if is_spawned else "tests.e2e.forked_server",
-            launch=None if is_spawned or environment else nursery.launch,
+            launch=None if is_spawned else nursery.launch,
         )
         server.__enter__()
         running[key] = server

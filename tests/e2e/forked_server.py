@@ -1,8 +1,5 @@
-"""SGLang's server in processes that are forked instead of spawned: they need not import everything
+"""SGLang's servers in processes that are forked instead of spawned: they need not import everything
 again, which is nearly all that a start takes.
-
-    python -m tests.e2e.forked_server FLAGS        one server, its processes forked from it
-    python -m tests.e2e.forked_server --nursery    servers forked from here, as asked on stdin
 
 What only a spawned process does, unpickling its arguments and loading plugins anew, is tested by
 the servers that start as users start them: those of the demo, of tensor parallelism, of the engine
@@ -29,15 +26,20 @@ import numpy as np
 
 from sglang_hvd.demo.server import end_with_parent
 
+# What is read when modules are imported: servers that differ in it are not forked from one process.
+_READ_BY_IMPORTS = ("TRITON_INTERPRET", "SGL_KERNEL_CPU_REPLAYED_GRAPHS")
+
 
 class Nursery:
-    """A process that has imported all that a server needs, and forks servers."""
+    """Forks servers from processes that have imported all that a server needs.
+
+    Each process starts with the first server that needs it.
+    """
 
     def __init__(self, environment: dict[str, str]) -> None:
-        """environment: in which it imports. It starts with the first server."""
+        """environment: in which they import, but for what servers give of _READ_BY_IMPORTS."""
         self._environment = environment
-        self._process: subprocess.Popen[str] | None = None
-        self._turn = threading.Lock()
+        self._nurses: dict[tuple[str | None, ...], _Nurse] = {}
 
     def launch(
         self, command: Sequence[str], environment: dict[str, str], log: BinaryIO
@@ -46,49 +48,63 @@ class Nursery:
         module, *flags = command[command.index("-m") + 1 :]
         log_path = os.readlink(f"/proc/self/fd/{log.fileno()}")
         order = {"module": module, "flags": flags, "environment": environment, "log": log_path}
-        return ForkedServer(self, int(self.ask("fork", order)))
-
-    def ask(self, what: str, about: object) -> str:
-        """One line for one line."""
-        with self._turn:
-            if self._process is None:
-                self._process = self._started()
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            self._process.stdin.write(json.dumps([what, about]) + "\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        assert answer, "the nursery has died"
-        return answer.strip()
+        nurse = self._nurse_of(environment)
+        return ForkedServer(nurse, int(nurse.ask("fork", order)))
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
+        for nurse in self._nurses.values():
+            nurse.close()
 
-    def _started(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.forked_server", "--nursery"],
-            env=self._environment,
+    def _nurse_of(self, environment: dict[str, str]) -> _Nurse:
+        key = tuple(environment.get(name) for name in _READ_BY_IMPORTS)
+        if key not in self._nurses:
+            given = {name: environment[name] for name in _READ_BY_IMPORTS if name in environment}
+            self._nurses[key] = _Nurse({**self._environment, **given})
+        return self._nurses[key]
+
+
+class _Nurse:
+    """One process that forks servers."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.forked_server"],
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             preexec_fn=end_with_parent,
         )
+        self._turn = threading.Lock()
+
+    def ask(self, what: str, about: object) -> str:
+        """One line for one line."""
+        with self._turn:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.write(json.dumps([what, about]) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        assert answer, "the nurse has died"
+        return answer.strip()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
 
 
 class ForkedServer:
     """What a Popen has that SglangServer asks for."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
-        self._nursery = nursery
+    def __init__(self, nurse: _Nurse, pid: int) -> None:
+        self._nurse = nurse
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
         """Its exit code; None while it runs."""
         if self.returncode is None:
-            answer = self._nursery.ask("poll", self.pid)
+            answer = self._nurse.ask("poll", self.pid)
             self.returncode = int(answer) if answer else None
         return self.returncode
 
@@ -100,17 +116,6 @@ class ForkedServer:
                 raise subprocess.TimeoutExpired("forked server", timeout or 0.0)
             time.sleep(0.02)
         return code
-
-
-def main(flags: Sequence[str]) -> None:
-    """A server, its processes forked from this one."""
-    from sglang.launch_server import run_server
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import prepare_server_args
-
-    with _forking():
-        load_plugins()
-        run_server(prepare_server_args(list(flags)))
 
 
 @contextmanager
@@ -126,7 +131,8 @@ def _forking() -> Iterator[None]:
         kill_process_tree(os.getpid(), include_parent=False)
 
 
-def _nurse() -> None:
+def _fork_servers() -> None:
+    """Forks servers as asked on stdin."""
     import sglang.launch_server
     import sglang.srt.entrypoints.http_server
     import sglang.srt.managers.scheduler
@@ -163,16 +169,10 @@ def _become_server(
     random.seed()  # or all would draw the same ports and seeds
     np.random.seed()
     sys.argv = [module, *flags]
-    if module == "tests.e2e.forked_server":
-        main(flags)
-    else:
-        with _forking():
-            runpy.run_module(module, run_name="__main__")
+    with _forking():
+        runpy.run_module(module, run_name="__main__")
     sys.exit()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--nursery"]:
-        _nurse()
-    else:
-        main(sys.argv[1:])
+    _fork_servers()
