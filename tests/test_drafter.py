@@ -85,6 +85,26 @@ def test_a_cache_draft_is_as_long_as_the_output_has_room_for(policy: Policy) -> 
     assert only_draft(made.plan(["r"], np.array([9], np.int32))) == [4, 5, 6]
 
 
+def test_a_draft_that_the_output_has_no_room_for_is_judged_by_its_first_tokens() -> None:
+    made = HybridDrafter(
+        HvdConfig(threshold=2.0),
+        cache=SuffixCache.as_in_paper(),
+        predictor=constant_survival(0.8),
+        token_classes=CLASSES,
+        num_model_steps=3,
+        num_model_nodes=3,
+        verify_width=65,
+    )
+    started(made)
+    assert only_draft(made.plan(["r"], np.array([2], np.int32))) == [4, 5]
+    made.commit(["r"], [VerifyOutcome([4, 5, 9], 2)])
+    calibration = made.calibration()
+    assert calibration is not None
+    [figures] = [figures for figures in calibration.values() if figures.num_verified]
+    assert figures.mean_predicted == pytest.approx(0.8 + 0.8**2)
+    assert figures.mean_accepted == 2
+
+
 def test_the_better_draft_is_that_for_the_room_of_the_output() -> None:
     # 3 tokens of the cache, more than which the model drafter is expected to have right.
     made = started(drafter(num_model_steps=9, predicted="draft_len"))

@@ -58,6 +58,7 @@ class DraftOdds:
         return replace(
             self,
             probs=self.probs * (self.depths <= room[:, None]),
+            num_nodes=self.num_nodes * (room > 0),
             reaches=self.reaches * has_step,
             reaches_if_right=self.reaches_if_right * has_step,
         )

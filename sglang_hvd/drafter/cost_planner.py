@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from sglang_hvd.allocation import DraftOdds, StepAllocator
 from sglang_hvd.drafter.cycles import Cycles
@@ -10,6 +11,8 @@ from sglang_hvd.drafter.forecasts import AllocationForecast
 from sglang_hvd.drafter.proposals import Proposals
 from sglang_hvd.drafter.request import DraftedRequest
 from sglang_hvd.types import DraftPlans
+
+Int32 = npt.NDArray[np.int32]
 
 
 class CostPlanner:
@@ -19,12 +22,15 @@ class CostPlanner:
         self._allocator = allocator
 
     def plan(
-        self, requests: Sequence[DraftedRequest], proposals: Proposals
+        self,
+        requests: Sequence[DraftedRequest],
+        proposals: Proposals,
+        output_room: Int32 | None = None,
     ) -> tuple[DraftPlans, Cycles]:
-        """Row i of the proposals belongs to requests[i]."""
+        """Row i of the proposals belongs to requests[i]. output_room: see HybridDrafter.plan."""
         num, drafts, forecast = len(requests), proposals.drafts, proposals.forecast
         assert isinstance(forecast, AllocationForecast), "the proposals are of another policy"
-        trees, reaches, output_room = forecast.trees, forecast.model_reaches, proposals.output_room
+        trees, reaches = forecast.trees, forecast.model_reaches
         odds = DraftOdds(
             trees.probs[:num],
             trees.depths[:num],
@@ -36,13 +42,12 @@ class CostPlanner:
         without_cache = [request.without_cache for request in requests]
         if any(without_cache):
             is_pinned = np.array(without_cache)
-        model_steps = np.empty(num, np.int32)
         if output_room is not None:
             odds = odds.within(output_room)
             if is_pinned is not None:
                 is_pinned &= output_room > 0
         found = self._allocator.allocate(forecast.slots, odds, is_pinned)
-        model_steps[:] = found.num_steps
+        model_steps = np.full(num, found.num_steps, np.int32)
         if output_room is not None:
             np.minimum(model_steps, output_room, out=model_steps)
         # The predictor is judged by what it says itself of chains, heeded or not.

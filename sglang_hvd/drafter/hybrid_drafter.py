@@ -29,6 +29,8 @@ from sglang_hvd.suffix_cache import SuffixCache, SuffixCacheStats
 from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
 from sglang_hvd.types import DraftPlans, TokenIds, VerifyOutcome, VerifyOutcomes
 
+Int32 = npt.NDArray[np.int32]
+
 
 class HybridDrafter:
     """Life of a request: start, then plan and commit for each cycle, then finish.
@@ -218,32 +220,25 @@ class HybridDrafter:
             self._allocator.start(slot)
         self._requests[rid] = DraftedRequest(slot, without_cache)
 
-    def plan(
-        self, rids: Sequence[Hashable], output_room: npt.NDArray[np.int32] | None = None
-    ) -> DraftPlans:
+    def plan(self, rids: Sequence[Hashable], output_room: Int32 | None = None) -> DraftPlans:
         """Decides what each request of the batch verifies in its next cycle.
 
         output_room: int32[num_requests], draft tokens that each request's output has room for,
-            besides the token that the target model adds to them: more would be verified in vain.
+            besides the token that the target model adds: what is accepted of more is thrown away.
             None: any number.
 
         Raises KeyError for a request that is not active.
         """
         if self._config.policy == "model":
-            return self.allocate(rids, self._proposer.nothing(len(rids), output_room))
-        return self.allocate(rids, self.propose(rids, output_room=output_room))
+            return self.allocate(rids, self._proposer.nothing(len(rids)), output_room)
+        return self.allocate(rids, self.propose(rids), output_room)
 
     def propose(
-        self,
-        rids: Sequence[Hashable],
-        max_cache_draft_tokens: int | None = None,
-        *,
-        output_room: npt.NDArray[np.int32] | None = None,
+        self, rids: Sequence[Hashable], max_cache_draft_tokens: int | None = None
     ) -> Proposals:
         """The first half of plan: cache drafts, their features and predicted payoffs.
 
         max_cache_draft_tokens: a lower limit than this drafter's.
-        output_room: as in plan.
 
         Raises KeyError for a request that is not active.
         """
@@ -253,13 +248,15 @@ class HybridDrafter:
             limits.append(self._allocator.widest(len(rids)) - 1)
         if max_cache_draft_tokens is not None:
             limits.append(max_cache_draft_tokens)
-        return self._proposer.propose(rids, requests, min(limits), output_room)
+        return self._proposer.propose(rids, requests, min(limits))
 
-    def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> DraftPlans:
+    def allocate(
+        self, rids: Sequence[Hashable], proposals: Proposals, output_room: Int32 | None = None
+    ) -> DraftPlans:
         """The second half of plan: the policy's decision."""
         with self._clock.measure(Phase.ALLOCATE):
             requests = [self._request(rid) for rid in rids]
-            plans, cycles = self._planner.plan(requests, proposals)
+            plans, cycles = self._planner.plan(requests, proposals, output_room)
             for place, request in enumerate(requests):
                 request.cycles, request.place = cycles, place
             return plans

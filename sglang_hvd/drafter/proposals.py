@@ -18,15 +18,12 @@ class Proposals:
     drafts: cache drafts; num_nodes is 0 where the cache proposes nothing.
     features: the predictor's inputs; None in a drafter without token classes.
     forecast: what the policy decides by; None for a policy that predicts nothing.
-    output_room: int32[num_requests], draft tokens that each request's output has room for, besides
-        the token that the target model adds to them; None: any number. Cache drafts are no longer.
     """
 
     num_requests: int
     drafts: DraftBatch
     features: DraftFeatures | None = None
     forecast: PayoffForecast | AllocationForecast | None = None
-    output_room: npt.NDArray[np.int32] | None = None
 
     @property
     def has_draft(self) -> npt.NDArray[np.bool_]:

@@ -3,7 +3,6 @@
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.config import HvdConfig
@@ -15,8 +14,6 @@ from sglang_hvd.payoff import DraftFeatures, RequestTracker
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftBatch
-
-Int32 = npt.NDArray[np.int32]
 
 # Nodes that the votes are asked for in a batch, and for each request: large batches verify few, and
 # asking takes time. Chains are as long as ever.
@@ -54,38 +51,36 @@ class Proposer:
         # Under the allocate policy: what the votes say of branches, and the drafts with these.
         self._branches, self._trees = DraftBatch.of_size(0, 0), CacheTrees(0, 1)
 
-    def nothing(self, num_requests: int, output_room: Int32 | None = None) -> Proposals:
+    def nothing(self, num_requests: int) -> Proposals:
         """No draft for any request of the batch."""
         self._reserve(num_requests)
         self._drafts.num_nodes[:num_requests] = 0
-        return Proposals(num_requests, self._drafts, output_room=output_room)
+        return Proposals(num_requests, self._drafts)
 
     def propose(
         self,
         rids: Sequence[Hashable],
         requests: Sequence[DraftedRequest],
         max_cache_draft_tokens: int,
-        output_room: Int32 | None = None,
     ) -> Proposals:
         """The drafts of a batch and what is expected of them. Row i belongs to requests[i].
 
         requests: those that the cache knows by these rids.
         max_cache_draft_tokens: the longest draft of this batch; not above the proposer's.
-        output_room: that of the proposals.
 
         Raises KeyError for a request that the cache does not know.
         """
         num = len(rids)
         self._reserve(num)
         with self._clock.measure(Phase.PROPOSE):
-            self._ask_cache(rids, max_cache_draft_tokens, output_room)
+            self._ask_cache(rids, max_cache_draft_tokens)
         if self._tracker is None:
-            return Proposals(num, self._drafts, output_room=output_room)
+            return Proposals(num, self._drafts)
         with self._clock.measure(Phase.FEATURES):
             slots, features = slots_of(requests), self._features.first(num)
             self._tracker.write_features(features, slots, self._drafts, self._votes)
         if self._estimator.predictor is None:
-            return Proposals(num, self._drafts, features, output_room=output_room)
+            return Proposals(num, self._drafts, features)
         forecast: PayoffForecast | AllocationForecast
         with self._clock.measure(Phase.PREDICT):
             if self._is_by_cost:
@@ -94,12 +89,10 @@ class Proposer:
                 )
             else:
                 forecast = self._estimator.estimate(slots, self._drafts, features)
-        return Proposals(num, self._drafts, features, forecast, output_room)
+        return Proposals(num, self._drafts, features, forecast)
 
-    def _ask_cache(self, rids: Sequence[Hashable], limit: int, output_room: Int32 | None) -> None:
+    def _ask_cache(self, rids: Sequence[Hashable], limit: int) -> None:
         limits = np.full(len(rids), limit, np.int32)
-        if output_room is not None:
-            limits = np.minimum(limits, output_room)
         is_read = self._tracker is not None
         self._cache.propose_into(self._drafts, rids, limits, with_evidence=is_read)
         if self._asks_votes:
@@ -108,9 +101,8 @@ class Proposer:
             )
         if self._has_branches:
             most = max(_BRANCH_NODES // max(len(rids), 1), _FEWEST_BRANCH_NODES)
-            # Of nodes: where a draft may be short there may still be many for its first token.
-            limits = np.minimum(most, limit) * (limits > 0)
-            self._cache.propose_into(self._branches, rids, limits.astype(np.int32), is_tree=True)
+            limits = np.full(len(rids), min(most, limit), np.int32)
+            self._cache.propose_into(self._branches, rids, limits, is_tree=True)
 
     def _reserve(self, num_requests: int) -> None:
         """Makes the arrays large enough."""
