@@ -71,48 +71,6 @@ def test_payoff_policy_verifies_the_cache_draft_from_the_threshold_on(
     assert drafted(plan) == ([4, 5, 6] if source == "cache" else None)
 
 
-@pytest.mark.parametrize("policy", ["cache", "both", "frequency", "payoff", "model"])
-def test_an_output_without_room_for_drafts_verifies_none(policy: Policy) -> None:
-    made = started(drafter(policy))
-    [plan] = made.plan(["r"], np.zeros(1, np.int32))
-    assert (plan.source, plan.num_nodes) == (DraftSource.PLAIN, 0)
-
-
-@pytest.mark.parametrize("policy", ["cache", "both"])
-def test_a_cache_draft_is_as_long_as_the_output_has_room_for(policy: Policy) -> None:
-    made = started(drafter(policy))
-    assert only_draft(made.plan(["r"], np.array([2], np.int32))) == [4, 5]
-    assert only_draft(made.plan(["r"], np.array([9], np.int32))) == [4, 5, 6]
-
-
-def test_a_draft_that_the_output_has_no_room_for_is_judged_by_its_first_tokens() -> None:
-    made = HybridDrafter(
-        HvdConfig(threshold=2.0),
-        cache=SuffixCache.as_in_paper(),
-        predictor=constant_survival(0.8),
-        token_classes=CLASSES,
-        num_model_steps=3,
-        num_model_nodes=3,
-        verify_width=65,
-    )
-    started(made)
-    assert only_draft(made.plan(["r"], np.array([2], np.int32))) == [4, 5]
-    made.commit(["r"], [VerifyOutcome([4, 5, 9], 2)])
-    calibration = made.calibration()
-    assert calibration is not None
-    [figures] = [figures for figures in calibration.values() if figures.num_verified]
-    assert figures.mean_predicted == pytest.approx(0.8 + 0.8**2)
-    assert figures.mean_accepted == 2
-
-
-def test_the_better_draft_is_that_for_the_room_of_the_output() -> None:
-    # 3 tokens of the cache, more than which the model drafter is expected to have right.
-    made = started(drafter(num_model_steps=9, predicted="draft_len"))
-    for room, source in ((20, DraftSource.MODEL), (3, DraftSource.CACHE), (1, DraftSource.CACHE)):
-        [plan] = made.plan(["r"], np.array([room], np.int32))
-        assert plan.source is source
-
-
 @pytest.mark.parametrize(
     ("prob", "threshold", "source"),
     # The draft has 3 tokens. All of them are accepted with probability prob ** 3.

@@ -137,51 +137,6 @@ def test_a_request_without_cache_verifies_the_whole_model_tree(policy: Policy) -
         made.commit(["r"], [VerifyOutcome([4], 0)])
 
 
-@pytest.mark.parametrize("prob", [0.4, 0.999])
-def test_nothing_is_verified_that_the_output_has_no_room_for(prob: float) -> None:
-    made = drafter(prob=prob, per_node=1e-6, of_round=1e-6)
-    rids = [str(room) for room in (0, 1, 2, 20)]
-    for rid in rids:
-        made.start(rid, REPEATS)
-        made.extend(rid, [3])
-    [without, one, two, many] = made.plan(rids, np.array([0, 1, 2, 20], np.int32))
-    assert (without.source, without.num_nodes) == (DraftSource.PLAIN, 0)
-    assert drafted(one)[:1] == [4]
-    assert drafted(two)[:2] == [4, 5]
-    assert len(drafted(many)) > 2
-    # With all as short the step is narrower, and whether the model drafter runs is seen.
-    made.commit(rids, [VerifyOutcome([4], 0)] * 4)
-    plans = list(made.plan(rids, np.zeros(4, np.int32)))
-    assert [plan.source for plan in plans] == [DraftSource.PLAIN] * 4
-
-
-def test_of_a_request_without_cache_too() -> None:
-    made = drafter()
-    made.start("r", REPEATS, without_cache=True)
-    made.extend("r", [3])
-    [plan] = made.plan(["r"], np.zeros(1, np.int32))
-    assert plan.source is DraftSource.PLAIN
-    [plan] = made.plan(["r"], np.ones(1, np.int32))
-    assert plan.source is DraftSource.MODEL
-
-
-def test_what_the_output_had_no_room_for_says_nothing_of_the_model_drafter() -> None:
-    seen = []
-    for room in (1, 20):
-        made = drafter(prob=0.01, per_node=1e-6, of_round=1e-6)
-        made.start("r", [0, 1, 2])
-        [plan] = made.plan(["r"], np.array([room], np.int32))
-        assert plan.source is DraftSource.MODEL
-        made.commit(["r"], [VerifyOutcome([3, 4], 1)])
-        figures = made.model_figures()
-        assert figures is not None
-        assert figures.mean_accepted == 1
-        seen.append(figures)
-    short, long = seen
-    assert short.mean_predicted < 1 < long.mean_predicted
-    assert short.prob_without > 0.9 > long.prob_without  # it had one token right, of one and of two
-
-
 def figures(made: HybridDrafter, rids: Sequence[str]) -> str:
     """All that is learned."""
     stats = [made.stats(rid) for rid in rids]

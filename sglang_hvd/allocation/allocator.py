@@ -1,7 +1,7 @@
 """Policy `allocate`: the drafts of a step by what they bring and what they cost."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -48,20 +48,6 @@ class DraftOdds:
     num_nodes: Int32
     reaches: Float32
     reaches_if_right: Float32
-
-    def within(self, room: Int32) -> "DraftOdds":
-        """The same, where tokens beyond so many of a draft bring nothing: int32[num_requests]."""
-        num_steps = self.reaches.shape[2]
-        if not len(room) or room.min() >= max(num_steps, self.depths.shape[1]):
-            return self
-        has_step = (np.arange(num_steps) < room[:, None])[:, None]
-        return replace(
-            self,
-            probs=self.probs * (self.depths <= room[:, None]),
-            num_nodes=self.num_nodes * (room > 0),
-            reaches=self.reaches * has_step,
-            reaches_if_right=self.reaches_if_right * has_step,
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from sglang_hvd.allocation import DraftOdds, StepAllocator
 from sglang_hvd.drafter.cycles import Cycles
@@ -11,8 +10,6 @@ from sglang_hvd.drafter.forecasts import AllocationForecast
 from sglang_hvd.drafter.proposals import Proposals
 from sglang_hvd.drafter.request import DraftedRequest
 from sglang_hvd.types import DraftPlans
-
-Int32 = npt.NDArray[np.int32]
 
 
 class CostPlanner:
@@ -22,34 +19,27 @@ class CostPlanner:
         self._allocator = allocator
 
     def plan(
-        self,
-        requests: Sequence[DraftedRequest],
-        proposals: Proposals,
-        output_room: Int32 | None = None,
+        self, requests: Sequence[DraftedRequest], proposals: Proposals
     ) -> tuple[DraftPlans, Cycles]:
-        """Row i of the proposals belongs to requests[i]. output_room: see HybridDrafter.plan."""
+        """Row i of the proposals belongs to requests[i]."""
         num, drafts, forecast = len(requests), proposals.drafts, proposals.forecast
         assert isinstance(forecast, AllocationForecast), "the proposals are of another policy"
         trees, reaches = forecast.trees, forecast.model_reaches
-        odds = DraftOdds(
-            trees.probs[:num],
-            trees.depths[:num],
-            trees.num_nodes[:num],
-            reaches.of_all,
-            reaches.if_cache_right,
-        )
         is_pinned = None
         without_cache = [request.without_cache for request in requests]
         if any(without_cache):
             is_pinned = np.array(without_cache)
-        if output_room is not None:
-            odds = odds.within(output_room)
-            if is_pinned is not None:
-                is_pinned &= output_room > 0
-        found = self._allocator.allocate(forecast.slots, odds, is_pinned)
-        model_steps = np.full(num, found.num_steps, np.int32)
-        if output_room is not None:
-            np.minimum(model_steps, output_room, out=model_steps)
+        found = self._allocator.allocate(
+            forecast.slots,
+            DraftOdds(
+                trees.probs[:num],
+                trees.depths[:num],
+                trees.num_nodes[:num],
+                reaches.of_all,
+                reaches.if_cache_right,
+            ),
+            is_pinned,
+        )
         # The predictor is judged by what it says itself of chains, heeded or not.
         taken = trees.take(
             found.num_cache,
@@ -63,7 +53,7 @@ class CostPlanner:
             chain_expected=taken.chain_expected,
             branch_expected=taken.branch_expected,
             model_sizes=found.model_size,
-            model_steps=model_steps,
+            model_steps=np.full(num, found.num_steps, np.int32),
             model_expected=found.model_expected,
         )
         payoffs = forecast.prediction.payoffs

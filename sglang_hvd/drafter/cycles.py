@@ -27,8 +27,8 @@ class Cycles:
         branch_share 1.
     model_sizes: int32[num_requests], nodes of the model drafter's draft, 0 where it is not
         verified. In few steps it may have fewer.
-    model_steps: int32[num_requests], tokens of it that may be accepted: the steps that it comes
-        from, or as many as the output has room for; unspecified where it is not verified.
+    model_steps: int32[num_requests], steps that it comes from; unspecified where it is not
+        verified.
     model_expected: float32[num_requests], expected accepted tokens of it. Not a number: the
         prediction for the full size counts, which ModelPayoff has.
     """

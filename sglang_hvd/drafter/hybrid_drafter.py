@@ -4,7 +4,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from sglang_hvd.allocation import StepAllocator
 from sglang_hvd.config import HvdConfig
@@ -28,8 +27,6 @@ from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.suffix_cache import SuffixCache, SuffixCacheStats
 from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
 from sglang_hvd.types import DraftPlans, TokenIds, VerifyOutcome, VerifyOutcomes
-
-Int32 = npt.NDArray[np.int32]
 
 
 class HybridDrafter:
@@ -220,18 +217,14 @@ class HybridDrafter:
             self._allocator.start(slot)
         self._requests[rid] = DraftedRequest(slot, without_cache)
 
-    def plan(self, rids: Sequence[Hashable], output_room: Int32 | None = None) -> DraftPlans:
+    def plan(self, rids: Sequence[Hashable]) -> DraftPlans:
         """Decides what each request of the batch verifies in its next cycle.
-
-        output_room: int32[num_requests], draft tokens that each request's output has room for,
-            besides the token that the target model adds: what is accepted of more is thrown away.
-            None: any number.
 
         Raises KeyError for a request that is not active.
         """
         if self._config.policy == "model":
-            return self.allocate(rids, self._proposer.nothing(len(rids)), output_room)
-        return self.allocate(rids, self.propose(rids), output_room)
+            return self.allocate(rids, self._proposer.nothing(len(rids)))
+        return self.allocate(rids, self.propose(rids))
 
     def propose(
         self, rids: Sequence[Hashable], max_cache_draft_tokens: int | None = None
@@ -250,13 +243,11 @@ class HybridDrafter:
             limits.append(max_cache_draft_tokens)
         return self._proposer.propose(rids, requests, min(limits))
 
-    def allocate(
-        self, rids: Sequence[Hashable], proposals: Proposals, output_room: Int32 | None = None
-    ) -> DraftPlans:
+    def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> DraftPlans:
         """The second half of plan: the policy's decision."""
         with self._clock.measure(Phase.ALLOCATE):
             requests = [self._request(rid) for rid in rids]
-            plans, cycles = self._planner.plan(requests, proposals, output_room)
+            plans, cycles = self._planner.plan(requests, proposals)
             for place, request in enumerate(requests):
                 request.cycles, request.place = cycles, place
             return plans

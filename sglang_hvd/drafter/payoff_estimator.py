@@ -152,8 +152,6 @@ class PayoffEstimator:
         of_model = np.where(
             cycles.drafts.num_nodes > 0, outcomes.num_model_accepted, outcomes.num_accepted_drafts
         )
-        # An output that ends in its draft has no use for more.
-        of_model = np.minimum(of_model, cycles.model_steps)
         of_model[cycles.model_sizes == 0] = -1
         # Requests that never verify cache drafts tell nothing of those that do.
         if any(request.without_cache for request in requests):

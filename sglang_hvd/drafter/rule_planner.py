@@ -16,7 +16,6 @@ from sglang_hvd.drafter.request import DraftedRequest
 from sglang_hvd.types import SCORE, DraftPlans
 
 Bool = npt.NDArray[np.bool_]
-Int32 = npt.NDArray[np.int32]
 
 
 class RulePlanner:
@@ -47,14 +46,11 @@ class RulePlanner:
         )
 
     def plan(
-        self,
-        requests: Sequence[DraftedRequest],
-        proposals: Proposals,
-        output_room: Int32 | None = None,
+        self, requests: Sequence[DraftedRequest], proposals: Proposals
     ) -> tuple[DraftPlans, Cycles]:
-        """Row i of the proposals belongs to requests[i]. output_room: see HybridDrafter.plan."""
+        """Row i of the proposals belongs to requests[i]."""
         num = len(requests)
-        takes_cache = self._takes_cache(proposals, output_room)
+        takes_cache = self._takes_cache(proposals)
         without_cache = [request.without_cache for request in requests]
         if any(without_cache):
             takes_cache = takes_cache & ~np.array(without_cache)
@@ -63,35 +59,28 @@ class RulePlanner:
             takes_model = np.ones(num, np.bool_)
         else:
             takes_model = ~takes_cache & self._config.drafts_with_model
-        forecast = proposals.forecast
-        predicted = None if forecast is None else forecast.prediction.payoffs
-        whole = np.full(num, np.nan, np.float32)
-        chain_expected = whole
-        if output_room is not None:
-            takes_model &= output_room > 0
-            is_cut = num_cache > output_room
-            num_cache = np.minimum(num_cache, output_room)
-            if forecast is not None and is_cut.any():
-                chain_expected = np.where(is_cut, forecast.prediction.within(num_cache), whole)
         num_model = takes_model * np.int32(self._num_model_nodes)
         drafts = proposals.drafts.chains(num_cache)
+        whole = np.full(num, np.nan, np.float32)
         cycles = Cycles(
             drafts=drafts,
             chain_lens=num_cache,
-            chain_expected=chain_expected,
+            chain_expected=whole,
             branch_expected=np.zeros(num),
             model_sizes=num_model,
             model_steps=np.full(num, self._num_model_steps, np.int32),
             model_expected=whole,
         )
+        forecast = proposals.forecast
+        predicted = None if forecast is None else forecast.prediction.payoffs
         return DraftPlans(drafts, predicted, num_model, self._num_model_steps), cycles
 
-    def _takes_cache(self, proposals: Proposals, output_room: Int32 | None) -> Bool:
+    def _takes_cache(self, proposals: Proposals) -> Bool:
         match self._config.policy:
             case "payoff":
                 forecast = proposals.forecast
                 assert isinstance(forecast, PayoffForecast), "the proposals are of another policy"
-                by_payoff = self._by_payoff(proposals, forecast, output_room)
+                by_payoff = self._by_payoff(proposals, forecast)
                 in_fallback = self._estimator.in_fallback(proposals.drafts, proposals.num_requests)
                 if in_fallback is None:
                     return by_payoff
@@ -105,18 +94,11 @@ class RulePlanner:
             case "allocate":
                 raise AssertionError("CostPlanner decides")
 
-    def _by_payoff(
-        self, proposals: Proposals, forecast: PayoffForecast, output_room: Int32 | None
-    ) -> Bool:
+    def _by_payoff(self, proposals: Proposals, forecast: PayoffForecast) -> Bool:
         threshold = self._config.threshold
         payoffs = forecast.prediction.payoffs
         if threshold is None:
-            of_model = forecast.model_payoffs
-            if output_room is not None:
-                of_model = np.minimum(of_model, output_room)
-                is_cut = proposals.drafts.num_nodes[: proposals.num_requests] > output_room
-                payoffs = np.where(is_cut, forecast.prediction.within(output_room), payoffs)
-            return gates.by_comparison(proposals.where_drafted(payoffs), of_model)
+            return gates.by_comparison(proposals.where_drafted(payoffs), forecast.model_payoffs)
         probs = forecast.prediction.reaches(math.ceil(threshold))
         if probs is None:
             return gates.by_payoff(proposals.where_drafted(payoffs), threshold)

@@ -25,7 +25,6 @@ from sglang_hvd.payoff.tracker import DraftFeatures
 from sglang_hvd.whole_file import write_whole
 
 Array = npt.NDArray[np.float32]
-Int32 = npt.NDArray[np.int32]
 _Json = TypeVar("_Json")
 
 # Those that ship in the package, by cache mode. Their provenance says what they were trained on and
@@ -75,15 +74,6 @@ class Prediction:
 
     payoffs: Array
     survival: Array | None
-
-    def within(self, num_tokens: Int32) -> Array:
-        """Expected accepted length of the first tokens of each draft, int32[num_requests] of them;
-        of a bare number what it can be at most: float32[num_requests]."""
-        if self.survival is None:
-            return np.minimum(self.payoffs, num_tokens, dtype=np.float32)
-        is_first = np.arange(self.survival.shape[1]) < num_tokens[:, None]
-        expected: Array = (self.survival * is_first).sum(axis=1)
-        return expected
 
     def reaches(self, num_tokens: int) -> Array | None:
         """Probability that at least so many tokens are accepted: float32[num_requests]."""

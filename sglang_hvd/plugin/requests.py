@@ -42,15 +42,14 @@ if TYPE_CHECKING:
 class _Held:
     """One request the drafter knows.
 
-    num_tokens counts prompt and committed output tokens, most_tokens those that it may have.
-    prompt_ids is there to be recorded; None: nothing is recorded of this request.
+    num_tokens counts prompt and committed output tokens. prompt_ids is there to be recorded; None:
+    nothing is recorded of this request.
     """
 
     key: int
     rid: str
     req: weakref.ref[Req]
     num_tokens: int
-    most_tokens: int
     prompt_ids: TokenIds | None
     source: DraftSource = DraftSource.PLAIN
     cycles: list[tuple[str, int]] = field(default_factory=list)
@@ -172,9 +171,7 @@ class HeldRequests:
                         # Under overlap scheduling the request lacks the latest tokens, which then
                         # are a gap in the drafter's text; what comes is counted from here.
                         held[i].num_tokens = num_cached + 1
-        # The token that the target model adds is the last one of an output without more room.
-        room = np.array([h.most_tokens - h.num_tokens - 1 for h in held], np.int32)
-        plans = self._drafter.plan([h.key for h in held], np.maximum(room, 0))
+        plans = self._drafter.plan([h.key for h in held])
         for h, source in zip(held, plans.sources, strict=True):
             h.source = source
         return plans
@@ -268,7 +265,6 @@ class HeldRequests:
             rid=req.rid,
             req=weakref.ref(req, lambda _: self._dead.append(key)),
             num_tokens=num_tokens,
-            most_tokens=len(req.origin_input_ids) + req.sampling_params.max_new_tokens,
             prompt_ids=prompt_ids if is_valid and self._recorder is not None else None,
         )
         self._drafter.start(
