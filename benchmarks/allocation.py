@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.command import add_json, run, write_rows
+from benchmarks.command import run, write_rows
 from benchmarks.roofline import h100
 from sglang_hvd.allocation import DraftOdds, StepAllocator, draft_step_choices, most_tree_nodes
+from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor, TokenClasses

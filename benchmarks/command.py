@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from sglang_hvd.commands.arguments import output_file
 from sglang_hvd.whole_file import write_whole
 
 
@@ -16,11 +15,6 @@ def add_traces(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--eos-token", default="<|im_end|>")
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """`--json FILE`, in a folder that is there: told before hours are spent on the rows."""
-    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the rows as JSON")
 
 
 def write_rows(path: Path | None, rows: Iterable[Mapping[str, object]]) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.command import add_json, run, write_rows
+from benchmarks.command import run, write_rows
+from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import (
     DEFAULT_PREDICTORS,

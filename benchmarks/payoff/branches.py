@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.command import add_json, add_traces, run, write_rows
+from benchmarks.command import add_traces, run, write_rows
 from sglang_hvd.allocation import CacheTrees
+from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter, PayoffForecast
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FIRST_BRANCH_SHARE, PayoffPredictor

@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import get_args
 
-from benchmarks.command import add_json, add_traces
+from benchmarks.command import add_traces
+from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import CacheMode
 
 

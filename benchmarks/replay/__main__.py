@@ -33,11 +33,12 @@ from typing import get_args
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.command import add_json, add_traces, run, write_rows
+from benchmarks.command import add_traces, run, write_rows
 from benchmarks.replay.jobs import Job, run_job, set_up_process
 from benchmarks.replay.rows import Row, beside_oracle, table_of
 from benchmarks.replay.settings import MODEL_TREES, Setting, settings_of
 from sglang_hvd.allocation import OWN_PACE, StepCosts
+from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import CacheMode
 from sglang_hvd.payoff import SIZE_EFFECT
 from sglang_hvd.replay.evaluate import NOTHING_LEFT

@@ -21,9 +21,10 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from benchmarks.command import add_json, run, write_rows
+from benchmarks.command import run, write_rows
 from benchmarks.serving.client import Answer, Conversation, play
 from benchmarks.serving.measure import Cell, measure, table_of
+from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.demo.corpus.session import FAMILIES, Session
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import ensure_demo_models

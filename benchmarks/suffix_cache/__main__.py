@@ -9,10 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.command import add_json, run, write_rows
+from benchmarks.command import run, write_rows
 from benchmarks.suffix_cache import peer, replay, timings
 from benchmarks.suffix_cache.contestants import Arctic, Contestant, Ngram, Ours
 from benchmarks.suffix_cache.rows import Row, higher_is_better, lower_is_better, table
+from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.traces.tokenizer import load_tokenizer
 
 _BESIDE_NGRAM = ", beside SGLang's NGRAM"

@@ -27,12 +27,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.command import add_json, add_traces, run, write_rows
+from benchmarks.command import add_traces, run, write_rows
 from benchmarks.serving.client import Answer, Conversation, play
 from benchmarks.serving.measure import Cell, Row, measure, table_of
 from benchmarks.trace_serving.models import SHAPES, OwnVocabulary, write_models
 from benchmarks.trace_serving.script import Script, rid_of
 from sglang_hvd.allocation import model_tree_sizes
+from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODES, server_flags

@@ -94,6 +94,7 @@ def add_predictor(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
+    """`--json FILE`, in a folder that is there: told before hours are spent on the rows."""
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the rows as JSON")
 
 
