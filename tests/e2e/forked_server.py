@@ -39,7 +39,7 @@ class Nursery:
     def __init__(self, environment: dict[str, str]) -> None:
         """environment: in which they import, but for what servers give of _READ_BY_IMPORTS."""
         self._environment = environment
-        self._nurses: dict[tuple[str | None, ...], _Nurse] = {}
+        self._nurses: dict[tuple[tuple[str, str], ...], _Nurse] = {}
 
     def launch(
         self, command: Sequence[str], environment: dict[str, str], log: BinaryIO
@@ -56,11 +56,10 @@ class Nursery:
             nurse.close()
 
     def _nurse_of(self, environment: dict[str, str]) -> _Nurse:
-        key = tuple(environment.get(name) for name in _READ_BY_IMPORTS)
-        if key not in self._nurses:
-            given = {name: environment[name] for name in _READ_BY_IMPORTS if name in environment}
-            self._nurses[key] = _Nurse({**self._environment, **given})
-        return self._nurses[key]
+        given = tuple((name, environment[name]) for name in _READ_BY_IMPORTS if name in environment)
+        if given not in self._nurses:
+            self._nurses[given] = _Nurse({**self._environment, **dict(given)})
+        return self._nurses[given]
 
 
 class _Nurse:
