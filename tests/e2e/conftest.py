@@ -131,6 +131,18 @@ def long_prompt(prompts: list[str]) -> str:
     return max(prompts, key=len)
 
 
+def assert_same_alone_and_together(
+    server: Server, expected: list[list[int]], prompts: list[str]
+) -> None:
+    """All prompts, sixteen of them at once, and then a later turn of each family by itself."""
+    server.flush_cache()
+    answers = server.generate_all(prompts, concurrency=16)
+    assert [answer["output_ids"] for answer in answers] == expected
+    server.flush_cache()  # else each would be one long cache draft
+    answers = server.generate_all(prompts[1::4], concurrency=1)
+    assert [answer["output_ids"] for answer in answers] == expected[1::4]
+
+
 StartServer = Callable[..., Server]
 
 
@@ -144,10 +156,10 @@ def mixing(policy: str, threshold: str = "1.5") -> tuple[str, ...]:
 PROJECT_FIRST = {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 
-@pytest.fixture
-def varying_costs(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def varying_costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table in which each node costs a little: what is verified differs from step to step."""
-    path = tmp_path / "costs.yaml"
+    path = tmp_path_factory.mktemp("costs") / "costs.yaml"
     path.write_text(
         "{about: made up, batch_sizes: [1, 16], widths: [1, 32], verify: [[5, 8], [6, 40]], "
         "draft_round: [1.5, 1.7], draft_extend: [[0.2, 0.3], [0.3, 1]]}"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sglang_hvd.demo.server import CPU_ENVIRONMENT
+from sglang_hvd.demo.server import demo_environment
 
 PROGRAM = """
 import json, sys
@@ -41,7 +41,7 @@ def _run(models: Any, prompts: list[str], folder: Path, config: str) -> Any:
     return subprocess.run(
         [sys.executable, str(folder / "program.py"), str(folder / "answers.json")],
         input=json.dumps([str(models.target), str(models.drafter), prompts]),
-        env={**os.environ, **CPU_ENVIRONMENT, "HVD_CONFIG": str(folder / "hvd.yaml")},
+        env={**os.environ, **demo_environment(), "HVD_CONFIG": str(folder / "hvd.yaml")},
         capture_output=True,
         text=True,
         timeout=200,

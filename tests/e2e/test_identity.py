@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import mixing
+from tests.e2e.conftest import assert_same_alone_and_together, mixing
 
 CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
 LONG_CHAIN = ("--speculative-num-steps", "6", "--speculative-eagle-topk", "1")
@@ -40,13 +40,8 @@ def _assert_sources(server: Any, policy: str) -> None:
         assert used == SOURCES[policy]
 
 
-def _assert_same_as_plain(
-    server: Any, expected: list[list[int]], prompts: list[str], **params: Any
-) -> None:
-    for concurrency in (1, 16):
-        server.flush_cache()  # else the second round is one long cache draft
-        answers = server.generate_all(prompts, concurrency=concurrency, **params)
-        assert [answer["output_ids"] for answer in answers] == expected
+def _assert_same_as_plain(server: Any, expected: list[list[int]], prompts: list[str]) -> None:
+    assert_same_alone_and_together(server, expected, prompts)
     state = server.hvd_state()
     assert state["num_requests"] == 0
     assert state["num_resyncs"] == 0

@@ -12,12 +12,20 @@ from typing import Any
 
 import pytest
 
-from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
-from tests.e2e.conftest import mixing
+from tests.e2e.conftest import assert_same_alone_and_together, mixing
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 REPLAYED = {**INTERPRETED, "SGL_KERNEL_CPU_REPLAYED_GRAPHS": "1"}
-TREE = MODEL_TREE_FLAGS
+SMALL_TREE = (
+    *("--speculative-num-steps", "3", "--speculative-eagle-topk", "2"),
+    *("--speculative-num-draft-tokens", "8"),
+)
+# Two splits of a request's KV, where SGLang has eight: each is a program to interpret. And none of
+# the tokens that it generates to warm up.
+TRITON = (
+    *("--attention-backend", "triton", "--triton-attention-num-kv-splits", "2"),
+    "--skip-server-warmup",
+)
 CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
 
 
@@ -27,14 +35,13 @@ def test_output_is_that_of_plain_serving_under_overlap_scheduling(
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
+    varying_costs: Path,
 ) -> None:
     expected = plain_ids(prompts)
-    server = start_hvd(policy, *mixing(policy), environment=INTERPRETED)
+    costs = ("--hvd-costs", str(varying_costs)) if policy == "allocate" else ()
+    server = start_hvd(policy, *mixing(policy), *costs, environment=INTERPRETED)
     assert server.process.get("/server_info")["disable_overlap_schedule"] is False
-    for concurrency in (1, 16):
-        server.flush_cache()
-        answers = server.generate_all(prompts, concurrency=concurrency)
-        assert [answer["output_ids"] for answer in answers] == expected
+    assert_same_alone_and_together(server, expected, prompts)
     state = server.hvd_state()
     assert state["num_requests"] == 0
     # Every step was planned from exactly the tokens that SGLang had committed.
@@ -63,7 +70,7 @@ def test_stops_inside_a_draft_under_overlap_scheduling(
     ("drafting", "verify_width", "narrow_widths", "wide_width", "batch_sizes"),
     [
         # Graphs of two requests: two replay them, one is padded to two, and three run without.
-        (TREE, 24, [2, 8, 16], None, [2]),
+        (SMALL_TREE, 16, [2, 8], None, [2]),
         # Three are padded to four. The widest is for two, and so are its graphs.
         (CHAIN, 8, [2, 4], 12, [2, 4]),
     ],
@@ -84,7 +91,7 @@ def test_widths_and_draft_steps_with_backends_and_graphs_of_their_own(
     params = {"max_new_tokens": 20}
     expected = plain_ids(copying, **params)
     server = start_hvd(
-        *("allocate", "--hvd-costs", str(varying_costs), "--attention-backend", "triton"),
+        *("allocate", "--hvd-costs", str(varying_costs), *TRITON),
         *("--hvd-verify-width", str(verify_width), "--hvd-narrow-widths", str(narrow_widths)),
         *(() if wide_width is None else ("--hvd-wide-width", str(wide_width))),
         *("--cuda-graph-bs-decode", *map(str, batch_sizes)),
@@ -116,10 +123,11 @@ def test_full_masks_with_triton_attention(
     prompts: list[str],
 ) -> None:
     copying = [prompts[0], prompts[4]]  # a file and a tool call
-    params = {"max_new_tokens": 32}
+    params = {"max_new_tokens": 20}
     expected = plain_ids(copying, **params)
     server = start_hvd(
-        *(policy, *mixing(policy), "--attention-backend", "triton", "--hvd-verify-width", "24"),
+        *(policy, *mixing(policy), *TRITON, "--hvd-verify-width", "16"),
+        drafting=SMALL_TREE,
         environment=INTERPRETED,
     )
     answers = server.generate_all(copying, concurrency=2, **params)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,13 @@ from tests.e2e.conftest import mixing
 
 NUM_SAMPLES, NUM_AT_ONCE = 2000, 100
 NUM_TOKENS = 4
-# All of a question at once: a step of many takes little longer than one of few.
-MANY = ("--max-running-requests", str(NUM_AT_ONCE))
+# All of a question at once: a step of many requests takes little longer than one of few. With many
+# nodes each it does, and so few tokens need few.
+MANY = ("--max-running-requests", str(NUM_AT_ONCE), "--hvd-verify-width", "12")
+TREE = (
+    *("--speculative-num-steps", "3", "--speculative-eagle-topk", "2"),
+    *("--speculative-num-draft-tokens", "8"),
+)
 # The chance that a correct server fails one of these tests.
 FALSE_ALARM = 1e-5
 # Outcomes expected fewer times than this are counted as one, as the chi-square test needs.
@@ -37,39 +43,47 @@ class Target:
     def __init__(self, path: Any) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self._tokenizer = AutoTokenizer.from_pretrained(path)
-        self._next_token = cache(self._compute_next_token)
+        self.likely_outcomes = cache(self._likely_outcomes)
 
-    def token_ids(self, prompt: str) -> list[int]:
-        return self._tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    def token_ids(self, prompt: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(prompt, add_special_tokens=False)["input_ids"])
 
-    def likely_outcomes(
-        self, prompt_ids: list[int], num_tokens: int, *, at_least: float, **sampling: float
+    def _likely_outcomes(
+        self, prompt_ids: tuple[int, ...], num_tokens: int, *, at_least: float, **sampling: float
     ) -> dict[tuple[int, ...], float]:
         """Every output of so many tokens that sampling yields with at least this probability."""
         outcomes = {(): 1.0}
         for _ in range(num_tokens):
+            texts = [prompt_ids + output_ids for output_ids in outcomes]
             longer: dict[tuple[int, ...], float] = {}
-            for output_ids, probability in outcomes.items():
-                probs = self._next_token((*prompt_ids, *output_ids), **sampling) * probability
+            for output_ids, next_token in zip(outcomes, self._next_tokens(texts), strict=True):
+                probs = filtered(next_token, **sampling) * outcomes[output_ids]
                 for token_id in torch.nonzero(probs >= at_least).flatten().tolist():
                     longer[(*output_ids, token_id)] = float(probs[token_id])
+            if not longer:
+                return {}
             outcomes = longer
         return outcomes
 
-    def _compute_next_token(
-        self, token_ids: tuple[int, ...], *, temperature: float, top_p: float = 1.0, top_k: int = 0
-    ) -> torch.Tensor:
+    def _next_tokens(self, texts: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        """Logits of what follows each of the texts, which are equally long."""
         with torch.no_grad():
-            logits = self._model(torch.tensor([token_ids])).logits[0, -1]
-        probs = torch.softmax(logits / temperature, dim=-1)
-        order = torch.argsort(probs, descending=True)
-        keep = torch.ones_like(probs, dtype=torch.bool)
-        if top_k:
-            keep[order[top_k:]] = False
-        if top_p < 1:
-            keep[order[(probs[order].cumsum(0) - probs[order]) > top_p]] = False
-        kept = probs * keep
-        return kept / kept.sum()
+            return self._model(torch.tensor(texts), logits_to_keep=1).logits[:, 0]
+
+
+def filtered(
+    logits: torch.Tensor, *, temperature: float, top_p: float = 1.0, top_k: int = 0
+) -> torch.Tensor:
+    """The distribution that one token is drawn from."""
+    probs = torch.softmax(logits / temperature, dim=-1)
+    order = torch.argsort(probs, descending=True)
+    keep = torch.ones_like(probs, dtype=torch.bool)
+    if top_k:
+        keep[order[top_k:]] = False
+    if top_p < 1:
+        keep[order[(probs[order].cumsum(0) - probs[order]) > top_p]] = False
+    kept = probs * keep
+    return kept / kept.sum()
 
 
 def chi_square_p_value(
@@ -87,7 +101,7 @@ def chi_square_p_value(
     return float(torch.special.gammaincc(half, torch.tensor(statistic / 2)))
 
 
-def _prompt(target: Target, prompts: Sequence[str], **sampling: float) -> list[int]:
+def _prompt(target: Target, prompts: Sequence[str], **sampling: float) -> tuple[int, ...]:
     """A prompt cut off where the target is unsure enough: much rests on several outcomes."""
     for token_ids in map(target.token_ids, sorted(prompts, key=len, reverse=True)):
         for share in (0.9, 0.75, 0.5):
@@ -98,18 +112,18 @@ def _prompt(target: Target, prompts: Sequence[str], **sampling: float) -> list[i
     raise AssertionError(f"the target is sure of every prompt under {sampling}")
 
 
-def _sample(server: Any, prompt_ids: list[int], **sampling: float) -> Counter[tuple[int, ...]]:
+def _sample(server: Any, prompt_ids: Sequence[int], **sampling: float) -> Counter[tuple[int, ...]]:
     observed: Counter[tuple[int, ...]] = Counter()
     for _ in range(NUM_SAMPLES // NUM_AT_ONCE):
         answers = server.generate(
-            prompt_ids, n=NUM_AT_ONCE, max_new_tokens=NUM_TOKENS, ignore_eos=True, **sampling
+            list(prompt_ids), n=NUM_AT_ONCE, max_new_tokens=NUM_TOKENS, ignore_eos=True, **sampling
         )
         observed.update(tuple(answer["output_ids"]) for answer in answers)
     return observed
 
 
 def _expected(
-    target: Target, prompt_ids: list[int], **sampling: float
+    target: Target, prompt_ids: tuple[int, ...], **sampling: float
 ) -> dict[tuple[int, ...], float]:
     return target.likely_outcomes(
         prompt_ids, NUM_TOKENS, at_least=MIN_EXPECTED / NUM_SAMPLES, **sampling
@@ -129,8 +143,10 @@ def test_samples_follow_the_target_model(
     start_hvd: Callable[..., Any],
     target: Target,
     prompts: list[str],
+    varying_costs: Path,
 ) -> None:
-    server = start_hvd(policy, *mixing(policy, "1.0"), *MANY)
+    costs = ("--hvd-costs", str(varying_costs)) if policy == "allocate" else ()
+    server = start_hvd(policy, *mixing(policy, "1.0"), *MANY, *costs, drafting=TREE)
     prompt_ids = _prompt(target, prompts, **sampling)
     observed = _sample(server, prompt_ids, **sampling)
     assert chi_square_p_value(observed, _expected(target, prompt_ids, **sampling)) > FALSE_ALARM
@@ -144,7 +160,7 @@ def test_the_test_tells_a_slightly_wrong_temperature_apart(
     start_hvd: Callable[..., Any], target: Target, prompts: list[str]
 ) -> None:
     prompt_ids = _prompt(target, prompts, temperature=1.0)
-    observed = _sample(start_hvd("cache", *MANY), prompt_ids, temperature=1.0)
+    observed = _sample(start_hvd("cache", *MANY, drafting=TREE), prompt_ids, temperature=1.0)
     for temperature, is_right in ((1.0, True), (0.85, False)):
         expected = _expected(target, prompt_ids, temperature=temperature)
         assert (chi_square_p_value(observed, expected) > FALSE_ALARM) == is_right

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer
+from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment
 
 pytestmark = pytest.mark.e2e
 
@@ -35,7 +35,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sgla
     eagle = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(draft)]
     eagle += ["--speculative-num-steps", "3", "--speculative-eagle-topk", "4"]
     eagle += ["--speculative-num-draft-tokens", "16"]
-    environment = CPU_ENVIRONMENT | {"SGLANG_PLUGINS": "sgl_kernel_cpu"}
+    environment = demo_environment() | {"SGLANG_PLUGINS": "sgl_kernel_cpu"}
 
     def server(name: str, *more: str) -> SglangServer:
         log_file = folder / f"{name}.log"
