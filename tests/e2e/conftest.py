@@ -23,6 +23,12 @@ from tests.e2e.forked_server import Nursery
 
 Shape = Literal["llama", "qwen3"]
 
+# A model drafter's tree where each node costs time that tells nothing.
+SMALL_TREE = (
+    *("--speculative-num-steps", "3", "--speculative-eagle-topk", "2"),
+    *("--speculative-num-draft-tokens", "8"),
+)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder starts servers."""

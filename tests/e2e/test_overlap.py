@@ -12,14 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import assert_same_alone_and_together, mixing
+from tests.e2e.conftest import SMALL_TREE, assert_same_alone_and_together, mixing
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 REPLAYED = {**INTERPRETED, "SGL_KERNEL_CPU_REPLAYED_GRAPHS": "1"}
-SMALL_TREE = (
-    *("--speculative-num-steps", "3", "--speculative-eagle-topk", "2"),
-    *("--speculative-num-draft-tokens", "8"),
-)
 # Two splits of a request's KV, where SGLang has eight: each is a program to interpret. And none of
 # the tokens that it generates to warm up.
 TRITON = (

@@ -12,17 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.e2e.conftest import mixing
+from tests.e2e.conftest import SMALL_TREE, mixing
 
 NUM_SAMPLES, NUM_AT_ONCE = 2000, 100
 NUM_TOKENS = 4
 # All of a question at once: a step of many requests takes little longer than one of few. With many
 # nodes each it does, and so few tokens need few.
 MANY = ("--max-running-requests", str(NUM_AT_ONCE), "--hvd-verify-width", "12")
-TREE = (
-    *("--speculative-num-steps", "3", "--speculative-eagle-topk", "2"),
-    *("--speculative-num-draft-tokens", "8"),
-)
 # The chance that a correct server fails one of these tests.
 FALSE_ALARM = 1e-5
 # Outcomes expected fewer times than this are counted as one, as the chi-square test needs.
@@ -146,7 +142,7 @@ def test_samples_follow_the_target_model(
     varying_costs: Path,
 ) -> None:
     costs = ("--hvd-costs", str(varying_costs)) if policy == "allocate" else ()
-    server = start_hvd(policy, *mixing(policy, "1.0"), *MANY, *costs, drafting=TREE)
+    server = start_hvd(policy, *mixing(policy, "1.0"), *MANY, *costs, drafting=SMALL_TREE)
     prompt_ids = _prompt(target, prompts, **sampling)
     observed = _sample(server, prompt_ids, **sampling)
     assert chi_square_p_value(observed, _expected(target, prompt_ids, **sampling)) > FALSE_ALARM
@@ -160,7 +156,7 @@ def test_the_test_tells_a_slightly_wrong_temperature_apart(
     start_hvd: Callable[..., Any], target: Target, prompts: list[str]
 ) -> None:
     prompt_ids = _prompt(target, prompts, temperature=1.0)
-    observed = _sample(start_hvd("cache", *MANY, drafting=TREE), prompt_ids, temperature=1.0)
+    observed = _sample(start_hvd("cache", *MANY, drafting=SMALL_TREE), prompt_ids, temperature=1.0)
     for temperature, is_right in ((1.0, True), (0.85, False)):
         expected = _expected(target, prompt_ids, temperature=temperature)
         assert (chi_square_p_value(observed, expected) > FALSE_ALARM) == is_right
