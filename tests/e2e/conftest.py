@@ -23,6 +23,7 @@ from tests.e2e.forked_server import Nursery
 
 Shape = Literal["llama", "qwen3"]
 
+CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
 # A model drafter's tree where each node costs time that tells nothing.
 SMALL_TREE = (
     *("--speculative-num-steps", "3", "--speculative-eagle-topk", "2"),
@@ -171,6 +172,12 @@ def varying_costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "draft_round: [1.5, 1.7], draft_extend: [[0.2, 0.3], [0.3, 1]]}"
     )
     return path
+
+
+@pytest.fixture(scope="session")
+def untimed(varying_costs: Path) -> Callable[[str], tuple[str, ...]]:
+    """Flags with which no steps are timed before a policy serves: only `allocate` does that."""
+    return lambda policy: ("--hvd-costs", str(varying_costs)) if policy == "allocate" else ()
 
 
 @pytest.fixture(scope="session")

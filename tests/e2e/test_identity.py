@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import assert_same_alone_and_together, mixing
+from tests.e2e.conftest import CHAIN, assert_same_alone_and_together, mixing
 
-CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
 LONG_CHAIN = ("--speculative-num-steps", "6", "--speculative-eagle-topk", "1")
 LONG_TREE = (
     *("--speculative-num-steps", "5", "--speculative-eagle-topk", "4"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import SMALL_TREE, assert_same_alone_and_together, mixing
+from tests.e2e.conftest import CHAIN, SMALL_TREE, assert_same_alone_and_together, mixing
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 REPLAYED = {**INTERPRETED, "SGL_KERNEL_CPU_REPLAYED_GRAPHS": "1"}
@@ -22,7 +22,6 @@ TRITON = (
     *("--attention-backend", "triton", "--triton-attention-num-kv-splits", "2"),
     "--skip-server-warmup",
 )
-CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
 
 
 @pytest.mark.parametrize("policy", ["allocate", "payoff", "cache"])
@@ -31,11 +30,10 @@ def test_output_is_that_of_plain_serving_under_overlap_scheduling(
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
-    varying_costs: Path,
+    untimed: Callable[[str], tuple[str, ...]],
 ) -> None:
     expected = plain_ids(prompts)
-    costs = ("--hvd-costs", str(varying_costs)) if policy == "allocate" else ()
-    server = start_hvd(policy, *mixing(policy), *costs, environment=INTERPRETED)
+    server = start_hvd(policy, *mixing(policy), *untimed(policy), environment=INTERPRETED)
     assert server.process.get("/server_info")["disable_overlap_schedule"] is False
     assert_same_alone_and_together(server, expected, prompts)
     state = server.hvd_state()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,10 +138,9 @@ def test_samples_follow_the_target_model(
     start_hvd: Callable[..., Any],
     target: Target,
     prompts: list[str],
-    varying_costs: Path,
+    untimed: Callable[[str], tuple[str, ...]],
 ) -> None:
-    costs = ("--hvd-costs", str(varying_costs)) if policy == "allocate" else ()
-    server = start_hvd(policy, *mixing(policy, "1.0"), *MANY, *costs, drafting=SMALL_TREE)
+    server = start_hvd(policy, *mixing(policy, "1.0"), *MANY, *untimed(policy), drafting=SMALL_TREE)
     prompt_ids = _prompt(target, prompts, **sampling)
     observed = _sample(server, prompt_ids, **sampling)
     assert chi_square_p_value(observed, _expected(target, prompt_ids, **sampling)) > FALSE_ALARM
