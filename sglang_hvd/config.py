@@ -231,8 +231,8 @@ class HvdConfig(BaseModel):
         ge=2,
         le=2**24,
         validate_default=True,
-        description="Size of all files in the record folder, in MiB; the oldest are removed. At "
-        "least two files.",
+        description="Size of all files in the record folder, in MiB, those being written at "
+        "their largest; the oldest are removed. At least two files.",
     )
 
     def model_copy(

@@ -23,6 +23,7 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter, PayoffForecast
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FIRST_BRANCH_SHARE, PayoffPredictor
 from sglang_hvd.replay.acceptance import num_agreeing, outcome_of, right_branch
+from sglang_hvd.replay.evaluate import NOTHING_LEFT
 from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.suffix_cache import SuffixCache
@@ -49,12 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows.append(
                 {"file": recording.name, "starts": len(accepted), "chain": chain, "tree": tree}
             )
+    if not rows:
+        raise ValueError(NOTHING_LEFT)
     print(f"\n| file | starts | {' | '.join(map(str, SIZES))} |\n|---|---|{'---|' * len(SIZES)}")
     for row in rows:
         cells = [f"{c:.2f} / {t:.2f}" for c, t in zip(row["chain"], row["tree"], strict=True)]
         print(f"| {row['file']} | {row['starts']} | {' | '.join(cells)} |")
     print("\n| share of the other votes | nodes | mean share | right |\n|---|---|---|---|")
-    found = np.array(shares)
+    found = np.array(shares).reshape(-1, 2)
     for low, high in itertools.pairwise(SHARES):
         of_bin = found[(found[:, 0] > low) & (found[:, 0] <= high)]
         if len(of_bin):

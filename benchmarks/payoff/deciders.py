@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         walks = walk_recordings(
             recordings,
             tokenizer,
-            WalkSettings(config),
+            WalkSettings(config, without=without),
             label=decider,
             num_processes=2,
         )

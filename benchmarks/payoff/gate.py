@@ -18,6 +18,7 @@ from benchmarks.payoff.options import replay_options
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.replay.evaluate import NOTHING_LEFT
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.replay.recordings import find_recordings
 from sglang_hvd.replay.totals import CycleTotals
@@ -73,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 totals = walk.totals(without=trained_on)
                 if totals.num_cycles:
                     families.setdefault(walk.family, []).append(totals)
+            if not families:
+                raise ValueError(NOTHING_LEFT)
             cycles, share, speed = np.mean(
                 [np.mean([_figures(t) for t in members], axis=0) for members in families.values()],
                 axis=0,

@@ -152,19 +152,23 @@ class _Study:
         tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
         plan = TrainPlan(HvdConfig(cache_mode=options.cache_mode))
         shipped = DEFAULT_PREDICTORS[options.cache_mode]
-        off_policy = first_round(recordings, tokenizer, plan)
+        off_policy = [w for walks in first_round(recordings, tokenizer, plan) for w in walks]
+        held_out = held_out_sessions(off_policy, plan.held_out)
+        later = later_round(recordings, tokenizer, plan, shipped, without=held_out)
+        known = {session.fingerprint for walk in off_policy for session in walk.sessions}
+        deciding = plan.config.model_copy(update={"predictor": shipped})
         return cls(
             plan,
             off_policy,
-            later_round(recordings, tokenizer, plan, shipped),
+            [walk for walks in later for walk in walks],
             walk_recordings(
                 recordings,
                 tokenizer,
-                judging_walks(plan.config.model_copy(update={"predictor": shipped}))["cycle"],
+                judging_walks(deciding, without=known - held_out)["cycle"],
                 label="judged",
                 num_processes=plan.num_processes,
             ),
-            held_out_sessions(off_policy, plan.held_out),
+            held_out,
         )
 
     def mean_of(self, idea: _Idea) -> PayoffQuality:
@@ -183,13 +187,14 @@ class _Study:
 
     def _mean(self, idea: _Idea, judging: Callable[[str], PayoffPredictor | None]) -> PayoffQuality:
         """judging: the predictor of a family; None: the frequency score."""
-        known = frozenset(s.fingerprint for walk in self.judged for s in walk.sessions)
         judged = {}
         for walk in self.judged:
-            rows = walk.rows(without=known - self.held_out)
+            rows = walk.rows()
             if rows is not None:
                 rows = _without(rows, idea)
                 judged[walk] = judged_by(rows, judging(walk.family)), rows
+        if not judged:
+            raise ValueError("no session is held out: give recordings of several sessions")
         return next(quality for walk, quality in qualities(judged) if walk is None)
 
     def _train(self, idea: _Idea, without_family: str = "") -> PayoffPredictor:

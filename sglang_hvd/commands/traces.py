@@ -6,6 +6,8 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -79,20 +81,21 @@ def run_replay(options: argparse.Namespace) -> int:
 
     config = _config(options)
     costs = options.costs or config.costs
-    recordings, tokenizer = _read_traces(options)
-    results = replay_policies(
-        recordings,
-        tokenizer,
-        config=config,
-        costs=None if costs is None else StepCosts.load(costs),
-        threshold=config.threshold if options.threshold is None else options.threshold,
-        warm_up=options.warm_up,
-        shares_cache=not options.local_cache,
-        model_drafter=ModelDrafter(options.model_accepted, ODDS_RATIOS[options.model_drafter]),
-        num_processes=options.processes,
-    )
-    if costs is None:
-        print("policy allocate is left out: it needs --costs FILE (configs/costs)", file=sys.stderr)
+    with _read_traces(options) as (recordings, tokenizer):
+        results = replay_policies(
+            recordings,
+            tokenizer,
+            config=config,
+            costs=None if costs is None else StepCosts.load(costs),
+            threshold=config.threshold if options.threshold is None else options.threshold,
+            warm_up=options.warm_up,
+            shares_cache=not options.local_cache,
+            model_drafter=ModelDrafter(options.model_accepted, ODDS_RATIOS[options.model_drafter]),
+            num_processes=options.processes,
+        )
+    if all(result.policy != "allocate" for result in results):
+        lacks = "--costs FILE (configs/costs)" if costs is None else "a predictor of kind survival"
+        print(f"policy allocate is left out: it needs {lacks}", file=sys.stderr)
     return _show(options, policy_table(results), [asdict(result) for result in results])
 
 
@@ -122,7 +125,6 @@ def run_train(options: argparse.Namespace) -> int:
     from sglang_hvd.replay.tables import heldout_table
     from sglang_hvd.replay.train import TrainPlan, train_predictor
 
-    recordings, tokenizer = _read_traces(options)
     plan = TrainPlan(
         config=_config(options, has_predictor=False),
         kind=options.kind,
@@ -131,7 +133,8 @@ def run_train(options: argparse.Namespace) -> int:
         seed=options.seed,
         num_processes=options.processes,
     )
-    predictor = train_predictor(recordings, tokenizer, plan)
+    with _read_traces(options) as (recordings, tokenizer):
+        predictor = train_predictor(recordings, tokenizer, plan)
     predictor.save(options.output)
     print(heldout_table(predictor))
     print(f"written: {options.output}")
@@ -149,13 +152,10 @@ def run_evaluate(options: argparse.Namespace) -> int:
     from sglang_hvd.replay.tables import evaluation_table
 
     config = _config(options)
-    recordings, tokenizer = _read_traces(options)
-    evaluations = evaluate(
-        recordings,
-        tokenizer,
-        config=config,
-        num_processes=options.processes,
-    )
+    with _read_traces(options) as (recordings, tokenizer):
+        evaluations = evaluate(
+            recordings, tokenizer, config=config, num_processes=options.processes
+        )
     return _show(
         options, evaluation_table(evaluations), [evaluation.row() for evaluation in evaluations]
     )
@@ -179,14 +179,14 @@ def run_analyze(options: argparse.Namespace) -> int:
     if options.json is None and options.html is None:
         raise ValueError("nothing to write: give --json, --html or both")
     config = _config(options)
-    recordings, tokenizer = _read_traces(options)
-    analysis = analyze(
-        options.traces,
-        recordings,
-        tokenizer,
-        config=config,
-        num_processes=options.processes,
-    )
+    with _read_traces(options) as (recordings, tokenizer):
+        analysis = analyze(
+            options.traces,
+            recordings,
+            tokenizer,
+            config=config,
+            num_processes=options.processes,
+        )
     figures = json.dumps(analysis.as_json(), indent=1, allow_nan=False)
     page = write_page(analysis, command=_command_line(options))
     for path, content in ((options.json, figures), (options.html, page)):
@@ -240,17 +240,22 @@ def _config(options: argparse.Namespace, *, has_predictor: bool = True) -> HvdCo
     return config
 
 
-def _read_traces(options: argparse.Namespace) -> tuple[list[Recording], TraceTokenizer]:
-    from sglang_hvd.replay.recordings import find_recordings
+@contextmanager
+def _read_traces(
+    options: argparse.Namespace,
+) -> Iterator[tuple[list[Recording], TraceTokenizer]]:
+    from sglang_hvd.replay.recordings import find_recordings, held
     from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token or None)
     tokenizer.check()
-    return find_recordings(options.traces), tokenizer
+    with held(find_recordings(options.traces)) as recordings:
+        yield recordings, tokenizer
 
 
 def _show(options: argparse.Namespace, table: str, rows: list[dict[str, object]]) -> int:
-    print(table)
+    # First what took long: printing ends where nobody reads on.
     if options.json is not None:
         write_whole(options.json, json.dumps(rows, indent=1, allow_nan=False).encode())
+    print(table)
     return 0

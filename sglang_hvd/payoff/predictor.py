@@ -9,6 +9,7 @@ from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
@@ -235,6 +236,12 @@ class PayoffPredictor:
             raise ValueError(f"has settings for {', '.join(settings)}: retrain")
         if settings["cache_mode"] not in get_args(CacheMode):
             raise ValueError(f"has the cache mode {settings['cache_mode']!r}: retrain")
+        try:
+            HvdConfig.model_validate(settings)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(f"has settings that cannot be: {where}: {first['msg']}") from None
         num_layers = (len(tensors) - 2) // 2
         names = ["mean", "std"]
         names += [f"{kind}_{layer}" for layer in range(num_layers) for kind in ("weight", "bias")]

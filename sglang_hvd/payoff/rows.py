@@ -20,7 +20,8 @@ class TrainingRows:
     features: float32[num_rows, len(FEATURE_NAMES)].
     positions: float32[num_rows, longest, len(POSITION_FEATURES)].
     draft_lens, accepted_lens: int32[num_rows], tokens proposed, and those the target would accept.
-        Where the text ends inside a draft none of the rest is.
+        Where the text ends inside a draft none of the rest is; where it was cut there, the draft's
+        tokens before the cut are all that count.
     is_verified: bool[num_rows], whether it was the draft that was verified.
     """
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
-from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
 from sglang.srt.runtime_context import get_serving
 
 from sglang_hvd.config import HvdConfig
@@ -64,6 +64,7 @@ class RequestRecorder:
             model=self._model,
             tokenizer_fingerprint=self._tokenizer_fingerprint,
             namespace=namespace[:16],
+            is_cut=isinstance(req.finished_reason, FINISH_LENGTH),
         )
         self._recorder.record(trace)
 

@@ -65,7 +65,7 @@ def analyze(
         "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
     }
     trained_on = trained_sessions(predictors)
-    settings = judging_walks(config)
+    settings = judging_walks(config, without=trained_on)
     on_policy = settings["cycle"]
     cycles, positions = (
         walk_recordings(

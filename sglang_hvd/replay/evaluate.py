@@ -19,11 +19,9 @@ from sglang_hvd.replay.metrics import (
     reliability_curve,
 )
 from sglang_hvd.replay.model_drafter import ModelDrafter
-from sglang_hvd.replay.recordings import Recording
+from sglang_hvd.replay.recordings import MEAN, Recording
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
-
-MEAN = "mean"
 
 NOTHING_LEFT = (
     "no session is left to judge, the predictors were trained on all of them: give --traces that "
@@ -87,7 +85,7 @@ def evaluate(
             deciding = config.model_copy(update={"predictor": None})
     trained_on = trained_sessions(predictors)
     evaluations = []
-    for at, settings in judging_walks(deciding).items():
+    for at, settings in judging_walks(deciding, without=trained_on).items():
         walks = walk_recordings(
             recordings, tokenizer, settings, label=at, num_processes=num_processes
         )
@@ -102,16 +100,17 @@ def trained_sessions(predictors: Mapping[str, PayoffPredictor]) -> frozenset[str
     return frozenset[str]().union(*(p.trained_sessions for p in predictors.values()))
 
 
-def judging_walks(config: HvdConfig) -> dict[str, WalkSettings]:
+def judging_walks(config: HvdConfig, *, without: frozenset[str]) -> dict[str, WalkSettings]:
     """The walks whose drafts predictors are judged on, by where these stand (see Evaluation).
 
     config: its predictor decides which drafts are verified at cycle starts.
+    without: fingerprints of sessions that are not judged.
     """
     on_policy = config.for_policy("payoff", threshold=PAPER_THRESHOLD, calibrate=False)
     every_position = config.for_policy("model", calibrate=False)
     return {
-        "cycle": WalkSettings(on_policy),
-        "position": WalkSettings(every_position, model_drafter=ModelDrafter(0)),
+        "cycle": WalkSettings(on_policy, without=without),
+        "position": WalkSettings(every_position, model_drafter=ModelDrafter(0), without=without),
     }
 
 

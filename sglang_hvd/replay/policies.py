@@ -9,10 +9,9 @@ import numpy as np
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, WORTH_LEN, HvdConfig, Policy
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
-from sglang_hvd.replay.evaluate import MEAN
 from sglang_hvd.replay.metrics import mean_of
 from sglang_hvd.replay.model_drafter import ModelDrafter
-from sglang_hvd.replay.recordings import Recording
+from sglang_hvd.replay.recordings import MEAN, Recording
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 
@@ -64,7 +63,8 @@ def replay_policies(
     threshold: of the payoff policy; None: it has none.
     warm_up: share of each recording's sessions, the first ones, that only fill the shared cache.
     shares_cache: False: requests draft from their own session only.
-    costs: at batch size 1; without them policy `allocate` is left out.
+    costs: at batch size 1; without them, and with a predictor of kind "mlp", policy `allocate` is
+        left out.
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used.
     """
@@ -78,7 +78,7 @@ def replay_policies(
         )
     results = []
     for policy in get_args(Policy):
-        if policy == "allocate" and costs is None:
+        if policy == "allocate" and (costs is None or deciding.kind == "mlp"):
             continue
         served = config.for_policy(policy)
         if policy == "payoff":
@@ -92,6 +92,7 @@ def replay_policies(
                 draft_limits=(_widest(served, width) - 1,),
                 shares_cache=shares_cache,
                 costs=costs,
+                without=trained_on,
             ),
             label=f"replay, policy {policy}",
             num_processes=num_processes,

@@ -2,15 +2,19 @@
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.traces.reader import is_recording, read_traces
-from sglang_hvd.traces.recording_folder import salvage
+from sglang_hvd.traces.recording_folder import is_of_server, salvage
 from sglang_hvd.traces.text_traces import TextTrace, read_text_traces
 from sglang_hvd.traces.trace import Trace
+
+# What the mean over all families is called in results: no file and no family may be called so.
+MEAN = "mean"
 
 _SUFFIXES = (".jsonl", ".hvdt")
 
@@ -24,10 +28,12 @@ class Recording:
     """A file of traces from one source.
 
     source: the first line of a file of text traces, which says where the text is from.
+    link: another name of the file, by which it is read; see held.
     """
 
     path: Path
     source: TextTrace | None
+    link: Path | None = None
 
     @property
     def name(self) -> str:
@@ -44,25 +50,66 @@ class Recording:
 
     def traces(self, tokenizer: TraceTokenizer) -> list[Trace]:
         """All traces of the file. Raises ValueError, in one line, if it is not whole and sound."""
-        # Recordings hold token ids: only text needs the token that ends an output.
-        eos_token_id = None if is_recording(self.path) else tokenizer.eos_token_id
-        return list(read_traces(self.path, tokenizer.loaded, eos_token_id))
+        path = self.link or self.path
+        try:
+            # Recordings hold token ids: only text needs the token that ends an output.
+            eos_token_id = None if is_recording(path) else tokenizer.eos_token_id
+            return list(read_traces(path, tokenizer.loaded, eos_token_id))
+        except ValueError as error:
+            raise ValueError(str(error).replace(str(path), str(self.path))) from None
 
 
 def find_recordings(traces: Path) -> list[Recording]:
     """The files of a folder, by name, or the one file. What a killed server left unfinished there
-    is completed first. Raises ValueError if there are none."""
-    if traces.is_dir():
-        with contextlib.suppress(OSError):  # a folder that may only be read
-            salvage(traces)
-        paths = sorted(path for path in traces.iterdir() if path.suffix in _SUFFIXES)
-    else:
-        paths = [traces]
+    is completed first. Raises ValueError, in one line, if there are none or they cannot be listed.
+    """
+    try:
+        if traces.is_dir():
+            with contextlib.suppress(OSError):  # a folder that may only be read
+                salvage(traces)
+            paths = sorted(path for path in traces.iterdir() if path.suffix in _SUFFIXES)
+        else:
+            paths = [traces]
+    except OSError as error:
+        raise ValueError(f"{traces}: cannot read the folder: {error.strerror}") from None
     if not paths:
         raise ValueError(
             f"{traces}: no traces ({', '.join('*' + s for s in _SUFFIXES)}): give another folder"
         )
+    for path in paths:
+        if path.stem == MEAN:
+            raise ValueError(f"{path}: {MEAN} is what the mean of all files is called: rename it")
     return [Recording(path, _source_of(path)) for path in paths]
+
+
+@contextlib.contextmanager
+def held(recordings: Sequence[Recording]) -> Iterator[list[Recording]]:
+    """The same, to be read until the end even if a server that records into their folder removes
+    the oldest meanwhile. Those that it has removed already are left out.
+
+    They are hard links in a hidden folder beside them. Where that cannot be, the recordings stay as
+    they are; what no server writes does so anyway.
+    """
+    with contextlib.ExitStack() as stack:
+        folders: dict[Path, Path] = {}
+        kept = []
+        for recording in recordings:
+            path = recording.path
+            if not is_of_server(path):
+                kept.append(recording)
+                continue
+            try:
+                if path.parent not in folders:
+                    folder = tempfile.TemporaryDirectory(dir=path.parent, prefix=".held-")
+                    folders[path.parent] = Path(stack.enter_context(folder))
+                link = folders[path.parent] / path.name
+                link.hardlink_to(path)
+                kept.append(replace(recording, link=link))
+            except FileNotFoundError:
+                continue
+            except OSError:  # a folder that may only be read, a file system without links
+                kept.append(recording)
+        yield kept
 
 
 def session_fingerprints(traces: Sequence[Trace]) -> dict[str, str]:

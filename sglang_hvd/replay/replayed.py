@@ -5,7 +5,7 @@ Under greedy decoding the target accepts of a cache draft exactly what agrees wi
 bring is given.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,8 +36,10 @@ class ReplayedCycle:
 class ReplayedDraft:
     """A cache draft, verified or not.
 
-    accepted_len: tokens of it that the target would accept. Tokens behind the end of the text are
-        not accepted: they bring nothing.
+    num_tokens: of which it is known whether they are right: where the text was cut, those before
+        its end; else all.
+    accepted_len: tokens of it that the target would accept. Tokens behind the end of a text that
+        was not cut are not accepted: they bring nothing.
     is_verified: whether it was the draft that was verified.
     features: float32[num_features]. positions: float32[num_tokens, num_position_features].
     """
@@ -53,16 +55,17 @@ def replay(
     trace: Trace,
     drafter: HybridDrafter,
     *,
-    num_model_accepted: int | npt.NDArray[np.int32],
+    num_model_accepted: int | Mapping[int, npt.NDArray[np.int32]],
     max_cache_draft_tokens: int | None = None,
     keep: bool = True,
     namespace: str = "",
 ) -> list[ReplayedCycle]:
     """Generates a trace's output again, cycle by cycle.
 
-    num_model_accepted: accepted tokens of each cycle that verifies the model drafter's draft; an
-        array, int32[num_output], has those of the cycle that starts at each token of the output.
-        0 makes every position of the output the start of a cycle, if no cache draft is verified.
+    num_model_accepted: accepted tokens of each cycle that verifies the model drafter's draft, if
+        it has as many steps; or, by size of that draft in nodes, int32[num_output], those of the
+        cycle that starts at each token of the output. 0 makes every position of the output the
+        start of a cycle, if no cache draft is verified.
     max_cache_draft_tokens: longest cache draft; None: the drafter's own limit.
     keep: the output enters the drafter's shared cache.
     namespace: of that cache.
@@ -70,7 +73,6 @@ def replay(
     output_ids = trace.output_ids
     if not len(output_ids):
         return []
-    of_model = np.broadcast_to(np.asarray(num_model_accepted, np.int32), len(output_ids)).tolist()
     cycles: list[ReplayedCycle] = []
     drafter.start(trace, trace.prompt_ids, namespace=namespace)
     drafter.extend(trace, output_ids[:1])
@@ -81,16 +83,20 @@ def replay(
         rest = output_ids[position:]
         draft_len = int(proposals.drafts.num_nodes[0])
         accepted_len = num_agreeing(proposals.drafts.token_ids[0, :draft_len], rest)
-        outcome = outcome_of(plan, rest, accepted_len, of_model[position])
+        of_model = num_model_accepted
+        if isinstance(of_model, Mapping):
+            of_model = int(of_model[plan.num_model_nodes][position]) if plan.num_model_nodes else 0
+        outcome = outcome_of(plan, rest, accepted_len, min(of_model, plan.num_model_steps))
         drafter.commit([trace], [outcome])
         draft = None
         if proposals.features is not None and draft_len > 0:
+            known_len = min(draft_len, len(rest)) if trace.is_cut else draft_len
             draft = ReplayedDraft(
-                draft_len,
+                known_len,
                 accepted_len,
                 plan.cache_draft is not None,
                 proposals.features.features[0].copy(),
-                proposals.features.positions[0, :, :draft_len].T.copy(),
+                proposals.features.positions[0, :, :known_len].T.copy(),
             )
         cycles.append(ReplayedCycle(plan, outcome, draft))
         position += len(outcome.token_ids)

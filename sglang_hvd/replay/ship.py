@@ -15,8 +15,7 @@ from typing import get_args
 from sglang_hvd.config import CacheMode, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
-from sglang_hvd.replay.evaluate import MEAN
-from sglang_hvd.replay.recordings import find_recordings
+from sglang_hvd.replay.recordings import MEAN, find_recordings
 from sglang_hvd.replay.tables import heldout_table
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.train import TrainPlan, train_predictors

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sglang_hvd.allocation import catches_up
 from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.replayed import ReplayedCycle
 from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
@@ -64,13 +65,17 @@ class CycleTotals:
 
 
 def count_cycles(cycles: Iterable[ReplayedCycle], costs: PlanCosts | None = None) -> CycleTotals:
-    """Totals of cycles that ran one request after the other (paper, appendices A and G).
+    """Totals of the cycles of one request that ran alone (paper, appendices A and G).
 
-    costs: what gives their time, with draft-extend in every cycle.
+    costs: what gives their time.
     """
-    return sum(
-        (count_step([cycle.plan], [cycle.outcome], costs, [0]) for cycle in cycles), CycleTotals()
-    )
+    totals, num_missing = CycleTotals(), 0
+    for cycle in cycles:
+        totals += count_step([cycle.plan], [cycle.outcome], costs, [num_missing])
+        if catches_up(cycle.plan.num_model_nodes, num_missing):
+            num_missing = 0
+        num_missing += len(cycle.outcome.token_ids)
+    return totals
 
 
 def count_step(

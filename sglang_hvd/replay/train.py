@@ -7,7 +7,7 @@ predictor trained on these decides, and the cycles its decisions lead to are lea
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -54,6 +54,7 @@ class TrainPlan:
     held_out: share of each recording's sessions, the last ones, that is not trained on and on which
         the predictor is judged. One session of a recording with several is always held out.
     token_stride: where every token begins a cycle, one cycle in this many is learned from.
+    max_rows: that are learned from, of all walks; each walk gives no more (WalkSettings.max_rows).
     """
 
     config: HvdConfig
@@ -91,12 +92,15 @@ def train_predictors(
     first: list[Lessons] = []
     held_out = fingerprints = frozenset[str]()
     for tokenizer in tokenizers:
-        walks = first_round(recordings, tokenizer, plan)
-        if not first:
-            held_out, fingerprints = held_out_sessions(walks, plan.held_out), _fingerprints(walks)
-        assert _fingerprints(walks) == fingerprints, "sessions are known by their text"
-        first.append(_weighed(walks, without=held_out))
-        del walks  # whole drafts take four times the memory of lessons
+        lessons = []
+        for walks in first_round(recordings, tokenizer, plan):
+            if not fingerprints:
+                held_out = held_out_sessions(walks, plan.held_out)
+                fingerprints = _fingerprints(walks)
+            assert _fingerprints(walks) == fingerprints, "sessions are known by their text"
+            lessons += _weighed(walks, without=held_out)
+            del walks  # whole drafts take four times the memory of lessons
+        first.append(_all_of(lessons))
     parts = first
     predictor = _fit(parts, plan, kinds[0])
     with tempfile.TemporaryDirectory() as folder:
@@ -105,15 +109,20 @@ def train_predictors(
             predictor.save(path)
             parts = []
             for tokenizer, before in zip(tokenizers, first, strict=True):
-                walks = later_round(recordings, tokenizer, plan, path)
-                parts.append(Lessons.concatenate([before, _weighed(walks, without=held_out)]))
-                del walks
+                lessons = [before]
+                for walks in later_round(recordings, tokenizer, plan, path, without=held_out):
+                    lessons += _weighed(walks, without=held_out)
+                    del walks
+                parts.append(_all_of(lessons))
             predictor = _fit(parts, plan, kinds[0])
         predictor.save(path)
         judged = walk_recordings(
             recordings,
             tokenizers[0],
-            judging_walks(plan.config.model_copy(update={"predictor": path}))["cycle"],
+            judging_walks(
+                plan.config.model_copy(update={"predictor": path}),
+                without=fingerprints - held_out,
+            )["cycle"],
             label="replay of held-out sessions",
             num_processes=plan.num_processes,
         )
@@ -137,12 +146,10 @@ def train_predictors(
 
 def first_round(
     recordings: Sequence[Recording], tokenizer: TraceTokenizer, plan: TrainPlan
-) -> list[RecordingWalk]:
-    """The walks that no predictor decides, several of each recording."""
-    return [
-        walk
-        for policy, model_drafter in _FIRST_ROUND
-        for walk in walk_recordings(
+) -> Iterator[list[RecordingWalk]]:
+    """The walks of all recordings that no predictor decides, by who does."""
+    for policy, model_drafter in _FIRST_ROUND:
+        yield walk_recordings(
             recordings,
             tokenizer,
             WalkSettings(
@@ -150,24 +157,28 @@ def first_round(
                 model_drafter=model_drafter,
                 draft_limits=_DRAFT_LIMITS,
                 row_stride=1 if model_drafter.mean_accepted else plan.token_stride,
+                max_rows=plan.max_rows,
             ),
             label=f"replay, policy {policy}",
             num_processes=plan.num_processes,
         )
-    ]
 
 
 def later_round(
-    recordings: Sequence[Recording], tokenizer: TraceTokenizer, plan: TrainPlan, deciding: Path
-) -> list[RecordingWalk]:
-    """The walks that a predictor decides, several of each recording.
+    recordings: Sequence[Recording],
+    tokenizer: TraceTokenizer,
+    plan: TrainPlan,
+    deciding: Path,
+    *,
+    without: frozenset[str],
+) -> Iterator[list[RecordingWalk]]:
+    """The walks of all recordings that a predictor decides, by threshold.
 
     deciding: its file.
+    without: fingerprints of sessions that give no rows.
     """
-    return [
-        walk
-        for threshold in _THRESHOLDS
-        for walk in walk_recordings(
+    for threshold in _THRESHOLDS:
+        yield walk_recordings(
             recordings,
             tokenizer,
             WalkSettings(
@@ -175,11 +186,12 @@ def later_round(
                     "payoff", threshold=threshold, predictor=deciding, calibrate=False
                 ),
                 draft_limits=_DRAFT_LIMITS,
+                without=without,
+                max_rows=plan.max_rows,
             ),
             label="replay, policy payoff",
             num_processes=plan.num_processes,
         )
-    ]
 
 
 def held_out_sessions(walks: Sequence[RecordingWalk], share: float) -> frozenset[str]:
@@ -201,15 +213,20 @@ def lessons_of(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> Le
 
     Raises ValueError if no cycle had a cache draft.
     """
-    return _normalised(_weighed(walks, without=without))
+    return _normalised(_all_of(_weighed(walks, without=without)))
 
 
-def _weighed(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> Lessons:
+def _weighed(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> list[Lessons]:
     parts = []
     for walk in walks:
         rows = walk.rows(without=without)
         if rows is not None:
-            parts.append(Lessons.of(rows).weighted(len(rows) ** (_POWER_OF_SIZE - 1)))
+            weight = (len(rows) * walk.thinning) ** (_POWER_OF_SIZE - 1)
+            parts.append(Lessons.of(rows).weighted(weight * walk.thinning))
+    return parts
+
+
+def _all_of(parts: Sequence[Lessons]) -> Lessons:
     if not parts:
         raise ValueError("no cycle of the traces had a cache draft: give more or longer traces")
     return Lessons.concatenate(parts)

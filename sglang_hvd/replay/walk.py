@@ -2,19 +2,28 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 
+import numpy as np
+import numpy.typing as npt
 from tqdm import tqdm
 
-from sglang_hvd.allocation import StepAllocator, StepCosts, powers_of_two_below
+from sglang_hvd.allocation import (
+    StepAllocator,
+    StepCosts,
+    draft_step_choices,
+    model_tree_sizes,
+    powers_of_two_below,
+)
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.recordings import Recording, session_fingerprints
+from sglang_hvd.replay.recordings import MEAN, Recording, session_fingerprints
 from sglang_hvd.replay.replayed import ReplayedCycle, replay, training_rows
 from sglang_hvd.replay.totals import CycleTotals, count_cycles
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
@@ -35,6 +44,10 @@ class WalkSettings:
     shares_cache: a session's finished outputs are drafts for later ones of its namespace;
         False: for itself only.
     row_stride: one cycle in this many of a session gives a row.
+    without: fingerprints of sessions that give no rows.
+    max_rows: the most rows of all recordings together, of which each has an even part. One that
+        has more gives every second of them, or every fourth, ...; a row takes up to 3 KB, or 5.5
+        in a walk with drafts of 63 tokens.
     """
 
     config: HvdConfig
@@ -43,6 +56,8 @@ class WalkSettings:
     shares_cache: bool = True
     costs: StepCosts | None = None
     row_stride: int = 1
+    without: frozenset[str] = frozenset()
+    max_rows: int = 1_500_000
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -58,7 +73,28 @@ class WalkSettings:
         """The time of plans; None without costs."""
         if self.costs is None:
             return None
-        return PlanCosts(self.costs, self.widths, self.config.drafts_with_model)
+        return PlanCosts(
+            self.costs, self.widths, self.config.drafts_with_model, self.postpones_extend
+        )
+
+    @property
+    def postpones_extend(self) -> bool:
+        """As on a GPU: only if it is asked for."""
+        return self.config.postpone_extend or False
+
+    @property
+    def model_drafts(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Sizes in nodes and numbers of steps that the model drafter's drafts can have; the last
+        are the full draft's.
+
+        Policy allocate chooses among those of a server whose drafter has ModelDrafter's tree. Other
+        policies' drafts, and those of a drafter that brings the same in every cycle, count as
+        chains.
+        """
+        num_steps = self.model_drafter.num_steps
+        if self.config.policy != "allocate" or self.model_drafter.odds_ratio is None:
+            return (num_steps,), (num_steps,)
+        return model_tree_sizes(self.model_drafter.num_nodes), draft_step_choices(num_steps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,11 +109,15 @@ class SessionWalk:
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordingWalk:
     """All sessions of a recording, in order: each has those before it, of its namespace, in its
-    shared cache."""
+    shared cache.
+
+    thinning: rows for which each one stands, where there were more than max_rows.
+    """
 
     name: str
     family: str
     sessions: tuple[SessionWalk, ...]
+    thinning: int = 1
 
     def rows(self, *, without: frozenset[str] = frozenset()) -> TrainingRows | None:
         """The rows of the sessions that are not among these fingerprints."""
@@ -103,11 +143,13 @@ def walk_recordings(
 ) -> list[RecordingWalk]:
     """Walks each recording, with a progress bar of that label on stderr.
 
-    Raises ValueError, in one line, for a recording or predictor that cannot be used.
+    Raises ValueError, in one line, for a recording or predictor that cannot be used, or if a
+    process has not enough memory.
     """
+    most_rows = max(1, settings.max_rows // max(1, len(recordings)))
     with tqdm(total=len(recordings), desc=label, unit="file", leave=False) as bar:
         walks = []
-        for walk in _walk_all(recordings, tokenizer, settings, num_processes):
+        for walk in _walk_all(recordings, tokenizer, settings, most_rows, num_processes):
             walks.append(walk)
             bar.update()
         return walks
@@ -117,11 +159,12 @@ def _walk_all(
     recordings: Sequence[Recording],
     tokenizer: TraceTokenizer,
     settings: WalkSettings,
+    most_rows: int,
     num_processes: int,
 ) -> Iterator[RecordingWalk]:
     if num_processes == 1:
         for recording in recordings:
-            yield walk_recording(recording, tokenizer, settings)
+            yield walk_recording(recording, tokenizer, settings, most_rows)
         return
     # Fresh interpreters: a fork would copy locks that threads of the parent may hold. Each is given
     # the tokenizer once, not with every recording.
@@ -129,17 +172,23 @@ def _walk_all(
         num_processes,
         mp_context=get_context("spawn"),
         initializer=_set_up_worker,
-        initargs=(tokenizer, settings),
+        initargs=(tokenizer, settings, most_rows),
     ) as pool:
-        yield from pool.map(_walk_in_worker, recordings)
+        try:
+            yield from pool.map(_walk_in_worker, recordings)
+        except BrokenProcessPool:
+            raise ValueError(
+                f"one of {num_processes} processes was killed, probably for the memory that it "
+                f"took: give fewer --processes"
+            ) from None
 
 
-_of_worker: tuple[TraceTokenizer, WalkSettings]
+_of_worker: tuple[TraceTokenizer, WalkSettings, int]
 
 
-def _set_up_worker(tokenizer: TraceTokenizer, settings: WalkSettings) -> None:
+def _set_up_worker(tokenizer: TraceTokenizer, settings: WalkSettings, most_rows: int) -> None:
     global _of_worker
-    _of_worker = tokenizer, settings
+    _of_worker = tokenizer, settings, most_rows
 
 
 def _walk_in_worker(recording: Recording) -> RecordingWalk:
@@ -147,35 +196,99 @@ def _walk_in_worker(recording: Recording) -> RecordingWalk:
 
 
 def walk_recording(
-    recording: Recording, tokenizer: TraceTokenizer, settings: WalkSettings
+    recording: Recording, tokenizer: TraceTokenizer, settings: WalkSettings, most_rows: int
 ) -> RecordingWalk:
     """Walks one recording in this process.
+
+    most_rows: of the recording, see WalkSettings.max_rows.
 
     Raises ValueError, in one line, for a recording or predictor that cannot be used.
     """
     traces = _replayable_traces(recording, tokenizer)
     drafter = _drafter(settings, tokenizer.token_classes)
-    cycles = _cycles_by_session(traces, drafter, settings)
     fingerprints = session_fingerprints(traces)
     costs = settings.plan_costs
+    rows = _RecordingRows(most_rows)
+    # In the order in which the sessions begin.
+    totals = dict.fromkeys(fingerprints, CycleTotals())
+    num_cycles = dict.fromkeys(fingerprints, 0)
+    for trace, cycles in _replayed(traces, drafter, settings):
+        session = trace.session
+        totals[session] += count_cycles(cycles, costs)
+        if fingerprints[session] not in settings.without:
+            first = -num_cycles[session] % settings.row_stride
+            rows.add(session, cycles[first :: settings.row_stride])
+        num_cycles[session] += len(cycles)
     return RecordingWalk(
         recording.name,
         traces[0].family,
         tuple(
-            SessionWalk(
-                fingerprints[session],
-                count_cycles(of_session, costs),
-                _rows(of_session[:: settings.row_stride]),
-            )
-            for session, of_session in cycles.items()
+            SessionWalk(fingerprint, totals[session], rows.of(session))
+            for session, fingerprint in fingerprints.items()
         ),
+        rows.thinning,
     )
+
+
+class _RecordingRows:
+    """The rows of a recording's sessions: all, or every second, or every fourth, ..., so that no
+    more than `most` are kept."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._parts: dict[str, list[_NumberedRows]] = {}
+        self._num_seen = self._num_kept = 0
+        self.thinning = 1
+
+    def add(self, session: str, cycles: Sequence[ReplayedCycle]) -> None:
+        """Takes the rows of cycles, if any of these had a cache draft."""
+        if all(cycle.draft is None for cycle in cycles):
+            return
+        rows = training_rows(cycles)
+        numbers = np.arange(self._num_seen, self._num_seen + len(rows))
+        self._num_seen += len(rows)
+        of_session = self._parts.setdefault(session, [])
+        of_session.append(_NumberedRows(numbers, rows).every(self.thinning))
+        self._num_kept += len(of_session[-1].rows)
+        while self._num_kept > self._most:
+            self.thinning *= 2
+            self._parts = {
+                session: [part.every(self.thinning) for part in parts]
+                for session, parts in self._parts.items()
+            }
+            self._num_kept = sum(len(p.rows) for parts in self._parts.values() for p in parts)
+
+    def of(self, session: str) -> TrainingRows | None:
+        """None if none of the session's cycles had a cache draft, or none of those is left."""
+        parts = [part.rows for part in self._parts.pop(session, []) if len(part.rows)]
+        return TrainingRows.concatenate(parts) if parts else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _NumberedRows:
+    """numbers: int64[num_rows], which of the recording's rows these are."""
+
+    numbers: npt.NDArray[np.int64]
+    rows: TrainingRows
+
+    def every(self, stride: int) -> "_NumberedRows":
+        """Those whose number is a multiple of it."""
+        is_kept = self.numbers % stride == 0
+        if is_kept.all():
+            return self
+        return _NumberedRows(self.numbers[is_kept], self.rows.select(is_kept))
 
 
 def _replayable_traces(recording: Recording, tokenizer: TraceTokenizer) -> list[Trace]:
     traces = recording.traces(tokenizer)
     if not traces:
         raise ValueError(f"{recording.path}: no traces: leave it out of --traces")
+    families = sorted({trace.family for trace in traces})
+    if len(families) > 1 or families == [MEAN]:
+        raise ValueError(
+            f"{recording.path}: of the families {', '.join(families)}: results are by family, of "
+            f"which a file has one, not called {MEAN}"
+        )
     if not all(trace.has_prompt for trace in traces):
         raise ValueError(
             f"{recording.path}: recorded without prompts, which drafts come from, it cannot be "
@@ -186,47 +299,46 @@ def _replayable_traces(recording: Recording, tokenizer: TraceTokenizer) -> list[
 
 def _drafter(settings: WalkSettings, token_classes: TokenClasses) -> HybridDrafter:
     config = settings.config
-    # The drafts that the model drafter is drawn for count as chains.
-    num_steps = settings.model_drafter.num_steps
+    sizes, steps = settings.model_drafts
     allocator = None
     if settings.costs is not None and config.policy == "allocate":
         allocator = StepAllocator(
             settings.costs,
             widths=settings.widths,
-            model_sizes=[num_steps],
-            num_steps=[num_steps],
+            model_sizes=sizes,
+            num_steps=steps,
+            postpones_extend=settings.postpones_extend,
         )
     return HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
         predictor=PayoffPredictor.of_config(config) if config.predicts else None,
         token_classes=token_classes,
-        num_model_steps=num_steps,
-        num_model_nodes=num_steps,
+        num_model_steps=steps[-1],
+        num_model_nodes=sizes[-1],
         verify_width=settings.widths[-1],
         allocator=allocator,
     )
 
 
-def _cycles_by_session(
+def _replayed(
     traces: Sequence[Trace], drafter: HybridDrafter, settings: WalkSettings
-) -> dict[str, list[ReplayedCycle]]:
-    """The cycles of each session, in the order in which the sessions begin."""
-    cycles: dict[str, list[ReplayedCycle]] = {trace.session: [] for trace in traces}
-    accepted_lens = settings.model_drafter.accepted_lens(traces, settings.config)
-    for index, (trace, accepted) in enumerate(zip(traces, accepted_lens, strict=True)):
-        cycles[trace.session] += replay(
+) -> Iterator[tuple[Trace, list[ReplayedCycle]]]:
+    """The cycles of one trace after the other."""
+    drafter_of_model = settings.model_drafter
+    sizes, _ = settings.model_drafts
+    if len(sizes) == 1:  # a chain has what the full tree has
+        by_size = {sizes[0]: drafter_of_model.accepted_lens(traces, settings.config)}
+    else:
+        by_size = drafter_of_model.accepted_by_size(traces, settings.config, sizes)
+    for index, trace in enumerate(traces):
+        yield (
             trace,
-            drafter,
-            num_model_accepted=accepted,
-            max_cache_draft_tokens=settings.draft_limits[index % len(settings.draft_limits)],
-            namespace=trace.namespace if settings.shares_cache else trace.session,
+            replay(
+                trace,
+                drafter,
+                num_model_accepted={size: lens[index] for size, lens in by_size.items()},
+                max_cache_draft_tokens=settings.draft_limits[index % len(settings.draft_limits)],
+                namespace=trace.namespace if settings.shares_cache else trace.session,
+            ),
         )
-    return cycles
-
-
-def _rows(cycles: Sequence[ReplayedCycle]) -> TrainingRows | None:
-    """Rows of the cycles that had a cache draft; None if none had."""
-    if all(cycle.draft is None for cycle in cycles):
-        return None
-    return training_rows(cycles)

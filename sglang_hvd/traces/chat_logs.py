@@ -128,6 +128,7 @@ class _Conversations:
             family=_FAMILY,
             sampling=call.sampling,
             model=call.model,
+            is_cut=call.is_cut,
             text_digest=key.hex(),
         )
 

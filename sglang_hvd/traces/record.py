@@ -13,10 +13,11 @@ from sglang_hvd.traces.turn_texts import TurnTexts
 from sglang_hvd.types import TokenIds
 
 FORMAT = "sglang_hvd.trace"
-VERSION = 2
+VERSION = 3
 
-# A record of version 1 has no namespace: it is of the common one.
-_READ_VERSIONS = (1, VERSION)
+# What records of earlier versions lack: of 1 the namespace, of 1 and 2 whether the output was cut.
+_READ_VERSIONS = (1, 2, VERSION)
+_LACKING = {"namespace": "", "is_cut": False}
 
 _HEADER_KEYS = {"format", "version", "model", "tokenizer"}
 
@@ -45,7 +46,7 @@ class Header:
         if fields.get("version") not in _READ_VERSIONS:
             raise ValueError(
                 f"version {fields.get('version')!r} of the format, this release reads "
-                f"{' and '.join(map(str, _READ_VERSIONS))}"
+                f"{', '.join(map(str, _READ_VERSIONS))}"
             )
         if fields.keys() != _HEADER_KEYS:
             raise ValueError(f"a header has {', '.join(sorted(_HEADER_KEYS))}, got {[*fields]}")
@@ -67,6 +68,7 @@ class Labels:
     family: str
     sampling: Mapping[str, float]
     namespace: str
+    is_cut: bool
     num_kept: int
 
     def fields(self) -> dict[str, Any]:
@@ -76,7 +78,7 @@ class Labels:
     @staticmethod
     def of_fields(fields: dict[str, Any]) -> Labels:
         """The inverse. Raises ValueError that says what is wrong."""
-        fields = {"namespace": "", **fields}
+        fields = {**_LACKING, **fields}
         if fields.keys() != set(Labels.__slots__):
             wanted = ", ".join(sorted(Labels.__slots__))
             raise ValueError(f"not a trace: wanted {wanted}, got {', '.join(sorted(fields))}")
@@ -87,6 +89,7 @@ class Labels:
             ("family", isinstance(labels.family, str)),
             ("sampling", _is_sampling(labels.sampling)),
             ("namespace", isinstance(labels.namespace, str)),
+            ("is_cut", isinstance(labels.is_cut, bool)),
             ("num_kept", _is_count(labels.num_kept)),
         ):
             if not is_right:
@@ -115,6 +118,7 @@ class Record:
             family=trace.family,
             sampling=dict(trace.sampling),
             namespace=trace.namespace,
+            is_cut=trace.is_cut,
             num_kept=num_kept,
         )
         new_ids = trace.prompt_ids[num_kept:] if trace.has_prompt else None
@@ -143,6 +147,7 @@ class Record:
             model=header.model,
             tokenizer_fingerprint=header.tokenizer_fingerprint,
             namespace=labels.namespace,
+            is_cut=labels.is_cut,
             has_prompt=self.new_prompt_ids is not None,
         )
 

@@ -23,6 +23,11 @@ def recordings(folder: Path) -> list[Path]:
     return sorted(folder.glob(_PATTERN))
 
 
+def is_of_server(path: Path) -> bool:
+    """Whether a file has the name of a complete recording of a server."""
+    return path.match(_PATTERN)
+
+
 def check_folder(folder: Path) -> None:
     """Creates the folder. Raises ValueError in one line if nothing can be written there."""
     try:
@@ -58,8 +63,9 @@ class RecordingFolder:
 
     max_file_bytes: a file that reached it is completed.
     max_file_seconds: so is one of this age, so that its traces can be read.
-    max_total_bytes: complete recordings and the one being written; the oldest are removed, also
-        those of other processes. At least twice max_file_bytes.
+    max_total_bytes: complete recordings and those being written, also of other processes, each of
+        which counts max_file_bytes; the oldest complete ones are removed. At least twice
+        max_file_bytes.
     """
 
     def __init__(
@@ -117,7 +123,8 @@ class RecordingFolder:
     def _start(self, trace: Trace) -> TraceWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         salvage(self._folder)
-        self._make_room(self._max_total_bytes - self._max_file_bytes)
+        num_growing = 1 + len(list(self._folder.glob(_PATTERN + PART_SUFFIX)))
+        self._make_room(self._max_total_bytes - num_growing * self._max_file_bytes)
         self._writer = TraceWriter(
             self._new_path(),
             model=trace.model,

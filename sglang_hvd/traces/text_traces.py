@@ -50,12 +50,19 @@ class TextTrace:
 def read_text_traces(path: Path) -> Iterator[TextTrace]:
     """The lines of a trace file (one JSON object per line, sessions in order).
 
-    Raises ValueError with file and line number for anything that is no such line, and for a delta
-    that does not follow the previous turn of its session.
+    Raises ValueError with file and line number for anything that is no such line, for a delta that
+    does not follow the previous turn of its session, and for a line that is of another family or
+    under another licence than those before it.
     """
     previous = None
     for where, fields in read_objects(path):
         trace = _parse(fields, where)
+        for name in ("family", "licence"):
+            if previous is not None and getattr(trace, name) != getattr(previous, name):
+                raise ValueError(
+                    f"{where}: {name} {getattr(trace, name)!r} after {getattr(previous, name)!r}: "
+                    f"give each a file of its own"
+                )
         if trace.has_history and not trace.is_after(previous):
             raise ValueError(
                 f"{where}: turn {trace.turn} of session {trace.session} does not follow the turn "

@@ -20,6 +20,8 @@ class Trace:
     model: name of the target model; "": not known.
     tokenizer_fingerprint: see tokenizer.tokenizer_fingerprint; "": not known.
     namespace: requests of other namespaces share no suffix cache with it; "": the common one.
+    is_cut: the output ends because it was long enough, not because the model ended it: what would
+        have followed is not known.
     has_prompt: False where the prompt was left out; prompt_ids is empty then.
     text_digest: digest of what was read as text, equal with every tokenizer; "": read as tokens.
     """
@@ -33,6 +35,7 @@ class Trace:
     model: str = ""
     tokenizer_fingerprint: str = ""
     namespace: str = ""
+    is_cut: bool = False
     has_prompt: bool = True
     text_digest: str = ""
 

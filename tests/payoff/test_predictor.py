@@ -275,6 +275,15 @@ def test_unreadable_metadata_is_refused(saved: Path, key: str, value: str) -> No
     assert f"has no readable {key} in its metadata" in refusal(saved)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("history_window", 0), ("history_window", "8"), ("max_depth", True)]
+)
+def test_settings_that_cannot_be_are_refused(saved: Path, name: str, value: object) -> None:
+    settings = json.dumps({**feature_settings(HvdConfig()), name: value})
+    rewrite(saved, metadata=lambda texts: texts.update(settings=settings))
+    assert f"has settings that cannot be: {name}: " in refusal(saved)
+
+
 def test_settings_that_are_not_ours_are_refused(saved: Path) -> None:
     rewrite(saved, metadata=lambda texts: texts.update(settings='{"max_depth": 64}'))
     assert "has settings for max_depth: retrain" in refusal(saved)

@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
-from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req
+from sglang.srt.managers.schedule_batch import (
+    FINISH_ABORT,
+    FINISH_LENGTH,
+    FINISH_MATCHED_TOKEN,
+    Req,
+)
 from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 from tokenizers import Tokenizer, models
@@ -71,6 +76,13 @@ def test_a_request_is_recorded_up_to_its_stop(model: Path, tmp_path: Path) -> No
     assert (second.session, second.turn) == (first.session, 1)
     assert (first.family, first.model) == ("recorded", "a model")
     assert first.tokenizer_fingerprint == tokenizer_fingerprint(model / "tokenizer.json")
+
+
+def test_an_output_that_was_long_enough_is_recorded_as_cut(model: Path, tmp_path: Path) -> None:
+    cut, whole = finished([0], [1]), finished([2], [1])
+    whole.finished_reason = FINISH_MATCHED_TOKEN(matched=1)
+    traces = recorded(model, tmp_path / "recorded", cut, whole)
+    assert [trace.is_cut for trace in traces] == [True, False]
 
 
 def test_namespaces_are_recorded_by_fingerprint(model: Path, tmp_path: Path) -> None:

@@ -2,30 +2,34 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from sglang_hvd.allocation import StepCosts
 from sglang_hvd.cli import main
-from sglang_hvd.config import HvdConfig
-from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.config import HvdConfig, Policy
+from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, Kind
 from sglang_hvd.replay import policies
 from sglang_hvd.replay.evaluate import judge, judging_walks
-from sglang_hvd.replay.model_drafter import ModelDrafter
+from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.replay.recordings import Recording, find_recordings
 from sglang_hvd.replay.totals import CycleTotals
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.train import (
     TrainPlan,
     _fit,
+    _weighed,
     first_round,
     held_out_sessions,
     lessons_of,
@@ -132,15 +136,21 @@ def test_evaluate_without_a_session_left_says_so(
     assert "no session is left to judge" in capsys.readouterr().err
 
 
-def test_replay_compares_the_policies(
-    made_up_traces: Path, number_tokenizer: Path, tmp_path: Path
-) -> None:
-    costs, found = tmp_path / "costs.yaml", tmp_path / "rows.json"
-    costs.write_text(
+@pytest.fixture
+def flat_costs(tmp_path: Path) -> Path:
+    path = tmp_path / "flat_costs.yaml"
+    path.write_text(
         "{about: made up, batch_sizes: [1, 2], widths: [1, 2], verify: [[10, 12], [10, 12]], "
         "draft_round: [0.5, 0.5], draft_extend: [[1, 1], [1, 1]]}"
     )
-    flags = ("--json", found, "--costs", costs, "--warm-up", 0.5)
+    return path
+
+
+def test_replay_compares_the_policies(
+    made_up_traces: Path, number_tokenizer: Path, flat_costs: Path, tmp_path: Path
+) -> None:
+    found = tmp_path / "rows.json"
+    flags = ("--json", found, "--costs", flat_costs, "--warm-up", 0.5)
     assert run("replay", made_up_traces, number_tokenizer, *flags) == 0
     rows = {(row["file"], row["policy"]): row for row in json.loads(found.read_text())}
     assert len(rows) == 3 * 6
@@ -156,6 +166,57 @@ def test_replay_compares_the_policies(
     assert cache["precision"] == cache["oracle_share"]
     assert rows["mean", "model"]["tokens_per_ms"] == pytest.approx(3 / 44.5)
     assert rows["mean", "allocate"]["tokens_per_ms"] > rows["mean", "model"]["tokens_per_ms"]
+
+
+def test_replay_leaves_allocate_out_where_it_cannot_be(
+    made_up_traces: Path,
+    number_tokenizer: Path,
+    flat_costs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = tmp_path / "rows.json"
+    papers = ("--predictor", PAPER_PREDICTORS["votes"], "--costs", flat_costs)
+    for flags, lacks in (
+        ((), "--costs FILE (configs/costs)"),
+        (papers, "a predictor of kind survival"),
+    ):
+        assert run("replay", made_up_traces, number_tokenizer, "--json", found, *flags) == 0
+        policies_of_rows = {row["policy"] for row in json.loads(found.read_text())}
+        assert policies_of_rows == {"payoff", "frequency", "cache", "model", "both"}
+        assert f"policy allocate is left out: it needs {lacks}\n" in capsys.readouterr().err
+
+
+def test_allocate_is_replayed_with_the_choices_of_a_server(
+    made_up_traces: Path, number_tokenizer: Path, flat_costs: Path
+) -> None:
+    def walked(policy: Policy, *, postpones: bool = False) -> tuple[WalkSettings, CycleTotals]:
+        settings = WalkSettings(
+            HvdConfig(postpone_extend=postpones).for_policy(policy),
+            model_drafter=ModelDrafter(2.0, ODDS_RATIOS["independent"]),
+            costs=StepCosts.load(flat_costs),
+        )
+        walks = walk_recordings(
+            find_recordings(made_up_traces),
+            TraceTokenizer(number_tokenizer, "<|im_end|>"),
+            settings,
+            label="test",
+            num_processes=1,
+        )
+        return settings, walks[0].totals()
+
+    chosen, of_allocate = walked("allocate")
+    assert chosen.model_drafts == ((3, 7, 15, 31), (2, 4, 6, 8))
+    assert replace(chosen, model_drafter=ModelDrafter()).model_drafts == ((8,), (8,))
+    fixed, of_both = walked("both")
+    assert fixed.model_drafts == ((8,), (8,))
+    assert of_allocate.num_tokens / of_allocate.ms > of_both.num_tokens / of_both.ms
+    # Nothing else changes where draft-extend, which costs 1 ms, runs for requests that draft.
+    at_once, later = (walked("frequency", postpones=postpones)[1] for postpones in (False, True))
+    assert replace(later, ms=0) == replace(at_once, ms=0)
+    num_without = at_once.num_cycles - at_once.num_model
+    assert num_without > 0
+    assert later.ms == pytest.approx(at_once.ms - num_without, abs=1)
 
 
 def test_replay_does_not_measure_sessions_that_the_predictor_was_trained_on(
@@ -321,14 +382,79 @@ def test_of_some_cycles_one_gives_a_row(made_up_traces: Path, number_tokenizer: 
             assert all(row.tobytes() in others for row in some.rows.features)
 
 
+def test_of_too_many_rows_some_stand_for_all(made_up_traces: Path, number_tokenizer: Path) -> None:
+    def walked(**settings: Any) -> list[RecordingWalk]:
+        return walk_recordings(
+            find_recordings(made_up_traces),
+            TraceTokenizer(number_tokenizer, "<|im_end|>"),
+            WalkSettings(HvdConfig(policy="model"), model_drafter=ModelDrafter(0), **settings),
+            label="test",
+            num_processes=1,
+        )
+
+    every = walked()
+    num_rows = [len(walk.rows() or ()) for walk in every]
+    # Each of the two recordings has half of what is asked for; one with as many rows keeps them.
+    assert [walk.thinning for walk in walked(max_rows=2 * max(num_rows))] == [1, 1]
+    thinned = walked(max_rows=2 * min(num_rows) // 3)
+    for all_rows, some in zip(every, thinned, strict=True):
+        assert some.thinning == 4
+        assert some.totals() == all_rows.totals()
+        rows_of = [walk.rows() for walk in (all_rows, some)]
+        features = [rows.features.tobytes() for rows in rows_of if rows is not None]
+        expected = np.frombuffer(features[0], np.float32).reshape(-1, len(FEATURE_NAMES))[::4]
+        assert features[1] == expected.tobytes()
+    # They count as much as all of them would.
+    weights = [_weighed(walks, without=frozenset()) for walks in (every, thinned)]
+    for of_all, of_some in zip(*weights, strict=True):
+        assert of_some.weights.sum() == pytest.approx(of_all.weights.sum(), rel=0.02)
+
+
+def test_sessions_that_are_not_judged_give_no_rows(
+    made_up_traces: Path, number_tokenizer: Path
+) -> None:
+    def walked(without: frozenset[str]) -> RecordingWalk:
+        return walk_recordings(
+            find_recordings(made_up_traces),
+            TraceTokenizer(number_tokenizer, "<|im_end|>"),
+            WalkSettings(HvdConfig(policy="cache"), without=without),
+            label="test",
+            num_processes=1,
+        )[0]
+
+    every = walked(frozenset())
+    some = walked(frozenset({every.sessions[1].fingerprint}))
+    assert some.totals() == every.totals()
+    assert [session.rows is None for session in some.sessions] == [False, True] + [False] * 6
+    assert every.sessions[1].rows is not None
+
+
+class _Deadly:
+    """Ends the process that it is sent to."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os._exit, (1,)
+
+
+def test_a_process_that_is_killed_is_told_of(made_up_traces: Path) -> None:
+    with pytest.raises(ValueError, match=r"one of 2 processes was killed.*--processes"):
+        walk_recordings(
+            find_recordings(made_up_traces),
+            cast("TraceTokenizer", _Deadly()),
+            WalkSettings(HvdConfig(policy="cache")),
+            label="test",
+            num_processes=2,
+        )
+
+
 def test_the_first_round_begins_cycles_in_the_middle_of_copies(
     made_up_traces: Path, number_tokenizer: Path
 ) -> None:
     recordings = find_recordings(made_up_traces)
     tokenizer = TraceTokenizer(number_tokenizer, "<|im_end|>")
-    walks = first_round(recordings, tokenizer, TrainPlan(HvdConfig(), num_processes=1))
-    of_first = [walk for walk in walks if walk.name == recordings[0].name]
-    cycles_per_token = [w.totals().num_cycles / w.totals().num_tokens for w in of_first]
+    plan = TrainPlan(HvdConfig(), num_processes=1)
+    of_first = [walks[0].totals() for walks in first_round(recordings, tokenizer, plan)]
+    cycles_per_token = [totals.num_cycles / totals.num_tokens for totals in of_first]
     by_model, by_token, by_cache = cycles_per_token
     assert by_token == 1
     assert by_model == pytest.approx(1 / 3, abs=0.02)
@@ -520,6 +646,11 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
     costs.write_text("{verify: 10}")
     served = tmp_path / "hvd.yaml"
     served.write_text("costs: costs.yaml")
+    mixed, called_mean = tmp_path / "mixed.hvdt", tmp_path / "called_mean.hvdt"
+    for path, families in ((mixed, ["a", "b"]), (called_mean, ["mean"])):
+        with TraceWriter(path) as writer:
+            for family in families:
+                writer.write(trace([5], [6], family=family, model="", tokenizer_fingerprint=""))
     for command, traces, tokenizer, more, says in (
         ("train", empty, number_tokenizer, ["--output", output], "no traces (*.jsonl, *.hvdt)"),
         ("train", blank, number_tokenizer, ["--output", output], "blank.jsonl: empty"),
@@ -535,6 +666,8 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
         ("replay", made_up_traces, number_tokenizer, ["--config", served], "cost table: about: "),
         ("replay", made_up_traces, number_tokenizer, ["--warm-up", 1.5], "from 0 to below 1"),
         ("replay", tmp_path / "gone", number_tokenizer, [], "cannot read the traces"),
+        ("replay", mixed, number_tokenizer, [], "of the families a, b: "),
+        ("replay", called_mean, number_tokenizer, [], "of the families mean: "),
     ):
         before = set(tmp_path.rglob("*"))
         assert run(command, traces, tokenizer, *more) == 2
@@ -638,5 +771,5 @@ def test_recordings_without_prompts_are_refused(
 
 def test_predictors_are_judged_uncorrected() -> None:
     assert HvdConfig().calibrate
-    walks = judging_walks(HvdConfig())
+    walks = judging_walks(HvdConfig(), without=frozenset())
     assert not any(settings.config.calibrate for settings in walks.values())

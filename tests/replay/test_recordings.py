@@ -1,11 +1,18 @@
 """Sessions keep their names, so that a predictor is never judged on what it was trained on."""
 
+import errno
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from sglang_hvd.replay.recordings import Recording, find_recordings, session_fingerprints
+from sglang_hvd.replay.recordings import (
+    Recording,
+    find_recordings,
+    held,
+    session_fingerprints,
+)
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.recording_folder import RecordingFolder
@@ -73,6 +80,60 @@ def test_a_session_that_goes_on_in_another_file_keeps_its_name(
     with TraceWriter(other, **of_model) as writer:
         writer.write(trace([9, 9, 9], [1], session="a", **of_model))
     assert fingerprints(other, tokenizer)["a"] != fingerprints(first, tokenizer)["a"]
+
+
+def test_recordings_can_be_read_though_their_server_removes_them(
+    tmp_path: Path, number_tokenizer: Path
+) -> None:
+    tokenizer = TraceTokenizer(number_tokenizer, None)
+    folder, recorded = tmp_path / "recorded", {"tokenizer_fingerprint": tokenizer.fingerprint}
+    writing = RecordingFolder(
+        folder, max_file_bytes=1, max_total_bytes=1 << 20, max_file_seconds=1000
+    )
+    for number in range(3):
+        writing.write(trace([number], [1], session=str(number), model="", **recorded))
+    writing.complete()
+    found = find_recordings(folder)
+    found[0].path.unlink()
+    with held(found) as kept:
+        assert [recording.name for recording in kept] == [r.name for r in found[1:]]
+        for recording in kept:
+            recording.path.unlink()
+        sessions = [one.session for recording in kept for one in recording.traces(tokenizer)]
+        assert sessions == ["1", "2"]
+        # What is wrong is told of the name that the user knows.
+        assert kept[0].link is not None
+        kept[0].link.write_bytes(b"x")
+        with pytest.raises(ValueError, match=f"^{kept[0].path}:1: no traces"):
+            kept[0].traces(tokenizer)
+    assert list(folder.iterdir()) == []
+
+
+def test_files_that_no_server_writes_are_read_where_they_are(
+    tmp_path: Path, write_traces: WriteTraces
+) -> None:
+    write_traces(tmp_path / "text.jsonl")
+    found = find_recordings(tmp_path)
+    with held(found) as kept:
+        assert kept == found
+        assert [path.name for path in tmp_path.iterdir()] == ["text.jsonl"]
+
+
+def test_no_file_is_called_as_the_mean(tmp_path: Path, write_traces: WriteTraces) -> None:
+    write_traces(tmp_path / "mean.jsonl")
+    with pytest.raises(ValueError, match=r"mean\.jsonl: mean is what the mean .*: rename it"):
+        find_recordings(tmp_path)
+
+
+def test_a_folder_that_cannot_be_listed_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)  # root may list every folder
+    with pytest.raises(ValueError, match=f"{tmp_path}: cannot read the folder: Permission denied"):
+        find_recordings(tmp_path)
 
 
 def test_what_a_killed_server_left_unfinished_is_read_too(tmp_path: Path) -> None:

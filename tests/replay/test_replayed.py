@@ -1,5 +1,6 @@
 """Replay generates the recording again, with the drafter's own plans, labels and features."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,21 @@ def test_where_the_text_ends_inside_a_draft_the_rest_brings_nothing() -> None:
         draft = cycles[2 if len(output) == 5 else -1].draft
         assert draft is not None
         assert (draft.num_tokens, draft.accepted_len) == (3, 1)
+
+
+def test_where_the_text_was_cut_inside_a_draft_its_rest_is_not_known() -> None:
+    # At [1, 2, 3] the draft is [4, 5, 6]; the output was cut behind 4.
+    made = replace(trace(list(range(8)), [1, 2, 3, 4]), is_cut=True)
+    cycles = replay(made, drafter("model"), num_model_accepted=0)
+    assert [(c.draft.num_tokens, c.draft.accepted_len) for c in cycles if c.draft] == [
+        *((1, 1), (2, 2), (1, 1)),
+    ]
+    whole = replay(replace(made, is_cut=False), drafter("model"), num_model_accepted=0)
+    for cut, uncut in zip(cycles, whole, strict=True):
+        assert cut.draft is not None
+        assert uncut.draft is not None
+        assert cut.draft.accepted_len == uncut.draft.accepted_len
+        assert cut.draft.features.tobytes() == uncut.draft.features.tobytes()
 
 
 def test_labels_are_known_for_drafts_that_are_not_verified() -> None:

@@ -55,6 +55,7 @@ def some_traces(draw: st.DrawFn) -> list[Trace]:
                 family=draw(st.sampled_from(["chat", "recorded"])),
                 sampling=sampling,
                 namespace=draw(st.sampled_from(["", "a tenant"])),
+                is_cut=draw(st.booleans()),
                 has_prompt=has_prompt,
             )
         )

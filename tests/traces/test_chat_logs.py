@@ -130,6 +130,7 @@ def test_each_choice_is_an_output_and_one_that_was_cut_has_no_end(
     line["response"]["choices"].append(cut)
     traces = read(tmp_path / "x", tokenizer, line, eos_token_id=0)
     assert [output for _, output in texts(tokenizer, traces)] == ["b <eos>", "c"]
+    assert [trace.is_cut for trace in traces] == [False, True]
     assert len({(trace.session, trace.turn) for trace in traces}) == 2
 
 

@@ -99,6 +99,18 @@ def test_the_oldest_recordings_make_room(tmp_path: Path) -> None:
     assert outputs(tmp_path)[0] > 10
 
 
+def test_room_is_left_for_what_other_processes_write(tmp_path: Path) -> None:
+    old = tmp_path / "recording-20200101T000000Z-1-000000.hvdt"
+    old.write_bytes(bytes(100_000))
+    folders = [open_folder(tmp_path, file=50_000, total=200_000) for _ in range(3)]
+    for number, folder in enumerate(folders):
+        assert old.exists() == (number <= 2)
+        folder.write(trace([1], [number], session=str(number)))
+    # All three may still grow to their 50,000 bytes.
+    assert len(parts(tmp_path)) == 3
+    assert not old.exists()
+
+
 def test_a_clock_that_ran_ahead_does_not_keep_its_recordings(tmp_path: Path) -> None:
     ahead = open_folder(tmp_path, file=50_000, total=150_000)
     ahead.write(trace(tokens(0), [0], session="0"))

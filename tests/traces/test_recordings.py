@@ -83,7 +83,7 @@ def test_a_prompt_that_goes_on_is_stored_as_what_is_new(tmp_path: Path, suffix: 
 def test_a_text_encoding_can_be_read_without_this_project(tmp_path: Path) -> None:
     lines = [json.loads(x) for x in written(tmp_path / "x.jsonl", SESSION).splitlines()]
     assert lines[0] == {
-        **{"format": FORMAT, "version": 2},
+        **{"format": FORMAT, "version": 3},
         **{"model": "a model", "tokenizer": "0123456789abcdef"},
     }
     assert lines[1]["sampling"] == {"temperature": 0.5}
@@ -96,12 +96,16 @@ def test_a_text_encoding_can_be_read_without_this_project(tmp_path: Path) -> Non
     assert lines[5]["num_records"] == 4
 
 
-def test_a_recording_of_version_1_has_no_namespaces(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "lacks"), [(1, ["namespace", "is_cut"]), (2, ["is_cut"])])
+def test_recordings_of_earlier_versions_are_read(
+    tmp_path: Path, version: int, lacks: list[str]
+) -> None:
     path = tmp_path / "x.jsonl"
     lines = [json.loads(x) for x in written(path, SESSION).splitlines()]
-    lines[0]["version"] = 1
+    lines[0]["version"] = version
     for line in lines[1:-1]:
-        del line["namespace"]
+        for name in lacks:
+            del line[name]
     content = b"".join(json.dumps(line).encode() + b"\n" for line in lines[:-1])
     end = {**lines[-1], "crc32": zlib.crc32(content)}
     path.write_bytes(content + json.dumps(end).encode() + b"\n")
@@ -197,7 +201,7 @@ def frame(body: bytes) -> bytes:
         (b"T" + zlib.compress(b"\2\0\0\0{}\1\0\0\0"), "corrupt: not the content of a record"),
         (b"T" + zlib.compress(b"\2\0\0\0[]\0\0\0\0"), "corrupt: not the content of a record"),
         (b"T" + zlib.compress(b"\2\0\0\0{}\0\0\0\0\xff\xff\xff\xff"), "corrupt: not the content"),
-        (b"T" + zlib.compress(b"\2\0\0\0{}\0\0\0\0"), "not a trace: wanted family, namespace"),
+        (b"T" + zlib.compress(b"\2\0\0\0{}\0\0\0\0"), "not a trace: wanted family, is_cut"),
         (b"E", "corrupt: it does not fit the 0 records before it"),
     ],
 )
@@ -212,8 +216,8 @@ def test_a_wrong_frame_with_a_right_checksum_is_refused(
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"version": 3}, "version 3 of the format, this release reads 1 and 2"),
-        ({"version": None}, "version None of the format, this release reads 1 and 2"),
+        ({"version": 4}, "version 4 of the format, this release reads 1, 2, 3"),
+        ({"version": None}, "version None of the format, this release reads 1, 2, 3"),
         ({"model": 3}, "model and tokenizer of a header are strings"),
         ({"more": 1}, "a header has format, model, tokenizer, version, got"),
     ],
@@ -237,6 +241,7 @@ def test_a_header_of_another_release_is_refused(
         ({"session": 1}, "session cannot be 1"),
         ({"family": None}, "family cannot be None"),
         ({"namespace": 1}, "namespace cannot be 1"),
+        ({"is_cut": 1}, "is_cut cannot be 1"),
         ({"sampling": {"top_k": "x"}}, "sampling cannot be {'top_k': 'x'}"),
         ({"prompt": 5}, "prompt is a list of token ids"),
         ({"prompt": [True]}, "prompt is a list of token ids"),
@@ -244,7 +249,7 @@ def test_a_header_of_another_release_is_refused(
         ({"output": [1.5]}, "output is a list of token ids"),
         ({"output": [-1]}, "output is a list of token ids"),
         ({"output": [2**31]}, "output is a list of token ids"),
-        ({"more": 1}, "wanted family, namespace, num_kept, sampling, session, turn, got"),
+        ({"more": 1}, "wanted family, is_cut, namespace, num_kept, sampling, session, turn, got"),
     ],
 )
 def test_a_wrong_line_is_named_by_its_number(

@@ -48,6 +48,14 @@ def test_a_delta_prompt_follows_everything_before_it_in_its_session(
     assert (second.session, second.turn, second.family) == ("x", 1, "chat")
 
 
+@pytest.mark.parametrize("key", ["family", "licence"])
+def test_a_file_is_of_one_family_under_one_licence(path: Path, key: str) -> None:
+    other = json.dumps(json.loads(line("y", 0, "b", "b")) | {key: "CC BY-NC 4.0"})
+    path.write_text(line("x", 0, "a b", "c") + "\n" + other + "\n")
+    with pytest.raises(ValueError, match=f":2: {key} 'CC BY-NC 4.0' after '.*': give each a file"):
+        list(read_text_traces(path))
+
+
 def test_a_full_prompt_stands_alone(path: Path, tokenizer: Tokenizer) -> None:
     path.write_text(line("x", 0, "a", "b", "full") + "\n" + line("x", 1, "c", "d", "full"))
     assert [trace.prompt_ids.tolist() for trace in traces(path, tokenizer)] == [[1], [3]]
