@@ -1,6 +1,6 @@
 """What the cycles of one request brought."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from sglang_hvd.types import DraftSource
 
@@ -11,8 +11,8 @@ class RequestStats:
 
     Every committed token is counted once: as an accepted draft token, by what the cycle verified,
     or a token of the target itself (the bonus token of a cycle, and tokens committed outside the
-    cycles). Where a stop or a limit cuts the last cycle off, committed tokens are more than
-    generated ones.
+    cycles). Where a stop or a limit cuts the last cycle off, or a request is retracted while a step
+    of it is on its way, committed tokens are more than generated ones.
     """
 
     num_cache_cycles: int = 0
@@ -23,6 +23,10 @@ class RequestStats:
     num_model_accepted_drafts: int = 0
     num_both_accepted_drafts: int = 0
     num_target_tokens: int = 0
+
+    def __add__(self, other: "RequestStats") -> "RequestStats":
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return RequestStats(*(one + another for one, another in pairs))
 
 
 class RequestCounts:

@@ -299,8 +299,12 @@ class HybridDrafter:
         for request, source, num_accepted, num_tokens in of_cycles:
             request.end_cycle(source, num_accepted, num_tokens)
 
-    def extend(self, rid: Hashable, token_ids: TokenIds | Sequence[int]) -> None:
+    def extend(
+        self, rid: Hashable, token_ids: TokenIds | Sequence[int], *, counts: bool = True
+    ) -> None:
         """Takes in tokens committed outside a cycle: the one that prefill generates.
+
+        counts: the request's stats count them.
 
         Raises KeyError for a request that is not active, ValueError for invalid token ids.
         """
@@ -308,7 +312,8 @@ class HybridDrafter:
         self._cache.commit([rid], [token_ids])
         if self._tracker is not None:
             self._tracker.extend(request.slot, as_token_ids(token_ids))
-        request.counts.add_tokens(len(token_ids))
+        if counts:
+            request.counts.add_tokens(len(token_ids))
 
     def finish(
         self, rid: Hashable, *, output_ids: TokenIds | Sequence[int] | None, keep: bool

@@ -1,22 +1,38 @@
-"""Requests without a limit of their own end where a verification still has room in the context.
+"""Where a request ends at the end of the context, and what its row of KV slots has room for.
 
 SGLang refuses a request that asks for more tokens than the context holds beside the slots of a
 verification. One that names no limit, as chat completions need not, it lets go on to the last token
-of the context; its KV window, two verifications ahead, then ends behind the request's row of the
-table of KV slots, and with it entries of the next request's are overwritten.
+of the context. In either case slots are taken two verifications, or drafts of the model drafter,
+ahead; where they end behind the request's row of the table, entries of the next request's are
+overwritten. So requests without a limit end as those with the largest one do, and rows hold what is
+taken ahead at every page size. (SGLang makes them so long for pages of several tokens.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sglang.srt.managers.utils import compute_num_reserved_tokens
+from sglang.srt.mem_cache.allocation_sizing import (
+    get_alloc_page_size,
+    get_alloc_reserve_per_decode,
+)
+from sglang.srt.runtime_context import get_context
 
 from sglang_hvd.plugin.launch import launch_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.managers.scheduler import Scheduler
+
+
+def hold_slots_ahead(get_req_to_token_extra_context_len: Callable[[], int]) -> int:
+    """AROUND hook: the columns of the table of KV slots beside those of the context."""
+    columns = get_req_to_token_extra_context_len()
+    if launch_of(get_context().server_args) is None:
+        return columns
+    return max(columns, get_alloc_reserve_per_decode() + get_alloc_page_size() - 1)
 
 
 def limit_new_tokens(_result: None, scheduler: Scheduler, req: Req) -> None:

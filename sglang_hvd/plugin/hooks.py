@@ -60,6 +60,14 @@ HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
         HookType.AFTER,
         context_room.limit_new_tokens,
     ),
+    "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len": (
+        HookType.AROUND,
+        context_room.hold_slots_ahead,
+    ),
+    "sglang.srt.managers.tokenizer_manager._slice_streaming_output_meta_info": (
+        HookType.AROUND,
+        responses.keep_hvd_figures,
+    ),
     "sglang.srt.managers.schedule_batch.Req.update_finish_state": (
         HookType.AROUND,
         stop_strings.end_as_plain_serving,

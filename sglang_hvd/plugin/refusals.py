@@ -32,6 +32,14 @@ def refuse_untested(cfg: Any) -> None:
         "--speculative-adaptive": cfg.speculative_adaptive,
         "--speculative-use-rejection-sampling": cfg.speculative_use_rejection_sampling,
         "--speculative-use-block-verification": cfg.speculative_use_block_verification,
+        # Below 1 a token may be accepted because it was drafted: what other clients were answered,
+        # which cache drafts come from, would change an answer.
+        "--speculative-accept-threshold-single below 1": (
+            cfg.speculative_accept_threshold_single < 1
+        ),
+        "--speculative-accept-threshold-acc below 1": cfg.speculative_accept_threshold_acc < 1,
+        # It has to know which step of the draft loop a forward belongs to.
+        f"--kv-canary {cfg.kv_canary}": cfg.kv_canary != "none",
         "--speculative-num-steps 0": cfg.speculative_num_steps == 0,
         "--enable-two-batch-overlap": cfg.enable_two_batch_overlap,
         "--enable-hisparse": cfg.enable_hisparse,

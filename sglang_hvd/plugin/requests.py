@@ -43,7 +43,7 @@ class _Held:
     """One request the drafter knows.
 
     num_tokens counts prompt and committed output tokens. prompt_ids is there to be recorded; None:
-    nothing is recorded of this request.
+    nothing is recorded of this request. earlier has what it brought before it was started anew.
     """
 
     key: int
@@ -53,6 +53,7 @@ class _Held:
     prompt_ids: TokenIds | None
     source: DraftSource = DraftSource.PLAIN
     cycles: list[tuple[str, int]] = field(default_factory=list)
+    earlier: RequestStats = RequestStats()  # noqa: RUF009  it is immutable
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,19 +247,22 @@ class HeldRequests:
         }
 
     def _start(self, req: Req) -> _Held:
-        """Hold a request as SGLang has it now; keeps the state of one whose prefill goes on."""
+        """Hold a request as SGLang has it now; keeps the state of one whose prefill goes on, and of
+        one that is started anew, without the tokens of the latest step, the figures."""
         num_tokens = len(req.origin_input_ids) + len(req.output_ids)
-        held = self._find(req)
-        if held is not None:
-            if held.num_tokens == num_tokens:
-                return held
-            self._release(held)
+        before = self._find(req)
+        earlier = RequestStats()
+        if before is not None:
+            if before.num_tokens == num_tokens:
+                return before
+            earlier = before.earlier + self._release(before)
         key = self._next_key
         self._next_key += 1
         # Placeholders of images are no vocabulary tokens: they must never be drafted.
         given_ids = np.asarray(req.origin_input_ids_unpadded, dtype=np.int64)
         # SGLang takes any number for a token id; what no vocabulary holds must not be drafted.
-        is_valid = bool(self._is_token(given_ids).all())
+        # Where embeddings are given, the ids say nothing.
+        is_valid = req.input_embeds is None and bool(self._is_token(given_ids).all())
         prompt_ids = given_ids.astype(np.int32) if is_valid else np.empty(0, np.int32)
         held = _Held(
             key=key,
@@ -266,6 +270,8 @@ class HeldRequests:
             req=weakref.ref(req, lambda _: self._dead.append(key)),
             num_tokens=num_tokens,
             prompt_ids=prompt_ids if is_valid and self._recorder is not None else None,
+            cycles=[] if before is None else before.cycles,
+            earlier=earlier,
         )
         self._drafter.start(
             held.key,
@@ -275,7 +281,8 @@ class HeldRequests:
         )
         if req.output_ids:  # retracted before: comes back as a prefill with its output
             output_ids = np.asarray(req.output_ids, dtype=np.int64)
-            self._drafter.extend(held.key, self._as_sampled(output_ids))
+            # What is counted already is not counted again.
+            self._drafter.extend(held.key, self._as_sampled(output_ids), counts=before is None)
         self._held[key] = held
         mark_held(req, held)
         return held
@@ -294,9 +301,10 @@ class HeldRequests:
         # A copy of a request carries the attribute along, but is another request.
         return held if held is not None and held.req() is req and held.key in self._held else None
 
-    def _release(self, held: _Held) -> None:
-        self._drafter.finish(held.key, output_ids=None, keep=False)
+    def _release(self, held: _Held) -> RequestStats:
+        stats = self._drafter.finish(held.key, output_ids=None, keep=False)
         del self._held[held.key]
+        return stats
 
     def _settle(self) -> None:
         """Commit the tokens of the last launched step."""
@@ -351,7 +359,8 @@ class HeldRequests:
         stats = self._drafter.finish(
             held.key, output_ids=output_ids.astype(np.int32) if is_kept else None, keep=is_kept
         )
-        leave_figures(req, _figures(stats, held.cycles if self._report_cycles else None))
+        cycles = held.cycles if self._report_cycles else None
+        leave_figures(req, _figures(held.earlier + stats, cycles))
         if self._recorder is not None and is_kept and held.prompt_ids is not None:
             self._recorder.record(req, held.prompt_ids, namespace=_namespace(req))
         del self._held[held.key]
@@ -366,8 +375,14 @@ class HeldRequests:
                 req = held.req()
                 # Not kept for the shared cache: when a request is found ended here depends on
                 # the process, and every tensor-parallel rank must hold the same cache.
-                if req is not None and req.finished():
+                if req is not None and (req.finished() or _is_given_up(req)):
                     self._release(held)
+
+
+def _is_given_up(req: Req) -> bool:
+    """SGLang found no memory for the request, even alone: it let go of its KV cache, and will not
+    come back to it."""
+    return req.to_finish is not None and not req.kv.holds_kv
 
 
 def _met_nan(req: Req) -> bool:

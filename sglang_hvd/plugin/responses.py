@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
@@ -39,6 +39,20 @@ def stream_hvd_figures(
     if launch_of(scheduler.server_args) is None:
         return get_output_streamer_class(scheduler)
     return HvdOutputStreamer
+
+
+def keep_hvd_figures(
+    slice_streaming_output_meta_info: Callable[..., None],
+    meta_info: dict[Any, Any],
+    last_output_offset: int,
+    customized_info_keys: Iterable[str] | None = None,
+) -> None:
+    """AROUND hook of what --incremental-streaming-output leaves of the meta_info of a chunk: of a
+    list what its new tokens have. Ours has one entry, whatever the tokens are."""
+    keys = None
+    if customized_info_keys is not None:
+        keys = [key for key in customized_info_keys if key != META_INFO_KEY]
+    slice_streaming_output_meta_info(meta_info, last_output_offset, keys)
 
 
 def _figures(req: Req) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sglang_hvd.plugin.launch import launch_of
+
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.managers.scheduler import Scheduler
@@ -33,6 +35,8 @@ def let_go_of_aborted(_result: None, scheduler: Scheduler, req: Req) -> None:
 
 
 def _worker_of(scheduler: Scheduler) -> HvdWorker | None:
+    if launch_of(scheduler.server_args) is None:
+        return None
     from sglang_hvd.plugin.worker import HvdWorker
 
     worker = scheduler.draft_worker

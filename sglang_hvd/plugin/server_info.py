@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sglang_hvd.plugin.launch import launch_of
+
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import GetInternalStateReqOutput
     from sglang.srt.managers.scheduler_components.internal_state import (
@@ -15,6 +17,8 @@ def add_hvd_state(
     output: GetInternalStateReqOutput, controller: SchedulerInternalStateController, _request: Any
 ) -> None:
     """AFTER hook of get_internal_state: `/server_info` -> internal_states[rank]["hvd"]."""
+    if launch_of(controller.scheduler.server_args) is None:
+        return
     from sglang_hvd.plugin.worker import HvdWorker
 
     worker = controller.scheduler.draft_worker

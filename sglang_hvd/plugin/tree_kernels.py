@@ -154,11 +154,12 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     for k in range(num_tree_nodes):
         group = tl.load(top_scores_index + first + k) // topk
         candidate = tl.load(parent_list + request * num_groups + group, mask=group > 0, other=-2)
-        parent = tl.sum(tl.where(index == candidate, place, 0), axis=0)
+        parent = tl.max(tl.where(index == candidate, place, -1), axis=0)
+        parent = tl.where(group > 0, parent, 0)
         token = tl.load(tree_tokens + first + k)
-        is_kept = k < num_tree_nodes
+        is_kept = parent >= 0
         if HAS_RANKS:
-            is_kept = tl.load(ranks + first + k) < most
+            is_kept = is_kept & (tl.load(ranks + first + k) < most)
         is_same = is_cached & (cached_links == parent) & (cached_tokens == token)
         found = tl.min(tl.where(is_same, slot, BLOCK), axis=0).to(tl.int64)
         is_new = is_kept & (found == BLOCK)

@@ -20,8 +20,8 @@ class ModelTrees:
 
     Attributes:
         token_ids: int64[n, m].
-        parents: int64[n, m]; 0 is the root, j the j-th of these nodes.
-        is_kept: bool[n, m]; the nodes to verify. With a node its ancestors are kept.
+        parents: int64[n, m]; 0 is the root, j the j-th of these nodes, -1 none that is there.
+        is_kept: bool[n, m]; the nodes to verify, as far as those above them are verified too.
     """
 
     token_ids: torch.Tensor
@@ -98,7 +98,8 @@ def merge_trees(cache: DraftNodes, model: ModelTrees) -> tuple[DraftNodes, torch
     found = _find(cache, model)
     is_shared = found >= 0
 
-    is_new = model.is_kept & ~is_shared
+    is_kept = model.is_kept & _has_path(model.parents, model.is_kept | is_shared)
+    is_new = is_kept & ~is_shared
     place = cache.num_used[:, None] + torch.cumsum(is_new, dim=1) - 1
     place = torch.where(is_shared, found, place)
     # What is neither kept nor shared goes to a slot behind the row, which is cut off.
@@ -108,9 +109,9 @@ def merge_trees(cache: DraftNodes, model: ModelTrees) -> tuple[DraftNodes, torch
     tokens = torch.cat([cache.token_ids, cache.token_ids[:, :1]], dim=1)
     parents = torch.cat([cache.parents, cache.parents[:, :1]], dim=1)
     tokens = tokens.scatter(1, target, model.token_ids)
-    parents = parents.scatter(1, target, places.gather(1, model.parents))
+    parents = parents.scatter(1, target, places.gather(1, model.parents.clamp(min=0)))
     is_model_node = torch.zeros((n, w + 1), dtype=torch.bool, device=device)
-    is_model_node = is_model_node.scatter(1, torch.where(model.is_kept, place, w), True)
+    is_model_node = is_model_node.scatter(1, torch.where(is_kept, place, w), True)
     merged = DraftNodes(tokens[:, :w], parents[:, :w], cache.num_used + is_new.sum(dim=1))
     return merged, is_model_node[:, :w]
 
@@ -127,9 +128,10 @@ def _find(cache: DraftNodes, model: ModelTrees) -> torch.Tensor:
     same[:, 0, :] = False
     same[:, :, 0] = False
     same[:, 0, 0] = True
+    same[:, 1:] &= (model.parents >= 0)[:, :, None]
     # Two nodes stand for the same text if their predecessors do: 1, 2, 4, ... of them at a time,
     # and a root precedes itself.
-    model_up = torch.cat([torch.zeros((n, 1), dtype=torch.int64, device=device), model.parents], 1)
+    model_up = _with_root(model.parents).clamp(min=0)
     cache_up = cache.parents.clamp(min=0)
     for _ in range(m.bit_length()):
         pairs = (model_up[:, :, None] * w + cache_up[:, None, :]).reshape(n, -1)
@@ -187,7 +189,8 @@ def parents_of_eagle_tree(
 
     Returns:
         int64[n, m]; index of the parent among the nodes, where 0 is the root and selected node
-        k is node k + 1. The layout is that of SGLang's build_tree_efficient kernel.
+        k is node k + 1; -1 for a node whose parent was not selected, as may be where their scores
+        are equal. The layout is that of SGLang's build_tree_efficient kernel.
     """
     group = top_scores_index // topk
     if parent_list.shape[1] == 0:
@@ -195,9 +198,24 @@ def parents_of_eagle_tree(
     parent_candidate = parent_list.gather(1, group)
     is_parent = top_scores_index[:, None, :] == parent_candidate[:, :, None]
     position = is_parent.int().argmax(dim=2)
-    # Of equal scores a child may have been selected and its parent not: then the root stands in.
-    has_parent = (group > 0) & is_parent.any(dim=2)
-    return torch.where(has_parent, position + 1, 0)
+    of_node = torch.where(is_parent.any(dim=2), position + 1, -1)
+    return torch.where(group > 0, of_node, 0)
+
+
+def _has_path(parents: torch.Tensor, has_place: torch.Tensor) -> torch.Tensor:
+    """Whether each node has a place, and all above it up to the root: bool[n, m]."""
+    up = _with_root(parents)
+    is_whole = (up >= 0) & torch.cat([torch.ones_like(has_place[:, :1]), has_place], dim=1)
+    up = up.clamp(min=0)
+    for _ in range(parents.shape[1].bit_length()):
+        is_whole = is_whole & is_whole.gather(1, up)
+        up = up.gather(1, up)
+    return is_whole[:, 1:]
+
+
+def _with_root(parents: torch.Tensor) -> torch.Tensor:
+    """int64[n, 1 + m]: the root, which precedes itself, before the nodes."""
+    return torch.cat([torch.zeros_like(parents[:, :1]), parents], dim=1)
 
 
 def pack_mask(

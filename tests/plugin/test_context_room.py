@@ -1,4 +1,4 @@
-"""Where requests end that name no limit."""
+"""Where requests end that name no limit, and what a row of KV slots has room for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,23 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_hvd.plugin import context_room
+
+
+@pytest.mark.parametrize(
+    ("page_size", "columns", "wanted"), [(1, 36, 80), (1, 100, 100), (16, 36, 95)]
+)
+def test_a_row_holds_what_is_taken_ahead(
+    page_size: int, columns: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server_args = SimpleNamespace(_hvd_launch=None)
+    monkeypatch.setattr(
+        context_room, "get_context", lambda: SimpleNamespace(server_args=server_args)
+    )
+    monkeypatch.setattr(context_room, "get_alloc_reserve_per_decode", lambda: 80)
+    monkeypatch.setattr(context_room, "get_alloc_page_size", lambda: page_size)
+    assert context_room.hold_slots_ahead(lambda: columns) == columns  # not a server of HVD
+    server_args._hvd_launch = "a launch"
+    assert context_room.hold_slots_ahead(lambda: columns) == wanted
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from array import array
 import pytest
 import torch
 from prometheus_client import REGISTRY
-from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_hvd.config import HvdConfig
@@ -23,7 +23,9 @@ from sglang_hvd.types import DraftSource
 VOCAB_SIZE = 100
 
 
-def held_requests(metrics: ServerMetrics | None = None) -> HeldRequests:
+def held_requests(
+    metrics: ServerMetrics | None = None, *, report_cycles: bool = False
+) -> HeldRequests:
     config = HvdConfig(policy="cache")
     drafter = HybridDrafter(
         config,
@@ -39,7 +41,7 @@ def held_requests(metrics: ServerMetrics | None = None) -> HeldRequests:
         stream=None,
         metrics=metrics,
         clock=StepClock(),
-        report_cycles=False,
+        report_cycles=report_cycles,
         recorder=None,
         vocab_size=VOCAB_SIZE,
     )
@@ -259,6 +261,48 @@ def test_the_last_step_of_a_request_counts_when_it_ends() -> None:
     end(held, req, [4, 1])
     assert figures_of(req)["num_cache_accepted_drafts"] == 1
     assert held.describe()["num_shared_tokens"] == 3
+
+
+def test_a_request_that_comes_back_from_a_retraction_keeps_its_figures() -> None:
+    held = held_requests(report_cycles=True)
+    req = request("a", [1, 2, 3, 4, 1, 2])
+    verified(held, req)
+    # It is retracted while that step is on its way: SGLang drops the step's tokens.
+    prefill(held, req)
+    assert len(held) == 1
+    req.output_ids.append(3)
+    held.plan([req], [7])
+    held.record_verify([req], torch.tensor([9, 9]), torch.tensor([1], dtype=torch.int32), None)
+    end(held, req, [9])
+    figures = figures_of(req)
+    assert figures is not None
+    assert figures["cycles"] == [("cache", 1), ("cache", 0)]
+    assert (figures["num_cache_cycles"], figures["num_cache_accepted_drafts"]) == (2, 1)
+    assert figures["num_target_tokens"] == 4  # of two prefills, and a bonus token of each cycle
+    assert held.describe()["num_resyncs"] == 0
+
+
+def test_embeddings_are_no_prompt_to_draft_from() -> None:
+    held = held_requests()
+    req = request("a", [1] * 6)  # what SGLang puts in the place of the ids
+    req.input_embeds = [[0.5]] * 6
+    prefill(held, req)
+    assert held.describe()["num_request_tokens"] == 0
+    req.output_ids.append(1)
+    [plan] = held.plan([req], [6])
+    assert plan.source is DraftSource.PLAIN
+
+
+def test_a_request_for_which_there_is_no_memory_at_all_is_let_go() -> None:
+    held = held_requests()
+    req = request("a", [1, 2])
+    req.kv.req_pool_idx = 0
+    prefill(held, req)
+    # An abort of a running request comes with its next result.
+    req.to_finish = FINISH_ABORT()
+    assert held.describe()["num_requests"] == 1
+    req.kv.req_pool_idx = None
+    assert held.describe()["num_requests"] == 0
 
 
 def test_a_flush_takes_the_last_step_in_first() -> None:

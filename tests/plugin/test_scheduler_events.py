@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +21,7 @@ def scheduler(**attributes: Any) -> Any:
     worker = HvdWorker.__new__(HvdWorker)
     for name, value in attributes.items():
         setattr(worker, name, value)
-    return SimpleNamespace(draft_worker=worker)
+    return SimpleNamespace(draft_worker=worker, server_args=SimpleNamespace(_hvd_launch="a launch"))
 
 
 def test_a_pause_is_no_step() -> None:
@@ -47,7 +49,16 @@ def test_a_request_that_was_aborted_while_it_waited_is_let_go() -> None:
     assert let_go == [req]
 
 
-def test_without_hvd_nothing_happens() -> None:
-    plain = SimpleNamespace(draft_worker=None)
-    end_step_at_pause(None, plain, None)  # type: ignore[arg-type]
-    let_go_of_aborted(None, plain, object())  # type: ignore[arg-type]
+def test_without_hvd_nothing_happens_or_is_imported() -> None:
+    script = (
+        "import sys\n"
+        "from types import SimpleNamespace\n"
+        "from sglang_hvd.plugin import scheduler_events, server_info\n"
+        "plain = SimpleNamespace(draft_worker=None, server_args=SimpleNamespace())\n"
+        "scheduler_events.let_go_when_idle(None, plain)\n"
+        "scheduler_events.end_step_at_pause(None, plain, None)\n"
+        "scheduler_events.let_go_of_aborted(None, plain, object())\n"
+        "server_info.add_hvd_state(None, SimpleNamespace(scheduler=plain), None)\n"
+        "assert 'sglang_hvd.plugin.worker' not in sys.modules, 'all of the speculation with it'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

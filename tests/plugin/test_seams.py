@@ -102,6 +102,10 @@ def test_hooked_functions_take_what_the_hooks_expect() -> None:
         "init_req_max_new_tokens": ["self", "req"],
         "pause_generation": ["self", "recv_req"],
         "_release_aborted_request": ["self", "req"],
+        "get_req_to_token_extra_context_len": [],
+        "_slice_streaming_output_meta_info": [
+            *("meta_info", "last_output_offset", "customized_info_keys"),
+        ],
     }
     for target in HOOKS:
         name = target.rsplit(".", 1)[1]

@@ -20,6 +20,7 @@ from sglang_hvd.plugin.tree_layout import merge_eagle_trees
 from sglang_hvd.plugin.tree_torch import (
     ModelTrees,
     link_nodes,
+    merge_eagle_trees_by_torch,
     merge_trees,
     pack_mask,
     parents_of_eagle_tree,
@@ -121,6 +122,31 @@ def test_an_eagle_tree_is_laid_out_as_sglang_lays_it_out(
     assert torch.equal(tree.next_sibling, next_sibling)
     assert torch.equal((seq_lens[:, None] + tree.depth).reshape(-1), positions)
     assert torch.equal(tree.visible.reshape(-1), mask)
+
+
+def test_a_node_whose_parent_was_not_selected_is_not_verified() -> None:
+    # Of topk 2 and three steps: candidates 0 and 1 below the root, 2 and 3 below 0, 4 and 5 below
+    # 1, then 6 and 7 below 4, 8 and 9 below 5. Of equal scores 4 was selected and 1 was not.
+    parent_list = torch.tensor([[-1, 0, 1, 4, 5]])
+    selected = torch.tensor([[0, 3, 4, 6]])
+    tokens = torch.tensor([[10, 11, 10, 12]])  # 4 has the token of 0, a child of the root
+    assert parents_of_eagle_tree(parent_list, selected, 2).tolist() == [[0, 1, -1, 3]]
+    for cached, wanted in (
+        ([], [(-1, 5), (0, 10), (1, 11)]),
+        # The cache's draft begins with the orphan's token and goes on with that of its child.
+        ([(0, 10), (1, 12)], [(-1, 5), (0, 10), (1, 12), (1, 11)]),
+    ):
+        nodes = DraftNodes(
+            torch.tensor([[5, *(token for _, token in cached), *[0] * 6]]),
+            torch.tensor([[-1, *(parent for parent, _ in cached), *[0] * 6]]),
+            torch.tensor([1 + len(cached)]),
+        )
+        trees = EagleTrees(tokens, parent_list, selected, 2, None, torch.tensor([4]))
+        is_model_node = merge_eagle_trees_by_torch(nodes, trees, None)
+        num = int(nodes.num_used[0])
+        rows = zip(nodes.parents[0, :num].tolist(), nodes.token_ids[0, :num].tolist(), strict=True)
+        assert list(rows) == wanted
+        assert int(is_model_node.sum()) == 2
 
 
 def test_a_full_mask_is_true_over_the_prefix_and_leaves_the_rest_of_the_buffer_alone() -> None:

@@ -27,7 +27,8 @@ REFUSED_BY_NONE: dict[str, object] = {
         False,
     ),
     **{"speculative_num_steps": 3, "attn_dp_size": 1, "pp_size": 1, "disaggregation_mode": "null"},
-    **{"moe_a2a_backend": "none", "moe_dense_tp_size": None, "dcp_size": 1},
+    **{"moe_a2a_backend": "none", "moe_dense_tp_size": None, "dcp_size": 1, "kv_canary": "none"},
+    **{"speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0},
 }
 
 
@@ -81,6 +82,12 @@ def widths_of(
         ("enable_linear_replayssm_spec", True, "--enable-linear-replayssm-spec"),
         ("enable_pdmux", True, "--enable-pdmux"),
         ("enable_watermark", True, "--enable-watermark"),
+        ("kv_canary", "log", "--kv-canary log"),
+        (
+            *("speculative_accept_threshold_single", 0.5),
+            "--speculative-accept-threshold-single below 1",
+        ),
+        ("speculative_accept_threshold_acc", 0.9, "--speculative-accept-threshold-acc below 1"),
         ("speculative_num_steps", 0, "--speculative-num-steps 0"),
         ("pp_size", 2, "--pp-size above 1"),
         ("dcp_size", 2, "--dcp-size above 1"),

@@ -84,7 +84,7 @@ def test_the_cycles_generate_the_recording(
             assert cycle.draft.accepted_len == accepted == label
             assert cycle.draft.is_verified
         elif cycle.plan.source is DraftSource.MODEL:
-            assert accepted == min(num_model_accepted, len(rest))
+            assert accepted == min(num_model_accepted, cycle.plan.num_model_steps, len(rest))
         else:
             assert accepted == 0
         has_verified = cycle.draft is not None and cycle.draft.is_verified

@@ -77,7 +77,7 @@ def test_a_part_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
 
 
 def _write_too_much(path: Path, is_met: bool, written: "multiprocessing.Queue[int]") -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3200, 3200))
     with TraceWriter(path, model="a model", tokenizer_fingerprint="0123456789abcdef") as writer:
         num_written = 0
         try:
