@@ -15,8 +15,8 @@ from benchmarks.payoff.options import replay_options
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
-from sglang_hvd.replay.evaluate import MEAN, NOTHING_LEFT, judge, trained_sessions
-from sglang_hvd.replay.recordings import find_recordings
+from sglang_hvd.replay.evaluate import NOTHING_LEFT, judge, trained_sessions
+from sglang_hvd.replay.recordings import MEAN, find_recordings
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.walk import WalkSettings, walk_recordings
 

@@ -164,7 +164,7 @@ class _Study:
             walk_recordings(
                 recordings,
                 tokenizer,
-                judging_walks(deciding, without=known - held_out)["cycle"],
+                judging_walks(deciding, without=frozenset(known - held_out))["cycle"],
                 label="judged",
                 num_processes=plan.num_processes,
             ),

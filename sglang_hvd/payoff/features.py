@@ -46,7 +46,9 @@ least probably right |
 | before_2_*, before_1_*, token_k_* | whether the two tokens before the draft, and its first \
 three, are in each token class |
 
-The latest cycles of recent_* are the request's last `history_window` ones.
+The latest cycles of recent_* are the request's last `history_window` ones. One that verified only \
+a draft's first tokens, and had all of them accepted, does not say how right the draft was and \
+counts as one that verified none (docs/payoff.md, "Which rows it learns from").
 
 Each token of the draft has inputs of its own, POSITION_FEATURES: the log odds, divided by four, \
 that it is accepted if its predecessor is, by the draft's own probabilities, by the votes, and by \
