@@ -5,13 +5,15 @@
 
 As `sglang-hvd evaluate` judges, in the mean over families, on sessions that the predictors were not
 trained on. A policy that verifies good drafts has few cycles that start inside a copy, where it is
-easy to know that the copy goes on.
+easy to know that the copy goes on. `allocate` decides by the costs that ship, at batch size 1.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.command import run, write_rows
 from benchmarks.payoff.options import replay_options
+from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
@@ -25,8 +27,10 @@ _DECIDERS = {
     "frequency": HvdConfig(policy="frequency"),
     "payoff, threshold 6": HvdConfig(policy="payoff", threshold=PAPER_THRESHOLD),
     "payoff": HvdConfig(policy="payoff"),
+    "allocate": HvdConfig(policy="allocate"),
     "cache always": HvdConfig(policy="cache"),
 }
+_COSTS = Path(__file__).parents[2] / "configs/costs/llama-3.1-8b-h100.yaml"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         walks = walk_recordings(
             recordings,
             tokenizer,
-            WalkSettings(config, without=without),
+            WalkSettings(config, without=without, costs=StepCosts.load(_COSTS)),
             label=decider,
             num_processes=2,
         )

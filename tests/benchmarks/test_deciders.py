@@ -16,4 +16,5 @@ def test_a_policy_that_verifies_copies_has_fewer_drafts_inside_of_them(
     assert {predictor for _, predictor in rows} == {"default", "mlp", "frequency"}
     always, never = rows["cache always", "default"], rows["model drafter always", "default"]
     assert 0 < always["num_drafts"] < never["num_drafts"]
+    assert 0 < rows["allocate", "default"]["num_drafts"] < never["num_drafts"]
     assert 0 < never["average_precision"] < 1
