@@ -312,20 +312,41 @@ def test_meta_info_accounts_for_every_token(server: Any, prompts: list[str]) -> 
         assert sum(count for _, count in hvd["cycles"]) == accepted
 
 
-def test_requests_without_a_limit_end_where_the_width_still_has_room(
-    start_server: Callable[..., Any], start_hvd: Callable[..., Any]
+# The model drafter's candidates take more slots than the verification.
+BUSHY = (
+    *("--speculative-num-steps", "3", "--speculative-eagle-topk", "8"),
+    *("--speculative-num-draft-tokens", "9"),
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "drafting", "width", "num_slots"),
+    [
+        ("allocate", MODEL_TREE_FLAGS, ("--hvd-wide-width", "80"), 80),
+        ("payoff", BUSHY, ("--hvd-verify-width", "12"), 24),
+    ],
+    ids=["wide verification", "many candidates"],
+)
+def test_requests_without_a_limit_end_where_there_is_room_for_a_step(
+    policy: str,
+    drafting: tuple[str, ...],
+    width: tuple[str, ...],
+    num_slots: int,
+    start_server: Callable[..., Any],
+    start_hvd: Callable[..., Any],
 ) -> None:
     context = ("--context-length", "512")
     plain = start_server(*context)
-    server = start_hvd("allocate", "--hvd-wide-width", "80", *context)
+    server = start_hvd(policy, *width, *context, drafting=drafting)
     params = {"max_new_tokens": None, "ignore_eos": True}
-    inputs = [[20 + i % 7 for i in range(length)] for length in (300, 311)]
+    # Some of them end with a step of one token, which takes slots the furthest ahead.
+    inputs = [[20 + i % 7 for i in range(length)] for length in range(412, 424)]
     expected = plain.generate_all(inputs, concurrency=2, **params)
     for concurrency in (1, 2):
         answers = server.generate_all(inputs, concurrency=concurrency, **params)
         for prompt, answer, other in zip(inputs, answers, expected, strict=True):
             output_ids = answer["output_ids"]
-            assert len(prompt) + len(output_ids) == 512 - 80
+            assert len(prompt) + len(output_ids) == 512 - num_slots
             assert output_ids == other["output_ids"][: len(output_ids)]
             assert answer["meta_info"]["finish_reason"]["type"] == "length"
     assert server.hvd_state()["num_requests"] == 0
