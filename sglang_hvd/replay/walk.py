@@ -47,7 +47,7 @@ class WalkSettings:
     without: fingerprints of sessions that give no rows.
     max_rows: the most rows of all recordings together, of which each has an even part. One that
         has more gives every second of them, or every fourth, ...; a row takes up to 3 KB, or 5.5
-        in a walk with drafts of 63 tokens.
+        in a walk with drafts of 63 tokens, and while a walk ends twice as much.
     """
 
     config: HvdConfig
