@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "default": PayoffPredictor.load(DEFAULT_PREDICTORS[mode]),
         "mlp": PayoffPredictor.load(PAPER_PREDICTORS[mode]),
     }
-    without = trained_sessions(predictors)
+    without, costs = trained_sessions(predictors), StepCosts.load(_COSTS)
     rows = []
     print("| who decides | drafts | oracle share | default | mlp | frequency |")
     print("|---|---|---|---|---|---|")
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         walks = walk_recordings(
             recordings,
             tokenizer,
-            WalkSettings(config, without=without, costs=StepCosts.load(_COSTS)),
+            WalkSettings(config, without=without, costs=costs),
             label=decider,
             num_processes=2,
         )

@@ -40,7 +40,7 @@ from sglang_hvd.replay.train import (
     later_round,
     lessons_of,
 )
-from sglang_hvd.replay.walk import RecordingWalk, walk_recordings
+from sglang_hvd.replay.walk import RecordingWalk, fingerprints_of, walk_recordings
 
 # Groups of inputs by how their names begin, in the order in which they are added.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -155,7 +155,6 @@ class _Study:
         off_policy = [w for walks in first_round(recordings, tokenizer, plan) for w in walks]
         held_out = held_out_sessions(off_policy, plan.held_out)
         later = later_round(recordings, tokenizer, plan, shipped, without=held_out)
-        known = {session.fingerprint for walk in off_policy for session in walk.sessions}
         deciding = plan.config.model_copy(update={"predictor": shipped})
         return cls(
             plan,
@@ -164,7 +163,7 @@ class _Study:
             walk_recordings(
                 recordings,
                 tokenizer,
-                judging_walks(deciding, without=frozenset(known - held_out))["cycle"],
+                judging_walks(deciding, without=fingerprints_of(off_policy) - held_out)["cycle"],
                 label="judged",
                 num_processes=plan.num_processes,
             ),

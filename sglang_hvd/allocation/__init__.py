@@ -9,6 +9,7 @@ from sglang_hvd.allocation.model_drafts import (
     MAX_POSTPONED_TOKENS,
     catches_up,
     draft_step_choices,
+    missing_after,
     model_tree_sizes,
     most_tree_nodes,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "costs_of",
     "costs_of_times",
     "draft_step_choices",
+    "missing_after",
     "model_tree_sizes",
     "most_tree_nodes",
     "num_branch_tokens",

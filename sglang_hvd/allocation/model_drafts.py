@@ -33,3 +33,11 @@ def catches_up(num_model_nodes: int, num_missing: int) -> bool:
     num_missing: tokens that the model drafter's KV cache lacks of it.
     """
     return num_missing > 0 and (num_model_nodes > 0 or num_missing >= MAX_POSTPONED_TOKENS)
+
+
+def missing_after(num_model_nodes: int, num_missing: int, num_tokens: int) -> int:
+    """Tokens that the model drafter's KV cache lacks of a request after a step.
+
+    num_model_nodes, num_missing: see catches_up. num_tokens: committed in the step.
+    """
+    return num_tokens + (0 if catches_up(num_model_nodes, num_missing) else num_missing)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.managers.io_struct import DumperControlReqInput, DumperControlReqOutput
 
 from sglang_hvd.plugin.launch import launch_of
+from sglang_hvd.plugin.scheduler_events import worker_of
 from sglang_hvd.running_server import PREDICTOR_LOAD_FORMAT
 
 if TYPE_CHECKING:
@@ -57,11 +58,9 @@ def answer_for_predictor(
     if request.method != PREDICTOR_LOAD_FORMAT:
         handle_dumper_control(scheduler, request)
         return None
-    from sglang_hvd.plugin.worker import HvdWorker
-
-    worker = scheduler.draft_worker
+    worker = worker_of(scheduler)
     try:
-        if not isinstance(worker, HvdWorker):
+        if worker is None:
             raise ValueError("this server does not run HVD")
         path = request.body.get("path")
         if not isinstance(path, str):

@@ -15,26 +15,27 @@ if TYPE_CHECKING:
 
 def let_go_when_idle(_result: None, scheduler: Scheduler) -> None:
     """AFTER hook of Scheduler.on_idle."""
-    worker = _worker_of(scheduler)
+    worker = worker_of(scheduler)
     if worker is not None:
         worker.on_idle()
 
 
 def end_step_at_pause(_result: None, scheduler: Scheduler, _request: Any) -> None:
     """AFTER hook of Scheduler.pause_generation: SGLang is not idle while it pauses."""
-    worker = _worker_of(scheduler)
+    worker = worker_of(scheduler)
     if worker is not None:
         worker.on_pause()
 
 
 def let_go_of_aborted(_result: None, scheduler: Scheduler, req: Req) -> None:
     """AFTER hook of Scheduler._release_aborted_request: it marks no request as finished."""
-    worker = _worker_of(scheduler)
+    worker = worker_of(scheduler)
     if worker is not None:
         worker.let_go(req)
 
 
-def _worker_of(scheduler: Scheduler) -> HvdWorker | None:
+def worker_of(scheduler: Scheduler) -> HvdWorker | None:
+    """None without HVD; then nothing of the worker, and what it imports, is imported either."""
     if launch_of(scheduler.server_args) is None:
         return None
     from sglang_hvd.plugin.worker import HvdWorker

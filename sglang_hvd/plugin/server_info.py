@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang_hvd.plugin.launch import launch_of
+from sglang_hvd.plugin.scheduler_events import worker_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import GetInternalStateReqOutput
@@ -17,10 +17,6 @@ def add_hvd_state(
     output: GetInternalStateReqOutput, controller: SchedulerInternalStateController, _request: Any
 ) -> None:
     """AFTER hook of get_internal_state: `/server_info` -> internal_states[rank]["hvd"]."""
-    if launch_of(controller.scheduler.server_args) is None:
-        return
-    from sglang_hvd.plugin.worker import HvdWorker
-
-    worker = controller.scheduler.draft_worker
-    if isinstance(worker, HvdWorker):
+    worker = worker_of(controller.scheduler)
+    if worker is not None:
         output.internal_state["hvd"] = worker.describe()

@@ -35,7 +35,7 @@ from sglang_hvd.replay.metrics import payoff_quality, precision_at_recalls
 from sglang_hvd.replay.prompts import PromptCounts
 from sglang_hvd.replay.recordings import Recording, session_fingerprints
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.walk import RecordingWalk, walk_recordings
+from sglang_hvd.replay.walk import RecordingWalk, fingerprints_of, walk_recordings
 
 LONGEST = 31  # tokens of a cache draft at the default verify width
 
@@ -73,7 +73,7 @@ def analyze(
         )
         for at in ("cycle", "position")
     )
-    sessions = {session.fingerprint for walk in cycles for session in walk.sessions}
+    sessions = fingerprints_of(cycles)
     judged = sessions - trained_on
     if not judged:
         raise ValueError(NOTHING_LEFT)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import CacheTrees, catches_up
+from sglang_hvd.allocation import CacheTrees, missing_after
 from sglang_hvd.drafter import AllocationForecast, HybridDrafter, Proposals
 from sglang_hvd.payoff import ModelReaches, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
@@ -212,10 +212,11 @@ class BatchReplay:
         of_step = count_step(plans, outcomes, self._costs, num_missing)
         going_on = []
         for request, plan, outcome in zip(running, plans, outcomes, strict=True):
-            request.position += len(outcome.token_ids)
-            if catches_up(plan.num_model_nodes, request.num_missing):
-                request.num_missing = 0
-            request.num_missing += len(outcome.token_ids)
+            num_tokens = len(outcome.token_ids)
+            request.position += num_tokens
+            request.num_missing = missing_after(
+                plan.num_model_nodes, request.num_missing, num_tokens
+            )
             is_inside = request.position < len(request.drawn.trace.output_ids)
             if is_inside or self._next_turn(request):
                 going_on.append(request)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sglang_hvd.allocation import catches_up
+from sglang_hvd.allocation import missing_after
 from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.replayed import ReplayedCycle
 from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
@@ -72,9 +72,8 @@ def count_cycles(cycles: Iterable[ReplayedCycle], costs: PlanCosts | None = None
     totals, num_missing = CycleTotals(), 0
     for cycle in cycles:
         totals += count_step([cycle.plan], [cycle.outcome], costs, [num_missing])
-        if catches_up(cycle.plan.num_model_nodes, num_missing):
-            num_missing = 0
-        num_missing += len(cycle.outcome.token_ids)
+        num_tokens = len(cycle.outcome.token_ids)
+        num_missing = missing_after(cycle.plan.num_model_nodes, num_missing, num_tokens)
     return totals
 
 

@@ -20,7 +20,12 @@ from sglang_hvd.replay.evaluate import judge, judging_walks
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import Recording
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
+from sglang_hvd.replay.walk import (
+    RecordingWalk,
+    WalkSettings,
+    fingerprints_of,
+    walk_recordings,
+)
 
 # Longest cache drafts in training, in turns: what is verified of a draft depends on the server's
 # verify width. Most drafts have the default's.
@@ -96,8 +101,8 @@ def train_predictors(
         for walks in first_round(recordings, tokenizer, plan):
             if not fingerprints:
                 held_out = held_out_sessions(walks, plan.held_out)
-                fingerprints = _fingerprints(walks)
-            assert _fingerprints(walks) == fingerprints, "sessions are known by their text"
+                fingerprints = fingerprints_of(walks)
+            assert fingerprints_of(walks) == fingerprints, "sessions are known by their text"
             lessons += _weighed(walks, without=held_out)
             del walks  # whole drafts take four times the memory of lessons
         first.append(_all_of(lessons))
@@ -295,7 +300,3 @@ def _provenance(
         "num_rounds": plan.num_rounds,
         "tokenizers": [tokenizer.fingerprint for tokenizer in tokenizers],
     }
-
-
-def _fingerprints(walks: Sequence[RecordingWalk]) -> frozenset[str]:
-    return frozenset(session.fingerprint for walk in walks for session in walk.sessions)

@@ -133,6 +133,11 @@ class RecordingWalk:
         return sum((s.totals for s in self.sessions if s.fingerprint not in without), CycleTotals())
 
 
+def fingerprints_of(walks: Sequence[RecordingWalk]) -> frozenset[str]:
+    """The sessions of all recordings."""
+    return frozenset(session.fingerprint for walk in walks for session in walk.sessions)
+
+
 def walk_recordings(
     recordings: Sequence[Recording],
     tokenizer: TraceTokenizer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -81,7 +82,9 @@ def scheduler_of(predictor: ServedPredictor | None) -> Scheduler:
     """One that can answer and no more; None: it serves without HVD."""
     scheduler = object.__new__(Scheduler)
     scheduler.draft_worker = None
+    scheduler.server_args = SimpleNamespace()
     if predictor is not None:
+        scheduler.server_args = SimpleNamespace(_hvd_launch="a launch")
         scheduler.draft_worker = object.__new__(HvdWorker)
         scheduler.draft_worker._served_predictor = predictor
     return scheduler

@@ -57,6 +57,18 @@ def run(command: str, traces: Path, tokenizer: Path, *more: object) -> int:
         return int(str(ended.code))
 
 
+def walked(
+    traces: Path, tokenizer: Path, settings: WalkSettings, *, num_processes: int = 1
+) -> list[RecordingWalk]:
+    return walk_recordings(
+        find_recordings(traces),
+        TraceTokenizer(tokenizer, "<|im_end|>"),
+        settings,
+        label="test",
+        num_processes=num_processes,
+    )
+
+
 @pytest.fixture
 def trained(made_up_traces: Path, number_tokenizer: Path, tmp_path: Path) -> Path:
     output = tmp_path / "trained.safetensors"
@@ -190,30 +202,23 @@ def test_replay_leaves_allocate_out_where_it_cannot_be(
 def test_allocate_is_replayed_with_the_choices_of_a_server(
     made_up_traces: Path, number_tokenizer: Path, flat_costs: Path
 ) -> None:
-    def walked(policy: Policy, *, postpones: bool = False) -> tuple[WalkSettings, CycleTotals]:
+    def by(policy: Policy, *, postpones: bool = False) -> tuple[WalkSettings, CycleTotals]:
         settings = WalkSettings(
             HvdConfig(postpone_extend=postpones).for_policy(policy),
             model_drafter=ModelDrafter(2.0, ODDS_RATIOS["independent"]),
             costs=StepCosts.load(flat_costs),
         )
-        walks = walk_recordings(
-            find_recordings(made_up_traces),
-            TraceTokenizer(number_tokenizer, "<|im_end|>"),
-            settings,
-            label="test",
-            num_processes=1,
-        )
-        return settings, walks[0].totals()
+        return settings, walked(made_up_traces, number_tokenizer, settings)[0].totals()
 
-    chosen, of_allocate = walked("allocate")
+    chosen, of_allocate = by("allocate")
     assert chosen.model_drafts == ((3, 7, 15, 31), (2, 4, 6, 8))
     assert replace(chosen, model_drafter=ModelDrafter()).model_drafts == ((8,), (8,))
-    fixed, of_both = walked("both")
+    fixed, of_both = by("both")
     assert fixed.model_drafts == ((8,), (8,))
     assert of_allocate.num_tokens / of_allocate.ms > of_both.num_tokens / of_both.ms
     # Nothing else changes where draft-extend, which costs 1 ms, runs for requests that draft; in
     # their first cycle they lack nothing.
-    at_once, later = (walked("frequency", postpones=postpones)[1] for postpones in (False, True))
+    at_once, later = (by("frequency", postpones=postpones)[1] for postpones in (False, True))
     assert replace(later, ms=0) == replace(at_once, ms=0)
     num_without, num_sessions = at_once.num_cycles - at_once.num_model, 8
     assert num_without > 0
@@ -343,11 +348,8 @@ def test_the_mean_calibration_leaves_out_families_without_a_curve() -> None:
 
 def test_several_processes_find_the_same(made_up_traces: Path, number_tokenizer: Path) -> None:
     walks = [
-        walk_recordings(
-            find_recordings(made_up_traces),
-            TraceTokenizer(number_tokenizer, "<|im_end|>"),
-            WalkSettings(HvdConfig(policy="cache")),
-            label="test",
+        walked(
+            *(made_up_traces, number_tokenizer, WalkSettings(HvdConfig(policy="cache"))),
             num_processes=num_processes,
         )
         for num_processes in (1, 2)
@@ -361,18 +363,13 @@ def test_several_processes_find_the_same(made_up_traces: Path, number_tokenizer:
 
 
 def test_of_some_cycles_one_gives_a_row(made_up_traces: Path, number_tokenizer: Path) -> None:
-    def walked(row_stride: int) -> list[RecordingWalk]:
-        return walk_recordings(
-            find_recordings(made_up_traces),
-            TraceTokenizer(number_tokenizer, "<|im_end|>"),
-            WalkSettings(
-                HvdConfig(policy="model"), model_drafter=ModelDrafter(0), row_stride=row_stride
-            ),
-            label="test",
-            num_processes=1,
+    def by(row_stride: int) -> list[RecordingWalk]:
+        every_token = WalkSettings(
+            HvdConfig(policy="model"), model_drafter=ModelDrafter(0), row_stride=row_stride
         )
+        return walked(made_up_traces, number_tokenizer, every_token)
 
-    for every, third in zip(walked(1), walked(3), strict=True):
+    for every, third in zip(by(1), by(3), strict=True):
         assert every.totals() == third.totals()
         for all_rows, some in zip(every.sessions, third.sessions, strict=True):
             assert all_rows.rows is not None
@@ -384,20 +381,16 @@ def test_of_some_cycles_one_gives_a_row(made_up_traces: Path, number_tokenizer: 
 
 
 def test_of_too_many_rows_some_stand_for_all(made_up_traces: Path, number_tokenizer: Path) -> None:
-    def walked(**settings: Any) -> list[RecordingWalk]:
-        return walk_recordings(
-            find_recordings(made_up_traces),
-            TraceTokenizer(number_tokenizer, "<|im_end|>"),
-            WalkSettings(HvdConfig(policy="model"), model_drafter=ModelDrafter(0), **settings),
-            label="test",
-            num_processes=1,
-        )
+    every_token = WalkSettings(HvdConfig(policy="model"), model_drafter=ModelDrafter(0))
 
-    every = walked()
+    def at_most(num: int) -> list[RecordingWalk]:
+        return walked(made_up_traces, number_tokenizer, replace(every_token, max_rows=num))
+
+    every = walked(made_up_traces, number_tokenizer, every_token)
     num_rows = [len(walk.rows() or ()) for walk in every]
     # Each of the two recordings has half of what is asked for; one with as many rows keeps them.
-    assert [walk.thinning for walk in walked(max_rows=2 * max(num_rows))] == [1, 1]
-    thinned = walked(max_rows=2 * min(num_rows) // 3)
+    assert [walk.thinning for walk in at_most(2 * max(num_rows))] == [1, 1]
+    thinned = at_most(2 * min(num_rows) // 3)
     for all_rows, some in zip(every, thinned, strict=True):
         assert some.thinning == 4
         assert some.totals() == all_rows.totals()
@@ -414,17 +407,12 @@ def test_of_too_many_rows_some_stand_for_all(made_up_traces: Path, number_tokeni
 def test_sessions_that_are_not_judged_give_no_rows(
     made_up_traces: Path, number_tokenizer: Path
 ) -> None:
-    def walked(without: frozenset[str]) -> RecordingWalk:
-        return walk_recordings(
-            find_recordings(made_up_traces),
-            TraceTokenizer(number_tokenizer, "<|im_end|>"),
-            WalkSettings(HvdConfig(policy="cache"), without=without),
-            label="test",
-            num_processes=1,
-        )[0]
+    def by(without: frozenset[str]) -> RecordingWalk:
+        settings = WalkSettings(HvdConfig(policy="cache"), without=without)
+        return walked(made_up_traces, number_tokenizer, settings)[0]
 
-    every = walked(frozenset())
-    some = walked(frozenset({every.sessions[1].fingerprint}))
+    every = by(frozenset())
+    some = by(frozenset({every.sessions[1].fingerprint}))
     assert some.totals() == every.totals()
     assert [session.rows is None for session in some.sessions] == [False, True] + [False] * 6
     assert every.sessions[1].rows is not None
