@@ -48,6 +48,7 @@ class Setup:
         if device == "cpu":
             return [*CPU_FLAGS, *flags]
         flags += ["--attention-backend", self.backend, "--mem-fraction-static", "0.15"]
+        flags += ["--max-total-tokens", "100000"]  # several checks may share the GPU
         flags += [] if self.has_graphs else ["--disable-cuda-graph"]
         return flags if self.has_overlap else [*flags, "--disable-overlap-schedule"]
 

@@ -26,6 +26,8 @@ _TRACE_MODES = ("plain", "eagle3", "allocate", "cache", "payoff", "frequency")
 _GB_PER_SERVER = 38
 # Of the memory, for weights and KV: the rest is for workspaces and graphs.
 _STATIC_SHARE = 0.85
+# The backend whose trees are timed; prefills are not, and their graphs take long to capture.
+_GPU_FLAGS = ("--attention-backend", "flashinfer", "--disable-prefill-cuda-graph")
 
 
 def cost_units(options: argparse.Namespace) -> Sequence[Unit]:
@@ -76,8 +78,7 @@ def _costs(shape: str, options: argparse.Namespace) -> Iterator[Row]:
                 *server_flags("allocate", models),
                 *("--hvd-cost-profile", "fresh", "--hvd-verify-width", str(widest)),
                 *("--hvd-narrow-widths", str(narrow)),
-                *("--load-format", "dummy", "--disable-prefill-cuda-graph"),
-                *_running(options),
+                *("--load-format", "dummy", *_running(options)),
             ],
             log_file=options.logs / f"costs-{shape}.log",
             device=options.device,
@@ -105,7 +106,7 @@ def _dummy_models(shape: str, folder: Path) -> DemoModels:
 def _running(options: argparse.Namespace) -> list[str]:
     if options.device == "cpu":
         return [*CPU_FLAGS, "--max-running-requests", "4"]
-    return ["--max-running-requests", "64", "--mem-fraction-static", "0.6"]
+    return [*_GPU_FLAGS, "--max-running-requests", "64", "--mem-fraction-static", "0.6"]
 
 
 def _traces(
@@ -118,6 +119,7 @@ def _traces(
         *("--concurrency", ",".join(map(str, options.concurrency))),
         *("--modes", ",".join(modes), "--gpu-share", str(_STATIC_SHARE)),
         *(["--files", *options.files] if options.files else []),
+        *(["--", *_GPU_FLAGS] if options.device == "cuda" else []),
     ]
     known = {(row["workload"], row["concurrency"]) for row in done}
     for cell, rows in serve_traces(trace_options(arguments), without=known):

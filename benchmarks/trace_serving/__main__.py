@@ -230,29 +230,32 @@ def _servers(
     if options.device == "cpu":
         common += ["--device", "cpu", "--sleep-on-idle", "--dtype", "float32"]
         environment = CPU_ENVIRONMENT
+    else:
+        # Of what is free when a server starts; it takes what --max-total-tokens asks for.
+        common += ["--mem-fraction-static", f"{options.gpu_share:.3f}"]
     if options.logs is not None:
         options.logs.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        urls = {}
-        for number, mode in enumerate(options.modes):
-            of_mode = server_flags(mode, models)
-            of_gpu = []
-            if options.device == "cuda":
-                # A server takes a share of what those before it left.
-                share = options.gpu_share / len(options.modes)
-                of_gpu = ["--mem-fraction-static", f"{share / (1 - number * share):.3f}"]
+        servers = {}
+        for mode in options.modes:
             # The last of a flag counts: ngram has no tree, the others take this one.
             of_tree = tree if mode not in ("plain", "ngram") else ()
-            server = SglangServer(
-                [*of_mode, *of_tree, *of_gpu, *common],
+            servers[mode] = SglangServer(
+                [*server_flags(mode, models), *of_tree, *common],
                 log_file=(options.logs or folder) / f"{mode}.log",
                 environment=environment,
                 module="benchmarks.trace_serving.server",
                 timeout_s=600,
                 launch=launch,
             )
-            urls[mode] = stack.enter_context(server).url
-        yield urls
+            stack.callback(servers[mode].stop)
+        # One that times its steps before it serves starts when the others are idle.
+        begins = [mode for mode in servers if mode != "allocate"]
+        for mode in begins:
+            servers[mode].begin()
+        for mode in (*begins, *(mode for mode in servers if mode not in begins)):
+            stack.enter_context(servers[mode])
+        yield {mode: server.url for mode, server in servers.items()}
 
 
 def _cell(

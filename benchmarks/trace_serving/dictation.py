@@ -89,7 +89,7 @@ class Dictation:
         # In few steps a tree has fewer nodes than its size.
         sizes = [min(s for s in self._script.accepted if s >= num) for num in self._num_nodes]
         tree = self._tree(batch, shape, sizes, draft_tokens)
-        ranks = _to(shape.ranks, draft_tokens.device).expand(draft_tokens.shape)
+        ranks = _to(shape.ranks, draft_tokens.device).repeat(len(draft_tokens), 1)
         return (*tree, ranks), kv_loc_plan
 
     def _tree(
@@ -99,7 +99,8 @@ class Dictation:
         sizes: Sequence[int],
         draft_tokens: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Parents, candidates and tokens as EAGLE's draft loop returns them."""
+        """Parents, candidates and tokens as EAGLE's draft loop returns them, each in one piece: the
+        kernel that lays trees out on a GPU takes no others."""
         device = draft_tokens.device
         starts = [self._script.start_of(req.rid) for req in batch.reqs]
         is_dictated = _to(np.array([start is not None for start in starts]), device)
@@ -122,8 +123,8 @@ class Dictation:
         tokens = torch.where(is_dictated[:, None], tokens, draft_tokens)
         num = len(starts)
         return (
-            _to(shape.parent_list, device).expand(num, -1),
-            _to(shape.candidates, device).expand(num, -1),
+            _to(shape.parent_list, device).repeat(num, 1),
+            _to(shape.candidates, device).repeat(num, 1),
             tokens,
         )
 

@@ -16,6 +16,7 @@ _OUTLIER = 3.0
 _LEAST_REST_MS = 0.5  # an outlier is measured by at least this, or one would never grow from zero
 _LEAST_SHARE = 0.1  # of the typical time, likewise
 _NUM_BEFORE_OUTLIERS = 32
+_FEWEST_RESTS = 8
 
 # No time counts as if it were a smaller share of the typical one: errors of near nothing, as shares
 # of it, would drown all others.
@@ -25,19 +26,47 @@ _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class RestFit:
-    """What a step of n requests takes beside its parts, a + b n."""
+    """What a step of n requests takes beside its parts, a + b n. A server's first steps wait for
+    what is compiled then: of the first times those count that are not far above their median, and
+    none before there are a few."""
 
     def __init__(self) -> None:
-        # A GPU that hardly waits for the host has times near zero, whose shares say nothing.
-        self._fit = _Fit((1, 100), is_relative=False)
+        self._fit = self._new_fit()
+        self._first: list[tuple[int, float]] = []
 
     def add(self, num_requests: int, milliseconds: float) -> None:
         """Takes in the time of a step."""
-        self._fit.add(self._fit.num + 1, [1, num_requests], max(milliseconds, 0.0))
+        time = num_requests, max(milliseconds, 0.0)
+        if len(self._first) == _NUM_BEFORE_OUTLIERS:
+            self._add_to(self._fit, time)
+            return
+        self._first.append(time)
+        if len(self._first) == _NUM_BEFORE_OUTLIERS:
+            self._fit = self._of_first()
 
     def solve(self) -> Float64:
         """float64[2]: a and b."""
-        return self._fit.solve()
+        is_new = len(self._first) < _NUM_BEFORE_OUTLIERS
+        return (self._of_first() if is_new else self._fit).solve()
+
+    def _of_first(self) -> "_Fit":
+        fit = self._new_fit()
+        if len(self._first) >= _FEWEST_RESTS:
+            typical = float(np.median([milliseconds for _, milliseconds in self._first]))
+            for time in self._first:
+                if time[1] <= _OUTLIER * max(typical, _LEAST_REST_MS):
+                    self._add_to(fit, time)
+        return fit
+
+    @staticmethod
+    def _new_fit() -> "_Fit":
+        # A GPU that hardly waits for the host has times near zero, whose shares say nothing.
+        return _Fit((1, 100), is_relative=False)
+
+    @staticmethod
+    def _add_to(fit: "_Fit", time: tuple[int, float]) -> None:
+        num_requests, milliseconds = time
+        fit.add(fit.num + 1, [1, num_requests], milliseconds)
 
 
 class CostFit:

@@ -19,8 +19,11 @@ _PRIOR_TIMES = 4.0
 # share at most.
 _MOST_OF_NODES = 0.5
 
-# A time this much above what the table says tells of the machine, not of the step.
+# A time this much above what the table says tells of the machine, not of the step: the first step
+# of a batch size may wait for kernels to be compiled. It does not count, unless half of the latest
+# times are such: then steps take so long now, and count up to this.
 _OUTLIER = 3.0
+_LATEST = 16
 
 
 class CostScale:
@@ -48,7 +51,8 @@ class CostScale:
         self.num_observed += 1
         expected = self._verify_ms(num_requests, width)
         counted = self._verify.add(self.num_observed, expected, milliseconds)
-        self._nodes.add(num_requests, width, expected, counted)
+        if counted is not None:
+            self._nodes.add(num_requests, width, expected, counted)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a draft-extend."""
@@ -105,15 +109,21 @@ class _Ratio:
     def __init__(self) -> None:
         self._step = 0
         self._num = self._measured = self._expected = 0.0
+        self._outliers = 0  # which of the latest times were: a bit for each, the newest lowest
 
-    def add(self, step: int, expected: float, measured: float, before: float = 1.0) -> float:
-        """Takes in a time and returns it as it counts: an outlier counts less.
+    def add(self, step: int, expected: float, measured: float, before: float = 1.0) -> float | None:
+        """Takes in a time and returns it as it counts; None if it does not.
 
         step: its number, of all steps.
         """
         if expected <= 0:
-            return 0.0
-        counted = min(measured, _OUTLIER * self.value(step, before) * expected)
+            return None
+        most = _OUTLIER * self.value(step, before) * expected
+        is_outlier = measured > most
+        self._outliers = (self._outliers << 1 | is_outlier) & ((1 << _LATEST) - 1)
+        if is_outlier and 2 * self._outliers.bit_count() < _LATEST:
+            return None
+        counted = min(measured, most)
         self._num += 1
         self._measured += counted
         self._expected += expected

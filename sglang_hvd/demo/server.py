@@ -125,9 +125,15 @@ class SglangServer:
         """Everything the server wrote so far."""
         return self._log_file.read_text(errors="replace")
 
-    def __enter__(self) -> SglangServer:
+    def begin(self) -> None:
+        """Starts the process and does not wait; entering does, and `stop` ends it. So several
+        servers start at the same time."""
         with self._log_file.open("wb") as log:
             self._process = self._launch(self._command, self._environment, log)
+
+    def __enter__(self) -> SglangServer:
+        if self._process is None:
+            self.begin()
         try:
             self._wait_until_ready()
         except BaseException:
@@ -161,18 +167,19 @@ class SglangServer:
         """
         if self._held is not None:
             self._held.close()
-        if self._process is None:
+        process, self._process = self._process, None
+        if process is None:
             return
         try:
-            os.killpg(self._process.pid, signal.SIGTERM)
-            self._process.wait(timeout=grace_s)
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(timeout=grace_s)
         except subprocess.TimeoutExpired:
             pass
         except ProcessLookupError:
             return
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # a child may outlive its parent
-        self._process.wait()
+            os.killpg(process.pid, signal.SIGKILL)  # a child may outlive its parent
+        process.wait()
 
     def wait(self) -> int:
         """Wait until the server ends by itself; its exit code."""

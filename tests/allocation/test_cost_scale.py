@@ -172,6 +172,32 @@ def test_one_time_far_off_changes_little() -> None:
     assert table.verify_ms(1, [1])[0] == pytest.approx(5.0, rel=0.05)
 
 
+def test_first_steps_that_wait_for_what_is_compiled_leave_the_table_as_it_is() -> None:
+    scale = CostScale(BASE)
+    for n in range(1, 5):
+        scale.observe_verify(n, 16, 9 * BASE.verify_ms(n, [16])[0])
+        scale.observe_extend(n, 16, 30.0)
+        scale.observe_draft(n, 4, 40.0)
+        scale.observe_rest(n, 60.0)
+    assert scale.table(scale.coefficients()).verify == BASE.verify
+    for _ in range(12):
+        scale.observe_verify(1, 16, BASE.verify_ms(1, [16])[0])
+        scale.observe_rest(1, 0.5)
+    table = scale.table(scale.coefficients())
+    assert table.verify_ms(1, [16])[0] == pytest.approx(BASE.verify_ms(1, [16])[0] + 0.5, rel=0.02)
+    assert table.draft_extend == BASE.draft_extend
+    assert table.draft_round == BASE.draft_round
+
+
+def test_steps_that_stay_far_off_are_followed() -> None:
+    scale = CostScale(BASE)
+    for _ in range(200):  # every other one, as where long contexts and short ones take turns
+        scale.observe_verify(1, 1, 5.0)
+        scale.observe_verify(1, 1, 50.0)
+    table = scale.table(scale.coefficients())
+    assert table.verify_ms(1, [1])[0] > 10.0
+
+
 def test_a_part_that_takes_no_time_is_left_alone() -> None:
     free = BASE.model_copy(update={"draft_round": (0.0, 0.0)})
     scale = CostScale(free)

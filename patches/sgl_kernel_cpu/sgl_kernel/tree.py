@@ -32,8 +32,14 @@ def build_tree_kernel_efficient_cpu(
     parent_list: int64[B, 1 + (depth - 1) * topk], the candidate each group of topk candidates hangs
     from. selected_index: int64[B, W - 1], the kept candidates, ascending. verified_seq_len: int[B].
     Written: tree_mask (flat bool, its prefix columns are the caller's), positions int64[B * W],
-    and the links int64[B, W], which come in as -1.
+    and the links int64[B, W], which come in as -1. Raises ValueError for what the CUDA kernel does
+    not take.
     """
+    for tensor in (parent_list, selected_index):
+        if tensor.dtype != torch.int64 or not tensor.is_contiguous():
+            raise ValueError("parents and candidates have to be int64, each in one piece")
+    if depth > 1 and parent_list.shape[1] != topk * (depth - 1) + 1:
+        raise ValueError(f"{parent_list.shape[1]} parents of {depth} levels of {topk}")
     width = draft_token_num
     batch = verified_seq_len.numel()
     seq_lens = verified_seq_len.long()
