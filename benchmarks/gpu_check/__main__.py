@@ -15,7 +15,7 @@ so they are tested.
 Where there are minutes only: `--parts memory,costs --shapes llama-3.1-8b`, then `--parts identity
 --policies allocate` by some of --setups, then `--parts traces --files NAME --concurrency 1,32`. A
 second start on a machine is much faster than the first, for which FlashInfer and SGLang compile
-kernels; these can be kept, and brought to another, in $SGLANG_CACHE_DIR.
+kernels; these can be kept in $SGLANG_CACHE_DIR (FlashInfer's) and $SGLANG_JIT_CACHE_DIR.
 
 memory: the kernels that lay verify trees out and move accepted paths, under compute-sanitizer and
     beside torch; without the sanitizer where it cannot use the device. On a CPU there are no
