@@ -11,16 +11,20 @@ installs without a registry; the native modules also go into this folder's sourc
 finds first here. SGLang 0.5.23 needs torch 2.14, and that the CUDA 13 libraries. A machine that
 runs torch 2.11 for CUDA 13.0 has most of them, and these are left out (--with-cuda-libraries packs
 them too); its NCCL is too old for torch 2.14. What is packed comes to 2.8 GB, of which pack tells
-the largest: --without leaves out what is there, or not needed (cuDNN's 527 MB, which serving a
-language model does not use). flashinfer compiles its kernels on first use with the machine's nvcc.
-check and install need the standard library only, since a bare machine runs them.
+the largest: --without leaves out packages that are there, or not needed (cuDNN's 527 MB, which
+serving a language model does not use), --drop files of packages (sgl_kernel/flash_ops*, of FA3).
+--gpu 9.0 leaves out other GPUs' machine code and compresses the rest anew: torch shrinks to
+two fifths. flashinfer compiles its kernels on first use with the machine's nvcc. check and install
+need the standard library only, since a bare machine runs them.
 """
 
 import argparse
+import fnmatch
 import hashlib
 import importlib.util
 import json
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -52,12 +56,27 @@ _CUDA_LIBRARIES = tuple(
 )
 
 
+# NVIDIA publishes no layout of fat binaries; this is what CUDA 13.0 writes. A fat binary: magic,
+# version, bytes of this header, bytes of the entries. An entry: kind, version, bytes of this
+# header, bytes of its code; its GPU stands at 28.
+_FAT_BINARY, _FAT_MAGIC = struct.Struct("<IHHQ"), 0xBA55ED50
+_FAT_ENTRY, _FAT_MACHINE_CODE = struct.Struct("<HHIQ"), 2
+
+
 def pack(
-    folder: Path, packages: list[str], piece_bytes: int, *, python: str, without: tuple[str, ...]
+    folder: Path,
+    packages: list[str],
+    piece_bytes: int,
+    *,
+    python: str,
+    without: tuple[str, ...],
+    drop: tuple[str, ...],
+    gpu: int | None,
 ) -> None:
     """Downloads wheels and cuts them; pieces.json says which pieces make which file.
 
     without: beginnings of the names of wheels that are left out, with _ for -.
+    drop, gpu: see shrink.
     """
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if python != here:
@@ -72,17 +91,88 @@ def pack(
         subprocess.run([*command, *packages], check=True)
         own = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", name]
         subprocess.run([*own, str(_SOURCES)], check=True)
-        index = {
-            wheel.name: cut(wheel, folder, piece_bytes)
-            for wheel in sorted(wheels.iterdir())
-            if not wheel.name.lower().startswith(without)
-        }
+        index = {}
+        for wheel in sorted(wheels.iterdir()):
+            if not wheel.name.lower().startswith(without):
+                if drop or gpu is not None:
+                    shrink(wheel, drop=drop, gpu=gpu)
+                index[wheel.name] = cut(wheel, folder, piece_bytes)
+            wheel.unlink()
     (folder / _INDEX).write_text(json.dumps(index, indent=1) + "\n")
     total = sum(entry["num_bytes"] for entry in index.values())
     num_pieces = sum(len(entry["pieces"]) for entry in index.values())
     print(f"{len(index)} files, {num_pieces} pieces, {total / 2**20:.0f} MiB in {folder}")
     for name in sorted(index, key=lambda name: -index[name]["num_bytes"])[:10]:
         print(f"{index[name]['num_bytes'] / 2**20:6.0f} MiB  {name}")
+
+
+def shrink(wheel: Path, *, drop: tuple[str, ...], gpu: int | None) -> None:
+    """Writes a wheel anew, compressed as far as pip reads.
+
+    drop: patterns of the names of files that are left out.
+    gpu: ten times the compute capability whose machine code is kept; None keeps all.
+    """
+    smaller = wheel.with_suffix(".smaller")
+    with (
+        zipfile.ZipFile(wheel) as content,
+        zipfile.ZipFile(smaller, "w", zipfile.ZIP_LZMA) as target,
+    ):
+        for info in content.infolist():
+            if any(fnmatch.fnmatch(info.filename, pattern) for pattern in drop):
+                continue
+            data = bytearray(content.read(info))
+            if gpu is not None and data.startswith(b"\x7fELF"):
+                keep_code_of(data, gpu)
+            info.compress_type = zipfile.ZIP_LZMA
+            target.writestr(info, data)
+    smaller.replace(wheel)
+
+
+def keep_code_of(library: bytearray, gpu: int) -> None:
+    """Zeros in place of what a shared library holds for other GPUs, wherever it has machine code
+    for this one; a loader asks for nothing else then.
+
+    gpu: ten times its compute capability.
+    """
+    for begin, end in _fat_sections(library):
+        at = begin
+        while at + _FAT_BINARY.size <= end:
+            magic, _, num_header, num_bytes = _FAT_BINARY.unpack_from(library, at)
+            if magic != _FAT_MAGIC:
+                at += 8  # padding between two of them
+                continue
+            entry, at = at + num_header, at + num_header + num_bytes
+            codes = []
+            while entry < at:
+                kind, _, num_header, num_bytes = _FAT_ENTRY.unpack_from(library, entry)
+                (of_gpu,) = struct.unpack_from("<I", library, entry + 28)
+                is_kept = (kind, of_gpu) == (_FAT_MACHINE_CODE, gpu)
+                codes.append((is_kept, entry + num_header, num_bytes))
+                entry += num_header + num_bytes
+            if any(is_kept for is_kept, _, _ in codes):
+                for is_kept, code, num_bytes in codes:
+                    if not is_kept:
+                        library[code : code + num_bytes] = bytes(num_bytes)
+
+
+def _fat_sections(library: bytearray) -> list[tuple[int, int]]:
+    """Where the fat binaries of a 64-bit ELF file are."""
+    (table,) = struct.unpack_from("<Q", library, 40)
+    size, count, names = struct.unpack_from("<HHH", library, 58)
+
+    def section(number: int) -> tuple[int, int, int]:
+        at = table + number * size
+        (name,) = struct.unpack_from("<I", library, at)
+        begin, num_bytes = struct.unpack_from("<QQ", library, at + 24)
+        return name, begin, begin + num_bytes
+
+    _, begin_names, _ = section(names)
+    found = []
+    for number in range(count):
+        name, begin, end = section(number)
+        if library.startswith(b".nv_fatbin\0", begin_names + name):
+            found.append((begin, end))
+    return found
 
 
 def cut(file: Path, folder: Path, piece_bytes: int) -> dict[str, Any]:
@@ -176,6 +266,12 @@ def main() -> int:
     parser.add_argument(
         "--without", nargs="+", default=[], metavar="NAME", help="packages that are there already"
     )
+    parser.add_argument(
+        "--drop", nargs="+", default=[], metavar="PATTERN", help="files of packages to leave out"
+    )
+    parser.add_argument(
+        "--gpu", metavar="X.Y", help="compute capability of the only GPU to pack for"
+    )
     options = parser.parse_args()
     if options.step == "check":
         return check()
@@ -191,6 +287,8 @@ def main() -> int:
                 piece_bytes,
                 python=options.python,
                 without=without,
+                drop=tuple(options.drop),
+                gpu=None if options.gpu is None else round(10 * float(options.gpu)),
             )
         else:
             install(options.folder)

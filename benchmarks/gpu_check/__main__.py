@@ -15,7 +15,7 @@ so they are tested.
 Where there are minutes only: `--parts memory,costs --shapes llama-3.1-8b`, then `--parts identity
 --policies allocate` by some of --setups, then `--parts traces --files NAME --concurrency 1,32`. A
 second start on a machine is much faster than the first, for which FlashInfer and SGLang compile
-kernels; these can be kept in $SGLANG_CACHE_DIR (FlashInfer's) and $SGLANG_JIT_CACHE_DIR.
+kernels; these can be kept, in $SGLANG_CACHE_DIR and, SGLang's own, $SGLANG_JIT_CACHE_DIR.
 
 memory: the kernels that lay verify trees out and move accepted paths, under compute-sanitizer and
     beside torch; without the sanitizer where it cannot use the device. On a CPU there are no
@@ -28,7 +28,8 @@ identity: every policy's greedy output beside plain serving's on the demo pair, 
     step, and concurrency. Where a token differs, the gap is shown between the two log probabilities
     that plain serving gives there. In bfloat16 some logits tie: such a difference is reported with
     its gap, and still counts as a difference. A server that did not start is a problem of its row.
-traces: benchmarks.trace_serving on the shapes, by groups of modes that fit into memory together.
+traces: benchmarks.trace_serving on the shapes, by groups of modes that fit into memory together;
+    on a GPU all modes with FlashInfer, and without graphs of prefills.
 """
 
 import argparse

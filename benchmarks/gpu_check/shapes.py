@@ -26,7 +26,8 @@ _TRACE_MODES = ("plain", "eagle3", "allocate", "cache", "payoff", "frequency")
 _GB_PER_SERVER = 38
 # Of the memory, for weights and KV: the rest is for workspaces and graphs.
 _STATIC_SHARE = 0.85
-# The backend whose trees are timed; prefills are not, and their graphs take long to capture.
+# The backend whose trees are timed. Graphs of prefills take long to capture, and say nothing here:
+# no mode has them.
 _GPU_FLAGS = ("--attention-backend", "flashinfer", "--disable-prefill-cuda-graph")
 
 

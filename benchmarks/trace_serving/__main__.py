@@ -224,7 +224,6 @@ def _servers(
         *("--max-running-requests", str(max(options.concurrency))),
         # The same for all: a server that starts behind others would find less.
         *("--max-total-tokens", str(options.kv_tokens)),
-        *options.flags,
     ]
     environment = {}
     if options.device == "cpu":
@@ -233,6 +232,7 @@ def _servers(
     else:
         # Of what is free when a server starts; it takes what --max-total-tokens asks for.
         common += ["--mem-fraction-static", f"{options.gpu_share:.3f}"]
+    common += options.flags  # the last of a flag counts
     if options.logs is not None:
         options.logs.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -249,11 +249,11 @@ def _servers(
                 launch=launch,
             )
             stack.callback(servers[mode].stop)
-        # One that times its steps before it serves starts when the others are idle.
-        begins = [mode for mode in servers if mode != "allocate"]
-        for mode in begins:
-            servers[mode].begin()
-        for mode in (*begins, *(mode for mode in servers if mode not in begins)):
+        for mode in servers:
+            if mode != "allocate":
+                servers[mode].begin()
+        # That one times its steps before it serves, so it starts when the others are idle.
+        for mode in sorted(servers, key=lambda mode: mode == "allocate"):
             stack.enter_context(servers[mode])
         yield {mode: server.url for mode, server in servers.items()}
 
@@ -348,7 +348,10 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="of each server's KV cache, at most (default: 400000 on a CPU, 100000 on a GPU)",
     )
     parser.add_argument(
-        "--gpu-share", type=float, default=0.9, help="of a GPU's memory, for all servers together"
+        "--gpu-share",
+        type=float,
+        default=0.9,
+        help="of what is free when a server starts, for its weights and KV cache",
     )
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs here")
     parser.add_argument("--rounds", type=int, default=1)

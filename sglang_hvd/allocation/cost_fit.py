@@ -27,46 +27,38 @@ _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 class RestFit:
     """What a step of n requests takes beside its parts, a + b n. A server's first steps wait for
-    what is compiled then: of the first times those count that are not far above their median, and
-    none before there are a few."""
+    what is compiled then: before there are a few times none counts, and of the first times none
+    counts for much more than their median."""
 
     def __init__(self) -> None:
-        self._fit = self._new_fit()
+        self._fit: _Fit | None = None
         self._first: list[tuple[int, float]] = []
 
     def add(self, num_requests: int, milliseconds: float) -> None:
         """Takes in the time of a step."""
-        time = num_requests, max(milliseconds, 0.0)
-        if len(self._first) == _NUM_BEFORE_OUTLIERS:
-            self._add_to(self._fit, time)
+        milliseconds = max(milliseconds, 0.0)
+        if self._fit is not None:
+            self._fit.add(self._fit.num + 1, [1, num_requests], milliseconds)
             return
-        self._first.append(time)
+        self._first.append((num_requests, milliseconds))
         if len(self._first) == _NUM_BEFORE_OUTLIERS:
             self._fit = self._of_first()
 
     def solve(self) -> Float64:
         """float64[2]: a and b."""
-        is_new = len(self._first) < _NUM_BEFORE_OUTLIERS
-        return (self._of_first() if is_new else self._fit).solve()
+        return (self._fit or self._of_first()).solve()
 
     def _of_first(self) -> "_Fit":
-        fit = self._new_fit()
-        if len(self._first) >= _FEWEST_RESTS:
-            typical = float(np.median([milliseconds for _, milliseconds in self._first]))
-            for time in self._first:
-                if time[1] <= _OUTLIER * max(typical, _LEAST_REST_MS):
-                    self._add_to(fit, time)
-        return fit
-
-    @staticmethod
-    def _new_fit() -> "_Fit":
         # A GPU that hardly waits for the host has times near zero, whose shares say nothing.
-        return _Fit((1, 100), is_relative=False)
-
-    @staticmethod
-    def _add_to(fit: "_Fit", time: tuple[int, float]) -> None:
-        num_requests, milliseconds = time
-        fit.add(fit.num + 1, [1, num_requests], milliseconds)
+        fit = _Fit((1, 100), is_relative=False)
+        if len(self._first) < _FEWEST_RESTS:
+            return fit
+        typical_num, typical = np.median(np.array(self._first), axis=0).tolist()
+        for num_requests, milliseconds in self._first:
+            # More requests may take as many times as long.
+            most = _OUTLIER * max(typical, _LEAST_REST_MS) * max(num_requests / typical_num, 1.0)
+            fit.add(fit.num + 1, [1, num_requests], min(milliseconds, most))
+        return fit
 
 
 class CostFit:

@@ -21,9 +21,9 @@ _MOST_OF_NODES = 0.5
 
 # A time this much above what the table says tells of the machine, not of the step: the first step
 # of a batch size may wait for kernels to be compiled. It does not count, unless half of the latest
-# times are such: then steps take so long now, and count up to this.
+# times of steps of its shape are such: then these take so long now, and count up to this.
 _OUTLIER = 3.0
-_LATEST = 16
+_LATEST = 8
 
 
 class CostScale:
@@ -50,17 +50,20 @@ class CostScale:
         """Takes in the milliseconds of a step of the target model."""
         self.num_observed += 1
         expected = self._verify_ms(num_requests, width)
-        counted = self._verify.add(self.num_observed, expected, milliseconds)
+        shape = num_requests, width
+        counted = self._verify.add(self.num_observed, shape, expected, milliseconds)
         if counted is not None:
             self._nodes.add(num_requests, width, expected, counted)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a draft-extend."""
-        self._add(self._extend, self._extend_ms(num_requests, width), milliseconds)
+        expected = self._extend_ms(num_requests, width)
+        self._add(self._extend, (num_requests, width), expected, milliseconds)
 
     def observe_draft(self, num_requests: int, num_steps: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a draft of the model drafter in so many steps."""
-        self._add(self._draft, self._draft_ms(num_requests, num_steps), milliseconds)
+        expected = self._draft_ms(num_requests, num_steps)
+        self._add(self._draft, (num_requests, num_steps), expected, milliseconds)
 
     def observe_rest(self, num_requests: int, milliseconds: float) -> None:
         """Takes in the milliseconds that a step took beside these."""
@@ -73,9 +76,11 @@ class CostScale:
         ratios = [self._extend.value(step, verify), self._draft.value(step, verify)]
         return np.concatenate([self._nodes.split(verify), ratios, self._rest.solve()])
 
-    def _add(self, ratio: _Ratio, expected: float, milliseconds: float) -> None:
+    def _add(
+        self, ratio: _Ratio, shape: tuple[int, int], expected: float, milliseconds: float
+    ) -> None:
         step = self.num_observed
-        ratio.add(step, expected, milliseconds, before=self._verify.value(step))
+        ratio.add(step, shape, expected, milliseconds, before=self._verify.value(step))
 
     def table(self, coefficients: Float64) -> StepCosts:
         """The base as the coefficients change it."""
@@ -109,19 +114,29 @@ class _Ratio:
     def __init__(self) -> None:
         self._step = 0
         self._num = self._measured = self._expected = 0.0
-        self._outliers = 0  # which of the latest times were: a bit for each, the newest lowest
+        # By shape, which of its latest times were: a bit for each, the newest lowest.
+        self._outliers: dict[tuple[int, int], int] = {}
 
-    def add(self, step: int, expected: float, measured: float, before: float = 1.0) -> float | None:
+    def add(
+        self,
+        step: int,
+        shape: tuple[int, int],
+        expected: float,
+        measured: float,
+        before: float = 1.0,
+    ) -> float | None:
         """Takes in a time and returns it as it counts; None if it does not.
 
-        step: its number, of all steps.
+        step: its number, of all steps. shape: what the expected time is of.
         """
         if expected <= 0:
             return None
-        most = _OUTLIER * self.value(step, before) * expected
+        # A part that was not timed since may well take what the table says.
+        most = _OUTLIER * max(self.value(step, before), 1.0) * expected
         is_outlier = measured > most
-        self._outliers = (self._outliers << 1 | is_outlier) & ((1 << _LATEST) - 1)
-        if is_outlier and 2 * self._outliers.bit_count() < _LATEST:
+        outliers = (self._outliers.get(shape, 0) << 1 | is_outlier) & ((1 << _LATEST) - 1)
+        self._outliers[shape] = outliers
+        if is_outlier and 2 * outliers.bit_count() < _LATEST:
             return None
         counted = min(measured, most)
         self._num += 1

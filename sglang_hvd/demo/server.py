@@ -127,7 +127,8 @@ class SglangServer:
 
     def begin(self) -> None:
         """Starts the process and does not wait; entering does, and `stop` ends it. So several
-        servers start at the same time."""
+        servers start at the same time. Once, on a thread that stays."""
+        assert self._process is None, "the server was started before"
         with self._log_file.open("wb") as log:
             self._process = self._launch(self._command, self._environment, log)
 
@@ -167,23 +168,19 @@ class SglangServer:
         """
         if self._held is not None:
             self._held.close()
-        process, self._process = self._process, None
-        if process is None:
-            return
-        try:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(timeout=grace_s)
-        except subprocess.TimeoutExpired:
-            pass
-        except ProcessLookupError:
+        if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # a child may outlive its parent
-        process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                os.killpg(self._process.pid, signal.SIGTERM)
+                self._process.wait(timeout=grace_s)
+            os.killpg(self._process.pid, signal.SIGKILL)  # a child may outlive its parent
+        self._process.wait()
+        self._process = None
 
     def wait(self) -> int:
         """Wait until the server ends by itself; its exit code."""
-        assert self._process is not None, "the server was not started"
+        assert self._process is not None, "the server was not started, or was stopped"
         return self._process.wait()
 
     def _wait_until_ready(self) -> None:

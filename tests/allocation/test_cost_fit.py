@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sglang_hvd.allocation import CostFit, StepCosts, costs_of
+from sglang_hvd.allocation.cost_fit import RestFit
 
 WIDTHS = (1, 2, 8, 32)
 
@@ -104,6 +105,22 @@ def test_a_single_pause_changes_little() -> None:
     costs = costs_of(fit.coefficients(), WIDTHS)
     assert costs is not None
     assert costs.verify_ms(1, [8])[0] == pytest.approx(5.1, abs=0.1)
+
+
+@pytest.mark.parametrize("num_waits", [4, 8, 15])
+def test_pauses_in_the_first_steps_and_after_them_change_little(num_waits: int) -> None:
+    rest = RestFit()
+    for milliseconds in [50.0] * num_waits + [0.5] * (32 - num_waits) + [60.0] * 5:
+        rest.add(1, milliseconds)
+    assert rest.solve() @ [1, 1] < 2.0
+
+
+def test_what_more_requests_take_beside_the_parts_is_no_pause() -> None:
+    rest = RestFit()
+    for number in range(64):
+        n = 64 if number % 3 == 2 else 1
+        rest.add(n, 0.4 + 0.1 * n)
+    assert rest.solve() @ [1, 64] == pytest.approx(6.8, rel=0.05)
 
 
 def test_costs_that_change_are_followed() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import struct
+import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -61,6 +64,50 @@ def test_a_damaged_or_missing_piece_is_named(offline_install: ModuleType, tmp_pa
     (tmp_path / "a.whl.001").unlink()
     with pytest.raises(ValueError, match=r"a\.whl\.001 is missing"):
         offline_install.join(tmp_path, out)
+
+
+def fat_binary(*codes: tuple[int, int, bytes]) -> bytes:
+    """codes: kind (1: PTX, 2: machine code), ten times the compute capability, the code."""
+    entries = b"".join(
+        struct.pack("<HHIQ12xI32x", kind, 257, 64, len(code), gpu) + code
+        for kind, gpu, code in codes
+    )
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
+
+
+def library_of(fat_binaries: bytes) -> bytes:
+    """A 64-bit ELF file of nothing but these and the names of its sections."""
+    names = b"\0.shstrtab\0.nv_fatbin\0"
+    end = 64 + len(names) + len(fat_binaries)
+    head = b"\x7fELF".ljust(40, b"\0") + struct.pack("<Q10xHHH", end, 64, 3, 1)
+    sections = [(0, 0, 0), (1, 64, len(names)), (11, 64 + len(names), len(fat_binaries))]
+    table = b"".join(struct.pack("<I20xQQ24x", *section) for section in sections)
+    return head + names + fat_binaries + table
+
+
+def test_a_wheel_for_one_gpu_keeps_its_machine_code_and_installs(
+    offline_install: ModuleType, tmp_path: Path
+) -> None:
+    both = fat_binary((2, 80, b"A" * 40), (2, 90, b"H" * 24), (1, 90, b"P" * 8))
+    older = fat_binary((2, 80, b"a" * 16), (1, 80, b"p" * 8))  # else nothing would be left of it
+    wheel = tmp_path / "lib-1-py3-none-any.whl"
+    about = {
+        "METADATA": "Metadata-Version: 2.1\nName: lib\nVersion: 1\n",
+        "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "RECORD": "",
+    }
+    with zipfile.ZipFile(wheel, "w") as content:
+        for name, text in about.items():
+            content.writestr(f"lib-1.dist-info/{name}", text)
+        content.writestr("lib/code.so", library_of(both + bytes(8) + older))
+        content.writestr("lib/flash_ops.so", b"\x7fELF")
+    offline_install.shrink(wheel, drop=("lib/flash_*",), gpu=90)
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target"]
+    subprocess.run([*command, str(site), str(wheel)], check=True, capture_output=True)
+    assert [path.name for path in (site / "lib").iterdir()] == ["code.so"]
+    kept = fat_binary((2, 80, bytes(40)), (2, 90, b"H" * 24), (1, 90, bytes(8)))
+    assert (site / "lib/code.so").read_bytes() == library_of(kept + bytes(8) + older)
 
 
 def test_native_modules_go_to_where_the_sources_are(

@@ -1,13 +1,17 @@
 """What a server's own process leaves to the machine: the port that it will listen on."""
 
 import asyncio
+import signal
 import socket
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import uvloop
 
-from sglang_hvd.demo.server import SglangServer, held_port
+from sglang_hvd.demo.server import ServerFailed, SglangServer, held_port
 
 
 def test_a_server_listens_on_a_held_port() -> None:
@@ -43,6 +47,38 @@ def test_a_held_port_is_nobody_elses() -> None:
 def test_a_server_is_asked_where_it_listens(flags: list[str], host: str) -> None:
     server = SglangServer(flags, log_file=Path("none.log"))
     assert server.url.startswith(f"http://{host}:")
+    server.stop()
+
+
+def test_a_server_that_begins_is_started_once_and_stopped_for_good(tmp_path: Path) -> None:
+    started = []
+
+    def launch(
+        command: Sequence[str], environment: dict[str, str], log: BinaryIO
+    ) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sleep", "60"], start_new_session=True))
+        return started[-1]
+
+    server = SglangServer([], log_file=tmp_path / "log", launch=launch)
+    server.stop()  # of one that never began
+    server.begin()
+    with pytest.raises(AssertionError, match="started before"):
+        server.begin()
+    server.stop()
+    server.stop()
+    assert [process.poll() for process in started] == [-signal.SIGTERM]
+
+
+def test_a_server_that_dies_while_it_starts_is_told_of_and_let_go(tmp_path: Path) -> None:
+    def launch(
+        command: Sequence[str], environment: dict[str, str], log: BinaryIO
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["false"], start_new_session=True)
+
+    server = SglangServer([], log_file=tmp_path / "log", launch=launch)
+    server.begin()
+    with pytest.raises(ServerFailed, match="code 1"):
+        server.__enter__()
     server.stop()
 
 

@@ -32,8 +32,8 @@ def build_tree_kernel_efficient_cpu(
     parent_list: int64[B, 1 + (depth - 1) * topk], the candidate each group of topk candidates hangs
     from. selected_index: int64[B, W - 1], the kept candidates, ascending. verified_seq_len: int[B].
     Written: tree_mask (flat bool, its prefix columns are the caller's), positions int64[B * W],
-    and the links int64[B, W], which come in as -1. Raises ValueError for what the CUDA kernel does
-    not take.
+    and the links int64[B, W], which come in as -1. Raises ValueError for parents and candidates
+    that the CUDA kernel does not take either.
     """
     for tensor in (parent_list, selected_index):
         if tensor.dtype != torch.int64 or not tensor.is_contiguous():
