@@ -13,9 +13,9 @@ runs torch 2.11 for CUDA 13.0 has most of them, and these are left out (--with-c
 them too); its NCCL is too old for torch 2.14. What is packed comes to 2.8 GB, of which pack tells
 the largest: --without leaves out packages that are there, or not needed (cuDNN's 527 MB, which
 serving a language model does not use), --drop files of packages (sgl_kernel/flash_ops*, of FA3).
---gpu 9.0 leaves out other GPUs' machine code and compresses the rest anew: torch shrinks to
-two fifths. flashinfer compiles its kernels on first use with the machine's nvcc. check and install
-need the standard library only, since a bare machine runs them.
+--gpu 9.0 leaves out other GPUs' machine code and compresses the rest anew: torch's 555 MB
+shrink to 170, in six minutes of a core. flashinfer compiles its kernels on first use with the
+machine's nvcc. check and install need the standard library only, since a bare machine runs them.
 """
 
 import argparse
