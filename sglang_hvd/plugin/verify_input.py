@@ -78,7 +78,8 @@ def build_verify_input(
         buffer=buffer,
     )
     return HvdVerifyInput(
-        draft_token=nodes.token_ids.reshape(-1),
+        # In one piece: a column of a wider tensor would stay one, and SGLang's kernels refuse it.
+        draft_token=nodes.token_ids.contiguous().view(-1),
         custom_mask=layout.mask,
         positions=layout.positions.reshape(-1),
         retrieve_index=torch.arange(n * w, device=nodes.token_ids.device).view(n, w),

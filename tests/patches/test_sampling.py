@@ -72,7 +72,7 @@ def sample(
         torch.rand(batch, width),
         torch.rand(batch),
         target_probs.repeat(batch, 1, 1),
-        torch.zeros(0),
+        torch.zeros(batch, *target_probs.shape),
     )
     return [
         tuple(predicts[path[: n + 1]].tolist())

@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sgl_kernel.tree import write_paths
+from sgl_kernel.demands import demand
+from sgl_kernel.tree import demand_verified, write_paths
 
 
 def tree_speculative_sampling_target_only(
@@ -36,8 +37,31 @@ def tree_speculative_sampling_target_only(
     uniform_samples: float[B, W], the coin of the children of each node.
     uniform_samples_for_final_sampling: float[B]. target_probs: float[B, W, V]. draft_probs: scratch
     space of the CUDA operator, not used. The rest as in `sgl_kernel.tree.verify_tree_greedy_cpu`.
-    Thresholds below 1 accept more drafts than lossless sampling would.
+    Thresholds below 1 accept more drafts than lossless sampling would. Raises ValueError for what
+    the CUDA operator does not take.
     """
+    demand_verified(
+        predicts,
+        accept_index,
+        accept_token_num,
+        candidates=candidates,
+        retrive_index=retrive_index,
+        retrive_next_token=retrive_next_token,
+        retrive_next_sibling=retrive_next_sibling,
+    )
+    (batch, width), vocab_size = candidates.shape, target_probs.shape[-1]
+    demand(torch.float32, (batch, width), uniform_samples=uniform_samples)
+    demand(
+        torch.float32,
+        (batch,),
+        uniform_samples_for_final_sampling=uniform_samples_for_final_sampling,
+    )
+    demand(
+        torch.float32,
+        (batch, width, vocab_size),
+        target_probs=target_probs,
+        draft_probs=draft_probs,
+    )
     max_depth = accept_index.shape[1]
     probs = target_probs.float().numpy()
     final_coins = uniform_samples_for_final_sampling.tolist()

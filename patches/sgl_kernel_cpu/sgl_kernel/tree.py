@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sgl_kernel.demands import demand
+
 _FULL_MASK, _QLEN_ONLY = 0, 1  # sglang.kernels.ops.speculative.spec_tree.TreeMaskMode
 
 
@@ -32,16 +34,23 @@ def build_tree_kernel_efficient_cpu(
     parent_list: int64[B, 1 + (depth - 1) * topk], the candidate each group of topk candidates hangs
     from. selected_index: int64[B, W - 1], the kept candidates, ascending. verified_seq_len: int[B].
     Written: tree_mask (flat bool, its prefix columns are the caller's), positions int64[B * W],
-    and the links int64[B, W], which come in as -1. Raises ValueError for parents and candidates
-    that the CUDA kernel does not take either.
+    and the links int64[B, W], which come in as -1. Raises ValueError for what the CUDA kernel does
+    not take.
     """
-    for tensor in (parent_list, selected_index):
-        if tensor.dtype != torch.int64 or not tensor.is_contiguous():
-            raise ValueError("parents and candidates have to be int64, each in one piece")
-    if depth > 1 and parent_list.shape[1] != topk * (depth - 1) + 1:
-        raise ValueError(f"{parent_list.shape[1]} parents of {depth} levels of {topk}")
     width = draft_token_num
     batch = verified_seq_len.numel()
+    num_parents = parent_list.shape[1] if depth == 1 else topk * (depth - 1) + 1
+    demand(torch.int64, (batch, num_parents), parent_list=parent_list)
+    demand(torch.int64, (batch, width - 1), selected_index=selected_index)
+    demand(torch.int64, (batch,), verified_seq_len=verified_seq_len)
+    demand(torch.int64, (batch * width,), positions=positions)
+    demand(
+        torch.int64,
+        (batch, width),
+        retrieve_index=retrieve_index,
+        retrieve_next_token=retrieve_next_token,
+        retrieve_next_sibling=retrieve_next_sibling,
+    )
     seq_lens = verified_seq_len.long()
 
     # A group of candidates hangs from node 0 (group 0) or from one earlier candidate.
@@ -114,8 +123,18 @@ def verify_tree_greedy_cpu(
 
     candidates, target_predict: int64[B, W]. Written: predicts int32[B * W] at the accepted nodes,
     accept_index int32[B, max_depth] (nodes on the path), accept_token_num int32[B] (drafts
-    accepted, bonus not counted).
+    accepted, bonus not counted). Raises ValueError for what the CUDA kernel does not take.
     """
+    demand_verified(
+        predicts,
+        accept_index,
+        accept_token_num,
+        candidates=candidates,
+        retrive_index=retrive_index,
+        retrive_next_token=retrive_next_token,
+        retrive_next_sibling=retrive_next_sibling,
+        target_predict=target_predict,
+    )
     max_depth = accept_index.shape[1]
     target = target_predict.flatten().tolist()
     rows = zip(
@@ -144,6 +163,20 @@ def verify_tree_greedy_cpu(
         accept_index=accept_index,
         accept_token_num=accept_token_num,
     )
+
+
+def demand_verified(
+    predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, **of_nodes: Tensor
+) -> None:
+    """Raises ValueError for tensors that no verification on CUDA takes.
+
+    of_nodes: int64[B, W], candidates among them.
+    """
+    batch, width = of_nodes["candidates"].shape
+    demand(torch.int64, (batch, width), **of_nodes)
+    demand(torch.int32, (batch, accept_index.shape[1]), accept_index=accept_index)
+    demand(torch.int32, (batch,), accept_token_num=accept_token_num)
+    demand(torch.int32, (batch * width,), predicts=predicts)
 
 
 def write_paths(
