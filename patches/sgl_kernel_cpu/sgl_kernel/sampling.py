@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sgl_kernel.demands import demand
-from sgl_kernel.tree import demand_verified, write_paths
+from sgl_kernel.demands import demand, demand_verified
+from sgl_kernel.tree import write_paths
 
 
 def tree_speculative_sampling_target_only(
@@ -44,10 +44,7 @@ def tree_speculative_sampling_target_only(
         predicts,
         accept_index,
         accept_token_num,
-        candidates=candidates,
-        retrive_index=retrive_index,
-        retrive_next_token=retrive_next_token,
-        retrive_next_sibling=retrive_next_sibling,
+        *(candidates, retrive_index, retrive_next_token, retrive_next_sibling),
     )
     (batch, width), vocab_size = candidates.shape, target_probs.shape[-1]
     demand(torch.float32, (batch, width), uniform_samples=uniform_samples)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sgl_kernel.demands import demand
+from sgl_kernel.demands import demand, demand_verified
 
 _FULL_MASK, _QLEN_ONLY = 0, 1  # sglang.kernels.ops.speculative.spec_tree.TreeMaskMode
 
@@ -129,12 +129,9 @@ def verify_tree_greedy_cpu(
         predicts,
         accept_index,
         accept_token_num,
-        candidates=candidates,
-        retrive_index=retrive_index,
-        retrive_next_token=retrive_next_token,
-        retrive_next_sibling=retrive_next_sibling,
-        target_predict=target_predict,
+        *(candidates, retrive_index, retrive_next_token, retrive_next_sibling),
     )
+    demand(torch.int64, candidates.shape, target_predict=target_predict)
     max_depth = accept_index.shape[1]
     target = target_predict.flatten().tolist()
     rows = zip(
@@ -163,20 +160,6 @@ def verify_tree_greedy_cpu(
         accept_index=accept_index,
         accept_token_num=accept_token_num,
     )
-
-
-def demand_verified(
-    predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, **of_nodes: Tensor
-) -> None:
-    """Raises ValueError for tensors that no verification on CUDA takes.
-
-    of_nodes: int64[B, W], candidates among them.
-    """
-    batch, width = of_nodes["candidates"].shape
-    demand(torch.int64, (batch, width), **of_nodes)
-    demand(torch.int32, (batch, accept_index.shape[1]), accept_index=accept_index)
-    demand(torch.int32, (batch,), accept_token_num=accept_token_num)
-    demand(torch.int32, (batch * width,), predicts=predicts)
 
 
 def write_paths(
