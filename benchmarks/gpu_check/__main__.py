@@ -1,6 +1,6 @@
 """What only a GPU shows: identity under graphs and overlap, costs of 8B shapes, recorded traffic.
 
-    python -m benchmarks.gpu_check --out DIR [--parts memory,costs,identity,traces]
+    python -m benchmarks.gpu_check --out DIR [--parts memory,costs,identity,sampling,traces]
         [--traces DIR --tokenizer FILE] [--minutes M] [--device cuda|cpu]
 
 Models are made here: the demo pair, which takes minutes unless ~/.cache/sglang_hvd has it, perhaps
@@ -28,6 +28,8 @@ identity: every policy's greedy output beside plain serving's on the demo pair, 
     step, and concurrency. Where a token differs, the gap is shown between the two log probabilities
     that plain serving gives there. In bfloat16 some logits tie: such a difference is reported with
     its gap, and still counts as a difference. A server that did not start is a problem of its row.
+sampling: outcomes of sampled replies beside those of plain serving, by a chi-square test that has
+    to tell another temperature apart; without --setups in one setup of each attention backend.
 traces: benchmarks.trace_serving on the shapes, by groups of modes that fit into memory together;
     on a GPU all modes with FlashInfer, and without graphs of prefills.
 """
@@ -47,9 +49,11 @@ from typing import Any
 import torch
 
 from benchmarks.command import run
-from benchmarks.gpu_check.identity import POLICIES, Identity, setups_of
+from benchmarks.gpu_check.identity import Identity
 from benchmarks.gpu_check.kernels import SANITIZER, kernel_units
 from benchmarks.gpu_check.parts import PartFile, Unit
+from benchmarks.gpu_check.sampling import sampling_units
+from benchmarks.gpu_check.setup import POLICIES, setups_of
 from benchmarks.gpu_check.shapes import cost_units, trace_units
 from sglang_hvd.demo.server import Launch
 from sglang_hvd.replay.recordings import find_recordings
@@ -97,6 +101,7 @@ _SETTINGS = {
     "memory": (),
     "costs": ("widths",),
     "identity": ("prompts", "concurrency"),
+    "sampling": ("samples",),
     "traces": ("files", "concurrency"),
 }
 
@@ -123,6 +128,7 @@ _PARTS: dict[str, Callable[[argparse.Namespace], AbstractContextManager[Sequence
     "memory": lambda options: contextlib.nullcontext(kernel_units(options.device)),
     "costs": lambda options: contextlib.nullcontext(cost_units(options)),
     "identity": _identity,
+    "sampling": lambda options: contextlib.nullcontext(sampling_units(options)),
     "traces": lambda options: contextlib.nullcontext(trace_units(options)),
 }
 
@@ -167,12 +173,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--policies",
         type=lambda text: text.split(","),
         default=list(POLICIES),
-        help="of the identity part (default: all)",
+        help="of the parts identity and sampling (default: all)",
+    )
+    parser.add_argument(
+        "--samples", type=int, default=4000, help="of each prompt in the sampling part"
     )
     parser.add_argument(
         "--setups",
         type=lambda text: [int(n) for n in text.split(",")],
-        help="of the identity part, by number from 0 (default: all)",
+        help="of the parts identity and sampling, by number from 0 (default: all)",
     )
     parser.add_argument(
         "--servers-at-once", type=int, help="of the traces part (default: as many as fit)"

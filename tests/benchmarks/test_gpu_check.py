@@ -14,11 +14,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check import kernels
-from benchmarks.gpu_check.identity import POLICIES, Setup, setups_of
 from benchmarks.gpu_check.parts import PartFile, Row, Unit
+from benchmarks.gpu_check.sampling import Outcomes, p_value
+from benchmarks.gpu_check.setup import POLICIES, Setup, setups_of
 from benchmarks.gpu_check.shapes import groups_of_modes
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
@@ -157,6 +159,25 @@ def test_each_mode_has_what_it_is_compared_with_beside_it() -> None:
         "allocate",
     ]
     assert {group[0] for group in groups_of_modes(modes, 2)} == {"eagle3"}
+
+
+def test_samples_of_one_distribution_are_told_from_those_of_another() -> None:
+    def sample(seed: int, temperature: float) -> Outcomes:
+        logits = torch.linspace(0, 5, 40)
+        chances = torch.softmax(logits / temperature, 0)
+        drawn = torch.multinomial(
+            chances, 2000, replacement=True, generator=torch.Generator().manual_seed(seed)
+        )
+        return Outcomes((token_id,) for token_id in drawn.tolist())
+
+    expected = sample(0, 1.0)
+    alike = [p_value(expected, sample(seed, 1.0)) for seed in range(1, 201)]
+    # Chances of one distribution are even between 0 and 1.
+    assert sum(p < 0.1 for p in alike) < 60
+    assert sum(p > 0.9 for p in alike) < 60
+    assert 0.3 < sum(alike) / len(alike) < 0.7
+    assert p_value(expected, sample(1, 0.8)) < 1e-5
+    assert p_value(expected, Outcomes({(99,): 2000})) < 1e-5
 
 
 class Units:
@@ -315,7 +336,7 @@ def test_a_part_that_cannot_run_is_left_out_or_refused_before_any_does(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
-    assert gpu_check._options([]).parts == ["costs", "identity"]
+    assert gpu_check._options([]).parts == ["costs", "identity", "sampling"]
     assert capsys.readouterr().out.splitlines() == [
         "memory: left out, it needs compute-sanitizer, of the CUDA toolkit, on the PATH",
         "traces: left out, it needs --traces and --tokenizer",
@@ -339,18 +360,21 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
     arguments = [
         *("--device", "cpu", "--out", str(out), *recorded_edits),
         *("--shapes", "tiny", "--widths", "16", "--prompts", "2", "--concurrency", "2"),
-        *("--policies", "allocate"),
+        *("--policies", "allocate", "--samples", "400"),
     ]
     assert gpu_check.main(arguments, launch=nursery.launch) == 0
     assert not list((out / "logs").iterdir())
     found = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json*")}
-    assert set(found) == {"memory", "costs", "identity", "traces"}
+    assert set(found) == {"memory", "costs", "identity", "sampling", "traces"}
     [row] = found["costs"]["rows"]
     assert row["costs"]["widths"] == [1, 16]
     assert row["costs"]["verify"][0][0] > 0
     rows = found["identity"]["rows"]
     assert [row["setup"]["postpones"] for row in rows] == [True, False]
     assert all(row["num_prompts"] == 2 and row["differences"] == [] for row in rows)
+    rows = found["sampling"]["rows"]
+    assert [row["sampling"].get("top_k") for row in rows] == [None, 3, None]
+    assert all(row["p_value_of_control"] < 1e-5 < row["p_value"] for row in rows)
     [cell] = found["traces"]["rows"]
     assert [row["mode"] for row in cell["modes"]] == ["plain", "payoff"]
     assert all(row["outputs_identical"] for row in cell["modes"])
@@ -361,7 +385,7 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
     assert gpu_check.main(arguments) == 1
     assert capsys.readouterr().out.splitlines() == [
         f"memory: done before, FAILED; without {out / 'memory.json'} it runs again",
-        *(f"{part}: done before, passed" for part in ("costs", "identity", "traces")),
+        *(f"{part}: done before, passed" for part in ("costs", "identity", "sampling", "traces")),
     ]
     assert gpu_check.main([*arguments, "--parts", "traces", "--concurrency", "1,2"]) == 1
     assert "other options: remove it, or name another --out" in capsys.readouterr().out

@@ -1,0 +1,128 @@
+"""The ways in which servers of the demo models run here, and the servers."""
+
+import argparse
+import contextlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.gpu_check.parts import logged_server
+from sglang_hvd.demo.corpus.session import FAMILIES
+from sglang_hvd.demo.corpus.sessions import demo_sessions
+from sglang_hvd.demo.models import ensure_demo_models
+from sglang_hvd.demo.modes import MODEL_TREE_FLAGS, Mode, server_flags
+from sglang_hvd.demo.server import CPU_FLAGS, SglangServer
+from sglang_hvd.user_cache import user_cache
+
+POLICIES: tuple[Mode, ...] = ("allocate", "both", "payoff", "cache", "frequency", "model")
+
+_CHAIN_FLAGS = (
+    *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1"),
+    *("--speculative-num-draft-tokens", "4"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How a server runs, the policy apart."""
+
+    backend: str
+    dtype: str
+    has_graphs: bool
+    has_overlap: bool
+    is_tree: bool
+    verify_width: int = 32
+    narrow_widths: tuple[int, ...] = ()
+    postpones: bool = False
+    wide_width: int | None = None
+    has_default_widths: bool = False  # which follow the memory that is there
+
+    def flags(self, device: str) -> list[str]:
+        """Of SGLang, for any mode."""
+        flags = ["--dtype", self.dtype]
+        if device == "cpu":
+            return [*CPU_FLAGS, *flags]
+        flags += ["--attention-backend", self.backend, "--mem-fraction-static", "0.15"]
+        flags += ["--max-total-tokens", "100000"]  # several checks may share the GPU
+        flags += [] if self.has_graphs else ["--disable-cuda-graph"]
+        return flags if self.has_overlap else [*flags, "--disable-overlap-schedule"]
+
+    def refuses(self, policy: Mode) -> bool:
+        """HVD refuses policy `both` on FA3 with topk 1, whose verification knows chains only."""
+        return policy == "both" and self.backend == "fa3" and not self.is_tree
+
+
+def setups_of(device: str) -> list[Setup]:
+    """Those that say most come first."""
+    if device == "cpu":
+        return [
+            Setup("torch_native", "float32", False, False, True, postpones=True),
+            Setup("torch_native", "float32", False, False, False, 16, (2, 4, 8), wide_width=24),
+        ]
+    backends = ["flashinfer", "triton"]
+    if torch.cuda.get_device_capability()[0] == 9:
+        backends.append("fa3")  # of Hopper
+    setups = [
+        Setup(backend, "bfloat16", True, True, is_tree)
+        for backend, is_tree in itertools.product(backends, (True, False))
+    ]
+    # Graphs and overlap each off once, other widths, draft-extend postponed, and float16.
+    setups += [
+        Setup("flashinfer", "bfloat16", True, True, True, verify_width=width) for width in (24, 64)
+    ]
+    setups += [
+        Setup(backend, "bfloat16", True, True, is_tree, 32, (2, 4, 8, 16), wide_width=64)
+        for backend, is_tree in itertools.product(backends, (True, False))
+    ]
+    setups += [
+        Setup(
+            *("flashinfer", "bfloat16", has_graphs, True, True, 32, (2, 4, 8, 16)),
+            postpones=True,
+            wide_width=64,
+        )
+        for has_graphs in (True, False)
+    ]
+    setups += [
+        Setup("flashinfer", "bfloat16", has_graphs, True, True, has_default_widths=True)
+        for has_graphs in (True, False)
+    ]
+    setups.append(Setup("flashinfer", "bfloat16", True, True, True, postpones=True))
+    setups.append(Setup("flashinfer", "bfloat16", False, True, True))
+    setups.append(Setup("flashinfer", "bfloat16", True, False, True))
+    setups.append(Setup("flashinfer", "float16", True, True, True))
+    return setups
+
+
+def prompts_of(count: int) -> list[str]:
+    per_family = -(-count // len(FAMILIES))
+    sessions = [demo_sessions(family, count=per_family, seed=11) for family in FAMILIES]
+    prompts = [
+        f"<|im_start|>user\n{session.turns[0].user}<|im_end|>\n<|im_start|>assistant\n"
+        for of_families in zip(*sessions, strict=True)
+        for session in of_families
+    ]
+    return prompts[:count]
+
+
+@contextlib.contextmanager
+def server_of(
+    setup: Setup, mode: Mode, part: str, options: argparse.Namespace
+) -> Iterator[SglangServer]:
+    """part: of the check, after which the log is named."""
+    flags = [*server_flags(mode, ensure_demo_models(user_cache())), *setup.flags(options.device)]
+    if mode != "plain":
+        flags += MODEL_TREE_FLAGS if setup.is_tree else _CHAIN_FLAGS
+        if not setup.has_default_widths:
+            flags += ["--hvd-verify-width", str(setup.verify_width)]
+            flags += ["--hvd-narrow-widths", str(list(setup.narrow_widths))]
+        if mode == "allocate" and setup.wide_width is not None:
+            flags += ["--hvd-wide-width", str(setup.wide_width)]
+        flags += ["--hvd-postpone-extend", str(setup.postpones).lower()]
+    number = setups_of(options.device).index(setup)
+    log_file = options.logs / f"{part}-{number}-{mode}.log"
+    with logged_server(
+        flags, log_file=log_file, device=options.device, launch=options.launch
+    ) as server:
+        yield server
