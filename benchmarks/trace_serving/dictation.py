@@ -8,6 +8,7 @@ right as were drawn. Everything else runs as it does in service, both models' fo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ class Dictation:
         self._num_ids = int(script.token_ids.max()) + 1
         self._on_device: dict[str, torch.Tensor] = {}
         self._num_nodes: list[int] = []
-        self._shapes: dict[tuple[int, int, int], TreeShape] = {}
+        self._shapes: dict[tuple[int, int, int], _DeviceShape] = {}
 
     def forward(
         self, forward: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kw: Any
@@ -48,8 +49,8 @@ class Dictation:
             positions = forward_batch.positions[: len(logits)].view(-1, num_rows)
         else:  # of a prefill the last position alone has logits
             positions = forward_batch.seq_lens[: len(starts), None] - 1
-        rows = _to(np.array(requests), logits.device)
-        first = _to(np.array([starts[row] for row in requests]), logits.device)
+        known = [start for start in starts if start is not None]
+        rows, first = _to(np.array([requests, known]), logits.device)
         # A node whose parents are wrong gets a token of the text too; nothing asks for it.
         wanted = self._text(first[:, None] + positions[rows] + 1)
         slots = rows[:, None] * num_rows + torch.arange(num_rows, device=logits.device)
@@ -69,7 +70,7 @@ class Dictation:
     ) -> Any:
         """AROUND build_eagle_verify_input, the end of SGLang's own draft."""
         num = draft_tokens.shape[1]
-        shape = self._shape(kw["topk"], kw["num_steps"], num)
+        shape = self._shape(kw["topk"], kw["num_steps"], num, draft_tokens.device)
         tree = self._tree(batch, shape, [num] * len(batch.reqs), draft_tokens)
         return build(batch, draft_input, *tree, *args, **kw)
 
@@ -85,53 +86,49 @@ class Dictation:
     ) -> Any:
         """AROUND HvdDraftWorker._run_model_drafter."""
         (_, _, draft_tokens, _), kv_loc_plan = run(worker, batch, num_steps)
-        shape = self._shape(worker.topk, num_steps, draft_tokens.shape[1])
+        shape = self._shape(worker.topk, num_steps, draft_tokens.shape[1], draft_tokens.device)
         # In few steps a tree has fewer nodes than its size.
         sizes = [min(s for s in self._script.accepted if s >= num) for num in self._num_nodes]
         tree = self._tree(batch, shape, sizes, draft_tokens)
-        ranks = _to(shape.ranks, draft_tokens.device).repeat(len(draft_tokens), 1)
+        ranks = shape.ranks.repeat(len(draft_tokens), 1)
         return (*tree, ranks), kv_loc_plan
 
     def _tree(
         self,
         batch: Any,
-        shape: TreeShape,
+        shape: _DeviceShape,
         sizes: Sequence[int],
         draft_tokens: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Parents, candidates and tokens as EAGLE's draft loop returns them, each in one piece: the
         kernel that lays trees out on a GPU takes no others."""
         device = draft_tokens.device
-        starts = [self._script.start_of(req.rid) for req in batch.reqs]
-        is_dictated = _to(np.array([start is not None for start in starts]), device)
-        first = _to(np.array([start or 0 for start in starts]), device)
+        known = [self._script.start_of(req.rid) for req in batch.reqs]
+        starts = [-1 if start is None else start for start in known]
+        first, of_size = _to(np.array([starts, sizes]), device)
         # The token behind the root, which is the newest committed one.
-        next_place = first + batch.seq_lens.to(torch.int64) + 1
+        next_place = first.clamp(min=0) + batch.seq_lens.to(torch.int64) + 1
         accepted = torch.zeros_like(next_place)
         for size in set(sizes):
-            of_size = self._table(f"accepted {size}", self._script.accepted[size], device)
-            is_of_size = _to(np.array(sizes) == size, device)
-            drawn = of_size[next_place.clamp(max=len(of_size) - 1)].to(torch.int64)
-            accepted = torch.where(is_of_size, drawn, accepted)
-        depths, places = _to(shape.depths, device), _to(shape.siblings, device)
-        right = self._text(next_place[:, None] + depths - 1)
-        is_right = (places == 0) & (depths <= accepted[:, None])
+            drawn = self._table(f"accepted {size}", self._script.accepted[size], device)
+            here = drawn[next_place.clamp(max=len(drawn) - 1)].to(torch.int64)
+            accepted = torch.where(of_size == size, here, accepted)
+        right = self._text(next_place[:, None] + shape.depths - 1)
+        is_right = shape.is_chain & (shape.depths <= accepted[:, None])
         # Wrong tokens: none is the right one, and siblings differ.
-        wrong = right + 1 + places
+        wrong = right + 1 + shape.siblings
         wrong = torch.where(wrong < self._num_ids, wrong, wrong - self._num_ids)
         tokens = torch.where(is_right, right, wrong)
-        tokens = torch.where(is_dictated[:, None], tokens, draft_tokens)
+        tokens = torch.where(first[:, None] >= 0, tokens, draft_tokens)
         num = len(starts)
-        return (
-            _to(shape.parent_list, device).repeat(num, 1),
-            _to(shape.candidates, device).repeat(num, 1),
-            tokens,
-        )
+        return shape.parent_list.repeat(num, 1), shape.candidates.repeat(num, 1), tokens
 
-    def _shape(self, topk: int, num_steps: int, num_nodes: int) -> TreeShape:
+    def _shape(
+        self, topk: int, num_steps: int, num_nodes: int, device: torch.device
+    ) -> _DeviceShape:
         key = topk, num_steps, num_nodes
         if key not in self._shapes:
-            self._shapes[key] = TreeShape.of(topk, num_steps, num_nodes)
+            self._shapes[key] = _DeviceShape.of(TreeShape.of(*key), device)
         return self._shapes[key]
 
     def _text(self, places: torch.Tensor) -> torch.Tensor:
@@ -145,5 +142,27 @@ class Dictation:
         return self._on_device[name]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _DeviceShape:
+    """A TreeShape where the model runs."""
+
+    parent_list: torch.Tensor
+    candidates: torch.Tensor
+    depths: torch.Tensor
+    siblings: torch.Tensor
+    is_chain: torch.Tensor
+    ranks: torch.Tensor
+
+    @classmethod
+    def of(cls, shape: TreeShape, device: torch.device) -> _DeviceShape:
+        of_shape = (shape.parent_list, shape.candidates, shape.depths, shape.siblings)
+        is_chain = shape.siblings == 0
+        return cls(*(_to(values, device) for values in (*of_shape, is_chain, shape.ranks)))
+
+
 def _to(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    if device.type == "cuda":
+        # Of other memory the host would wait for all that was launched before, step for step.
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

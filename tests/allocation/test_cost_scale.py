@@ -96,7 +96,7 @@ def test_wide_steps_may_be_further_off_than_narrow_ones(per_node: float) -> None
         scale.observe_verify(n, width, time(n, width))
     table = scale.table(scale.coefficients())
     for n, width in ((1, 1), (1, 16), (2, 2), (8, 4), (8, 16)):  # some were never seen
-        assert table.verify_ms(n, [width])[0] == pytest.approx(time(n, width), rel=0.07)
+        assert table.verify_ms(n, [width])[0] == pytest.approx(time(n, width), rel=0.1)
 
 
 @pytest.mark.parametrize("per_request", [0.5, -0.2])
@@ -139,14 +139,46 @@ def test_nodes_change_no_step_by_more_than_half() -> None:
     assert table.verify_ms(1, [16])[0] < 1.6 * float(BASE.verify_ms(1, [16])[0])
 
 
-def test_steps_of_one_width_tell_nothing_of_others() -> None:
+def test_what_steps_of_one_width_take_more_is_added_to_those_of_others() -> None:
     scale = CostScale(BASE)
     for _ in range(300):
-        scale.observe_verify(2, 8, 1.5 * float(BASE.verify_ms(2, [8])[0]))
+        scale.observe_verify(2, 8, 4.0 + float(BASE.verify_ms(2, [8])[0]))
     table = scale.table(scale.coefficients())
     for n, width in ((1, 1), (2, 8), (8, 16)):
-        wanted = 1.5 * float(BASE.verify_ms(n, [width])[0])
+        wanted = 4.0 + float(BASE.verify_ms(n, [width])[0])
         assert table.verify_ms(n, [width])[0] == pytest.approx(wanted, rel=0.02)
+
+
+def test_steps_of_one_width_that_take_less_say_so_of_all() -> None:
+    scale = CostScale(BASE)
+    for _ in range(300):
+        scale.observe_verify(2, 8, 0.6 * float(BASE.verify_ms(2, [8])[0]))
+    table = scale.table(scale.coefficients())
+    for n, width in ((1, 1), (2, 8), (8, 16)):
+        wanted = 0.6 * float(BASE.verify_ms(n, [width])[0])
+        assert table.verify_ms(n, [width])[0] == pytest.approx(wanted, rel=0.02)
+
+
+def test_a_gpu_that_waits_for_the_host_makes_long_drafts_no_dearer() -> None:
+    # Seen on an H200: a host launched a draft in one step in 2 ms, of which the GPU needed .2.
+    base = BASE.model_copy(update={"draft_once": (0.2, 0.3)})
+    scale = CostScale(base)
+    for number in range(600):
+        n = (1, 4, 8)[number % 3]
+        scale.observe_verify(n, 16, 6.0 + float(base.verify_ms(n, [16])[0]))
+        scale.observe_extend(n, 16, 1.0 + float(base.draft_extend_ms(n, [16])[0]))
+        scale.observe_draft(n, 1, 2.0)
+    table = scale.table(scale.coefficients())
+    for n in (1, 4, 8):
+        rounds = 3 * float(np.interp(n, base.batch_sizes, base.draft_round))
+        assert table.draft_ms([n], 1)[0] == pytest.approx(2.0, rel=0.05)
+        # Its rounds may well be hidden behind the host, too.
+        assert 1.95 <= table.draft_ms([n], 4)[0] <= 1.05 * (2.0 + rounds)
+        wanted = np.diff(base.verify_ms(n, [4, 16]))[0]
+        assert np.diff(table.verify_ms(n, [4, 16]))[0] == pytest.approx(wanted, rel=0.05)
+        assert table.draft_extend_ms(n, [16])[0] == pytest.approx(
+            1.0 + float(base.draft_extend_ms(n, [16])[0]), rel=0.05
+        )
 
 
 @settings(max_examples=100, deadline=None)
