@@ -29,6 +29,7 @@ _STATIC_SHARE = 0.85
 # The backend whose trees are timed. Graphs of prefills take long to capture, and say nothing here:
 # no mode has them.
 _GPU_FLAGS = ("--attention-backend", "flashinfer", "--disable-prefill-cuda-graph")
+_GPU_OPTIONS = ("--profile-steps", "20", "--", *_GPU_FLAGS)
 
 
 def cost_units(options: argparse.Namespace) -> Sequence[Unit]:
@@ -120,7 +121,7 @@ def _traces(
         *("--concurrency", ",".join(map(str, options.concurrency))),
         *("--modes", ",".join(modes), "--gpu-share", str(_STATIC_SHARE)),
         *(["--files", *options.files] if options.files else []),
-        *(["--", *_GPU_FLAGS] if options.device == "cuda" else []),
+        *(_GPU_OPTIONS if options.device == "cuda" else []),
     ]
     known = {(row["workload"], row["concurrency"]) for row in done}
     for cell, rows in serve_traces(trace_options(arguments), without=known):

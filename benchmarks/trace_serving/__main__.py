@@ -30,6 +30,7 @@ from tqdm import tqdm
 from benchmarks.command import add_traces, run, write_rows
 from benchmarks.serving.client import Answer, Conversation, play
 from benchmarks.serving.measure import Cell, Row, measure, table_of
+from benchmarks.trace_serving.gpu_use import GpuUse, profiled
 from benchmarks.trace_serving.models import SHAPES, OwnVocabulary, write_models
 from benchmarks.trace_serving.script import Script, rid_of
 from sglang_hvd.allocation import model_tree_sizes
@@ -37,7 +38,7 @@ from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODES, server_flags
-from sglang_hvd.demo.server import CPU_ENVIRONMENT, Launch, SglangServer
+from sglang_hvd.demo.server import CPU_ENVIRONMENT, Launch, SglangServer, flush_cache
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
 from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
@@ -50,9 +51,11 @@ _NOT_SIMULATED = ("plain", "ngram", "cache")
 
 @dataclass(frozen=True, slots=True)
 class TraceRow(Row):
-    """simulated: the model drafter's acceptance is drawn."""
+    """simulated: the model drafter's acceptance is drawn.
+    gpu: of a decode step, where it was profiled."""
 
     simulated: bool
+    gpu: GpuUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +115,19 @@ def serve_traces(
                 warm_up=options.warm_up == "round",
                 first_turn=number,
             )
+            used: dict[str, GpuUse] = {}
+            if options.profile_steps and cell.workload == cells[-1].workload:
+                used = _gpu_use(urls, cell, folder / f"profiles-{number}", options)
             yield (
                 cell,
-                [TraceRow(**asdict(row), simulated=row.mode not in _NOT_SIMULATED) for row in rows],
+                [
+                    TraceRow(
+                        **asdict(row),
+                        simulated=row.mode not in _NOT_SIMULATED,
+                        gpu=used.get(row.mode),
+                    )
+                    for row in rows
+                ],
             )
 
 
@@ -124,6 +137,25 @@ def _compile_kernels(urls: Mapping[str, str], cells: Sequence[Cell]) -> None:
     for cell in {cell.concurrency: cell for cell in cells}.values():
         for url in urls.values():
             play(url, cell.conversations[: cell.concurrency], concurrency=cell.concurrency)
+
+
+def _gpu_use(
+    urls: Mapping[str, str], cell: Cell, folder: Path, options: argparse.Namespace
+) -> dict[str, GpuUse]:
+    """Of each mode, in another run of a part of the cell."""
+    used = {}
+    for mode, url in urls.items():
+        of_mode = folder / mode
+        of_mode.mkdir(parents=True)
+        flush_cache(url)
+        used[mode] = profiled(
+            url,
+            cell.conversations[: 2 * cell.concurrency],
+            of_mode,
+            concurrency=cell.concurrency,
+            steps=options.profile_steps,
+        )
+    return used
 
 
 def _texts(
@@ -361,6 +393,13 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="before what counts: nothing, a few sessions for each number at once, or a round of "
         "each cell (default: none on a CPU, kernels on a GPU)",
     )
+    parser.add_argument(
+        "--profile-steps",
+        type=int,
+        metavar="STEPS",
+        help="of a GPU: with the last recording, profile so many decode steps of each server in a "
+        "run of their own, for what share of them it works",
+    )
     add_json(parser)
     parser.add_argument("flags", nargs="*", help="of SGLang, behind --")
     options = parser.parse_args(arguments)
@@ -370,6 +409,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.warm_up is None:
         options.warm_up = "none" if is_cpu else "kernels"
     unknown = sorted(set(options.modes) - set(MODES))
+    if options.profile_steps is not None and (is_cpu or options.profile_steps < 1):
+        parser.error("--profile-steps: of a GPU, 1 or more")
     if options.max_tokens < 2:
         parser.error("--max-tokens: the first token of a reply is none of decoding, give 2 or more")
     if unknown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from benchmarks.serving.client import Answer, Played
 from benchmarks.serving.measure import Cell, measure
 from benchmarks.trace_serving import server
 from benchmarks.trace_serving.__main__ import main, options_of, serve_traces
+from benchmarks.trace_serving.gpu_use import gpu_use
 from benchmarks.trace_serving.models import OwnVocabulary
 from benchmarks.trace_serving.script import Script, rid_of
 from benchmarks.trace_serving.tree_shape import TreeShape
@@ -123,6 +125,42 @@ def test_modes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [row.mode for row in rows] == list(urls)
         assert all(row.tokens_per_s_spread is None for row in rows)  # of one round
     assert "".join(played) == "xyz" + "yzx"
+
+
+def test_the_gpu_works_while_any_kernel_does(tmp_path: Path) -> None:
+    def event(category: str, begin: float, duration: float) -> dict[str, object]:
+        return {"cat": category, "ts": 1000 + begin, "dur": duration, "name": "k"}
+
+    events = [
+        event("kernel", 700, 300),
+        event("kernel", 0, 400),
+        event("kernel", 100, 100),  # on another stream
+        event("gpu_memcpy", 410, 90),
+        event("cpu_op", 500, 5000),
+        {"ph": "M", "name": "process_name"},
+    ]
+    path = tmp_path / "a.trace.json.gz"
+    with gzip.open(path, "wt") as file:
+        json.dump({"traceEvents": events}, file)
+    use = gpu_use(path, 2)
+    assert (use.step_ms, use.busy_ms, use.waiting_ms) == pytest.approx((0.5, 0.395, 0.1))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(EOFError):
+        gpu_use(path, 2)
+    with gzip.open(path, "wt") as file:
+        json.dump({"traceEvents": events[4:]}, file)
+    with pytest.raises(ValueError, match="nothing ran on a GPU"):
+        gpu_use(path, 2)
+
+
+def test_only_a_gpu_is_profiled(
+    recorded_edits: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        options_of([*recorded_edits, "--profile-steps", "20"])
+    assert "--profile-steps: of a GPU" in capsys.readouterr().err
+    given = ["--device", "cuda", "--profile-steps", "20"]
+    assert options_of([*recorded_edits, *given]).profile_steps == 20
 
 
 @pytest.mark.e2e
