@@ -142,19 +142,17 @@ def _compile_kernels(urls: Mapping[str, str], cells: Sequence[Cell]) -> None:
 def _gpu_use(
     urls: Mapping[str, str], cell: Cell, folder: Path, options: argparse.Namespace
 ) -> dict[str, GpuUse]:
-    """Of each mode, in another run of a part of the cell."""
+    """Of each mode, while as many replies as are served at once are generated."""
+    bodies = [body for talk in cell.conversations[: cell.concurrency] if (body := talk([]))]
     used = {}
     for mode, url in urls.items():
         of_mode = folder / mode
         of_mode.mkdir(parents=True)
         flush_cache(url)
-        used[mode] = profiled(
-            url,
-            cell.conversations[: 2 * cell.concurrency],
-            of_mode,
-            concurrency=cell.concurrency,
-            steps=options.profile_steps,
-        )
+        try:
+            used[mode] = profiled(url, bodies, of_mode, steps=options.profile_steps)
+        except (RuntimeError, ValueError) as error:  # what was measured stays
+            print(f"{mode}: {error}", file=sys.stderr)
     return used
 
 

@@ -1,25 +1,21 @@
 """How much of a decode step a server's GPU works, and how long it waits, by SGLang's profiler."""
 
+import asyncio
 import gzip
 import json
-import threading
 import time
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
-
-from benchmarks.serving.client import Conversation, play
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 # A shorter gap between two kernels is how long the next takes to begin; in a longer one the GPU
 # waits for the host.
 _LEAST_WAIT_US = 50
-# The first prefills are none of the steps.
-_SECONDS_BEFORE = 0.5
 _SECONDS_TO_WRITE = 60
 
 
@@ -33,39 +29,53 @@ class GpuUse:
     waiting_ms: float
 
 
-def profiled(
-    url: str, conversations: Sequence[Conversation], folder: Path, *, concurrency: int, steps: int
-) -> GpuUse:
-    """Plays these, and profiles so many steps of them.
+def profiled(url: str, bodies: Sequence[dict[str, Any]], folder: Path, *, steps: int) -> GpuUse:
+    """Generates for all of these at once and profiles so many decode steps of them.
 
+    bodies: of /generate, each of a reply of more tokens than the steps bring.
     folder: an empty one, which the server writes to.
-    Raises RuntimeError if no profile is written, as of too few steps, and ValueError as gpu_use.
+    Raises RuntimeError if no profile is written, as of too few steps, ValueError as gpu_use, and
+    what aiohttp raises.
     """
-    player = threading.Thread(
-        target=play, args=(url, conversations), kwargs={"concurrency": concurrency}
-    )
-    player.start()
-    time.sleep(_SECONDS_BEFORE)
-    _post(
-        f"{url}/start_profile",
-        {
-            "output_dir": str(folder),
-            "num_steps": steps,
-            "activities": ["GPU"],
-            "with_stack": False,
-        },
-    )
-    player.join()
-    deadline = time.monotonic() + _SECONDS_TO_WRITE
-    while True:
-        for path in folder.glob("*.trace.json.gz"):
-            try:
-                return gpu_use(path, steps)
-            except (EOFError, json.JSONDecodeError):
-                pass  # it is being written
-        if time.monotonic() > deadline:
+    return asyncio.run(_profiled(url, bodies, folder, steps))
+
+
+async def _profiled(url: str, bodies: Sequence[dict[str, Any]], folder: Path, steps: int) -> GpuUse:
+    asked = {
+        "output_dir": str(folder),
+        "num_steps": steps,
+        "activities": ["GPU"],
+        "with_stack": False,
+    }
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
+    async with aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as http:
+        began = [asyncio.Event() for _ in bodies]
+        async with asyncio.TaskGroup() as tasks:
+            for body, event in zip(bodies, began, strict=True):
+                tasks.create_task(_generate(http, url, body, event))
+            for event in began:  # prefills are none of the steps
+                await event.wait()
+            async with http.post(f"{url}/start_profile", json=asked):
+                pass
+        deadline = time.monotonic() + _SECONDS_TO_WRITE
+        while time.monotonic() < deadline:
+            for path in folder.glob("*.trace.json.gz"):
+                try:
+                    return gpu_use(path, steps)
+                except (EOFError, json.JSONDecodeError):
+                    pass  # it is being written
+            await asyncio.sleep(0.5)
+        async with http.post(f"{url}/stop_profile"):
             raise RuntimeError(f"{url}: no profile of {steps} steps")
-        time.sleep(0.5)
+
+
+async def _generate(
+    http: aiohttp.ClientSession, url: str, body: dict[str, Any], began: asyncio.Event
+) -> None:
+    async with http.post(f"{url}/generate", json={**body, "stream": True}) as response:
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                began.set()
 
 
 def gpu_use(path: Path, steps: int) -> GpuUse:
@@ -90,11 +100,3 @@ def gpu_use(path: Path, steps: int) -> GpuUse:
         busy_ms=float((total - gaps.sum()) * in_ms),
         waiting_ms=float(gaps[gaps >= _LEAST_WAIT_US].sum() * in_ms),
     )
-
-
-def _post(url: str, body: dict[str, Any]) -> None:
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as response:
-        response.read()

@@ -14,9 +14,9 @@ _KEPT = 0.998
 
 # What a part begins at has the weight of so many times.
 _PRIOR_TIMES = 4.0
-# Its ratio, that of a spread of expected times of so many times their squared mean: less tells
-# little of a ratio.
-_PRIOR_SPREAD = 0.25
+# The ratio that it begins at, of so many times as spread, or of times of so much spread in the
+# expected ones, in their squared mean: less tells little of a ratio.
+_PRIOR_SPREAD = 0.05
 
 # What nodes take beside the table changes what it says of any step, and of the mean one, by this
 # share at most.
@@ -29,23 +29,29 @@ _OUTLIER = 3.0
 _LEAST_MS = 0.5  # of what is expected, likewise: a short part waits as long for the host as any
 _LATEST = 8
 
+# What is expected of a part is summed up anew for each of its first times, then after so many.
+_EXPECT_EVERY = 16
+
 
 class CostScale:
-    """observe_* takes in times in milliseconds. Of each part of the table, the verifications, the
-    draft-extends and the drafts of the model drafter, is learned what it takes more whatever its
-    size, as where the GPU waits for the host, and a ratio to the table. Where the times cannot
-    separate the two, what is missing goes to the first: else a draft in one step, which a slow host
-    launches in ten times what the GPU takes, would make one in three steps ten times as dear, and
-    none would be tried. As long as a part is seldom run its ratio is that of the verifications,
-    which every step has. Wide verifications may be further off than narrow ones, as with longer
-    contexts than the table was timed with: what a node more takes is learned beside that. So is
-    what a step takes beside its parts. Not thread-safe.
+    """observe_* takes in times in milliseconds. The verifications are multiplied by what their
+    times are over what the table says. Wide ones may be further off than narrow ones, as with
+    longer contexts than the table was timed with, or less far, as where the device waits for the
+    host whatever they are: what a node takes more is learned beside that. So is what a step takes
+    beside its parts.
+
+    Of the draft-extends and the model drafter's drafts it is learned what they take more whatever
+    their size, and a ratio to the table. They are short, and a slow host launches a draft in one
+    step in ten times what a GPU takes for it: by a ratio alone one in three steps would be ten
+    times as dear, and none would be tried. Where the times cannot tell the two apart, what is
+    missing is the former. As long as a part is seldom run its ratio is that of the verifications,
+    which every step has. Not thread-safe.
     """
 
     def __init__(self, base: StepCosts) -> None:
         self._base = base
-        self._verify, self._extend, self._draft = _Line(), _Line(), _Line()
-        self._nodes = _NodeTimes()
+        self._verify, self._nodes = _Ratio(), _NodeTimes()
+        self._extend, self._draft = _Line(), _Line()
         self._rest = RestFit()
         # What the table says, once looked up: it does not change, and every step asks.
         self._verify_ms = cache(lambda num, width: float(base.verify_ms(num, [width])[0]))
@@ -64,35 +70,44 @@ class CostScale:
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a draft-extend."""
+        # Compared with those of as many requests only: their contexts may differ from those of
+        # other batches, and every step has one, of its own width.
+        shape = num_requests, width
         expected = self._extend_ms(num_requests, width)
-        self._add(self._extend, (num_requests, width), expected, milliseconds)
+        self._add(self._extend, shape, num_requests, expected, milliseconds)
 
     def observe_draft(self, num_requests: int, num_steps: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a draft of the model drafter in so many steps."""
-        expected = self._draft_ms(num_requests, num_steps)
-        self._add(self._draft, (num_requests, num_steps), expected, milliseconds)
+        # Compared with all others: those in other numbers of steps may be of other requests alone.
+        shape = num_requests, num_steps
+        self._add(self._draft, shape, 0, self._draft_ms(num_requests, num_steps), milliseconds)
 
     def observe_rest(self, num_requests: int, milliseconds: float) -> None:
         """Takes in the milliseconds that a step took beside these."""
         self._rest.add(num_requests, milliseconds)
 
     def coefficients(self) -> Float64:
-        """All that is learned, so that another process can make the same table: float64[9]."""
+        """All that is learned, so that another process can make the same table: float64[8]."""
         step = self.num_observed
-        more, ratio = self._verify.value(step)
-        parts = [of for part in (self._extend, self._draft) for of in part.value(step, ratio)]
-        return np.concatenate([self._nodes.split(more, ratio), parts, self._rest.solve()])
+        verify = self._verify.value(step)
+        parts = [of for part in (self._extend, self._draft) for of in part.value(step, verify)]
+        return np.concatenate([self._nodes.split(verify), parts, self._rest.solve()])
 
     def _add(
-        self, part: _Line, shape: tuple[int, int], expected: float, milliseconds: float
+        self,
+        part: _Line,
+        shape: tuple[int, int],
+        group: int,
+        expected: float,
+        milliseconds: float,
     ) -> None:
         step = self.num_observed
-        _, ratio = self._verify.value(step)
-        part.add(step, shape, expected, milliseconds, before=ratio)
+        before = self._verify.value(step)
+        part.add(step, shape, group, expected, milliseconds, before=before)
 
     def table(self, coefficients: Float64) -> StepCosts:
         """The base as the coefficients change it."""
-        more, verify, per_node, *of_parts, fixed, per_request = coefficients.tolist()
+        verify, per_node, *of_parts, fixed, per_request = coefficients.tolist()
         extend_more, extend, draft_more, draft = of_parts
         base = self._base
         num_requests, widths = np.array(base.batch_sizes), np.array(base.widths)
@@ -101,7 +116,7 @@ class CostScale:
         times += np.clip(of_nodes, -_MOST_OF_NODES * times, _MOST_OF_NODES * times)
         # Nodes may take less than the table says, and none takes less than nothing.
         times = np.maximum.accumulate(np.maximum.accumulate(times, axis=0), axis=1)
-        times += more + (fixed + per_request * num_requests)[:, None]
+        times += (fixed + per_request * num_requests)[:, None]
         once = base.draft_once or (0.0,) * len(base.batch_sizes)
         return StepCosts(
             about=f"{base.about}, refined by its steps",
@@ -116,68 +131,153 @@ class CostScale:
         )
 
 
-class _Line:
-    """Measured times as a part of what does not depend on the size and a ratio to the expected
-    ones, in the latest steps of the server, whether or not they ran this part: what a part that is
-    seldom run took long ago does not keep it from being run again."""
+class _Outliers:
+    """Times far above what was expected, by shape."""
+
+    def __init__(self) -> None:
+        # Which of its latest times were: a bit for each, the newest lowest.
+        self._latest: dict[tuple[int, int], int] = {}
+
+    def counted(self, shape: tuple[int, int], measured: float, most: float) -> float | None:
+        """A time as it counts; None if it does not. most: more than that is far above."""
+        is_outlier = measured > most
+        latest = (self._latest.get(shape, 0) << 1 | is_outlier) & ((1 << _LATEST) - 1)
+        self._latest[shape] = latest
+        if is_outlier and 2 * latest.bit_count() < _LATEST:
+            return None
+        return min(measured, most)
+
+
+class _Ratio:
+    """Ratio of the measured times to the expected ones, in the latest steps of the server."""
 
     def __init__(self) -> None:
         self._step = 0
-        # Sums over the times: how many, expected, measured, and products of the two.
-        self._num = self._x = self._y = self._xx = self._xy = 0.0
-        # By shape, which of its latest times were outliers: a bit for each, the newest lowest.
-        self._outliers: dict[tuple[int, int], int] = {}
+        self._num = self._measured = self._expected = 0.0
+        self._outliers = _Outliers()
 
     def add(
-        self,
-        step: int,
-        shape: tuple[int, int],
-        expected: float,
-        measured: float,
-        before: float = 1.0,
+        self, step: int, shape: tuple[int, int], expected: float, measured: float
     ) -> float | None:
         """Takes in a time and returns it as it counts; None if it does not.
 
         step: its number, of all steps. shape: what the expected time is of.
         """
-        if expected <= 0:
+        most = _OUTLIER * max(self.value(step), 1.0) * expected
+        counted = self._outliers.counted(shape, measured, most)
+        if counted is None:
             return None
-        more, ratio = self.value(step, before)
-        # A part that was not timed since may well take what the table says.
-        most = _OUTLIER * max(more + ratio * expected, expected, _LEAST_MS)
-        is_outlier = measured > most
-        outliers = (self._outliers.get(shape, 0) << 1 | is_outlier) & ((1 << _LATEST) - 1)
-        self._outliers[shape] = outliers
-        if is_outlier and 2 * outliers.bit_count() < _LATEST:
-            return None
-        counted = min(measured, most)
         self._num += 1
-        self._x += expected
-        self._y += counted
-        self._xx += expected * expected
-        self._xy += expected * counted
+        self._measured += counted
+        self._expected += expected
         return counted
 
-    def value(self, step: int, before: float = 1.0) -> tuple[float, float]:
-        """Milliseconds and ratio at that step, neither negative; without times 0 and before."""
+    def value(self, step: int) -> float:
+        """The ratio at that step; without times 1."""
         kept = _KEPT ** (step - self._step)
         self._step = step
         self._num *= kept
-        self._x *= kept
-        self._y *= kept
-        self._xx *= kept
-        self._xy *= kept
+        self._measured *= kept
+        self._expected *= kept
         if self._num < 1e-9:
+            return 1.0
+        prior = _PRIOR_TIMES * self._expected / self._num
+        return (self._measured + prior) / (self._expected + prior)
+
+
+class _Line:
+    """Measured times as a part that does not depend on the size and a ratio to the expected ones,
+    in the latest steps of the server, whether or not they ran this part: what a part that is seldom
+    run took long ago does not keep it from being run again. The ratio follows from how times of one
+    group differ."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, _LineSums] = {}
+        self._outliers = _Outliers()
+        self._num_added = 0
+        self._known = 0.0, 1.0  # a value of not long ago
+
+    def add(
+        self,
+        step: int,
+        shape: tuple[int, int],
+        group: int,
+        expected: float,
+        measured: float,
+        *,
+        before: float,
+    ) -> None:
+        """Takes in a time, if it counts.
+
+        step: its number, of all steps. shape: what the expected time is of. before: see value.
+        """
+        if self._num_added < _EXPECT_EVERY or self._num_added % _EXPECT_EVERY == 0:
+            self._known = self.value(step, before)
+        self._num_added += 1
+        more, ratio = self._known
+        # A part that was not timed since may well take what the table says.
+        most = _OUTLIER * max(more + ratio * expected, expected, _LEAST_MS)
+        counted = self._outliers.counted(shape, measured, most)
+        if counted is not None:
+            self._groups.setdefault(group, _LineSums()).add(step, expected, counted)
+
+    def value(self, step: int, before: float) -> tuple[float, float]:
+        """Milliseconds and ratio at that step, neither negative; without times 0 and before."""
+        num = x = y = spread = missing = 0.0
+        for sums in self._groups.values():
+            sums.forget(step)
+            num += sums.num
+            x += sums.x
+            y += sums.y
+            of_group, with_times = sums.spreads()
+            spread += of_group
+            missing += with_times - before * of_group
+        if num < 1e-9:
             return 0.0, before
-        mean = self._x / self._num
-        spread = max(self._xx - mean * self._x, 0.0)
-        missing = self._xy - mean * self._y - before * spread
-        ratio = max(before + missing / (spread + _PRIOR_SPREAD * mean * mean), 0.0)
-        more = (self._y - ratio * self._x) / (self._num + _PRIOR_TIMES)
+        prior = max(_PRIOR_SPREAD * (x / num) ** 2, _PRIOR_TIMES * spread / num)
+        ratio = max(before + missing / (spread + prior), 0.0) if prior > 0 else before
+        more = (y - ratio * x) / (num + _PRIOR_TIMES)
         if more >= 0:
             return more, ratio
-        prior = _PRIOR_TIMES * mean
-        return 0.0, (self._y + before * prior) / (self._x + prior)
+        prior = _PRIOR_TIMES * x / num
+        return 0.0, (y + before * prior) / (x + prior)
+
+
+class _LineSums:
+    """Sums over times that are compared with each other: how many, expected, measured, and the
+    products of the two."""
+
+    __slots__ = ("_step", "_xx", "_xy", "num", "x", "y")
+
+    def __init__(self) -> None:
+        self._step = 0
+        self.num = self.x = self.y = self._xx = self._xy = 0.0
+
+    def add(self, step: int, expected: float, measured: float) -> None:
+        self.forget(step)
+        self.num += 1
+        self.x += expected
+        self.y += measured
+        self._xx += expected * expected
+        self._xy += expected * measured
+
+    def forget(self, step: int) -> None:
+        """Counts the sums for what they are worth at that step."""
+        kept = _KEPT ** (step - self._step)
+        self._step = step
+        self.num *= kept
+        self.x *= kept
+        self.y *= kept
+        self._xx *= kept
+        self._xy *= kept
+
+    def spreads(self) -> tuple[float, float]:
+        """Sums of squares of the expected times, and of products with the measured ones, both
+        centred."""
+        if self.num < 1e-9:
+            return 0.0, 0.0
+        mean = self.x / self.num
+        return max(self._xx - mean * self.x, 0.0), self._xy - mean * self.y
 
 
 class _NodeTimes:
@@ -197,14 +297,13 @@ class _NodeTimes:
         sums = self._of_batch.setdefault(num_requests, _NodeSums())
         sums.add(self._num_steps, expected, num_nodes, measured)
 
-    def split(self, more: float, ratio: float) -> tuple[float, float, float]:
-        """What to add to the table, the ratio to multiply it by, and milliseconds for each node
-        beside the roots. They leave the mean of the latest steps' times as it is without the last,
-        which is 0 where steps of as many requests do not differ in width."""
-        num = table = nodes = spread = left = 0.0
+    def split(self, ratio: float) -> tuple[float, float]:
+        """The ratio to multiply the table by, and milliseconds for each node beside the roots. Both
+        together leave the mean of the latest steps' times as it is with the ratio alone, which is
+        all there is where steps of as many requests do not differ in width."""
+        table = nodes = spread = left = 0.0
         for sums in self._of_batch.values():
             sums.forget(self._num_steps)
-            num += sums.num
             table += sums.table
             nodes += sums.nodes
             of_batch = sums.slope(ratio)
@@ -212,36 +311,33 @@ class _NodeTimes:
             spread += of_batch[1]
         # Fewer nodes than one in a thousand milliseconds tell nothing.
         if nodes <= 1e-3 * table:
-            return more, ratio, 0.0
+            return ratio, 0.0
+        share = nodes / table
         # Steps that were wide are forgotten; what they told is not held for certain since.
         prior = _PRIOR_TIMES * self._most_nodes**2
-        most = _MOST_OF_NODES * ratio * table / nodes
+        most = _MOST_OF_NODES * ratio / share
         per_node = min(max(left / (spread + prior), -most), most)
-        more -= per_node * nodes / num
-        if more < 0:
-            ratio += more * num / table
-            more = 0.0
-        return more, ratio, per_node
+        return ratio - per_node * share, per_node
 
 
 class _NodeSums:
     """Sums over the latest steps of one batch size.
 
-    num: of these steps. table: milliseconds that the table says. nodes: nodes beside the roots.
+    table: milliseconds that the table says. nodes: nodes beside the roots.
     """
 
-    __slots__ = ("_products", "_step", "_time", "nodes", "num", "table")
+    __slots__ = ("_num", "_products", "_step", "_time", "nodes", "table")
 
     def __init__(self) -> None:
         self._step = 0
-        self.num = self.table = self.nodes = self._time = 0.0
+        self._num = self.table = self.nodes = self._time = 0.0
         # Sums of nodes * table, nodes * nodes and nodes * measured time.
         self._products = 0.0, 0.0, 0.0
 
     def add(self, step: int, expected: float, num_nodes: int, measured: float) -> None:
         """A step took so long. step: its number, of all."""
         self.forget(step)
-        self.num += 1
+        self._num += 1
         self.table += expected
         self.nodes += num_nodes
         self._time += measured
@@ -256,7 +352,7 @@ class _NodeSums:
         """Counts the sums for what they are worth at that step."""
         kept = _KEPT ** (step - self._step)
         self._step = step
-        self.num *= kept
+        self._num *= kept
         self.table *= kept
         self.nodes *= kept
         self._time *= kept
@@ -266,9 +362,9 @@ class _NodeSums:
     def slope(self, ratio: float) -> tuple[float, float]:
         """Numerator and denominator of the slope of measured - ratio * table over the number of
         nodes, both variables centred."""
-        if self.num < 1e-9:
+        if self._num < 1e-9:
             return 0.0, 0.0
-        mean = self.nodes / self.num
+        mean = self.nodes / self._num
         with_table, with_nodes, with_time = self._products
         left = with_time - mean * self._time - ratio * (with_table - mean * self.table)
         return left, max(with_nodes - mean * self.nodes, 0.0)

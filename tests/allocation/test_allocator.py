@@ -374,6 +374,20 @@ def test_the_model_drafter_is_looked_at_now_and_then_for_each_in_turns() -> None
     assert looks == {256: 1, 513: 0, 770: 1, 1027: 0}
 
 
+def test_each_number_of_steps_is_run_now_and_then() -> None:
+    # Rounds seem so dear that drafts have the fewest steps, which no time of theirs could mend.
+    made = allocator(costs(of_round=3.0, extend=0))
+    given = odds([[], []], [(0.9, 0.9)] * 2)
+    slots_of_two = slots(2)
+    found = [made.allocate(slots_of_two, given) for _ in range(1100)]
+    usual = found[0].num_steps
+    assert found[0].num_model.all()
+    looks = {step: each.num_steps for step, each in enumerate(found) if each.num_steps != usual}
+    assert set(looks.values()) == set(made.num_steps) - {usual}
+    assert all(later - earlier > 256 for earlier, later in itertools.pairwise(looks))
+    assert all(found[step].num_model.any() for step in looks)
+
+
 def test_a_request_that_must_draft_does_not_keep_the_model_drafter_from_being_looked_at() -> None:
     made = allocator(costs(of_round=50, extend=0))
     given = odds([SURE, SURE], [(0.1, 0.1)] * 2)

@@ -53,11 +53,15 @@ def test_a_part_that_never_ran_is_as_far_off_as_the_verifications() -> None:
     assert scale.table(scale.coefficients()).draft_ms([1], 4)[0] == pytest.approx(3.0, rel=0.1)
 
 
-def test_what_a_part_took_long_ago_is_forgotten_though_it_ran_no_more() -> None:
+@pytest.mark.parametrize("numbers_of_steps", [(4,), (2, 4, 8)])
+def test_what_a_part_took_long_ago_is_forgotten_though_it_ran_no_more(
+    numbers_of_steps: tuple[int, ...],
+) -> None:
     scale = CostScale(BASE)
-    for _ in range(200):
+    for number in range(200):
+        steps = numbers_of_steps[number % len(numbers_of_steps)]
         scale.observe_verify(1, 1, 5.0)
-        scale.observe_draft(8, 4, 8.0 * float(BASE.draft_ms([8], 4)[0]))
+        scale.observe_draft(8, steps, 8.0 * float(BASE.draft_ms([8], steps)[0]))
     dear = scale.table(scale.coefficients()).draft_ms([8], 4)[0]
     assert dear == pytest.approx(8.0 * BASE.draft_ms([8], 4)[0], rel=0.1)
     for _ in range(5000):
@@ -96,7 +100,7 @@ def test_wide_steps_may_be_further_off_than_narrow_ones(per_node: float) -> None
         scale.observe_verify(n, width, time(n, width))
     table = scale.table(scale.coefficients())
     for n, width in ((1, 1), (1, 16), (2, 2), (8, 4), (8, 16)):  # some were never seen
-        assert table.verify_ms(n, [width])[0] == pytest.approx(time(n, width), rel=0.1)
+        assert table.verify_ms(n, [width])[0] == pytest.approx(time(n, width), rel=0.07)
 
 
 @pytest.mark.parametrize("per_request", [0.5, -0.2])
@@ -139,46 +143,68 @@ def test_nodes_change_no_step_by_more_than_half() -> None:
     assert table.verify_ms(1, [16])[0] < 1.6 * float(BASE.verify_ms(1, [16])[0])
 
 
-def test_what_steps_of_one_width_take_more_is_added_to_those_of_others() -> None:
+def test_steps_of_one_width_tell_nothing_of_others() -> None:
     scale = CostScale(BASE)
     for _ in range(300):
-        scale.observe_verify(2, 8, 4.0 + float(BASE.verify_ms(2, [8])[0]))
+        scale.observe_verify(2, 8, 1.5 * float(BASE.verify_ms(2, [8])[0]))
     table = scale.table(scale.coefficients())
     for n, width in ((1, 1), (2, 8), (8, 16)):
-        wanted = 4.0 + float(BASE.verify_ms(n, [width])[0])
+        wanted = 1.5 * float(BASE.verify_ms(n, [width])[0])
         assert table.verify_ms(n, [width])[0] == pytest.approx(wanted, rel=0.02)
 
 
-def test_steps_of_one_width_that_take_less_say_so_of_all() -> None:
-    scale = CostScale(BASE)
-    for _ in range(300):
-        scale.observe_verify(2, 8, 0.6 * float(BASE.verify_ms(2, [8])[0]))
-    table = scale.table(scale.coefficients())
-    for n, width in ((1, 1), (2, 8), (8, 16)):
-        wanted = 0.6 * float(BASE.verify_ms(n, [width])[0])
-        assert table.verify_ms(n, [width])[0] == pytest.approx(wanted, rel=0.02)
+WITH_ONCE = BASE.model_copy(update={"draft_once": (0.2, 0.3)})
 
 
 def test_a_gpu_that_waits_for_the_host_makes_long_drafts_no_dearer() -> None:
     # Seen on an H200: a host launched a draft in one step in 2 ms, of which the GPU needed .2.
-    base = BASE.model_copy(update={"draft_once": (0.2, 0.3)})
-    scale = CostScale(base)
+    scale = CostScale(WITH_ONCE)
     for number in range(600):
-        n = (1, 4, 8)[number % 3]
-        scale.observe_verify(n, 16, 6.0 + float(base.verify_ms(n, [16])[0]))
-        scale.observe_extend(n, 16, 1.0 + float(base.draft_extend_ms(n, [16])[0]))
+        n, width = (1, 4, 8)[number % 3], (1, 4, 16)[number // 3 % 3]
+        scale.observe_verify(n, width, float(WITH_ONCE.verify_ms(n, [width])[0]))
+        scale.observe_extend(n, width, 1.0 + float(WITH_ONCE.draft_extend_ms(n, [width])[0]))
         scale.observe_draft(n, 1, 2.0)
     table = scale.table(scale.coefficients())
     for n in (1, 4, 8):
-        rounds = 3 * float(np.interp(n, base.batch_sizes, base.draft_round))
+        rounds = 3 * float(np.interp(n, BASE.batch_sizes, BASE.draft_round))
         assert table.draft_ms([n], 1)[0] == pytest.approx(2.0, rel=0.05)
         # Its rounds may well be hidden behind the host, too.
         assert 1.95 <= table.draft_ms([n], 4)[0] <= 1.05 * (2.0 + rounds)
-        wanted = np.diff(base.verify_ms(n, [4, 16]))[0]
-        assert np.diff(table.verify_ms(n, [4, 16]))[0] == pytest.approx(wanted, rel=0.05)
-        assert table.draft_extend_ms(n, [16])[0] == pytest.approx(
-            1.0 + float(base.draft_extend_ms(n, [16])[0]), rel=0.05
-        )
+        for width in (1, 16):
+            wanted = 1.0 + float(WITH_ONCE.draft_extend_ms(n, [width])[0])
+            assert table.draft_extend_ms(n, [width])[0] == pytest.approx(wanted, rel=0.02)
+
+
+def test_one_draft_in_other_steps_tells_a_slow_device_from_one_that_waits() -> None:
+    slow, waits = CostScale(WITH_ONCE), CostScale(WITH_ONCE)
+    in_8, in_1 = (float(WITH_ONCE.draft_ms([8], steps)[0]) for steps in (8, 1))
+    for scale, of_one in ((slow, 3 * in_1), (waits, in_1 + 2 * in_8)):
+        for _ in range(256):
+            scale.observe_draft(8, 8, 3 * in_8)
+        # Without it, what is missing does not depend on the steps.
+        assert scale.table(scale.coefficients()).draft_ms([8], 1)[0] > 2 * in_8
+        scale.observe_draft(8, 1, of_one)
+        table = scale.table(scale.coefficients())
+        assert table.draft_ms([8], 8)[0] == pytest.approx(3 * in_8, rel=0.05)
+        assert table.draft_ms([8], 1)[0] == pytest.approx(of_one, rel=0.3, abs=0.2 * in_8)
+
+
+def test_contexts_that_depend_on_the_batch_say_nothing_of_nodes() -> None:
+    scale = CostScale(BASE)
+    for number in range(800):  # one request has a long context, eight have short ones
+        n = 1 if number // 20 % 2 else 8
+        more = 12.0 if n == 1 else 0.0
+        width = (4, 16)[number % 2]
+        scale.observe_verify(n, width, more + float(BASE.verify_ms(n, [width])[0]))
+        scale.observe_extend(n, width, more / 10 + float(BASE.draft_extend_ms(n, [width])[0]))
+    table = scale.table(scale.coefficients())
+    for times, of_table in (
+        (table.verify_ms(8, [1, 16]), BASE.verify_ms(8, [1, 16])),
+        (table.draft_extend_ms(8, [1, 16]), BASE.draft_extend_ms(8, [1, 16])),
+    ):
+        assert np.diff(times)[0] == pytest.approx(np.diff(of_table)[0], rel=0.3)
+    # It never ran here.
+    assert table.draft_ms([8], 4)[0] >= 0.9 * BASE.draft_ms([8], 4)[0]
 
 
 @settings(max_examples=100, deadline=None)
@@ -191,6 +217,8 @@ def test_whatever_steps_take_the_table_is_one(steps: list[tuple[int, int, float]
     scale = CostScale(BASE)
     for n, width, milliseconds in steps:
         scale.observe_verify(n, width, milliseconds)
+        scale.observe_extend(n, width, milliseconds / 3)
+        scale.observe_draft(n, width, milliseconds / 2)
         scale.observe_rest(n, milliseconds / 7)
     scale.table(scale.coefficients())  # StepCosts refuses times that fall
 
@@ -240,12 +268,14 @@ def test_a_part_that_was_not_timed_may_take_what_the_table_says() -> None:
     assert scale.table(scale.coefficients()).draft_ms([1], 4)[0] == pytest.approx(1.5, rel=0.2)
 
 
-def test_a_part_that_takes_no_time_is_left_alone() -> None:
+def test_a_part_that_the_table_has_for_nothing_may_take_time() -> None:
     free = BASE.model_copy(update={"draft_round": (0.0, 0.0)})
     scale = CostScale(free)
-    scale.observe_draft(4, 4, 7.0)
-    scale.observe_draft(4, 1, 7.0)
-    assert scale.table(scale.coefficients()).draft_round == (0.0, 0.0)
+    for _ in range(300):
+        scale.observe_draft(4, 1, 2.0)
+    table = scale.table(scale.coefficients())
+    assert table.draft_ms([4], 1)[0] == pytest.approx(2.0, rel=0.05)
+    assert table.draft_ms([4], 8)[0] == pytest.approx(2.0, rel=0.05)
 
 
 def test_another_process_makes_the_same_table_of_the_coefficients() -> None:

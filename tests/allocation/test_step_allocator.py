@@ -162,4 +162,6 @@ def test_a_look_at_a_cache_draft_is_in_the_place_of_the_model_drafters(
         built.start(slot)
     found = steps(built, given, np.array(pinned), 12)
     assert [(cache, model) for cache, model in found if any(cache)][:2] == looks
-    assert [any(cache) for cache, _ in found[: LOOK_AFTER + 1]] == [False] * LOOK_AFTER + [True]
+    # Unless the step is one that looks at the model drafter in another number of steps.
+    first = [any(cache) for cache, _ in found].index(True)
+    assert first == LOOK_AFTER + (not any(pinned))

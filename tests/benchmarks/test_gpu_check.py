@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import struct
@@ -17,9 +18,9 @@ import pytest
 import torch
 
 from benchmarks.gpu_check import __main__ as gpu_check
-from benchmarks.gpu_check import kernels
+from benchmarks.gpu_check import kernels, sampling
 from benchmarks.gpu_check.parts import PartFile, Row, Unit
-from benchmarks.gpu_check.sampling import Outcomes, p_value
+from benchmarks.gpu_check.sampling import Outcomes, p_value, sampling_units
 from benchmarks.gpu_check.setup import POLICIES, Setup, setups_of
 from benchmarks.gpu_check.shapes import groups_of_modes
 from sglang_hvd.config import HvdConfig
@@ -170,14 +171,17 @@ def test_samples_of_one_distribution_are_told_from_those_of_another() -> None:
         )
         return Outcomes((token_id,) for token_id in drawn.tolist())
 
-    expected = sample(0, 1.0)
-    alike = [p_value(expected, sample(seed, 1.0)) for seed in range(1, 201)]
+    alike = [p_value(sample(seed, 1.0), sample(-seed - 1, 1.0)) for seed in range(300)]
     # Chances of one distribution are even between 0 and 1.
-    assert sum(p < 0.1 for p in alike) < 60
-    assert sum(p > 0.9 for p in alike) < 60
-    assert 0.3 < sum(alike) / len(alike) < 0.7
-    assert p_value(expected, sample(1, 0.8)) < 1e-5
+    assert 15 < sum(p < 0.1 for p in alike) < 48
+    assert 15 < sum(p > 0.9 for p in alike) < 48
+    assert 0.45 < sum(alike) / len(alike) < 0.55
+    expected = sample(1, 1.0)
+    assert p_value(expected, sample(2, 0.6)) < 1e-5
     assert p_value(expected, Outcomes({(99,): 2000})) < 1e-5
+    for one, other in (({1: 50}, {1: 50}), ({1: 8, 2: 8}, {3: 8, 4: 8})):
+        with pytest.raises(RuntimeError, match="tell nothing"):
+            p_value(*(Outcomes({(key,): num for key, num in of.items()}) for of in (one, other)))
 
 
 class Units:
@@ -347,6 +351,27 @@ def test_a_part_that_cannot_run_is_left_out_or_refused_before_any_does(
         with pytest.raises(SystemExit):
             gpu_check._options(["--parts", part])
         assert f"--parts: {part} needs" in capsys.readouterr().err
+
+
+def test_samplings_that_were_not_reached_are_not_passed_over(tmp_path: Path) -> None:
+    options = gpu_check._options(["--device", "cpu", "--setups", "0", "--policies", "allocate"])
+    options.logs, options.launch = tmp_path, None
+    [unit] = sampling_units(options)
+    row = {"sampling": {"temperature": 1.0}, "passed": True}
+    others = [{"temperature": 1.3, "top_k": 3}, {"temperature": 1.2, "top_p": 0.9}]
+    assert list(unit.run([row, *({"sampling": other, "passed": True} for other in others)])) == []
+    asked: list[dict[str, float]] = []
+
+    def ask(plain: object, sampling: dict[str, float]) -> str:
+        asked.append(sampling)
+        raise RuntimeError("enough")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sampling, "server_of", lambda *args: contextlib.nullcontext())
+        patched.setattr(sampling, "_unsure_prompt", ask)
+        with pytest.raises(RuntimeError, match="enough"):
+            list(unit.run([row]))
+    assert asked == others[:1]
 
 
 @pytest.mark.e2e

@@ -111,6 +111,7 @@ struct Limits {
     std::size_t num_pinned = 0;             // further requests, for which the model drafter runs anyway
     std::optional<std::size_t> must_draft;  // a request for which it runs too
     std::size_t min_width = 0, min_steps = 0;  // lowest places in BatchCosts
+    std::size_t end_steps = 0;                 // behind the highest; 0: any
 };
 
 class Allocator {
@@ -197,8 +198,9 @@ private:
     // The best choice at these rates.
     void search(std::size_t num, const Rates& rates, const BatchCosts& costs, const Limits& limits) {
         const auto [values, price] = rates;
-        const auto [num_pinned, must_draft, min_width, min_steps] = limits;
+        const auto [num_pinned, must_draft, min_width, min_steps, limited_steps] = limits;
         const std::size_t num_steps = costs.num_steps.size();
+        const std::size_t end_steps = limited_steps > 0 ? limited_steps : num_steps;
         double best_score = -std::numeric_limits<double>::infinity();
         std::size_t num_draft = 0;
         best_.width = min_width;
@@ -207,7 +209,7 @@ private:
             const AtWidth& at = at_widths_[width];
             double of_cache = -price * costs.step[width];
             for (std::size_t i = 0; i < num; ++i) of_cache += values[i] * at.alone[i];
-            for (std::size_t steps = min_steps; steps < num_steps; ++steps) {
+            for (std::size_t steps = min_steps; steps < end_steps; ++steps) {
                 const double* draft_ms = costs.draft_ms(steps) + num_pinned;
                 const double most = weigh(at, num, steps, num_steps, values, must_draft);
                 // Upper bound: all gains for the price of one drafting request, since drafting never

@@ -40,7 +40,8 @@ struct StepShape {
 class StepAllocator {
 public:
     // sizes: of the model drafter's draft, rising. own_pace, merges: see Allocator.
-    // look_after: so many steps without any draft of one kind, and one request verifies one.
+    // look_after: so many steps without any draft of one kind, or without one in some number of steps,
+    // and one request verifies one: what it takes, or brings, could be otherwise than is thought.
     StepAllocator(std::vector<std::int32_t> sizes, double own_pace, bool merges, int look_after)
         : sizes_(std::move(sizes)), look_after_(look_after), allocator_(own_pace, merges) {}
 
@@ -75,9 +76,16 @@ public:
             limits.min_width = place_of_width(costs, whole);
             limits.min_steps = costs.num_steps.size() - 1;
         }
-        if (steps_without_model_ >= look_after_ && !free_.empty()) {
-            limits.must_draft = turn(free_.size());
+        without_.resize(costs.num_steps.size());
+        ++steps_without_look_;
+        if (looks_at_model(limits.num_pinned) && !free_.empty()) {
+            steps_without_look_ = 0;
+            limits.must_draft = ++num_model_looks_ % free_.size();
             limits.min_width = std::max(limits.min_width, place_of_width(costs, sizes_.front()));
+            if (limits.num_pinned == 0) {
+                limits.min_steps = longest_without();
+                limits.end_steps = limits.min_steps + 1;
+            }
         }
         const Rates rates{values_, pace_.price(num, costs.step[0])};
         const Allocation& found =
@@ -94,9 +102,11 @@ public:
                   expect_model(model, costs.num_steps[found.steps]));
         }
         steps_without_model_ = num_drafting > 0 ? 0 : steps_without_model_ + 1;
+        for (int& steps : without_) ++steps;
+        if (num_drafting + limits.num_pinned > 0) without_[found.steps] = 0;
         if (looks_at_cache(num_cached) && !limits.must_draft) {
             steps_without_cache_ = 0;
-            const std::size_t i = with_draft_[turn(with_draft_.size())];
+            const std::size_t i = with_draft_[++num_cache_looks_ % with_draft_.size()];
             num_drafting -= out.num_model[i] > 0;
             write(out, i, 1, 0, 0, 0);
         }
@@ -131,8 +141,17 @@ private:
         return static_cast<std::size_t>(found - costs.widths.begin());
     }
 
-    // Whose turn it is to be looked at.
-    std::size_t turn(std::size_t num) { return ++num_looks_ % num; }
+    // Whether one request is to draft with the model drafter, since none did for long, or none in some
+    // number of steps.
+    bool looks_at_model(std::size_t num_pinned) const {
+        if (steps_without_model_ >= look_after_) return true;
+        return num_pinned == 0 && steps_without_look_ > look_after_ && without_[longest_without()] >= look_after_;
+    }
+
+    // Place of the number of steps that was not run for longest.
+    std::size_t longest_without() const {
+        return static_cast<std::size_t>(std::max_element(without_.begin(), without_.end()) - without_.begin());
+    }
 
     // Whether a cache draft's first token is to be verified, since none was for long.
     bool looks_at_cache(std::size_t num_cached) {
@@ -151,8 +170,9 @@ private:
     int look_after_;
     Allocator allocator_;
     Pace pace_;
-    int steps_without_model_ = 0, steps_without_cache_ = 0;
-    std::size_t num_looks_ = 0;
+    int steps_without_model_ = 0, steps_without_cache_ = 0, steps_without_look_ = 0;
+    std::vector<int> without_;  // steps without a draft, by its number of steps
+    std::size_t num_model_looks_ = 0, num_cache_looks_ = 0;  // so requests take turns
 
     // Kept from step to step for their memory.
     std::vector<CacheNodes> cache_;
