@@ -1,11 +1,16 @@
 """A table that was timed beforehand, kept right by the steps that are served."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_hvd.allocation import CostScale, StepCosts
+from sglang_hvd.allocation import CostScale, DraftOdds, StepAllocator, StepCosts
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 BASE = StepCosts(
     about="timed",
@@ -187,6 +192,49 @@ def test_one_draft_in_other_steps_tells_a_slow_device_from_one_that_waits() -> N
         table = scale.table(scale.coefficients())
         assert table.draft_ms([8], 8)[0] == pytest.approx(3 * in_8, rel=0.05)
         assert table.draft_ms([8], 1)[0] == pytest.approx(of_one, rel=0.3, abs=0.2 * in_8)
+
+
+@pytest.mark.parametrize(
+    ("draft_ms", "usual"),
+    [
+        (lambda of_table: max(of_table, 2.0), 3),  # a host takes as long for any draft
+        (lambda of_table: 12.0 * of_table, 0),  # the device does, and rounds do not pay
+        (lambda of_table: of_table, 3),
+    ],
+)
+def test_what_is_decided_by_the_times_does_not_keep_them_from_being_right(
+    draft_ms: Callable[[float], float], usual: int
+) -> None:
+    base = StepCosts.load(CONFIGS / "costs" / "llama-3.1-8b-h200.yaml")
+    sizes, steps, widths = (3, 7, 15), (1, 2, 3), (1, 4, 8, 16, 32)
+    allocator = StepAllocator(base, widths=widths, model_sizes=sizes, num_steps=steps)
+    scale, random = CostScale(base), np.random.default_rng(1)
+    n, slots, found = 8, np.arange(8, dtype=np.int32), []
+    for slot in slots.tolist():
+        allocator.start(slot)
+    for number in range(1, 1200):
+        # At first hardly a draft in more than one step pays.
+        chances = random.uniform(*((0.2, 0.5) if number < 400 else (0.6, 0.9)), n)
+        reaches = np.cumprod(np.broadcast_to(chances[:, None, None], (n, 3, 3)), axis=2)
+        reaches = np.ascontiguousarray(reaches, np.float32)
+        nothing = np.zeros((n, 1), np.float32)
+        chosen = allocator.allocate(
+            slots,
+            DraftOdds(nothing, nothing.astype(np.int32), np.zeros(n, np.int32), reaches, reaches),
+        )
+        drafting = int((chosen.num_model > 0).sum())
+        found.append(chosen.num_steps if drafting else 0)
+        right = (random.random((n, chosen.num_steps)) < chances[:, None]).cumprod(1).sum(1)
+        allocator.observe(slots, (1 + right * (chosen.num_model > 0)).astype(np.int32))
+        scale.observe_verify(n, chosen.width, float(base.verify_ms(n, [chosen.width])[0]))
+        scale.observe_extend(n, chosen.width, float(base.draft_extend_ms(n, [chosen.width])[0]))
+        if drafting:
+            of_table = float(base.draft_ms([drafting], chosen.num_steps)[0])
+            scale.observe_draft(drafting, chosen.num_steps, draft_ms(of_table))
+        if number % 64 == 0 or number in (2, 4, 8, 16, 32):
+            allocator.use_costs(scale.table(scale.coefficients()))
+    latest = found[-400:]
+    assert latest.count(usual) > 0.9 * len(latest)
 
 
 def test_contexts_that_depend_on_the_batch_say_nothing_of_nodes() -> None:
