@@ -123,7 +123,7 @@ def _unsure_prompt(plain: SglangServer, sampling: Mapping[str, float]) -> str:
                 len(frequent) == _MIN_FREQUENT
                 and frequent[-1] >= 0.02 * _NUM_TRIED
                 and sum(frequent) >= _MIN_SHARE * _NUM_TRIED
-                and p_value(tried, _sample(plain, cut, _other(sampling), _NUM_TRIED)) < 1e-3
+                and p_value(tried, _sample(plain, cut, _other(sampling), _NUM_TRIED)) < _FALSE_ALARM
             ):
                 return cut
     raise RuntimeError(f"the target is sure of every prompt under {sampling}")

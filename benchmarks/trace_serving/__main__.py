@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from tqdm import tqdm
 
 from benchmarks.command import add_traces, run, write_rows
@@ -151,7 +152,8 @@ def _gpu_use(
         flush_cache(url)
         try:
             used[mode] = profiled(url, bodies, of_mode, steps=options.profile_steps)
-        except (RuntimeError, ValueError) as error:  # what was measured stays
+        except (RuntimeError, ValueError, aiohttp.ClientError) as error:
+            # What was measured stays.
             print(f"{mode}: {error}", file=sys.stderr)
     return used
 

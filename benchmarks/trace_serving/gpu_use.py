@@ -17,6 +17,7 @@ _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 # waits for the host.
 _LEAST_WAIT_US = 50
 _SECONDS_TO_WRITE = 60
+_ACTIVITIES = ("GPU",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +45,24 @@ async def _profiled(url: str, bodies: Sequence[dict[str, Any]], folder: Path, st
     asked = {
         "output_dir": str(folder),
         "num_steps": steps,
-        "activities": ["GPU"],
+        "activities": _ACTIVITIES,
         "with_stack": False,
     }
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
     async with aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as http:
         began = [asyncio.Event() for _ in bodies]
-        async with asyncio.TaskGroup() as tasks:
-            for body, event in zip(bodies, began, strict=True):
-                tasks.create_task(_generate(http, url, body, event))
+        replies = [
+            asyncio.create_task(_generate(http, url, body, event))
+            for body, event in zip(bodies, began, strict=True)
+        ]
+        try:
             for event in began:  # prefills are none of the steps
                 await event.wait()
             async with http.post(f"{url}/start_profile", json=asked):
-                pass
+                await asyncio.gather(*replies)
+        finally:
+            for reply in replies:
+                reply.cancel()
         deadline = time.monotonic() + _SECONDS_TO_WRITE
         while time.monotonic() < deadline:
             for path in folder.glob("*.trace.json.gz"):
@@ -72,10 +78,14 @@ async def _profiled(url: str, bodies: Sequence[dict[str, Any]], folder: Path, st
 async def _generate(
     http: aiohttp.ClientSession, url: str, body: dict[str, Any], began: asyncio.Event
 ) -> None:
-    async with http.post(f"{url}/generate", json={**body, "stream": True}) as response:
-        async for line in response.content:
-            if line.startswith(b"data: {"):
-                began.set()
+    """began: set with the reply's first token, or when there will be none."""
+    try:
+        async with http.post(f"{url}/generate", json={**body, "stream": True}) as response:
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    began.set()
+    finally:
+        began.set()
 
 
 def gpu_use(path: Path, steps: int) -> GpuUse:
