@@ -29,7 +29,7 @@ _STATIC_SHARE = 0.85
 # The backend whose trees are timed. Graphs of prefills take long to capture, and say nothing here:
 # no mode has them.
 _GPU_FLAGS = ("--attention-backend", "flashinfer", "--disable-prefill-cuda-graph")
-_GPU_OPTIONS = ("--profile-steps", "10", "--", *_GPU_FLAGS)
+_GPU_OPTIONS = ("--profile-steps", "20", "--", *_GPU_FLAGS)
 
 
 def cost_units(options: argparse.Namespace) -> Sequence[Unit]:

@@ -23,7 +23,7 @@ _ACTIVITIES = ("GPU",)
 @dataclass(frozen=True, slots=True)
 class GpuUse:
     """Milliseconds of a step: from the first kernel to the last, with any kernel at work, and in
-    gaps of 50 microseconds and more."""
+    gaps of 50 microseconds and more. Of so many steps one gap less is between them."""
 
     step_ms: float
     busy_ms: float
@@ -58,8 +58,14 @@ async def _profiled(url: str, bodies: Sequence[dict[str, Any]], folder: Path, st
         try:
             for event in began:  # prefills are none of the steps
                 await event.wait()
+            for reply in replies:
+                if reply.done():
+                    reply.result()  # raises what it raised
             async with http.post(f"{url}/start_profile", json=asked):
                 await asyncio.gather(*replies)
+        except aiohttp.ClientError:
+            await _stop(http, url)
+            raise
         finally:
             for reply in replies:
                 reply.cancel()
@@ -71,8 +77,14 @@ async def _profiled(url: str, bodies: Sequence[dict[str, Any]], folder: Path, st
                 except (EOFError, json.JSONDecodeError):
                     pass  # it is being written
             await asyncio.sleep(0.5)
-        async with http.post(f"{url}/stop_profile"):
-            raise RuntimeError(f"{url}: no profile of {steps} steps")
+        await _stop(http, url)
+        raise RuntimeError(f"{url}: no profile of {steps} steps")
+
+
+async def _stop(http: aiohttp.ClientSession, url: str) -> None:
+    """Ends a profile, if one is made: what is served next would run under it."""
+    async with http.post(f"{url}/stop_profile", raise_for_status=False):
+        pass
 
 
 async def _generate(

@@ -29,7 +29,7 @@ _OUTLIER = 3.0
 _LEAST_MS = 0.5  # of what is expected, likewise: a short part waits as long for the host as any
 _LATEST = 8
 
-# What is expected of a part is summed up anew for each of its first times, then after so many.
+# What is expected of a part is summed up anew for its first times, then after so many steps.
 _EXPECT_EVERY = 16
 
 
@@ -70,17 +70,13 @@ class CostScale:
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a draft-extend."""
-        # Compared with those of as many requests only: their contexts may differ from those of
-        # other batches, and every step has one, of its own width.
-        shape = num_requests, width
         expected = self._extend_ms(num_requests, width)
-        self._add(self._extend, shape, num_requests, expected, milliseconds)
+        self._add(self._extend, (num_requests, width), expected, milliseconds)
 
     def observe_draft(self, num_requests: int, num_steps: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a draft of the model drafter in so many steps."""
-        # Compared with all others: those in other numbers of steps may be of other requests alone.
-        shape = num_requests, num_steps
-        self._add(self._draft, shape, 0, self._draft_ms(num_requests, num_steps), milliseconds)
+        expected = self._draft_ms(num_requests, num_steps)
+        self._add(self._draft, (num_requests, num_steps), expected, milliseconds)
 
     def observe_rest(self, num_requests: int, milliseconds: float) -> None:
         """Takes in the milliseconds that a step took beside these."""
@@ -94,16 +90,10 @@ class CostScale:
         return np.concatenate([self._nodes.split(verify), parts, self._rest.solve()])
 
     def _add(
-        self,
-        part: _Line,
-        shape: tuple[int, int],
-        group: int,
-        expected: float,
-        milliseconds: float,
+        self, part: _Line, shape: tuple[int, int], expected: float, milliseconds: float
     ) -> None:
         step = self.num_observed
-        before = self._verify.value(step)
-        part.add(step, shape, group, expected, milliseconds, before=before)
+        part.add(step, shape, expected, milliseconds, before=self._verify.value(step))
 
     def table(self, coefficients: Float64) -> StepCosts:
         """The base as the coefficients change it."""
@@ -188,20 +178,19 @@ class _Ratio:
 class _Line:
     """Measured times as a part that does not depend on the size and a ratio to the expected ones,
     in the latest steps of the server, whether or not they ran this part: what a part that is seldom
-    run took long ago does not keep it from being run again. The ratio follows from how times of one
-    group differ."""
+    run took long ago does not keep it from being run again. The ratio follows from how times of as
+    many requests differ: those of others may take longer for their contexts."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, _LineSums] = {}
+        self._of_batch: dict[int, _LineSums] = {}  # by the number of requests
         self._outliers = _Outliers()
         self._num_added = 0
-        self._known = 0.0, 1.0  # a value of not long ago
+        self._known, self._known_at = (0.0, 1.0), 0  # a value of not long ago, and its step
 
     def add(
         self,
         step: int,
         shape: tuple[int, int],
-        group: int,
         expected: float,
         measured: float,
         *,
@@ -209,29 +198,30 @@ class _Line:
     ) -> None:
         """Takes in a time, if it counts.
 
-        step: its number, of all steps. shape: what the expected time is of. before: see value.
+        step: its number, of all steps. shape: requests, and what else the expected time is of.
+        before: see value.
         """
-        if self._num_added < _EXPECT_EVERY or self._num_added % _EXPECT_EVERY == 0:
-            self._known = self.value(step, before)
+        if self._num_added < _EXPECT_EVERY or step - self._known_at >= _EXPECT_EVERY:
+            self._known, self._known_at = self.value(step, before), step
         self._num_added += 1
         more, ratio = self._known
         # A part that was not timed since may well take what the table says.
         most = _OUTLIER * max(more + ratio * expected, expected, _LEAST_MS)
         counted = self._outliers.counted(shape, measured, most)
         if counted is not None:
-            self._groups.setdefault(group, _LineSums()).add(step, expected, counted)
+            self._of_batch.setdefault(shape[0], _LineSums()).add(step, expected, counted)
 
     def value(self, step: int, before: float) -> tuple[float, float]:
         """Milliseconds and ratio at that step, neither negative; without times 0 and before."""
         num = x = y = spread = missing = 0.0
-        for sums in self._groups.values():
+        for sums in self._of_batch.values():
             sums.forget(step)
             num += sums.num
             x += sums.x
             y += sums.y
-            of_group, with_times = sums.spreads()
-            spread += of_group
-            missing += with_times - before * of_group
+            of_batch, with_times = sums.spreads()
+            spread += of_batch
+            missing += with_times - before * of_batch
         if num < 1e-9:
             return 0.0, before
         prior = max(_PRIOR_SPREAD * (x / num) ** 2, _PRIOR_TIMES * spread / num)
@@ -288,12 +278,10 @@ class _NodeTimes:
     def __init__(self) -> None:
         self._of_batch: dict[int, _NodeSums] = {}  # by the number of requests
         self._num_steps = 0
-        self._most_nodes = 0
 
     def add(self, num_requests: int, width: int, expected: float, measured: float) -> None:
         self._num_steps += 1
         num_nodes = num_requests * (width - 1)
-        self._most_nodes = max(self._most_nodes, num_nodes)
         sums = self._of_batch.setdefault(num_requests, _NodeSums())
         sums.add(self._num_steps, expected, num_nodes, measured)
 
@@ -301,9 +289,11 @@ class _NodeTimes:
         """The ratio to multiply the table by, and milliseconds for each node beside the roots. Both
         together leave the mean of the latest steps' times as it is with the ratio alone, which is
         all there is where steps of as many requests do not differ in width."""
-        table = nodes = spread = left = 0.0
+        num = table = nodes = spread = left = most_squared = 0.0
         for sums in self._of_batch.values():
             sums.forget(self._num_steps)
+            num += sums.num
+            most_squared += sums.num * sums.most_nodes**2
             table += sums.table
             nodes += sums.nodes
             of_batch = sums.slope(ratio)
@@ -314,7 +304,7 @@ class _NodeTimes:
             return ratio, 0.0
         share = nodes / table
         # Steps that were wide are forgotten; what they told is not held for certain since.
-        prior = _PRIOR_TIMES * self._most_nodes**2
+        prior = _PRIOR_TIMES * most_squared / num
         most = _MOST_OF_NODES * ratio / share
         per_node = min(max(left / (spread + prior), -most), most)
         return ratio - per_node * share, per_node
@@ -323,21 +313,24 @@ class _NodeTimes:
 class _NodeSums:
     """Sums over the latest steps of one batch size.
 
-    table: milliseconds that the table says. nodes: nodes beside the roots.
+    num: of these steps. table: milliseconds that the table says. nodes: nodes beside the roots.
+    most_nodes: in any step so far.
     """
 
-    __slots__ = ("_num", "_products", "_step", "_time", "nodes", "table")
+    __slots__ = ("_products", "_step", "_time", "most_nodes", "nodes", "num", "table")
 
     def __init__(self) -> None:
         self._step = 0
-        self._num = self.table = self.nodes = self._time = 0.0
+        self.num = self.table = self.nodes = self._time = 0.0
+        self.most_nodes = 0
         # Sums of nodes * table, nodes * nodes and nodes * measured time.
         self._products = 0.0, 0.0, 0.0
 
     def add(self, step: int, expected: float, num_nodes: int, measured: float) -> None:
         """A step took so long. step: its number, of all."""
         self.forget(step)
-        self._num += 1
+        self.num += 1
+        self.most_nodes = max(self.most_nodes, num_nodes)
         self.table += expected
         self.nodes += num_nodes
         self._time += measured
@@ -352,7 +345,7 @@ class _NodeSums:
         """Counts the sums for what they are worth at that step."""
         kept = _KEPT ** (step - self._step)
         self._step = step
-        self._num *= kept
+        self.num *= kept
         self.table *= kept
         self.nodes *= kept
         self._time *= kept
@@ -362,9 +355,9 @@ class _NodeSums:
     def slope(self, ratio: float) -> tuple[float, float]:
         """Numerator and denominator of the slope of measured - ratio * table over the number of
         nodes, both variables centred."""
-        if self._num < 1e-9:
+        if self.num < 1e-9:
             return 0.0, 0.0
-        mean = self.nodes / self._num
+        mean = self.nodes / self.num
         with_table, with_nodes, with_time = self._products
         left = with_time - mean * self._time - ratio * (with_table - mean * self.table)
         return left, max(with_nodes - mean * self.nodes, 0.0)

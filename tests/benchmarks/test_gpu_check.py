@@ -353,9 +353,13 @@ def test_a_part_that_cannot_run_is_left_out_or_refused_before_any_does(
         assert f"--parts: {part} needs" in capsys.readouterr().err
 
 
-def test_samplings_that_were_not_reached_are_not_passed_over(tmp_path: Path) -> None:
+def test_samplings_that_were_not_reached_are_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = gpu_check._options(["--device", "cpu", "--setups", "0", "--policies", "allocate"])
     options.logs, options.launch = tmp_path, None
+    options.device = "of all samplings"
+    monkeypatch.setattr(sampling, "setups_of", lambda device: setups_of("cpu"))
     [unit] = sampling_units(options)
     row = {"sampling": {"temperature": 1.0}, "passed": True}
     others = [{"temperature": 1.3, "top_k": 3}, {"temperature": 1.2, "top_p": 0.9}]
@@ -366,11 +370,10 @@ def test_samplings_that_were_not_reached_are_not_passed_over(tmp_path: Path) -> 
         asked.append(sampling)
         raise RuntimeError("enough")
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sampling, "server_of", lambda *args: contextlib.nullcontext())
-        patched.setattr(sampling, "_unsure_prompt", ask)
-        with pytest.raises(RuntimeError, match="enough"):
-            list(unit.run([row]))
+    monkeypatch.setattr(sampling, "server_of", lambda *args: contextlib.nullcontext())
+    monkeypatch.setattr(sampling, "_unsure_prompt", ask)
+    with pytest.raises(RuntimeError, match="enough"):
+        list(unit.run([row]))
     assert asked == others[:1]
 
 
@@ -398,7 +401,7 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
     assert [row["setup"]["postpones"] for row in rows] == [True, False]
     assert all(row["num_prompts"] == 2 and row["differences"] == [] for row in rows)
     rows = found["sampling"]["rows"]
-    assert [row["sampling"].get("top_k") for row in rows] == [None, 3, None]
+    assert [row["sampling"] for row in rows] == [{"temperature": 1.0}]
     assert all(row["p_value_of_control"] < 1e-5 < row["p_value"] for row in rows)
     [cell] = found["traces"]["rows"]
     assert [row["mode"] for row in cell["modes"]] == ["plain", "payoff"]

@@ -112,6 +112,7 @@ struct Limits {
     std::optional<std::size_t> must_draft;  // a request for which it runs too
     std::size_t min_width = 0, min_steps = 0;  // lowest places in BatchCosts
     std::size_t end_steps = 0;                 // behind the highest; 0: any
+    bool drafts_for_nothing = false;           // all that the model drafter's draft adds to take part
 };
 
 class Allocator {
@@ -198,7 +199,8 @@ private:
     // The best choice at these rates.
     void search(std::size_t num, const Rates& rates, const BatchCosts& costs, const Limits& limits) {
         const auto [values, price] = rates;
-        const auto [num_pinned, must_draft, min_width, min_steps, limited_steps] = limits;
+        const auto [num_pinned, must_draft, min_width, min_steps, limited_steps, drafts_for_nothing] = limits;
+        const double draft_price = drafts_for_nothing ? 0 : price;
         const std::size_t num_steps = costs.num_steps.size();
         const std::size_t end_steps = limited_steps > 0 ? limited_steps : num_steps;
         double best_score = -std::numeric_limits<double>::infinity();
@@ -216,20 +218,20 @@ private:
                 // costs less for more requests (StepCosts checks it). If the bound does not beat
                 // best_score the sort is skipped. kRounding allows for sums in another order and for
                 // interpolated times.
-                const double of_none = of_cache - price * draft_ms[0];
+                const double of_none = of_cache - draft_price * draft_ms[0];
                 double of_any = of_none;
                 if (!gains_.empty()) {
-                    const double drafting = price * draft_ms[1];
+                    const double drafting = draft_price * draft_ms[1];
                     of_any = of_cache + most - drafting + kRounding * (std::abs(of_cache) + most + drafting);
                 }
                 if (of_any <= best_score && of_none <= best_score) continue;
                 sort_gains(must_draft);
-                double gained = 0, best_gain = -price * draft_ms[0];
+                double gained = 0, best_gain = -draft_price * draft_ms[0];
                 std::size_t num_best = 0;
                 for (const Gain& gain : gains_) {
                     gained += gain.value;
                     const auto count = static_cast<std::size_t>(&gain - gains_.data()) + 1;
-                    const double net = gained - price * draft_ms[count];
+                    const double net = gained - draft_price * draft_ms[count];
                     if (net > best_gain || (count == 1 && must_draft)) {
                         best_gain = net;
                         num_best = count;

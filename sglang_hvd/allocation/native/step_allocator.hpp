@@ -78,11 +78,15 @@ public:
         }
         without_.resize(costs.num_steps.size());
         ++steps_without_look_;
-        if (looks_at_model(limits.num_pinned) && !free_.empty()) {
+        const bool is_off = steps_without_model_ >= look_after_;
+        const bool looks_at_steps = limits.num_pinned == 0 && is_due(longest_without(), is_off);
+        if ((is_off || looks_at_steps) && !free_.empty()) {
             steps_without_look_ = 0;
             limits.must_draft = ++num_model_looks_ % free_.size();
             limits.min_width = std::max(limits.min_width, place_of_width(costs, sizes_.front()));
-            if (limits.num_pinned == 0) {
+            if (looks_at_steps) {
+                // For as many requests as draft otherwise, if any: times of as many are compared.
+                limits.drafts_for_nothing = !is_off;
                 limits.min_steps = longest_without();
                 limits.end_steps = limits.min_steps + 1;
             }
@@ -101,15 +105,15 @@ public:
             write(out, free_[k], choice.num_cache, num_nodes(model, costs, found.steps), model.num_nodes,
                   expect_model(model, costs.num_steps[found.steps]));
         }
-        steps_without_model_ = num_drafting > 0 ? 0 : steps_without_model_ + 1;
-        for (int& steps : without_) ++steps;
-        if (num_drafting + limits.num_pinned > 0) without_[found.steps] = 0;
         if (looks_at_cache(num_cached) && !limits.must_draft) {
             steps_without_cache_ = 0;
             const std::size_t i = with_draft_[++num_cache_looks_ % with_draft_.size()];
             num_drafting -= out.num_model[i] > 0;
             write(out, i, 1, 0, 0, 0);
         }
+        steps_without_model_ = num_drafting > 0 ? 0 : steps_without_model_ + 1;
+        for (std::int64_t& steps : without_) ++steps;
+        if (num_drafting + limits.num_pinned > 0) without_[found.steps] = 0;
         if (limits.num_pinned > 0) {
             num_drafting += limits.num_pinned;
             for (std::size_t i = 0; i < num; ++i)
@@ -141,11 +145,11 @@ private:
         return static_cast<std::size_t>(found - costs.widths.begin());
     }
 
-    // Whether one request is to draft with the model drafter, since none did for long, or none in some
-    // number of steps.
-    bool looks_at_model(std::size_t num_pinned) const {
-        if (steps_without_model_ >= look_after_) return true;
-        return num_pinned == 0 && steps_without_look_ > look_after_ && without_[longest_without()] >= look_after_;
+    // Whether the model drafter is to run in this number of steps, since it did not for long. Where it
+    // is off that is rarer: the number of steps that brings most is of interest first.
+    bool is_due(std::size_t steps, bool is_off) const {
+        const auto num = static_cast<std::int64_t>(without_.size());
+        return steps_without_look_ > look_after_ && without_[steps] >= (is_off ? num * look_after_ : look_after_);
     }
 
     // Place of the number of steps that was not run for longest.
@@ -170,8 +174,8 @@ private:
     int look_after_;
     Allocator allocator_;
     Pace pace_;
-    int steps_without_model_ = 0, steps_without_cache_ = 0, steps_without_look_ = 0;
-    std::vector<int> without_;  // steps without a draft, by its number of steps
+    std::int64_t steps_without_model_ = 0, steps_without_cache_ = 0, steps_without_look_ = 0;
+    std::vector<std::int64_t> without_;  // steps without a draft, by its number of steps
     std::size_t num_model_looks_ = 0, num_cache_looks_ = 0;  // so requests take turns
 
     // Kept from step to step for their memory.
