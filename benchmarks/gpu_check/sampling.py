@@ -35,7 +35,7 @@ _MIN_SEEN = 16
 # A prompt is taken if so many outcomes are frequent, which have this share together.
 _MIN_FREQUENT, _MIN_SHARE = 6, 0.5
 _NUM_TRIED = 400
-# Of which these cycles may verify few drafts that are right.
+# Policies whose cycles may verify few drafts that are right.
 _RARELY_RIGHT = ("cache", "frequency")
 
 

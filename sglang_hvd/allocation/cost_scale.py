@@ -138,12 +138,54 @@ class _Outliers:
         return min(measured, most)
 
 
+class _Sums:
+    """Sums over the latest times: how many, a variable x, others, and the products of x with itself
+    and with them."""
+
+    __slots__ = ("_step", "_xx", "_xys", "num", "x", "ys")
+
+    def __init__(self, num_others: int) -> None:
+        self._step = 0
+        self.num = self.x = self._xx = 0.0
+        self.ys, self._xys = [0.0] * num_others, [0.0] * num_others
+
+    def add(self, step: int, x: float, *others: float) -> None:
+        """step: the number of the time, of all steps."""
+        self.forget(step)
+        self.num += 1
+        self.x += x
+        self._xx += x * x
+        for i, y in enumerate(others):
+            self.ys[i] += y
+            self._xys[i] += x * y
+
+    def forget(self, step: int) -> None:
+        """Counts the sums for what they are worth at that step."""
+        if step == self._step:
+            return
+        kept = _KEPT ** (step - self._step)
+        self._step = step
+        self.num *= kept
+        self.x *= kept
+        self._xx *= kept
+        for i in range(len(self.ys)):
+            self.ys[i] *= kept
+            self._xys[i] *= kept
+
+    def centred(self) -> tuple[float, ...]:
+        """The products, of x with itself first, where each variable is taken from its mean."""
+        if self.num < 1e-9:
+            return (0.0,) * (1 + len(self.ys))
+        mean = self.x / self.num
+        with_others = (xy - mean * y for xy, y in zip(self._xys, self.ys, strict=True))
+        return max(self._xx - mean * self.x, 0.0), *with_others
+
+
 class _Ratio:
     """Ratio of the measured times to the expected ones, in the latest steps of the server."""
 
     def __init__(self) -> None:
-        self._step = 0
-        self._num = self._measured = self._expected = 0.0
+        self._sums = _Sums(1)  # of expected and measured times
         self._outliers = _Outliers()
 
     def add(
@@ -155,24 +197,17 @@ class _Ratio:
         """
         most = _OUTLIER * max(self.value(step), 1.0) * expected
         counted = self._outliers.counted(shape, measured, most)
-        if counted is None:
-            return None
-        self._num += 1
-        self._measured += counted
-        self._expected += expected
+        if counted is not None:
+            self._sums.add(step, expected, counted)
         return counted
 
     def value(self, step: int) -> float:
         """The ratio at that step; without times 1."""
-        kept = _KEPT ** (step - self._step)
-        self._step = step
-        self._num *= kept
-        self._measured *= kept
-        self._expected *= kept
-        if self._num < 1e-9:
+        self._sums.forget(step)
+        if self._sums.num < 1e-9:
             return 1.0
-        prior = _PRIOR_TIMES * self._expected / self._num
-        return (self._measured + prior) / (self._expected + prior)
+        prior = _PRIOR_TIMES * self._sums.x / self._sums.num
+        return (self._sums.ys[0] + prior) / (self._sums.x + prior)
 
 
 class _Line:
@@ -182,7 +217,8 @@ class _Line:
     many requests differ: those of others may take longer for their contexts."""
 
     def __init__(self) -> None:
-        self._of_batch: dict[int, _LineSums] = {}  # by the number of requests
+        # Sums of expected and measured times, by the number of requests.
+        self._of_batch: dict[int, _Sums] = {}
         self._outliers = _Outliers()
         self._num_added = 0
         self._known, self._known_at = (0.0, 1.0), 0  # a value of not long ago, and its step
@@ -209,7 +245,7 @@ class _Line:
         most = _OUTLIER * max(more + ratio * expected, expected, _LEAST_MS)
         counted = self._outliers.counted(shape, measured, most)
         if counted is not None:
-            self._of_batch.setdefault(shape[0], _LineSums()).add(step, expected, counted)
+            self._of_batch.setdefault(shape[0], _Sums(1)).add(step, expected, counted)
 
     def value(self, step: int, before: float) -> tuple[float, float]:
         """Milliseconds and ratio at that step, neither negative; without times 0 and before."""
@@ -218,8 +254,8 @@ class _Line:
             sums.forget(step)
             num += sums.num
             x += sums.x
-            y += sums.y
-            of_batch, with_times = sums.spreads()
+            y += sums.ys[0]
+            of_batch, with_times = sums.centred()
             spread += of_batch
             missing += with_times - before * of_batch
         if num < 1e-9:
@@ -233,72 +269,38 @@ class _Line:
         return 0.0, (y + before * prior) / (x + prior)
 
 
-class _LineSums:
-    """Sums over times that are compared with each other: how many, expected, measured, and the
-    products of the two."""
-
-    __slots__ = ("_step", "_xx", "_xy", "num", "x", "y")
-
-    def __init__(self) -> None:
-        self._step = 0
-        self.num = self.x = self.y = self._xx = self._xy = 0.0
-
-    def add(self, step: int, expected: float, measured: float) -> None:
-        self.forget(step)
-        self.num += 1
-        self.x += expected
-        self.y += measured
-        self._xx += expected * expected
-        self._xy += expected * measured
-
-    def forget(self, step: int) -> None:
-        """Counts the sums for what they are worth at that step."""
-        kept = _KEPT ** (step - self._step)
-        self._step = step
-        self.num *= kept
-        self.x *= kept
-        self.y *= kept
-        self._xx *= kept
-        self._xy *= kept
-
-    def spreads(self) -> tuple[float, float]:
-        """Sums of squares of the expected times, and of products with the measured ones, both
-        centred."""
-        if self.num < 1e-9:
-            return 0.0, 0.0
-        mean = self.x / self.num
-        return max(self._xx - mean * self.x, 0.0), self._xy - mean * self.y
-
-
 class _NodeTimes:
     """Milliseconds per node that the scaled table misses: the slope of the residual (measured -
     ratio * table) over the number of nodes, in the latest steps. Steps are compared within a batch
     size only, so that what a longer context adds per request is not charged to nodes."""
 
     def __init__(self) -> None:
-        self._of_batch: dict[int, _NodeSums] = {}  # by the number of requests
+        # By the number of requests: sums of nodes beside the roots, expected and measured times.
+        self._of_batch: dict[int, _Sums] = {}
+        self._most_nodes: dict[int, int] = {}
         self._num_steps = 0
 
     def add(self, num_requests: int, width: int, expected: float, measured: float) -> None:
         self._num_steps += 1
         num_nodes = num_requests * (width - 1)
-        sums = self._of_batch.setdefault(num_requests, _NodeSums())
-        sums.add(self._num_steps, expected, num_nodes, measured)
+        self._most_nodes[num_requests] = max(self._most_nodes.get(num_requests, 0), num_nodes)
+        sums = self._of_batch.setdefault(num_requests, _Sums(2))
+        sums.add(self._num_steps, num_nodes, expected, measured)
 
     def split(self, ratio: float) -> tuple[float, float]:
         """The ratio to multiply the table by, and milliseconds for each node beside the roots. Both
         together leave the mean of the latest steps' times as it is with the ratio alone, which is
         all there is where steps of as many requests do not differ in width."""
         num = table = nodes = spread = left = most_squared = 0.0
-        for sums in self._of_batch.values():
+        for num_requests, sums in self._of_batch.items():
             sums.forget(self._num_steps)
             num += sums.num
-            most_squared += sums.num * sums.most_nodes**2
-            table += sums.table
-            nodes += sums.nodes
-            of_batch = sums.slope(ratio)
-            left += of_batch[0]
-            spread += of_batch[1]
+            most_squared += sums.num * self._most_nodes[num_requests] ** 2
+            table += sums.ys[0]
+            nodes += sums.x
+            of_batch, with_table, with_times = sums.centred()
+            left += with_times - ratio * with_table
+            spread += of_batch
         # Fewer nodes than one in a thousand milliseconds tell nothing.
         if nodes <= 1e-3 * table:
             return ratio, 0.0
@@ -308,56 +310,3 @@ class _NodeTimes:
         most = _MOST_OF_NODES * ratio / share
         per_node = min(max(left / (spread + prior), -most), most)
         return ratio - per_node * share, per_node
-
-
-class _NodeSums:
-    """Sums over the latest steps of one batch size.
-
-    num: of these steps. table: milliseconds that the table says. nodes: nodes beside the roots.
-    most_nodes: in any step so far.
-    """
-
-    __slots__ = ("_products", "_step", "_time", "most_nodes", "nodes", "num", "table")
-
-    def __init__(self) -> None:
-        self._step = 0
-        self.num = self.table = self.nodes = self._time = 0.0
-        self.most_nodes = 0
-        # Sums of nodes * table, nodes * nodes and nodes * measured time.
-        self._products = 0.0, 0.0, 0.0
-
-    def add(self, step: int, expected: float, num_nodes: int, measured: float) -> None:
-        """A step took so long. step: its number, of all."""
-        self.forget(step)
-        self.num += 1
-        self.most_nodes = max(self.most_nodes, num_nodes)
-        self.table += expected
-        self.nodes += num_nodes
-        self._time += measured
-        with_table, with_nodes, with_time = self._products
-        self._products = (
-            with_table + num_nodes * expected,
-            with_nodes + num_nodes * num_nodes,
-            with_time + num_nodes * measured,
-        )
-
-    def forget(self, step: int) -> None:
-        """Counts the sums for what they are worth at that step."""
-        kept = _KEPT ** (step - self._step)
-        self._step = step
-        self.num *= kept
-        self.table *= kept
-        self.nodes *= kept
-        self._time *= kept
-        with_table, with_nodes, with_time = self._products
-        self._products = kept * with_table, kept * with_nodes, kept * with_time
-
-    def slope(self, ratio: float) -> tuple[float, float]:
-        """Numerator and denominator of the slope of measured - ratio * table over the number of
-        nodes, both variables centred."""
-        if self.num < 1e-9:
-            return 0.0, 0.0
-        mean = self.nodes / self.num
-        with_table, with_nodes, with_time = self._products
-        left = with_time - mean * self._time - ratio * (with_table - mean * self.table)
-        return left, max(with_nodes - mean * self.nodes, 0.0)

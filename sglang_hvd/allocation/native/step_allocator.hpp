@@ -40,8 +40,8 @@ struct StepShape {
 class StepAllocator {
 public:
     // sizes: of the model drafter's draft, rising. own_pace, merges: see Allocator.
-    // look_after: so many steps without any draft of one kind, or without one in some number of steps,
-    // and one request verifies one: what it takes, or brings, could be otherwise than is thought.
+    // look_after: so many steps without any draft of one kind, and one request verifies one; without one
+    // in some number of steps, and all do to which it brings anything.
     StepAllocator(std::vector<std::int32_t> sizes, double own_pace, bool merges, int look_after)
         : sizes_(std::move(sizes)), look_after_(look_after), allocator_(own_pace, merges) {}
 
