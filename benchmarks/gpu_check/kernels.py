@@ -1,4 +1,5 @@
-"""The kernels that lay verify trees out and move accepted paths, beside torch.
+"""The kernels that lay verify trees out and move accepted paths, beside torch, and FlashInfer's
+plans of verifications from the host's lengths, beside its own.
 
     python -m benchmarks.gpu_check.kernels cuda|cpu
 
@@ -151,5 +152,89 @@ def _move_paths(device: str) -> int:
     return 1 if differ else 0
 
 
+def _plan_verifications(device: str) -> int:
+    """Random masks of verifications, planned from the host's lengths as a server plans them, and by
+    FlashInfer itself. 1 where plan, mask or attention differ."""
+    if device != "cuda":
+        print("this device has no FlashInfer")
+        return 0
+    from sglang.srt.layers.attention.flashinfer_backend import fast_prefill_plan
+
+    torch.manual_seed(0)
+    num_heads, num_kv_heads, head_dim, longest, differ = 32, 8, 128, 700, 0
+    model = (num_heads, num_kv_heads, head_dim, 1)
+    types = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
+    num_slots = 4096
+    cache = torch.randn((2, num_slots, 1, num_kv_heads, head_dim), device=device).bfloat16()
+    for n, width in itertools.product((1, 7, 32), (1, 2, 16, 31, 64)):
+        own, from_host = (_flashinfer_wrapper(n, width * longest, device) for _ in range(2))
+        queries = torch.randn((n * width, num_heads, head_dim), device=device).bfloat16()
+        indptr = torch.arange(0, (n + 1) * width, width, dtype=torch.int32)
+        for turn in range(4):
+            lens = torch.randint(1, longest - width, (n,)) if turn else torch.ones(n)
+            kv_lens = lens.to(torch.int32) + width
+            kv_indptr = torch.zeros(n + 1, dtype=torch.int32)
+            kv_indptr[1:] = torch.cumsum(kv_lens, dim=0)
+            num_cells = int(kv_lens.sum()) * width
+            mask = torch.rand(num_cells + 9, device=device) < 0.5  # SGLang's buffer is longer
+            of_rows = kv_lens.long().repeat_interleave(width)
+            mask[torch.cumsum(of_rows, dim=0) - of_rows] = True  # no row without any
+            layout = (
+                indptr.to(device),
+                kv_indptr.to(device),
+                torch.randint(num_slots, (int(kv_lens.sum()),), device=device, dtype=torch.int32),
+                torch.ones(n, dtype=torch.int32, device=device),
+            )
+            own.plan(*layout, *model, custom_mask=mask[:num_cells], **types)
+            if not turn:  # as a capture does
+                from_host.plan(*layout, *model, custom_mask=mask[:num_cells], **types)
+                continue
+            fast_prefill_plan(
+                from_host,
+                *layout,
+                *model,
+                custom_mask=mask,
+                **types,
+                qo_indptr_host=indptr,
+                kv_indptr_host=kv_indptr,
+                kv_lens_host=kv_lens,
+                max_q_len=width,
+                max_kv_len=int(kv_lens.max()),
+                uniform_verify_width=width,
+            )
+            end = int(own._mask_indptr_buf[-1])
+            outputs = [wrapper.run(queries, (cache[0], cache[1])) for wrapper in (own, from_host)]
+            differ += not (
+                list(own._plan_info) == list(from_host._plan_info)
+                and torch.equal(own._mask_indptr_buf, from_host._mask_indptr_buf)
+                and torch.equal(own._custom_mask_buf[:end], from_host._custom_mask_buf[:end])
+                and torch.equal(outputs[0], outputs[1])
+            )
+    print(f"{differ} of the plans differ from FlashInfer's own")
+    return 1 if differ else 0
+
+
+def _flashinfer_wrapper(n: int, most_cells: int, device: str) -> Any:
+    """Of a captured graph of n verifications of up to so many cells of the mask each."""
+    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+    def zeros(num: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.zeros(num, dtype=dtype, device=device)
+
+    return BatchPrefillWithPagedKVCacheWrapper(
+        zeros(256 << 20, torch.uint8),
+        "NHD",
+        use_cuda_graph=True,
+        backend="fa2",
+        qo_indptr_buf=zeros(n + 1),
+        paged_kv_indptr_buf=zeros(n + 1),
+        paged_kv_indices_buf=zeros(n * most_cells),
+        paged_kv_last_page_len_buf=zeros(n),
+        custom_mask_buf=zeros(n * most_cells, torch.uint8),
+        mask_indptr_buf=zeros(n + 1),
+    )
+
+
 if __name__ == "__main__":
-    sys.exit(max(_lay_out(sys.argv[1]), _move_paths(sys.argv[1])))
+    checks = (_lay_out, _move_paths, _plan_verifications)
+    sys.exit(max(check(sys.argv[1]) for check in checks))

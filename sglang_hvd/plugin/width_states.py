@@ -25,6 +25,7 @@ from sglang.srt.utils.common import log_info_on_rank0
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.plugin.captured_sizes import capturing, needs_all_sizes, sizes_of_width
 from sglang_hvd.plugin.draft_extend import DraftExtend
+from sglang_hvd.plugin.host_plans import plan_verifications_on_host
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.device_memory import DeviceMemory
@@ -188,6 +189,7 @@ class WidthStates:
                 speculative_num_steps=self._worker.speculative_num_steps,
                 speculative_num_draft_tokens=width,
             )
+            plan_verifications_on_host(target.attn_backend)
 
 
 @dataclass(frozen=True, slots=True)

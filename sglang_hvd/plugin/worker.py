@@ -35,6 +35,7 @@ from sglang_hvd.plugin.draft_extend import DraftExtend, draft_extend_of
 from sglang_hvd.plugin.draft_states import DraftStates
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import require_hooks
+from sglang_hvd.plugin.host_plans import plan_drafts_on_host, plan_verifications_on_host
 from sglang_hvd.plugin.host_transfer import copy_stream
 from sglang_hvd.plugin.kept_costs import costs_folder, profiled_costs
 from sglang_hvd.plugin.launch import HvdLaunch, launch_of
@@ -146,7 +147,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         most_nodes = self._launch.widths.most_nodes(target.max_running_requests)
         if self.device == "cuda":
             check_sampling(most_nodes, target.model_config.vocab_size)
+        plan_drafts_on_host()
         super().init_cuda_graphs()
+        self._has_host_plans = plan_verifications_on_host(target.attn_backend)
         memory = DeviceMemory(self, most_nodes=most_nodes, ranks=self._ranks)
         if self._launch.has_width_states:
             self._build_width_states(memory)
@@ -313,6 +316,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "model_tree_width": self._launch.model_tree_width,
             "num_model_draft_rounds": self._draft_worker.num_model_draft_rounds,
             "num_partial_draft_rounds": self._draft_worker.num_partial_draft_rounds,
+            "host_plans": self._has_host_plans,
             "postpones_extend": self._draft_extend is DraftExtend.WHEN_DRAFTING,
             "num_catch_ups": 0 if catch_up is None else catch_up.num_catch_ups,
             "num_steps_by_width": dict(self._draft_worker.num_steps_by_width),

@@ -1,0 +1,60 @@
+"""FlashInfer's plans, made of lengths that the host has: it need not wait for the device.
+
+A plan cuts the attention of a verification or a draft into work for the device, and needs the
+length of each request. FlashInfer's own reads lengths back from the device, four times in a
+verification, and the host waits for all that it has launched, the model drafter's rounds too, where
+it could prepare the verification. The lengths are on the host by then, and SGLang has plans that
+are made of them. It uses these for draft-extends, for drafts under
+SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR, and for verifications of chains under
+SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN. A tree differs from a chain in nothing that they look at: it
+is as many tokens of each request, whose mask is packed bit by bit.
+
+Here both are on. The two variables, set to 0, leave SGLang's defaults.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from sglang.srt.environ import EnvField, envs
+from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend, fast_prefill_plan
+
+# Of the KV cache; those that SGLang's own condition has.
+_DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def plan_drafts_on_host() -> None:
+    """From now on, in this process, unless SGLang's variable says otherwise."""
+    if not envs.SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR.is_set():
+        envs.SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR.set(True)
+
+
+def plan_verifications_on_host(backend: Any) -> bool:
+    """The graphs that a target's attention backend has captured get such plans from now on.
+
+    Returns whether there are any: of FlashInfer's FA2 kernels, and where all layers attend to whole
+    texts. Whatever is captured later has FlashInfer's own plans.
+    """
+    if _is_off(envs.SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN):
+        return False
+    if type(backend) is not FlashInferAttnBackend or not _has_lengths_of_plans(backend):
+        return False
+    captured = backend.prefill_cuda_graph_metadata.values()
+    for wrapper in (wrapper for wrappers in captured for wrapper in wrappers):
+        wrapper.begin_forward = partial(fast_prefill_plan, wrapper)
+    return bool(captured)
+
+
+def _is_off(variable: EnvField) -> bool:
+    return variable.is_set() and not variable.get()
+
+
+def _has_lengths_of_plans(backend: FlashInferAttnBackend) -> bool:
+    """What fast_prefill_plan asks for."""
+    return (
+        backend.prefill_backend == "fa2"
+        and backend.dispatch_reason is None  # else layers differ in what they attend to
+        and backend.flashinfer_kv_cache_dtype in _DTYPES
+    )
