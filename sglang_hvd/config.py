@@ -204,6 +204,12 @@ class HvdConfig(BaseModel):
         description="Bring the model drafter's KV cache up to date for a request when it drafts, "
         "not in every step for all. Default: on a CPU only; on a GPU it would wait for the host.",
     )
+    run_ahead: bool | None = Field(
+        default=None,
+        description="allocate policy: where no draft pays, launch steps before the tokens of the "
+        "last are read, as plain serving does under overlap scheduling. Needs that, and a verify "
+        "width of 1. Default: on a GPU.",
+    )
     report_cycles: bool = Field(
         default=False,
         description="Add every cycle's draft source and accepted draft tokens to a response's "

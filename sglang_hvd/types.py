@@ -331,6 +331,12 @@ class DraftPlans:
     num_model_nodes: npt.NDArray[np.int32]
     num_model_steps: int
 
+    @classmethod
+    def plain(cls, num_requests: int) -> "DraftPlans":
+        """Nothing to verify for any of them."""
+        nothing = np.zeros(num_requests, np.int32)
+        return cls(DraftBatch.of_size(num_requests, 0).chains(nothing), None, nothing, 0)
+
     @property
     def payoffs(self) -> list[float | None]:
         """Predicted accepted lengths as in DraftPlan: list[num_requests]."""

@@ -1,7 +1,7 @@
 """Which draft each request verifies, and how much of it."""
 
 from sglang_hvd.allocation.allocator import OWN_PACE, Allocation, DraftOdds, StepAllocator
-from sglang_hvd.allocation.cache_trees import CacheTrees, num_branch_tokens
+from sglang_hvd.allocation.cache_trees import CacheTrees, TakenDrafts, num_branch_tokens
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
 from sglang_hvd.allocation.cost_scale import CostScale
 from sglang_hvd.allocation.costs import StepCosts
@@ -33,6 +33,7 @@ __all__ = [
     "DraftOdds",
     "StepAllocator",
     "StepCosts",
+    "TakenDrafts",
     "VerifyWidths",
     "catches_up",
     "costs_of",

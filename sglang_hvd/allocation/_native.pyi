@@ -96,3 +96,14 @@ class StepAllocator:
         model_size: _Int32,
         model_expected: _Float32,
     ) -> tuple[int, int, int]: ...
+    def wants_drafts(
+        self,
+        slots: _Int32,
+        is_pinned: _Bool | None,
+        probs: _Float32,
+        depths: _Int32,
+        num_nodes: _Int32,
+        reaches: _Float32,
+        reaches_if_right: _Float32,
+        costs: BatchCosts,
+    ) -> bool: ...

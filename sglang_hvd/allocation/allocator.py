@@ -192,11 +192,7 @@ class StepAllocator:
         width, steps, most_cache = self._native.allocate(
             slots,
             is_pinned,
-            odds.probs,
-            odds.depths,
-            odds.num_nodes,
-            odds.reaches,
-            odds.reaches_if_right,
+            *_arrays(odds),
             self._of_batch.get(num) or self._costs_of(num),
             num_cache,
             num_model,
@@ -212,6 +208,17 @@ class StepAllocator:
             self._widths.values[width],
             most_cache,
         )
+
+    def wants_drafts(
+        self, slots: Int32, odds: DraftOdds, is_pinned: npt.NDArray[np.bool_] | None = None
+    ) -> bool:
+        """Takes in a step that was launched without drafts before these odds of it were known, as
+        allocate does one that it chooses. Returns whether drafts would have been better, or are to
+        be looked at, so that the next step should be allocated for.
+        """
+        num = len(slots)
+        costs = self._of_batch.get(num) or self._costs_of(num)
+        return self._native.wants_drafts(slots, is_pinned, *_arrays(odds), costs)
 
     def observe(self, slots: Int32, num_tokens: Int32) -> None:
         """Takes in how many tokens the step committed for each request: int32[num_requests]."""
@@ -233,3 +240,7 @@ class StepAllocator:
             np.array(widths, np.int32), step_ms, self._num_steps, self._most_nodes, draft_ms
         )
         return costs
+
+
+def _arrays(odds: DraftOdds) -> tuple[Float32, Int32, Int32, Float32, Float32]:
+    return odds.probs, odds.depths, odds.num_nodes, odds.reaches, odds.reaches_if_right

@@ -5,8 +5,11 @@ import operator
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from sglang_hvd.allocation.costs import Float64, StepCosts
+
+Int64 = npt.NDArray[np.int64]
 
 # What the sums keep of themselves with each further time: the last few hundred count.
 _KEPT = 0.998
@@ -61,6 +64,41 @@ class RestFit:
         return fit
 
 
+class RestTimes:
+    """RestFit of steps that are followed by one that waits for their tokens, and of those that are
+    followed by one that is launched ahead of them: on a GPU hardly anything lies between the two.
+
+    runs_ahead: False: none is, and a plain step takes what every step does.
+    """
+
+    def __init__(self, *, runs_ahead: bool) -> None:
+        self._rest = RestFit()
+        self._before_ahead = RestFit() if runs_ahead else None
+
+    def add(self, num_requests: int, milliseconds: float, *, is_before_ahead: bool) -> None:
+        """Takes in the time of a step."""
+        fit = self._before_ahead if is_before_ahead else self._rest
+        assert fit is not None, "steps do not run ahead"
+        fit.add(num_requests, milliseconds)
+
+    def solve(self) -> Float64:
+        """float64[4]: a and b of a step with drafts, then those of a plain one, which a step that
+        runs ahead may follow. Until that was seen nothing lies between, so that it is tried."""
+        rest = self._rest.solve()
+        plain = rest if self._before_ahead is None else self._before_ahead.solve()
+        return np.concatenate([rest, plain])
+
+
+def rest_ms(terms: Float64, num_requests: Int64, widths: Int64) -> Float64:
+    """What steps take beside their parts: float64[len(num_requests), len(widths)].
+
+    terms: as RestTimes.solve has them. A plain step takes no more than any other.
+    """
+    rest, plain = (a + b * num_requests for a, b in terms.reshape(2, 2))
+    is_plain = np.asarray(widths) == 1
+    return np.asarray(np.where(is_plain, np.minimum(rest, plain)[:, None], rest[:, None]))
+
+
 class CostFit:
     """observe_* takes in times in milliseconds; costs is the table that they make.
 
@@ -72,13 +110,16 @@ class CostFit:
     of drafting requests, to what does not depend on it. Not thread-safe.
     """
 
-    def __init__(self, widths: Sequence[int]) -> None:
-        """widths: that steps verify."""
+    def __init__(self, widths: Sequence[int], *, runs_ahead: bool = False) -> None:
+        """
+        widths: that steps verify.
+        runs_ahead: see RestTimes.
+        """
         self._widths = tuple(widths)
         self._verify = _Fit((1, 1, 1))  # the largest factor, the nodes, gets most
         self._extend = _Fit((1, 1, 1))
         self._draft = _Fit((10, 1, 100))
-        self._rest = RestFit()
+        self._rest = RestTimes(runs_ahead=runs_ahead)
 
     def observe_verify(self, num_requests: int, width: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a step of the target model."""
@@ -96,10 +137,12 @@ class CostFit:
         step = self._verify.num
         self._draft.add(step, [1, num_rounds, num_rounds * num_requests], milliseconds)
 
-    def observe_rest(self, num_requests: int, milliseconds: float) -> None:
+    def observe_rest(
+        self, num_requests: int, milliseconds: float, *, is_before_ahead: bool = False
+    ) -> None:
         """Takes in the milliseconds that a step took beside these: scheduling, planning,
-        sampling."""
-        self._rest.add(num_requests, milliseconds)
+        sampling. is_before_ahead: the next step was launched ahead of its tokens."""
+        self._rest.add(num_requests, milliseconds, is_before_ahead=is_before_ahead)
 
     @property
     def num_observed(self) -> int:
@@ -107,7 +150,7 @@ class CostFit:
         return self._verify.num
 
     def coefficients(self) -> Float64:
-        """All terms, so that another process can make the same table: float64[11]."""
+        """All terms, so that another process can make the same table: float64[13]."""
         fits = (self._verify, self._extend, self._draft)
         return np.concatenate([*(fit.solve() for fit in fits), self._rest.solve()])
 
@@ -125,19 +168,20 @@ def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:
     verify, extend, draft, rest = np.split(coefficients, [3, 6, 9])
     if not verify.any():
         return None
-    verify = verify + np.array([*rest, 0])  # each step has it once, as it has a verification
     columns = sorted({1, 2, *widths})
 
-    def table(terms: Float64) -> tuple[tuple[float, ...], ...]:
-        return tuple(tuple(float(terms @ [1, n, n * w]) for w in columns) for n in _BATCH_SIZES)
+    def table(terms: Float64) -> Float64:
+        return np.array([[terms @ [1, n, n * w] for w in columns] for n in _BATCH_SIZES])
 
+    # Each step has it once, as it has a verification.
+    steps = table(verify) + rest_ms(rest, np.array(_BATCH_SIZES), np.array(columns))
     return StepCosts(
         about="learned from the steps of this server",
         batch_sizes=_BATCH_SIZES,
         widths=tuple(columns),
-        verify=table(verify),
+        verify=tuple(map(tuple, steps.tolist())),
         draft_round=tuple(float(draft @ [0, 1, n]) for n in _BATCH_SIZES),
-        draft_extend=table(extend),
+        draft_extend=tuple(map(tuple, table(extend).tolist())),
         draft_once=(float(draft[0]),) * len(_BATCH_SIZES),
     )
 

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from sglang_hvd.allocation.cost_fit import RestFit
+from sglang_hvd.allocation.cost_fit import RestTimes, rest_ms
 from sglang_hvd.allocation.costs import Float64, StepCosts
 
 # What the sums keep of themselves with each further time: the last few hundred count.
@@ -46,13 +46,15 @@ class CostScale:
     times as dear, and none would be tried. Where the times cannot tell the two apart, what is
     missing is the former. As long as a part is seldom run its ratio is that of the verifications,
     which every step has. Not thread-safe.
+
+    runs_ahead: see RestTimes.
     """
 
-    def __init__(self, base: StepCosts) -> None:
+    def __init__(self, base: StepCosts, *, runs_ahead: bool = False) -> None:
         self._base = base
         self._verify, self._nodes = _Ratio(), _NodeTimes()
         self._extend, self._draft = _Line(), _Line()
-        self._rest = RestFit()
+        self._rest = RestTimes(runs_ahead=runs_ahead)
         # What the table says, once looked up: it does not change, and every step asks.
         self._verify_ms = cache(lambda num, width: float(base.verify_ms(num, [width])[0]))
         self._extend_ms = cache(lambda num, width: float(base.draft_extend_ms(num, [width])[0]))
@@ -78,12 +80,15 @@ class CostScale:
         expected = self._draft_ms(num_requests, num_steps)
         self._add(self._draft, (num_requests, num_steps), expected, milliseconds)
 
-    def observe_rest(self, num_requests: int, milliseconds: float) -> None:
-        """Takes in the milliseconds that a step took beside these."""
-        self._rest.add(num_requests, milliseconds)
+    def observe_rest(
+        self, num_requests: int, milliseconds: float, *, is_before_ahead: bool = False
+    ) -> None:
+        """Takes in the milliseconds that a step took beside these. is_before_ahead: the next step
+        was launched ahead of its tokens."""
+        self._rest.add(num_requests, milliseconds, is_before_ahead=is_before_ahead)
 
     def coefficients(self) -> Float64:
-        """All that is learned, so that another process can make the same table: float64[8]."""
+        """All that is learned, so that another process can make the same table: float64[10]."""
         step = self.num_observed
         verify = self._verify.value(step)
         parts = [of for part in (self._extend, self._draft) for of in part.value(step, verify)]
@@ -97,8 +102,7 @@ class CostScale:
 
     def table(self, coefficients: Float64) -> StepCosts:
         """The base as the coefficients change it."""
-        verify, per_node, *of_parts, fixed, per_request = coefficients.tolist()
-        extend_more, extend, draft_more, draft = of_parts
+        verify, per_node, extend_more, extend, draft_more, draft = coefficients[:6].tolist()
         base = self._base
         num_requests, widths = np.array(base.batch_sizes), np.array(base.widths)
         times = verify * np.array(base.verify)
@@ -106,7 +110,7 @@ class CostScale:
         times += np.clip(of_nodes, -_MOST_OF_NODES * times, _MOST_OF_NODES * times)
         # Nodes may take less than the table says, and none takes less than nothing.
         times = np.maximum.accumulate(np.maximum.accumulate(times, axis=0), axis=1)
-        times += (fixed + per_request * num_requests)[:, None]
+        times += rest_ms(coefficients[6:], num_requests, widths)
         once = base.draft_once or (0.0,) * len(base.batch_sizes)
         return StepCosts(
             about=f"{base.about}, refined by its steps",

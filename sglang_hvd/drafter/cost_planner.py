@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from sglang_hvd.allocation import DraftOdds, StepAllocator
+from sglang_hvd.allocation import DraftOdds, StepAllocator, TakenDrafts
 from sglang_hvd.drafter.cycles import Cycles
 from sglang_hvd.drafter.forecasts import AllocationForecast
 from sglang_hvd.drafter.proposals import Proposals
@@ -22,40 +23,72 @@ class CostPlanner:
         self, requests: Sequence[DraftedRequest], proposals: Proposals
     ) -> tuple[DraftPlans, Cycles]:
         """Row i of the proposals belongs to requests[i]."""
-        num, drafts, forecast = len(requests), proposals.drafts, proposals.forecast
-        assert isinstance(forecast, AllocationForecast), "the proposals are of another policy"
-        trees, reaches = forecast.trees, forecast.model_reaches
-        is_pinned = None
-        without_cache = [request.without_cache for request in requests]
-        if any(without_cache):
-            is_pinned = np.array(without_cache)
+        forecast = _forecast(proposals)
         found = self._allocator.allocate(
-            forecast.slots,
-            DraftOdds(
-                trees.probs[:num],
-                trees.depths[:num],
-                trees.num_nodes[:num],
-                reaches.of_all,
-                reaches.if_cache_right,
-            ),
-            is_pinned,
+            forecast.slots, _odds(forecast, len(requests)), _are_pinned(requests)
         )
         # The predictor is judged by what it says itself of chains, heeded or not.
-        taken = trees.take(
+        taken = forecast.trees.take(
             found.num_cache,
             forecast.prediction_survival,
-            drafts,
+            proposals.drafts,
             width=found.most_cache,
         )
-        cycles = Cycles(
-            drafts=taken.drafts,
-            chain_lens=taken.chain_lens,
-            chain_expected=taken.chain_expected,
-            branch_expected=taken.branch_expected,
-            model_sizes=found.model_size,
-            model_steps=np.full(num, found.num_steps, np.int32),
-            model_expected=found.model_expected,
-        )
+        steps = np.full(len(requests), found.num_steps, np.int32)
+        cycles = _cycles(taken, found.model_size, steps, found.model_expected)
         payoffs = forecast.prediction.payoffs
         plans = DraftPlans(taken.drafts, payoffs, found.num_model, found.num_steps)
         return plans, cycles
+
+    def plan_launched(
+        self, requests: Sequence[DraftedRequest], proposals: Proposals
+    ) -> tuple[Cycles, bool]:
+        """The cycles of a step that was launched without drafts, and whether drafts would have been
+        better. Row i of the proposals belongs to requests[i]."""
+        forecast = _forecast(proposals)
+        wants_drafts = self._allocator.wants_drafts(
+            forecast.slots, _odds(forecast, len(requests)), _are_pinned(requests)
+        )
+        nothing = np.zeros(len(requests), np.int32)
+        taken = forecast.trees.take(
+            nothing, forecast.prediction_survival, proposals.drafts, width=0
+        )
+        return _cycles(taken, nothing, nothing, np.zeros(len(requests), np.float32)), wants_drafts
+
+
+def _forecast(proposals: Proposals) -> AllocationForecast:
+    assert isinstance(proposals.forecast, AllocationForecast), "the proposals are of another policy"
+    return proposals.forecast
+
+
+def _odds(forecast: AllocationForecast, num: int) -> DraftOdds:
+    trees, reaches = forecast.trees, forecast.model_reaches
+    return DraftOdds(
+        trees.probs[:num],
+        trees.depths[:num],
+        trees.num_nodes[:num],
+        reaches.of_all,
+        reaches.if_cache_right,
+    )
+
+
+def _are_pinned(requests: Sequence[DraftedRequest]) -> npt.NDArray[np.bool_] | None:
+    without_cache = [request.without_cache for request in requests]
+    return np.array(without_cache) if any(without_cache) else None
+
+
+def _cycles(
+    taken: TakenDrafts,
+    model_sizes: npt.NDArray[np.int32],
+    model_steps: npt.NDArray[np.int32],
+    model_expected: npt.NDArray[np.float32],
+) -> Cycles:
+    return Cycles(
+        drafts=taken.drafts,
+        chain_lens=taken.chain_lens,
+        chain_expected=taken.chain_expected,
+        branch_expected=taken.branch_expected,
+        model_sizes=model_sizes,
+        model_steps=model_steps,
+        model_expected=model_expected,
+    )

@@ -8,6 +8,7 @@ import numpy as np
 from sglang_hvd.allocation import StepAllocator
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.cost_planner import CostPlanner
+from sglang_hvd.drafter.cycles import Cycles
 from sglang_hvd.drafter.payoff_estimator import PayoffEstimator
 from sglang_hvd.drafter.proposals import Proposals
 from sglang_hvd.drafter.proposer import Proposer
@@ -248,9 +249,23 @@ class HybridDrafter:
         with self._clock.measure(Phase.ALLOCATE):
             requests = [self._request(rid) for rid in rids]
             plans, cycles = self._planner.plan(requests, proposals)
-            for place, request in enumerate(requests):
-                request.cycles, request.place = cycles, place
+            _begin(cycles, requests)
             return plans
+
+    def plan_launched(self, rids: Sequence[Hashable]) -> bool:
+        """Takes the place of plan for a step that was launched before its cycles were planned: none
+        of them verifies a draft. Policy allocate only.
+
+        Returns whether drafts would have been better, so that the next step should be planned.
+        Raises KeyError for a request that is not active.
+        """
+        assert isinstance(self._planner, CostPlanner), "only allocate decides by costs"
+        proposals = self.propose(rids)
+        with self._clock.measure(Phase.ALLOCATE):
+            requests = [self._request(rid) for rid in rids]
+            cycles, wants_drafts = self._planner.plan_launched(requests, proposals)
+            _begin(cycles, requests)
+            return wants_drafts
 
     def commit(self, rids: Sequence[Hashable], outcomes: Sequence[VerifyOutcome]) -> None:
         """Takes in what the target model made of the cycles planned last.
@@ -350,3 +365,8 @@ class HybridDrafter:
         if rid not in self._requests:
             raise KeyError(f"request {rid!r} is not active: start it first")
         return self._requests[rid]
+
+
+def _begin(cycles: Cycles, requests: Sequence[DraftedRequest]) -> None:
+    for place, request in enumerate(requests):
+        request.cycles, request.place = cycles, place

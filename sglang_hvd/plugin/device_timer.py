@@ -13,22 +13,27 @@ import torch
 _MOST_REST = 10.0
 
 
+ObserveRest = Callable[[float, bool], None]
+
+
 class _Step:
     """A decode step as far as it was timed.
 
     began: the event before its first part; None before that.
     parts_ms: milliseconds of its parts, as far as they are known.
+    is_before_ahead: the next one was launched ahead of its tokens.
     """
 
-    def __init__(self, observe_rest: Callable[[float], None]) -> None:
+    def __init__(self, observe_rest: ObserveRest) -> None:
         self._observe_rest = observe_rest
+        self.is_before_ahead = False
         self.began: Any = None
         self.parts_ms = 0.0
 
     def end(self, milliseconds: float) -> None:
         """Takes in how long the step took, from its first part to the next step's first."""
         rest = max(milliseconds - self.parts_ms, 0.0)
-        self._observe_rest(min(rest, _MOST_REST * self.parts_ms))
+        self._observe_rest(min(rest, _MOST_REST * self.parts_ms), self.is_before_ahead)
 
 
 class DeviceTimer:
@@ -45,10 +50,16 @@ class DeviceTimer:
         self._step: _Step | None = None
         self._last: _Step | None = None  # the one that it follows on
 
-    def begin_step(self, observe_rest: Callable[[float], None]) -> None:
+    def begin_step(self, observe_rest: ObserveRest, *, is_ahead: bool = False) -> None:
         """A decode step begins; what it takes beside its parts is observed when the next has begun,
-        unless it is interrupted before."""
+        unless it is interrupted before.
+
+        observe_rest: gets milliseconds, and whether the next step was launched ahead.
+        is_ahead: it is launched ahead of the tokens of the last.
+        """
         self._last, self._step = self._step, _Step(observe_rest)
+        if self._last is not None:
+            self._last.is_before_ahead = is_ahead
 
     def interrupt(self) -> None:
         """The next decode step does not follow on the last."""

@@ -14,6 +14,7 @@ from sglang_hvd.plugin import (
     flags,
     reload,
     responses,
+    run_ahead,
     scheduler_events,
     server_info,
     stop_strings,
@@ -71,6 +72,10 @@ HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
     "sglang.srt.managers.schedule_batch.Req.update_finish_state": (
         HookType.AROUND,
         stop_strings.end_as_plain_serving,
+    ),
+    "sglang.srt.managers.scheduler.Scheduler.run_batch": (
+        HookType.AROUND,
+        run_ahead.launch_step,
     ),
     "sglang.srt.managers.scheduler.Scheduler.on_idle": (
         HookType.AFTER,

@@ -56,16 +56,19 @@ class _Held:
     earlier: RequestStats = RequestStats()  # noqa: RUF009  it is immutable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Launched:
     """A step whose tokens are still on their way to the host.
 
     Each request's row of token_ids is `stride` wide. A prefill commits one token per request.
+    is_planned: its cycles are, or it has none. is_plain: a verification of one node per request.
     """
 
     held: list[_Held | None]
     copy: HostCopy
     stride: int
+    is_planned: bool = True
+    is_plain: bool = False
 
 
 class HeldRequests:
@@ -95,9 +98,12 @@ class HeldRequests:
         self._recorder = recorder
         self._held: dict[int, _Held] = {}  # by key
         self._dead: deque[int] = deque()  # keys whose request is gone
-        self._launched: _Launched | None = None
+        # The latest step, and the one before it where that ran ahead of its tokens.
+        self._launched: deque[_Launched] = deque()
+        self._is_ahead = False  # the step that is launched next
         self._next_key = 0
         self._num_resyncs = 0
+        self._num_steps_ahead = 0
         self._num_cycles = dict.fromkeys(DraftSource, 0)
         self._num_accepted_drafts = dict.fromkeys(DraftSource, 0)
 
@@ -119,11 +125,12 @@ class HeldRequests:
         self._drop_ended(reqs)
         # Where that is known before, their prompts, which may be long, are not taken in at all.
         held = [None if req.next_output_finishes_by_length() else self._start(req) for req in reqs]
-        self._launched = _Launched(
+        step = _Launched(
             held=[None if req is chunked_req else h for req, h in zip(reqs, held, strict=True)],
             copy=HostCopy([next_token_ids], self._stream),
             stride=1,
         )
+        self._launched.append(step)
 
     def record_verify(
         self,
@@ -146,19 +153,57 @@ class HeldRequests:
             arrays.append(num_model_accepted)
         with self._clock.measure(Phase.TRANSFER):
             copy = HostCopy(arrays, self._stream)
-        self._launched = _Launched(
+        stride = next_token_ids.shape[0] // len(reqs)
+        step = _Launched(
             held=[self._find(req) for req in reqs],
             copy=copy,
-            stride=next_token_ids.shape[0] // len(reqs),
+            stride=stride,
+            is_planned=not self._is_ahead,
+            is_plain=stride == 1,
         )
+        self._launched.append(step)
+        self._num_steps_ahead += self._is_ahead
+        self._is_ahead = False
+
+    def runs_ahead(self, reqs: Sequence[Req]) -> bool:
+        """Whether the next step of these requests is to be launched without drafts and before the
+        tokens of the last are read.
+
+        It is if the last had no drafts either, so that one token of each request is on its way, and
+        the tokens before that one do not ask for drafts. Never waits for the last step.
+        """
+        last = self._launched[-1] if self._launched else None
+        self._is_ahead = last is not None and last.is_plain and self._has_all(last, reqs)
+        if self._is_ahead and last is not None:
+            self._settle(but=last)
+            with self._clock.measure(Phase.COMMIT):
+                self._drop_ended(reqs)
+            if not last.is_planned:
+                self._is_ahead = not self._plan_launched(last)
+        return self._is_ahead
+
+    def _has_all(self, step: _Launched, reqs: Sequence[Req]) -> bool:
+        """Whether all of these were in a step. Not those that came back after a retraction: they
+        are held anew."""
+        of_step = {h.key for h in step.held if h is not None}
+        found = [self._find(req) for req in reqs]
+        return all(h is not None and h.key in of_step for h in found)
+
+    @property
+    def is_ahead(self) -> bool:
+        """What runs_ahead found, until that step is recorded."""
+        return self._is_ahead
 
     def plan(self, reqs: Sequence[Req], seq_lens: Sequence[int] | None) -> DraftPlans:
-        """Plan the next cycle of these requests from every token committed so far.
+        """Plan the next cycle of these requests from every token committed so far. A step that runs
+        ahead has nothing to verify; its cycles are planned later.
 
         Args:
             seq_lens: tokens in the KV cache per request where the host knows them; the newest
                 committed token, the root of the verify tree, is not among them.
         """
+        if self._is_ahead:
+            return DraftPlans.plain(len(reqs))
         self._settle()
         with self._clock.measure(Phase.COMMIT):
             self._drop_ended(reqs)
@@ -178,10 +223,12 @@ class HeldRequests:
         return plans
 
     def cached_lens(self, reqs: Sequence[Req]) -> list[int]:
-        """Tokens in the KV cache of each of these requests, for which the step was planned."""
+        """Tokens in the KV cache of each of these requests, for which the step was planned, or in
+        which it runs ahead."""
         held = [self._find(req) for req in reqs]
         assert all(h is not None for h in held), "plan starts requests that it does not know"
-        return [h.num_tokens - 1 for h in held if h is not None]
+        newest = 0 if self._is_ahead else 1  # it is not cached; on its way it is not counted yet
+        return [h.num_tokens - newest for h in held if h is not None]
 
     def note_finished(self, rid: str) -> None:
         """A request ended while running: its output goes to the shared cache."""
@@ -189,8 +236,8 @@ class HeldRequests:
             req = h.req()
             if req is None or not req.finished():
                 continue
-            if h.num_tokens < len(req.origin_input_ids) + len(req.output_ids):
-                self._settle()  # without overlap the last step is still unread
+            while self._launched and h.num_tokens < len(req.origin_input_ids) + len(req.output_ids):
+                self._settle_next()  # without overlap, or behind a step that ran ahead
             with self._clock.measure(Phase.COMMIT):
                 self._finish(req, h)
             if not self._held:
@@ -233,6 +280,7 @@ class HeldRequests:
         return {
             "num_requests": len(self),
             "num_resyncs": self._num_resyncs,
+            "num_steps_ahead": self._num_steps_ahead,
             "num_cycles": {s.value: n for s, n in self._num_cycles.items()},
             "num_accepted_drafts": {s.value: n for s, n in self._num_accepted_drafts.items()},
             "num_request_tokens": cache.num_request_tokens,
@@ -306,14 +354,29 @@ class HeldRequests:
         del self._held[held.key]
         return stats
 
-    def _settle(self) -> None:
-        """Commit the tokens of the last launched step."""
-        launched, self._launched = self._launched, None
-        if launched is None:
-            return
-        arrays = launched.copy.wait()
+    def _settle(self, but: _Launched | None = None) -> None:
+        """Commit the tokens of the launched steps, the oldest first, up to one."""
+        while self._launched and self._launched[0] is not but:
+            self._settle_next()
+
+    def _settle_next(self) -> None:
+        step = self._launched.popleft()
+        if not step.is_planned:
+            self._plan_launched(step)
+        arrays = step.copy.wait()
         with self._clock.measure(Phase.COMMIT):
-            self._commit(launched, *arrays)
+            self._commit(step, *arrays)
+
+    def _plan_launched(self, step: _Launched) -> bool:
+        """Plan a step that ran ahead, now that all before it is known. Returns whether the next one
+        should have drafts."""
+        step.is_planned = True
+        held = [h for h in step.held if h is not None and h.key in self._held]
+        if not held:
+            return False
+        for h in held:
+            h.source = DraftSource.PLAIN
+        return self._drafter.plan_launched([h.key for h in held])
 
     def _commit(
         self,

@@ -30,6 +30,7 @@ _FIRST_COEFFICIENTS = np.array(
         *(0.5, 0.0, 0.01),  # a draft-extend, likewise
         *(0.0, 0.5, 0.02),  # a draft: once, a round, a request in a round
         *(0.0, 0.0),  # what a step takes beside these: once, a request
+        *(0.0, 0.0),  # a plain one, likewise
     ]
 )
 
@@ -65,15 +66,22 @@ class ServedCosts:
         self._allocator = allocator
         self._timer = DeviceTimer(device, now) if allocator is not None and not is_fixed else None
         self._ranks = ranks
+        self._widths = widths
         self._fit: CostFit | CostScale = CostFit(widths)
+        self._runs_ahead = False
         self._num_steps = 0
+
+    def run_ahead(self) -> None:
+        """Before any step: plain steps may be launched ahead of the tokens of the last."""
+        self._runs_ahead = True
+        self._fit = CostFit(self._widths, runs_ahead=True)
 
     def begin_with(self, costs: StepCosts) -> None:
         """Begins with a table that was timed before the first step; steps refine it from then on.
         Every rank has to begin with the same."""
         assert self._allocator is not None, "a policy that weighs no costs"
         self._allocator.use_costs(costs)
-        self._fit = CostScale(costs)
+        self._fit = CostScale(costs, runs_ahead=self._runs_ahead)
 
     @contextmanager
     def time_draft(self, num_requests: int, num_steps: int) -> Iterator[None]:
@@ -93,11 +101,19 @@ class ServedCosts:
         with self._time(lambda ms: self._fit.observe_extend(num_requests, width, ms)):
             yield
 
-    def begin_step(self, num_requests: int) -> None:
+    def begin_step(self, num_requests: int, *, is_ahead: bool = False) -> None:
         """A decode step begins. What the last one took beside its parts is known then, where
-        nothing came between: on a GPU that it waited for the host, mostly."""
-        if self._timer is not None:
-            self._timer.begin_step(lambda ms: self._fit.observe_rest(num_requests, ms))
+        nothing came between: on a GPU that it waited for the host, mostly.
+
+        is_ahead: it is launched ahead of the tokens of the last.
+        """
+        if self._timer is None:
+            return
+
+        def observe_rest(milliseconds: float, is_before_ahead: bool) -> None:
+            self._fit.observe_rest(num_requests, milliseconds, is_before_ahead=is_before_ahead)
+
+        self._timer.begin_step(observe_rest, is_ahead=is_ahead)
 
     def interrupt(self) -> None:
         """A prefill, or nothing to do: the next decode step does not follow on the last."""

@@ -8,6 +8,7 @@ from sglang.srt.arg_groups.overrides import attention_backends_of, model_config_
 
 from sglang_hvd.allocation import VerifyWidths, powers_of_two_below, widths_that_save
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig
+from sglang_hvd.plugin.run_ahead import may_run_ahead
 from sglang_hvd.plugin.tree_support import TargetAttention
 
 # Nodes that policy `both` has for cache drafts where the model drafter's tree is a wide one.
@@ -139,9 +140,11 @@ def _narrow_widths(
         if config.policy != "allocate" or reason is not None:
             return ()
         saving = widths_that_save(base, max(cfg.max_running_requests, 1))
+        if may_run_ahead(config, cfg) and 1 not in saving:
+            saving = (1, *saving)
         # What is nearly free by the rule is weighed all the same where it is twice the default.
-        is_twice = base >= 2 * DEFAULT_VERIFY_WIDTH and not saving
-        return (DEFAULT_VERIFY_WIDTH,) if is_twice else saving
+        is_twice = base >= 2 * DEFAULT_VERIFY_WIDTH and not {*saving} - {1}
+        return (*saving, DEFAULT_VERIFY_WIDTH) if is_twice else saving
     if config.narrow_widths and reason is not None and not widths_are_free:
         raise ValueError(f"HVD does not support --hvd-narrow-widths with {reason}: drop one")
     if config.narrow_widths and config.narrow_widths[-1] >= base:

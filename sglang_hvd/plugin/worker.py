@@ -43,6 +43,7 @@ from sglang_hvd.plugin.metrics import PredictorMetrics, ServerMetrics
 from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.plugin.recording import RequestRecorder
 from sglang_hvd.plugin.requests import HeldRequests
+from sglang_hvd.plugin.run_ahead import may_run_ahead
 from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
 from sglang_hvd.plugin.served_predictor import ServedPredictor
 from sglang_hvd.plugin.tree_layout import warm_up
@@ -65,6 +66,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
 
     speculative_num_draft_tokens: int
     topk: int
+    # Of the step that runs ahead: its backends need lengths on the host, which SGLang did not read.
+    gives_lengths = False
 
     def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
         require_hooks()
@@ -73,6 +76,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         with _draft_worker_class(HvdDraftWorker):
             super().__init__(server_args, *args, **kwargs)
         self._launch: HvdLaunch = launch
+        self._runs_ahead = may_run_ahead(launch.config, server_args)
         self._clock = self._draft_worker.clock
         self._published_at = 0.0
         self._is_idle = False
@@ -155,6 +159,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._build_width_states(memory)
         self._build_draft_states(memory)
         self._compile_kernels()
+        self._check_run_ahead()
+        if self._runs_ahead:
+            self._costs.run_ahead()
         if self._times_costs:
             self._time_costs()
 
@@ -164,6 +171,15 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._launch = replace(self._launch, widths=self._launch.widths.only(states.widths))
         if self._allocator is not None:
             self._allocator.use_widths(states.widths)
+
+    def _check_run_ahead(self) -> None:
+        """Raises ValueError if steps are asked to run ahead and cannot."""
+        self._runs_ahead &= self._launch.widths.values[0] == 1
+        if self._launch.config.run_ahead and not self._runs_ahead:
+            raise ValueError(
+                "--hvd-run-ahead needs policy allocate, overlap scheduling, which this server does "
+                "not have with --disable-overlap-schedule or on a CPU, and a verify width of 1"
+            )
 
     def _build_draft_states(self, memory: DeviceMemory) -> None:
         allocator = self._allocator
@@ -224,7 +240,12 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._draft_worker.use_width(self._launch.widths.base)
         else:
             self._clock.begin_step()
-            self._costs.begin_step(len(batch.reqs))
+            self._costs.begin_step(len(batch.reqs), is_ahead=self._held.is_ahead)
+            if self._held.is_ahead and self.gives_lengths:
+                # For this step alone: SGLang restores what the batch had.
+                cached_lens = self._held.cached_lens(batch.reqs)
+                batch.seq_lens_cpu = torch.tensor(cached_lens)
+                batch.seq_lens_sum = sum(cached_lens)
         self._publish()
         result = super().forward_batch_generation(batch, *args, **kwargs)
         if not is_prefill:
@@ -259,6 +280,16 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             batch.reqs, result.next_token_ids, result.accept_lens, num_model_accepted
         )
         return result
+
+    def runs_ahead(self, batch: ScheduleBatch) -> bool:
+        """Whether the step that SGLang is about to launch is plain, and need not wait for the
+        tokens of the last."""
+        return (
+            self._runs_ahead
+            and batch.forward_mode.is_decode()
+            and not batch.has_grammar  # of which SGLang waits for each token
+            and self._held.runs_ahead(batch.reqs)
+        )
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """SGLang's hook for a request that ended while running, by itself or aborted."""
@@ -317,6 +348,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "num_model_draft_rounds": self._draft_worker.num_model_draft_rounds,
             "num_partial_draft_rounds": self._draft_worker.num_partial_draft_rounds,
             "host_plans": self._has_host_plans,
+            "runs_ahead": self._runs_ahead,
             "postpones_extend": self._draft_extend is DraftExtend.WHEN_DRAFTING,
             "num_catch_ups": 0 if catch_up is None else catch_up.num_catch_ups,
             "num_steps_by_width": dict(self._draft_worker.num_steps_by_width),

@@ -39,7 +39,7 @@ def test_each_step_has_the_rest_once() -> None:
         fit.observe_rest(1, -0.1)  # clocks differ
     costs = costs_of(fit.coefficients(), WIDTHS)
     assert costs is not None
-    alone = costs_of(np.append(fit.coefficients()[:-2], [0, 0]), WIDTHS)
+    alone = costs_of(np.append(fit.coefficients()[:-4], [0, 0, 0, 0]), WIDTHS)
     assert alone is not None
     rest = costs.verify_ms(1, [1, 32]) - alone.verify_ms(1, [1, 32])
     assert rest[0] == pytest.approx(rest[1])

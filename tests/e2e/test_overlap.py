@@ -43,6 +43,51 @@ def test_output_is_that_of_plain_serving_under_overlap_scheduling(
     assert state["num_cycles"]["cache"] + state["num_cycles"]["both"] > 0
 
 
+@pytest.fixture(scope="module")
+def dear_drafts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """A table by which nothing but a sure cache draft is worth more than a plain step."""
+    path = tmp_path_factory.mktemp("costs") / "costs.yaml"
+    path.write_text(
+        "{about: made up, batch_sizes: [1, 16], widths: [1, 2, 32], "
+        "verify: [[5, 9, 12], [6, 12, 40]], draft_round: [20, 20], "
+        "draft_extend: [[0.2, 0.2, 0.3], [0.3, 0.3, 1]]}"
+    )
+    return ("--hvd-costs", str(path), "--hvd-run-ahead", "true")
+
+
+@pytest.mark.parametrize("postpone_extend", ["true", "false"])
+def test_steps_that_run_ahead_give_the_same_output(
+    postpone_extend: str,
+    start_hvd: Callable[..., Any],
+    plain_ids: Callable[..., list[list[int]]],
+    prompts: list[str],
+    dear_drafts: tuple[str, ...],
+) -> None:
+    expected = plain_ids(prompts)
+    server = start_hvd(
+        *("allocate", *dear_drafts, "--hvd-postpone-extend", postpone_extend),
+        environment=INTERPRETED,
+    )
+    assert_same_alone_and_together(server, expected, prompts)
+    state = server.hvd_state()
+    assert state["runs_ahead"]
+    assert state["num_requests"] == 0
+    assert state["num_resyncs"] == 0
+    num_steps = state["steps"]["num_steps"]
+    assert 0.2 * num_steps < state["num_steps_ahead"] < num_steps
+    assert state["num_steps_by_width"]["1"] > state["num_steps_ahead"]
+    # Steps that run ahead see what comes, and give way to drafts; looks find the model drafter.
+    cycles = state["num_cycles"]
+    assert cycles["cache"] > 0
+    assert state["num_accepted_drafts"]["cache"] > 2 * cycles["cache"]
+    assert state["num_model_draft_rounds"] > 0
+    # Every token is some cycle's, or its prefill's.
+    num_tokens = sum(map(len, expected)) + sum(map(len, expected[1::4]))
+    num_requests = len(expected) + len(expected[1::4])
+    committed = sum(cycles.values()) + sum(state["num_accepted_drafts"].values())
+    assert committed >= num_tokens - num_requests
+
+
 def test_stops_inside_a_draft_under_overlap_scheduling(
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],

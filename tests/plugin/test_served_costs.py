@@ -273,6 +273,7 @@ def _serve_as_rank(rank: int, folder: str, has_profile: bool) -> None:
         costs.begin_with(PROFILE)
     digest = serve(made, costs, watch, _clock_of(rank), NUM_RANK_STEPS)
     Path(folder, str(rank)).write_text(f"{digest} {costs.describe()}")
+    torch.distributed.barrier()  # a rank that leaves early takes the connection along
     torch.distributed.destroy_process_group()
 
 

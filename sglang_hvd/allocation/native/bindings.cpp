@@ -97,14 +97,14 @@ StepAllocator allocator_of(const Input<std::int32_t, 1>& sizes, double own_pace,
     return {copy_of(sizes), own_pace, merges, look_after};
 }
 
-// Places of the width and the number of steps, and the most nodes of a cache draft that is verified.
-std::tuple<std::size_t, std::size_t, std::int32_t> allocate(
-    StepAllocator& allocator, const Input<std::int32_t, 1>& slots,
-    const std::optional<Input<bool, 1>>& is_pinned, const Input<float, 2>& probs,
-    const Input<std::int32_t, 2>& depths, const Input<std::int32_t, 1>& num_nodes,
-    const Input<float, 3>& reaches, const Input<float, 3>& reaches_if_right, const BatchCosts& costs,
-    const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& num_model,
-    const Output<std::int32_t, 1>& model_size, const Output<float, 1>& model_expected) {
+using MaybePinned = std::optional<Input<bool, 1>>;
+
+const bool* data_of(const MaybePinned& is_pinned) { return is_pinned ? is_pinned->data() : nullptr; }
+
+BatchOdds odds_of(StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybePinned& is_pinned,
+                  const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths,
+                  const Input<std::int32_t, 1>& num_nodes, const Input<float, 3>& reaches,
+                  const Input<float, 3>& reaches_if_right, const BatchCosts& costs) {
     const std::size_t num = slots.size(), num_sizes = allocator.sizes().size();
     const std::size_t max_steps = reaches.shape(2), row = probs.shape(1);
     require(costs.num_requests() == num, "the costs are of another batch size");
@@ -121,9 +121,6 @@ std::tuple<std::size_t, std::size_t, std::int32_t> allocate(
     require(static_cast<std::size_t>(costs.num_steps.back()) <= max_steps,
             "the model drafter may run more steps than are known of");
     require(allocator.sizes().back() < costs.widths.back(), "the widest verification has no room");
-    require(num_cache.size() == num && num_model.size() == num && model_size.size() == num &&
-                model_expected.size() == num,
-            "results need one row per request");
     for (std::size_t i = 0; i < num; ++i) {
         const auto len = num_nodes.data()[i];
         require(len >= 0 && static_cast<std::size_t>(len) <= row, "a draft is longer than its row");
@@ -131,14 +128,38 @@ std::tuple<std::size_t, std::size_t, std::int32_t> allocate(
         for (const auto depth : nodes) require(depth >= 1, "depths are counted from 1");
         require(are_finite(probs.data() + i * row, nodes.size()), "nodes have probabilities");
     }
-    const BatchOdds odds{row, probs.data(), depths.data(), {num_nodes.data(), num}, max_steps, reaches.data(),
-                         reaches_if_right.data()};
+    return {row,       probs.data(),   depths.data(),          {num_nodes.data(), num},
+            max_steps, reaches.data(), reaches_if_right.data()};
+}
+
+// Places of the width and the number of steps, and the most nodes of a cache draft that is verified.
+std::tuple<std::size_t, std::size_t, std::int32_t> allocate(
+    StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybePinned& is_pinned,
+    const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths, const Input<std::int32_t, 1>& num_nodes,
+    const Input<float, 3>& reaches, const Input<float, 3>& reaches_if_right, const BatchCosts& costs,
+    const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& num_model,
+    const Output<std::int32_t, 1>& model_size, const Output<float, 1>& model_expected) {
+    const std::size_t num = slots.size();
+    const BatchOdds odds =
+        odds_of(allocator, slots, is_pinned, probs, depths, num_nodes, reaches, reaches_if_right, costs);
+    require(num_cache.size() == num && num_model.size() == num && model_size.size() == num &&
+                model_expected.size() == num,
+            "results need one row per request");
     const StepDrafts out{{num_cache.data(), num}, {num_model.data(), num}, {model_size.data(), num},
                          {model_expected.data(), num}};
     const nb::gil_scoped_release release;
-    const StepShape found =
-        allocator.allocate(span_of(slots), is_pinned ? is_pinned->data() : nullptr, odds, costs, out);
+    const StepShape found = allocator.allocate(span_of(slots), data_of(is_pinned), odds, costs, out);
     return {found.width, found.steps, found.most_cache};
+}
+
+bool wants_drafts(StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybePinned& is_pinned,
+                  const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths,
+                  const Input<std::int32_t, 1>& num_nodes, const Input<float, 3>& reaches,
+                  const Input<float, 3>& reaches_if_right, const BatchCosts& costs) {
+    const BatchOdds odds =
+        odds_of(allocator, slots, is_pinned, probs, depths, num_nodes, reaches, reaches_if_right, costs);
+    const nb::gil_scoped_release release;
+    return allocator.wants_drafts(span_of(slots), data_of(is_pinned), odds, costs);
 }
 
 // Reuses what it allocates from call to call.
@@ -326,5 +347,8 @@ NB_MODULE(_native, m) {
         .def("allocate", &allocate, "slots"_a.noconvert(), "is_pinned"_a.noconvert().none(),
              "probs"_a.noconvert(), "depths"_a.noconvert(), "num_nodes"_a.noconvert(), "reaches"_a.noconvert(),
              "reaches_if_right"_a.noconvert(), "costs"_a, "num_cache"_a.noconvert(), "num_model"_a.noconvert(),
-             "model_size"_a.noconvert(), "model_expected"_a.noconvert());
+             "model_size"_a.noconvert(), "model_expected"_a.noconvert())
+        .def("wants_drafts", &wants_drafts, "slots"_a.noconvert(), "is_pinned"_a.noconvert().none(),
+             "probs"_a.noconvert(), "depths"_a.noconvert(), "num_nodes"_a.noconvert(), "reaches"_a.noconvert(),
+             "reaches_if_right"_a.noconvert(), "costs"_a);
 }

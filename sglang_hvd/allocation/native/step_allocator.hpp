@@ -55,21 +55,7 @@ public:
         const std::size_t num = slots.size();
         if (num == 0) return {};
         const std::int32_t whole = sizes_.back();
-        cache_.clear();
-        model_.clear();
-        values_.clear();
-        free_.clear();
-        for (std::size_t i = 0; i < num; ++i) {
-            if (is_pinned != nullptr && is_pinned[i]) continue;
-            free_.push_back(i);
-            values_.push_back(pace_.token_value(slots[i]));
-            const auto len = static_cast<std::size_t>(odds.num_nodes[i]);
-            cache_.push_back({{odds.probs + i * odds.row, len}, {odds.depths + i * odds.row, len}});
-            for (std::size_t size = 0; size < sizes_.size(); ++size) {
-                const std::size_t first = (i * sizes_.size() + size) * odds.max_steps;
-                model_.push_back({sizes_[size], odds.reaches + first, odds.reaches_if_right + first});
-            }
-        }
+        gather(slots, is_pinned, odds);
         Limits limits;
         limits.num_pinned = num - free_.size();
         if (limits.num_pinned > 0) {
@@ -78,7 +64,7 @@ public:
         }
         without_.resize(costs.num_steps.size());
         ++steps_without_look_;
-        const bool is_off = steps_without_model_ >= look_after_;
+        const bool is_off = is_model_off();
         const bool looks_at_steps = limits.num_pinned == 0 && is_due(longest_without(), is_off);
         if ((is_off || looks_at_steps) && !free_.empty()) {
             steps_without_look_ = 0;
@@ -91,9 +77,7 @@ public:
                 limits.end_steps = limits.min_steps + 1;
             }
         }
-        const Rates rates{values_, pace_.price(num, costs.step[0])};
-        const Allocation& found =
-            allocator_.allocate({cache_, model_, sizes_.size(), odds.max_steps}, rates, costs, limits);
+        const Allocation& found = search(num, odds, costs, limits);
         std::size_t num_drafting = 0, num_cached = 0;
         for (std::size_t k = 0; k < free_.size(); ++k) {
             const Choice choice = found.choices[k];
@@ -130,7 +114,53 @@ public:
         return {width, found.steps, most_cache};
     }
 
+    // A step that was launched, plain, before these odds of it were known. Returns whether drafts would
+    // have been better, or are to be looked at: then the next one should not be launched so.
+    bool wants_drafts(std::span<const std::int32_t> slots, const bool* is_pinned, const BatchOdds& odds,
+                      const BatchCosts& costs) {
+        const std::size_t num = slots.size();
+        if (num == 0) return false;
+        gather(slots, is_pinned, odds);
+        without_.resize(costs.num_steps.size());
+        ++steps_without_look_;
+        ++steps_without_model_;
+        for (std::int64_t& steps : without_) ++steps;
+        pace_.see_step(costs.step[0], costs.step[0]);
+        // What looks_at_cache counts; the step that it asks for comes behind this one.
+        const bool is_due_at_cache = looks_at_cache(0);
+        if (free_.size() < num || is_due_at_cache || is_model_off() || is_due(longest_without(), false)) return true;
+        const Allocation& found = search(num, odds, costs, {});
+        return std::any_of(found.choices.begin(), found.choices.end(),
+                           [](const Choice& choice) { return choice.num_cache > 0 || choice.model_size >= 0; });
+    }
+
 private:
+    // The drafts of the requests that are not pinned.
+    void gather(std::span<const std::int32_t> slots, const bool* is_pinned, const BatchOdds& odds) {
+        cache_.clear();
+        model_.clear();
+        values_.clear();
+        free_.clear();
+        for (std::size_t i = 0; i < slots.size(); ++i) {
+            if (is_pinned != nullptr && is_pinned[i]) continue;
+            free_.push_back(i);
+            values_.push_back(pace_.token_value(slots[i]));
+            const auto len = static_cast<std::size_t>(odds.num_nodes[i]);
+            cache_.push_back({{odds.probs + i * odds.row, len}, {odds.depths + i * odds.row, len}});
+            for (std::size_t size = 0; size < sizes_.size(); ++size) {
+                const std::size_t first = (i * sizes_.size() + size) * odds.max_steps;
+                model_.push_back({sizes_[size], odds.reaches + first, odds.reaches_if_right + first});
+            }
+        }
+    }
+
+    const Allocation& search(std::size_t num, const BatchOdds& odds, const BatchCosts& costs, const Limits& limits) {
+        const Rates rates{values_, pace_.price(num, costs.step[0])};
+        return allocator_.allocate({cache_, model_, sizes_.size(), odds.max_steps}, rates, costs, limits);
+    }
+
+    bool is_model_off() const { return steps_without_model_ >= look_after_; }
+
     static void write(const StepDrafts& out, std::size_t i, std::int32_t num_cache, std::int32_t num_model,
                       std::int32_t model_size, double model_expected) {
         out.num_cache[i] = num_cache;
