@@ -72,6 +72,7 @@ class BatchCosts:
         num_steps: _Int32,
         most_nodes: _Int32,
         draft_ms: _Float64,
+        wait_ms: float,
     ) -> BatchCosts: ...
 
 class StepAllocator:

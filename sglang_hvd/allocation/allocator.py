@@ -133,6 +133,7 @@ class StepAllocator:
         self._most_nodes = np.array(most_nodes, np.int32)
         self._postpones_extend = postpones_extend
         self._native = _StepAllocator.of(self._model_sizes, own_pace, merges, _LOOK_AFTER)
+        self._runs_ahead = False
         self._of_batch: dict[int, BatchCosts] = {}
 
     @property
@@ -166,6 +167,13 @@ class StepAllocator:
         places = np.searchsorted(self._num_steps, num_steps)
         assert self._num_steps[places].tolist() == list(num_steps)
         self._num_steps, self._most_nodes = self._num_steps[places], self._most_nodes[places]
+        self._of_batch.clear()
+
+    def run_ahead(self) -> None:
+        """From now on a step without drafts behind another such need not wait for its tokens; needs
+        a width of 1. Else every step takes the wait of the table."""
+        assert self._widths.values[0] == 1, "no step is without drafts"
+        self._runs_ahead = True
         self._of_batch.clear()
 
     def use_costs(self, costs: StepCosts) -> None:
@@ -234,10 +242,18 @@ class StepAllocator:
             draft_ms = draft_ms + self._costs.catch_up_ms(drafting, _TYPICAL_MISSING)
         else:
             step_ms = step_ms + self._costs.draft_extend_ms(num_requests, widths)
+        wait_ms = self._costs.wait_ms(num_requests)
+        if not self._runs_ahead:
+            step_ms, wait_ms = step_ms + wait_ms, 0.0
         if len(self._of_batch) == _MOST_BATCHES:
             self._of_batch.clear()
         costs = self._of_batch[num_requests] = BatchCosts.of(
-            np.array(widths, np.int32), step_ms, self._num_steps, self._most_nodes, draft_ms
+            np.array(widths, np.int32),
+            step_ms,
+            self._num_steps,
+            self._most_nodes,
+            draft_ms,
+            wait_ms,
         )
         return costs
 

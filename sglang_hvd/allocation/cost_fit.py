@@ -68,7 +68,7 @@ class RestTimes:
     """RestFit of steps that are followed by one that waits for their tokens, and of those that are
     followed by one that is launched ahead of them: on a GPU hardly anything lies between the two.
 
-    runs_ahead: False: none is, and a plain step takes what every step does.
+    runs_ahead: False: none is, and what lies between them is a part of every step.
     """
 
     def __init__(self, *, runs_ahead: bool) -> None:
@@ -82,21 +82,20 @@ class RestTimes:
         fit.add(num_requests, milliseconds)
 
     def solve(self) -> Float64:
-        """float64[4]: a and b of a step with drafts, then those of a plain one, which a step that
-        runs ahead may follow. Until that was seen nothing lies between, so that it is tried."""
-        rest = self._rest.solve()
-        plain = rest if self._before_ahead is None else self._before_ahead.solve()
-        return np.concatenate([rest, plain])
+        """float64[4]: a and b of each step, then those of one before a step that waits."""
+        waits = self._rest.solve()
+        always = waits if self._before_ahead is None else self._before_ahead.solve()
+        return np.concatenate([always, waits])
 
 
-def rest_ms(terms: Float64, num_requests: Int64, widths: Int64) -> Float64:
-    """What steps take beside their parts: float64[len(num_requests), len(widths)].
+def split_rest(terms: Float64, num_requests: Int64) -> tuple[Float64, Float64]:
+    """What lies behind each step, and what lies there besides where the next one waits for its
+    tokens: float64[len(num_requests)] each, in milliseconds.
 
-    terms: as RestTimes.solve has them. A plain step takes no more than any other.
+    terms: as RestTimes.solve has them.
     """
-    rest, plain = (a + b * num_requests for a, b in terms.reshape(2, 2))
-    is_plain = np.asarray(widths) == 1
-    return np.asarray(np.where(is_plain, np.minimum(rest, plain)[:, None], rest[:, None]))
+    always, waits = (a + b * num_requests for a, b in terms.reshape(2, 2))
+    return always, np.maximum(waits - always, 0.0)
 
 
 class CostFit:
@@ -173,8 +172,8 @@ def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:
     def table(terms: Float64) -> Float64:
         return np.array([[terms @ [1, n, n * w] for w in columns] for n in _BATCH_SIZES])
 
-    # Each step has it once, as it has a verification.
-    steps = table(verify) + rest_ms(rest, np.array(_BATCH_SIZES), np.array(columns))
+    rest, wait = split_rest(rest, np.array(_BATCH_SIZES))
+    steps = table(verify) + rest[:, None]  # each step has it once, as it has a verification
     return StepCosts(
         about="learned from the steps of this server",
         batch_sizes=_BATCH_SIZES,
@@ -183,6 +182,7 @@ def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:
         draft_round=tuple(float(draft @ [0, 1, n]) for n in _BATCH_SIZES),
         draft_extend=tuple(map(tuple, table(extend).tolist())),
         draft_once=(float(draft[0]),) * len(_BATCH_SIZES),
+        wait=tuple(wait.tolist()) if wait.any() else None,
     )
 
 

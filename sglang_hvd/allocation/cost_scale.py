@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from sglang_hvd.allocation.cost_fit import RestTimes, rest_ms
+from sglang_hvd.allocation.cost_fit import RestTimes, split_rest
 from sglang_hvd.allocation.costs import Float64, StepCosts
 
 # What the sums keep of themselves with each further time: the last few hundred count.
@@ -110,7 +110,8 @@ class CostScale:
         times += np.clip(of_nodes, -_MOST_OF_NODES * times, _MOST_OF_NODES * times)
         # Nodes may take less than the table says, and none takes less than nothing.
         times = np.maximum.accumulate(np.maximum.accumulate(times, axis=0), axis=1)
-        times += rest_ms(coefficients[6:], num_requests, widths)
+        rest, wait = split_rest(coefficients[6:], num_requests)
+        times += rest[:, None]
         once = base.draft_once or (0.0,) * len(base.batch_sizes)
         return StepCosts(
             about=f"{base.about}, refined by its steps",
@@ -122,6 +123,7 @@ class CostScale:
                 tuple(time * extend + extend_more for time in row) for row in base.draft_extend
             ),
             draft_once=tuple(time * draft + draft_more for time in once),
+            wait=tuple(wait.tolist()) if wait.any() else None,
         )
 
 

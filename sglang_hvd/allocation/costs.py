@@ -25,8 +25,11 @@ class StepCosts(BaseModel):
     draft_round: one round of the model drafter, by the number of requests that draft.
     draft_once: what its draft takes beside its rounds, likewise; None: nothing.
     draft_extend: keeping the model drafter's KV cache up to date, by batch size and width.
+    wait: by batch size, how long the device waits for the host between a step and one that needs
+        its tokens to be planned, where plain steps need not be; None: not at all, or every step has
+        it in `verify`.
 
-    More requests or more nodes never cost less.
+    More requests or more nodes never cost less; they may be waited for less.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -38,6 +41,7 @@ class StepCosts(BaseModel):
     draft_round: tuple[float, ...]
     draft_extend: tuple[tuple[float, ...], ...]
     draft_once: tuple[float, ...] | None = None
+    wait: tuple[float, ...] | None = None
 
     @model_validator(mode="after")
     def _is_a_table(self) -> "StepCosts":
@@ -51,6 +55,7 @@ class StepCosts(BaseModel):
             ("draft_round", shape[:1]),
             ("draft_extend", shape),
             ("draft_once", shape[:1]),
+            ("wait", shape[:1]),
         ):
             rows = getattr(self, name)
             if rows is None:
@@ -59,6 +64,10 @@ class StepCosts(BaseModel):
             if len(rows) != wanted[0] or lengths != set(wanted[1:]):
                 raise ValueError(f"{name} must have {' x '.join(map(str, wanted))} entries")
             times = np.asarray(rows, np.float64)
+            if name == "wait":
+                if (times < 0).any():
+                    raise ValueError("wait must not be negative")
+                continue
             if (times < 0).any() or any(
                 (np.diff(times, axis=axis) < 0).any() for axis in range(times.ndim)
             ):
@@ -99,8 +108,8 @@ class StepCosts(BaseModel):
     def to_yaml(self) -> str:
         """The file that load reads."""
         lines = [f"about: {json.dumps(self.about)}"]  # one line, whatever it holds
-        once = [] if self.draft_once is None else ["draft_once"]
-        for name in ("batch_sizes", "widths", "draft_round", *once):
+        optional = [name for name in ("draft_once", "wait") if getattr(self, name) is not None]
+        for name in ("batch_sizes", "widths", "draft_round", *optional):
             lines.append(f"{name}: {_row(getattr(self, name))}")
         for name in ("verify", "draft_extend"):
             lines.append(f"{name}:")
@@ -132,6 +141,13 @@ class StepCosts(BaseModel):
         if self.draft_once is not None:
             times = times + np.asarray(self.draft_once)
         return np.where(numbers > 0, _interpolate(numbers, self.batch_sizes, times), 0.0)
+
+    def wait_ms(self, num_requests: int) -> float:
+        """Milliseconds between a step of so many requests and one that waits for its tokens."""
+        if self.wait is None:
+            return 0.0
+        [found] = _interpolate(np.array([num_requests]), self.batch_sizes, np.array(self.wait))
+        return max(float(found), 0.0)
 
     @cached_property
     def _verify(self) -> Float64:

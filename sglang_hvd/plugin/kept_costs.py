@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Numbers the way in which costs are timed: tables of another way are not used.
-_PROFILE = 6
+_PROFILE = 7
 
 
 def profiled_costs(

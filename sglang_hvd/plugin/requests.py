@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 class _Held:
     """One request the drafter knows.
 
-    num_tokens counts prompt and committed output tokens. prompt_ids is there to be recorded; None:
+    num_tokens counts prompt and committed output tokens. without_cache: its cycles are those of the
+    model drafter alone, whatever pays. prompt_ids is there to be recorded; None:
     nothing is recorded of this request. earlier has what it brought before it was started anew.
     """
 
@@ -50,6 +51,7 @@ class _Held:
     rid: str
     req: weakref.ref[Req]
     num_tokens: int
+    without_cache: bool
     prompt_ids: TokenIds | None
     source: DraftSource = DraftSource.PLAIN
     cycles: list[tuple[str, int]] = field(default_factory=list)
@@ -61,7 +63,8 @@ class _Launched:
     """A step whose tokens are still on their way to the host.
 
     Each request's row of token_ids is `stride` wide. A prefill commits one token per request.
-    is_planned: its cycles are, or it has none. is_plain: a verification of one node per request.
+    is_planned: its cycles are, or it has none. is_plain: it commits one token of each request, and
+    the next step may run ahead of these.
     """
 
     held: list[_Held | None]
@@ -101,6 +104,8 @@ class HeldRequests:
         # The latest step, and the one before it where that ran ahead of its tokens.
         self._launched: deque[_Launched] = deque()
         self._is_ahead = False  # the step that is launched next
+        self._was_plain = False  # the latest verification
+        self._wants_drafts = False  # what steps that ran ahead have found
         self._next_key = 0
         self._num_resyncs = 0
         self._num_steps_ahead = 0
@@ -129,6 +134,7 @@ class HeldRequests:
             held=[None if req is chunked_req else h for req, h in zip(reqs, held, strict=True)],
             copy=HostCopy([next_token_ids], self._stream),
             stride=1,
+            is_plain=self._was_plain,
         )
         self._launched.append(step)
 
@@ -154,12 +160,13 @@ class HeldRequests:
         with self._clock.measure(Phase.TRANSFER):
             copy = HostCopy(arrays, self._stream)
         stride = next_token_ids.shape[0] // len(reqs)
+        self._was_plain = stride == 1
         step = _Launched(
             held=[self._find(req) for req in reqs],
             copy=copy,
             stride=stride,
             is_planned=not self._is_ahead,
-            is_plain=stride == 1,
+            is_plain=self._was_plain,
         )
         self._launched.append(step)
         self._num_steps_ahead += self._is_ahead
@@ -169,25 +176,25 @@ class HeldRequests:
         """Whether the next step of these requests is to be launched without drafts and before the
         tokens of the last are read.
 
-        It is if the last had no drafts either, so that one token of each request is on its way, and
-        the tokens before that one do not ask for drafts. Never waits for the last step.
+        It is if the last had no drafts either, or was a prefill behind such a step, so that one
+        token of each of its requests is on its way, and the tokens before that do not ask for
+        drafts. Never waits for the last step.
         """
         last = self._launched[-1] if self._launched else None
-        self._is_ahead = last is not None and last.is_plain and self._has_all(last, reqs)
+        held = [self._find(req) for req in reqs]
+        self._is_ahead = (
+            last is not None
+            and last.is_plain
+            and all(h is not None and not h.without_cache for h in held)
+        )
         if self._is_ahead and last is not None:
             self._settle(but=last)
             with self._clock.measure(Phase.COMMIT):
                 self._drop_ended(reqs)
             if not last.is_planned:
-                self._is_ahead = not self._plan_launched(last)
+                self._plan_launched(last)
+            self._is_ahead = not self._wants_drafts
         return self._is_ahead
-
-    def _has_all(self, step: _Launched, reqs: Sequence[Req]) -> bool:
-        """Whether all of these were in a step. Not those that came back after a retraction: they
-        are held anew."""
-        of_step = {h.key for h in step.held if h is not None}
-        found = [self._find(req) for req in reqs]
-        return all(h is not None and h.key in of_step for h in found)
 
     @property
     def is_ahead(self) -> bool:
@@ -205,6 +212,7 @@ class HeldRequests:
         if self._is_ahead:
             return DraftPlans.plain(len(reqs))
         self._settle()
+        self._wants_drafts = False
         with self._clock.measure(Phase.COMMIT):
             self._drop_ended(reqs)
             held = [self._find(req) or self._start(req) for req in reqs]
@@ -227,8 +235,10 @@ class HeldRequests:
         which it runs ahead."""
         held = [self._find(req) for req in reqs]
         assert all(h is not None for h in held), "plan starts requests that it does not know"
-        newest = 0 if self._is_ahead else 1  # it is not cached; on its way it is not counted yet
-        return [h.num_tokens - newest for h in held if h is not None]
+        # The newest token is not cached; where it is on its way it is not counted yet.
+        coming = self._launched[-1].held if self._is_ahead else []
+        keys = {h.key for h in coming if h is not None}
+        return [h.num_tokens - (h.key not in keys) for h in held if h is not None]
 
     def note_finished(self, rid: str) -> None:
         """A request ended while running: its output goes to the shared cache."""
@@ -312,11 +322,13 @@ class HeldRequests:
         # Where embeddings are given, the ids say nothing.
         is_valid = req.input_embeds is None and bool(self._is_token(given_ids).all())
         prompt_ids = given_ids.astype(np.int32) if is_valid else np.empty(0, np.int32)
+        without_cache = not is_valid or has_penalties(req.sampling_params)
         held = _Held(
             key=key,
             rid=req.rid,
             req=weakref.ref(req, lambda _: self._dead.append(key)),
             num_tokens=num_tokens,
+            without_cache=without_cache,
             prompt_ids=prompt_ids if is_valid and self._recorder is not None else None,
             cycles=[] if before is None else before.cycles,
             earlier=earlier,
@@ -325,7 +337,7 @@ class HeldRequests:
             held.key,
             prompt_ids,
             namespace=_namespace(req),
-            without_cache=not is_valid or has_penalties(req.sampling_params),
+            without_cache=without_cache,
         )
         if req.output_ids:  # retracted before: comes back as a prefill with its output
             output_ids = np.asarray(req.output_ids, dtype=np.int64)
@@ -367,16 +379,14 @@ class HeldRequests:
         with self._clock.measure(Phase.COMMIT):
             self._commit(step, *arrays)
 
-    def _plan_launched(self, step: _Launched) -> bool:
-        """Plan a step that ran ahead, now that all before it is known. Returns whether the next one
-        should have drafts."""
+    def _plan_launched(self, step: _Launched) -> None:
+        """Plan a step that ran ahead, now that all before it is known."""
         step.is_planned = True
         held = [h for h in step.held if h is not None and h.key in self._held]
-        if not held:
-            return False
         for h in held:
             h.source = DraftSource.PLAIN
-        return self._drafter.plan_launched([h.key for h in held])
+        if held and self._drafter.plan_launched([h.key for h in held]):
+            self._wants_drafts = True
 
     def _commit(
         self,

@@ -160,7 +160,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._build_draft_states(memory)
         self._compile_kernels()
         self._check_run_ahead()
-        if self._runs_ahead:
+        if self._runs_ahead and self._allocator is not None:
+            self._allocator.run_ahead()
             self._costs.run_ahead()
         if self._times_costs:
             self._time_costs()

@@ -35,7 +35,7 @@ class PlanCosts:
         """
         used = 1 + max(plan.num_nodes for plan in plans)
         width = next(width for width in self._widths if width >= used)
-        ms = self._costs.verify_ms(len(plans), [width])[0]
+        ms = self._costs.verify_ms(len(plans), [width])[0] + self._costs.wait_ms(len(plans))
         drafting = [plan.num_model_steps for plan in plans if plan.num_model_nodes]
         if drafting:
             ms += self._costs.draft_ms([len(drafting)], max(drafting))[0]

@@ -61,6 +61,9 @@ struct BatchCosts {
     std::vector<std::int32_t> num_steps;   // of the model drafter, to choose from, rising
     std::vector<std::int32_t> most_nodes;  // by num_steps: that its draft can have then
     std::vector<double> draft;             // [num_steps][all requests + 1]: by how many draft
+    // Before a step whose drafts are chosen by the tokens of the last: the device waits for the host.
+    // Steps without drafts need not be, behind one without.
+    double wait = 0;
 
     std::size_t num_requests() const { return draft.size() / num_steps.size() - 1; }
 
@@ -90,6 +93,7 @@ struct Allocation {
     std::vector<double> expected;      // by request: accepted tokens
     std::size_t width = 0, steps = 0;  // places in BatchCosts
     double ms = 0;                     // what the step takes
+    double net_ms = 0;  // what the drafts bring beyond what they take, beside a step without, as time
 };
 
 // The drafts of the requests to allocate for.
@@ -138,7 +142,8 @@ public:
         values_.resize(num);
         for (std::size_t i = 0; i < num; ++i)
             values_[i] = rates.values[i] * std::pow(rates.values[i] * (1 + best_.expected[i]), -own_pace_);
-        const double own_price = rates.price * std::pow(rates.price * best_.ms / all, -own_pace_);
+        const double own_ms = best_.ms + (best_.width > 0 ? costs.wait : 0.0);
+        const double own_price = rates.price * std::pow(rates.price * own_ms / all, -own_pace_);
         search(num, {values_, own_price}, costs, limits);
         return best_;
     }
@@ -250,6 +255,7 @@ private:
         sort_gains(must_draft);
         keep(at, best_.steps, num_steps, num_draft);
         best_.ms = costs.step[best_.width] + costs.draft_ms(best_.steps)[num_pinned + num_draft];
+        best_.net_ms = best_score / price + costs.step[0];
     }
 
     // What the model drafter's draft adds for each request; returns the sum of what adds something.

@@ -56,7 +56,9 @@ bool rises(std::span<const std::int32_t> values) {
 
 BatchCosts costs_of(const Input<std::int32_t, 1>& widths, const Input<double, 1>& step_ms,
                     const Input<std::int32_t, 1>& num_steps, const Input<std::int32_t, 1>& most_nodes,
-                    const Input<double, 2>& draft_ms) {
+                    const Input<double, 2>& draft_ms, double wait_ms) {
+    require(std::isfinite(wait_ms) && wait_ms >= 0, "a wait takes time or none");
+    require(wait_ms == 0 || (widths.size() > 0 && widths.data()[0] == 1), "only plain steps need not wait");
     require(widths.size() > 0 && step_ms.size() == widths.size(), "each width needs its time");
     require(num_steps.size() > 0 && draft_ms.shape(0) == num_steps.size() && draft_ms.shape(1) >= 1,
             "drafting needs a time for each number of steps and requests");
@@ -69,7 +71,7 @@ BatchCosts costs_of(const Input<std::int32_t, 1>& widths, const Input<double, 1>
     for (std::size_t s = 0; s < most_nodes.size(); ++s)
         require(most_nodes.data()[s] >= 1, "a draft has at least one node");
     return {copy_of(widths), copy_of(step_ms), copy_of(num_steps), copy_of(most_nodes),
-            {draft_ms.data(), draft_ms.data() + draft_ms.size()}};
+            {draft_ms.data(), draft_ms.data() + draft_ms.size()}, wait_ms};
 }
 
 void require_slots(const Pace& pace, const Input<std::int32_t, 1>& slots) {
@@ -332,7 +334,7 @@ NB_MODULE(_native, m) {
         .def("see_tokens", &see_tokens, "slots"_a.noconvert(), "num_tokens"_a.noconvert());
     nb::class_<BatchCosts>(m, "BatchCosts", "Times in milliseconds; see StepAllocator._costs_of.")
         .def_static("of", &costs_of, "widths"_a.noconvert(), "step_ms"_a.noconvert(), "num_steps"_a.noconvert(),
-                    "most_nodes"_a.noconvert(), "draft_ms"_a.noconvert());
+                    "most_nodes"_a.noconvert(), "draft_ms"_a.noconvert(), "wait_ms"_a);
     nb::class_<StepAllocator>(m, "StepAllocator", "See allocator.py, which names things.")
         .def_static("of", &allocator_of, "sizes"_a.noconvert(), "own_pace"_a, "merges"_a, "look_after"_a)
         .def_prop_ro("pace", &StepAllocator::pace)

@@ -11,6 +11,7 @@
 
 #include "allocate.hpp"
 #include "pace.hpp"
+#include "waits.hpp"
 
 namespace sglang_hvd {
 
@@ -78,9 +79,11 @@ public:
             }
         }
         const Allocation& found = search(num, odds, costs, limits);
+        const bool is_bound = limits.num_pinned > 0 || limits.must_draft;
+        const bool has_drafts = is_bound || waits_.pays(found.net_ms, costs.wait);
         std::size_t num_drafting = 0, num_cached = 0;
         for (std::size_t k = 0; k < free_.size(); ++k) {
-            const Choice choice = found.choices[k];
+            const Choice choice = has_drafts ? found.choices[k] : Choice{};
             write(out, free_[k], choice.num_cache, 0, 0, 0);
             num_cached += choice.num_cache > 0;
             if (choice.model_size < 0) continue;
@@ -110,12 +113,13 @@ public:
         }
         // What was found for a width may fit into a narrower one.
         const std::size_t width = place_of_width(costs, used);
-        pace_.see_step(costs.step[width] + costs.draft_ms(found.steps)[num_drafting], costs.step[0]);
+        waits_.end_step(used > 0);
+        pace_.see_step(costs.step[width] + costs.draft_ms(found.steps)[num_drafting] + costs.wait, costs.step[0]);
         return {width, found.steps, most_cache};
     }
 
-    // A step that was launched, plain, before these odds of it were known. Returns whether drafts would
-    // have been better, or are to be looked at: then the next one should not be launched so.
+    // A step that was launched, without drafts, before these odds of it were known. Returns whether drafts
+    // would have been worth the wait, or are to be looked at: then the next one should not be launched so.
     bool wants_drafts(std::span<const std::int32_t> slots, const bool* is_pinned, const BatchOdds& odds,
                       const BatchCosts& costs) {
         const std::size_t num = slots.size();
@@ -126,12 +130,11 @@ public:
         ++steps_without_model_;
         for (std::int64_t& steps : without_) ++steps;
         pace_.see_step(costs.step[0], costs.step[0]);
+        waits_.end_step(false);
         // What looks_at_cache counts; the step that it asks for comes behind this one.
         const bool is_due_at_cache = looks_at_cache(0);
         if (free_.size() < num || is_due_at_cache || is_model_off() || is_due(longest_without(), false)) return true;
-        const Allocation& found = search(num, odds, costs, {});
-        return std::any_of(found.choices.begin(), found.choices.end(),
-                           [](const Choice& choice) { return choice.num_cache > 0 || choice.model_size >= 0; });
+        return waits_.is_worth_one(search(num, odds, costs, {}).net_ms, costs.wait);
     }
 
 private:
@@ -204,6 +207,7 @@ private:
     int look_after_;
     Allocator allocator_;
     Pace pace_;
+    Waits waits_;
     std::int64_t steps_without_model_ = 0, steps_without_cache_ = 0, steps_without_look_ = 0;
     std::vector<std::int64_t> without_;  // steps without a draft, by its number of steps
     std::size_t num_model_looks_ = 0, num_cache_looks_ = 0;  // so requests take turns
