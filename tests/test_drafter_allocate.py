@@ -526,3 +526,35 @@ def test_an_empty_batch_needs_nothing() -> None:
     made = drafter()
     assert list(made.plan([])) == []
     made.commit([], [])
+
+
+def test_a_step_that_was_launched_without_drafts_is_planned_all_the_same() -> None:
+    """What is known of a request is that of one whose cycle was planned and left without."""
+    made, other = drafter(of_round=50), drafter(of_round=50)
+    for of in (made, other):
+        of.start("r", REPEATS)
+        of.extend("r", [3])
+    assert made.plan_launched(["r"])  # four to nine follow, which is worth a verification
+    [plan] = other.plan(["r"])
+    assert plan.source is DraftSource.CACHE
+    made.commit(["r"], [VerifyOutcome([4], 0)])
+    other.commit(["r"], [VerifyOutcome([4], 0)])
+    assert made.stats("r").num_plain_cycles == 1
+    assert made.stats("r").num_target_tokens == 2
+    # The next is planned from the same text.
+    [plan], [expected] = made.plan(["r"]), other.plan(["r"])
+    assert drafted(plan) == drafted(expected)
+    assert drafted(plan)[:2] == [5, 6]
+
+
+def test_a_step_that_nothing_could_have_drafted_wants_no_drafts() -> None:
+    made = drafter(of_round=50)
+    made.start("r", [1, 2, 3])
+    assert not made.plan_launched(["r"])
+
+
+def test_only_policies_that_leave_requests_without_drafts_run_ahead() -> None:
+    made = drafter("both")
+    made.start("r", REPEATS)
+    with pytest.raises(AssertionError):
+        made.plan_launched(["r"])

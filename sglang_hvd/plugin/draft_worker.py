@@ -80,6 +80,7 @@ class HvdDraftWorker(EagleDraftWorker):
         self.clock = StepClock()
         super().__init__(server_args, *args, **kwargs)
         self.num_drafts_by_steps: Counter[int] = Counter()
+        self._extended = torch.cuda.Event() if self.device == "cuda" else None
 
     def attach(
         self,
@@ -194,9 +195,15 @@ class HvdDraftWorker(EagleDraftWorker):
         self, batch: ScheduleBatch, batch_result: GenerationBatchResult, **kwargs: Any
     ) -> None:
         if self.draft_extend is DraftExtend.EVERY_STEP:
+            if self._extended is not None:
+                # Its plan is made in memory that the last one's is copied from. In a step that runs
+                # ahead the device is not past that yet, and has this step's verification to do.
+                self._extended.synchronize()
             timing = self.costs.time_extend(len(batch.reqs), self._step_width)
             with self._num_draft_tokens(self._step_width), timing:
                 super()._draft_extend_for_decode(batch, batch_result, **kwargs)
+            if self._extended is not None:
+                self._extended.record()
             return
         self._stub_draft_extend(batch, batch_result)
         if self.catch_up is not None:

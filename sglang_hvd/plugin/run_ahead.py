@@ -29,12 +29,7 @@ def may_run_ahead(config: HvdConfig, cfg: Any) -> bool:
     cfg: SGLang's arguments.
     """
     is_wanted = cfg.device != "cpu" if config.run_ahead is None else config.run_ahead
-    return (
-        is_wanted
-        and config.policy == "allocate"
-        and not cfg.disable_overlap_schedule
-        and not cfg.enable_two_batch_overlap  # it asks the host for lengths before the worker does
-    )
+    return is_wanted and config.policy == "allocate" and not cfg.disable_overlap_schedule
 
 
 def launch_step(

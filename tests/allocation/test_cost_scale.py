@@ -362,3 +362,42 @@ def test_another_process_makes_the_same_table_of_the_coefficients() -> None:
         scale.observe_rest(n, 1.0)
     coefficients = scale.coefficients()
     assert CostScale(BASE).table(coefficients) == scale.table(coefficients)
+
+
+def test_what_lies_behind_steps_that_are_waited_for_is_apart_from_what_lies_behind_all() -> None:
+    scale = CostScale(BASE, runs_ahead=True)
+    for step in range(200):
+        n = 1 + step % 8
+        scale.observe_verify(n, 1, float(BASE.verify_ms(n, [1])[0]))
+        scale.observe_rest(n, 0.25, is_before_ahead=True)
+        if step % 4 == 0:
+            scale.observe_rest(n, 2.25 + 0.125 * n)
+    table = scale.table(scale.coefficients())
+    for n in (1, 8):
+        waited = table.wait_ms(n)
+        assert waited == pytest.approx(2 + 0.125 * n, abs=0.05)
+        assert table.verify_ms(n, [1])[0] - BASE.verify_ms(n, [1])[0] == pytest.approx(0.25, abs=0.05)
+    # A server whose steps do not run ahead has it in each.
+    alike = CostScale(BASE)
+    for _ in range(200):
+        alike.observe_rest(1, 2.0)
+    table = alike.table(alike.coefficients())
+    assert table.wait is None
+    assert table.verify_ms(1, [1])[0] == pytest.approx(7, abs=0.1)
+
+
+def test_as_long_as_no_step_was_seen_ahead_nothing_lies_before_it() -> None:
+    scale = CostScale(BASE, runs_ahead=True)
+    for _ in range(50):
+        scale.observe_rest(4, 3.0)
+    table = scale.table(scale.coefficients())
+    assert table.wait_ms(4) == pytest.approx(3, abs=0.1)
+    assert table.verify == BASE.verify
+
+
+def test_a_wait_that_is_shorter_than_what_always_lies_there_is_none() -> None:
+    scale = CostScale(BASE, runs_ahead=True)
+    for _ in range(50):
+        scale.observe_rest(4, 1.0, is_before_ahead=True)
+        scale.observe_rest(4, 0.5)
+    assert scale.table(scale.coefficients()).wait is None

@@ -138,3 +138,20 @@ def test_what_is_level_in_a_table_is_level_between_its_entries(scale: float) -> 
         assert (np.diff(of_any) >= 0).all()
     assert len(set(costs.verify_ms(37, range(1, 65)).tolist())) == 1
     assert len(set(costs.catch_up_ms(range(1, 65), 8).tolist())) == 1
+
+
+def test_a_wait_is_for_numbers_of_requests(tmp_path: Path) -> None:
+    path = tmp_path / "costs.yaml"
+    path.write_text(
+        "{about: made up, batch_sizes: [1, 5], widths: [1, 2], verify: [[5, 6], [6, 8]], "
+        "draft_round: [1, 1], draft_extend: [[0, 0], [0, 0]], wait: [3, 1]}"
+    )
+    table = StepCosts.load(path)
+    assert [table.wait_ms(n) for n in (1, 3, 5, 9)] == [3, 2, 1, 0]  # it may fall, not below 0
+    path.write_text(table.to_yaml())
+    assert StepCosts.load(path) == table
+    assert table.model_copy(update={"wait": None}).wait_ms(3) == 0
+    with pytest.raises(ValueError, match="wait must not be negative"):
+        table.model_copy(update={"wait": (1.0, -0.5)})
+    with pytest.raises(ValueError, match="wait must have 2 entries"):
+        table.model_copy(update={"wait": (1.0,)})

@@ -11,30 +11,45 @@ from prometheus_client import REGISTRY
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from sglang_hvd.allocation import StepAllocator, StepCosts
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.payoff import TokenClasses
 from sglang_hvd.plugin.metrics import ServerMetrics
 from sglang_hvd.plugin.request_marks import figures_of
 from sglang_hvd.plugin.requests import HeldRequests
 from sglang_hvd.step_clock import StepClock
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftSource
+from tests.payoff.made_up import constant_survival
 
 VOCAB_SIZE = 100
 
+COSTS = StepCosts(
+    about="made up",
+    batch_sizes=(1, 8),
+    widths=(1, 8),
+    verify=((5.0, 6.0), (5.0, 6.0)),
+    draft_round=(500.0, 500.0),
+    draft_extend=((0.0, 0.0), (0.0, 0.0)),
+)
+
 
 def held_requests(
-    metrics: ServerMetrics | None = None, *, report_cycles: bool = False
+    metrics: ServerMetrics | None = None, *, report_cycles: bool = False, allocates: bool = False
 ) -> HeldRequests:
-    config = HvdConfig(policy="cache")
+    """allocates: by costs, of which those of the model drafter are too high for it."""
+    config = HvdConfig(policy="allocate" if allocates else "cache")
+    allocator = StepAllocator(COSTS, widths=(1, 8), model_sizes=[7], num_steps=[3])
     drafter = HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
-        predictor=None,
-        token_classes=None,
+        predictor=constant_survival(0.9) if allocates else None,
+        token_classes=TokenClasses.from_strings(map(str, range(VOCAB_SIZE))) if allocates else None,
         num_model_steps=3,
         num_model_nodes=7,
         verify_width=8,
+        allocator=allocator if allocates else None,
     )
     return HeldRequests(
         drafter,
@@ -346,6 +361,122 @@ def test_requests_whose_penalties_follow_the_cycles_verify_no_cache_draft(
     req.output_ids.append(3)
     [plan] = held.plan([req], [6])
     assert plan.source is source
+
+
+def verify_plain(held: HeldRequests, reqs: list[Req], tokens: list[int]) -> None:
+    """A step of these that commits a token of each; SGLang has it when the next was launched."""
+    ones = torch.ones(len(reqs), dtype=torch.int32)
+    held.record_verify(reqs, torch.tensor(tokens), ones, None)
+
+
+def test_behind_a_step_without_drafts_the_next_runs_ahead_until_drafts_pay() -> None:
+    held = held_requests(allocates=True)
+    req = request("a", [1, 2, 3, 4, 5, 6, 7, 8])
+    assert not held.runs_ahead([req])  # nobody knows it yet
+    prefill(held, req)
+    assert not held.runs_ahead([req])  # nothing was decoded yet
+    [plan] = held.plan([req], [8])
+    assert plan.source is DraftSource.PLAIN  # 3 is followed by 4, but the context 8, 3 is new
+    verify_plain(held, [req], [9])
+    assert held.runs_ahead([req])
+    assert held.is_ahead
+    assert held.cached_lens([req]) == [9]  # the prompt and 3; 9 is on its way
+    [plan] = held.plan([req], None)
+    assert (plan.source, plan.num_nodes) == (DraftSource.PLAIN, 0)
+    verify_plain(held, [req], [1])
+    req.output_ids.extend([3, 9])
+    assert not held.is_ahead
+    # Ahead of 2, which is not known; of 1, which is, there is a draft: 2, 3, 4.
+    for token, cached in ((2, 10), (3, 11)):
+        if not held.runs_ahead([req]):
+            break
+        assert held.cached_lens([req]) == [cached]
+        verify_plain(held, [req], [token])
+        req.output_ids.append(token - 1)
+    assert not held.runs_ahead([req])
+    num_cached = len(req.origin_input_ids) + len(req.output_ids)
+    [plan] = held.plan([req], [num_cached])
+    assert plan.source is DraftSource.CACHE
+    assert held.describe()["num_resyncs"] == 0
+    assert held.describe()["num_steps_ahead"] >= 2
+    counted = held.describe()["num_cycles"]
+    assert counted["plain"] == held.describe()["num_steps_ahead"] + 1
+
+
+def test_a_prefill_in_between_does_not_end_a_run() -> None:
+    held = held_requests(allocates=True)
+    first, second = request("a", [1, 2]), request("b", [7, 8, 9, 10])
+    prefill(held, first)
+    held.plan([first], [2])
+    verify_plain(held, [first], [4])
+    first.output_ids.append(3)
+    assert held.runs_ahead([first])
+    verify_plain(held, [first], [5])
+    first.output_ids.append(4)
+    prefill(held, second)  # while the step before still ran
+    first.output_ids.append(5)
+    assert held.runs_ahead([first, second])
+    assert held.cached_lens([first, second]) == [4, 4]  # of the second the token is on its way
+    verify_plain(held, [first, second], [6, 6])
+    second.output_ids.append(3)
+    assert held.runs_ahead([first, second])
+    assert held.cached_lens([first, second]) == [5, 5]
+    verify_plain(held, [first, second], [11, 12])
+    for req in (first, second):
+        req.output_ids.append(6)
+    held.plan([first, second], [6, 6])
+    assert held.describe()["num_resyncs"] == 0
+
+
+def test_requests_bound_to_the_model_drafter_do_not_run_ahead() -> None:
+    """Behind a prefill, too: a server with their penalties has EAGLE3's cycles."""
+    held = held_requests(allocates=True)
+    first, bound = request("a", [1, 2]), request("b", [7, 8])
+    prefill(held, first)
+    held.plan([first], [2])
+    verify_plain(held, [first], [4])
+    bound.sampling_params.frequency_penalty = 0.1
+    prefill(held, bound)
+    assert not held.runs_ahead([first, bound])
+    first.output_ids.extend([3, 4])
+    bound.output_ids.append(3)
+    plans = list(held.plan([first, bound], [3, 2]))
+    assert [plan.source for plan in plans][1] is DraftSource.MODEL
+
+
+def test_what_a_run_found_is_heeded_though_a_prefill_came_between() -> None:
+    held = held_requests(allocates=True)
+    req, other = request("a", [1, 2, 3, 4, 5, 6, 7, 8]), request("b", [10, 11])
+    prefill(held, req)
+    held.plan([req], [8])
+    verify_plain(held, [req], [1])
+    assert held.runs_ahead([req])
+    verify_plain(held, [req], [2])
+    prefill(held, other)  # takes the run's tokens in: 3, 4, ... would have followed 1
+    assert not held.runs_ahead([req, other])
+
+
+def test_a_request_that_ends_in_a_run_has_its_tokens_and_not_those_behind() -> None:
+    held = held_requests(allocates=True)
+    reqs = [request(rid, [1, 2]) for rid in "ab"]
+    prefill(held, *reqs)
+    held.plan(reqs, [2, 2])
+    verify_plain(held, reqs, [20, 30])
+    assert held.runs_ahead(reqs)
+    verify_plain(held, reqs, [21, 31])
+    for req, token in zip(reqs, (20, 30), strict=True):
+        req.output_ids.extend([3, token])
+    reqs[0].finished_reason = FINISH_LENGTH(2)
+    held.note_finished("a")  # seen when the step behind was launched
+    assert held.describe()["num_shared_tokens"] == 2
+    assert held.runs_ahead(reqs[1:])
+    assert held.cached_lens(reqs[1:]) == [4]
+    verify_plain(held, reqs[1:], [32])
+    reqs[1].output_ids.append(31)
+    end(held, reqs[1], [32])
+    assert held.describe()["num_resyncs"] == 0
+    assert held.describe()["num_shared_tokens"] == 2 + 4
+    assert held.describe()["num_requests"] == 0
 
 
 def end(held: HeldRequests, req: Req, output_ids: list[int]) -> None:

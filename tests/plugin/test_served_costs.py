@@ -185,6 +185,21 @@ def test_a_gpu_that_waits_for_the_host_takes_that_long_beside_its_parts(
     assert made.costs.verify_ms(2, [8])[0] == pytest.approx(6.25, abs=0.05)
 
 
+def test_a_wait_is_that_of_the_steps_before_those_that_did_not_run_ahead() -> None:
+    made, watch = allocator(), Stopwatch()
+    costs = served(made, watch)
+    costs.run_ahead()
+    for number in range(128):
+        is_ahead = number % 4 != 0
+        watch.seconds += 0.0001 if is_ahead else 0.003  # since the last
+        costs.begin_step(2, is_ahead=is_ahead)
+        with costs.time_verify(2, 8):
+            watch.seconds += 0.005
+        costs.end_step()
+    assert made.costs.verify_ms(2, [8])[0] == pytest.approx(5.1, abs=0.05)
+    assert made.costs.wait_ms(2) == pytest.approx(2.9, abs=0.05)
+
+
 def test_a_step_that_had_nothing_beside_its_parts_soon_has_it_counted() -> None:
     made, watch = allocator(), Stopwatch()
     costs = served(made, watch)

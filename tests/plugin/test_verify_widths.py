@@ -53,10 +53,12 @@ def widths_of(
     enable_lora: bool = False,
     lora_paths: list[str] | None = None,
     is_deterministic: bool = False,
+    has_overlap: bool = False,
     **settings: Any,
 ) -> VerifyWidths:
     cfg = SimpleNamespace(
         device=device,
+        disable_overlap_schedule=not has_overlap,
         max_running_requests=requests,
         enable_lora=enable_lora,
         lora_paths=lora_paths,
@@ -249,3 +251,17 @@ def test_where_widths_cost_nothing_there_are_all_powers_of_two() -> None:
 def test_none_that_is_narrow_is_as_wide_as_the_base() -> None:
     with pytest.raises(ValueError, match="must stay below the verify width 32"):
         widths_of(narrow_widths=(4, 32))
+
+
+@pytest.mark.parametrize(
+    ("requests", "narrow"), [(1, (1,)), (4, (1, 16)), (16, (1, 4, 8, 16)), (48, (1, 2, 4, 8, 16))]
+)
+def test_steps_that_run_ahead_have_a_width_of_one(
+    requests: int, narrow: tuple[int, ...]
+) -> None:
+    assert widths_of(requests=requests, has_overlap=True).values == (*narrow, 32, 64)
+    without = widths_of(requests=requests, has_overlap=True, run_ahead=False)
+    assert without == widths_of(requests=requests)
+    assert widths_of(requests=requests, has_overlap=True, policy="payoff").values == (32,)
+    twice = widths_of(requests=1, has_overlap=True, verify_width=64)
+    assert twice.values == (1, 32, 64)

@@ -137,7 +137,7 @@ public:
         }
         search(num, rates, costs, limits);
         // A step that looks at the model drafter does not tell what steps usually take.
-        if (own_pace_ == 0 || num == 0 || limits.must_draft) return best_;
+        if (own_pace_ == 0 || num == 0 || limits.must_draft) return weighed(rates, costs);
         const auto all = static_cast<double>(num + limits.num_pinned);
         values_.resize(num);
         for (std::size_t i = 0; i < num; ++i)
@@ -145,7 +145,7 @@ public:
         const double own_ms = best_.ms + (best_.width > 0 ? costs.wait : 0.0);
         const double own_price = rates.price * std::pow(rates.price * own_ms / all, -own_pace_);
         search(num, {values_, own_price}, costs, limits);
-        return best_;
+        return weighed(rates, costs);
     }
 
 private:
@@ -255,7 +255,14 @@ private:
         sort_gains(must_draft);
         keep(at, best_.steps, num_steps, num_draft);
         best_.ms = costs.step[best_.width] + costs.draft_ms(best_.steps)[num_pinned + num_draft];
-        best_.net_ms = best_score / price + costs.step[0];
+    }
+
+    // The best choice, with what it brings at the pace of the latest steps.
+    const Allocation& weighed(const Rates& rates, const BatchCosts& costs) {
+        double gained = 0;
+        for (std::size_t i = 0; i < best_.expected.size(); ++i) gained += rates.values[i] * best_.expected[i];
+        best_.net_ms = gained / rates.price - (best_.ms - costs.step[0]);
+        return best_;
     }
 
     // What the model drafter's draft adds for each request; returns the sum of what adds something.
