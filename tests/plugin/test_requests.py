@@ -371,36 +371,32 @@ def verify_plain(held: HeldRequests, reqs: list[Req], tokens: list[int]) -> None
 
 def test_behind_a_step_without_drafts_the_next_runs_ahead_until_drafts_pay() -> None:
     held = held_requests(allocates=True)
-    req = request("a", [1, 2, 3, 4, 5, 6, 7, 8])
+    req = request("a", [1, 2, 4, 5, 6, 7, 8, 10])
     assert not held.runs_ahead([req])  # nobody knows it yet
     prefill(held, req)
     assert not held.runs_ahead([req])  # nothing was decoded yet
     [plan] = held.plan([req], [8])
-    assert plan.source is DraftSource.PLAIN  # 3 is followed by 4, but the context 8, 3 is new
+    assert plan.source is DraftSource.PLAIN
     verify_plain(held, [req], [9])
-    assert held.runs_ahead([req])
-    assert held.is_ahead
-    assert held.cached_lens([req]) == [9]  # the prompt and 3; 9 is on its way
-    [plan] = held.plan([req], None)
-    assert (plan.source, plan.num_nodes) == (DraftSource.PLAIN, 0)
-    verify_plain(held, [req], [1])
-    req.output_ids.extend([3, 9])
-    assert not held.is_ahead
-    # Ahead of 2, which is not known; of 1, which is, there is a draft: 2, 3, 4.
-    for token, cached in ((2, 10), (3, 11)):
-        if not held.runs_ahead([req]):
-            break
+    req.output_ids.append(3)
+    # What each step commits is known when the next but one is launched. 2 to 8 follow on 1.
+    for token, cached in ((1, 9), (2, 10)):
+        assert held.runs_ahead([req])
+        assert held.is_ahead
         assert held.cached_lens([req]) == [cached]
+        [plan] = held.plan([req], None)
+        assert (plan.source, plan.num_nodes) == (DraftSource.PLAIN, 0)
         verify_plain(held, [req], [token])
-        req.output_ids.append(token - 1)
+        assert not held.is_ahead
+        req.output_ids.append(9 if token == 1 else 1)
     assert not held.runs_ahead([req])
-    num_cached = len(req.origin_input_ids) + len(req.output_ids)
-    [plan] = held.plan([req], [num_cached])
-    assert plan.source is DraftSource.CACHE
-    assert held.describe()["num_resyncs"] == 0
-    assert held.describe()["num_steps_ahead"] >= 2
-    counted = held.describe()["num_cycles"]
-    assert counted["plain"] == held.describe()["num_steps_ahead"] + 1
+    [plan] = held.plan([req], [11])
+    draft = plan.cache_draft
+    assert draft is not None
+    assert draft.token_ids.tolist()[:3] == [4, 5, 6]
+    state = held.describe()
+    assert (state["num_resyncs"], state["num_steps_ahead"]) == (0, 2)
+    assert state["num_cycles"]["plain"] == 3
 
 
 def test_a_prefill_in_between_does_not_end_a_run() -> None:
