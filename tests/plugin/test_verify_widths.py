@@ -256,9 +256,7 @@ def test_none_that_is_narrow_is_as_wide_as_the_base() -> None:
 @pytest.mark.parametrize(
     ("requests", "narrow"), [(1, (1,)), (4, (1, 16)), (16, (1, 4, 8, 16)), (48, (1, 2, 4, 8, 16))]
 )
-def test_steps_that_run_ahead_have_a_width_of_one(
-    requests: int, narrow: tuple[int, ...]
-) -> None:
+def test_steps_that_run_ahead_have_a_width_of_one(requests: int, narrow: tuple[int, ...]) -> None:
     assert widths_of(requests=requests, has_overlap=True).values == (*narrow, 32, 64)
     without = widths_of(requests=requests, has_overlap=True, run_ahead=False)
     assert without == widths_of(requests=requests)
