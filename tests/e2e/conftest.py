@@ -175,6 +175,19 @@ def varying_costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def running_ahead(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Flags with which steps run ahead, under overlap scheduling: a table by which nothing but a
+    sure cache draft is worth more than a plain step, and a wait."""
+    path = tmp_path_factory.mktemp("costs") / "costs.yaml"
+    path.write_text(
+        "{about: made up, batch_sizes: [1, 16], widths: [1, 2, 32], "
+        "verify: [[5, 8, 10], [6, 10, 36]], draft_round: [20, 20], "
+        "draft_extend: [[0.2, 0.2, 0.3], [0.3, 0.3, 1]], wait: [1, 2]}"
+    )
+    return ("--hvd-costs", str(path), "--hvd-run-ahead", "true")
+
+
+@pytest.fixture(scope="session")
 def untimed(varying_costs: Path) -> Callable[[str], tuple[str, ...]]:
     """Flags with which no steps are timed before a policy serves: only `allocate` does that."""
     return lambda policy: ("--hvd-costs", str(varying_costs)) if policy == "allocate" else ()

@@ -43,31 +43,23 @@ def test_output_is_that_of_plain_serving_under_overlap_scheduling(
     assert state["num_cycles"]["cache"] + state["num_cycles"]["both"] > 0
 
 
-@pytest.fixture(scope="module")
-def dear_drafts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """A table by which nothing but a sure cache draft is worth more than a plain step."""
-    path = tmp_path_factory.mktemp("costs") / "costs.yaml"
-    path.write_text(
-        "{about: made up, batch_sizes: [1, 16], widths: [1, 2, 32], "
-        "verify: [[5, 9, 12], [6, 12, 40]], draft_round: [20, 20], "
-        "draft_extend: [[0.2, 0.2, 0.3], [0.3, 0.3, 1]]}"
-    )
-    return ("--hvd-costs", str(path), "--hvd-run-ahead", "true")
-
-
-@pytest.mark.parametrize("postpone_extend", ["true", "false"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--hvd-postpone-extend", "true"),
+        ("--hvd-postpone-extend", "false", "--chunked-prefill-size", "64"),
+    ],
+    ids=["postponed", "chunked"],
+)
 def test_steps_that_run_ahead_give_the_same_output(
-    postpone_extend: str,
+    flags: tuple[str, ...],
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
-    dear_drafts: tuple[str, ...],
+    running_ahead: tuple[str, ...],
 ) -> None:
     expected = plain_ids(prompts)
-    server = start_hvd(
-        *("allocate", *dear_drafts, "--hvd-postpone-extend", postpone_extend),
-        environment=INTERPRETED,
-    )
+    server = start_hvd("allocate", *running_ahead, *flags, environment=INTERPRETED)
     assert_same_alone_and_together(server, expected, prompts)
     state = server.hvd_state()
     assert state["runs_ahead"]
@@ -174,3 +166,28 @@ def test_full_masks_with_triton_attention(
     accepted = server.hvd_state()["num_accepted_drafts"]
     assert accepted["cache"] + accepted["both"] > 0
     assert accepted["model"] > 0
+
+
+def test_graphs_of_steps_that_run_ahead(
+    start_hvd: Callable[..., Any],
+    plain_ids: Callable[..., list[list[int]]],
+    prompts: list[str],
+    running_ahead: tuple[str, ...],
+) -> None:
+    """With full masks, and lengths of texts that the attention backend takes from the host."""
+    copying = [prompts[0], prompts[4], prompts[8]]
+    params = {"max_new_tokens": 16}
+    expected = plain_ids(copying, **params)
+    server = start_hvd(
+        *("allocate", *running_ahead, *TRITON),
+        *("--hvd-verify-width", "16", "--hvd-narrow-widths", "[1]"),
+        *("--cuda-graph-bs-decode", "2", "4"),  # three are padded to four
+        drafting=SMALL_TREE,
+        environment=REPLAYED,
+    )
+    answers = server.generate_all(copying, concurrency=3, **params)
+    assert [answer["output_ids"] for answer in answers] == expected
+    state = server.hvd_state()
+    assert state["num_steps_ahead"] > 0
+    assert state["num_steps_by_width"]["16"] > 0
+    assert state["num_resyncs"] == 0

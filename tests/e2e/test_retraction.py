@@ -54,6 +54,25 @@ def test_output_is_that_of_plain_serving(
     assert server.hvd_state()["num_resyncs"] == 0
 
 
+def test_steps_that_run_ahead_of_a_retraction_give_the_same_output(
+    start_hvd: Callable[..., Any],
+    plain_ids: Callable[..., list[list[int]]],
+    prompts: list[str],
+    running_ahead: tuple[str, ...],
+) -> None:
+    expected = plain_ids(prompts, max_new_tokens=MAX_NEW_TOKENS)
+    server = start_hvd(
+        *("allocate", *running_ahead, *SMALL_POOL), environment={"TRITON_INTERPRET": "1"}
+    )
+    answers = server.generate_all(prompts, concurrency=len(prompts), max_new_tokens=MAX_NEW_TOKENS)
+    assert [answer["output_ids"] for answer in answers] == expected
+    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
+    server.wait_until_idle()
+    state = server.hvd_state()
+    assert state["num_steps_ahead"] > 0
+    assert state["num_resyncs"] == 0
+
+
 def test_aborted_after_a_retraction(start_hvd: Callable[..., Any], prompts: list[str]) -> None:
     server = start_hvd("payoff", *mixing("payoff"), *SMALL_POOL)
     server.flush_cache()
