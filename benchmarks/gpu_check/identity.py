@@ -73,6 +73,7 @@ class Identity:
                     "policy": policy,
                     "concurrency": concurrency,
                     "num_prompts": len(self._prompts),  # no more than these are served at once
+                    "num_steps_ahead": _state(server)["num_steps_ahead"],  # so far
                     "differences": [asdict(difference) for difference in differences],
                     "passed": not differences,
                 }
@@ -94,6 +95,12 @@ class Identity:
         if isinstance(self._plain, ServerFailed):
             raise self._plain
         return self._plain
+
+
+def _state(server: SglangServer) -> Row:
+    """HVD's part of what the server says of itself."""
+    state: Row = server.get("/server_info")["internal_states"][0]["hvd"]
+    return state
 
 
 def _generate(server: SglangServer, prompt: str) -> list[int]:

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -24,6 +25,10 @@ _CHAIN_FLAGS = (
 )
 
 
+# A table by which most steps have no drafts.
+_FEW_DRAFTS = Path(__file__).with_name("few_drafts.yaml")
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """How a server runs, the policy apart."""
@@ -38,6 +43,7 @@ class Setup:
     postpones: bool = False
     wide_width: int | None = None
     has_default_widths: bool = False  # which follow the memory that is there
+    runs_ahead: bool = False  # by costs for which drafts seldom pay
 
     def flags(self, device: str) -> list[str]:
         """Of SGLang, for any mode."""
@@ -92,6 +98,10 @@ def setups_of(device: str) -> list[Setup]:
     setups.append(Setup("flashinfer", "bfloat16", False, True, True))
     setups.append(Setup("flashinfer", "bfloat16", True, False, True))
     setups.append(Setup("flashinfer", "float16", True, True, True))
+    setups += [
+        Setup(backend, "bfloat16", True, True, True, 32, (1, 2, 4, 8, 16), runs_ahead=True)
+        for backend in backends
+    ]
     return setups
 
 
@@ -120,6 +130,8 @@ def server_of(
         if mode == "allocate" and setup.wide_width is not None:
             flags += ["--hvd-wide-width", str(setup.wide_width)]
         flags += ["--hvd-postpone-extend", str(setup.postpones).lower()]
+        if mode == "allocate" and setup.runs_ahead:
+            flags += ["--hvd-run-ahead", "true", "--hvd-costs", str(_FEW_DRAFTS)]
     number = setups_of(options.device).index(setup)
     log_file = options.logs / f"{part}-{number}-{mode}.log"
     with logged_server(
