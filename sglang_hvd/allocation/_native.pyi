@@ -92,6 +92,7 @@ class StepAllocator:
         reaches: _Float32,
         reaches_if_right: _Float32,
         costs: BatchCosts,
+        next_waits: bool,
         num_cache: _Int32,
         num_model: _Int32,
         model_size: _Int32,

@@ -186,13 +186,19 @@ class StepAllocator:
         self._native.start(slot)
 
     def allocate(
-        self, slots: Int32, odds: DraftOdds, is_pinned: npt.NDArray[np.bool_] | None = None
+        self,
+        slots: Int32,
+        odds: DraftOdds,
+        is_pinned: npt.NDArray[np.bool_] | None = None,
+        *,
+        next_waits: bool = False,
     ) -> Allocation:
         """The drafts that make most progress in their time.
 
         slots: int32[num_requests]; row i of the odds belongs to slots[i].
         is_pinned: bool[num_requests], requests that verify the model drafter's largest draft alone,
             whatever it brings; None: none does.
+        next_waits: the next step waits for the tokens of this one even if this one has no drafts.
         """
         num = len(slots)
         num_cache, num_model, model_size = (np.empty(num, np.int32) for _ in range(3))
@@ -202,6 +208,7 @@ class StepAllocator:
             is_pinned,
             *_arrays(odds),
             self._of_batch.get(num) or self._costs_of(num),
+            next_waits,
             num_cache,
             num_model,
             model_size,

@@ -20,12 +20,15 @@ class CostPlanner:
         self._allocator = allocator
 
     def plan(
-        self, requests: Sequence[DraftedRequest], proposals: Proposals
+        self, requests: Sequence[DraftedRequest], proposals: Proposals, *, next_waits: bool
     ) -> tuple[DraftPlans, Cycles]:
-        """Row i of the proposals belongs to requests[i]."""
+        """Row i of the proposals belongs to requests[i]. next_waits: see StepAllocator.allocate."""
         forecast = _forecast(proposals)
         found = self._allocator.allocate(
-            forecast.slots, _odds(forecast, len(requests)), _are_pinned(requests)
+            forecast.slots,
+            _odds(forecast, len(requests)),
+            _are_pinned(requests),
+            next_waits=next_waits,
         )
         # The predictor is judged by what it says itself of chains, heeded or not.
         taken = forecast.trees.take(

@@ -218,14 +218,16 @@ class HybridDrafter:
             self._allocator.start(slot)
         self._requests[rid] = DraftedRequest(slot, without_cache)
 
-    def plan(self, rids: Sequence[Hashable]) -> DraftPlans:
+    def plan(self, rids: Sequence[Hashable], *, next_waits: bool = False) -> DraftPlans:
         """Decides what each request of the batch verifies in its next cycle.
+
+        next_waits: the step after it cannot run ahead, whatever is decided.
 
         Raises KeyError for a request that is not active.
         """
         if self._config.policy == "model":
             return self.allocate(rids, self._proposer.nothing(len(rids)))
-        return self.allocate(rids, self.propose(rids))
+        return self.allocate(rids, self.propose(rids), next_waits=next_waits)
 
     def propose(
         self, rids: Sequence[Hashable], max_cache_draft_tokens: int | None = None
@@ -244,11 +246,16 @@ class HybridDrafter:
             limits.append(max_cache_draft_tokens)
         return self._proposer.propose(rids, requests, min(limits))
 
-    def allocate(self, rids: Sequence[Hashable], proposals: Proposals) -> DraftPlans:
+    def allocate(
+        self, rids: Sequence[Hashable], proposals: Proposals, *, next_waits: bool = False
+    ) -> DraftPlans:
         """The second half of plan: the policy's decision."""
         with self._clock.measure(Phase.ALLOCATE):
             requests = [self._request(rid) for rid in rids]
-            plans, cycles = self._planner.plan(requests, proposals)
+            if isinstance(self._planner, CostPlanner):
+                plans, cycles = self._planner.plan(requests, proposals, next_waits=next_waits)
+            else:
+                plans, cycles = self._planner.plan(requests, proposals)
             _begin(cycles, requests)
             return plans
 

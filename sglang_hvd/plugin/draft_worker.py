@@ -23,6 +23,7 @@ from sglang_hvd.plugin.batch_rows import rows_of
 from sglang_hvd.plugin.catch_up import CatchUp
 from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
+from sglang_hvd.plugin.host_plans import PlanFence
 from sglang_hvd.plugin.host_transfer import to_device
 from sglang_hvd.plugin.launch import launch_of
 from sglang_hvd.plugin.served_costs import ServedCosts
@@ -80,7 +81,7 @@ class HvdDraftWorker(EagleDraftWorker):
         self.clock = StepClock()
         super().__init__(server_args, *args, **kwargs)
         self.num_drafts_by_steps: Counter[int] = Counter()
-        self._extended = torch.cuda.Event() if self.device == "cuda" else None
+        self._extended = PlanFence.of(server_args, self.device)
 
     def attach(
         self,
@@ -107,7 +108,8 @@ class HvdDraftWorker(EagleDraftWorker):
         assert not with_topology, "pipeline parallelism is refused at start"
         assert not batch.forward_mode.is_idle(), "data-parallel attention is refused at start"
         seq_lens = batch.seq_lens_cpu.tolist() if batch.seq_lens_cpu is not None else None
-        plans = self._held.plan(batch.reqs, seq_lens)
+        # Of a grammar SGLang waits for each token.
+        plans = self._held.plan(batch.reqs, seq_lens, next_waits=batch.has_grammar)
         used = 1 + int(plans.num_nodes.max())
         self.use_width(self._widths.narrowest(used))
         self.num_steps_by_width[self._step_width] += 1
@@ -195,15 +197,13 @@ class HvdDraftWorker(EagleDraftWorker):
         self, batch: ScheduleBatch, batch_result: GenerationBatchResult, **kwargs: Any
     ) -> None:
         if self.draft_extend is DraftExtend.EVERY_STEP:
-            if self._extended is not None:
-                # Its plan is made in memory that the last one's is copied from. In a step that runs
-                # ahead the device is not past that yet, and has this step's verification to do.
-                self._extended.synchronize()
+            # Before a step that runs ahead the device is not there yet; it has that step's
+            # verification to do meanwhile.
+            self._extended.wait()
             timing = self.costs.time_extend(len(batch.reqs), self._step_width)
             with self._num_draft_tokens(self._step_width), timing:
                 super()._draft_extend_for_decode(batch, batch_result, **kwargs)
-            if self._extended is not None:
-                self._extended.record()
+            self._extended.record()
             return
         self._stub_draft_extend(batch, batch_result)
         if self.catch_up is not None:

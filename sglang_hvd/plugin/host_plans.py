@@ -10,14 +10,20 @@ SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN. A tree differs from a chain in nothing t
 is as many tokens of each request, whose mask is packed bit by bit.
 
 Here both are on. The two variables, set to 0, leave SGLang's defaults.
+
+A plan is made in memory that it is copied to the device from. Without the waits the host could make
+the next plan of the same graph before the device has got so far: a fence keeps the two apart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from sglang.kernels.ops.speculative.pack_verify_mask import pack_verify_mask_into
+from sglang.srt.arg_groups.overrides import attention_backends_of
 from sglang.srt.environ import EnvField, envs
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend, fast_prefill_plan
 
@@ -58,3 +64,47 @@ def _has_lengths_of_plans(backend: FlashInferAttnBackend) -> bool:
         and backend.dispatch_reason is None  # else layers differ in what they attend to
         and backend.flashinfer_kv_cache_dtype in _DTYPES
     )
+
+
+def uses_flashinfer(cfg: Any) -> bool:
+    """Whether any of a server's attention is FlashInfer's. cfg: SGLang's arguments."""
+    return "flashinfer" in attention_backends_of(cfg)
+
+
+def warm_up(device: torch.device, widths: Sequence[int]) -> None:
+    """Compiles the kernel that packs masks of verifications, of each width one."""
+    for width in widths:
+        pack_verify_mask_into(
+            torch.ones(width * width, dtype=torch.bool, device=device),
+            torch.tensor([0, width], dtype=torch.int32, device=device),
+            torch.zeros(2, dtype=torch.int32, device=device),
+            torch.zeros(width * width, dtype=torch.uint8, device=device),
+            batch_size=1,
+            query_width=width,
+            max_kv_len=width,
+        )
+
+
+class PlanFence:
+    """Between what the device does by one plan, and the next plan in the same memory.
+
+    is_needed: the plans are FlashInfer's, on a GPU; else nothing is waited for.
+    """
+
+    def __init__(self, *, is_needed: bool) -> None:
+        self._reached = torch.cuda.Event() if is_needed else None
+
+    @classmethod
+    def of(cls, cfg: Any, device: str) -> PlanFence:
+        """That of a server with these of SGLang's arguments."""
+        return cls(is_needed=device == "cuda" and uses_flashinfer(cfg))
+
+    def wait(self) -> None:
+        """Until the device has come to where `record` was called last."""
+        if self._reached is not None:
+            self._reached.synchronize()
+
+    def record(self) -> None:
+        """The plan was launched, with or without what is done by it."""
+        if self._reached is not None:
+            self._reached.record()

@@ -63,13 +63,14 @@ class _Launched:
     """A step whose tokens are still on their way to the host.
 
     Each request's row of token_ids is `stride` wide. A prefill commits one token per request.
-    is_planned: its cycles are, or it has none. is_plain: it commits one token of each request, and
-    the next step may run ahead of these.
+    is_planned: its cycles are, or it has none. is_plain: it has no drafts, and commits one token of
+    each request.
     """
 
     held: list[_Held | None]
     copy: HostCopy
     stride: int
+    is_prefill: bool
     is_planned: bool = True
     is_plain: bool = False
 
@@ -134,6 +135,7 @@ class HeldRequests:
             held=[None if req is chunked_req else h for req, h in zip(reqs, held, strict=True)],
             copy=HostCopy([next_token_ids], self._stream),
             stride=1,
+            is_prefill=True,
             is_plain=self._was_plain,
         )
         self._launched.append(step)
@@ -165,6 +167,7 @@ class HeldRequests:
             held=[self._find(req) for req in reqs],
             copy=copy,
             stride=stride,
+            is_prefill=False,
             is_planned=not self._is_ahead,
             is_plain=self._was_plain,
         )
@@ -181,33 +184,50 @@ class HeldRequests:
         drafts. Never waits for the last step.
         """
         last = self._launched[-1] if self._launched else None
+        self._is_ahead = False
+        if last is None or not last.is_plain:
+            return False
+        self._settle(but=last)
+        with self._clock.measure(Phase.COMMIT):
+            self._drop_ended(reqs)
+        if not last.is_planned:
+            self._plan_launched(last)
+        if self._wants_drafts or not self._are_free(reqs):
+            return False
+        coming = _keys_of(last)
+        held = [h for req in reqs if (h := self._find(req)) is not None]
+        if len(held) < len(reqs) or (last.is_prefill and coming.issuperset(h.key for h in held)):
+            return False  # none of them was decoded before
+        for h, req in zip(held, reqs, strict=True):
+            # SGLang's own count has the steps whose results it has taken in: all but a verification
+            # that was the last. What the device verifies is laid out by these lengths.
+            num_cached = req.kv.kv_committed_len + (not last.is_prefill and h.key in coming)
+            if h.num_tokens - (h.key not in coming) != num_cached:
+                self._num_resyncs += 1
+                return False
+        self._is_ahead = True
+        return True
+
+    def _are_free(self, reqs: Sequence[Req]) -> bool:
+        """Whether steps of these may have no drafts, and run ahead."""
         held = [self._find(req) for req in reqs]
-        self._is_ahead = (
-            last is not None
-            and last.is_plain
-            and all(h is not None and not h.without_cache for h in held)
-        )
-        if self._is_ahead and last is not None:
-            self._settle(but=last)
-            with self._clock.measure(Phase.COMMIT):
-                self._drop_ended(reqs)
-            if not last.is_planned:
-                self._plan_launched(last)
-            self._is_ahead = not self._wants_drafts
-        return self._is_ahead
+        return all(h is None or not h.without_cache for h in held)
 
     @property
     def is_ahead(self) -> bool:
         """What runs_ahead found, until that step is recorded."""
         return self._is_ahead
 
-    def plan(self, reqs: Sequence[Req], seq_lens: Sequence[int] | None) -> DraftPlans:
+    def plan(
+        self, reqs: Sequence[Req], seq_lens: Sequence[int] | None, *, next_waits: bool = False
+    ) -> DraftPlans:
         """Plan the next cycle of these requests from every token committed so far. A step that runs
         ahead has nothing to verify; its cycles are planned later.
 
         Args:
             seq_lens: tokens in the KV cache per request where the host knows them; the newest
                 committed token, the root of the verify tree, is not among them.
+            next_waits: the next step of these cannot run ahead of this one's tokens.
         """
         if self._is_ahead:
             return DraftPlans.plain(len(reqs))
@@ -225,7 +245,7 @@ class HeldRequests:
                         # Under overlap scheduling the request lacks the latest tokens, which then
                         # are a gap in the drafter's text; what comes is counted from here.
                         held[i].num_tokens = num_cached + 1
-        plans = self._drafter.plan([h.key for h in held])
+        plans = self._drafter.plan([h.key for h in held], next_waits=next_waits)
         for h, source in zip(held, plans.sources, strict=True):
             h.source = source
         return plans
@@ -236,9 +256,8 @@ class HeldRequests:
         held = [self._find(req) for req in reqs]
         assert all(h is not None for h in held), "plan starts requests that it does not know"
         # The newest token is not cached; where it is on its way it is not counted yet.
-        coming = self._launched[-1].held if self._is_ahead else []
-        keys = {h.key for h in coming if h is not None}
-        return [h.num_tokens - (h.key not in keys) for h in held if h is not None]
+        coming = _keys_of(self._launched[-1]) if self._is_ahead else set()
+        return [h.num_tokens - (h.key not in coming) for h in held if h is not None]
 
     def note_finished(self, rid: str) -> None:
         """A request ended while running: its output goes to the shared cache."""
@@ -450,6 +469,11 @@ class HeldRequests:
                 # the process, and every tensor-parallel rank must hold the same cache.
                 if req is not None and (req.finished() or _is_given_up(req)):
                     self._release(held)
+
+
+def _keys_of(step: _Launched) -> set[int]:
+    """Of the requests that it commits tokens of."""
+    return {h.key for h in step.held if h is not None}
 
 
 def _is_given_up(req: Req) -> bool:

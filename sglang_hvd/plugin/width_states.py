@@ -80,17 +80,17 @@ class WidthStates:
             (width for width in beside_base if width not in widths.asked_for),
             key=self._most_nodes,
         ):
-            most_gb = _FIRST_GB
+            # A width of 1 has hardly any masks, and tells of no other how large these are.
+            most_gb = max([_FIRST_GB, *(state.memory_gb for state in self._of_width.values())])
             if before is not None:
                 # Masks grow with the nodes. What is kept by batch size stays the same, but a wide
                 # width has few of these, and may be the one before.
                 growth = max(self._most_nodes(width) / self._most_nodes(before), 2)
-                taken_gb = [state.memory_gb for state in self._of_width.values()]
-                most_gb = max(growth * self._of_width[before].memory_gb, *taken_gb)
+                most_gb = max(growth * self._of_width[before].memory_gb, most_gb)
             if not memory.has_room(most_gb, name=f"verify width {width}"):
                 break
             self._of_width[width] = self._build(width, memory)
-            before = width
+            before = width if width > 1 else None
 
     @property
     def widths(self) -> tuple[int, ...]:

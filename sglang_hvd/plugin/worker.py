@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,18 @@ from sglang_hvd.allocation import (
     most_tree_nodes,
 )
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.plugin import kv_kernel
+from sglang_hvd.plugin import host_plans, kv_kernel
 from sglang_hvd.plugin.device_memory import DeviceMemory
 from sglang_hvd.plugin.draft_extend import DraftExtend, draft_extend_of
 from sglang_hvd.plugin.draft_states import DraftStates
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import require_hooks
-from sglang_hvd.plugin.host_plans import plan_drafts_on_host, plan_verifications_on_host
+from sglang_hvd.plugin.host_plans import (
+    PlanFence,
+    plan_drafts_on_host,
+    plan_verifications_on_host,
+    uses_flashinfer,
+)
 from sglang_hvd.plugin.host_transfer import copy_stream
 from sglang_hvd.plugin.kept_costs import costs_folder, profiled_costs
 from sglang_hvd.plugin.launch import HvdLaunch, launch_of
@@ -77,6 +82,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             super().__init__(server_args, *args, **kwargs)
         self._launch: HvdLaunch = launch
         self._runs_ahead = may_run_ahead(launch.config, server_args)
+        self._verified = PlanFence.of(server_args, self.device)
         self._clock = self._draft_worker.clock
         self._published_at = 0.0
         self._is_idle = False
@@ -175,11 +181,14 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
 
     def _check_run_ahead(self) -> None:
         """Raises ValueError if steps are asked to run ahead and cannot."""
-        self._runs_ahead &= self._launch.widths.values[0] == 1
+        # FlashInfer's own plans wait for the last step, and there is nothing to gain.
+        plans_wait = uses_flashinfer(self.server_args) and not self._has_host_plans
+        self._runs_ahead &= self._launch.widths.values[0] == 1 and not plans_wait
         if self._launch.config.run_ahead and not self._runs_ahead:
             raise ValueError(
                 "--hvd-run-ahead needs policy allocate, overlap scheduling, which this server does "
-                "not have with --disable-overlap-schedule or on a CPU, and a verify width of 1"
+                "not have with --disable-overlap-schedule or on a CPU, a verify width of 1, and, "
+                "with FlashInfer, CUDA graphs and host_plans (docs/operation.md)"
             )
 
     def _build_draft_states(self, memory: DeviceMemory) -> None:
@@ -202,6 +211,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self.topk,
         )
         kv_kernel.warm_up(self.target_worker.model_runner.token_to_kv_pool)
+        if self._has_host_plans:
+            host_plans.warm_up(torch.device(self.device), self._launch.widths.values)
 
     @property
     def _times_costs(self) -> bool:
@@ -247,6 +258,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
                 cached_lens = self._held.cached_lens(batch.reqs)
                 batch.seq_lens_cpu = torch.tensor(cached_lens)
                 batch.seq_lens_sum = sum(cached_lens)
+                assert self.device == "cuda" or batch.seq_lens.tolist() == cached_lens
         self._publish()
         result = super().forward_batch_generation(batch, *args, **kwargs)
         if not is_prefill:
@@ -264,9 +276,18 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         base_width, topk = self.speculative_num_draft_tokens, self.topk
         self.speculative_num_draft_tokens = verify_input.draft_token_num
         self.topk = max(topk, 2) if verify_input.has_branches else 1
+        self._verified.wait()
         try:
-            with self._costs.time_verify(len(batch.reqs), verify_input.draft_token_num):
-                result = super().verify(batch, pp_proxy_tensors, grammar_barrier)
+            with ExitStack() as until_verified:
+
+                def begin() -> None:
+                    self._verified.record()
+                    until_verified.enter_context(
+                        self._costs.time_verify(len(batch.reqs), verify_input.draft_token_num)
+                    )
+
+                with _before_forward(self.target_worker, begin):
+                    result = super().verify(batch, pp_proxy_tensors, grammar_barrier)
         finally:
             self.speculative_num_draft_tokens, self.topk = base_width, topk
         if batch.return_hidden_states and not verify_input.has_branches:
@@ -405,6 +426,26 @@ def _recorder(launch: HvdLaunch) -> RequestRecorder | None:
     if launch.config.record is None or get_parallel().tp_rank != 0:
         return None
     return RequestRecorder(launch.config)
+
+
+@contextmanager
+def _before_forward(worker: Any, then: Callable[[], None]) -> Iterator[None]:
+    """Calls `then` meanwhile, before the forward of a verification that is laid out and planned:
+    while the host does that, a device that has nothing else to do waits for it."""
+    forward, own = worker.forward_batch_generation, vars(worker).get("forward_batch_generation")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        then()
+        return forward(*args, **kwargs)
+
+    worker.forward_batch_generation = call
+    try:
+        yield
+    finally:
+        if own is None:
+            del worker.forward_batch_generation
+        else:
+            worker.forward_batch_generation = own
 
 
 @contextmanager

@@ -52,24 +52,26 @@ def odds(has_draft: npt.NDArray[np.bool_], prob: float = 0.9) -> DraftOdds:
     )
 
 
-def speed(made: StepAllocator, wait: float, share: float, *, runs_ahead: bool) -> float:
+def speed(
+    made: StepAllocator, wait: float, share: float, *, runs_ahead: bool, prob: float = 0.9
+) -> float:
     """Tokens of a request per millisecond, as a server steps: share of the requests have a draft,
     others in each step. What is wanted while steps run ahead is wanted for the step before: here,
     other than in texts, that says nothing of the next."""
     random = np.random.default_rng(0)
     num_tokens, ms, is_ahead = 0, 0.0, False
     for _ in range(3000):
-        given = odds(random.random(NUM) < share)
+        given = odds(random.random(NUM) < share, prob)
         if is_ahead:
             num_cache, width = np.zeros(NUM, np.int32), 1
             is_ahead = not made.wants_drafts(SLOTS, given)
         else:
             ms += wait
-            found = made.allocate(SLOTS, given)
+            found = made.allocate(SLOTS, given, next_waits=not runs_ahead)
             num_cache, width = found.num_cache, found.width
             is_ahead = runs_ahead and width == 1
         ms += made.costs.verify_ms(NUM, [width])[0]
-        accepted = np.minimum(random.geometric(0.1, NUM) - 1, num_cache)
+        accepted = np.minimum(random.geometric(1 - prob, NUM) - 1, num_cache)
         num_tokens += int(accepted.sum()) + NUM
         made.observe(SLOTS, (accepted + 1).astype(np.int32))
     return num_tokens / ms / NUM
@@ -102,6 +104,17 @@ def test_without_running_ahead_every_step_has_the_wait() -> None:
     for _ in range(50):
         first, second = (made.allocate(SLOTS, given) for made in (waiting, in_steps))
         assert first.num_cache.tolist() == second.num_cache.tolist()
+
+
+@pytest.mark.parametrize("prob", [0.3, 0.35, 0.4, 0.45, 0.9])
+def test_steps_that_wait_anyway_have_the_drafts_of_a_server_whose_always_do(prob: float) -> None:
+    """As those of a batch with a grammar."""
+    wait = 6.0
+    found, expected = (
+        speed(allocator(wait, runs_ahead=may), wait, 1.0, runs_ahead=False, prob=prob)
+        for may in (True, False)
+    )
+    assert found == pytest.approx(expected, rel=0.01)
 
 
 def test_a_wait_is_made_for_drafts_that_are_worth_it() -> None:

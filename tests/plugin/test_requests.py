@@ -69,6 +69,8 @@ def request(rid: str, prompt: list[int], *, extra_key: str | None = None) -> Req
 
 
 def prefill(held: HeldRequests, *reqs: Req) -> None:
+    for req in reqs:  # as SGLang counts, of which each result adds what it committed
+        req.kv.kv_committed_len = len(req.origin_input_ids) + len(req.output_ids)
     held.record_prefill(reqs, None, torch.full((len(reqs),), 3))
 
 
@@ -364,9 +366,16 @@ def test_requests_whose_penalties_follow_the_cycles_verify_no_cache_draft(
 
 
 def verify_plain(held: HeldRequests, reqs: list[Req], tokens: list[int]) -> None:
-    """A step of these that commits a token of each; SGLang has it when the next was launched."""
+    """A step of these that commits a token of each."""
     ones = torch.ones(len(reqs), dtype=torch.int32)
     held.record_verify(reqs, torch.tensor(tokens), ones, None)
+
+
+def take_in(reqs: list[Req], tokens: list[int], *, is_prefill: bool = False) -> None:
+    """SGLang takes in the result of a step, when it has launched the next one."""
+    for req, token in zip(reqs, tokens, strict=True):
+        req.output_ids.append(token)
+        req.kv.kv_committed_len += not is_prefill
 
 
 def test_behind_a_step_without_drafts_the_next_runs_ahead_until_drafts_pay() -> None:
@@ -378,9 +387,9 @@ def test_behind_a_step_without_drafts_the_next_runs_ahead_until_drafts_pay() -> 
     [plan] = held.plan([req], [8])
     assert plan.source is DraftSource.PLAIN
     verify_plain(held, [req], [9])
-    req.output_ids.append(3)
+    take_in([req], [3], is_prefill=True)
     # What each step commits is known when the next but one is launched. 2 to 8 follow on 1.
-    for token, cached in ((1, 9), (2, 10)):
+    for token, before, cached in ((1, 9, 9), (2, 1, 10)):
         assert held.runs_ahead([req])
         assert held.is_ahead
         assert held.cached_lens([req]) == [cached]
@@ -388,7 +397,7 @@ def test_behind_a_step_without_drafts_the_next_runs_ahead_until_drafts_pay() -> 
         assert (plan.source, plan.num_nodes) == (DraftSource.PLAIN, 0)
         verify_plain(held, [req], [token])
         assert not held.is_ahead
-        req.output_ids.append(9 if token == 1 else 1)
+        take_in([req], [before])
     assert not held.runs_ahead([req])
     [plan] = held.plan([req], [11])
     draft = plan.cache_draft
@@ -405,23 +414,35 @@ def test_a_prefill_in_between_does_not_end_a_run() -> None:
     prefill(held, first)
     held.plan([first], [2])
     verify_plain(held, [first], [4])
-    first.output_ids.append(3)
+    take_in([first], [3], is_prefill=True)
     assert held.runs_ahead([first])
     verify_plain(held, [first], [5])
-    first.output_ids.append(4)
+    take_in([first], [4])
     prefill(held, second)  # while the step before still ran
-    first.output_ids.append(5)
+    take_in([first], [5])
     assert held.runs_ahead([first, second])
     assert held.cached_lens([first, second]) == [4, 4]  # of the second the token is on its way
     verify_plain(held, [first, second], [6, 6])
-    second.output_ids.append(3)
+    take_in([second], [3], is_prefill=True)
     assert held.runs_ahead([first, second])
     assert held.cached_lens([first, second]) == [5, 5]
     verify_plain(held, [first, second], [11, 12])
-    for req in (first, second):
-        req.output_ids.append(6)
+    take_in([first, second], [6, 6])
     held.plan([first, second], [6, 6])
     assert held.describe()["num_resyncs"] == 0
+    assert held.describe()["num_steps_ahead"] == 3
+
+
+def test_requests_of_which_none_was_decoded_do_not_begin_ahead() -> None:
+    held = held_requests(allocates=True)
+    first, second = request("a", [1, 2]), request("b", [7, 8])
+    prefill(held, first)
+    held.plan([first], [2])
+    verify_plain(held, [first], [4])
+    take_in([first], [3], is_prefill=True)
+    end(held, first, [4])
+    prefill(held, second)
+    assert not held.runs_ahead([second])
 
 
 def test_requests_bound_to_the_model_drafter_do_not_run_ahead() -> None:
@@ -432,24 +453,29 @@ def test_requests_bound_to_the_model_drafter_do_not_run_ahead() -> None:
     held.plan([first], [2])
     verify_plain(held, [first], [4])
     bound.sampling_params.frequency_penalty = 0.1
+    take_in([first], [3], is_prefill=True)
     prefill(held, bound)
+    take_in([first], [4])
     assert not held.runs_ahead([first, bound])
-    first.output_ids.extend([3, 4])
-    bound.output_ids.append(3)
+    take_in([bound], [3], is_prefill=True)
     plans = list(held.plan([first, bound], [3, 2]))
     assert [plan.source for plan in plans][1] is DraftSource.MODEL
 
 
 def test_what_a_run_found_is_heeded_though_a_prefill_came_between() -> None:
-    held = held_requests(allocates=True)
-    req, other = request("a", [1, 2, 3, 4, 5, 6, 7, 8]), request("b", [10, 11])
-    prefill(held, req)
-    held.plan([req], [8])
-    verify_plain(held, [req], [1])
-    assert held.runs_ahead([req])
-    verify_plain(held, [req], [2])
-    prefill(held, other)  # takes the run's tokens in: 3, 4, ... would have followed 1
-    assert not held.runs_ahead([req, other])
+    for follows in (True, False):
+        held = held_requests(allocates=True)
+        req, other = request("a", [1, 2, 4, 5, 6, 7, 8, 10]), request("b", [20, 21])
+        prefill(held, req)
+        held.plan([req], [8])
+        verify_plain(held, [req], [1 if follows else 9])
+        take_in([req], [3], is_prefill=True)
+        assert held.runs_ahead([req])
+        verify_plain(held, [req], [2 if follows else 11])
+        take_in([req], [1 if follows else 9])
+        prefill(held, other)  # takes the run's tokens in: 4, 5, ... might have followed them
+        take_in([req], [2 if follows else 11])
+        assert held.runs_ahead([req, other]) is not follows
 
 
 def test_a_request_that_ends_in_a_run_has_its_tokens_and_not_those_behind() -> None:
@@ -458,21 +484,33 @@ def test_a_request_that_ends_in_a_run_has_its_tokens_and_not_those_behind() -> N
     prefill(held, *reqs)
     held.plan(reqs, [2, 2])
     verify_plain(held, reqs, [20, 30])
+    take_in(reqs, [3, 3], is_prefill=True)
     assert held.runs_ahead(reqs)
     verify_plain(held, reqs, [21, 31])
-    for req, token in zip(reqs, (20, 30), strict=True):
-        req.output_ids.extend([3, token])
+    take_in(reqs, [20, 30])
     reqs[0].finished_reason = FINISH_LENGTH(2)
     held.note_finished("a")  # seen when the step behind was launched
     assert held.describe()["num_shared_tokens"] == 2
     assert held.runs_ahead(reqs[1:])
     assert held.cached_lens(reqs[1:]) == [4]
     verify_plain(held, reqs[1:], [32])
-    reqs[1].output_ids.append(31)
+    take_in(reqs[1:], [31])
     end(held, reqs[1], [32])
     assert held.describe()["num_resyncs"] == 0
     assert held.describe()["num_shared_tokens"] == 2 + 4
     assert held.describe()["num_requests"] == 0
+
+
+def test_lengths_that_are_not_sglangs_are_not_run_ahead_by() -> None:
+    held = held_requests(allocates=True)
+    req = request("a", [1, 2])
+    prefill(held, req)
+    held.plan([req], [2])
+    verify_plain(held, [req], [4])
+    take_in([req], [3], is_prefill=True)
+    req.kv.kv_committed_len += 1
+    assert not held.runs_ahead([req])
+    assert held.describe()["num_resyncs"] == 1
 
 
 def end(held: HeldRequests, req: Req, output_ids: list[int]) -> None:

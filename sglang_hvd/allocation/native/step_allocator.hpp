@@ -50,9 +50,9 @@ public:
     Pace& pace() { return pace_; }
 
     // is_pinned: by request, those that verify the model drafter's largest draft alone, whatever it
-    // brings; null: none does.
+    // brings; null: none does. next_waits: the next step waits for this one's tokens whatever it has.
     StepShape allocate(std::span<const std::int32_t> slots, const bool* is_pinned, const BatchOdds& odds,
-                       const BatchCosts& costs, const StepDrafts& out) {
+                       const BatchCosts& costs, bool next_waits, const StepDrafts& out) {
         const std::size_t num = slots.size();
         if (num == 0) return {};
         const std::int32_t whole = sizes_.back();
@@ -79,7 +79,7 @@ public:
             }
         }
         const Allocation& found = search(num, odds, costs, limits);
-        const bool is_bound = limits.num_pinned > 0 || limits.must_draft;
+        const bool is_bound = next_waits || limits.num_pinned > 0 || limits.must_draft;
         const bool has_drafts = is_bound || waits_.pays(found.net_ms, costs.wait);
         std::size_t num_drafting = 0, num_cached = 0;
         for (std::size_t k = 0; k < free_.size(); ++k) {
@@ -113,7 +113,7 @@ public:
         }
         // What was found for a width may fit into a narrower one.
         const std::size_t width = place_of_width(costs, used);
-        waits_.end_step(used > 0);
+        waits_.end_step(used > 0 && !is_bound);
         pace_.see_step(costs.step[width] + costs.draft_ms(found.steps)[num_drafting] + costs.wait, costs.step[0]);
         return {width, found.steps, most_cache};
     }

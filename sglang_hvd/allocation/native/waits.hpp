@@ -26,6 +26,7 @@ public:
         return net_ms > 0 && net_ms > wait_ms + most_lost(wait_ms);
     }
 
+    // has_drafts: that were weighed against a wait.
     void end_step(bool has_drafts) { follows_drafts_ = has_drafts; }
 
 private:
