@@ -14,6 +14,7 @@ from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 from sglang.srt.layers.attention.flashinfer_backend import fast_prefill_plan
 
 from sglang_hvd.plugin.draft_trees import DraftNodes
+from sglang_hvd.plugin.host_plans import warm_up
 from sglang_hvd.plugin.tree_layout import lay_out
 from tests.plugin.made_up_tries import Tree, tries
 
@@ -65,6 +66,10 @@ def test_the_mask_is_packed_as_flashinfer_packs_it(
         start, end = wrapper._mask_indptr_buf[row : row + 2].tolist()
         assert end - start == len(packed)
         assert wrapper._custom_mask_buf[start:end].tolist() == packed.tolist()
+
+
+def test_warming_up_packs_nothing_that_is_kept() -> None:
+    warm_up(torch.device("cpu"), (1, 2, 7))
 
 
 def _mask(trees: list[Tree], lens: torch.Tensor) -> torch.Tensor:

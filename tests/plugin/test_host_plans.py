@@ -21,7 +21,12 @@ from sglang.srt.layers.attention.flashinfer_backend import (
     fast_prefill_plan,
 )
 
-from sglang_hvd.plugin.host_plans import plan_drafts_on_host, plan_verifications_on_host
+from sglang_hvd.plugin import host_plans
+from sglang_hvd.plugin.host_plans import (
+    PlanFence,
+    plan_drafts_on_host,
+    plan_verifications_on_host,
+)
 from tests.triton_interpreter import assert_passes_interpreted
 
 VERIFY = "SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN"
@@ -111,6 +116,33 @@ def test_drafts_are_planned_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None
     assert not envs.SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR.get()
     plan_drafts_on_host()
     assert envs.SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR.get()
+
+
+def test_a_fence_is_waited_for_where_flashinfer_plans_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    class Event:
+        """What is done with torch.cuda.Event."""
+
+        def synchronize(self) -> None:
+            done.append("wait")
+
+        def record(self) -> None:
+            done.append("record")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(host_plans, "attention_backends_of", lambda cfg: cfg)
+    for device, backends in (
+        ("cuda", {"flashinfer", "triton"}),
+        ("cuda", {"fa3"}),
+        ("cpu", {"flashinfer"}),
+    ):
+        fence = PlanFence.of(backends, device)
+        fence.record()
+        fence.wait()
+    assert done == ["record", "wait"]
 
 
 def test_sglang_plans_so() -> None:

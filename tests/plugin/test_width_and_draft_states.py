@@ -45,8 +45,9 @@ class Device:
 
     device, gpu_id, speculative_num_steps = "cuda", 0, 3
 
-    def __init__(self, free_gb: float, per_node_gb: float) -> None:
+    def __init__(self, free_gb: float, per_node_gb: float, each_gb: float = 0) -> None:
         self.free_gb, self.per_node_gb, self.width = free_gb, per_node_gb, 0
+        self.each_gb = each_gb
         self.captures: Callable[[], object] = list
         self.captured: list[object] = []
         self.model_runner = SimpleNamespace(
@@ -68,7 +69,7 @@ class Device:
 
     def _make_backend(self) -> str:
         self.captured.append(self.captures())
-        self.free_gb -= self.per_node_gb * self.width
+        self.free_gb -= self.each_gb + self.per_node_gb * self.width
         return f"with {self.free_gb} GB left"
 
     @contextmanager
@@ -109,6 +110,16 @@ def test_the_narrowest_come_first_and_leave_room_for_prefills(
         assert states_of(monkeypatch, device, are_asked_for=False).widths == (2, 4, 8, 32)
     device.model_runner.model_config.vocab_size = 2**30  # 4 GB for an array of logits
     assert states_of(monkeypatch, device, are_asked_for=False).widths == (32,)
+
+
+def test_a_width_of_one_does_not_tell_what_others_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As graphs of few requests do: nearly the same, whatever the width.
+    device = Device(free_gb=3.0, per_node_gb=0, each_gb=0.42)
+    states = states_of(monkeypatch, device, are_asked_for=False, values=(1, 16, 32))
+    assert states.widths == (1, 16, 32)
+    device = Device(free_gb=1.9, per_node_gb=0, each_gb=0.42)
+    states = states_of(monkeypatch, device, are_asked_for=False, values=(1, 16, 32))
+    assert states.widths == (1, 32)
 
 
 @pytest.mark.parametrize(
