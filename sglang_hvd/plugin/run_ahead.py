@@ -37,7 +37,7 @@ def launch_step(
 ) -> Any:
     """AROUND hook of Scheduler.run_batch."""
     worker = worker_of(scheduler)
-    if worker is None or not worker.runs_ahead(batch):
+    if worker is None or not scheduler.enable_overlap or not worker.runs_ahead(batch):
         return run_batch(scheduler, batch, *args, **kw)
     with _without_lengths(scheduler.future_map) as are_needed:
         worker.gives_lengths = are_needed

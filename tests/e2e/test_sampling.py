@@ -150,6 +150,24 @@ def test_samples_follow_the_target_model(
     assert sum(accepted.values()) > 0
 
 
+def test_samples_of_steps_that_run_ahead_follow_the_target_model(
+    start_hvd: Callable[..., Any],
+    target: Target,
+    prompts: list[str],
+    running_ahead: tuple[str, ...],
+) -> None:
+    server = start_hvd(
+        *("allocate", *MANY, *running_ahead),
+        drafting=SMALL_TREE,
+        environment={"TRITON_INTERPRET": "1"},
+    )
+    sampling = SAMPLING[0]
+    prompt_ids = _prompt(target, prompts, **sampling)
+    observed = _sample(server, prompt_ids, **sampling)
+    assert chi_square_p_value(observed, _expected(target, prompt_ids, **sampling)) > FALSE_ALARM
+    assert server.hvd_state()["num_steps_ahead"] > 0
+
+
 def test_the_test_tells_a_slightly_wrong_temperature_apart(
     start_hvd: Callable[..., Any], target: Target, prompts: list[str]
 ) -> None:

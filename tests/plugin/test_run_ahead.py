@@ -42,7 +42,9 @@ class _Batch:
         self.reqs = ["a request"]
 
 
-def _scheduler(*, wants: bool = True, can: bool = True, are_needed: bool = True) -> Any:
+def _scheduler(
+    *, wants: bool = True, can: bool = True, are_needed: bool = True, has_overlap: bool = True
+) -> Any:
     worker = HvdWorker.__new__(HvdWorker)
     worker._runs_ahead = can
     worker._held = SimpleNamespace(runs_ahead=lambda reqs: wants)  # type: ignore[assignment]
@@ -50,6 +52,7 @@ def _scheduler(*, wants: bool = True, can: bool = True, are_needed: bool = True)
         draft_worker=worker,
         server_args=SimpleNamespace(_hvd_launch="a launch"),
         future_map=SimpleNamespace(needs_cpu_seq_lens=are_needed),
+        enable_overlap=has_overlap,
     )
 
 
@@ -81,6 +84,7 @@ def test_a_step_that_runs_ahead_does_not_ask_the_device_for_lengths(are_needed: 
     [
         (_scheduler(wants=False), _Batch()),
         (_scheduler(can=False), _Batch()),
+        (_scheduler(has_overlap=False), _Batch()),
         (_scheduler(), _Batch(is_decode=False)),
         (_scheduler(), _Batch(has_grammar=True)),
     ],
