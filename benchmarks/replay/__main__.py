@@ -18,6 +18,9 @@ like `allocate` and knows what each draft will bring; "oracle, one tree" likewis
 drafts" predicts the model drafter's as `allocate` does, "knows model drafts" the other way round.
 Regret is to the oracle.
 
+With `--wait` every step waits so long for the host, but for those of `plain`, and those of
+`allocate` that run ahead; "allocate, waits" has none of these.
+
 With several seeds everything is served as often, each time with another draw of the model drafter,
 from other places of the texts; rows are of all together.
 """
@@ -62,6 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recordings = find_recordings(options.traces)
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token or None)
     tables = {path.stem: StepCosts.load(path) for path in options.costs}
+    if options.wait:
+        tables = {
+            name: costs.model_copy(update={"wait": (options.wait,) * len(costs.batch_sizes)})
+            for name, costs in tables.items()
+        }
     cells = [
         (name, costs, batch_size, drafter_name, drafter)
         for name, costs in tables.items()
@@ -94,8 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ]
             trees = {"model": [Setting("model", tree) for tree in MODEL_TREES]}
             of_model = _best(pool, jobs, trees)
-            others = settings_of(of_model["model"].tree, options.thresholds)
-            others = {name: others[name] for name in (*options.policies, "oracle")}
+            has_wait = costs.wait is not None
+            others = settings_of(of_model["model"].tree, options.thresholds, has_wait=has_wait)
+            others = {
+                name: others[name] for name in (*options.policies, "oracle") if name in others
+            }
             chosen = of_model | _best(pool, jobs, others)
             of_cell = beside_oracle(_rows(pool, jobs, {n: [chosen[n]] for n in chosen}))
             rows += of_cell
@@ -184,13 +195,21 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "every step for all",
     )
     parser.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        help="milliseconds for which the device waits for the host before a step that is planned "
+        "from the tokens of the last; the table's own if it has some (default: none)",
+    )
+    parser.add_argument(
         "--own-pace",
         type=float,
         default=OWN_PACE,
         help="how far `allocate` weighs tokens and time by the step itself, from 0, by the pace of "
         f"the latest steps, to 1 (default: {OWN_PACE})",
     )
-    policies = [name for name in settings_of(MODEL_TREES[-1], []) if name != "oracle"]
+    known = settings_of(MODEL_TREES[-1], [], has_wait=True)
+    policies = [name for name in known if name != "oracle"]
     parser.add_argument(
         "--policies",
         nargs="+",

@@ -128,19 +128,25 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
     )
     num_nodes, num_steps = setting.tree
     sizes, allocator = [num_nodes], None
+    runs_ahead = setting.waits == "if it pays"
+    costs = job.costs
+    if setting.waits == "never":
+        costs = costs.model_copy(update={"wait": None})
     if setting.policy == "allocate":
         steps = [num_steps]
         if setting.is_flexible:
             (num_nodes, num_steps), steps = MODEL_TREES[-1], list(MODEL_STEPS)
         sizes = [size for size in MODEL_SIZES if size <= num_nodes]
         allocator = StepAllocator(
-            job.costs,
+            costs,
             widths=[width for width in WIDTHS if width <= setting.width],
             model_sizes=sizes,
             num_steps=steps,
             postpones_extend=job.postpones_extend,
             own_pace=job.own_pace,
         )
+        if runs_ahead:
+            allocator.run_ahead()
     drafter = HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
@@ -153,11 +159,12 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
     )
     replay = BatchReplay(
         drafter,
-        PlanCosts(job.costs, WIDTHS, config.drafts_with_model, job.postpones_extend),
+        PlanCosts(costs, WIDTHS, config.drafts_with_model, job.postpones_extend),
         knows=setting.knows,
         picks_nodes=setting.picks_nodes,
         model_sizes=sizes,
         num_model_steps=num_steps,
+        runs_ahead=runs_ahead,
     )
     return replay.serve(
         texts.sessions,

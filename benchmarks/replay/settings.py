@@ -1,13 +1,16 @@
 """How each policy is run, to compare the best of each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from sglang_hvd.allocation import draft_step_choices
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, Policy
 from sglang_hvd.replay.batch import ORACLE
 from sglang_hvd.types import DraftSource
 
+# The row of `allocate` on a server whose steps all wait.
+WAITING = "allocate, waits"
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 MODEL_SIZES = (3, 7, 15, 31)
 MODEL_STEPS = draft_step_choices(8)
@@ -25,6 +28,8 @@ class Setting:
     picks_nodes: then the right nodes of a cache draft alone are verified.
     is_flexible: `allocate` may choose the number of steps too.
     has_branches: its cache drafts may branch.
+    waits: whether steps wait for the tokens of the last: always, never, as plain serving's, or
+        where `allocate` finds that it pays.
     """
 
     policy: Policy
@@ -35,6 +40,7 @@ class Setting:
     picks_nodes: bool = False
     is_flexible: bool = False
     has_branches: bool = True
+    waits: Literal["always", "never", "if it pays"] = "always"
 
     def __str__(self) -> str:
         parts = [f"tree {self.tree[0]} x {self.tree[1]}", f"width {self.width}"]
@@ -43,8 +49,25 @@ class Setting:
         return ", ".join(parts)
 
 
-def settings_of(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str, list[Setting]]:
-    """By name of the rows; of each list the best is shown."""
+def settings_of(
+    tree: tuple[int, int], thresholds: Sequence[float], *, has_wait: bool = False
+) -> dict[str, list[Setting]]:
+    """By name of the rows; of each list the best is shown.
+
+    has_wait: the table has something to wait for. Then all of `allocate` that is not said to wait
+        waits where that pays, and so does what knows its drafts.
+    """
+    by_name = _settings_of(tree, thresholds)
+    if not has_wait:
+        return by_name
+    waiting = by_name["allocate"]
+    for name, of_name in by_name.items():
+        if of_name and of_name[0].policy == "allocate":
+            by_name[name] = [replace(setting, waits="if it pays") for setting in of_name]
+    return {**by_name, WAITING: waiting}
+
+
+def _settings_of(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str, list[Setting]]:
 
     def widths(policy: Policy, threshold: float | None = None) -> list[Setting]:
         # The narrowest holds what the policy always verifies.
@@ -52,7 +75,7 @@ def settings_of(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str,
         return [Setting(policy, tree, width, threshold) for width in WIDTHS if width > least]
 
     return {
-        "plain": [Setting("cache", tree, 1)],
+        "plain": [Setting("cache", tree, 1, waits="never")],
         "cache": widths("cache"),
         "frequency": widths("frequency"),
         "payoff": widths("payoff"),

@@ -263,11 +263,14 @@ class HybridDrafter:
         """Takes the place of plan for a step that was launched before its cycles were planned: none
         of them verifies a draft. Policy allocate only.
 
-        Returns whether drafts would have been better, so that the next step should be planned.
-        Raises KeyError for a request that is not active.
+        Returns whether drafts would have been worth a wait, so that the next step should be
+        planned. Raises KeyError for a request that is not active.
         """
+        return self.allocate_launched(rids, self.propose(rids))
+
+    def allocate_launched(self, rids: Sequence[Hashable], proposals: Proposals) -> bool:
+        """The second half of plan_launched."""
         assert isinstance(self._planner, CostPlanner), "only allocate decides by costs"
-        proposals = self.propose(rids)
         with self._clock.measure(Phase.ALLOCATE):
             requests = [self._request(rid) for rid in rids]
             cycles, wants_drafts = self._planner.plan_launched(requests, proposals)

@@ -25,7 +25,7 @@ from sglang_hvd.replay.acceptance import num_agreeing, outcome_of, right_branch
 from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.totals import CycleTotals, count_step
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.types import DraftSource, TokenIds
+from sglang_hvd.types import DraftPlans, DraftSource, TokenIds
 
 Int32 = npt.NDArray[np.int32]
 
@@ -78,6 +78,9 @@ class BatchReplay:
         nodes as it takes to have the right ones.
     model_sizes, num_model_steps: sizes and steps of the model drafter's drafts, needed only where
         these are known.
+    runs_ahead: behind a step without drafts the next one is launched before its tokens are known,
+        and what it wants is known one step late (docs/allocation.md, "Waiting for tokens"). The
+        drafter's allocator has to run ahead, too. Prefills take no time here and end no run.
     """
 
     def __init__(
@@ -89,7 +92,10 @@ class BatchReplay:
         picks_nodes: bool = False,
         model_sizes: Sequence[int] = (),
         num_model_steps: int = 1,
+        runs_ahead: bool = False,
     ) -> None:
+        self._runs_ahead = runs_ahead
+        self._is_ahead = False  # the next step
         self._drafter = drafter
         self._costs = costs
         self._knows, self._picks_nodes = frozenset(knows), picks_nodes
@@ -113,6 +119,7 @@ class BatchReplay:
         """
         if not any(_has_cycles(turns) for turns in sessions):
             return CycleTotals()
+        self._is_ahead = False
         waiting = self._endless(sessions, earlier)
         running: list[_Running] = []
         for place in range(batch_size):
@@ -198,7 +205,14 @@ class BatchReplay:
             proposals = self._with_cache_labels(proposals, running, num_right)
         if DraftSource.MODEL in self._knows:
             proposals = self._with_model_labels(proposals, running)
-        plans = list(self._drafter.allocate(running, proposals))
+        is_ahead = self._is_ahead
+        if is_ahead:
+            self._is_ahead = not self._drafter.allocate_launched(running, proposals)
+            plans = list(DraftPlans.plain(len(running)))
+        else:
+            plans = list(self._drafter.allocate(running, proposals))
+            has_drafts = any(plan.num_nodes for plan in plans)
+            self._is_ahead = self._runs_ahead and not has_drafts
         outcomes = []
         for request, plan, of_cache in zip(running, plans, num_right, strict=True):
             of_model = 0
@@ -209,7 +223,7 @@ class BatchReplay:
             outcomes.append(outcome_of(plan, rest, of_cache, of_model))
         self._drafter.commit(running, outcomes)
         num_missing = [request.num_missing for request in running]
-        of_step = count_step(plans, outcomes, self._costs, num_missing)
+        of_step = count_step(plans, outcomes, self._costs, num_missing, is_ahead=is_ahead)
         going_on = []
         for request, plan, outcome in zip(running, plans, outcomes, strict=True):
             num_tokens = len(outcome.token_ids)

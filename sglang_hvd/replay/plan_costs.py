@@ -28,14 +28,19 @@ class PlanCosts:
         self._drafts_with_model = drafts_with_model
         self._postpones_extend = postpones_extend
 
-    def ms(self, plans: Sequence[DraftPlan], num_missing: Sequence[int]) -> float:
+    def ms(
+        self, plans: Sequence[DraftPlan], num_missing: Sequence[int], *, is_ahead: bool = False
+    ) -> float:
         """The time in milliseconds.
 
         num_missing: tokens of each request that the model drafter's KV cache lacks.
+        is_ahead: it did not wait for the tokens of the last step.
         """
         used = 1 + max(plan.num_nodes for plan in plans)
         width = next(width for width in self._widths if width >= used)
-        ms = self._costs.verify_ms(len(plans), [width])[0] + self._costs.wait_ms(len(plans))
+        ms = self._costs.verify_ms(len(plans), [width])[0]
+        if not is_ahead:
+            ms += self._costs.wait_ms(len(plans))
         drafting = [plan.num_model_steps for plan in plans if plan.num_model_nodes]
         if drafting:
             ms += self._costs.draft_ms([len(drafting)], max(drafting))[0]

@@ -82,10 +82,13 @@ def count_step(
     outcomes: Sequence[VerifyOutcome],
     costs: PlanCosts | None,
     num_missing: Sequence[int],
+    *,
+    is_ahead: bool = False,
 ) -> CycleTotals:
     """Totals of one step, which has a cycle of each request.
 
     num_missing: tokens of each request that the model drafter's KV cache lacks before it.
+    is_ahead: see PlanCosts.ms.
     """
     sources = [plan.source for plan in plans]
     return CycleTotals(
@@ -96,5 +99,5 @@ def count_step(
         num_both=sources.count(DraftSource.BOTH),
         num_accepted=sum(outcome.num_accepted_drafts for outcome in outcomes),
         num_steps=1,
-        ms=0.0 if costs is None else costs.ms(plans, num_missing),
+        ms=0.0 if costs is None else costs.ms(plans, num_missing, is_ahead=is_ahead),
     )

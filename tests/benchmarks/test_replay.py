@@ -57,6 +57,22 @@ def test_every_policy_has_its_best_setting_and_its_regret(flags: list[str], tmp_
             assert first["setting"].split(", ")[1] == second["setting"].split(", ")[1]
 
 
+def test_where_steps_wait_for_the_host_some_need_not(flags: list[str], tmp_path: Path) -> None:
+    more = ("--batch-sizes", "4", "--kinds", "correlated", "--policies", "plain", "cache")
+    several = (*more, "allocate", "allocate, waits")
+    speeds = {
+        (wait, row["file"], row["policy"]): row["tokens_per_ms"]
+        for wait in ("0", "50")
+        for row in rows_of(flags, tmp_path, *several, "--wait", wait)
+    }
+    for file in ("copying", "other"):
+        assert ("0", file, "allocate, waits") not in speeds
+        assert speeds["50", file, "plain"] == speeds["0", file, "plain"]
+        assert speeds["50", file, "cache"] < 0.6 * speeds["0", file, "cache"]
+        assert speeds["50", file, "allocate"] > 0.85 * speeds["50", file, "plain"]
+        assert speeds["50", file, "allocate, waits"] < speeds["0", file, "allocate"]
+
+
 def test_seeds_draw_other_drafts(flags: list[str], tmp_path: Path) -> None:
     more = ("--batch-sizes", "1", "--kinds", "independent", "--policies", "cache", "payoff")
     once, twice = (rows_of(flags, tmp_path, *more, "--seeds", seeds) for seeds in ("1", "2"))

@@ -59,11 +59,14 @@ def replay(
     picks_nodes: bool = False,
     costs: StepCosts = COSTS,
     shared_cache_tokens: int = 10_000,
+    runs_ahead: bool = False,
 ) -> BatchReplay:
     config = HvdConfig(policy=policy, calibrate=False, shared_cache_tokens=shared_cache_tokens)
     allocator = None
     if policy == "allocate":
         allocator = StepAllocator(costs, widths=WIDTHS, model_sizes=SIZES, num_steps=[NUM_STEPS])
+        if runs_ahead:
+            allocator.run_ahead()
     drafter = HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
@@ -81,7 +84,32 @@ def replay(
         picks_nodes=picks_nodes,
         model_sizes=SIZES,
         num_model_steps=NUM_STEPS,
+        runs_ahead=runs_ahead,
     )
+
+
+def test_steps_that_run_ahead_do_not_wait_and_find_copies_a_token_late() -> None:
+    dear = COSTS.model_copy(update={"draft_round": (500, 500), "wait": (5, 5)})
+    novel = [[drawn([1], fresh(401, 1))]]
+    copied = fresh(40, 2)
+    text = [token for n in range(8) for token in (*fresh(5, 10 + n), *copied)]
+    copying = [[drawn([1, *copied], text)]]
+    found = {
+        (name, runs_ahead): replay("allocate", prob=0.95, costs=dear, runs_ahead=runs_ahead).serve(
+            sessions, batch_size=1, num_tokens=100
+        )
+        for name, sessions in (("novel", novel), ("copying", copying))
+        for runs_ahead in (True, False)
+    }
+    assert found["novel", False].ms == 100 * (11 + 1 + 5)
+    assert found["novel", True].ms == 100 * (11 + 1)
+    # In each copy a step without drafts more, and some waits less.
+    ahead, waits = found["copying", True], found["copying", False]
+    assert ahead.num_accepted > 0
+    assert ahead.cycles_per_1k_tokens is not None
+    assert waits.cycles_per_1k_tokens is not None
+    assert waits.cycles_per_1k_tokens < ahead.cycles_per_1k_tokens
+    assert ahead.num_tokens / ahead.ms > waits.num_tokens / waits.ms
 
 
 def test_a_cycle_costs_what_the_table_says() -> None:
