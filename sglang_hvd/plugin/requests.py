@@ -192,11 +192,11 @@ class HeldRequests:
             self._drop_ended(reqs)
         if not last.is_planned:
             self._plan_launched(last)
-        if self._wants_drafts or not self._are_free(reqs):
+        held = [h for req in reqs if (h := self._find(req)) is not None and not h.without_cache]
+        if self._wants_drafts or len(held) < len(reqs):
             return False
         coming = _keys_of(last)
-        held = [h for req in reqs if (h := self._find(req)) is not None]
-        if len(held) < len(reqs) or (last.is_prefill and coming.issuperset(h.key for h in held)):
+        if last.is_prefill and coming.issuperset(h.key for h in held):
             return False  # none of them was decoded before
         for h, req in zip(held, reqs, strict=True):
             # SGLang's own count has the steps whose results it has taken in: all but a verification
@@ -207,11 +207,6 @@ class HeldRequests:
                 return False
         self._is_ahead = True
         return True
-
-    def _are_free(self, reqs: Sequence[Req]) -> bool:
-        """Whether steps of these may have no drafts, and run ahead."""
-        held = [self._find(req) for req in reqs]
-        return all(h is None or not h.without_cache for h in held)
 
     @property
     def is_ahead(self) -> bool:
