@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
-from benchmarks.gpu_check.parts import PROBLEMS, Row, Unit
+from benchmarks.gpu_check.parts import PROBLEMS, Row, Unit, hvd_state
 from benchmarks.gpu_check.setup import POLICIES, Setup, prompts_of, server_of, setups_of
 from sglang_hvd.demo.modes import Mode
 from sglang_hvd.demo.server import ServerFailed, SglangServer, flush_cache
@@ -73,7 +73,7 @@ class Identity:
                     "policy": policy,
                     "concurrency": concurrency,
                     "num_prompts": len(self._prompts),  # no more than these are served at once
-                    "num_steps_ahead": _state(server)["num_steps_ahead"],  # so far
+                    "num_steps_ahead": hvd_state(server)["num_steps_ahead"],  # so far
                     "differences": [asdict(difference) for difference in differences],
                     "passed": not differences,
                 }
@@ -95,12 +95,6 @@ class Identity:
         if isinstance(self._plain, ServerFailed):
             raise self._plain
         return self._plain
-
-
-def _state(server: SglangServer) -> Row:
-    """HVD's part of what the server says of itself."""
-    state: Row = server.get("/server_info")["internal_states"][0]["hvd"]
-    return state
 
 
 def _generate(server: SglangServer, prompt: str) -> list[int]:

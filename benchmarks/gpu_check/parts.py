@@ -162,6 +162,12 @@ class PartFile:
             )
 
 
+def hvd_state(server: SglangServer) -> Row:
+    """HVD's part of what a server says of itself."""
+    state: Row = server.get("/server_info")["internal_states"][0]["hvd"]
+    return state
+
+
 @contextmanager
 def logged_server(
     flags: Sequence[str], *, log_file: Path, device: str, launch: Launch | None

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import torch
 
-from benchmarks.gpu_check.parts import Row, Unit
+from benchmarks.gpu_check.parts import Row, Unit, hvd_state
 from benchmarks.gpu_check.setup import POLICIES, Setup, prompts_of, server_of, setups_of
 from sglang_hvd.demo.modes import Mode
 from sglang_hvd.demo.server import SglangServer
@@ -150,5 +150,4 @@ def _sample(server: SglangServer, prompt: str, sampling: Mapping[str, float], nu
 
 
 def _num_accepted(server: SglangServer) -> int:
-    state = server.get("/server_info")["internal_states"][0]["hvd"]
-    return sum(state["num_accepted_drafts"].values())
+    return sum(hvd_state(server)["num_accepted_drafts"].values())

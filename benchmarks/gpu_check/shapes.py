@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_check.parts import Row, Unit, logged_server
+from benchmarks.gpu_check.parts import Row, Unit, hvd_state, logged_server
 from benchmarks.trace_serving.__main__ import options_of as trace_options
 from benchmarks.trace_serving.__main__ import serve_traces
 from benchmarks.trace_serving.models import write_models
@@ -87,7 +87,7 @@ def _costs(shape: str, options: argparse.Namespace) -> Iterator[Row]:
             launch=options.launch,
         ) as server:
             seconds = time.monotonic() - began
-            state = server.get("/server_info")["internal_states"][0]["hvd"]
+            state = hvd_state(server)
             yield {
                 "shape": shape,
                 "width_memory_gb": state["width_memory_gb"],

@@ -175,15 +175,10 @@ def varying_costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def running_ahead(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Flags with which steps run ahead, under overlap scheduling: a table by which nothing but a
-    sure cache draft is worth more than a plain step, and a wait."""
-    path = tmp_path_factory.mktemp("costs") / "costs.yaml"
-    path.write_text(
-        "{about: made up, batch_sizes: [1, 16], widths: [1, 2, 32], "
-        "verify: [[5, 8, 10], [6, 10, 36]], draft_round: [20, 20], "
-        "draft_extend: [[0.2, 0.2, 0.3], [0.3, 0.3, 1]], wait: [1, 2]}"
-    )
+def running_ahead() -> tuple[str, ...]:
+    """Flags with which steps run ahead, under overlap scheduling: by the table of the check on a
+    GPU, nothing but a sure cache draft is worth more than a plain step, and a wait."""
+    path = Path(__file__).parents[2] / "benchmarks" / "gpu_check" / "few_drafts.yaml"
     return ("--hvd-costs", str(path), "--hvd-run-ahead", "true")
 
 

@@ -23,7 +23,7 @@ public:
 
     // Whether drafts that were found for a step without are worth a wait.
     bool is_worth_one(double net_ms, double wait_ms) const {
-        return net_ms > 0 && net_ms > wait_ms + most_lost(wait_ms);
+        return net_ms > wait_ms + most_lost(wait_ms);  // neither is negative
     }
 
     // has_drafts: that were weighed against a wait.
