@@ -93,7 +93,8 @@ struct Allocation {
     std::vector<double> expected;      // by request: accepted tokens
     std::size_t width = 0, steps = 0;  // places in BatchCosts
     double ms = 0;                     // what the step takes
-    double net_ms = 0;  // what the drafts bring beyond what they take, beside a step without, as time
+    // Of its drafts, beside a step without: what they bring, as time, and the time that they take.
+    double gained_ms = 0, more_ms = 0;
 };
 
 // The drafts of the requests to allocate for.
@@ -261,7 +262,8 @@ private:
     const Allocation& weighed(const Rates& rates, const BatchCosts& costs) {
         double gained = 0;
         for (std::size_t i = 0; i < best_.expected.size(); ++i) gained += rates.values[i] * best_.expected[i];
-        best_.net_ms = gained / rates.price - (best_.ms - costs.step[0]);
+        best_.gained_ms = gained / rates.price;
+        best_.more_ms = best_.ms - costs.step[0];
         return best_;
     }
 

@@ -86,11 +86,13 @@ void write_token_values(const Pace& pace, const Input<std::int32_t, 1>& slots,
     for (std::size_t i = 0; i < slots.size(); ++i) values.data()[i] = pace.token_value(slots.data()[i]);
 }
 
-void see_tokens(Pace& pace, const Input<std::int32_t, 1>& slots,
+// seer: what takes them in.
+template <typename Seer>
+void see_tokens(Seer& seer, const Pace& pace, const Input<std::int32_t, 1>& slots,
                 const Input<std::int32_t, 1>& num_tokens) {
     require(num_tokens.size() == slots.size(), "a cycle commits one number of tokens per request");
     require_slots(pace, slots);
-    pace.see_tokens(span_of(slots), span_of(num_tokens));
+    seer.see_tokens(span_of(slots), span_of(num_tokens));
 }
 
 StepAllocator allocator_of(const Input<std::int32_t, 1>& sizes, double own_pace, bool merges, int look_after) {
@@ -331,7 +333,10 @@ NB_MODULE(_native, m) {
         .def("write_token_values", &write_token_values, "slots"_a.noconvert(), "values"_a.noconvert())
         .def("price", &Pace::price, "num_requests"_a, "plain_ms"_a)
         .def("see_step", &Pace::see_step, "ms"_a, "plain_ms"_a)
-        .def("see_tokens", &see_tokens, "slots"_a.noconvert(), "num_tokens"_a.noconvert());
+        .def("see_tokens", [](Pace& pace, const Input<std::int32_t, 1>& slots,
+                              const Input<std::int32_t, 1>& num_tokens) {
+            see_tokens(pace, pace, slots, num_tokens);
+        }, "slots"_a.noconvert(), "num_tokens"_a.noconvert());
     nb::class_<BatchCosts>(m, "BatchCosts", "Times in milliseconds; see StepAllocator._costs_of.")
         .def_static("of", &costs_of, "widths"_a.noconvert(), "step_ms"_a.noconvert(), "num_steps"_a.noconvert(),
                     "most_nodes"_a.noconvert(), "draft_ms"_a.noconvert(), "wait_ms"_a);
@@ -344,7 +349,7 @@ NB_MODULE(_native, m) {
         }, "slot"_a)
         .def("see_tokens", [](StepAllocator& allocator, const Input<std::int32_t, 1>& slots,
                               const Input<std::int32_t, 1>& num_tokens) {
-            see_tokens(allocator.pace(), slots, num_tokens);
+            see_tokens(allocator, allocator.pace(), slots, num_tokens);
         }, "slots"_a.noconvert(), "num_tokens"_a.noconvert())
         .def("allocate", &allocate, "slots"_a.noconvert(), "is_pinned"_a.noconvert().none(),
              "probs"_a.noconvert(), "depths"_a.noconvert(), "num_nodes"_a.noconvert(), "reaches"_a.noconvert(),

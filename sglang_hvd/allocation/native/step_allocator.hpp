@@ -80,7 +80,7 @@ public:
         }
         const Allocation& found = search(num, odds, costs, limits);
         const bool is_bound = next_waits || limits.num_pinned > 0 || limits.must_draft;
-        const bool has_drafts = is_bound || waits_.pays(found.net_ms, costs.wait);
+        const bool has_drafts = is_bound || waits_.pays(found.gained_ms, found.more_ms, costs.wait);
         std::size_t num_drafting = 0, num_cached = 0;
         for (std::size_t k = 0; k < free_.size(); ++k) {
             const Choice choice = has_drafts ? found.choices[k] : Choice{};
@@ -114,6 +114,8 @@ public:
         // What was found for a width may fit into a narrower one.
         const std::size_t width = place_of_width(costs, used);
         waits_.end_step(used > 0 && !is_bound);
+        num_weighed_ = used > 0 && !is_bound ? num : 0;
+        ms_price_ = pace_.price(num, costs.step[0]);
         pace_.see_step(costs.step[width] + costs.draft_ms(found.steps)[num_drafting] + costs.wait, costs.step[0]);
         return {width, found.steps, most_cache};
     }
@@ -134,7 +136,20 @@ public:
         // What looks_at_cache counts; the step that it asks for comes behind this one.
         const bool is_due_at_cache = looks_at_cache(0);
         if (free_.size() < num || is_due_at_cache || is_model_off() || is_due(longest_without(), false)) return true;
-        return waits_.is_worth_one(search(num, odds, costs, {}).net_ms, costs.wait);
+        const Allocation& found = search(num, odds, costs, {});
+        return waits_.is_worth_one(found.gained_ms, found.more_ms, costs.wait);
+    }
+
+    // How many tokens the step committed for each request.
+    void see_tokens(std::span<const std::int32_t> slots, std::span<const std::int32_t> num_tokens) {
+        if (num_weighed_ > 0 && num_weighed_ == slots.size()) {
+            double brought = 0;
+            for (std::size_t i = 0; i < slots.size(); ++i)
+                brought += pace_.token_value(slots[i]) * (num_tokens[i] - 1);
+            waits_.see(brought / ms_price_);
+        }
+        num_weighed_ = 0;
+        pace_.see_tokens(slots, num_tokens);
     }
 
 private:
@@ -208,6 +223,8 @@ private:
     Allocator allocator_;
     Pace pace_;
     Waits waits_;
+    std::size_t num_weighed_ = 0;  // requests of the last step, if its drafts were weighed against a wait
+    double ms_price_ = 1;          // of that step
     std::int64_t steps_without_model_ = 0, steps_without_cache_ = 0, steps_without_look_ = 0;
     std::vector<std::int64_t> without_;  // steps without a draft, by its number of steps
     std::size_t num_model_looks_ = 0, num_cache_looks_ = 0;  // so requests take turns

@@ -10,34 +10,57 @@ namespace sglang_hvd {
 // else. Behind one without it may be launched at once, without drafts. So drafts take, beside their own
 // time, what that wait is not worth: it is made anyway where the steps that follow on drafts have good
 // ones too. docs/allocation.md, "Waiting for tokens".
+//
+// gained_ms, more_ms: of a step's best drafts, see Allocation. wait_ms: before the next step.
 class Waits {
 public:
-    // A step was waited for. net_ms: what its best drafts bring beyond their time; wait_ms: of the next
-    // one. Returns whether they are chosen.
-    bool pays(double net_ms, double wait_ms) {
+    // A step was waited for. Returns whether its drafts are chosen.
+    bool pays(double gained_ms, double more_ms, double wait_ms) {
+        expected_now_ = gained_ms;
         if (wait_ms <= 0) return true;  // no step need wait, or every step does
-        const double most = most_lost(wait_ms);
-        if (follows_drafts_) regained_ += (1 - kKept) * (std::clamp((net_ms - most) / wait_ms, 0.0, kMost) - regained_);
-        return net_ms > most;
+        const double most = most_lost(wait_ms), net = net_ms(gained_ms, more_ms);
+        if (follows_drafts_) regained_ += (1 - kKept) * (std::clamp((net - most) / wait_ms, 0.0, kMost) - regained_);
+        return net > most;
     }
 
     // Whether drafts that were found for a step without are worth a wait.
-    bool is_worth_one(double net_ms, double wait_ms) const {
-        return net_ms > wait_ms + most_lost(wait_ms);  // neither is negative
+    bool is_worth_one(double gained_ms, double more_ms, double wait_ms) const {
+        return net_ms(gained_ms, more_ms) > wait_ms + most_lost(wait_ms);
     }
 
     // has_drafts: that were weighed against a wait.
     void end_step(bool has_drafts) { follows_drafts_ = has_drafts; }
 
+    // What the drafts brought that were chosen last, as time.
+    void see(double brought_ms) {
+        if (expected_ <= 0) brought_ = expected_ = kFirst * expected_now_;
+        brought_ = kKeptOfBrought * brought_ + brought_ms;
+        expected_ = kKeptOfBrought * expected_ + expected_now_;
+    }
+
 private:
+    // What drafts bring beyond what they take. They are chosen where much is expected of them, and that
+    // may be too much in the mean though it is right for all drafts together. Where they bring more than
+    // is expected, those that are just worth it need not, and nothing is added.
+    double net_ms(double gained_ms, double more_ms) const {
+        const double share = expected_ > 0 ? std::clamp(brought_ / expected_, kLeast, 1.0) : 1.0;
+        return share * gained_ms - more_ms;
+    }
+
     // Of the wait behind drafts, what the drafts behind it do not bring in.
     double most_lost(double wait_ms) const { return std::max(1 - regained_, 0.0) * wait_ms; }
 
     static constexpr double kKept = 0.95;
     static constexpr double kMost = 3;  // waits that one step may bring in
 
+    // Of what steps with drafts brought, what is kept with each further one; steps before the first that
+    // brought what was expected; the least share that is believed.
+    static constexpr double kKeptOfBrought = 0.99, kFirst = 20, kLeast = 0.5;
+
     double regained_ = 1;  // share of the waits behind drafts that the steps behind them bring in
     bool follows_drafts_ = false;
+    double expected_now_ = 0;              // of the step that was waited for last
+    double brought_ = 0, expected_ = 0;    // by the latest steps that had drafts
 };
 
 }  // namespace sglang_hvd
