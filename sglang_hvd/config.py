@@ -21,6 +21,7 @@ from sglang_hvd.yaml_text import parse_yaml
 Policy = Literal["allocate", "payoff", "frequency", "cache", "model", "both"]
 CacheMode = Literal["votes", "paper"]
 CostProfile = Literal["kept", "fresh", "skip"]
+PostponeExtend = Literal["never", "plain", "always"]
 
 # Predicted accepted length from which the paper verifies a cache draft (section 3.4).
 PAPER_THRESHOLD = 6.0
@@ -199,10 +200,12 @@ class HvdConfig(BaseModel):
         "max-running-requests, as far as memory goes, and none with LoRA or "
         "enable-deterministic-inference.",
     )
-    postpone_extend: bool | None = Field(
+    postpone_extend: PostponeExtend | None = Field(
         default=None,
-        description="Bring the model drafter's KV cache up to date for a request when it drafts, "
-        "not in every step for all. Default: on a CPU only; on a GPU it would wait for the host.",
+        description="When the model drafter's KV cache is brought up to date. never: behind every "
+        "step, for all requests. plain: likewise, but not behind steps without drafts: in the next "
+        "one that has some. always: for a request when it drafts. Default: always on a CPU; on a "
+        "GPU, where that would wait for the host, plain if run_ahead is on, else never.",
     )
     run_ahead: bool | None = Field(
         default=None,

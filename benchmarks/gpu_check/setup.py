@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu_check.parts import logged_server
+from sglang_hvd.config import PostponeExtend
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import ensure_demo_models
@@ -40,7 +41,7 @@ class Setup:
     is_tree: bool
     verify_width: int = 32
     narrow_widths: tuple[int, ...] = ()
-    postpones: bool = False
+    postpones: PostponeExtend | None = None  # by the server's choice
     wide_width: int | None = None
     has_default_widths: bool = False  # which follow the memory that is there
     runs_ahead: bool = False  # by costs for which drafts seldom pay
@@ -64,8 +65,12 @@ def setups_of(device: str) -> list[Setup]:
     """Those that say most come first."""
     if device == "cpu":
         return [
-            Setup("torch_native", "float32", False, False, True, postpones=True),
-            Setup("torch_native", "float32", False, False, False, 16, (2, 4, 8), wide_width=24),
+            Setup("torch_native", "float32", False, False, True, postpones="always"),
+            Setup(
+                *("torch_native", "float32", False, False, False, 16, (2, 4, 8)),
+                postpones="never",
+                wide_width=24,
+            ),
         ]
     backends = ["flashinfer", "triton"]
     if torch.cuda.get_device_capability()[0] == 9:
@@ -85,7 +90,7 @@ def setups_of(device: str) -> list[Setup]:
     setups += [
         Setup(
             *("flashinfer", "bfloat16", has_graphs, True, True, 32, (2, 4, 8, 16)),
-            postpones=True,
+            postpones="always",
             wide_width=64,
         )
         for has_graphs in (True, False)
@@ -94,7 +99,7 @@ def setups_of(device: str) -> list[Setup]:
         Setup("flashinfer", "bfloat16", has_graphs, True, True, has_default_widths=True)
         for has_graphs in (True, False)
     ]
-    setups.append(Setup("flashinfer", "bfloat16", True, True, True, postpones=True))
+    setups.append(Setup("flashinfer", "bfloat16", True, True, True, postpones="always"))
     setups.append(Setup("flashinfer", "bfloat16", False, True, True))
     setups.append(Setup("flashinfer", "bfloat16", True, False, True))
     setups.append(Setup("flashinfer", "float16", True, True, True))
@@ -129,7 +134,8 @@ def server_of(
             flags += ["--hvd-narrow-widths", str(list(setup.narrow_widths))]
         if mode == "allocate" and setup.wide_width is not None:
             flags += ["--hvd-wide-width", str(setup.wide_width)]
-        flags += ["--hvd-postpone-extend", str(setup.postpones).lower()]
+        if setup.postpones is not None:
+            flags += ["--hvd-postpone-extend", setup.postpones]
         if mode == "allocate" and setup.runs_ahead:
             flags += ["--hvd-run-ahead", "true", "--hvd-costs", str(_FEW_DRAFTS)]
     number = setups_of(options.device).index(setup)

@@ -42,7 +42,7 @@ from benchmarks.replay.rows import Row, beside_oracle, table_of
 from benchmarks.replay.settings import MODEL_TREES, Setting, settings_of
 from sglang_hvd.allocation import OWN_PACE, StepCosts
 from sglang_hvd.commands.arguments import add_json
-from sglang_hvd.config import CacheMode
+from sglang_hvd.config import CacheMode, PostponeExtend
 from sglang_hvd.payoff import SIZE_EFFECT
 from sglang_hvd.replay.evaluate import NOTHING_LEFT
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
@@ -189,10 +189,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument(
         "--postpone-extend",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="bring the model drafter's KV cache up to date for a request when it drafts, not in "
-        "every step for all",
+        choices=get_args(PostponeExtend),
+        help="as --hvd-postpone-extend (default: of a server on a GPU)",
     )
     parser.add_argument(
         "--wait",

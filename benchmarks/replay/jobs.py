@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from benchmarks.replay.rows import Row
 from benchmarks.replay.settings import MODEL_SIZES, MODEL_STEPS, MODEL_TREES, WIDTHS, Setting
-from sglang_hvd.allocation import StepAllocator, StepCosts
-from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.allocation import DraftExtend, StepAllocator, StepCosts
+from sglang_hvd.config import CacheMode, HvdConfig, PostponeExtend
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace
@@ -41,7 +41,7 @@ class Job:
     cache_mode: CacheMode
     num_tokens: int
     num_seeds: int
-    postpones_extend: bool
+    postpone_extend: PostponeExtend | None
     own_pace: float
 
 
@@ -125,10 +125,12 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
         threshold=setting.threshold,
         calibrate=setting.knows != ORACLE,
         branches=setting.has_branches,
+        postpone_extend=job.postpone_extend,
     )
     num_nodes, num_steps = setting.tree
     sizes, allocator = [num_nodes], None
     runs_ahead = setting.waits == "if it pays"
+    draft_extend = DraftExtend.of(config, default="plain" if runs_ahead else "never")
     costs = job.costs
     if setting.waits == "never":
         costs = costs.model_copy(update={"wait": None})
@@ -142,7 +144,7 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
             widths=[width for width in WIDTHS if width <= setting.width],
             model_sizes=sizes,
             num_steps=steps,
-            postpones_extend=job.postpones_extend,
+            draft_extend=draft_extend,
             own_pace=job.own_pace,
         )
         if runs_ahead:
@@ -159,7 +161,7 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
     )
     replay = BatchReplay(
         drafter,
-        PlanCosts(costs, WIDTHS, config.drafts_with_model, job.postpones_extend),
+        PlanCosts(costs, WIDTHS, draft_extend),
         knows=setting.knows,
         picks_nodes=setting.picks_nodes,
         model_sizes=sizes,

@@ -5,11 +5,9 @@ from sglang_hvd.allocation.cache_trees import CacheTrees, TakenDrafts, num_branc
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
 from sglang_hvd.allocation.cost_scale import CostScale
 from sglang_hvd.allocation.costs import StepCosts
+from sglang_hvd.allocation.draft_extend import MAX_POSTPONED_TOKENS, DraftExtend
 from sglang_hvd.allocation.model_drafts import (
-    MAX_POSTPONED_TOKENS,
-    catches_up,
     draft_step_choices,
-    missing_after,
     model_tree_sizes,
     most_tree_nodes,
 )
@@ -30,16 +28,15 @@ __all__ = [
     "CacheTrees",
     "CostFit",
     "CostScale",
+    "DraftExtend",
     "DraftOdds",
     "StepAllocator",
     "StepCosts",
     "TakenDrafts",
     "VerifyWidths",
-    "catches_up",
     "costs_of",
     "costs_of_times",
     "draft_step_choices",
-    "missing_after",
     "model_tree_sizes",
     "most_tree_nodes",
     "num_branch_tokens",

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from sglang_hvd.allocation._native import BatchCosts
 from sglang_hvd.allocation._native import StepAllocator as _StepAllocator
 from sglang_hvd.allocation.costs import StepCosts
+from sglang_hvd.allocation.draft_extend import DraftExtend
 from sglang_hvd.allocation.verify_widths import VerifyWidths
 
 Int32 = npt.NDArray[np.int32]
@@ -18,9 +19,9 @@ Float32 = npt.NDArray[np.float32]
 # likewise for cache drafts: what is expected of them could be wrong. Requests take turns.
 _LOOK_AFTER = 256
 
-# Where draft-extend is postponed: tokens that the model drafter's KV cache typically lacks when a
-# request drafts, some two cycles.
-_TYPICAL_MISSING = 8
+# Tokens that the model drafter's KV cache typically lacks of a request when it catches up: some two
+# cycles where each does when it drafts, and runs of steps without drafts where all do.
+_TYPICAL_MISSING, _TYPICAL_RUN = 8, 16
 
 # Batch sizes whose costs are kept: each takes memory linear in it.
 _MOST_BATCHES = 256
@@ -85,8 +86,7 @@ class StepAllocator:
     num_steps: numbers of steps that the model drafter may run.
     most_nodes: nodes that its draft can have, root not included, by num_steps; None: any number.
     merges: a request may verify both drafts in one tree.
-    postpones_extend: the model drafter's KV cache is brought up to date for a request when it
-        drafts, not in every step for all.
+    draft_extend: when the model drafter's KV cache is brought up to date.
     own_pace: how far what tokens and time are worth follows what the step itself brings and takes,
         from 0, where the pace of the latest steps holds, to 1.
 
@@ -103,7 +103,7 @@ class StepAllocator:
         base_width: int | None = None,
         most_nodes: Sequence[int] | None = None,
         merges: bool = True,
-        postpones_extend: bool = False,
+        draft_extend: DraftExtend = DraftExtend.EVERY_STEP,
         own_pace: float = OWN_PACE,
     ) -> None:
         for name, values in (
@@ -131,7 +131,7 @@ class StepAllocator:
         if len(most_nodes) != len(num_steps) or min(most_nodes) < 1:
             raise ValueError("most_nodes must have one number for each of num_steps, 1 or more")
         self._most_nodes = np.array(most_nodes, np.int32)
-        self._postpones_extend = postpones_extend
+        self._draft_extend = draft_extend
         self._native = _StepAllocator.of(self._model_sizes, own_pace, merges, _LOOK_AFTER)
         self._runs_ahead = False
         self._of_batch: dict[int, BatchCosts] = {}
@@ -245,10 +245,14 @@ class StepAllocator:
         widths, drafting = self._widths.of_step(num_requests), range(num_requests + 1)
         step_ms = self._costs.verify_ms(num_requests, widths)
         draft_ms = np.array([self._costs.draft_ms(drafting, steps) for steps in self.num_steps])
-        if self._postpones_extend:
+        if self._draft_extend is DraftExtend.WHEN_DRAFTING:
             draft_ms = draft_ms + self._costs.catch_up_ms(drafting, _TYPICAL_MISSING)
         else:
-            step_ms = step_ms + self._costs.draft_extend_ms(num_requests, widths)
+            extend_ms = self._costs.draft_extend_ms(num_requests, widths)
+            if self._draft_extend is DraftExtend.BEHIND_DRAFTS and widths[0] == 1:
+                [of_run] = self._costs.catch_up_ms([num_requests], _TYPICAL_RUN)
+                extend_ms[0] = min(extend_ms[0], of_run / _TYPICAL_RUN)
+            step_ms = step_ms + extend_ms
         wait_ms = self._costs.wait_ms(num_requests)
         if not self._runs_ahead:
             step_ms, wait_ms = step_ms + wait_ms, 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 from sglang.srt.speculative.spec_utils import fast_topk, renorm_draft_probs
 
-from sglang_hvd.allocation import catches_up
+from sglang_hvd.allocation import DraftExtend
 from sglang_hvd.plugin.batch_rows import rows_of
 from sglang_hvd.plugin.host_transfer import to_device
 from sglang_hvd.plugin.postponed_extend import MissingTokens, PostponedExtend
@@ -30,46 +31,46 @@ if TYPE_CHECKING:
 
 
 class CatchUp:
-    """Runs a postponed draft-extend for the requests that draft now, or have waited for long.
+    """Runs a postponed draft-extend for the requests whose turn it is.
 
-    A step calls `run` before it drafts, and `see` when it has verified.
+    A step calls `run` before it drafts, and `see` when it has verified and no draft-extend follows.
     """
 
-    def __init__(self, draft_worker: HvdDraftWorker) -> None:
+    def __init__(self, draft_worker: HvdDraftWorker, draft_extend: DraftExtend) -> None:
         self.num_catch_ups = 0
         self._draft_worker = draft_worker
+        self._draft_extend = draft_extend
         self._postponed = PostponedExtend()
         self._cached_lens: Sequence[int] = []  # of the step's requests
 
     def run(
-        self, batch: ScheduleBatch, num_model_nodes: Sequence[int], cached_lens: Sequence[int]
+        self,
+        batch: ScheduleBatch,
+        num_model_nodes: Sequence[int],
+        cached_lens: Sequence[int],
+        *,
+        has_drafts: bool,
     ) -> None:
         """Brings the draft KV cache up to date where that is needed.
 
         Args:
             num_model_nodes: of each request's draft that the model drafter is about to make.
+            has_drafts: see DraftExtend.
             cached_lens: tokens in the KV cache of each request.
         """
         self._cached_lens = cached_lens
         postponed = self._postponed
         postponed.settle(batch.reqs, cached_lens)
         num_missing = [postponed.num_missing(req) for req in batch.reqs]
-        rows = [
-            row
-            for row, (num_nodes, missing) in enumerate(
-                zip(num_model_nodes, num_missing, strict=True)
-            )
-            if catches_up(num_nodes, missing)
-        ]
+        rows = self._draft_extend.catching_up(num_model_nodes, num_missing, has_drafts=has_drafts)
         if not rows:
             return
         self.num_catch_ups += 1
         draft_worker = self._draft_worker
         tokens = postponed.take([batch.reqs[row] for row in rows])
-        width = round(len(tokens.token_ids) / len(rows))
         with draft_worker.clock.measure(Phase.TRANSFER):
             on_device = to_device(np.array(rows), draft_worker.device)
-        with draft_worker.costs.time_extend(len(rows), width):
+        with self._time(len(rows), len(tokens.token_ids)):
             drafted = self._extend(
                 rows_of(batch, rows, on_device), tokens, [cached_lens[row] for row in rows]
             )
@@ -91,6 +92,12 @@ class CatchUp:
         """A prefill wrote all of the draft KV cache of these requests."""
         for req in reqs:
             self._postponed.forget(req)
+
+    def _time(self, num_requests: int, num_tokens: int) -> AbstractContextManager[None]:
+        costs = self._draft_worker.costs
+        if self._draft_extend is DraftExtend.WHEN_DRAFTING:
+            return costs.time_extend(num_requests, round(num_tokens / num_requests))
+        return costs.time_unpriced()  # the table has draft-extends of another kind
 
     def _extend(
         self, some: ScheduleBatch, tokens: MissingTokens, cached_lens: list[int]

@@ -23,12 +23,12 @@ from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_
 from sglang_hvd.allocation import (
     MOST_WIDE_REQUESTS,
     BatchTimes,
+    DraftExtend,
     StepCosts,
     VerifyWidths,
     costs_of_times,
     shortest_times,
 )
-from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.draft_trees import DraftNodes
 from sglang_hvd.plugin.verify_input import build_verify_input
 

@@ -18,10 +18,9 @@ from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
-from sglang_hvd.allocation import most_tree_nodes
+from sglang_hvd.allocation import DraftExtend, most_tree_nodes
 from sglang_hvd.plugin.batch_rows import rows_of
 from sglang_hvd.plugin.catch_up import CatchUp
-from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
 from sglang_hvd.plugin.host_plans import PlanFence
 from sglang_hvd.plugin.host_transfer import to_device
@@ -100,8 +99,8 @@ class HvdDraftWorker(EagleDraftWorker):
         """
         self._held, self.costs = held, costs
         self.draft_extend, self._stub_draft_extend = draft_extend, stub_draft_extend
-        if draft_extend is DraftExtend.WHEN_DRAFTING:
-            self.catch_up = CatchUp(self)
+        if draft_extend.catches_up:
+            self.catch_up = CatchUp(self, draft_extend)
 
     def draft(self, batch: ScheduleBatch, *, with_topology: bool = False) -> HvdVerifyInput:
         """Choose a draft for every request and lay all of them out for one verification."""
@@ -110,13 +109,16 @@ class HvdDraftWorker(EagleDraftWorker):
         seq_lens = batch.seq_lens_cpu.tolist() if batch.seq_lens_cpu is not None else None
         # Of a grammar SGLang waits for each token.
         plans = self._held.plan(batch.reqs, seq_lens, next_waits=batch.has_grammar)
-        used = 1 + int(plans.num_nodes.max())
-        self.use_width(self._widths.narrowest(used))
-        self.num_steps_by_width[self._step_width] += 1
+        width = self._widths.narrowest(1 + int(plans.num_nodes.max()))
         bonus_tokens = batch.spec_info.bonus_tokens
         if self.catch_up is not None:
+            # A forward like a prefill's, with the backends that those have.
+            self.use_width(self._widths.base)
             cached_lens = self._held.cached_lens(batch.reqs) if seq_lens is None else seq_lens
-            self.catch_up.run(batch, plans.num_model_nodes.tolist(), cached_lens)
+            num_model_nodes = plans.num_model_nodes.tolist()
+            self.catch_up.run(batch, num_model_nodes, cached_lens, has_drafts=width > 1)
+        self.use_width(width)
+        self.num_steps_by_width[self._step_width] += 1
         nodes = self._host_nodes(plans.drafts, bonus_tokens)
         kv_loc_plan = is_model_node = None
         is_drafting = plans.num_model_nodes > 0
@@ -196,7 +198,7 @@ class HvdDraftWorker(EagleDraftWorker):
     def _draft_extend_for_decode(
         self, batch: ScheduleBatch, batch_result: GenerationBatchResult, **kwargs: Any
     ) -> None:
-        if self.draft_extend is DraftExtend.EVERY_STEP:
+        if self.draft_extend.follows(has_drafts=self._step_width > 1):
             # Before a step that runs ahead the device is not there yet; it has that step's
             # verification to do meanwhile.
             self._extended.wait()

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_hvd.allocation import StepCosts, VerifyWidths
+from sglang_hvd.allocation import DraftExtend, StepCosts, VerifyWidths
 from sglang_hvd.plugin.cost_profile import CostProfile
-from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.entry import SUPPORTED_SGLANG
 from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.user_cache import user_cache

@@ -42,6 +42,10 @@ class ServerMetrics:
             labelnames=["source"],
         )
         self._num_steps = Counter("sglang:hvd_steps", "Decode steps of the batch.")
+        self._num_steps_ahead = Counter(
+            "sglang:hvd_steps_ahead",
+            "Of these, those that were launched before the tokens of the last were known.",
+        )
         self._step_seconds = Counter(
             "sglang:hvd_step_seconds", "Duration of the decode steps, all together."
         )
@@ -78,6 +82,7 @@ class ServerMetrics:
             num_cycles=no_cycles,
             num_accepted_drafts=no_cycles,
             num_resyncs=0,
+            num_steps_ahead=0,
             times=StepClock().totals(),
             cache=None,
             recorder=None,
@@ -90,6 +95,7 @@ class ServerMetrics:
         num_cycles: Mapping[DraftSource, int],
         num_accepted_drafts: Mapping[DraftSource, int],
         num_resyncs: int,
+        num_steps_ahead: int,
         times: StepTimes,
         cache: SuffixCacheStats | None,
         recorder: RecorderStats | None,
@@ -104,6 +110,7 @@ class ServerMetrics:
             accepted = self._num_accepted_drafts.labels(source.value)
             self._totals.advance(accepted, num_accepted_drafts[source])
         self._totals.advance(self._num_steps, times.num_steps)
+        self._totals.advance(self._num_steps_ahead, num_steps_ahead)
         self._totals.advance(self._step_seconds, times.step)
         for phase, seconds in times.phases.items():
             self._totals.advance(self._host_seconds.labels(phase.value), seconds)

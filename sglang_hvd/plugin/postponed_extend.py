@@ -1,8 +1,8 @@
-"""Draft-extend when a request drafts, not after every verification.
+"""Draft-extend later than behind a verification.
 
 Draft-extend brings the model drafter's KV cache up to date: it needs the committed tokens and the
-target's hidden states at the positions before them. Kept until the request drafts next, they are
-caught up with in one forward, over committed tokens only. A streak of cache drafts runs none.
+target's hidden states at the positions before them. These are kept until requests catch up
+(allocation/draft_extend.py), with all of them in one forward, over committed tokens only.
 
 What a request lacks when it ends stays missing. A later turn that finds its tokens in the prefix
 cache drafts without them, a little worse: MAX_POSTPONED_TOKENS and one verification at most. The
@@ -124,14 +124,14 @@ class PostponedExtend:
             slots.append(torch.arange(row * width, row * width + num_new))
         if not found:
             return
-        places = to_device(torch.cat(slots).numpy(), verified.token_ids.device.type)
+        token_ids, hidden_states = verified.token_ids, verified.hidden_states
+        places = torch.cat(slots)
+        if len(places) < len(token_ids):  # the other slots need not stay
+            on_device = to_device(places.numpy(), token_ids.device.type)
+            token_ids, hidden_states = token_ids[on_device], hidden_states[on_device]
         lengths = [num_new for _, num_new in found]
-        # Copies: most of the slots were not accepted and need not stay.
-        pieces = zip(
-            _split(verified.token_ids[places], lengths),
-            _split(verified.hidden_states[places], lengths),
-            strict=True,
-        )
+        split = _split if width > 1 else torch.split
+        pieces = zip(split(token_ids, lengths), split(hidden_states, lengths), strict=True)
         for (req, num_new), (token_ids, hidden_states) in zip(found, pieces, strict=True):
             missing = self._missing.setdefault(req, _Missing())
             missing.num_tokens += num_new
@@ -163,8 +163,8 @@ class PostponedExtend:
 
 
 def _split(values: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
-    """Each request's part, in memory of its own: as views they would keep those of the whole batch.
-    One kernel on a GPU, where a copy of each would be as many."""
+    """Each request's part, in memory of its own: as views, which do for a token of each, they would
+    keep those of the whole batch. One kernel on a GPU, where a copy of each would be as many."""
     parts = [values.new_empty((num, *values.shape[1:])) for num in lengths]
     torch.split_with_sizes_copy(values, lengths, out=parts)
     return parts

@@ -292,6 +292,7 @@ class HeldRequests:
                 num_cycles=self._num_cycles,
                 num_accepted_drafts=self._num_accepted_drafts,
                 num_resyncs=self._num_resyncs,
+                num_steps_ahead=self._num_steps_ahead,
                 times=self._clock.totals(),
                 cache=self._drafter.cache_stats(),
                 recorder=None if self._recorder is None else self._recorder.stats(),

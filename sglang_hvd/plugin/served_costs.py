@@ -101,6 +101,13 @@ class ServedCosts:
         with self._time(lambda ms: self._fit.observe_extend(num_requests, width, ms)):
             yield
 
+    @contextmanager
+    def time_unpriced(self) -> Iterator[None]:
+        """Times what the table has no price for, so that it does not count among what steps take
+        beside their parts."""
+        with self._time(lambda _: None):
+            yield
+
     def begin_step(self, num_requests: int, *, is_ahead: bool = False) -> None:
         """A decode step begins. What the last one took beside its parts is known then, where
         nothing came between: on a GPU that it waited for the host, mostly.

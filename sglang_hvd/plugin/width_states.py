@@ -24,7 +24,6 @@ from sglang.srt.utils.common import log_info_on_rank0
 
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.plugin.captured_sizes import capturing, needs_all_sizes, sizes_of_width
-from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.host_plans import plan_verifications_on_host
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ class WidthStates:
                 worker._override_worker_state(worker.speculative_num_steps, width),
                 self._capturing(width),
             ):
-                if self._draft_worker.draft_extend is DraftExtend.EVERY_STEP:
+                if self._draft_worker.draft_extend.follows(has_drafts=True):
                     self._build_extend(before)
                 self._build_verify(before, width)
                 return self._present(0.0)

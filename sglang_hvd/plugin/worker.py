@@ -22,6 +22,7 @@ from sglang.srt.runtime_context import get_observability, get_parallel
 from sglang.srt.speculative import eagle_worker_v2
 
 from sglang_hvd.allocation import (
+    DraftExtend,
     StepAllocator,
     StepCosts,
     draft_step_choices,
@@ -31,7 +32,7 @@ from sglang_hvd.allocation import (
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin import host_plans, kv_kernel
 from sglang_hvd.plugin.device_memory import DeviceMemory
-from sglang_hvd.plugin.draft_extend import DraftExtend, draft_extend_of
+from sglang_hvd.plugin.draft_extend import draft_extend_of
 from sglang_hvd.plugin.draft_states import DraftStates
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import require_hooks
@@ -89,7 +90,10 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         runners = self.target_worker.model_runner, self._draft_worker.draft_runner
         self._has_mrope = any(runner.model_config.model_is_mrope for runner in runners)
         self._draft_extend = draft_extend_of(
-            launch.config, device=self.device, has_mrope=self._has_mrope
+            launch.config,
+            device=self.device,
+            has_mrope=self._has_mrope,
+            runs_ahead=self._runs_ahead and launch.widths.values[0] == 1,
         )
         has_window = bool(self.target_worker.model_runner.sliding_window_size)
         launch.check_draft_shapes(self.topk, has_window=has_window)
@@ -371,7 +375,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "num_partial_draft_rounds": self._draft_worker.num_partial_draft_rounds,
             "host_plans": self._has_host_plans,
             "runs_ahead": self._runs_ahead,
-            "postpones_extend": self._draft_extend is DraftExtend.WHEN_DRAFTING,
+            "draft_extend": self._draft_extend.name.lower(),
             "num_catch_ups": 0 if catch_up is None else catch_up.num_catch_ups,
             "num_steps_by_width": dict(self._draft_worker.num_steps_by_width),
             "num_drafts_by_steps": dict(sorted(self._draft_worker.num_drafts_by_steps.items())),
@@ -412,7 +416,7 @@ def _allocator(
         num_steps=steps,
         most_nodes=[most_tree_nodes(topk, num) for num in steps],
         merges=merges,
-        postpones_extend=draft_extend is DraftExtend.WHEN_DRAFTING,
+        draft_extend=draft_extend,
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import CacheTrees, missing_after
+from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.drafter import AllocationForecast, HybridDrafter, Proposals
 from sglang_hvd.payoff import ModelReaches, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
@@ -224,13 +224,12 @@ class BatchReplay:
         self._drafter.commit(running, outcomes)
         num_missing = [request.num_missing for request in running]
         of_step = count_step(plans, outcomes, self._costs, num_missing, is_ahead=is_ahead)
+        num_tokens = [len(outcome.token_ids) for outcome in outcomes]
+        num_missing = self._costs.missing_after(plans, num_missing, num_tokens)
         going_on = []
-        for request, plan, outcome in zip(running, plans, outcomes, strict=True):
-            num_tokens = len(outcome.token_ids)
-            request.position += num_tokens
-            request.num_missing = missing_after(
-                plan.num_model_nodes, request.num_missing, num_tokens
-            )
+        for request, num_new, missing in zip(running, num_tokens, num_missing, strict=True):
+            request.position += num_new
+            request.num_missing = missing
             is_inside = request.position < len(request.drawn.trace.output_ids)
             if is_inside or self._next_turn(request):
                 going_on.append(request)

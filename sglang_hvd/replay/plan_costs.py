@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sglang_hvd.allocation import StepCosts, catches_up
+from sglang_hvd.allocation import DraftExtend, StepCosts
 from sglang_hvd.types import DraftPlan
 
 
@@ -11,22 +11,18 @@ class PlanCosts:
 
     widths: nodes per request that a step can verify, root included. A step takes the narrowest that
         holds what was planned.
-    drafts_with_model: whether the model drafter's KV cache is kept up to date.
-    postpones_extend: it is brought up to date for a request when it drafts next, not in every step
-        for all requests.
+    draft_extend: when the model drafter's KV cache is brought up to date.
     """
 
     def __init__(
         self,
         costs: StepCosts,
         widths: Sequence[int],
-        drafts_with_model: bool,
-        postpones_extend: bool = False,
+        draft_extend: DraftExtend,
     ) -> None:
         self._costs = costs
         self._widths = tuple(widths)
-        self._drafts_with_model = drafts_with_model
-        self._postpones_extend = postpones_extend
+        self._draft_extend = draft_extend
 
     def ms(
         self, plans: Sequence[DraftPlan], num_missing: Sequence[int], *, is_ahead: bool = False
@@ -36,23 +32,37 @@ class PlanCosts:
         num_missing: tokens of each request that the model drafter's KV cache lacks.
         is_ahead: it did not wait for the tokens of the last step.
         """
-        used = 1 + max(plan.num_nodes for plan in plans)
-        width = next(width for width in self._widths if width >= used)
+        width = self._width(plans)
         ms = self._costs.verify_ms(len(plans), [width])[0]
         if not is_ahead:
             ms += self._costs.wait_ms(len(plans))
         drafting = [plan.num_model_steps for plan in plans if plan.num_model_nodes]
         if drafting:
             ms += self._costs.draft_ms([len(drafting)], max(drafting))[0]
-        if not self._drafts_with_model:
-            return float(ms)
-        if not self._postpones_extend:
-            return float(ms + self._costs.draft_extend_ms(len(plans), [width])[0])
-        pairs = zip(plans, num_missing, strict=True)
-        caught_up = [
-            missing for plan, missing in pairs if catches_up(plan.num_model_nodes, missing)
-        ]
-        if caught_up:
-            mean = round(sum(caught_up) / len(caught_up))
-            ms += self._costs.catch_up_ms([len(caught_up)], mean)[0]
+        if self._draft_extend.follows(has_drafts=width > 1):
+            ms += self._costs.draft_extend_ms(len(plans), [width])[0]
+        catching_up = self._draft_extend.catching_up(
+            [plan.num_model_nodes for plan in plans], num_missing, has_drafts=width > 1
+        )
+        if catching_up:
+            mean = round(sum(num_missing[row] for row in catching_up) / len(catching_up))
+            ms += self._costs.catch_up_ms([len(catching_up)], mean)[0]
         return float(ms)
+
+    def missing_after(
+        self, plans: Sequence[DraftPlan], num_missing: Sequence[int], num_tokens: Sequence[int]
+    ) -> list[int]:
+        """Tokens of each request that the model drafter's KV cache lacks after a step.
+
+        num_missing: before it. num_tokens: committed in it.
+        """
+        return self._draft_extend.missing_after(
+            [plan.num_model_nodes for plan in plans],
+            num_missing,
+            num_tokens,
+            has_drafts=self._width(plans) > 1,
+        )
+
+    def _width(self, plans: Sequence[DraftPlan]) -> int:
+        used = 1 + max(plan.num_nodes for plan in plans)
+        return next(width for width in self._widths if width >= used)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sglang_hvd.allocation import missing_after
 from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.replayed import ReplayedCycle
 from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
@@ -69,11 +68,12 @@ def count_cycles(cycles: Iterable[ReplayedCycle], costs: PlanCosts | None = None
 
     costs: what gives their time.
     """
-    totals, num_missing = CycleTotals(), 0
+    totals, num_missing = CycleTotals(), [0]
     for cycle in cycles:
-        totals += count_step([cycle.plan], [cycle.outcome], costs, [num_missing])
-        num_tokens = len(cycle.outcome.token_ids)
-        num_missing = missing_after(cycle.plan.num_model_nodes, num_missing, num_tokens)
+        plans = [cycle.plan]
+        totals += count_step(plans, [cycle.outcome], costs, num_missing)
+        if costs is not None:
+            num_missing = costs.missing_after(plans, num_missing, [len(cycle.outcome.token_ids)])
     return totals
 
 

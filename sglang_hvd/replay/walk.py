@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from sglang_hvd.allocation import (
+    DraftExtend,
     StepAllocator,
     StepCosts,
     draft_step_choices,
@@ -73,14 +74,12 @@ class WalkSettings:
         """The time of plans; None without costs."""
         if self.costs is None:
             return None
-        return PlanCosts(
-            self.costs, self.widths, self.config.drafts_with_model, self.postpones_extend
-        )
+        return PlanCosts(self.costs, self.widths, self.draft_extend)
 
     @property
-    def postpones_extend(self) -> bool:
-        """As on a GPU: only if it is asked for."""
-        return self.config.postpone_extend or False
+    def draft_extend(self) -> DraftExtend:
+        """Behind every step, unless something else is asked for."""
+        return DraftExtend.of(self.config, default="never")
 
     @property
     def model_drafts(self) -> tuple[Sequence[int], Sequence[int]]:
@@ -312,7 +311,7 @@ def _drafter(settings: WalkSettings, token_classes: TokenClasses) -> HybridDraft
             widths=settings.widths,
             model_sizes=sizes,
             num_steps=steps,
-            postpones_extend=settings.postpones_extend,
+            draft_extend=settings.draft_extend,
         )
     return HybridDrafter(
         config,

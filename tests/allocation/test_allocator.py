@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sglang_hvd.allocation import (
     Allocation,
+    DraftExtend,
     DraftOdds,
     StepAllocator,
     StepCosts,
@@ -433,13 +434,41 @@ def test_a_postponed_draft_extend_is_paid_for_by_the_requests_that_draft() -> No
     dear = costs(of_round=0.0, extend=30.0, per_node=0.0)
     assert of(allocator(dear).allocate(slots(1), unsure)) == ([2], [3])
     postponed = StepAllocator(
-        dear, widths=WIDTHS, model_sizes=SIZES, num_steps=STEPS, postpones_extend=True
+        dear,
+        widths=WIDTHS,
+        model_sizes=SIZES,
+        num_steps=STEPS,
+        draft_extend=DraftExtend.WHEN_DRAFTING,
     )
     postponed.start(0)
     assert of(postponed.allocate(slots(1), unsure)) == ([2], [0])
     cheap = costs(of_round=0.0, extend=0.1, per_node=0.0)
     postponed.use_costs(cheap)
     assert of(postponed.allocate(slots(1), unsure)) == ([2], [3])
+
+
+def test_a_step_without_drafts_saves_its_draft_extend_where_that_is_postponed() -> None:
+    """But for a share of the one that catches up, which has a ninth here."""
+
+    def cached(extend: float, mode: DraftExtend) -> int:
+        made = StepAllocator(
+            costs(plain=10.0, per_node=0.0, of_round=100.0, extend=extend),
+            widths=WIDTHS,
+            model_sizes=SIZES,
+            num_steps=STEPS,
+            draft_extend=mode,
+        )
+        made.start(0)
+        given = odds([[0.4]], [(0.0, 0.0)])
+        for _ in range(50):  # the pace of plain steps
+            made.observe(slots(1), np.ones(1, np.int32))
+            found = made.allocate(slots(1), given)
+        return int(found.num_cache[0])
+
+    # Each step brings 1 token, and the draft .4 more, which is worth 4 ms of a plain step.
+    assert cached(30.0, DraftExtend.EVERY_STEP) == 1
+    assert cached(30.0, DraftExtend.BEHIND_DRAFTS) == 0
+    assert cached(3.0, DraftExtend.BEHIND_DRAFTS) == 1
 
 
 def test_widths_that_save_follow_the_most_requests() -> None:

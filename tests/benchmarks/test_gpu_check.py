@@ -398,7 +398,7 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
     assert row["costs"]["widths"] == [1, 16]
     assert row["costs"]["verify"][0][0] > 0
     rows = found["identity"]["rows"]
-    assert [row["setup"]["postpones"] for row in rows] == [True, False]
+    assert [row["setup"]["postpones"] for row in rows] == ["always", "never"]
     assert all(row["num_prompts"] == 2 and row["differences"] == [] for row in rows)
     rows = found["sampling"]["rows"]
     assert [row["sampling"] for row in rows] == [{"temperature": 1.0}]

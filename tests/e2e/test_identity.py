@@ -185,31 +185,50 @@ def test_widths_sources_and_draft_steps_that_change_in_every_step(
 
 
 @pytest.mark.parametrize("drafting", [LONG_TREE, CHAIN], ids=["tree", "chain"])
+@pytest.mark.parametrize("postpones", ["always", "plain"])
 def test_a_postponed_draft_extend_leaves_the_same_draft_kv(
+    postpones: str,
     drafting: tuple[str, ...],
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
+    tmp_path: Path,
 ) -> None:
     expected = plain_ids(prompts)
+    costs = tmp_path / "costs.yaml"
+    # Steps without drafts and with the model drafter's in turns. Draft-extend is free: were it
+    # priced, other steps would have drafts where it is postponed.
+    costs.write_text(
+        "{about: made up, batch_sizes: [1, 16], widths: [1, 2, 32], draft_once: [5, 5], "
+        "draft_round: [1, 1], verify: [[5, 7, 9], [6, 9, 16]], "
+        "draft_extend: [[0, 0, 0], [0, 0, 0]]}"
+    )
+    policy_of: dict[str, tuple[str, ...]] = {
+        "always": ("frequency",),  # its gate does not depend on what was accepted before
+        "plain": ("allocate", "--hvd-costs", str(costs)),
+    }
     cycles = {}
-    for postpones in ("true", "false"):
+    for mode in (postpones, "never"):
         server = start_hvd(
-            "frequency",  # its gate does not depend on what was accepted before
-            *("--hvd-postpone-extend", postpones, "--hvd-report-cycles", "true"),
+            *policy_of[postpones],
+            *("--hvd-postpone-extend", mode, "--hvd-report-cycles", "true"),
             # Nothing passes from one request to another, so that they may run together: not
             # drafts, and not the KV cache of a reply, which lacks what its end lacked.
             *("--hvd-shared-cache-tokens", "0", "--hvd-session-cache-tokens", "0"),
             "--disable-radix-cache",
             drafting=drafting,
         )
-        cycles[postpones] = []
-        for concurrency in (1, 8):
+        cycles[mode] = []
+        # Together they are allocated for together, and who is together with whom is chance.
+        for concurrency in (1, 8) if postpones == "always" else (1,):
             answers = server.generate_all(prompts, concurrency=concurrency)
             assert [answer["output_ids"] for answer in answers] == expected
-            cycles[postpones].append([a["meta_info"]["hvd"][0]["cycles"] for a in answers])
+            cycles[mode].append([a["meta_info"]["hvd"][0]["cycles"] for a in answers])
         state = server.hvd_state()
-        assert (state["num_catch_ups"] > 0) == (postpones == "true")
+        assert (state["num_catch_ups"] > 0) == (mode == postpones)
         # Enough to postpone; how many there are depends on the machine that trained the models.
-        assert state["num_cycles"]["cache"] > state["num_cycles"]["model"] / 8
-    assert cycles["true"] == cycles["false"]
+        num_cycles = state["num_cycles"]
+        num_postponed = num_cycles["cache" if postpones == "always" else "plain"]
+        assert num_postponed > num_cycles["model"] / 8
+        assert num_cycles["model"] > 5
+    assert cycles[postpones] == cycles["never"]

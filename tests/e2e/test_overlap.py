@@ -6,6 +6,7 @@ replayed as patches/README.md says: without CUDA, through SGLang's own graph run
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,11 @@ def test_output_is_that_of_plain_serving_under_overlap_scheduling(
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--hvd-postpone-extend", "true"),
-        ("--hvd-postpone-extend", "false", "--chunked-prefill-size", "64"),
+        ("--hvd-postpone-extend", "always"),
+        ("--hvd-postpone-extend", "plain", "--enable-metrics"),
+        ("--hvd-postpone-extend", "never", "--chunked-prefill-size", "64"),
     ],
-    ids=["postponed", "chunked"],
+    ids=["postponed", "as on a GPU", "chunked"],
 )
 def test_steps_that_run_ahead_give_the_same_output(
     flags: tuple[str, ...],
@@ -68,6 +70,11 @@ def test_steps_that_run_ahead_give_the_same_output(
     num_steps = state["steps"]["num_steps"]
     assert 0.2 * num_steps < state["num_steps_ahead"] < num_steps
     assert state["num_steps_by_width"]["1"] > state["num_steps_ahead"]
+    if "--enable-metrics" in flags:
+        counted = f"hvd_steps_ahead_total{{.*}} {state['num_steps_ahead']}.0"
+        assert re.search(counted, server.process.get("/metrics"))
+    # With draft-extend behind every step nothing lags behind.
+    assert (state["num_catch_ups"] > 0) == (state["draft_extend"] != "every_step")
     # Steps that run ahead see what comes, and give way to drafts; looks find the model drafter.
     cycles = state["num_cycles"]
     assert cycles["cache"] > 0

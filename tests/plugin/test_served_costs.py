@@ -139,6 +139,20 @@ def test_what_a_step_takes_beside_its_parts_is_part_of_its_costs() -> None:
     assert made.costs.verify_ms(2, [8])[0] == pytest.approx(8, rel=0.01)
 
 
+def test_what_has_no_price_is_no_part_of_what_a_step_costs() -> None:
+    made, watch = allocator(), Stopwatch()
+    costs = served(made, watch)
+    for _ in range(40):
+        costs.begin_step(2)
+        with costs.time_unpriced():
+            watch.seconds += 0.02
+        with costs.time_verify(2, 8):
+            watch.seconds += 0.005
+        costs.end_step()
+        watch.seconds += 0.003
+    assert made.costs.verify_ms(2, [8])[0] == pytest.approx(8, rel=0.01)
+
+
 def test_a_gpu_that_waits_for_the_host_takes_that_long_beside_its_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

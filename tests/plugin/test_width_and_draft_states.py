@@ -14,12 +14,11 @@ import torch
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 from sglang.srt.runtime_context import get_context, get_schedule
 
-from sglang_hvd.allocation import VerifyWidths
+from sglang_hvd.allocation import DraftExtend, VerifyWidths
 from sglang_hvd.plugin import captured_sizes, device_memory
 from sglang_hvd.plugin.algorithm import count_logits_rows
 from sglang_hvd.plugin.captured_sizes import sizes_of_width, thinned
 from sglang_hvd.plugin.device_memory import DeviceMemory
-from sglang_hvd.plugin.draft_extend import DraftExtend
 from sglang_hvd.plugin.draft_states import DraftStates
 from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.plugin.width_states import WidthStates

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 import pytest
 
-from sglang_hvd.allocation import MAX_POSTPONED_TOKENS, StepAllocator, StepCosts
+from sglang_hvd.allocation import MAX_POSTPONED_TOKENS, DraftExtend, StepAllocator, StepCosts
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
@@ -79,7 +79,7 @@ def replay(
     )
     return BatchReplay(
         drafter,
-        PlanCosts(costs, WIDTHS, config.drafts_with_model),
+        PlanCosts(costs, WIDTHS, DraftExtend.of(config, default="never")),
         knows=knows,
         picks_nodes=picks_nodes,
         model_sizes=SIZES,
@@ -123,7 +123,7 @@ def test_a_cycle_costs_what_the_table_says() -> None:
 
 def test_a_postponed_draft_extend_is_paid_for_when_a_request_drafts() -> None:
     table = costs_with_extend(per_token=0.5)
-    priced = PlanCosts(table, WIDTHS, drafts_with_model=True, postpones_extend=True)
+    priced = PlanCosts(table, WIDTHS, DraftExtend.WHEN_DRAFTING)
     plain = DraftPlan(DraftSource.PLAIN, None, None)
     model = DraftPlan(DraftSource.MODEL, None, None, SIZES[0], NUM_STEPS)
     assert priced.ms([plain], [40]) == table.verify_ms(1, [1])[0]
@@ -133,17 +133,34 @@ def test_a_postponed_draft_extend_is_paid_for_when_a_request_drafts() -> None:
     )
     # Not for ever: then it is caught up with anyway.
     assert priced.ms([plain], [MAX_POSTPONED_TOKENS]) > priced.ms([plain], [40])
-    always = PlanCosts(table, WIDTHS, drafts_with_model=True)
+    always = PlanCosts(table, WIDTHS, DraftExtend.EVERY_STEP)
     assert always.ms([plain], [40]) == pytest.approx(
         table.verify_ms(1, [1])[0] + table.draft_extend_ms(1, [1])[0]
     )
+
+
+def test_a_run_of_steps_without_drafts_is_paid_for_by_the_step_behind_it() -> None:
+    table = costs_with_extend(per_token=0.5)
+    priced = PlanCosts(table, WIDTHS, DraftExtend.BEHIND_DRAFTS)
+    plain = DraftPlan(DraftSource.PLAIN, None, None)
+    model = DraftPlan(DraftSource.MODEL, None, None, SIZES[0], NUM_STEPS)
+    assert WIDTHS[0] == 1
+    assert priced.ms([plain, plain], [5, 9]) == table.verify_ms(2, [1])[0]
+    without = PlanCosts(table, WIDTHS, DraftExtend.EVERY_STEP).ms([model, plain], [0, 0])
+    assert priced.ms([model, plain], [0, 0]) == without
+    # Both, in one forward.
+    assert priced.ms([model, plain], [5, 9]) - without == pytest.approx(
+        table.catch_up_ms([2], 7)[0]
+    )
+    assert priced.missing_after([plain, plain], [5, 9], [1, 1]) == [6, 10]
+    assert priced.missing_after([model, plain], [5, 9], [3, 1]) == [0, 0]
 
 
 def test_a_request_that_drafts_in_every_step_catches_up_with_what_it_committed() -> None:
     table = costs_with_extend(per_token=0.5)
     sessions = [[drawn([1], fresh(401, 1), accepted=2)]]
     made = replay("model", costs=table)
-    made._costs = PlanCosts(table, WIDTHS, True, postpones_extend=True)
+    made._costs = PlanCosts(table, WIDTHS, DraftExtend.WHEN_DRAFTING)
     totals = made.serve(sessions, batch_size=1, num_tokens=90)
     rounds = table.draft_ms([1], NUM_STEPS)[0]
     width = next(width for width in WIDTHS if width > SIZES[-1])
