@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 
 namespace sglang_hvd {
 
@@ -19,7 +20,10 @@ public:
         expected_now_ = gained_ms;
         if (wait_ms <= 0) return true;  // no step need wait, or every step does
         const double most = most_lost(wait_ms), net = net_ms(gained_ms, more_ms);
-        if (follows_drafts_) regained_ += (1 - kKept) * (std::clamp((net - most) / wait_ms, 0.0, kMost) - regained_);
+        if (follows_drafts_) {
+            const double weight = std::max(1 - kKept, 1 / (kBefore + static_cast<double>(++num_regained_)));
+            regained_ += weight * (std::clamp((net - most) / wait_ms, 0.0, kMost) - regained_);
+        }
         return net > most;
     }
 
@@ -50,17 +54,20 @@ private:
     // Of the wait behind drafts, what the drafts behind it do not bring in.
     double most_lost(double wait_ms) const { return std::max(1 - regained_, 0.0) * wait_ms; }
 
-    static constexpr double kKept = 0.95;
+    // What the share keeps of itself with each further step behind drafts, less at first, as if so many
+    // steps before had brought in all of the wait.
+    static constexpr double kKept = 0.95, kBefore = 4;
     static constexpr double kMost = 3;  // waits that one step may bring in
 
     // Of what steps with drafts brought, what is kept with each further one; steps before the first that
     // brought what was expected; the least share that is believed.
     static constexpr double kKeptOfBrought = 0.99, kFirst = 20, kLeast = 0.5;
 
+    std::int64_t num_regained_ = 0;  // steps behind drafts
     double regained_ = 1;  // share of the waits behind drafts that the steps behind them bring in
     bool follows_drafts_ = false;
-    double expected_now_ = 0;              // of the step that was waited for last
-    double brought_ = 0, expected_ = 0;    // by the latest steps that had drafts
+    double expected_now_ = 0;            // of the step that was waited for last
+    double brought_ = 0, expected_ = 0;  // by the latest steps that had drafts
 };
 
 }  // namespace sglang_hvd
