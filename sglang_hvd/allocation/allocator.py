@@ -19,9 +19,9 @@ Float32 = npt.NDArray[np.float32]
 # likewise for cache drafts: what is expected of them could be wrong. Requests take turns.
 _LOOK_AFTER = 256
 
-# Tokens that the model drafter's KV cache typically lacks of a request when it catches up: some two
-# cycles where each does when it drafts, and runs of steps without drafts where all do.
-_TYPICAL_MISSING, _TYPICAL_RUN = 8, 16
+# Tokens that the model drafter's KV cache typically lacks of a request that catches up when it
+# drafts, some two cycles.
+_TYPICAL_MISSING = 8
 
 # Batch sizes whose costs are kept: each takes memory linear in it.
 _MOST_BATCHES = 256
@@ -248,11 +248,8 @@ class StepAllocator:
         if self._draft_extend is DraftExtend.WHEN_DRAFTING:
             draft_ms = draft_ms + self._costs.catch_up_ms(drafting, _TYPICAL_MISSING)
         else:
-            extend_ms = self._costs.draft_extend_ms(num_requests, widths)
-            if self._draft_extend is DraftExtend.BEHIND_DRAFTS and widths[0] == 1:
-                [of_run] = self._costs.catch_up_ms([num_requests], _TYPICAL_RUN)
-                extend_ms[0] = min(extend_ms[0], of_run / _TYPICAL_RUN)
-            step_ms = step_ms + extend_ms
+            # Also where long runs of steps without drafts do not have it: most runs are short.
+            step_ms = step_ms + self._costs.draft_extend_ms(num_requests, widths)
         wait_ms = self._costs.wait_ms(num_requests)
         if not self._runs_ahead:
             step_ms, wait_ms = step_ms + wait_ms, 0.0

@@ -9,23 +9,28 @@ from sglang_hvd.config import HvdConfig, PostponeExtend
 # whatever the request does.
 MAX_POSTPONED_TOKENS = 64
 
-# The same of all requests of a step together, where none is brought up to date in steps without
-# drafts: the target's hidden states of as many are kept, of an 8B model 24 KB a token.
-_MOST_OF_BATCH = 4096
+# The same of all requests of a step together, where runs of steps without drafts are caught up
+# with: the target's hidden states of as many are kept, of an 8B model 24 KB a token.
+MOST_OF_RUN = 4096
+
+# Steps of such a run behind which draft-extend follows all the same. To catch up costs about as
+# much as theirs do, so whatever the run's length, both take at most twice the least (ski rental).
+_FIRST_OF_RUN = 8
 
 
 class DraftExtend(enum.Enum):
     """When draft-extend runs, which brings the model drafter's KV cache up to date.
 
     EVERY_STEP: behind each verification, for all of its requests.
-    BEHIND_DRAFTS: likewise, but not behind steps without drafts: those that lack something catch up
-        in the next one that has some.
+    BEHIND_DRAFTS: likewise, but for runs of steps without drafts only behind the first few: those
+        that lack something catch up in the next step that has room for drafts.
     WHEN_DRAFTING: for a request when it drafts next.
     NEVER: the policy does not draft with the model drafter.
 
-    The requests of a step are those of num_model_nodes, the nodes of the model drafter's draft that
-    each verifies, and of num_missing, the tokens that the model drafter's KV cache lacks of each.
-    has_drafts: the step has room for drafts: it verifies more than one node of each request.
+    num_plain: steps of one node per request, which have no drafts, one after the other up to the
+        step in question: 0 if that has room for drafts, 1 for the first of a run, ...
+    num_model_nodes: of the model drafter's draft that each request of the step verifies.
+    num_missing: tokens that the model drafter's KV cache lacks of each before the step.
     """
 
     EVERY_STEP = enum.auto()
@@ -50,20 +55,31 @@ class DraftExtend(enum.Enum):
         """Whether anything is ever caught up with."""
         return self in (DraftExtend.BEHIND_DRAFTS, DraftExtend.WHEN_DRAFTING)
 
-    def follows(self, *, has_drafts: bool) -> bool:
+    def follows(self, num_plain: int) -> bool:
         """Whether draft-extend runs behind a step's verification, for all of its requests."""
-        return self is DraftExtend.EVERY_STEP or (self is DraftExtend.BEHIND_DRAFTS and has_drafts)
+        if self is DraftExtend.BEHIND_DRAFTS:
+            return num_plain <= _FIRST_OF_RUN
+        return self is DraftExtend.EVERY_STEP
+
+    def ends_run(self, most_missing: int, num_requests: int) -> bool:
+        """Whether the next step of so many requests catches up even if it has no drafts. It has to
+        wait for that, and may as well be planned.
+
+        most_missing: of num_missing, the largest.
+        """
+        most = min(MAX_POSTPONED_TOKENS, max(MOST_OF_RUN // num_requests, 1))
+        return self is DraftExtend.BEHIND_DRAFTS and most_missing >= most
 
     def catching_up(
-        self, num_model_nodes: Sequence[int], num_missing: Sequence[int], *, has_drafts: bool
+        self, num_model_nodes: Sequence[int], num_missing: Sequence[int], num_plain: int
     ) -> list[int]:
         """Rows of the requests that catch up before a step's verification."""
         if not self.catches_up:
             return []
         if self is DraftExtend.BEHIND_DRAFTS:
-            most = min(MAX_POSTPONED_TOKENS, _MOST_OF_BATCH // len(num_missing))
-            is_due = has_drafts or max(num_missing) >= most
-            return [row for row, missing in enumerate(num_missing) if missing > 0 and is_due]
+            if num_plain > 0 and not self.ends_run(max(num_missing), len(num_missing)):
+                return []
+            return [row for row, missing in enumerate(num_missing) if missing > 0]
         return [
             row
             for row, (num_nodes, missing) in enumerate(
@@ -77,16 +93,15 @@ class DraftExtend(enum.Enum):
         num_model_nodes: Sequence[int],
         num_missing: Sequence[int],
         num_tokens: Sequence[int],
-        *,
-        has_drafts: bool,
+        num_plain: int,
     ) -> list[int]:
         """Tokens that the model drafter's KV cache lacks of each request after a step.
 
         num_tokens: committed in the step.
         """
-        if self is DraftExtend.NEVER or self.follows(has_drafts=has_drafts):
+        if self is DraftExtend.NEVER or self.follows(num_plain):
             return [0] * len(num_missing)
         missing = list(num_missing)
-        for row in self.catching_up(num_model_nodes, num_missing, has_drafts=has_drafts):
+        for row in self.catching_up(num_model_nodes, num_missing, num_plain):
             missing[row] = 0
         return [before + new for before, new in zip(missing, num_tokens, strict=True)]

@@ -40,7 +40,8 @@ class CatchUp:
         self.num_catch_ups = 0
         self._draft_worker = draft_worker
         self._draft_extend = draft_extend
-        self._postponed = PostponedExtend()
+        self._postponed = PostponedExtend(in_runs=draft_extend is DraftExtend.BEHIND_DRAFTS)
+        self._most_missing = 0  # of the requests of the last step, behind it
         self._cached_lens: Sequence[int] = []  # of the step's requests
 
     def run(
@@ -48,21 +49,21 @@ class CatchUp:
         batch: ScheduleBatch,
         num_model_nodes: Sequence[int],
         cached_lens: Sequence[int],
-        *,
-        has_drafts: bool,
+        num_plain: int,
     ) -> None:
         """Brings the draft KV cache up to date where that is needed.
 
         Args:
             num_model_nodes: of each request's draft that the model drafter is about to make.
-            has_drafts: see DraftExtend.
             cached_lens: tokens in the KV cache of each request.
+            num_plain: see DraftExtend.
         """
         self._cached_lens = cached_lens
         postponed = self._postponed
         postponed.settle(batch.reqs, cached_lens)
         num_missing = [postponed.num_missing(req) for req in batch.reqs]
-        rows = self._draft_extend.catching_up(num_model_nodes, num_missing, has_drafts=has_drafts)
+        rows = self._draft_extend.catching_up(num_model_nodes, num_missing, num_plain)
+        self._most_missing = 0 if rows else max(num_missing)
         if not rows:
             return
         self.num_catch_ups += 1
@@ -81,12 +82,17 @@ class CatchUp:
 
     def see(self, batch: ScheduleBatch, result: GenerationBatchResult) -> None:
         """Takes in a verification, which no draft-extend follows."""
+        self._most_missing += 1  # in a run each request has one token
         self._postponed.see(
             batch.reqs,
             self._cached_lens,
             result.next_token_ids,
             result.logits_output.hidden_states,
         )
+
+    def ends_run(self, num_requests: int) -> bool:
+        """See DraftExtend. The last step may still run."""
+        return self._draft_extend.ends_run(self._most_missing, num_requests)
 
     def forget(self, reqs: Sequence[Req]) -> None:
         """A prefill wrote all of the draft KV cache of these requests."""

@@ -12,8 +12,7 @@ def draft_extend_of(
     """The mode of a server.
 
     has_mrope: positions depend on more than a token's place, which catching up does not know.
-    runs_ahead: steps of one node per request may be launched before the tokens of the last are
-        known.
+    runs_ahead: steps without drafts may be launched before the tokens of the last are known.
     """
     # On a GPU draft-extend runs while the host reads what was accepted; postponed, it waits for it.
     # Behind a step without drafts that is no secret, and the next may be launched at once.

@@ -74,6 +74,7 @@ class HvdDraftWorker(EagleDraftWorker):
         self._widths = launch.widths
         self._cuts_trees = launch.config.policy == "allocate"
         self._step_width = launch.widths.base
+        self._num_plain = 0  # see DraftExtend
         self.num_model_draft_rounds = 0
         self.num_partial_draft_rounds = 0  # for some requests of the batch only
         self.num_steps_by_width = dict.fromkeys(launch.widths.values, 0)
@@ -98,9 +99,8 @@ class HvdDraftWorker(EagleDraftWorker):
             stub_draft_extend: stands in for a draft-extend that does not follow verification.
         """
         self._held, self.costs = held, costs
-        self.draft_extend, self._stub_draft_extend = draft_extend, stub_draft_extend
-        if draft_extend.catches_up:
-            self.catch_up = CatchUp(self, draft_extend)
+        self._stub_draft_extend = stub_draft_extend
+        self.use_draft_extend(draft_extend)
 
     def draft(self, batch: ScheduleBatch, *, with_topology: bool = False) -> HvdVerifyInput:
         """Choose a draft for every request and lay all of them out for one verification."""
@@ -110,13 +110,14 @@ class HvdDraftWorker(EagleDraftWorker):
         # Of a grammar SGLang waits for each token.
         plans = self._held.plan(batch.reqs, seq_lens, next_waits=batch.has_grammar)
         width = self._widths.narrowest(1 + int(plans.num_nodes.max()))
+        self._num_plain = self._num_plain + 1 if width == 1 else 0
         bonus_tokens = batch.spec_info.bonus_tokens
         if self.catch_up is not None:
             # A forward like a prefill's, with the backends that those have.
             self.use_width(self._widths.base)
             cached_lens = self._held.cached_lens(batch.reqs) if seq_lens is None else seq_lens
             num_model_nodes = plans.num_model_nodes.tolist()
-            self.catch_up.run(batch, num_model_nodes, cached_lens, has_drafts=width > 1)
+            self.catch_up.run(batch, num_model_nodes, cached_lens, self._num_plain)
         self.use_width(width)
         self.num_steps_by_width[self._step_width] += 1
         nodes = self._host_nodes(plans.drafts, bonus_tokens)
@@ -149,6 +150,15 @@ class HvdDraftWorker(EagleDraftWorker):
     def use_draft_states(self, states: DraftStates) -> None:
         """Each number of steps has an attention backend and graphs, and there are no others."""
         self.draft_states = states
+
+    def use_draft_extend(self, draft_extend: DraftExtend) -> None:
+        """Before any step: when draft-extend runs."""
+        self.draft_extend = draft_extend
+        self.catch_up = CatchUp(self, draft_extend) if draft_extend.catches_up else None
+
+    def ends_run(self, num_requests: int) -> bool:
+        """Whether the next step of so many requests has to wait, to catch up."""
+        return self.catch_up is not None and self.catch_up.ends_run(num_requests)
 
     def use_width(self, width: int) -> None:
         """The next verification has this one of the launch's widths, and so has draft-extend."""
@@ -198,7 +208,7 @@ class HvdDraftWorker(EagleDraftWorker):
     def _draft_extend_for_decode(
         self, batch: ScheduleBatch, batch_result: GenerationBatchResult, **kwargs: Any
     ) -> None:
-        if self.draft_extend.follows(has_drafts=self._step_width > 1):
+        if self.draft_extend.follows(self._num_plain):
             # Before a step that runs ahead the device is not there yet; it has that step's
             # verification to do meanwhile.
             self._extended.wait()

@@ -5,8 +5,9 @@ target's hidden states at the positions before them. These are kept until reques
 (allocation/draft_extend.py), with all of them in one forward, over committed tokens only.
 
 What a request lacks when it ends stays missing. A later turn that finds its tokens in the prefix
-cache drafts without them, a little worse: MAX_POSTPONED_TOKENS and one verification at most. The
-hidden states that wait are as many: of an 8B model they take 24 KB a token.
+cache drafts with what an earlier owner left in these slots, a little worse: MAX_POSTPONED_TOKENS
+and one verification at most. The hidden states that wait are as many: of an 8B model they take
+24 KB a token.
 """
 
 from __future__ import annotations
@@ -70,11 +71,14 @@ class PostponedExtend:
     """Keeps what each request's draft KV cache lacks.
 
     `see` follows each verification; `settle` comes before the next.
+
+    in_runs: all requests of a batch catch up together, so that none keeps what others lack.
     """
 
     _missing: weakref.WeakKeyDictionary[Req, _Missing]
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_runs: bool = False) -> None:
+        self._split = torch.split if in_runs else _split
         self._missing = weakref.WeakKeyDictionary()
         self._verified: _Verified | None = None
 
@@ -91,10 +95,12 @@ class PostponedExtend:
         token_ids, hidden_states: one row for each slot; the committed ones at the front of each
             request's slots.
         """
-        if hidden_states.is_cuda:  # another graph may write where they are
-            token_ids, hidden_states = token_ids.clone(), hidden_states.clone()
+        # Copies: another graph may write where they are.
         self._verified = _Verified(
-            [weakref.ref(req) for req in reqs], list(num_cached), token_ids, hidden_states
+            [weakref.ref(req) for req in reqs],
+            list(num_cached),
+            token_ids.clone(),
+            hidden_states.clone(),
         )
 
     def settle(self, reqs: Sequence[Req], num_cached: Sequence[int]) -> None:
@@ -130,8 +136,9 @@ class PostponedExtend:
             on_device = to_device(places.numpy(), token_ids.device.type)
             token_ids, hidden_states = token_ids[on_device], hidden_states[on_device]
         lengths = [num_new for _, num_new in found]
-        split = _split if width > 1 else torch.split
-        pieces = zip(split(token_ids, lengths), split(hidden_states, lengths), strict=True)
+        pieces = zip(
+            self._split(token_ids, lengths), self._split(hidden_states, lengths), strict=True
+        )
         for (req, num_new), (token_ids, hidden_states) in zip(found, pieces, strict=True):
             missing = self._missing.setdefault(req, _Missing())
             missing.num_tokens += num_new
@@ -163,8 +170,8 @@ class PostponedExtend:
 
 
 def _split(values: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
-    """Each request's part, in memory of its own: as views, which do for a token of each, they would
-    keep those of the whole batch. One kernel on a GPU, where a copy of each would be as many."""
+    """Each request's part, in memory of its own: as views they would keep those of the whole batch.
+    One kernel on a GPU, where a copy of each would be as many."""
     parts = [values.new_empty((num, *values.shape[1:])) for num in lengths]
     torch.split_with_sizes_copy(values, lengths, out=parts)
     return parts

@@ -133,7 +133,7 @@ class WidthStates:
                 worker._override_worker_state(worker.speculative_num_steps, width),
                 self._capturing(width),
             ):
-                if self._draft_worker.draft_extend.follows(has_drafts=True):
+                if self._draft_worker.draft_extend.follows(num_plain=0):
                     self._build_extend(before)
                 self._build_verify(before, width)
                 return self._present(0.0)

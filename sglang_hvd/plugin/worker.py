@@ -2,9 +2,8 @@
 
 Each decode step: plan (suffix cache, features, predictor, allocation), run the model drafter if a
 request needs it, verify every request's chosen draft in one forward, hand the committed tokens
-back. Draft-extend runs on every step, or for a request when it drafts next, so the model drafter's
-KV cache is right through steps that verified cache drafts. Only the cache policy, which never
-drafts with the model drafter, leaves it out of decode steps.
+back. Draft-extend keeps the model drafter's KV cache right through all steps, also those that
+verified cache drafts, at once or later (allocation/draft_extend.py).
 """
 
 from __future__ import annotations
@@ -89,12 +88,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._is_idle = False
         runners = self.target_worker.model_runner, self._draft_worker.draft_runner
         self._has_mrope = any(runner.model_config.model_is_mrope for runner in runners)
-        self._draft_extend = draft_extend_of(
-            launch.config,
-            device=self.device,
-            has_mrope=self._has_mrope,
-            runs_ahead=self._runs_ahead and launch.widths.values[0] == 1,
-        )
+        self._draft_extend = self._choose_draft_extend()
         has_window = bool(self.target_worker.model_runner.sliding_window_size)
         launch.check_draft_shapes(self.topk, has_window=has_window)
         self._verifies_trees = launch.may_branch(self.topk, has_window=has_window)
@@ -170,6 +164,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._build_draft_states(memory)
         self._compile_kernels()
         self._check_run_ahead()
+        self._draft_extend = self._choose_draft_extend()
+        self._draft_worker.use_draft_extend(self._draft_extend)
         if self._runs_ahead and self._allocator is not None:
             self._allocator.run_ahead()
             self._costs.run_ahead()
@@ -182,6 +178,14 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._launch = replace(self._launch, widths=self._launch.widths.only(states.widths))
         if self._allocator is not None:
             self._allocator.use_widths(states.widths)
+
+    def _choose_draft_extend(self) -> DraftExtend:
+        return draft_extend_of(
+            self._launch.config,
+            device=self.device,
+            has_mrope=self._has_mrope,
+            runs_ahead=self._runs_ahead,
+        )
 
     def _check_run_ahead(self) -> None:
         """Raises ValueError if steps are asked to run ahead and cannot."""
@@ -314,6 +318,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._runs_ahead
             and batch.forward_mode.is_decode()
             and not batch.has_grammar  # of which SGLang waits for each token
+            and not self._draft_worker.ends_run(len(batch.reqs))
             and self._held.runs_ahead(batch.reqs)
         )
 

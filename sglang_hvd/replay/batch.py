@@ -96,6 +96,7 @@ class BatchReplay:
     ) -> None:
         self._runs_ahead = runs_ahead
         self._is_ahead = False  # the next step
+        self._num_plain = 0  # see DraftExtend
         self._drafter = drafter
         self._costs = costs
         self._knows, self._picks_nodes = frozenset(knows), picks_nodes
@@ -119,7 +120,7 @@ class BatchReplay:
         """
         if not any(_has_cycles(turns) for turns in sessions):
             return CycleTotals()
-        self._is_ahead = False
+        self._is_ahead, self._num_plain = False, 0
         waiting = self._endless(sessions, earlier)
         running: list[_Running] = []
         for place in range(batch_size):
@@ -205,7 +206,8 @@ class BatchReplay:
             proposals = self._with_cache_labels(proposals, running, num_right)
         if DraftSource.MODEL in self._knows:
             proposals = self._with_model_labels(proposals, running)
-        is_ahead = self._is_ahead
+        num_missing = [request.num_missing for request in running]
+        is_ahead = self._is_ahead and not self._costs.ends_run(num_missing)
         if is_ahead:
             self._is_ahead = not self._drafter.allocate_launched(running, proposals)
             plans = list(DraftPlans.plain(len(running)))
@@ -222,10 +224,12 @@ class BatchReplay:
             rest = request.drawn.trace.output_ids[request.position :]
             outcomes.append(outcome_of(plan, rest, of_cache, of_model))
         self._drafter.commit(running, outcomes)
-        num_missing = [request.num_missing for request in running]
-        of_step = count_step(plans, outcomes, self._costs, num_missing, is_ahead=is_ahead)
+        num_plain = self._num_plain = self._costs.num_plain(plans, self._num_plain)
+        of_step = count_step(
+            plans, outcomes, self._costs, num_missing, num_plain, is_ahead=is_ahead
+        )
         num_tokens = [len(outcome.token_ids) for outcome in outcomes]
-        num_missing = self._costs.missing_after(plans, num_missing, num_tokens)
+        num_missing = self._costs.missing_after(plans, num_missing, num_tokens, num_plain)
         going_on = []
         for request, num_new, missing in zip(running, num_tokens, num_missing, strict=True):
             request.position += num_new

@@ -25,11 +25,17 @@ class PlanCosts:
         self._draft_extend = draft_extend
 
     def ms(
-        self, plans: Sequence[DraftPlan], num_missing: Sequence[int], *, is_ahead: bool = False
+        self,
+        plans: Sequence[DraftPlan],
+        num_missing: Sequence[int],
+        num_plain: int,
+        *,
+        is_ahead: bool = False,
     ) -> float:
         """The time in milliseconds.
 
         num_missing: tokens of each request that the model drafter's KV cache lacks.
+        num_plain: see DraftExtend.
         is_ahead: it did not wait for the tokens of the last step.
         """
         width = self._width(plans)
@@ -39,29 +45,36 @@ class PlanCosts:
         drafting = [plan.num_model_steps for plan in plans if plan.num_model_nodes]
         if drafting:
             ms += self._costs.draft_ms([len(drafting)], max(drafting))[0]
-        if self._draft_extend.follows(has_drafts=width > 1):
+        if self._draft_extend.follows(num_plain):
             ms += self._costs.draft_extend_ms(len(plans), [width])[0]
-        catching_up = self._draft_extend.catching_up(
-            [plan.num_model_nodes for plan in plans], num_missing, has_drafts=width > 1
-        )
+        num_model_nodes = [plan.num_model_nodes for plan in plans]
+        catching_up = self._draft_extend.catching_up(num_model_nodes, num_missing, num_plain)
         if catching_up:
             mean = round(sum(num_missing[row] for row in catching_up) / len(catching_up))
             ms += self._costs.catch_up_ms([len(catching_up)], mean)[0]
         return float(ms)
 
+    def num_plain(self, plans: Sequence[DraftPlan], before: int) -> int:
+        """That of a step with these plans behind one with so many; see DraftExtend."""
+        return before + 1 if self._width(plans) == 1 else 0
+
+    def ends_run(self, num_missing: Sequence[int]) -> bool:
+        """Whether the next step has to wait; see DraftExtend."""
+        return self._draft_extend.ends_run(max(num_missing), len(num_missing))
+
     def missing_after(
-        self, plans: Sequence[DraftPlan], num_missing: Sequence[int], num_tokens: Sequence[int]
+        self,
+        plans: Sequence[DraftPlan],
+        num_missing: Sequence[int],
+        num_tokens: Sequence[int],
+        num_plain: int,
     ) -> list[int]:
         """Tokens of each request that the model drafter's KV cache lacks after a step.
 
-        num_missing: before it. num_tokens: committed in it.
+        num_missing: before it. num_tokens: committed in it. num_plain: see DraftExtend.
         """
-        return self._draft_extend.missing_after(
-            [plan.num_model_nodes for plan in plans],
-            num_missing,
-            num_tokens,
-            has_drafts=self._width(plans) > 1,
-        )
+        num_model_nodes = [plan.num_model_nodes for plan in plans]
+        return self._draft_extend.missing_after(num_model_nodes, num_missing, num_tokens, num_plain)
 
     def _width(self, plans: Sequence[DraftPlan]) -> int:
         used = 1 + max(plan.num_nodes for plan in plans)

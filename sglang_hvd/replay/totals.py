@@ -68,12 +68,15 @@ def count_cycles(cycles: Iterable[ReplayedCycle], costs: PlanCosts | None = None
 
     costs: what gives their time.
     """
-    totals, num_missing = CycleTotals(), [0]
+    totals, num_missing, num_plain = CycleTotals(), [0], 0
     for cycle in cycles:
         plans = [cycle.plan]
-        totals += count_step(plans, [cycle.outcome], costs, num_missing)
         if costs is not None:
-            num_missing = costs.missing_after(plans, num_missing, [len(cycle.outcome.token_ids)])
+            num_plain = costs.num_plain(plans, num_plain)
+        totals += count_step(plans, [cycle.outcome], costs, num_missing, num_plain)
+        if costs is not None:
+            num_tokens = [len(cycle.outcome.token_ids)]
+            num_missing = costs.missing_after(plans, num_missing, num_tokens, num_plain)
     return totals
 
 
@@ -82,12 +85,14 @@ def count_step(
     outcomes: Sequence[VerifyOutcome],
     costs: PlanCosts | None,
     num_missing: Sequence[int],
+    num_plain: int,
     *,
     is_ahead: bool = False,
 ) -> CycleTotals:
     """Totals of one step, which has a cycle of each request.
 
     num_missing: tokens of each request that the model drafter's KV cache lacks before it.
+    num_plain: see DraftExtend.
     is_ahead: see PlanCosts.ms.
     """
     sources = [plan.source for plan in plans]
@@ -99,5 +104,5 @@ def count_step(
         num_both=sources.count(DraftSource.BOTH),
         num_accepted=sum(outcome.num_accepted_drafts for outcome in outcomes),
         num_steps=1,
-        ms=0.0 if costs is None else costs.ms(plans, num_missing, is_ahead=is_ahead),
+        ms=0.0 if costs is None else costs.ms(plans, num_missing, num_plain, is_ahead=is_ahead),
     )

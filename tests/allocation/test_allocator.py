@@ -447,30 +447,6 @@ def test_a_postponed_draft_extend_is_paid_for_by_the_requests_that_draft() -> No
     assert of(postponed.allocate(slots(1), unsure)) == ([2], [3])
 
 
-def test_a_step_without_drafts_saves_its_draft_extend_where_that_is_postponed() -> None:
-    """But for a share of the one that catches up, which has a ninth here."""
-
-    def cached(extend: float, mode: DraftExtend) -> int:
-        made = StepAllocator(
-            costs(plain=10.0, per_node=0.0, of_round=100.0, extend=extend),
-            widths=WIDTHS,
-            model_sizes=SIZES,
-            num_steps=STEPS,
-            draft_extend=mode,
-        )
-        made.start(0)
-        given = odds([[0.4]], [(0.0, 0.0)])
-        for _ in range(50):  # the pace of plain steps
-            made.observe(slots(1), np.ones(1, np.int32))
-            found = made.allocate(slots(1), given)
-        return int(found.num_cache[0])
-
-    # Each step brings 1 token, and the draft .4 more, which is worth 4 ms of a plain step.
-    assert cached(30.0, DraftExtend.EVERY_STEP) == 1
-    assert cached(30.0, DraftExtend.BEHIND_DRAFTS) == 0
-    assert cached(3.0, DraftExtend.BEHIND_DRAFTS) == 1
-
-
 def test_widths_that_save_follow_the_most_requests() -> None:
     assert [widths_that_save(32, most) for most in (1, 2, 4, 16, 48, 256)] == [
         (),

@@ -60,6 +60,7 @@ def speed(
     runs_ahead: bool,
     prob: float = 0.9,
     true_prob: float | None = None,
+    num_steps: int = 3000,
 ) -> float:
     """Tokens of a request per millisecond, as a server steps: share of the requests have a draft,
     others in each step. What is wanted while steps run ahead is wanted for the step before: here,
@@ -69,7 +70,7 @@ def speed(
     """
     random = np.random.default_rng(0)
     num_tokens, ms, is_ahead = 0, 0.0, False
-    for _ in range(3000):
+    for _ in range(num_steps):
         given = odds(random.random(NUM) < share, prob)
         if is_ahead:
             num_cache, width = np.zeros(NUM, np.int32), 1
@@ -111,6 +112,19 @@ def test_drafts_that_bring_less_than_was_expected_are_not_waited_for(
     ahead = of(allocator(wait), runs_ahead=True)
     always = of(allocator(wait, runs_ahead=False), runs_ahead=False)
     assert ahead > 0.97 * max(always, 1 / PLAIN_MS)
+
+
+@pytest.mark.parametrize(("prob", "num_bad", "bad_prob"), [(0.6, 2000, 0.2), (0.6, 300, 0.4)])
+def test_drafts_are_waited_for_again_when_they_bring_what_is_expected(
+    prob: float, num_bad: int, bad_prob: float
+) -> None:
+    wait = 5.0
+    made = allocator(wait)
+    speed(made, wait, 1.0, runs_ahead=True, prob=0.8, true_prob=bad_prob, num_steps=num_bad)
+    speed(made, wait, 1.0, runs_ahead=True, prob=prob, num_steps=3000)
+    again = speed(made, wait, 1.0, runs_ahead=True, prob=prob)
+    assert again > 0.97 * speed(allocator(wait), wait, 1.0, runs_ahead=True, prob=prob)
+    assert again > 1.1 / PLAIN_MS
 
 
 def test_without_running_ahead_every_step_has_the_wait() -> None:

@@ -95,3 +95,25 @@ def test_settling_twice_adds_nothing() -> None:
     postponed.settle([a], [12])
     postponed.settle([a], [12])
     assert postponed.num_missing(a) == 2
+
+
+@pytest.mark.parametrize("in_runs", [False, True])
+def test_a_run_of_single_tokens_waits_by_request(in_runs: bool) -> None:
+    postponed = PostponedExtend(in_runs=in_runs)
+    a, b, c = Req(), Req(), Req()
+    token_ids, hidden_states = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 2)
+    for step in range(1, 4):  # in the same memory, as a graph's outputs are
+        token_ids[:] = 10 * step + torch.arange(2)
+        hidden_states[:] = token_ids[:, None] * torch.tensor([1.0, -1.0])
+        reqs = [a, b] if step < 3 else [b, c]  # a has ended, c has begun
+        postponed.see(reqs, [100 * step, 100 * step], token_ids, hidden_states)
+        if step == 1:
+            postponed.settle([a, b], [101, 101])
+        if step == 2:
+            postponed.settle([b], [201])
+    postponed.settle([c, b], [301, 301])
+    assert [postponed.num_missing(req) for req in (a, b, c)] == [0, 3, 1]
+    tokens = postponed.take([c, b])
+    assert tokens.lengths == [1, 3]
+    assert tokens.token_ids.tolist() == [31, 11, 21, 30]
+    assert tokens.hidden_states[:, 1].tolist() == [-31, -11, -21, -30]

@@ -126,15 +126,15 @@ def test_a_postponed_draft_extend_is_paid_for_when_a_request_drafts() -> None:
     priced = PlanCosts(table, WIDTHS, DraftExtend.WHEN_DRAFTING)
     plain = DraftPlan(DraftSource.PLAIN, None, None)
     model = DraftPlan(DraftSource.MODEL, None, None, SIZES[0], NUM_STEPS)
-    assert priced.ms([plain], [40]) == table.verify_ms(1, [1])[0]
-    without = priced.ms([model, plain], [0, 40])
-    assert priced.ms([model, plain], [6, 40]) - without == pytest.approx(
+    assert priced.ms([plain], [40], 1) == table.verify_ms(1, [1])[0]
+    without = priced.ms([model, plain], [0, 40], 0)
+    assert priced.ms([model, plain], [6, 40], 0) - without == pytest.approx(
         table.draft_extend_ms(1, [6])[0]
     )
     # Not for ever: then it is caught up with anyway.
-    assert priced.ms([plain], [MAX_POSTPONED_TOKENS]) > priced.ms([plain], [40])
+    assert priced.ms([plain], [MAX_POSTPONED_TOKENS], 1) > priced.ms([plain], [40], 1)
     always = PlanCosts(table, WIDTHS, DraftExtend.EVERY_STEP)
-    assert always.ms([plain], [40]) == pytest.approx(
+    assert always.ms([plain], [40], 1) == pytest.approx(
         table.verify_ms(1, [1])[0] + table.draft_extend_ms(1, [1])[0]
     )
 
@@ -145,15 +145,32 @@ def test_a_run_of_steps_without_drafts_is_paid_for_by_the_step_behind_it() -> No
     plain = DraftPlan(DraftSource.PLAIN, None, None)
     model = DraftPlan(DraftSource.MODEL, None, None, SIZES[0], NUM_STEPS)
     assert WIDTHS[0] == 1
-    assert priced.ms([plain, plain], [5, 9]) == table.verify_ms(2, [1])[0]
-    without = PlanCosts(table, WIDTHS, DraftExtend.EVERY_STEP).ms([model, plain], [0, 0])
-    assert priced.ms([model, plain], [0, 0]) == without
+    assert (priced.num_plain([plain, plain], 7), priced.num_plain([model, plain], 7)) == (8, 0)
+    of_step = table.verify_ms(2, [1])[0]
+    assert priced.ms([plain, plain], [0, 0], 8) == of_step + table.draft_extend_ms(2, [1])[0]
+    assert priced.ms([plain, plain], [5, 9], 20) == of_step
+    without = PlanCosts(table, WIDTHS, DraftExtend.EVERY_STEP).ms([model, plain], [0, 0], 0)
+    assert priced.ms([model, plain], [0, 0], 0) == without
     # Both, in one forward.
-    assert priced.ms([model, plain], [5, 9]) - without == pytest.approx(
+    assert priced.ms([model, plain], [5, 9], 0) - without == pytest.approx(
         table.catch_up_ms([2], 7)[0]
     )
-    assert priced.missing_after([plain, plain], [5, 9], [1, 1]) == [6, 10]
-    assert priced.missing_after([model, plain], [5, 9], [3, 1]) == [0, 0]
+    assert priced.missing_after([plain, plain], [5, 9], [1, 1], 20) == [6, 10]
+    assert priced.missing_after([model, plain], [5, 9], [3, 1], 0) == [0, 0]
+
+
+def test_a_run_ahead_waits_where_it_is_to_catch_up() -> None:
+    dear = costs_with_extend(per_token=0.5).model_copy(
+        update={"draft_round": (500, 500), "wait": (5, 5)}
+    )
+    novel = [[drawn([1], fresh(401, 1))]]
+    made = replay("allocate", costs=dear, runs_ahead=True)
+    made._costs = PlanCosts(dear, WIDTHS, DraftExtend.BEHIND_DRAFTS)
+    totals = made.serve(novel, batch_size=1, num_tokens=128)
+    # Of 128 steps two catch up, and wait for it.
+    assert totals.num_steps == 128
+    caught_up = 2 * (5 + dear.catch_up_ms([1], MAX_POSTPONED_TOKENS)[0])
+    assert totals.ms == pytest.approx(128 * 11 + caught_up)
 
 
 def test_a_request_that_drafts_in_every_step_catches_up_with_what_it_committed() -> None:

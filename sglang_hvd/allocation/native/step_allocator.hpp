@@ -113,8 +113,9 @@ public:
         }
         // What was found for a width may fit into a narrower one.
         const std::size_t width = place_of_width(costs, used);
-        waits_.end_step(used > 0 && !is_bound);
-        num_weighed_ = used > 0 && !is_bound ? num : 0;
+        const bool is_weighed = has_drafts && !is_bound && used > 0;
+        waits_.end_step(is_weighed);
+        num_weighed_ = is_weighed ? num : 0;
         ms_price_ = pace_.price(num, costs.step[0]);
         pace_.see_step(costs.step[width] + costs.draft_ms(found.steps)[num_drafting] + costs.wait, costs.step[0]);
         return {width, found.steps, most_cache};

@@ -19,7 +19,7 @@ public:
     bool pays(double gained_ms, double more_ms, double wait_ms) {
         expected_now_ = gained_ms;
         if (wait_ms <= 0) return true;  // no step need wait, or every step does
-        const double most = most_lost(wait_ms), net = net_ms(gained_ms, more_ms);
+        const double most = most_lost(wait_ms), net = net_ms(gained_ms, more_ms, wait_ms);
         if (follows_drafts_) {
             const double weight = std::max(1 - kKept, 1 / (kBefore + static_cast<double>(++num_regained_)));
             regained_ += weight * (std::clamp((net - most) / wait_ms, 0.0, kMost) - regained_);
@@ -29,25 +29,30 @@ public:
 
     // Whether drafts that were found for a step without are worth a wait.
     bool is_worth_one(double gained_ms, double more_ms, double wait_ms) const {
-        return net_ms(gained_ms, more_ms) > wait_ms + most_lost(wait_ms);
+        return net_ms(gained_ms, more_ms, wait_ms) > wait_ms + most_lost(wait_ms);
     }
 
-    // has_drafts: that were weighed against a wait.
-    void end_step(bool has_drafts) { follows_drafts_ = has_drafts; }
+    // Of every step. has_drafts: that were weighed against a wait.
+    void end_step(bool has_drafts) {
+        follows_drafts_ = has_drafts;
+        // Also where no drafts are chosen: they would never be tried again.
+        brought_ *= kKeptOfBrought;
+        expected_ *= kKeptOfBrought;
+    }
 
     // What the drafts brought that were chosen last, as time.
     void see(double brought_ms) {
-        if (expected_ <= 0) brought_ = expected_ = kFirst * expected_now_;
-        brought_ = kKeptOfBrought * brought_ + brought_ms;
-        expected_ = kKeptOfBrought * expected_ + expected_now_;
+        brought_ += brought_ms;
+        expected_ += expected_now_;
     }
 
 private:
     // What drafts bring beyond what they take. They are chosen where much is expected of them, and that
     // may be too much in the mean though it is right for all drafts together. Where they bring more than
     // is expected, those that are just worth it need not, and nothing is added.
-    double net_ms(double gained_ms, double more_ms) const {
-        const double share = expected_ > 0 ? std::clamp(brought_ / expected_, kLeast, 1.0) : 1.0;
+    double net_ms(double gained_ms, double more_ms, double wait_ms) const {
+        const double before = kWaitsBefore * wait_ms;
+        const double share = std::clamp((brought_ + before) / (expected_ + before), kLeast, 1.0);
         return share * gained_ms - more_ms;
     }
 
@@ -59,9 +64,9 @@ private:
     static constexpr double kKept = 0.95, kBefore = 4;
     static constexpr double kMost = 3;  // waits that one step may bring in
 
-    // Of what steps with drafts brought, what is kept with each further one; steps before the first that
-    // brought what was expected; the least share that is believed.
-    static constexpr double kKeptOfBrought = 0.99, kFirst = 20, kLeast = 0.5;
+    // Of what drafts brought and were expected to, what is kept with each further step; what they brought
+    // before as expected, in waits; the least share that is believed.
+    static constexpr double kKeptOfBrought = 0.998, kWaitsBefore = 5, kLeast = 0.5;
 
     std::int64_t num_regained_ = 0;  // steps behind drafts
     double regained_ = 1;  // share of the waits behind drafts that the steps behind them bring in
