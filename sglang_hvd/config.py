@@ -202,10 +202,11 @@ class HvdConfig(BaseModel):
     )
     postpone_extend: PostponeExtend | None = Field(
         default=None,
-        description="When the model drafter's KV cache is brought up to date. never: behind every "
-        "step, for all requests. plain: likewise, but not behind steps without drafts: in the next "
-        "one that has some. always: for a request when it drafts. Default: always on a CPU; on a "
-        "GPU, where that would wait for the host, plain if run_ahead is on, else never.",
+        description="Whether bringing the model drafter's KV cache up to date is postponed. never: "
+        "it is done behind every step, for all requests. plain: likewise, but in long runs of "
+        "steps without drafts not before the next step that has some. always: for a request when "
+        "it drafts. Default: always on a CPU; on a GPU, where that would wait for the host, plain "
+        "if steps run ahead, else never.",
     )
     run_ahead: bool | None = Field(
         default=None,

@@ -190,7 +190,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--postpone-extend",
         choices=get_args(PostponeExtend),
-        help="as --hvd-postpone-extend (default: of a server on a GPU)",
+        help="as --hvd-postpone-extend (default: plain where steps run ahead, else never)",
     )
     parser.add_argument(
         "--wait",

@@ -36,10 +36,13 @@ class DeviceMemory:
     """The memory of a worker's device.
 
     most_nodes: nodes that a step verifies at most, of all requests together.
+    kept_gb: what decode steps keep for later ones.
     ranks: they build the same.
     """
 
-    def __init__(self, worker: HvdWorker, *, most_nodes: int, ranks: RankGroup) -> None:
+    def __init__(
+        self, worker: HvdWorker, *, most_nodes: int, ranks: RankGroup, kept_gb: float = 0.0
+    ) -> None:
         self._worker, self._ranks = worker, ranks
         schedule, target = get_schedule(), worker.target_worker.model_runner
         self._target = target
@@ -47,7 +50,7 @@ class DeviceMemory:
         chunk = schedule.chunked_prefill_size or -1
         most_tokens = chunk if chunk > 0 else schedule.max_prefill_tokens or 0
         prefill = most_tokens * _GB_PER_PREFILL_TOKEN
-        self._spare_gb = _SPARE_GB + max(prefill, _LOGIT_ARRAYS * logits)
+        self._spare_gb = _SPARE_GB + kept_gb + max(prefill, _LOGIT_ARRAYS * logits)
 
     def has_room(self, needed_gb: float, *, name: str) -> bool:
         """Whether so much is free beside what prefills and sampling take. Where it is not, the log

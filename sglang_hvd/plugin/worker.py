@@ -21,6 +21,7 @@ from sglang.srt.runtime_context import get_observability, get_parallel
 from sglang.srt.speculative import eagle_worker_v2
 
 from sglang_hvd.allocation import (
+    MOST_OF_RUN,
     DraftExtend,
     StepAllocator,
     StepCosts,
@@ -61,6 +62,9 @@ if TYPE_CHECKING:
     from sglang.srt.managers.utils import GenerationBatchResult
 
 logger = logging.getLogger(__name__)
+
+# That EAGLE3 takes of a token, each of another layer.
+_NUM_HIDDEN_STATES = 3
 
 # The metrics are as old as this while steps run: bringing them up to date takes some 50 us.
 _PUBLISH_SECONDS = 0.2
@@ -158,7 +162,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         plan_drafts_on_host()
         super().init_cuda_graphs()
         self._has_host_plans = plan_verifications_on_host(target.attn_backend)
-        memory = DeviceMemory(self, most_nodes=most_nodes, ranks=self._ranks)
+        memory = DeviceMemory(
+            self, most_nodes=most_nodes, ranks=self._ranks, kept_gb=self._kept_gb(target)
+        )
         if self._launch.has_width_states:
             self._build_width_states(memory)
         self._build_draft_states(memory)
@@ -178,6 +184,13 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._launch = replace(self._launch, widths=self._launch.widths.only(states.widths))
         if self._allocator is not None:
             self._allocator.use_widths(states.widths)
+
+    def _kept_gb(self, target: Any) -> float:
+        """Hidden states of a run without drafts, and as many again while it is caught up with."""
+        if self._draft_extend is not DraftExtend.BEHIND_DRAFTS:
+            return 0.0
+        of_token = _NUM_HIDDEN_STATES * target.model_config.hidden_size * target.dtype.itemsize
+        return 2.0 * MOST_OF_RUN * of_token / 2**30
 
     def _choose_draft_extend(self) -> DraftExtend:
         return draft_extend_of(

@@ -122,16 +122,21 @@ def test_a_width_of_one_does_not_tell_what_others_take(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("chunk", "vocab_size", "spare_gb"),
+    ("chunk", "vocab_size", "kept_gb", "spare_gb"),
     [
-        (8192, 1, 3.4),
-        (8192, 2**28, 4.0),  # three arrays of a gigabyte, and no prefill meanwhile
-        (-1, 1, 2.2),  # prefills are not cut, and have 4096 tokens at most
-        (None, 1, 2.2),
+        (8192, 1, 0, 3.4),
+        (8192, 1, 0.5, 3.9),  # beside what runs without drafts keep
+        (8192, 2**28, 0, 4.0),  # three arrays of a gigabyte, and no prefill meanwhile
+        (-1, 1, 0, 2.2),  # prefills are not cut, and have 4096 tokens at most
+        (None, 1, 0, 2.2),
     ],
 )
 def test_room_is_left_for_prefills_or_for_sampling(
-    monkeypatch: pytest.MonkeyPatch, chunk: int | None, vocab_size: int, spare_gb: float
+    monkeypatch: pytest.MonkeyPatch,
+    chunk: int | None,
+    vocab_size: int,
+    kept_gb: float,
+    spare_gb: float,
 ) -> None:
     device: Any = Device(free_gb=spare_gb, per_node_gb=0)
     device.model_runner.model_config.vocab_size = vocab_size
@@ -139,7 +144,7 @@ def test_room_is_left_for_prefills_or_for_sampling(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
     with get_schedule().override(chunked_prefill_size=chunk, max_prefill_tokens=4096):
-        memory = DeviceMemory(device, most_nodes=1, ranks=RankGroup())
+        memory = DeviceMemory(device, most_nodes=1, ranks=RankGroup(), kept_gb=kept_gb)
     assert memory.has_room(0, name="nothing")
     assert not memory.has_room(0.01, name="something")
 
