@@ -86,6 +86,34 @@ def test_steps_that_run_ahead_give_the_same_output(
     assert committed >= num_tokens - num_requests
 
 
+def test_a_long_run_ahead_waits_to_catch_up(
+    start_hvd: Callable[..., Any],
+    plain_ids: Callable[..., list[list[int]]],
+    prompts: list[str],
+    tmp_path: Path,
+) -> None:
+    costs = tmp_path / "costs.yaml"
+    # No draft pays.
+    costs.write_text(
+        "{about: made up, batch_sizes: [1, 16], widths: [1, 2], verify: [[5, 900], [6, 900]], "
+        "draft_round: [900, 900], draft_extend: [[1, 1], [1, 1]], wait: [1, 2]}"
+    )
+    params = {"max_new_tokens": 160, "ignore_eos": True}
+    expected = plain_ids(prompts[:2], **params)
+    server = start_hvd(
+        *("allocate", "--hvd-costs", str(costs), "--hvd-run-ahead", "true"),
+        *("--hvd-postpone-extend", "plain"),
+        environment=INTERPRETED,
+    )
+    answers = server.generate_all(prompts[:2], concurrency=2, **params)
+    assert [answer["output_ids"] for answer in answers] == expected
+    state = server.hvd_state()
+    assert state["num_resyncs"] == 0
+    # Of some 160 steps the ninth and on are caught up with after 64 each.
+    assert state["num_catch_ups"] == 2
+    assert 150 < state["num_steps_ahead"] <= state["steps"]["num_steps"] - 3
+
+
 def test_stops_inside_a_draft_under_overlap_scheduling(
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
