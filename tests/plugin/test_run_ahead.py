@@ -43,10 +43,16 @@ class _Batch:
 
 
 def _scheduler(
-    *, wants: bool = True, can: bool = True, are_needed: bool = True, has_overlap: bool = True
+    *,
+    wants: bool = True,
+    can: bool = True,
+    are_needed: bool = True,
+    has_overlap: bool = True,
+    catches_up: bool = False,
 ) -> Any:
     worker = HvdWorker.__new__(HvdWorker)
     worker._runs_ahead = can
+    worker._draft_worker = SimpleNamespace(ends_run=lambda num_requests: catches_up)
     worker._held = SimpleNamespace(runs_ahead=lambda reqs: wants)  # type: ignore[assignment]
     return SimpleNamespace(
         draft_worker=worker,
@@ -84,6 +90,7 @@ def test_a_step_that_runs_ahead_does_not_ask_the_device_for_lengths(are_needed: 
     [
         (_scheduler(wants=False), _Batch()),
         (_scheduler(can=False), _Batch()),
+        (_scheduler(catches_up=True), _Batch()),
         (_scheduler(has_overlap=False), _Batch()),
         (_scheduler(), _Batch(is_decode=False)),
         (_scheduler(), _Batch(has_grammar=True)),

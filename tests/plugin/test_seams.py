@@ -57,7 +57,8 @@ from sglang_hvd.plugin.worker import HvdWorker, check_sampling
 
 # Methods of ours that extend nothing.
 OWN_HELPERS = {
-    *("runs_ahead", "_check_run_ahead"),
+    *("runs_ahead", "_check_run_ahead", "ends_run"),
+    *("use_draft_extend", "_choose_draft_extend", "_kept_gb"),
     *("_host_nodes", "_add_model_trees", "_run_model_drafter", "_num_cached"),
     *("_num_draft_tokens", "_publish", "_build_width_states", "_build_draft_states"),
     *("_compile_kernels", "_time_costs", "attach", "run_draft", "drafting"),

@@ -51,8 +51,8 @@ private:
     // may be too much in the mean though it is right for all drafts together. Where they bring more than
     // is expected, those that are just worth it need not, and nothing is added.
     double net_ms(double gained_ms, double more_ms, double wait_ms) const {
-        const double before = kWaitsBefore * wait_ms;
-        const double share = std::clamp((brought_ + before) / (expected_ + before), kLeast, 1.0);
+        const double before = kWaitsBefore * wait_ms, expected = expected_ + before;
+        const double share = expected > 0 ? std::clamp((brought_ + before) / expected, kLeast, 1.0) : 1.0;
         return share * gained_ms - more_ms;
     }
 
