@@ -51,7 +51,8 @@ class CatchUp:
         cached_lens: Sequence[int],
         num_plain: int,
     ) -> None:
-        """Brings the draft KV cache up to date where that is needed.
+        """Brings the draft KV cache up to date where that is needed, and leaves the base width
+        then: a step chooses its own afterwards.
 
         Args:
             num_model_nodes: of each request's draft that the model drafter is about to make.
@@ -71,6 +72,7 @@ class CatchUp:
         tokens = postponed.take([batch.reqs[row] for row in rows])
         with draft_worker.clock.measure(Phase.TRANSFER):
             on_device = to_device(np.array(rows), draft_worker.device)
+        draft_worker.use_base_width()
         with self._time(len(rows), len(tokens.token_ids)):
             drafted = self._extend(
                 rows_of(batch, rows, on_device), tokens, [cached_lens[row] for row in rows]

@@ -113,8 +113,6 @@ class HvdDraftWorker(EagleDraftWorker):
         self._num_plain = self._num_plain + 1 if width == 1 else 0
         bonus_tokens = batch.spec_info.bonus_tokens
         if self.catch_up is not None:
-            # A forward like a prefill's, with the backends that those have.
-            self.use_width(self._widths.base)
             cached_lens = self._held.cached_lens(batch.reqs) if seq_lens is None else seq_lens
             num_model_nodes = plans.num_model_nodes.tolist()
             self.catch_up.run(batch, num_model_nodes, cached_lens, self._num_plain)
@@ -159,6 +157,11 @@ class HvdDraftWorker(EagleDraftWorker):
     def ends_run(self, num_requests: int) -> bool:
         """Whether the next step of so many requests has to wait, to catch up."""
         return self.catch_up is not None and self.catch_up.ends_run(num_requests)
+
+    def use_base_width(self) -> None:
+        """For a prefill, or what is like one: graphs of whole prefills belong to the attention
+        backends that SGLang began with."""
+        self.use_width(self._widths.base)
 
     def use_width(self, width: int) -> None:
         """The next verification has this one of the launch's widths, and so has draft-extend."""

@@ -269,8 +269,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         if is_prefill:
             self._clock.end_step()
             self._costs.interrupt()
-            # Graphs of whole prefills belong to the attention backends that SGLang began with.
-            self._draft_worker.use_width(self._launch.widths.base)
+            self._draft_worker.use_base_width()
         else:
             self._clock.begin_step()
             self._costs.begin_step(len(batch.reqs), is_ahead=self._held.is_ahead)

@@ -62,7 +62,7 @@ OWN_HELPERS = {
     *("_host_nodes", "_add_model_trees", "_run_model_drafter", "_num_cached"),
     *("_num_draft_tokens", "_publish", "_build_width_states", "_build_draft_states"),
     *("_compile_kernels", "_time_costs", "attach", "run_draft", "drafting"),
-    *("use_width", "use_width_states", "use_draft_states"),
+    *("use_width", "use_base_width", "use_width_states", "use_draft_states"),
     *("describe", "use_predictor", "on_idle", "on_pause", "let_go"),
 }
 
