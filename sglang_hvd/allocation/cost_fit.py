@@ -21,6 +21,14 @@ _LEAST_SHARE = 0.1  # of the typical time, likewise
 _NUM_BEFORE_OUTLIERS = 32
 _FEWEST_RESTS = 8
 
+# Of a term's weight in the sums, what is added where it is doubted once: far less than any times
+# tell, and enough to break a tie.
+_TIE = 1e-9
+
+# Steps that were waited for, one after the other, after which it is not known any more what one
+# that is not waited for takes.
+_FORGET_AHEAD = 512
+
 # No time counts as if it were a smaller share of the typical one: errors of near nothing, as shares
 # of it, would drown all others.
 _SMALLEST_SHARE = 0.01
@@ -68,18 +76,28 @@ class RestTimes:
     """RestFit of steps that are followed by one that waits for their tokens, and of those that are
     followed by one that is launched ahead of them: on a GPU hardly anything lies between the two.
 
+    What is long out of date of the latter is taken for nothing. It would say that a wait costs
+    nothing, so that every step waited and none told otherwise.
+
     runs_ahead: False: none is, and what lies between them is a part of every step.
     """
 
     def __init__(self, *, runs_ahead: bool) -> None:
         self._rest = RestFit()
         self._before_ahead = RestFit() if runs_ahead else None
+        self._num_waited = 0  # since the last that was launched ahead
 
     def add(self, num_requests: int, milliseconds: float, *, is_before_ahead: bool) -> None:
         """Takes in the time of a step."""
-        fit = self._before_ahead if is_before_ahead else self._rest
-        assert fit is not None, "steps do not run ahead"
-        fit.add(num_requests, milliseconds)
+        if not is_before_ahead:
+            self._rest.add(num_requests, milliseconds)
+            self._num_waited += 1
+            if self._num_waited == _FORGET_AHEAD and self._before_ahead is not None:
+                self._before_ahead = RestFit()
+            return
+        assert self._before_ahead is not None, "steps do not run ahead"
+        self._before_ahead.add(num_requests, milliseconds)
+        self._num_waited = 0
 
     def solve(self) -> Float64:
         """float64[4]: a and b of each step, then those of one before a step that waits."""
@@ -106,7 +124,7 @@ class CostFit:
     none of the terms negative: smooth, and never less for more. Where the times cannot separate two
     terms, the tie is broken so that something new gets tried: with one width seen, all time goes to
     the nodes (narrower steps look cheap); with one number of rounds, to the rounds; with one number
-    of drafting requests, to what does not depend on it. Not thread-safe.
+    of requests, to what does not depend on it. Not thread-safe.
     """
 
     def __init__(self, widths: Sequence[int], *, runs_ahead: bool = False) -> None:
@@ -115,8 +133,8 @@ class CostFit:
         runs_ahead: see RestTimes.
         """
         self._widths = tuple(widths)
-        self._verify = _Fit((1, 1, 1))  # the largest factor, the nodes, gets most
-        self._extend = _Fit((1, 1, 1))
+        self._verify = _Fit((10, 100, 1))
+        self._extend = _Fit((10, 100, 1))
         self._draft = _Fit((10, 1, 100))
         self._rest = RestTimes(runs_ahead=runs_ahead)
 
@@ -189,8 +207,8 @@ def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:
 class _Fit:
     """Least squares without negative terms, of the latest times.
 
-    doubts: one for each term; where the times cannot separate two terms the less doubtful one gets
-        more.
+    doubts: one for each term; where the times cannot separate two terms, their shares are as the
+        squares of the other's doubts, whatever the size of their factors.
     is_relative: errors are shares of the time: a wide step that takes long is not more exact than a
         narrow one.
     """
@@ -198,7 +216,7 @@ class _Fit:
     def __init__(self, doubts: Sequence[float], *, is_relative: bool = True) -> None:
         num_terms = len(doubts)
         self._is_relative = is_relative
-        self._doubts = np.diag(np.asarray(doubts, np.float64))
+        self._doubts = np.square(np.asarray(doubts, np.float64))
         self.num = self._step = 0
         self._typical = 0.0  # time
         # Lists: every step adds, and for so few numbers an array takes longer.
@@ -233,7 +251,9 @@ class _Fit:
         if self.num == 0:
             return np.zeros(len(self._moment))
         gram, moment = np.array(self._gram), np.array(self._moment)
-        gram += 1e-7 * np.trace(gram) * self._doubts
+        weights = np.diag(gram)
+        # A term that no time had is none, but must not make the others insoluble.
+        gram += np.diag(np.where(weights > 0, _TIE * self._doubts * weights, 1.0))
         best, best_loss = np.zeros(len(moment)), 0.0
         for size in range(1, len(moment) + 1):
             for chosen in map(list, itertools.combinations(range(len(moment)), size)):

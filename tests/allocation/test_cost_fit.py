@@ -1,12 +1,12 @@
 """Costs learned from timed steps."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 
 from sglang_hvd.allocation import CostFit, StepCosts, costs_of
-from sglang_hvd.allocation.cost_fit import RestFit
+from sglang_hvd.allocation.cost_fit import RestFit, RestTimes, split_rest
 
 WIDTHS = (1, 2, 8, 32)
 
@@ -56,21 +56,48 @@ def test_what_was_never_seen_costs_more_the_wider_it_is() -> None:
     assert costs.verify_ms(1, [1])[0] < 1
 
 
-def of_drafts(milliseconds: Mapping[int, float]) -> StepCosts:
-    """What drafts of one request show, seen twenty times each. milliseconds: by steps."""
+@pytest.mark.parametrize("batch_sizes", [(1, 64), (1, 4, 16, 64, 256)])
+def test_many_requests_do_not_hide_what_a_step_of_one_takes(batch_sizes: Sequence[int]) -> None:
+    fit, random = CostFit(WIDTHS), np.random.default_rng(0)
+    for _ in range(2000):
+        n, w = int(random.choice(batch_sizes)), int(random.choice(WIDTHS))
+        taken = 8 + 0.02 * n + 0.0005 * n * w
+        fit.observe_verify(n, w, taken * (1 + 0.03 * random.standard_normal()))
+    costs = fit.table(fit.coefficients())
+    assert costs is not None
+    assert costs.verify_ms(1, [1])[0] == pytest.approx(8, rel=0.02)
+
+
+@pytest.mark.parametrize("seen", [1, 8, 64])
+def test_what_a_step_takes_whatever_its_width_it_takes_whatever_its_requests(seen: int) -> None:
+    fit = CostFit(WIDTHS)
+    for _ in range(100):
+        for w in WIDTHS:
+            fit.observe_verify(seen, w, 6 + 0.001 * seen * w)
+            fit.observe_rest(seen, 4.0)
+    verify = fit.coefficients()[:3]
+    assert verify @ [1, seen, seen] == pytest.approx(6 + 0.001 * seen, rel=0.01)
+    assert verify @ [1, 1, 1] == pytest.approx(6, rel=0.02)
+    assert fit.coefficients()[-4:] @ [1, 1, 0, 0] == pytest.approx(4, rel=0.01)
+    assert fit.coefficients()[-4:] @ [1, 64, 0, 0] == pytest.approx(4, rel=0.01)
+
+
+def of_drafts(milliseconds: Mapping[int, float], num_requests: int = 1) -> StepCosts:
+    """What drafts of so many requests show, seen twenty times each. milliseconds: by steps."""
     fit = CostFit(WIDTHS)
     for _ in range(20):
         for num_steps, taken in milliseconds.items():
-            fit.observe_verify(1, 8, 5.0)
-            fit.observe_draft(1, num_steps, taken)
+            fit.observe_verify(num_requests, 8, 5.0)
+            fit.observe_draft(num_requests, num_steps, taken)
     costs = costs_of(fit.coefficients(), WIDTHS)
     assert costs is not None
     return costs
 
 
-def test_a_round_that_was_timed_for_one_request_is_expected_to_take_as_long_for_more() -> None:
-    costs = of_drafts({8: 3.5})
-    assert costs.draft_ms([1, 16], 8) == pytest.approx([3.5, 3.5], rel=0.2)
+@pytest.mark.parametrize("seen", [1, 8, 64])
+def test_a_round_is_expected_to_take_as_long_for_fewer_requests_and_for_more(seen: int) -> None:
+    costs = of_drafts({8: 3.5}, seen)
+    assert costs.draft_ms([1, 16, 64], 8) == pytest.approx([3.5] * 3, rel=0.01)
 
 
 def test_what_a_draft_takes_beside_its_rounds_is_told_by_drafts_of_several_lengths() -> None:
@@ -113,6 +140,35 @@ def test_pauses_in_the_first_steps_and_after_them_change_little(num_waits: int) 
     for milliseconds in [50.0] * num_waits + [0.5] * (32 - num_waits) + [60.0] * 5:
         rest.add(1, milliseconds)
     assert rest.solve() @ [1, 1] < 2.0
+
+
+def test_a_wait_is_not_held_for_free_by_steps_of_long_ago() -> None:
+    # A busy host, of which some steps were launched ahead, then an idle one, of which none was.
+    rest = RestTimes(runs_ahead=True)
+    for number in range(200):
+        is_ahead = number % 2 == 0
+        rest.add(8, 6.0 if is_ahead else 9.0, is_before_ahead=is_ahead)
+    assert wait_of(rest) == pytest.approx(3.0, rel=0.01)
+    for _ in range(1000):
+        rest.add(8, 3.0, is_before_ahead=False)
+    assert wait_of(rest) > 2.0
+    for _ in range(20):
+        rest.add(8, 0.5, is_before_ahead=True)
+        rest.add(8, 3.0, is_before_ahead=False)
+    assert wait_of(rest) == pytest.approx(2.5, rel=0.3)
+
+
+def test_a_wait_that_fewer_requests_showed_is_as_long_for_more() -> None:
+    rest = RestTimes(runs_ahead=True)
+    for _ in range(100):
+        rest.add(8, 1.5, is_before_ahead=True)
+        rest.add(8, 5.0, is_before_ahead=False)
+    assert wait_of(rest, 64) == pytest.approx(3.5, rel=0.01)
+
+
+def wait_of(rest: RestTimes, num_requests: int = 8) -> float:
+    _, wait = split_rest(rest.solve(), np.array([num_requests]))
+    return float(wait[0])
 
 
 def test_what_more_requests_take_beside_the_parts_is_no_pause() -> None:
