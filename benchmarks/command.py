@@ -14,7 +14,12 @@ def add_traces(parser: argparse.ArgumentParser) -> None:
     """`--traces DIR`, `--tokenizer FILE` and `--eos-token TOKEN`."""
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument("--eos-token", default="<|im_end|>")
+    parser.add_argument(
+        "--eos-token",
+        type=lambda text: text or None,
+        default="<|im_end|>",
+        help="ends every output of text traces and chat logs; empty: nothing does",
+    )
 
 
 def write_rows(path: Path | None, rows: Iterable[Mapping[str, object]]) -> None:
@@ -27,5 +32,5 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     """Ends the process with what main returns, or with a mistake of the user's in one line."""
     try:
         sys.exit(main())
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")

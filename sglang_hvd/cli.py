@@ -1,6 +1,9 @@
 """The `sglang-hvd` command."""
 
 import argparse
+import contextlib
+import io
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +24,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.more_flags = rest
     try:
-        return _COMMANDS[options.command].run(options)
+        code = _COMMANDS[options.command].run(options)
+        sys.stdout.flush()  # or what cannot be printed would be told at the exit, by a traceback
+        return code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _close_stdout()  # whoever reads it wanted no more
+        return 141
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "sglang_hvd":
             raise
@@ -30,8 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = f"{options.command} needs {error.name}: run {remedy} in this project's folder"
     except (ValueError, ServerFailed) as error:
         told = str(error)
+    except OSError as error:
+        told = str(error)
+        _close_stdout()  # it may be what cannot be written
     print(f"error: {told}", file=sys.stderr)
     return 2
+
+
+def _close_stdout() -> None:
+    """What is still to be printed is dropped."""
+    with contextlib.suppress(io.UnsupportedOperation):  # not a stream of the system's
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):

@@ -35,7 +35,7 @@ def reload_predictor(
         {"model_path": str(path.absolute()), "load_format": PREDICTOR_LOAD_FORMAT},
         admin_api_key or api_key,
     )
-    return str(answer["message"])
+    return str(answer.get("message", answer))
 
 
 def costs_in_force(url: str, *, api_key: str | None = None) -> StepCosts:
@@ -56,12 +56,14 @@ def costs_in_force(url: str, *, api_key: str | None = None) -> StepCosts:
 def _hvd_states(url: str, api_key: str | None) -> list[dict[str, Any]]:
     info = _ask(f"{url}/server_info", None, api_key)
     states = info.get("internal_states") or [{}]
-    if not all("hvd" in state for state in states):
+    if not all(isinstance(state, dict) and isinstance(state.get("hvd"), dict) for state in states):
         raise ValueError(f"the server at {url} does not run HVD")
     return [state["hvd"] for state in states]
 
 
 def _ask(url: str, body: dict[str, str] | None, api_key: str | None) -> dict[str, Any]:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url}: no address of a server: give one as http://127.0.0.1:30000")
     headers = {"Content-Type": "application/json"}
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"

@@ -1,6 +1,7 @@
 """Files that are there whole or not at all."""
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -9,25 +10,33 @@ def check_place(path: Path) -> None:
     """Raises ValueError, in one line, if no file can be written there: told before hours are spent
     on what it is to hold."""
     try:
-        if not path.parent.is_dir():
-            raise ValueError(f"there is no folder {path.parent}")
+        parent = path.resolve().parent
+        if not parent.is_dir():
+            raise ValueError(f"there is no folder {parent if path.is_symlink() else path.parent}")
         if path.is_dir():
             raise ValueError(f"{path} is a folder")
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path} is a device or a pipe, not a file")
     except OSError as error:
         raise ValueError(f"{path}: cannot write: {error.strerror}") from None
-    if not os.access(path.parent, os.W_OK):
+    if not os.access(parent, os.W_OK):
         raise ValueError(f"cannot write into the folder {path.parent}")
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file; one of that name stays as it is until the new one is whole.
+    """Writes a file; one of that name stays as it is until the new one is whole, which has its
+    permissions then. A link stays, and what it names is written.
 
     Raises ValueError, in one line, if it cannot be written; then nothing is left behind.
     """
+    check_place(path)
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            written = Path(folder) / path.name
+        place = path.resolve()
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as folder:
+            written = Path(folder) / place.name
             written.write_bytes(content)
-            os.replace(written, path)
+            if place.exists():
+                written.chmod(stat.S_IMODE(place.stat().st_mode))
+            os.replace(written, place)
     except OSError as error:
         raise ValueError(f"{path}: cannot write: {error.strerror}") from None

@@ -11,8 +11,14 @@ from sglang_hvd.whole_file import check_place
 
 
 def count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or not 1 <= int(text) < 2**31:
         raise argparse.ArgumentTypeError(f"a whole number from 1 on, got {text}")
+    return int(text)
+
+
+def seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"a whole number from 0 to below 2^32, got {text}")
     return int(text)
 
 
@@ -65,7 +71,8 @@ def add_traces(parser: argparse.ArgumentParser, *, mode_of: str = "") -> None:
         "--eos-token",
         default="<|im_end|>",
         metavar="TOKEN",
-        help="ends every output of text traces; empty: nothing does (default: %(default)s)",
+        help="ends every output of text traces and chat logs; empty: nothing does "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--cache-mode",

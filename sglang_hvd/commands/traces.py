@@ -19,6 +19,7 @@ from sglang_hvd.commands.arguments import (
     count,
     not_negative,
     output_file,
+    seed,
     share,
 )
 from sglang_hvd.config import HvdConfig, load_config
@@ -117,8 +118,16 @@ def add_train(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of each file's sessions to judge on (default: %(default)s)",
     )
-    parser.add_argument("--rounds", type=count, default=2, help="see docs/payoff.md")
-    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument(
+        "--rounds",
+        type=count,
+        default=2,
+        metavar="N",
+        help="trainings, each on what the one before decides (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=seed, default=42, metavar="N", help="of the training (default: %(default)s)"
+    )
 
 
 def run_train(options: argparse.Namespace) -> int:
@@ -136,7 +145,7 @@ def run_train(options: argparse.Namespace) -> int:
     with _read_traces(options) as (recordings, tokenizer):
         predictor = train_predictor(recordings, tokenizer, plan)
     predictor.save(options.output)
-    print(heldout_table(predictor))
+    print(heldout_table(predictor) if plan.held_out else "nothing was held out: not judged")
     print(f"written: {options.output}")
     return 0
 
@@ -249,8 +258,33 @@ def _read_traces(
 
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token or None)
     tokenizer.check()
-    with held(find_recordings(options.traces)) as recordings:
+    found = find_recordings(options.traces)
+    _check_outputs(options, [recording.path for recording in found])
+    with held(found) as recordings:
         yield recordings, tokenizer
+
+
+def _check_outputs(options: argparse.Namespace, recordings: list[Path]) -> None:
+    """Raises ValueError, in one line, if what a command writes would take the place of what it
+    reads or of another file that it writes, or be read as a recording the next time."""
+    from sglang_hvd.replay.recordings import SUFFIXES
+
+    names = ("tokenizer", "predictor", "config", "costs")
+    given = [getattr(options, name, None) for name in names]
+    read = [*recordings, *(path for path in given if path is not None)]
+    taken = {path.resolve(): "read" for path in read}
+    folder = options.traces.resolve()
+    for name in ("json", "html", "output"):
+        path: Path | None = getattr(options, name, None)
+        if path is None:
+            continue
+        if (place := path.resolve()) in taken:
+            raise ValueError(f"--{name} {path} is {taken[place]} as well: name another file")
+        if place.parent == folder and place.suffix in SUFFIXES:
+            raise ValueError(
+                f"--{name} {path} would be read as a recording the next time: write it elsewhere"
+            )
+        taken[place] = f"written by --{name}"
 
 
 def _show(options: argparse.Namespace, table: str, rows: list[dict[str, object]]) -> int:

@@ -2,12 +2,12 @@
 
 import contextlib
 import hashlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.traces.held_folder import held_folder
 from sglang_hvd.traces.reader import is_recording, read_traces
 from sglang_hvd.traces.recording_folder import is_of_server, salvage
 from sglang_hvd.traces.text_traces import TextTrace, read_text_traces
@@ -16,7 +16,7 @@ from sglang_hvd.traces.trace import Trace
 # What the mean over all families is called in results: no file and no family may be called so.
 MEAN = "mean"
 
-_SUFFIXES = (".jsonl", ".hvdt")
+SUFFIXES = (".jsonl", ".hvdt")
 
 # Tokens at the beginning of a session that tell it from one of another recording. Few: they are in
 # the prompt of its later turns too.
@@ -67,14 +67,14 @@ def find_recordings(traces: Path) -> list[Recording]:
         if traces.is_dir():
             with contextlib.suppress(OSError):  # a folder that may only be read
                 salvage(traces)
-            paths = sorted(path for path in traces.iterdir() if path.suffix in _SUFFIXES)
+            paths = sorted(path for path in traces.iterdir() if path.suffix in SUFFIXES)
         else:
             paths = [traces]
     except OSError as error:
         raise ValueError(f"{traces}: cannot read the folder: {error.strerror}") from None
     if not paths:
         raise ValueError(
-            f"{traces}: no traces ({', '.join('*' + s for s in _SUFFIXES)}): give another folder"
+            f"{traces}: no traces ({', '.join('*' + s for s in SUFFIXES)}): give another folder"
         )
     for path in paths:
         if path.stem == MEAN:
@@ -100,8 +100,7 @@ def held(recordings: Sequence[Recording]) -> Iterator[list[Recording]]:
                 continue
             try:
                 if path.parent not in folders:
-                    folder = tempfile.TemporaryDirectory(dir=path.parent, prefix=".held-")
-                    folders[path.parent] = Path(stack.enter_context(folder))
+                    folders[path.parent] = stack.enter_context(held_folder(path.parent))
                 link = folders[path.parent] / path.name
                 link.hardlink_to(path)
                 kept.append(replace(recording, link=link))

@@ -1,5 +1,6 @@
 """Walks recordings as a server would serve them, several at a time."""
 
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -192,6 +193,8 @@ _of_worker: tuple[TraceTokenizer, WalkSettings, int]
 
 def _set_up_worker(tokenizer: TraceTokenizer, settings: WalkSettings, most_rows: int) -> None:
     global _of_worker
+    # Ctrl-c is meant for the command: it ends the others, without a traceback of each.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     _of_worker = tokenizer, settings, most_rows
 
 

@@ -50,6 +50,9 @@ def read_traces(
         yield from _read_recording(path, jsonl.decode, tokenizer)
         return
     if not (first.keys() >= TEXT_TRACE_KEYS or is_chat_log(first)):
+        missing = sorted(TEXT_TRACE_KEYS - first.keys())
+        if 2 * len(missing) < len(TEXT_TRACE_KEYS):
+            raise ValueError(f"{path}:1: a text trace without {', '.join(missing)}")
         raise ValueError(
             f"{path}:1: neither a recording, a text trace nor a chat log: its keys are "
             f"{', '.join(map(str, first)) or 'none'}"

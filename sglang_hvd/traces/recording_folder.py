@@ -10,6 +10,7 @@ from datetime import MAXYEAR, UTC, datetime, timedelta
 from pathlib import Path
 
 from sglang_hvd.traces import binary
+from sglang_hvd.traces.held_folder import drop_left_behind
 from sglang_hvd.traces.part_file import PART_SUFFIX, PartFile
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.traces.writer import TraceWriter
@@ -41,11 +42,13 @@ def check_folder(folder: Path) -> None:
 
 
 def salvage(folder: Path) -> list[Path]:
-    """Completes what killed processes left behind, up to the last whole record of each file.
+    """Completes what killed processes left behind, up to the last whole record of each file, and
+    removes what they held.
 
     Parts that are being written are left alone, those that cannot be completed stay as they are.
     Returns the recordings that came out of it; a part without a whole record is removed.
     """
+    drop_left_behind(folder)
     salvaged = []
     for part in sorted(folder.glob(_PATTERN + PART_SUFFIX)):
         with suppress(OSError):

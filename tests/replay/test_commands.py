@@ -143,7 +143,7 @@ def test_evaluate_without_a_session_left_says_so(
     output = tmp_path / "all.safetensors"
     flags = ("--output", output, "--held-out", 0)
     assert run("train", made_up_traces, number_tokenizer, *flags) == 0
-    assert "| file | drafts | oracle share | " in capsys.readouterr().out
+    assert "nothing was held out: not judged" in capsys.readouterr().out
     assert run("evaluate", made_up_traces, number_tokenizer, "--predictor", output) == 2
     assert "no session is left to judge" in capsys.readouterr().err
 
@@ -638,6 +638,10 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
     costs.write_text("{verify: 10}")
     served = tmp_path / "hvd.yaml"
     served.write_text("costs: costs.yaml")
+    keyless = tmp_path / "keyless.jsonl"
+    first = json.loads((made_up_traces / "copying.jsonl").read_text().splitlines()[0])
+    del first["licence"]
+    keyless.write_text(json.dumps(first))
     mixed, called_mean = tmp_path / "mixed.hvdt", tmp_path / "called_mean.hvdt"
     for path, families in ((mixed, ["a", "b"]), (called_mean, ["mean"])):
         with TraceWriter(path) as writer:
@@ -651,6 +655,24 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
         ("train", made_up_traces, number_tokenizer, ["--output", output / "p"], "no folder"),
         ("evaluate", made_up_traces, number_tokenizer, ["--json", output / "p"], "no folder"),
         ("train", made_up_traces, number_tokenizer, ["--output", empty], "is a folder"),
+        ("train", keyless, number_tokenizer, ["--output", output], "text trace without licence"),
+        ("train", made_up_traces, number_tokenizer, ["--output", number_tokenizer], "is read as"),
+        ("evaluate", mixed, number_tokenizer, ["--json", mixed], "is read as well"),
+        (
+            "evaluate",
+            made_up_traces,
+            number_tokenizer,
+            ["--json", made_up_traces / "x.jsonl"],
+            "next",
+        ),
+        (
+            *("analyze", made_up_traces, number_tokenizer),
+            *(["--json", output, "--html", output], "is written by --json as well"),
+        ),
+        (
+            *("train", made_up_traces, number_tokenizer),
+            *(["--output", output, "--seed", "-1"], "from 0 to below 2^32"),
+        ),
         ("train", made_up_traces, number_tokenizer, ["--output", output, "--rounds", "x"], "whole"),
         ("evaluate", made_up_traces, number_tokenizer, ["--predictor", foreign], "is corrupt"),
         ("evaluate", made_up_traces, number_tokenizer, ["--eos-token", "<x>"], "has no token <x>"),
@@ -668,6 +690,21 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
         assert error[0].startswith("error: ")
         assert says in error[0], (command, error[0])
         assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_reader_that_wants_no_more_is_no_error(
+    made_up_traces: Path, number_tokenizer: Path
+) -> None:
+    code = "from sglang_hvd.cli import main; raise SystemExit(main())"
+    flags = ["--traces", str(made_up_traces), "--tokenizer", str(number_tokenizer)]
+    command = [sys.executable, "-c", code, "replay", *flags, "--processes", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        told = process.stderr.read().decode()
+    assert "Traceback" not in told
+    assert process.returncode == 141
 
 
 def test_the_mean_gives_every_family_the_same_weight(
