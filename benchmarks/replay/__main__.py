@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kind in options.kinds
     }
     recordings = find_recordings(options.traces)
-    tokenizer = TraceTokenizer(options.tokenizer, options.eos_token or None)
+    tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     tables = {path.stem: StepCosts.load(path) for path in options.costs}
     if options.wait:
         tables = {
