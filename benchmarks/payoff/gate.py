@@ -11,14 +11,13 @@ TB/s for a step of the target) with eight rounds of a one-layer drafter; they ar
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from benchmarks.command import run, write_rows
 from benchmarks.payoff.options import replay_options
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.evaluate import NOTHING_LEFT
+from sglang_hvd.replay.metrics import mean_over_families
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.replay.recordings import find_recordings
 from sglang_hvd.replay.totals import CycleTotals
@@ -69,17 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 label=f"{drafter_name}: {threshold}",
                 num_processes=2,
             )
-            families: dict[str, list[CycleTotals]] = {}
-            for walk in walks:
-                totals = walk.totals(without=trained_on)
-                if totals.num_cycles:
-                    families.setdefault(walk.family, []).append(totals)
-            if not families:
+            found = [
+                (walk.family, _figures(totals))
+                for walk in walks
+                if (totals := walk.totals(without=trained_on)).num_cycles
+            ]
+            if not found:
                 raise ValueError(NOTHING_LEFT)
-            cycles, share, speed = np.mean(
-                [np.mean([_figures(t) for t in members], axis=0) for members in families.values()],
-                axis=0,
-            ).tolist()
+            cycles, share, speed = (
+                mean_over_families((family, figures[place]) for family, figures in found)
+                for place in range(3)
+            )
             gate = "the better prediction" if threshold is None else str(threshold)
             print(
                 f"| {drafter_name} | {gate} | {cycles:.1f} | {share:.3f} | {speed:.3f} |",

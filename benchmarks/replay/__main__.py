@@ -33,7 +33,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 from tqdm import tqdm
 
 from benchmarks.command import add_traces, run, write_rows
@@ -45,6 +44,7 @@ from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import CacheMode, PostponeExtend
 from sglang_hvd.payoff import SIZE_EFFECT
 from sglang_hvd.replay.evaluate import NOTHING_LEFT
+from sglang_hvd.replay.metrics import mean_over_families
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
 from sglang_hvd.replay.recordings import find_recordings
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
@@ -137,16 +137,14 @@ def _best(
         return best
     rows = _rows(pool, [replace(job, num_seeds=1) for job in jobs], several)
     for name, of_name in several.items():
-        families: dict[str, dict[str, list[float]]] = {str(setting): {} for setting in of_name}
+        beside: dict[str, list[tuple[str, float]]] = {str(setting): [] for setting in of_name}
         first: dict[str, float] = {}
         for row in rows:
             if row.policy == name:
-                beside = row.tokens_per_ms / first.setdefault(row.file, row.tokens_per_ms)
-                families[row.setting].setdefault(row.family, []).append(beside)
-        best[name] = max(
-            of_name,
-            key=lambda setting: np.mean([np.mean(s) for s in families[str(setting)].values()]),
-        )
+                speed = row.tokens_per_ms / first.setdefault(row.file, row.tokens_per_ms)
+                beside[row.setting].append((row.family, speed))
+        speeds = {setting: mean_over_families(beside[str(setting)]) or 0.0 for setting in of_name}
+        best[name] = max(speeds, key=speeds.__getitem__)
     return best
 
 

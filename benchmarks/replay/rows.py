@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
+from sglang_hvd.replay.metrics import mean_over_families
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,9 @@ def table_of(rows: Sequence[Row]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for policy in dict.fromkeys(row.policy for row in rows):
-        families: dict[str, list[Row]] = {}
         of_policy = [row for row in rows if row.policy == policy]
-        for row in of_policy:
-            families.setdefault(row.family, []).append(row)
         means = [
-            np.mean([np.mean([getattr(r, name) for r in rs]) for rs in families.values()])
+            mean_over_families((row.family, getattr(row, name)) for row in of_policy)
             for name in (
                 "speedup_vs_model",
                 "regret_to_oracle",

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from benchmarks.suffix_cache import peer, replay, timings
 from benchmarks.suffix_cache.contestants import Arctic, Contestant, Ngram, Ours
 from benchmarks.suffix_cache.rows import Row, higher_is_better, lower_is_better, table
 from sglang_hvd.commands.arguments import add_json
+from sglang_hvd.replay.metrics import mean_over_families
 from sglang_hvd.traces.tokenizer import load_tokenizer
 
 _BESIDE_NGRAM = ", beside SGLang's NGRAM"
@@ -160,7 +160,7 @@ def _draft_rows(
     tokenizer = load_tokenizer(tokenizer_file)
     targets = {"chain": "ratio >= 1.15", "tree32": "ratio >= 1.32", "tree64": "ratio >= 1.40"}
     rows: list[Row] = []
-    by_family: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, list[tuple[str, float]]] = {}  # by contestant: family and figure of each file
     for path in sorted(traces_dir.glob("*.jsonl")):
         traces = replay.load(path, tokenizer)
         figures = {
@@ -168,21 +168,22 @@ def _draft_rows(
             for shape, num_nodes in SHAPES.items()
         }
         theirs = replay.tokens_per_step(Arctic(arctic), traces) if arctic else None
-        family = by_family.setdefault(traces[0].family, {})
         for shape, ours in figures.items():
             name = f"tokens_per_step_{shape}"
             rows.append(higher_is_better(name, path.stem, "tokens", ours, theirs, "ratio >= 1"))
-            family.setdefault(shape, []).append(ours)
-        if theirs is not None:
-            family.setdefault("peer", []).append(theirs)
-        if ngram is not None:
-            small = replay.tokens_per_step(Ours(Ngram.NUM_NODES), traces)
-            family.setdefault("small", []).append(small)
-            family.setdefault("ngram", []).append(replay.tokens_per_step(Ngram(ngram), traces))
         print(path.stem, {shape: round(ours, 3) for shape, ours in figures.items()}, theirs)
+        if theirs is not None:
+            figures["peer"] = theirs
+        if ngram is not None:
+            figures["small"] = replay.tokens_per_step(Ours(Ngram.NUM_NODES), traces)
+            figures["ngram"] = replay.tokens_per_step(Ngram(ngram), traces)
+        for contestant, figure in figures.items():
+            found.setdefault(contestant, []).append((traces[0].family, figure))
 
-    def mean(shape: str) -> float:
-        return statistics.mean(statistics.mean(family[shape]) for family in by_family.values())
+    def mean(contestant: str) -> float:
+        of_all = mean_over_families(found[contestant])
+        assert of_all is not None, "every contestant had the same files"
+        return of_all
 
     for shape, target in targets.items():
         theirs = mean("peer") if arctic else None

@@ -14,7 +14,7 @@ from sglang_hvd.replay.metrics import (
     NUM_BINS,
     Judgement,
     PayoffQuality,
-    mean_of,
+    mean_over_families,
     payoff_quality,
     reliability_curve,
 )
@@ -153,9 +153,9 @@ def qualities(
         (walk, _quality([part])) for walk, part in judged.items()
     ]
     if families:
-        parts = list(families.values())
-        error = _mean_calibration_error(parts)
-        found.append((None, replace(_mean([*map(_quality, parts)]), calibration_error=error)))
+        error = _mean_calibration_error([*families.values()])
+        mean = _mean({family: _quality(parts) for family, parts in families.items()})
+        found.append((None, replace(mean, calibration_error=error)))
     return found
 
 
@@ -180,12 +180,13 @@ def _quality(parts: Sequence[tuple[Judgement, TrainingRows]]) -> PayoffQuality:
     )
 
 
-def _mean(qualities: Sequence[PayoffQuality]) -> PayoffQuality:
+def _mean(families: Mapping[str, PayoffQuality]) -> PayoffQuality:
     """The mean of each figure over the families that have it; num_drafts is the sum."""
-    figures: dict[str, float | None] = {}
-    for name in PayoffQuality.__dataclass_fields__:
-        figures[name] = mean_of([getattr(quality, name) for quality in qualities])
-    figures["num_drafts"] = sum(quality.num_drafts for quality in qualities)
+    figures = {
+        name: mean_over_families((of, getattr(quality, name)) for of, quality in families.items())
+        for name in PayoffQuality.__dataclass_fields__
+    }
+    figures["num_drafts"] = sum(quality.num_drafts for quality in families.values())
     return PayoffQuality(**figures)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, WORTH_LEN, HvdConfig, Policy
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
-from sglang_hvd.replay.metrics import mean_of
+from sglang_hvd.replay.metrics import mean_over_families
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import MEAN, Recording
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
@@ -159,13 +159,9 @@ def _widest(config: HvdConfig, verify_width: int) -> int:
 
 def _mean(results: Sequence[PolicyResult], policy: str) -> PolicyResult:
     """The mean over the families of the mean over their files, for each figure."""
-    families: dict[str, list[PolicyResult]] = {}
-    for result in results:
-        families.setdefault(result.family, []).append(result)
-    figures: dict[str, float | None] = {}
-    for name in PolicyResult.__dataclass_fields__:
-        if name in ("file", "family", "policy", "payoff_quantiles"):
-            continue
-        of_families = [mean_of([getattr(r, name) for r in rs]) for rs in families.values()]
-        figures[name] = mean_of(of_families)
+    figures = {
+        name: mean_over_families((result.family, getattr(result, name)) for result in results)
+        for name in PolicyResult.__dataclass_fields__
+        if name not in ("file", "family", "policy", "payoff_quantiles")
+    }
     return PolicyResult(MEAN, "", policy, payoff_quantiles=None, **figures)

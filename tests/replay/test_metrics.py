@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_hvd.replay.metrics import Judgement, PayoffQuality, payoff_quality, reliability_curve
+from sglang_hvd.replay.metrics import (
+    Judgement,
+    PayoffQuality,
+    mean_over_families,
+    payoff_quality,
+    reliability_curve,
+)
 
 
 def quality(
@@ -90,3 +96,9 @@ def test_average_precision_sums_precision_over_gained_recall(rows: list[tuple[in
 def test_nothing_to_measure_is_refused() -> None:
     with pytest.raises(ValueError, match="no drafts"):
         quality([], [])
+
+
+def test_a_family_of_many_files_counts_as_one_of_few() -> None:
+    values = [("chat", 1.0), ("code", 4.0), ("chat", 2.0), ("code", None), ("sql", None)]
+    assert mean_over_families(values) == (1.5 + 4.0) / 2
+    assert mean_over_families([("sql", None)]) is None
