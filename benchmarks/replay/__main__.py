@@ -16,7 +16,10 @@ steps; and the cache drafts of "allocate, chains" do not branch. A draft of few 
 nodes as one of all, more than a server's has: that speaks against `allocate`. The oracle allocates
 like `allocate` and knows what each draft will bring; "oracle, one tree" likewise. "knows cache
 drafts" predicts the model drafter's as `allocate` does, "knows model drafts" the other way round.
-Regret is to the oracle.
+
+Each cell, which is a batch size and a model drafter, prints its policies with their settings and
+their regret to the oracle, then speeds over that of plain serving, by family and with the lowest
+file. The last tables, one of each of --costs, have the cells side by side.
 
 With `--wait` every step waits so long for the host, but for those of `plain`, and those of
 `allocate` that run ahead; "allocate, waits" has none of these.
@@ -37,7 +40,7 @@ from tqdm import tqdm
 
 from benchmarks.command import add_traces, run, write_rows
 from benchmarks.replay.jobs import Job, run_job, set_up_process
-from benchmarks.replay.rows import Row, beside_oracle, table_of
+from benchmarks.replay.rows import Row, beside_oracle, plain_table_of, summary_of, table_of
 from benchmarks.replay.settings import MODEL_TREES, Setting, settings_of
 from sglang_hvd.allocation import OWN_PACE, StepCosts
 from sglang_hvd.commands.arguments import add_json
@@ -112,7 +115,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows += of_cell
             print(f"\n{name}, batch size {batch_size}, model drafter {drafter_name}\n")
             print(table_of(of_cell), flush=True)
+            if "plain" in chosen:
+                print(f"\n{plain_table_of(of_cell)}", flush=True)
             write_rows(options.json, map(asdict, rows))  # what there is, so far
+    for name in tables:
+        print(f"\n{name}\n\n{summary_of([row for row in rows if row.costs == name])}")
     return 0
 
 

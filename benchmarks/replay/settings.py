@@ -100,3 +100,14 @@ def _settings_of(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str
             for source in (DraftSource.CACHE, DraftSource.MODEL)
         },
     }
+
+
+# The rows of policies that weigh no costs.
+WITHOUT_COSTS = frozenset(
+    name
+    for name, of_name in {
+        "model": [Setting("model", MODEL_TREES[0])],
+        **_settings_of(MODEL_TREES[0], [PAPER_THRESHOLD]),
+    }.items()
+    if of_name[0].policy != "allocate"
+)

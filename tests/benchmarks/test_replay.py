@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.command import run
 from benchmarks.replay.__main__ import main
+from benchmarks.replay.rows import Row, plain_table_of, summary_of
 
 COSTS = (
     "{about: made up, batch_sizes: [1, 4], widths: [1, 64], verify: [[10, 12], [10, 20]], "
@@ -35,8 +36,57 @@ def rows_of(flags: list[str], folder: Path, *more: str) -> list[dict[str, Any]]:
     return rows
 
 
-def test_every_policy_has_its_best_setting_and_its_regret(flags: list[str], tmp_path: Path) -> None:
+SPEEDS = {
+    # By file: code, chat, chat.
+    "model": (1.0, 2.0, 4.0),
+    "plain": (1.0, 1.0, 4.0),
+    "payoff": (2.0, 3.0, 4.0),
+    "allocate": (3.0, 3.0, 3.0),
+    "oracle": (4.0, 4.0, 4.0),
+}
+
+
+def made_up_rows(batch_size: int) -> list[Row]:
+    return [
+        Row(
+            **{"file": f"f{number}", "family": "chat" if number else "code", "costs": "made up"},
+            **{"batch_size": batch_size, "model_drafter": "usual", "policy": policy},
+            **{"setting": "", "tokens_per_ms": speed, "cycles_per_1k": 0, "mean_accepted": 0},
+            **{"cache_share": 0, "both_share": 0, "seed_spread": 0},
+        )
+        for policy, speeds in SPEEDS.items()
+        for number, speed in enumerate(speeds)
+    ]
+
+
+def test_the_last_table_has_all_cells_and_how_single_files_do() -> None:
+    assert summary_of([*made_up_rows(1), *made_up_rows(8)]).splitlines() == [
+        "| tokens/ms over model | 1, usual | 8, usual |",
+        "|---|---|---|",
+        "| model | 1.00 | 1.00 |",
+        "| plain | 0.88 | 0.88 |",
+        "| payoff | 1.62 | 1.62 |",
+        "| allocate | 2.06 | 2.06 |",
+        "| oracle | 2.75 | 2.75 |",
+        '| regret of "allocate" to "oracle" | 0.250 | 0.250 |',
+        "| allocate over the best other policy, worst file | 0.75 | 0.75 |",
+        "| files of 3 below 0.98 | 1 | 1 |",
+    ]
+
+
+def test_beside_plain_serving_each_family_and_the_lowest_file_are_shown() -> None:
+    lines = plain_table_of(made_up_rows(1)).splitlines()
+    assert lines[0] == "| tokens/ms over plain | mean | lowest file | code | chat |"
+    assert lines[5] == "| allocate | 2.44 | 0.75 | 3.00 | 1.88 |"
+
+
+def test_every_policy_has_its_best_setting_and_its_regret(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = rows_of(flags, tmp_path, "--batch-sizes", "1", "4", "--thresholds", "2", "4")
+    summary = capsys.readouterr().out.split("\ncosts\n\n")[1].splitlines()
+    assert summary[0].split(" | ")[1:3] == ["1, usual, independent", "1, usual, correlated"]
+    assert summary[-1].startswith("| files of 2 below 0.98 | ")
     assert all(set(row) >= ASKED_FOR for row in rows)
     by_key = {
         (row["file"], row["batch_size"], row["model_drafter"], row["policy"]): row for row in rows
