@@ -1,4 +1,4 @@
-"""What every benchmark's command line has: rows as JSON, and errors in one line."""
+"""What benchmarks' command lines have: traces, lists, rows as JSON, and errors in one line."""
 
 import argparse
 import json
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from sglang_hvd.commands.arguments import count
 from sglang_hvd.whole_file import write_whole
 
 
@@ -22,6 +23,11 @@ def add_traces(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def counts(text: str) -> list[int]:
+    """The type of an argument that lists whole numbers from 1 on, by commas."""
+    return [count(number) for number in text.split(",")]
+
+
 def write_rows(path: Path | None, rows: Iterable[Mapping[str, object]]) -> None:
     """Writes rows, whole or not at all; None: nowhere. Raises ValueError if it cannot."""
     if path is not None:
@@ -29,8 +35,10 @@ def write_rows(path: Path | None, rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:
-    """Ends the process with what main returns, or with a mistake of the user's in one line."""
+    """Ends the process with what main returns, or with 2 and a mistake of the user's in one line,
+    as argparse does: 1 says that what was measured is not as it should be."""
     try:
         sys.exit(main())
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -48,13 +48,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.command import run
+from benchmarks.command import counts, run
 from benchmarks.gpu_check.identity import Identity
 from benchmarks.gpu_check.kernels import SANITIZER, kernel_units
 from benchmarks.gpu_check.parts import PartFile, Unit
 from benchmarks.gpu_check.sampling import sampling_units
 from benchmarks.gpu_check.setup import POLICIES, setups_of
 from benchmarks.gpu_check.shapes import cost_units, trace_units
+from sglang_hvd.commands.arguments import count, not_negative
 from sglang_hvd.demo.server import Launch
 from sglang_hvd.replay.recordings import find_recordings
 
@@ -157,18 +158,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--traces", type=Path, metavar="DIR")
     parser.add_argument("--tokenizer", type=Path, metavar="FILE")
     parser.add_argument("--files", nargs="+", metavar="NAME", help="these recordings only")
-    parser.add_argument("--prompts", type=int, default=36, help="of the identity part")
-    parser.add_argument(
-        "--concurrency", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 8, 32]
-    )
+    parser.add_argument("--prompts", type=count, default=36, help="of the identity part")
+    parser.add_argument("--concurrency", type=counts, default=[1, 2, 8, 32])
     parser.add_argument(
         "--shapes", type=lambda text: text.split(","), default=["llama-3.1-8b", "qwen3-8b"]
     )
-    parser.add_argument(
-        "--widths",
-        type=lambda text: [int(n) for n in text.split(",")],
-        default=[2, 4, 8, 16, 32, 64],
-    )
+    parser.add_argument("--widths", type=counts, default=[2, 4, 8, 16, 32, 64])
     parser.add_argument(
         "--policies",
         type=lambda text: text.split(","),
@@ -176,7 +171,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="of the parts identity and sampling (default: all)",
     )
     parser.add_argument(
-        "--samples", type=int, default=4000, help="of each prompt in the sampling part"
+        "--samples", type=count, default=4000, help="of each prompt in the sampling part"
     )
     parser.add_argument(
         "--setups",
@@ -184,10 +179,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="of the parts identity and sampling, by number from 0 (default: all)",
     )
     parser.add_argument(
-        "--servers-at-once", type=int, help="of the traces part (default: as many as fit)"
+        "--servers-at-once", type=count, help="of the traces part (default: as many as fit)"
     )
     parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="after which nothing new begins"
+        "--minutes", type=not_negative, default=float("inf"), help="after which nothing new begins"
     )
     options = parser.parse_args(arguments)
     options.logs = options.out / "logs"

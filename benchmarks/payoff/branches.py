@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from benchmarks.command import add_traces, run, write_rows
 from sglang_hvd.allocation import CacheTrees
-from sglang_hvd.commands.arguments import add_json
+from sglang_hvd.commands.arguments import add_json, count
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter, PayoffForecast
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FIRST_BRANCH_SHARE, PayoffPredictor
@@ -153,7 +153,7 @@ class _Walk:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="What branches add to cache drafts.")
     add_traces(parser)
-    parser.add_argument("--starts", type=int, default=4000, help="most cycle starts of each file")
+    parser.add_argument("--starts", type=count, default=4000, help="most cycle starts of each file")
     add_json(parser)
     return parser.parse_args(arguments)
 

@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 from benchmarks.command import run
+from sglang_hvd.commands.arguments import count
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES
 from sglang_hvd.payoff.lessons import Lessons
@@ -26,7 +27,7 @@ _TARGET_S = 120
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Time to fit a predictor.")
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=count, default=1_000_000)
     options = parser.parse_args()
     lessons = Lessons.of(_rows(options.rows))
     start = time.perf_counter()

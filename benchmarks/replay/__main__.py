@@ -41,9 +41,9 @@ from tqdm import tqdm
 from benchmarks.command import add_traces, run, write_rows
 from benchmarks.replay.jobs import Job, run_job, set_up_process
 from benchmarks.replay.rows import Row, beside_oracle, plain_table_of, summary_of, table_of
-from benchmarks.replay.settings import MODEL_TREES, Setting, settings_of
+from benchmarks.replay.settings import MODEL_TREES, WAITING, Setting, settings_of
 from sglang_hvd.allocation import OWN_PACE, StepCosts
-from sglang_hvd.commands.arguments import add_json
+from sglang_hvd.commands.arguments import add_json, count, not_negative
 from sglang_hvd.config import CacheMode, PostponeExtend
 from sglang_hvd.payoff import SIZE_EFFECT
 from sglang_hvd.replay.evaluate import NOTHING_LEFT
@@ -73,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name: costs.model_copy(update={"wait": (options.wait,) * len(costs.batch_sizes)})
             for name, costs in tables.items()
         }
+    _check_policies(options.policies or (), tables)
     cells = [
         (name, costs, batch_size, drafter_name, drafter)
         for name, costs in tables.items()
@@ -107,9 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             of_model = _best(pool, jobs, trees)
             has_wait = costs.wait is not None
             others = settings_of(of_model["model"].tree, options.thresholds, has_wait=has_wait)
-            others = {
-                name: others[name] for name in (*options.policies, "oracle") if name in others
-            }
+            if options.policies:
+                others = {name: others[name] for name in (*options.policies, "oracle")}
             chosen = of_model | _best(pool, jobs, others)
             of_cell = beside_oracle(_rows(pool, jobs, {n: [chosen[n]] for n in chosen}))
             rows += of_cell
@@ -121,6 +121,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in tables:
         print(f"\n{name}\n\n{summary_of([row for row in rows if row.costs == name])}")
     return 0
+
+
+def _check_policies(policies: Sequence[str], tables: Mapping[str, StepCosts]) -> None:
+    """Raises ValueError, in one line, if a table has nothing that a policy waits for."""
+    for name, costs in tables.items():
+        if WAITING in policies and costs.wait is None:
+            raise ValueError(
+                f'"{WAITING}" is "allocate" where nothing is waited for, as under {name}: give '
+                "--wait, or leave it out of --policies"
+            )
 
 
 def _rows(
@@ -160,38 +170,38 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_traces(parser)
     parser.add_argument("--costs", type=Path, nargs="+", required=True)
     parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--batch-sizes", type=count, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--strengths", choices=STRENGTHS, nargs="+", default=["usual"])
     kinds = [kind for kind, ratio in ODDS_RATIOS.items() if ratio is not None]
     parser.add_argument("--kinds", choices=kinds, nargs="+", default=kinds)
-    parser.add_argument("--thresholds", type=float, nargs="+", default=[1, 2, 3, 4.5])
+    parser.add_argument("--thresholds", type=not_negative, nargs="+", default=[1, 2, 3, 4.5])
     parser.add_argument(
         "--size-effect",
-        type=float,
+        type=not_negative,
         default=SIZE_EFFECT,
         help="of the simulated tree, in log odds for each doubling of its nodes; `allocate` "
         "assumes %(default)s",
     )
     parser.add_argument(
         "--spread",
-        type=float,
+        type=not_negative,
         default=0.0,
         help="between sessions, of what the simulated drafter has right: a standard deviation in "
         "log odds (default: %(default)g)",
     )
     parser.add_argument(
         "--tokens",
-        type=int,
+        type=count,
         default=1_500,
         help="to measure for each file, policy and seed (default: %(default)s)",
     )
     parser.add_argument(
         "--tokens-per-request",
-        type=int,
+        type=count,
         default=128,
         help="but no fewer than so many for each of the requests at a time (default: %(default)s)",
     )
-    parser.add_argument("--seeds", type=int, default=1, help="(default: %(default)s)")
+    parser.add_argument("--seeds", type=count, default=1, help="(default: %(default)s)")
     parser.add_argument(
         "--postpone-extend",
         choices=get_args(PostponeExtend),
@@ -199,14 +209,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--wait",
-        type=float,
+        type=not_negative,
         default=0.0,
         help="milliseconds for which the device waits for the host before a step that is planned "
         "from the tokens of the last; the table's own if it has some (default: none)",
     )
     parser.add_argument(
         "--own-pace",
-        type=float,
+        type=not_negative,
         default=OWN_PACE,
         help="how far `allocate` weighs tokens and time by the step itself, from 0, by the pace of "
         f"the latest steps, to 1 (default: {OWN_PACE})",
@@ -217,10 +227,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--policies",
         nargs="+",
         choices=policies,
-        default=policies,
         help="rows beside those of model and oracle (default: all)",
     )
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=count, default=2)
     add_json(parser)
     return parser.parse_args(arguments)
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from benchmarks.command import run, write_rows
+from benchmarks.command import counts, run, write_rows
 from benchmarks.serving.client import Answer, Conversation, play
 from benchmarks.serving.measure import Cell, measure, table_of
-from sglang_hvd.commands.arguments import add_json
+from sglang_hvd.commands.arguments import add_json, count
 from sglang_hvd.demo.corpus.session import FAMILIES, Session
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import ensure_demo_models
@@ -131,16 +131,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="MODE=URL",
         help="a server that runs already, instead of --modes; may be repeated",
     )
-    parser.add_argument("--concurrency", type=_numbers, default=[1, 4, 16])
+    parser.add_argument("--concurrency", type=counts, default=[1, 4, 16])
     parser.add_argument("--workloads", type=_workloads, default=list(FAMILIES))
     parser.add_argument(
         "--sessions",
-        type=int,
+        type=count,
         default=8,
         help="of each workload, at least; twice the concurrency if that is more",
     )
-    parser.add_argument("--max-tokens", type=int, default=128, help="of each reply")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-tokens", type=count, default=128, help="of each reply")
+    parser.add_argument("--rounds", type=count, default=3)
     add_json(parser)
     return parser.parse_args(arguments)
 
@@ -159,10 +159,6 @@ def _among(text: str, known: Sequence[str]) -> list[str]:
     if unknown:
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are {', '.join(known)}")
     return names
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
 
 
 def _attached(text: str) -> tuple[str, str]:

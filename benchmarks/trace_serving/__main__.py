@@ -28,14 +28,14 @@ from typing import Any
 import aiohttp
 from tqdm import tqdm
 
-from benchmarks.command import add_traces, run, write_rows
+from benchmarks.command import add_traces, counts, run, write_rows
 from benchmarks.serving.client import Answer, Conversation, play
 from benchmarks.serving.measure import Cell, Row, measure, table_of
 from benchmarks.trace_serving.gpu_use import GpuUse, profiled
 from benchmarks.trace_serving.models import SHAPES, OwnVocabulary, write_models
 from benchmarks.trace_serving.script import Script, rid_of
 from sglang_hvd.allocation import model_tree_sizes
-from sglang_hvd.commands.arguments import add_json
+from sglang_hvd.commands.arguments import add_json, count, share
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODES, server_flags
@@ -340,11 +340,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=["plain", "eagle3", "cache", "frequency", "payoff", "allocate"],
         help=f"of {','.join(MODES)}",
     )
-    parser.add_argument(
-        "--concurrency",
-        type=lambda text: [int(number) for number in text.split(",")],
-        default=[1, 16, 64],
-    )
+    parser.add_argument("--concurrency", type=counts, default=[1, 16, 64])
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--strength", choices=STRENGTHS, default="usual")
@@ -352,7 +348,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kind", choices=kinds, default="correlated")
     parser.add_argument(
         "--tree",
-        type=int,
+        type=count,
         nargs=3,
         default=[3, 4, 16],
         metavar=("STEPS", "TOPK", "NODES"),
@@ -360,33 +356,33 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--sessions-per-place",
-        type=int,
+        type=count,
         default=2,
         help="sessions for each that is served at a time: with one, places stay empty at the end",
     )
-    parser.add_argument("--sessions", type=int, default=8, help="at least so many")
-    parser.add_argument("--turns", type=int, default=2, help="of each session, at most")
-    parser.add_argument("--max-tokens", type=int, default=64, help="of each reply")
+    parser.add_argument("--sessions", type=count, default=8, help="at least so many")
+    parser.add_argument("--turns", type=count, default=2, help="of each session, at most")
+    parser.add_argument("--max-tokens", type=count, default=64, help="of each reply")
     parser.add_argument(
         "--context-length",
-        type=int,
+        type=count,
         default=4096,
         help="in tokens; a longer first turn loses the beginning of its prompt, and a session ends "
         "before a later one",
     )
     parser.add_argument(
         "--kv-tokens",
-        type=int,
+        type=count,
         help="of each server's KV cache, at most (default: 400000 on a CPU, 100000 on a GPU)",
     )
     parser.add_argument(
         "--gpu-share",
-        type=float,
+        type=share,
         default=0.9,
         help="of what is free when a server starts, for its weights and KV cache",
     )
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs here")
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rounds", type=count, default=1)
     parser.add_argument(
         "--warm-up",
         choices=["none", "kernels", "round"],
@@ -395,7 +391,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--profile-steps",
-        type=int,
+        type=count,
         metavar="STEPS",
         help="of a GPU: with the last recording, profile so many decode steps of each server in a "
         "run of their own, for what share of them it works",
@@ -409,8 +405,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.warm_up is None:
         options.warm_up = "none" if is_cpu else "kernels"
     unknown = sorted(set(options.modes) - set(MODES))
-    if options.profile_steps is not None and (is_cpu or options.profile_steps < 1):
-        parser.error("--profile-steps: of a GPU, 1 or more")
+    if options.profile_steps is not None and is_cpu:
+        parser.error("--profile-steps: of a GPU")
     if options.max_tokens < 2:
         parser.error("--max-tokens: the first token of a reply is none of decoding, give 2 or more")
     if unknown:

@@ -325,6 +325,8 @@ def test_kernels_are_compared_where_the_sanitizer_cannot_use_the_device(
         (["--policies", "alocate"], "known are allocate"),
         (["--setups", "99"], "known are 0, 1"),
         (["--servers-at-once", "1"], "2 or more"),
+        (["--concurrency", "1,0"], "argument --concurrency: a whole number from 1 on, got 0"),
+        (["--samples", "-1"], "argument --samples: a whole number from 1 on"),
     ],
 )
 def test_options_that_would_run_nothing_are_refused(
