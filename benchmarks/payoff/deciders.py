@@ -17,7 +17,7 @@ from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
-from sglang_hvd.replay.evaluate import NOTHING_LEFT, judge, trained_sessions
+from sglang_hvd.replay.evaluate import judge, nothing_to_judge, trained_sessions
 from sglang_hvd.replay.recordings import MEAN, find_recordings
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.walk import WalkSettings, walk_recordings
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         judged = judge(walks, predictors, cache_mode=mode, at="cycle", without=without)
         means = [each for each in judged if each.file == MEAN]
         if not means:
-            raise ValueError(NOTHING_LEFT)
+            raise nothing_to_judge(walks, without=without)
         quality = means[0].quality
         cells = [_figure(each.quality.average_precision) for each in means]
         print(

@@ -145,7 +145,7 @@ def run_train(options: argparse.Namespace) -> int:
     with _read_traces(options) as (recordings, tokenizer):
         predictor = train_predictor(recordings, tokenizer, plan)
     predictor.save(options.output)
-    print(heldout_table(predictor) if plan.held_out else "nothing was held out: not judged")
+    print(heldout_table(predictor))
     print(f"written: {options.output}")
     return 0
 

@@ -24,6 +24,7 @@ from sglang_hvd.replay.analysis import (
     Structure,
 )
 from sglang_hvd.replay.evaluate import (
+    NO_DRAFT,
     NOTHING_LEFT,
     judge,
     judged_by,
@@ -151,7 +152,7 @@ def analyze_walks(
         if (rows := walk.rows(without=without)) is not None
     }
     if not rows_of:
-        raise ValueError("no cycle of the traces had a cache draft: give more or longer traces")
+        raise ValueError(NO_DRAFT)
     rows = TrainingRows.concatenate(list(rows_of.values()))
     return Analysis(
         about,

@@ -21,12 +21,18 @@ from sglang_hvd.replay.metrics import (
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import MEAN, Recording
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
+from sglang_hvd.replay.walk import (
+    RecordingWalk,
+    WalkSettings,
+    fingerprints_of,
+    walk_recordings,
+)
 
 NOTHING_LEFT = (
     "no session is left to judge, the predictors were trained on all of them: give --traces that "
     "none of them was trained on"
 )
+NO_DRAFT = "no cycle of the traces had a cache draft: give more or longer traces"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,7 @@ def evaluate(
         if dict(predictors["default"].settings) == feature_settings(config):
             deciding = config.model_copy(update={"predictor": None})
     trained_on = trained_sessions(predictors)
+    walks: list[RecordingWalk] = []
     evaluations = []
     for at, settings in judging_walks(deciding, without=trained_on).items():
         walks = walk_recordings(
@@ -91,8 +98,13 @@ def evaluate(
         )
         evaluations += judge(walks, predictors, cache_mode=cache_mode, at=at, without=trained_on)
     if not evaluations:
-        raise ValueError(NOTHING_LEFT)
+        raise nothing_to_judge(walks, without=trained_on)
     return evaluations
+
+
+def nothing_to_judge(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> ValueError:
+    """What is said of walks without a draft, but for sessions that are not judged."""
+    return ValueError(NO_DRAFT if fingerprints_of(walks) - without else NOTHING_LEFT)
 
 
 def trained_sessions(predictors: Mapping[str, PayoffPredictor]) -> frozenset[str]:

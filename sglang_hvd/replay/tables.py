@@ -41,9 +41,16 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> str:
 
 
 def heldout_table(predictor: PayoffPredictor) -> str:
-    """A predictor's quality on the sessions that were held out of its training."""
+    """A predictor's quality on the sessions that were held out of its training, or why there is
+    none."""
     rows = predictor.provenance["heldout"]
     assert isinstance(rows, list)
+    if not rows:
+        has_sessions = predictor.provenance["num_heldout_sessions"]
+        without = (
+            "no held-out session had a cache draft" if has_sessions else "nothing was held out"
+        )
+        return f"{without}: not judged"
     return _table({"file": "file", **_QUALITY}, rows)
 
 

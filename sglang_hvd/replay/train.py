@@ -16,7 +16,7 @@ from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.payoff.training import TrainingSettings, train
-from sglang_hvd.replay.evaluate import judge, judging_walks
+from sglang_hvd.replay.evaluate import NO_DRAFT, judge, judging_walks
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import Recording
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
@@ -233,7 +233,7 @@ def _weighed(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> list
 
 def _all_of(parts: Sequence[Lessons]) -> Lessons:
     if not parts:
-        raise ValueError("no cycle of the traces had a cache draft: give more or longer traces")
+        raise ValueError(NO_DRAFT)
     return Lessons.concatenate(parts)
 
 

@@ -148,6 +148,31 @@ def test_evaluate_without_a_session_left_says_so(
     assert "no session is left to judge" in capsys.readouterr().err
 
 
+def test_sessions_without_a_draft_are_told_from_none(
+    made_up_traces: Path,
+    number_tokenizer: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = json.loads((made_up_traces / "other.jsonl").read_text().splitlines()[0])
+    nothing_twice = {"prompt": "1 2 3", "output": " ".join(map(str, range(50, 90)))}
+    drafts = made_up_traces / "no_drafts.jsonl"
+    drafts.write_text(json.dumps({**line, **nothing_twice, "session": "alone"}))
+    assert run("evaluate", drafts, number_tokenizer) == 2
+    assert "no cycle of the traces had a cache draft" in capsys.readouterr().err
+    # Of a file with two sessions the last one is held out.
+    copies = {**line, "prompt": "1 2 3 4 " * 20, "output": "1 2 3 4 " * 10}
+    drafts.write_text(
+        "".join(
+            json.dumps(fields) + "\n"
+            for fields in (copies, line | nothing_twice | {"session": "alone"})
+        )
+    )
+    flags = ("--output", tmp_path / "p.safetensors", "--rounds", 1)
+    assert run("train", drafts, number_tokenizer, *flags) == 0
+    assert "no held-out session had a cache draft: not judged" in capsys.readouterr().out
+
+
 @pytest.fixture
 def flat_costs(tmp_path: Path) -> Path:
     path = tmp_path / "flat_costs.yaml"
