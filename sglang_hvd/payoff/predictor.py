@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
-from sglang_hvd.config import CacheMode, HvdConfig, flag_name
+from sglang_hvd.config import CacheMode, HvdConfig
 from sglang_hvd.payoff._native import NUM_BUCKETS, Network
 from sglang_hvd.payoff.features import (
     FEATURE_NAMES,
@@ -159,7 +159,7 @@ class PayoffPredictor:
             if got != predictor.settings[name]:
                 raise ValueError(
                     f"predictor {path} was trained for {name} {predictor.settings[name]}, the "
-                    f"configuration has {got}: retrain or set {flag_name('predictor')}"
+                    f"configuration has {got}: retrain or give another"
                 )
         if config.policy == "allocate" and predictor.kind != "survival":
             raise ValueError(
@@ -194,7 +194,7 @@ class PayoffPredictor:
         sound predictor of these features."""
         try:
             if not path.is_file():
-                raise ValueError(f"predictor {path} is not a file: set {flag_name('predictor')}")
+                raise ValueError(f"predictor {path} is not a file: give another")
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != _FORMAT:

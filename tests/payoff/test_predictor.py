@@ -194,7 +194,7 @@ def rewrite(
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    assert "is not a file: set --hvd-predictor" in refusal(tmp_path / "missing.safetensors")
+    assert "is not a file: give another" in refusal(tmp_path / "missing.safetensors")
     assert "is not a file" in refusal(tmp_path)
 
 

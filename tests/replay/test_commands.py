@@ -700,6 +700,10 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
         ),
         ("train", made_up_traces, number_tokenizer, ["--output", output, "--rounds", "x"], "whole"),
         ("evaluate", made_up_traces, number_tokenizer, ["--predictor", foreign], "is corrupt"),
+        (
+            *("evaluate", made_up_traces, number_tokenizer),
+            *(["--predictor", output], "out is not a file: give another"),
+        ),
         ("evaluate", made_up_traces, number_tokenizer, ["--eos-token", "<x>"], "has no token <x>"),
         ("replay", made_up_traces, number_tokenizer, ["--costs", costs], "cost table: about: "),
         ("replay", made_up_traces, number_tokenizer, ["--config", served], "cost table: about: "),
