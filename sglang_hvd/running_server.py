@@ -43,20 +43,29 @@ def costs_in_force(url: str, *, api_key: str | None = None) -> StepCosts:
 
     url, api_key: likewise.
 
-    Raises ValueError, in one line, if the server cannot be asked or weighs no costs.
+    Raises ValueError, in one line, if the server cannot be asked, weighs no costs or has others
+    than this version.
     """
     url = url.rstrip("/")
     costs = _hvd_states(url, api_key)[0].get("costs")
     if costs is None:
         raise ValueError(f"the server at {url} weighs no costs: its policy is not allocate")
-    known = StepCosts.model_fields
-    return StepCosts.model_validate({name: costs[name] for name in costs if name in known})
+    if isinstance(costs, dict):
+        costs = {name: costs[name] for name in costs if name in StepCosts.model_fields}
+    try:
+        return StepCosts.of(costs)
+    except ValueError as error:
+        raise ValueError(
+            f"the server at {url} has no cost table of this version: {error}: ask with the server's"
+        ) from None
 
 
 def _hvd_states(url: str, api_key: str | None) -> list[dict[str, Any]]:
     info = _ask(f"{url}/server_info", None, api_key)
-    states = info.get("internal_states") or [{}]
-    if not all(isinstance(state, dict) and isinstance(state.get("hvd"), dict) for state in states):
+    states = info.get("internal_states")
+    if not (isinstance(states, list) and states) or not all(
+        isinstance(state, dict) and isinstance(state.get("hvd"), dict) for state in states
+    ):
         raise ValueError(f"the server at {url} does not run HVD")
     return [state["hvd"] for state in states]
 

@@ -95,6 +95,7 @@ def test_a_refusal_is_raised_with_its_reason(server: Server) -> None:
     [
         (200, '{"internal_states": [{}]}', "does not run HVD"),
         (200, "{}", "does not run HVD"),
+        (200, '{"internal_states": 5}', "does not run HVD"),
         (200, "<html>", "is this an SGLang server?"),
         (200, "[]", "is this an SGLang server?"),
         (401, '{"error": "Unauthorized"}', "401 Unauthorized"),
@@ -143,3 +144,22 @@ def test_a_server_that_weighs_no_costs_says_so(server: Server) -> None:
     server.answers["/server_info"] = 200, json.dumps({"internal_states": [state]})
     with pytest.raises(ValueError, match="weighs no costs: its policy is not allocate"):
         costs_in_force(server.url)
+
+
+@pytest.mark.parametrize(
+    ("costs", "says"),
+    [
+        ({"about": "half"}, "batch_sizes: Field required"),
+        ({**COSTS, "verify": [[5, "x"], [5, 7]]}, "verify: 0: 1: "),
+        (5, "valid dictionary"),
+    ],
+)
+def test_half_a_table_of_costs_is_told_in_one_line(
+    server: Server, costs: object, says: str
+) -> None:
+    state = {"hvd": {"costs": costs}}
+    server.answers["/server_info"] = 200, json.dumps({"internal_states": [state]})
+    with pytest.raises(ValueError, match="has no cost table of this version: ") as error:
+        costs_in_force(server.url)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)

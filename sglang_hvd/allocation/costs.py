@@ -92,18 +92,23 @@ class StepCosts(BaseModel):
             raise ValueError(f"{path}: cannot read the cost table: {error.strerror}") from None
         except UnicodeDecodeError:
             raise ValueError(f"{path}: the cost table is not a text file") from None
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = "".join(f"{name}: " for name in first["loc"])
-            reason = first["msg"].removeprefix("Value error, ")
-            raise ValueError(f"{path}: cost table: {where}{reason}") from None
         except ValueError as error:
             raise ValueError(f"{path}: cost table: {error}") from None
 
     @classmethod
     def from_yaml(cls, text: str) -> "StepCosts":
-        """What to_yaml wrote. Raises ValueError (or a ValidationError) for anything else."""
-        return cls.model_validate(parse_yaml(text))
+        """What to_yaml wrote. Raises ValueError, in one line, for anything else."""
+        return cls.of(parse_yaml(text))
+
+    @classmethod
+    def of(cls, fields: object) -> "StepCosts":
+        """The table of these fields. Raises ValueError, in one line, if they are none."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = "".join(f"{name}: " for name in first["loc"])
+            raise ValueError(where + first["msg"].removeprefix("Value error, ")) from None
 
     def to_yaml(self) -> str:
         """The file that load reads."""
