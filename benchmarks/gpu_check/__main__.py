@@ -13,9 +13,10 @@ part failed or has not ended. On a CPU (--device cpu) the same parts run small, 
 so they are tested.
 
 Where there are minutes only: `--parts memory,costs --shapes llama-3.1-8b`, then `--parts identity
---policies allocate` by some of --setups, then `--parts traces --files NAME --concurrency 1,32`. A
-second start on a machine is much faster than the first, for which FlashInfer and SGLang compile
-kernels; these can be kept, in $SGLANG_CACHE_DIR and, SGLang's own, $SGLANG_JIT_CACHE_DIR.
+--policies allocate` by some of --setups (--list-setups says which there are), then `--parts traces
+--files NAME --concurrency 1,32`. A second start on a machine is much faster than the first, for
+which FlashInfer and SGLang compile kernels; these can be kept, in $SGLANG_CACHE_DIR and, SGLang's
+own, $SGLANG_JIT_CACHE_DIR.
 
 memory: the kernels that lay verify trees out and move accepted paths, under compute-sanitizer and
     beside torch; without the sanitizer where it cannot use the device. On a CPU there are no
@@ -37,6 +38,7 @@ traces: benchmarks.trace_serving on the shapes, by groups of modes that fit into
 import argparse
 import contextlib
 import platform
+import shlex
 import shutil
 import subprocess
 import time
@@ -55,6 +57,7 @@ from benchmarks.gpu_check.parts import PartFile, Unit
 from benchmarks.gpu_check.sampling import sampling_units
 from benchmarks.gpu_check.setup import POLICIES, setups_of
 from benchmarks.gpu_check.shapes import cost_units, trace_units
+from benchmarks.trace_serving.models import SHAPES
 from sglang_hvd.commands.arguments import count, not_negative
 from sglang_hvd.demo.server import Launch
 from sglang_hvd.replay.recordings import find_recordings
@@ -161,7 +164,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=count, default=36, help="of the identity part")
     parser.add_argument("--concurrency", type=counts, default=[1, 2, 8, 32])
     parser.add_argument(
-        "--shapes", type=lambda text: text.split(","), default=["llama-3.1-8b", "qwen3-8b"]
+        "--shapes",
+        type=lambda text: text.split(","),
+        default=["llama-3.1-8b", "qwen3-8b"],
+        help=f"of {','.join(SHAPES)} (default: those of 8B models)",
     )
     parser.add_argument("--widths", type=counts, default=[2, 4, 8, 16, 32, 64])
     parser.add_argument(
@@ -175,8 +181,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--setups",
-        type=lambda text: [int(n) for n in text.split(",")],
-        help="of the parts identity and sampling, by number from 0 (default: all)",
+        type=lambda text: text.split(","),
+        help="of the parts identity and sampling, by name or number (default: all)",
+    )
+    parser.add_argument(
+        "--list-setups",
+        action="store_true",
+        help="print numbers, names and flags of those of the device, under policy allocate",
     )
     parser.add_argument(
         "--servers-at-once", type=count, help="of the traces part (default: as many as fit)"
@@ -185,16 +196,33 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--minutes", type=not_negative, default=float("inf"), help="after which nothing new begins"
     )
     options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no GPU here: give --device cpu for a small check")
+    setups = setups_of(options.device)
+    if options.list_setups:
+        for number, setup in enumerate(setups):
+            flags = [*setup.flags(options.device), *setup.hvd_flags("allocate")]
+            print(f"{number} {setup.name}: {shlex.join(flags)}")
+        parser.exit()
+    if options.out.exists() and not options.out.is_dir():
+        parser.error(f"--out: {options.out} is not a folder")
     options.logs = options.out / "logs"
-    for name, known in (("policies", POLICIES), ("setups", range(len(setups_of(options.device))))):
+    by_name = {setup.name: setup for setup in setups}
+    numbered = {str(number): name for number, name in enumerate(by_name)}
+    options.setups = options.setups and [numbered.get(key, key) for key in options.setups]
+    for name, known in (
+        ("parts", _PARTS),
+        ("policies", POLICIES),
+        ("setups", by_name),
+        ("shapes", SHAPES),
+    ):
         unknown = sorted(set(getattr(options, name) or known) - set(known))
         if unknown:
-            parser.error(f"--{name}: {unknown}: known are {', '.join(map(str, known))}")
+            parser.error(f"--{name}: {', '.join(unknown)}: known are {', '.join(known)}")
+    if options.setups is not None:
+        options.setups = [by_name[name] for name in dict.fromkeys(options.setups)]
     if options.servers_at_once is not None and options.servers_at_once < 2:
         parser.error("--servers-at-once: 2 or more, or nothing is compared")
-    unknown = sorted(set(options.parts or _PARTS) - set(_PARTS))
-    if unknown:
-        parser.error(f"--parts: {', '.join(unknown)}: known are {', '.join(_PARTS)}")
     missing = {}
     if options.device == "cuda" and shutil.which(SANITIZER) is None:
         missing["memory"] = f"{SANITIZER}, of the CUDA toolkit, on the PATH"

@@ -46,13 +46,12 @@ class Identity:
     def units(self) -> Sequence[Unit]:
         """One for each setup and policy."""
 
-        def unit(number: int, setup: Setup, policy: Mode) -> Unit:
-            return Unit(f"setup-{number}-{policy}", lambda done: self._rows(setup, policy, done))
+        def unit(setup: Setup, policy: Mode) -> Unit:
+            return Unit(f"{setup.name}-{policy}", lambda done: self._rows(setup, policy, done))
 
         return [
-            unit(number, setup, policy)
-            for number, setup in enumerate(setups_of(self._options.device))
-            if self._options.setups is None or number in self._options.setups
+            unit(setup, policy)
+            for setup in self._options.setups or setups_of(self._options.device)
             for policy in POLICIES
             if policy in self._options.policies and not setup.refuses(policy)
         ]

@@ -6,6 +6,7 @@ plans of verifications from the host's lengths, beside its own.
 The exit status is 1 if any result differs. On a CPU there are no kernels to compare.
 """
 
+import argparse
 import itertools
 import os
 import subprocess
@@ -236,5 +237,7 @@ def _flashinfer_wrapper(n: int, most_cells: int, device: str) -> Any:
 
 
 if __name__ == "__main__":
-    checks = (_lay_out, _move_paths, _plan_verifications)
-    sys.exit(max(check(sys.argv[1]) for check in checks))
+    parser = argparse.ArgumentParser(description="Kernels beside torch.")
+    parser.add_argument("device", choices=["cuda", "cpu"])
+    device = parser.parse_args().device
+    sys.exit(max(check(device) for check in (_lay_out, _move_paths, _plan_verifications)))

@@ -41,22 +41,20 @@ _RARELY_RIGHT = ("cache", "frequency")
 
 def sampling_units(options: argparse.Namespace) -> Sequence[Unit]:
     """One for each setup and policy; without --setups one setup of each attention backend."""
-    setups = setups_of(options.device)
-    numbers = options.setups
-    if numbers is None:
-        backends = [setup.backend for setup in setups]
-        numbers = [backends.index(backend) for backend in dict.fromkeys(backends)]
+    setups: Sequence[Setup] | None = options.setups
+    if setups is None:
+        of_backend: dict[str, Setup] = {}
+        for setup in setups_of(options.device):
+            of_backend.setdefault(setup.backend, setup)
+        setups = list(of_backend.values())
 
-    def unit(number: int, policy: Mode) -> Unit:
-        return Unit(
-            f"setup-{number}-{policy}",
-            lambda done: _rows(setups[number], policy, options, done),
-        )
+    def unit(setup: Setup, policy: Mode) -> Unit:
+        return Unit(f"{setup.name}-{policy}", lambda done: _rows(setup, policy, options, done))
 
     return [
-        unit(number, policy)
-        for number, policy in itertools.product(numbers, POLICIES)
-        if policy in options.policies and not setups[number].refuses(policy)
+        unit(setup, policy)
+        for setup, policy in itertools.product(setups, POLICIES)
+        if policy in options.policies and not setup.refuses(policy)
     ]
 
 

@@ -32,8 +32,9 @@ _FEW_DRAFTS = Path(__file__).with_name("few_drafts.yaml")
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How a server runs, the policy apart."""
+    """How a server runs, the policy apart. name: which no other setup of its device has."""
 
+    name: str
     backend: str
     dtype: str
     has_graphs: bool
@@ -56,6 +57,20 @@ class Setup:
         flags += [] if self.has_graphs else ["--disable-cuda-graph"]
         return flags if self.has_overlap else [*flags, "--disable-overlap-schedule"]
 
+    def hvd_flags(self, policy: Mode) -> list[str]:
+        """Besides, where HVD runs."""
+        flags = [*(MODEL_TREE_FLAGS if self.is_tree else _CHAIN_FLAGS)]
+        if not self.has_default_widths:
+            flags += ["--hvd-verify-width", str(self.verify_width)]
+            flags += ["--hvd-narrow-widths", str(list(self.narrow_widths))]
+        if policy == "allocate" and self.wide_width is not None:
+            flags += ["--hvd-wide-width", str(self.wide_width)]
+        if self.postpones is not None:
+            flags += ["--hvd-postpone-extend", self.postpones]
+        if policy == "allocate" and self.runs_ahead:
+            flags += ["--hvd-run-ahead", "true", "--hvd-costs", str(_FEW_DRAFTS)]
+        return flags
+
     def refuses(self, policy: Mode) -> bool:
         """HVD refuses policy `both` on FA3 with topk 1, whose verification knows chains only."""
         return policy == "both" and self.backend == "fa3" and not self.is_tree
@@ -65,9 +80,9 @@ def setups_of(device: str) -> list[Setup]:
     """Those that say most come first."""
     if device == "cpu":
         return [
-            Setup("torch_native", "float32", False, False, True, postpones="always"),
+            Setup("tree", "torch_native", "float32", False, False, True, postpones="always"),
             Setup(
-                *("torch_native", "float32", False, False, False, 16, (2, 4, 8)),
+                *("chain", "torch_native", "float32", False, False, False, 16, (2, 4, 8)),
                 postpones="never",
                 wide_width=24,
             ),
@@ -75,36 +90,52 @@ def setups_of(device: str) -> list[Setup]:
     backends = ["flashinfer", "triton"]
     if torch.cuda.get_device_capability()[0] == 9:
         backends.append("fa3")  # of Hopper
+    shapes = list(itertools.product(backends, (("tree", True), ("chain", False))))
+    graphs = (("", True), ("-no-graphs", False))
     setups = [
-        Setup(backend, "bfloat16", True, True, is_tree)
-        for backend, is_tree in itertools.product(backends, (True, False))
+        Setup(f"{backend}-{shape}", backend, "bfloat16", True, True, is_tree)
+        for backend, (shape, is_tree) in shapes
     ]
     # Graphs and overlap each off once, other widths, draft-extend postponed, and float16.
     setups += [
-        Setup("flashinfer", "bfloat16", True, True, True, verify_width=width) for width in (24, 64)
-    ]
-    setups += [
-        Setup(backend, "bfloat16", True, True, is_tree, 32, (2, 4, 8, 16), wide_width=64)
-        for backend, is_tree in itertools.product(backends, (True, False))
+        Setup(f"width-{width}", "flashinfer", "bfloat16", True, True, True, verify_width=width)
+        for width in (24, 64)
     ]
     setups += [
         Setup(
-            *("flashinfer", "bfloat16", has_graphs, True, True, 32, (2, 4, 8, 16)),
+            *(f"{backend}-{shape}-narrow", backend, "bfloat16", True, True, is_tree),
+            *(32, (2, 4, 8, 16)),
+            wide_width=64,
+        )
+        for backend, (shape, is_tree) in shapes
+    ]
+    setups += [
+        Setup(
+            *(f"narrow-postponed{suffix}", "flashinfer", "bfloat16", has_graphs, True, True),
+            *(32, (2, 4, 8, 16)),
             postpones="always",
             wide_width=64,
         )
-        for has_graphs in (True, False)
+        for suffix, has_graphs in graphs
     ]
     setups += [
-        Setup("flashinfer", "bfloat16", has_graphs, True, True, has_default_widths=True)
-        for has_graphs in (True, False)
+        Setup(
+            *(f"default-widths{suffix}", "flashinfer", "bfloat16", has_graphs, True, True),
+            has_default_widths=True,
+        )
+        for suffix, has_graphs in graphs
     ]
-    setups.append(Setup("flashinfer", "bfloat16", True, True, True, postpones="always"))
-    setups.append(Setup("flashinfer", "bfloat16", False, True, True))
-    setups.append(Setup("flashinfer", "bfloat16", True, False, True))
-    setups.append(Setup("flashinfer", "float16", True, True, True))
     setups += [
-        Setup(backend, "bfloat16", True, True, True, 32, (1, 2, 4, 8, 16), runs_ahead=True)
+        Setup("postponed", "flashinfer", "bfloat16", True, True, True, postpones="always"),
+        Setup("no-graphs", "flashinfer", "bfloat16", False, True, True),
+        Setup("no-overlap", "flashinfer", "bfloat16", True, False, True),
+        Setup("float16", "flashinfer", "float16", True, True, True),
+    ]
+    setups += [
+        Setup(
+            *(f"{backend}-ahead", backend, "bfloat16", True, True, True, 32, (1, 2, 4, 8, 16)),
+            runs_ahead=True,
+        )
         for backend in backends
     ]
     return setups
@@ -128,18 +159,8 @@ def server_of(
     """part: of the check, after which the log is named."""
     flags = [*server_flags(mode, ensure_demo_models(user_cache())), *setup.flags(options.device)]
     if mode != "plain":
-        flags += MODEL_TREE_FLAGS if setup.is_tree else _CHAIN_FLAGS
-        if not setup.has_default_widths:
-            flags += ["--hvd-verify-width", str(setup.verify_width)]
-            flags += ["--hvd-narrow-widths", str(list(setup.narrow_widths))]
-        if mode == "allocate" and setup.wide_width is not None:
-            flags += ["--hvd-wide-width", str(setup.wide_width)]
-        if setup.postpones is not None:
-            flags += ["--hvd-postpone-extend", setup.postpones]
-        if mode == "allocate" and setup.runs_ahead:
-            flags += ["--hvd-run-ahead", "true", "--hvd-costs", str(_FEW_DRAFTS)]
-    number = setups_of(options.device).index(setup)
-    log_file = options.logs / f"{part}-{number}-{mode}.log"
+        flags += setup.hvd_flags(mode)
+    log_file = options.logs / f"{part}-{setup.name}-{mode}.log"
     with logged_server(
         flags, log_file=log_file, device=options.device, launch=options.launch
     ) as server:

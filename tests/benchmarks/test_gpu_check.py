@@ -129,7 +129,7 @@ def test_native_modules_go_to_where_the_sources_are(
 
 
 def test_fa3_with_chains_is_left_out_for_the_policy_that_always_merges_drafts() -> None:
-    chains = Setup("fa3", "bfloat16", True, True, False)
+    chains = Setup("fa3-chain", "fa3", "bfloat16", True, True, False)
     assert [policy for policy in POLICIES if chains.refuses(policy)] == ["both"]
     flags = chains.flags("cuda")
     assert "--disable-cuda-graph" not in flags
@@ -137,8 +137,12 @@ def test_fa3_with_chains_is_left_out_for_the_policy_that_always_merges_drafts() 
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_every_policy_has_room_in_every_setup(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_policy_has_room_in_every_setup_which_has_its_name(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    names = [setup.name for setup in setups_of(device)]
+    assert len(set(names)) == len(names)
     num_nodes = int(MODEL_TREE_FLAGS[MODEL_TREE_FLAGS.index("--speculative-num-draft-tokens") + 1])
     for setup in setups_of(device):
         for policy in POLICIES:
@@ -323,7 +327,10 @@ def test_kernels_are_compared_where_the_sanitizer_cannot_use_the_device(
     ("flags", "message"),
     [
         (["--policies", "alocate"], "known are allocate"),
-        (["--setups", "99"], "known are 0, 1"),
+        (["--setups", "99"], "--setups: 99: known are tree, chain"),
+        (["--shapes", "tiny,9b"], "--shapes: 9b: known are tiny, llama-3.1-8b"),
+        (["--device", "cuda"], "torch finds no GPU here"),
+        (["--out", __file__], "is not a folder"),
         (["--servers-at-once", "1"], "2 or more"),
         (["--concurrency", "1,0"], "argument --concurrency: a whole number from 1 on, got 0"),
         (["--samples", "-1"], "argument --samples: a whole number from 1 on"),
@@ -332,15 +339,27 @@ def test_kernels_are_compared_where_the_sanitizer_cannot_use_the_device(
 def test_options_that_would_run_nothing_are_refused(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="2"):
         gpu_check._options(["--device", "cpu", *flags])
     assert message in capsys.readouterr().err
+
+
+def test_setups_have_names_numbers_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        gpu_check._options(["--device", "cpu", "--list-setups"])
+    tree, chain = capsys.readouterr().out.splitlines()
+    assert tree.startswith("0 tree: ")
+    assert "--hvd-narrow-widths '[2, 4, 8]'" in chain
+    for given in ("1", "chain", "1,chain"):
+        [setup] = gpu_check._options(["--device", "cpu", "--setups", given]).setups
+        assert setup.name == "chain"
 
 
 def test_a_part_that_cannot_run_is_left_out_or_refused_before_any_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     assert gpu_check._options([]).parts == ["costs", "identity", "sampling"]
     assert capsys.readouterr().out.splitlines() == [
