@@ -53,13 +53,13 @@ def ensure_demo_models(
     """
     recipe = RECIPES[shape]
     directory = cache_dir / f"demo-{shape}-{_fingerprint(recipe)}"
-    if not directory.is_dir():
-        try:
+    try:
+        if not directory.is_dir():
             _build_once(recipe, directory, progress)
-        except OSError as error:
-            raise ValueError(
-                f"cannot build the demo models in {cache_dir}: {error}: choose another --cache-dir"
-            ) from error
+    except OSError as error:
+        raise ValueError(
+            f"cannot build the demo models in {cache_dir}: {error}: choose another --cache-dir"
+        ) from error
     return DemoModels(
         target=directory / "target",
         drafter=directory / "drafter",

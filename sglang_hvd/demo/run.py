@@ -17,7 +17,13 @@ from sglang_hvd.demo.models import DemoModels, ensure_demo_models
 from sglang_hvd.demo.modes import Mode, server_flags
 from sglang_hvd.demo.play import Reply, play
 from sglang_hvd.demo.report import coloured, json_rows, legend, rows, table
-from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer, demo_environment
+from sglang_hvd.demo.server import (
+    CPU_ENVIRONMENT,
+    CPU_FLAGS,
+    SglangServer,
+    demo_environment,
+    held_port,
+)
 from sglang_hvd.whole_file import write_whole
 
 SESSION_SEED = 7
@@ -60,6 +66,7 @@ def run_demo(
 
 def run_serve(*, cache_dir: Path, port: int, more_flags: Sequence[str]) -> int:
     """Serve the demo model with HVD until interrupted."""
+    held_port(port).close()  # told before minutes are spent on the models
     models = ensure_demo_models(cache_dir)
     log_file = cache_dir / "serve.log"
     flags = [*CPU_FLAGS, *server_flags(_POLICY, models), *more_flags]

@@ -73,7 +73,7 @@ def costs_folder() -> Path | None:
     """The folder of this user's kept tables; None for a user without a home."""
     try:
         return user_cache() / "costs"
-    except RuntimeError:
+    except ValueError:
         return None
 
 

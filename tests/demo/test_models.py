@@ -1,11 +1,14 @@
 import multiprocessing
+import socket
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Never
 
 import pytest
 
 import sglang_hvd
+from sglang_hvd.cli import main
 from sglang_hvd.demo import models
 from sglang_hvd.demo.build import RECIPES, Recipe
 from sglang_hvd.demo.models import ensure_demo_models
@@ -77,3 +80,28 @@ def test_a_cache_that_cannot_be_written_is_a_user_error(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(ValueError, match="choose another --cache-dir"):
         ensure_demo_models(file, progress=False)
+
+
+def test_a_port_that_is_taken_is_told_before_models_are_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        assert main(["serve", "--port", port, "--cache-dir", str(tmp_path / "cache")]) == 2
+    assert f"port {port} cannot be used" in capsys.readouterr().err
+    assert not (tmp_path / "builds").exists()
+
+
+@pytest.mark.parametrize("command", ["demo", "serve"])
+def test_a_user_without_a_home_is_told_what_to_set(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unknown(user: int) -> Never:
+        raise KeyError(user)
+
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert main([command]) == 2
+    error = capsys.readouterr().err
+    assert error == "error: this user has no home to keep files in: set XDG_CACHE_HOME\n"
