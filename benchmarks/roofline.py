@@ -13,6 +13,9 @@ Two published figures check it (LMSYS, SGLang with Llama-3.1-8B on an H100, MT-B
 1): 158 tokens/s without speculation, 6.3 ms a step, and 373 with EAGLE3.
 """
 
+import argparse
+from collections.abc import Sequence
+
 from benchmarks.command import run
 from sglang_hvd.allocation import StepCosts
 
@@ -35,7 +38,8 @@ _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    argparse.ArgumentParser(description="A derived table of costs.").parse_args(arguments)
     print("# Written by `python -m benchmarks.roofline`.")
     print(h100().to_yaml(), end="")
     return 0

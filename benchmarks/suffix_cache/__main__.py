@@ -14,7 +14,8 @@ from benchmarks.suffix_cache.contestants import Arctic, Contestant, Ngram, Ours
 from benchmarks.suffix_cache.rows import Row, higher_is_better, lower_is_better, table
 from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.replay.metrics import mean_over_families
-from sglang_hvd.traces.tokenizer import load_tokenizer
+from sglang_hvd.replay.recordings import find_recordings
+from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 
 _BESIDE_NGRAM = ", beside SGLang's NGRAM"
 SHAPES = {"chain": 0, "tree32": 32, "tree64": 64}
@@ -157,12 +158,12 @@ def _draft_rows(
     traces_dir: Path,
     tokenizer_file: Path,
 ) -> list[Row]:
-    tokenizer = load_tokenizer(tokenizer_file)
+    tokenizer = TraceTokenizer(tokenizer_file, eos_token=None)
     targets = {"chain": "ratio >= 1.15", "tree32": "ratio >= 1.32", "tree64": "ratio >= 1.40"}
     rows: list[Row] = []
     found: dict[str, list[tuple[str, float]]] = {}  # by contestant: family and figure of each file
-    for path in sorted(traces_dir.glob("*.jsonl")):
-        traces = replay.load(path, tokenizer)
+    for recording in find_recordings(traces_dir):
+        traces = recording.traces(tokenizer)
         figures = {
             shape: replay.tokens_per_step(Ours(num_nodes), traces)
             for shape, num_nodes in SHAPES.items()
@@ -170,8 +171,10 @@ def _draft_rows(
         theirs = replay.tokens_per_step(Arctic(arctic), traces) if arctic else None
         for shape, ours in figures.items():
             name = f"tokens_per_step_{shape}"
-            rows.append(higher_is_better(name, path.stem, "tokens", ours, theirs, "ratio >= 1"))
-        print(path.stem, {shape: round(ours, 3) for shape, ours in figures.items()}, theirs)
+            rows.append(
+                higher_is_better(name, recording.name, "tokens", ours, theirs, "ratio >= 1")
+            )
+        print(recording.name, {shape: round(ours, 3) for shape, ours in figures.items()}, theirs)
         if theirs is not None:
             figures["peer"] = theirs
         if ngram is not None:

@@ -1,18 +1,11 @@
 """Tokens per step on recorded text: every step verifies a draft, greedy, one bonus token."""
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from benchmarks.suffix_cache.contestants import Contestant
-from sglang_hvd.traces.text_traces import read_text_traces, tokenize
 from sglang_hvd.traces.trace import Trace
-
-
-def load(path: Path, tokenizer: Tokenizer) -> list[Trace]:
-    return list(tokenize(read_text_traces(path), tokenizer, eos_token_id=None))
 
 
 def tokens_per_step(cache: Contestant, traces: Iterable[Trace]) -> float:
