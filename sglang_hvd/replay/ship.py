@@ -1,6 +1,7 @@
 """Trains the predictors that ship in the package: the default and the paper's, for a cache mode.
 
-    python -m sglang_hvd.replay.ship --traces DIR --tokenizer FILE... [--cache-mode votes|paper]
+    python -m sglang_hvd.replay.ship --traces DIR --tokenizer FILE... --output sglang_hvd/payoff
+        [--cache-mode votes|paper]
 
 Recordings without a permissive licence are left out. Both are trained on the same cycles. With
 several tokenizers the texts are learned from as each of them cuts them.
@@ -19,6 +20,7 @@ from sglang_hvd.replay.recordings import MEAN, find_recordings
 from sglang_hvd.replay.tables import heldout_table
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.train import TrainPlan, train_predictors
+from sglang_hvd.whole_file import check_place
 
 # Each round makes the cycles learned from more like those of the server. In the paper's mode the
 # second brings the calibration error below .02. By votes a third and a fourth bring less than seeds
@@ -48,8 +50,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--eos-token", default="<|im_end|>", help="token that ends every output, of each tokenizer"
     )
     parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="where both are written, under the names that they have in the package; "
+        "sglang_hvd/payoff: in place of those that ship",
+    )
     options = parser.parse_args(arguments)
+    paths = [
+        options.output / files[options.cache_mode].name
+        for files in (DEFAULT_PREDICTORS, PAPER_PREDICTORS)
+    ]
     try:
+        for path in paths:
+            check_place(path)
         recordings = [r for r in find_recordings(options.traces) if r.is_permissive]
         if not recordings:
             raise ValueError(f"{options.traces}: no traces with a permissive licence")
@@ -69,11 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(
                 f"average precision {ours:.3f}, the paper's predictor has {papers:.3f}: not shipped"
             )
-        for files, predictor in (
-            (DEFAULT_PREDICTORS, trained["survival"]),
-            (PAPER_PREDICTORS, trained["mlp"]),
-        ):
-            predictor.save(files[options.cache_mode])
+        for path, predictor in zip(paths, (trained["survival"], trained["mlp"]), strict=True):
+            predictor.save(path)
             print(f"{predictor.kind}\n{heldout_table(predictor)}\n")
     except ValueError as error:
         print(error, file=sys.stderr)

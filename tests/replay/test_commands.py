@@ -20,7 +20,7 @@ from sglang_hvd.config import HvdConfig, Policy, PostponeExtend
 from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, Kind
-from sglang_hvd.replay import policies
+from sglang_hvd.replay import policies, ship
 from sglang_hvd.replay.evaluate import judge, judging_walks
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.replay.recordings import Recording, find_recordings
@@ -643,6 +643,20 @@ def test_only_permissive_recordings_ship(
     [recording] = find_recordings(path)
     assert isinstance(recording, Recording)
     assert recording.is_permissive is is_permissive
+
+
+def test_what_ships_is_replaced_only_where_that_is_asked_for(
+    made_up_traces: Path,
+    number_tokenizer: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["--traces", str(made_up_traces), "--tokenizer", str(number_tokenizer)]
+    with pytest.raises(SystemExit, match="2"):
+        ship.main(given)
+    assert "required: --output" in capsys.readouterr().err
+    assert ship.main([*given, "--output", str(tmp_path / "gone")]) == 1
+    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
