@@ -11,7 +11,7 @@ from sglang_hvd.traces import binary, jsonl
 from sglang_hvd.traces.chat_logs import is_chat_log, read_chat_log
 from sglang_hvd.traces.json_lines import json_object
 from sglang_hvd.traces.record import FORMAT, Header, Record
-from sglang_hvd.traces.text_traces import TEXT_TRACE_KEYS, read_text_traces, tokenize
+from sglang_hvd.traces.text_traces import is_text_trace, read_text_traces, tokenize
 from sglang_hvd.traces.tokenizer import load_tokenizer, tokenizer_fingerprint
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.traces.turn_texts import TurnTexts
@@ -49,10 +49,7 @@ def read_traces(
     if first.get("format") == FORMAT:
         yield from _read_recording(path, jsonl.decode, tokenizer)
         return
-    if not (first.keys() >= TEXT_TRACE_KEYS or is_chat_log(first)):
-        missing = sorted(TEXT_TRACE_KEYS - first.keys())
-        if 2 * len(missing) < len(TEXT_TRACE_KEYS):
-            raise ValueError(f"{path}:1: a text trace without {', '.join(missing)}")
+    if not (is_chat_log(first) or is_text_trace(first)):
         raise ValueError(
             f"{path}:1: neither a recording, a text trace nor a chat log: its keys are "
             f"{', '.join(map(str, first)) or 'none'}"

@@ -1,7 +1,7 @@
 """Text traces (JSONL): prompts and outputs as text, later turns as what they add."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from sglang_hvd.traces.json_lines import check_text, read_objects
 from sglang_hvd.traces.trace import Trace
 
-TEXT_TRACE_KEYS = frozenset(
+_KEYS = frozenset(
     ("family", "dataset", "licence", "source_repo", "session", "turn", "prompt_kind")
 ) | {"prompt", "output"}
 
@@ -45,6 +45,11 @@ class TextTrace:
             self.session,
             self.turn - 1,
         )
+
+
+def is_text_trace(first_line: Mapping[str, object]) -> bool:
+    """Whether a file that begins with this object is meant as text traces: most keys are there."""
+    return 2 * len(_KEYS & first_line.keys()) > len(_KEYS)
 
 
 def read_text_traces(path: Path) -> Iterator[TextTrace]:
@@ -105,10 +110,8 @@ def _digest(line: TextTrace) -> str:
 
 
 def _parse(fields: dict[str, Any], where: str) -> TextTrace:
-    if not fields.keys() >= TEXT_TRACE_KEYS:
-        raise ValueError(
-            f"{where}: not a trace: wanted an object with {', '.join(sorted(TEXT_TRACE_KEYS))}"
-        )
+    if missing := sorted(_KEYS - fields.keys()):
+        raise ValueError(f"{where}: a text trace without {', '.join(missing)}")
     if fields["prompt_kind"] not in ("delta", "full"):
         raise ValueError(f"{where}: prompt_kind is delta or full, got {fields['prompt_kind']!r}")
     texts = dict.fromkeys(("family", "dataset", "licence", "source_repo", "prompt", "output"), str)
