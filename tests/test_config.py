@@ -203,6 +203,12 @@ def test_every_field_has_a_description_for_its_flag() -> None:
     assert flag_name("max_draft_tokens") == "--hvd-max-draft-tokens"
 
 
+def test_every_field_is_told_of_in_a_document() -> None:
+    root = CONFIGS.parent
+    told = "".join(path.read_text() for path in (root / "README.md", *root.glob("docs/*.md")))
+    assert [field for field in HvdConfig.model_fields if flag_name(field) not in told] == []
+
+
 def test_default_yaml_states_every_default() -> None:
     stated = yaml.safe_load((CONFIGS / "default.yaml").read_text())
     assert stated == HvdConfig().model_dump()

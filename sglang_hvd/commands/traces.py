@@ -71,7 +71,8 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
         choices=list(ODDS_RATIOS),
         default="constant",
         help="constant: exactly so many. independent, correlated: so many in the mean, at random, "
-        "or more where the cache is right too (default: %(default)s)",
+        "or more where the cache is right too; then policy allocate has a tree of them, and all "
+        "others a chain (default: %(default)s)",
     )
 
 
