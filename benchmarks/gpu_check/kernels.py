@@ -1,5 +1,5 @@
-"""The kernels that lay verify trees out and move accepted paths, beside torch, and FlashInfer's
-plans of verifications from the host's lengths, beside its own.
+"""The kernels that lay verify trees out, beside the native core, those that move accepted paths,
+beside torch, and FlashInfer's plans of verifications from the host's lengths, beside its own.
 
     python -m benchmarks.gpu_check.kernels cuda|cpu
 
@@ -58,12 +58,12 @@ def _run(
 
 def _lay_out(device: str) -> int:
     """Random cache drafts, every other row a chain, and the model drafter's trees of some or all of
-    them, merged and laid out as a step does it, and by torch alone. 1 where the two differ."""
+    them, merged and laid out as a step does it, and on the host. 1 where the two differ."""
     from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 
+    from sglang_hvd.plugin import host_trees
     from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
     from sglang_hvd.plugin.tree_layout import lay_out, merge_eagle_trees
-    from sglang_hvd.plugin.tree_torch import lay_out_by_torch, merge_eagle_trees_by_torch
 
     torch.manual_seed(0)
     topk, num_model, differ = 4, 15, 0
@@ -91,19 +91,19 @@ def _lay_out(device: str) -> int:
         kept = torch.randint(1, num_model + 1, (k,), device=device)
         ranks = index if has_ranks else None
         trees = EagleTrees(index % topk, parents, index, topk, ranks, kept)
-        is_wanted = merge_eagle_trees_by_torch(copied, trees, rows)
+        is_wanted = host_trees.merge(copied, trees, rows)
         is_model_node = merge_eagle_trees(nodes, trees, rows)
         differ += not torch.equal(is_model_node, is_wanted)
         seq_lens = torch.randint(1, 300, (n,), device=device)
         num_cells = int((width * (seq_lens + width)).sum())
         for mode in (TreeMaskMode.FULL_MASK, TreeMaskMode.QLEN_ONLY):
-            found, expected = (
-                make(of, seq_lens, mode=mode, num_cells=num_cells, buffer=None)
-                for make, of in ((lay_out, nodes), (lay_out_by_torch, copied))
-            )
-            for name in ("positions", "next_token", "next_sibling", "mask"):
-                differ += not torch.equal(getattr(found, name), getattr(expected, name))
-    print(f"{differ} of the layouts differ from those by torch")
+            found = lay_out(nodes, seq_lens, mode=mode, num_cells=num_cells, buffer=None)
+            mask = torch.ones_like(found.mask)
+            is_full = mode == TreeMaskMode.FULL_MASK
+            expected = (*host_trees.lay_out(copied, seq_lens, mask, is_full_mask=is_full), mask)
+            layout = (found.positions, found.next_token, found.next_sibling, found.mask)
+            differ += not all(map(torch.equal, layout, expected))
+    print(f"{differ} of the layouts differ from those on the host")
     return 1 if differ else 0
 
 

@@ -1,5 +1,5 @@
-"""The verify tree in two launches. By torch it takes some seventy operations (tree_torch.py), which
-a GPU would wait for one by one between the drafts and their verification.
+"""The verify tree in two launches. By torch it would take some seventy operations, for which a GPU
+would wait one by one between the drafts and their verification.
 
 Each request has a program. Its few nodes stay in registers, and a node is found by comparing it
 with all.

@@ -1,7 +1,7 @@
 """Makes one tree of both drafts of a request, and lays trees out as SGLang verifies them.
 
 On a GPU kernels do it (tree_kernels.py). Elsewhere, and for trees of more nodes than those hold,
-torch does (tree_torch.py).
+the native core does (host_trees.py).
 """
 
 from __future__ import annotations
@@ -12,14 +12,9 @@ from collections.abc import Sequence
 import torch
 from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 
-from sglang_hvd.plugin import tree_kernels
+from sglang_hvd.plugin import host_trees, tree_kernels
 from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees, VerifyLayout
 from sglang_hvd.plugin.tree_kernels import has_kernels
-from sglang_hvd.plugin.tree_torch import (
-    lay_out_by_torch,
-    mask_buffer,
-    merge_eagle_trees_by_torch,
-)
 
 
 def merge_eagle_trees(
@@ -36,9 +31,9 @@ def merge_eagle_trees(
     Returns:
         bool[n, w]: the slots that the model drafter's trees have.
     """
-    if has_kernels(nodes.token_ids.device, nodes.token_ids.shape[1]):
-        return tree_kernels.merge(nodes, trees, rows)
-    return merge_eagle_trees_by_torch(nodes, trees, rows)
+    device, width = nodes.token_ids.device, nodes.token_ids.shape[1]
+    by = tree_kernels if has_kernels(device, width) else host_trees
+    return by.merge(nodes, trees, rows)
 
 
 def lay_out(
@@ -49,15 +44,29 @@ def lay_out(
     num_cells: int,
     buffer: torch.Tensor | None,
 ) -> VerifyLayout:
-    """The trees as SGLang reads them: links, positions, and the mask (see pack_mask)."""
+    """The trees as SGLang reads them: links, positions, and the mask.
+
+    Args:
+        seq_lens: int64[n]; committed tokens in the KV cache.
+        mode: of the mask; see VerifyLayout.
+        num_cells: cells of a FULL_MASK to set before the trees are written; at least those that
+            this batch needs.
+        buffer: bool or uint8, written in place where the backend owns one.
+    """
     n, w = nodes.parents.shape
-    if not has_kernels(nodes.parents.device, w):
-        return lay_out_by_torch(nodes, seq_lens, mode=mode, num_cells=num_cells, buffer=buffer)
-    mask = mask_buffer(n * w * w, nodes.parents.device, mode, num_cells, buffer)
+    device = nodes.parents.device
     is_full = mode == TreeMaskMode.FULL_MASK
+    if not is_full and mode != TreeMaskMode.QLEN_ONLY:
+        raise NotImplementedError(f"tree mask {mode.name}: HVD writes QLEN_ONLY and FULL_MASK")
+    mask = buffer
+    if mask is None:
+        mask = torch.empty(num_cells if is_full else n * w * w, dtype=torch.bool, device=device)
     if is_full:
+        # Only what this batch uses: the buffer itself spans the longest context of every request.
         mask[:num_cells].fill_(1)
-    return VerifyLayout(*tree_kernels.lay_out(nodes, seq_lens, mask, is_full_mask=is_full), mask)
+    by = tree_kernels if has_kernels(device, w) else host_trees
+    positions, next_token, next_sibling = by.lay_out(nodes, seq_lens, mask, is_full_mask=is_full)
+    return VerifyLayout(positions, next_token, next_sibling, mask)
 
 
 def warm_up(

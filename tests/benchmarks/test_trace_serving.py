@@ -23,7 +23,8 @@ from benchmarks.trace_serving.tree_shape import TreeShape
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.tokenizer import train_tokenizer
-from sglang_hvd.plugin.tree_torch import parents_of_eagle_tree
+from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
+from sglang_hvd.plugin.tree_layout import merge_eagle_trees
 from sglang_hvd.traces.trace import Trace
 from tests.e2e.forked_server import Nursery
 
@@ -41,9 +42,17 @@ def test_a_simulated_tree_is_one_that_eagle_could_draft(
     topk: int, num_steps: int, num_nodes: int
 ) -> None:
     shape = TreeShape.of(topk, num_steps, num_nodes)
-    parents = parents_of_eagle_tree(
-        torch.from_numpy(shape.parent_list)[None], torch.from_numpy(shape.candidates)[None], topk
-    )[0].tolist()
+    nodes = DraftNodes(*torch.zeros((2, 1, 1 + num_nodes), dtype=torch.int64), torch.tensor([1]))
+    trees = EagleTrees(
+        torch.arange(num_nodes)[None],
+        torch.from_numpy(shape.parent_list)[None],
+        torch.from_numpy(shape.candidates)[None],
+        topk,
+        None,
+        torch.tensor([num_nodes]),
+    )
+    assert merge_eagle_trees(nodes, trees, None)[0, 1:].all()
+    parents = nodes.parents[0, 1:].tolist()
     depths = shape.depths.tolist()
     for node, (parent, depth) in enumerate(zip(parents, depths, strict=True), start=1):
         assert parent < node

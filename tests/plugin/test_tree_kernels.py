@@ -1,4 +1,5 @@
-"""The kernels of the verify tree: as torch in Triton's interpreter, and compiled for the GPUs."""
+"""The kernels of the verify tree: as the native core in Triton's interpreter, and compiled for the
+GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.triton_interpreter import assert_passes_interpreted
 H100, B200 = 90, 100  # compute capability; an H200 has that of an H100
 
 
-def test_the_kernels_equal_the_functions_of_torch() -> None:
+def test_the_kernels_equal_the_native_core() -> None:
     assert_passes_interpreted(Path(__file__).with_name("tree_kernel_twins.py"))
 
 

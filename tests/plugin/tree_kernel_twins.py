@@ -1,9 +1,10 @@
-"""The kernels of the verify tree beside the functions of torch that say the same. To be run in
+"""The kernels of the verify tree beside the native core, which says the same. To be run in
 Triton's interpreter, which test_tree_kernels.py does."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 
-from sglang_hvd.plugin import tree_kernels
-from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
+from sglang_hvd.plugin import host_trees, tree_kernels, tree_layout
+from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees, VerifyLayout
 from sglang_hvd.plugin.tree_kernels import has_kernels
 from sglang_hvd.plugin.tree_layout import lay_out, merge_eagle_trees, warm_up
-from sglang_hvd.plugin.tree_torch import lay_out_by_torch, merge_eagle_trees_by_torch
 from tests.plugin.made_up_tries import Tree, tries
 
 
@@ -102,19 +102,19 @@ def _in_the_interpreter() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(_batches())
-def test_merging_equals_that_of_torch(
+def test_merging_equals_that_on_the_host(
     batch: tuple[DraftNodes, EagleTrees, torch.Tensor | None],
 ) -> None:
     nodes, trees, rows = batch
-    by_torch = _copied(nodes)
-    is_wanted = merge_eagle_trees_by_torch(by_torch, trees, rows)
+    on_host = _copied(nodes)
+    is_wanted = host_trees.merge(on_host, trees, rows)
     assert torch.equal(merge_eagle_trees(nodes, trees, rows), is_wanted)
     # Both have written in place, in the used slots the same.
-    assert torch.equal(nodes.num_used, by_torch.num_used)
+    assert torch.equal(nodes.num_used, on_host.num_used)
     for row, num in enumerate(nodes.num_used.tolist()):
         for mine, theirs in (
-            (nodes.token_ids, by_torch.token_ids),
-            (nodes.parents, by_torch.parents),
+            (nodes.token_ids, on_host.token_ids),
+            (nodes.parents, on_host.parents),
         ):
             assert torch.equal(mine[row, 1:num], theirs[row, 1:num])
     _check_layout(nodes)
@@ -134,14 +134,20 @@ def _check_layout(nodes: DraftNodes) -> None:
                     num_cells=num_cells,
                     buffer=torch.zeros(size + 3, dtype=torch.uint8) if has_buffer else None,
                 )
-                for run in (lay_out, lay_out_by_torch)
+                for run in (lay_out, _lay_out_on_host)
             )
             for name in ("positions", "next_token", "next_sibling", "mask"):
                 assert torch.equal(getattr(found, name), getattr(wanted, name)), (mode, name)
 
 
+def _lay_out_on_host(nodes: DraftNodes, *args: Any, **kwargs: Any) -> VerifyLayout:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree_layout, "has_kernels", lambda *_: False)
+        return lay_out(nodes, *args, **kwargs)
+
+
 @pytest.mark.parametrize("width", [1, 2, 31, 32, 33, 65, 128])
-def test_layouts_of_all_widths_equal_those_of_torch(width: int) -> None:
+def test_layouts_of_all_widths_equal_those_on_the_host(width: int) -> None:
     torch.manual_seed(width)
     slots = range(1, width)
     chain = [(slot - 1, 0) for slot in slots]
@@ -149,7 +155,7 @@ def test_layouts_of_all_widths_equal_those_of_torch(width: int) -> None:
     _check_layout(_nodes([chain, bushy, bushy[: width // 2], []], width, width))
 
 
-def test_every_small_tree_is_laid_out_as_by_torch() -> None:
+def test_every_small_tree_is_laid_out_as_on_the_host() -> None:
     trees = [
         [(parent, 0) for parent in parents]
         for num_nodes in range(5)
@@ -162,7 +168,7 @@ def test_more_requests_than_are_summed_at_once() -> None:
     _check_layout(_nodes([[(0, 1)]] * 300, 3, 3))
 
 
-def test_of_more_nodes_than_kernels_hold_torch_makes_the_tree() -> None:
+def test_trees_of_more_nodes_than_kernels_hold_are_made_on_the_host() -> None:
     nodes = _nodes([[(slot, 0) for slot in range(140)]], 141, 141)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_kernels, "lay_out", None)

@@ -15,18 +15,10 @@ from sglang.srt.speculative.eagle_utils import (
 )
 from sglang.srt.speculative.spec_utils import select_top_k_tokens
 
-from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
-from sglang_hvd.plugin.tree_layout import merge_eagle_trees
-from sglang_hvd.plugin.tree_torch import (
-    ModelTrees,
-    link_nodes,
-    merge_eagle_trees_by_torch,
-    merge_trees,
-    pack_mask,
-    parents_of_eagle_tree,
-)
+from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees, VerifyLayout
+from sglang_hvd.plugin.tree_layout import lay_out, merge_eagle_trees
 from sglang_hvd.plugin.verify_input import num_accepted_of_model
-from tests.plugin.made_up_tries import Tree, tries
+from tests.plugin.made_up_tries import Tree, eagle_trees_of, tries
 
 
 def _nodes(rows: list[list[int]], width: int) -> DraftNodes:
@@ -36,6 +28,19 @@ def _nodes(rows: list[list[int]], width: int) -> DraftNodes:
         row[1 : 1 + len(given_parents)] = torch.tensor(given_parents, dtype=torch.int64)
     num_used = torch.tensor([1 + len(row) for row in rows])
     return DraftNodes(torch.zeros_like(parents), parents, num_used)
+
+
+def _roots(token_ids: torch.Tensor, width: int) -> DraftNodes:
+    """Requests without cache drafts. token_ids: int64[n]."""
+    nodes = torch.full((len(token_ids), width), 77)
+    nodes[:, 0] = token_ids
+    return DraftNodes(nodes, torch.full_like(nodes, -1), torch.ones_like(token_ids))
+
+
+def _laid_out(nodes: DraftNodes, seq_lens: torch.Tensor | None = None) -> VerifyLayout:
+    if seq_lens is None:
+        seq_lens = torch.zeros(len(nodes.num_used), dtype=torch.int64)
+    return lay_out(nodes, seq_lens, mode=TreeMaskMode.QLEN_ONLY, num_cells=0, buffer=None)
 
 
 @st.composite
@@ -48,7 +53,8 @@ def _trees(draw: st.DrawFn) -> list[list[int]]:
 @given(_trees())
 def test_links_depth_and_visibility_equal_a_walk_over_the_nodes(rows: list[list[int]]) -> None:
     width = 12
-    tree = link_nodes(_nodes(rows, width))
+    tree = _laid_out(_nodes(rows, width))
+    visible = tree.mask.view(len(rows), width, width)
     for b, given_parents in enumerate(rows):
         parent = [-1, *given_parents]
         for node in range(width):
@@ -57,8 +63,8 @@ def test_links_depth_and_visibility_equal_a_walk_over_the_nodes(rows: list[list[
             while is_used and parent[path[-1]] >= 0:
                 path.append(parent[path[-1]])
             expected = set(path) if is_used else {0, node}
-            assert set(torch.nonzero(tree.visible[b, node]).flatten().tolist()) == expected
-            assert tree.depth[b, node] == len(expected) - 1
+            assert set(torch.nonzero(visible[b, node]).flatten().tolist()) == expected
+            assert tree.positions[b, node] == len(expected) - 1
             children = [c for c in range(len(parent)) if is_used and parent[c] == node]
             assert tree.next_token[b, node] == (children[0] if children else -1)
             later = [
@@ -112,16 +118,18 @@ def test_an_eagle_tree_is_laid_out_as_sglang_lays_it_out(
         num_nodes,
         TreeMaskMode.QLEN_ONLY,
     )
-    root = torch.full((num_requests, 1), -1)
-    parents = torch.cat([root, parents_of_eagle_tree(parent_list, top_scores_index, topk)], dim=1)
-    nodes = DraftNodes(
-        tokens.view(num_requests, num_nodes), parents, torch.full((num_requests,), num_nodes)
-    )
-    tree = link_nodes(nodes)
-    assert torch.equal(tree.next_token, next_token)
-    assert torch.equal(tree.next_sibling, next_sibling)
-    assert torch.equal((seq_lens[:, None] + tree.depth).reshape(-1), positions)
-    assert torch.equal(tree.visible.reshape(-1), mask)
+    nodes = _roots(bonus, num_nodes)
+    num_kept = torch.full((num_requests,), num_nodes)
+    trees = EagleTrees(draft_tokens, parent_list, top_scores_index, topk, None, num_kept)
+    is_model_node = merge_eagle_trees(nodes, trees, None)
+    assert torch.equal(nodes.token_ids.reshape(-1), tokens)
+    assert is_model_node[:, 1:].all()
+    assert not is_model_node[:, 0].any()
+    layout = _laid_out(nodes, seq_lens)
+    assert torch.equal(layout.next_token, next_token)
+    assert torch.equal(layout.next_sibling, next_sibling)
+    assert torch.equal(layout.positions.reshape(-1), positions)
+    assert torch.equal(layout.mask, mask)
 
 
 def test_a_node_whose_parent_was_not_selected_is_not_verified() -> None:
@@ -130,7 +138,6 @@ def test_a_node_whose_parent_was_not_selected_is_not_verified() -> None:
     parent_list = torch.tensor([[-1, 0, 1, 4, 5]])
     selected = torch.tensor([[0, 3, 4, 6]])
     tokens = torch.tensor([[10, 11, 10, 12]])  # 4 has the token of 0, a child of the root
-    assert parents_of_eagle_tree(parent_list, selected, 2).tolist() == [[0, 1, -1, 3]]
     for cached, wanted in (
         ([], [(-1, 5), (0, 10), (1, 11)]),
         # The cache's draft begins with the orphan's token and goes on with that of its child.
@@ -142,7 +149,7 @@ def test_a_node_whose_parent_was_not_selected_is_not_verified() -> None:
             torch.tensor([1 + len(cached)]),
         )
         trees = EagleTrees(tokens, parent_list, selected, 2, None, torch.tensor([4]))
-        is_model_node = merge_eagle_trees_by_torch(nodes, trees, None)
+        is_model_node = merge_eagle_trees(nodes, trees, None)
         num = int(nodes.num_used[0])
         rows = zip(nodes.parents[0, :num].tolist(), nodes.token_ids[0, :num].tolist(), strict=True)
         assert list(rows) == wanted
@@ -151,14 +158,15 @@ def test_a_node_whose_parent_was_not_selected_is_not_verified() -> None:
 
 def test_a_full_mask_is_true_over_the_prefix_and_leaves_the_rest_of_the_buffer_alone() -> None:
     width = 3
-    visible = link_nodes(_nodes([[0, 0], [0], []], width)).visible
+    nodes = _nodes([[0, 0], [0], []], width)
+    visible = _laid_out(nodes).mask.view(3, width, width)
     seq_lens = torch.tensor([2, 0, 4])
     num_cells = width * int(seq_lens.sum() + 3 * width)
     buffer = torch.zeros(num_cells + 5, dtype=torch.bool)
-    mask = pack_mask(
-        visible, seq_lens, mode=TreeMaskMode.FULL_MASK, num_cells=num_cells, buffer=buffer
+    layout = lay_out(
+        nodes, seq_lens, mode=TreeMaskMode.FULL_MASK, num_cells=num_cells, buffer=buffer
     )
-    assert mask is buffer
+    assert layout.mask is buffer
     assert not buffer[num_cells:].any()
     first = 0
     for request, seq_len in enumerate(seq_lens.tolist()):
@@ -170,15 +178,33 @@ def test_a_full_mask_is_true_over_the_prefix_and_leaves_the_rest_of_the_buffer_a
 
 
 def test_a_mask_layout_that_is_not_written_here_is_refused() -> None:
-    visible = link_nodes(_nodes([[0]], 2)).visible
     with pytest.raises(NotImplementedError, match="QLEN_ONLY_BITPACKING"):
-        pack_mask(
-            visible,
+        lay_out(
+            _nodes([[0]], 2),
             torch.tensor([1]),
             mode=TreeMaskMode.QLEN_ONLY_BITPACKING,
             num_cells=0,
             buffer=None,
         )
+
+
+def test_what_is_no_tree_is_refused() -> None:
+    for parents in ([[1]], [[-1]], [[0, 2]]):
+        with pytest.raises(ValueError, match="a node stands after its parent"):
+            _laid_out(_nodes(parents, 3))
+    nodes = _nodes([[0]], 3)
+    nodes.num_used[0] = 4
+    with pytest.raises(ValueError, match="a row has its root, and room"):
+        _laid_out(nodes)
+    with pytest.raises(ValueError, match="a row has no room for both drafts"):
+        merge_eagle_trees(_nodes([[0]], 3), eagle_trees_of([[(0, 1), (0, 2)]]), None)
+
+
+def test_a_mask_that_is_too_small_is_not_written_beyond_its_end() -> None:
+    for mode, num_cells in ((TreeMaskMode.QLEN_ONLY, 9), (TreeMaskMode.FULL_MASK, 3 * (5 + 3))):
+        buffer = torch.zeros(num_cells - 1, dtype=torch.bool)
+        with pytest.raises(ValueError, match="the mask is too small"):
+            lay_out(_nodes([[0]], 3), torch.tensor([5]), mode=mode, num_cells=0, buffer=buffer)
 
 
 @pytest.mark.parametrize("has_rows", [False, True])
@@ -229,22 +255,15 @@ def _kept(tree: Tree, is_kept: list[bool]) -> set[tuple[int, ...]]:
 
 
 def _merge(batch: list[Drafts], width: int) -> tuple[DraftNodes, torch.Tensor]:
-    num_model = max(len(tree) for _, tree, _ in batch)
     token_ids = torch.full((len(batch), width), 77)
     parents = torch.arange(-1, width - 1).repeat(len(batch), 1)
-    model = ModelTrees(
-        torch.zeros((len(batch), num_model), dtype=torch.int64),
-        torch.zeros((len(batch), num_model), dtype=torch.int64),
-        torch.zeros((len(batch), num_model), dtype=torch.bool),
-    )
-    for row, (cached, tree, is_kept) in enumerate(batch):
+    for row, (cached, _, _) in enumerate(batch):
         for node, (parent, token) in enumerate(cached):
             parents[row, 1 + node], token_ids[row, 1 + node] = parent, token
-        for node, (parent, token) in enumerate(tree):
-            model.parents[row, node], model.token_ids[row, node] = parent, token
-            model.is_kept[row, node] = is_kept[node]
     num_used = torch.tensor([1 + len(cached) for cached, _, _ in batch])
-    return merge_trees(DraftNodes(token_ids, parents, num_used), model)
+    nodes = DraftNodes(token_ids, parents, num_used)
+    trees = eagle_trees_of([tree for _, tree, _ in batch], [is_kept for _, _, is_kept in batch])
+    return nodes, merge_eagle_trees(nodes, trees, None)
 
 
 @settings(max_examples=400, deadline=None)
@@ -279,7 +298,7 @@ def _check_acceptance(batch: list[Drafts], text: list[int]) -> None:
     """Walks the links as greedy verification does, and compares with the drafts themselves."""
     width = 1 + max(len(cached) + sum(is_kept) for cached, _, is_kept in batch)
     merged, is_model_node = _merge(batch, width)
-    tree = link_nodes(merged)
+    tree = _laid_out(merged)
     next_token, next_sibling = tree.next_token.tolist(), tree.next_sibling.tolist()
     token_ids = merged.token_ids.tolist()
     accept_index = torch.full((len(batch), width), -1)
