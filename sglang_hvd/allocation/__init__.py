@@ -5,7 +5,7 @@ from sglang_hvd.allocation.cache_trees import CacheTrees, TakenDrafts, num_branc
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
 from sglang_hvd.allocation.cost_scale import CostScale
 from sglang_hvd.allocation.costs import StepCosts
-from sglang_hvd.allocation.draft_extend import MAX_POSTPONED_TOKENS, MOST_OF_RUN, DraftExtend
+from sglang_hvd.allocation.draft_extend import MAX_POSTPONED_TOKENS, DraftExtend
 from sglang_hvd.allocation.model_drafts import (
     draft_step_choices,
     model_tree_sizes,
@@ -21,7 +21,6 @@ from sglang_hvd.allocation.verify_widths import (
 
 __all__ = [
     "MAX_POSTPONED_TOKENS",
-    "MOST_OF_RUN",
     "MOST_WIDE_REQUESTS",
     "OWN_PACE",
     "Allocation",

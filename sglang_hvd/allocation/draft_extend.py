@@ -9,9 +9,9 @@ from sglang_hvd.config import HvdConfig, PostponeExtend
 # whatever the request does.
 MAX_POSTPONED_TOKENS = 64
 
-# The same of all requests of a step together, where runs of steps without drafts are caught up
-# with: the target's hidden states of as many are kept, of an 8B model 24 KB a token.
-MOST_OF_RUN = 4096
+# The same of all requests of a step together: the target's hidden states of as many are kept, of an
+# 8B model 24 KB a token.
+_MOST_MISSING = 4096
 
 # Steps of such a run behind which draft-extend follows all the same. To catch up costs about as
 # much as theirs do, so whatever the run's length, both take at most twice the least (ski rental).
@@ -67,8 +67,7 @@ class DraftExtend(enum.Enum):
 
         most_missing: of num_missing, the largest.
         """
-        most = min(MAX_POSTPONED_TOKENS, max(MOST_OF_RUN // num_requests, 1))
-        return self is DraftExtend.BEHIND_DRAFTS and most_missing >= most
+        return self is DraftExtend.BEHIND_DRAFTS and most_missing >= _most_missing(num_requests)
 
     def catching_up(
         self, num_model_nodes: Sequence[int], num_missing: Sequence[int], num_plain: int
@@ -80,13 +79,29 @@ class DraftExtend(enum.Enum):
             if num_plain > 0 and not self.ends_run(max(num_missing), len(num_missing)):
                 return []
             return [row for row, missing in enumerate(num_missing) if missing > 0]
+        most = _most_missing(len(num_missing))
+        is_due = [
+            missing > 0 and (num_nodes > 0 or missing >= most)
+            for num_nodes, missing in zip(num_model_nodes, num_missing, strict=True)
+        ]
+        if not any(is_due):
+            return []
+        # Those that would be due soon join: a forward takes little longer for it.
         return [
             row
-            for row, (num_nodes, missing) in enumerate(
-                zip(num_model_nodes, num_missing, strict=True)
-            )
-            if missing > 0 and (num_nodes > 0 or missing >= MAX_POSTPONED_TOKENS)
+            for row, missing in enumerate(num_missing)
+            if is_due[row] or 2 * missing >= max(most, 2)
         ]
+
+    def most_missing(self, most_nodes: int) -> int:
+        """Tokens that the model drafter's KV cache lacks at most, of all requests together.
+
+        most_nodes: of a step, which may all be accepted.
+        """
+        if not self.catches_up:
+            return 0
+        # A run without drafts commits one token of each request, and is ended in time.
+        return _MOST_MISSING + (most_nodes if self is DraftExtend.WHEN_DRAFTING else 0)
 
     def missing_after(
         self,
@@ -105,3 +120,8 @@ class DraftExtend(enum.Enum):
         for row in self.catching_up(num_model_nodes, num_missing, num_plain):
             missing[row] = 0
         return [before + new for before, new in zip(missing, num_tokens, strict=True)]
+
+
+def _most_missing(num_requests: int) -> int:
+    """Tokens that may be missing of each of so many requests."""
+    return min(MAX_POSTPONED_TOKENS, max(_MOST_MISSING // num_requests, 1))

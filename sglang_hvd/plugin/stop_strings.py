@@ -42,10 +42,9 @@ def end_as_plain_serving(
             return
         req.finished_reason = req.finished_len = None
     output_ids = req.output_ids
-    for num in range(len(output_ids) - new_accepted_len + 1, len(output_ids) + 1):
-        req.output_ids = output_ids[:num]
+    accepted = output_ids[-new_accepted_len:]
+    del output_ids[-new_accepted_len:]
+    while accepted and not req.finished():
+        output_ids.append(accepted.pop(0))
         update(req, 1)
-        output_ids[num - 1] = req.output_ids[-1]  # SGLang replaces what no vocabulary holds
-        if req.finished():
-            break
-    req.output_ids = output_ids
+    output_ids.extend(accepted)

@@ -21,7 +21,6 @@ from sglang.srt.runtime_context import get_observability, get_parallel
 from sglang.srt.speculative import eagle_worker_v2
 
 from sglang_hvd.allocation import (
-    MOST_OF_RUN,
     DraftExtend,
     StepAllocator,
     StepCosts,
@@ -163,7 +162,10 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         super().init_cuda_graphs()
         self._has_host_plans = plan_verifications_on_host(target.attn_backend)
         memory = DeviceMemory(
-            self, most_nodes=most_nodes, ranks=self._ranks, kept_gb=self._kept_gb(target)
+            self,
+            most_nodes=most_nodes,
+            ranks=self._ranks,
+            kept_gb=self._kept_gb(target, most_nodes),
         )
         if self._launch.has_width_states:
             self._build_width_states(memory)
@@ -185,12 +187,11 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         if self._allocator is not None:
             self._allocator.use_widths(states.widths)
 
-    def _kept_gb(self, target: Any) -> float:
-        """Hidden states of a run without drafts, and as many again while it is caught up with."""
-        if self._draft_extend is not DraftExtend.BEHIND_DRAFTS:
-            return 0.0
+    def _kept_gb(self, target: Any, most_nodes: int) -> float:
+        """Hidden states of what the draft KV cache lacks, and as many again while it is caught up
+        with. most_nodes: verified in a step."""
         of_token = _NUM_HIDDEN_STATES * target.model_config.hidden_size * target.dtype.itemsize
-        return 2.0 * MOST_OF_RUN * of_token / 2**30
+        return 2.0 * self._draft_extend.most_missing(most_nodes) * of_token / 2**30
 
     def _choose_draft_extend(self) -> DraftExtend:
         return draft_extend_of(

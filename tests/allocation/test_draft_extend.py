@@ -32,10 +32,12 @@ def test_a_request_catches_up_when_it_drafts() -> None:
     drafting, missing = [7, 0, 7], [3, 5, 0]
     assert mode.catching_up(drafting, missing, num_plain=0) == [0]
     assert mode.missing_after(drafting, missing, [2, 1, 4], num_plain=0) == [2, 6, 4]
-    # For long nobody waits.
-    missing = [MAX_POSTPONED_TOKENS, MAX_POSTPONED_TOKENS - 1, 0]
-    assert mode.catching_up(NO_MODEL, missing, num_plain=3) == [0]
-    assert not mode.ends_run(MAX_POSTPONED_TOKENS, num_requests=3)
+    # For long nobody waits, and what would be due soon is caught up with in the same forward.
+    most = MAX_POSTPONED_TOKENS
+    assert mode.catching_up(NO_MODEL, [most - 1] * 3, num_plain=3) == []
+    assert mode.catching_up(NO_MODEL, [most // 2 - 1, most, most // 2], num_plain=3) == [1, 2]
+    assert mode.catching_up([0, 0, 7], [most // 2, 1, 1], num_plain=0) == [0, 2]
+    assert not mode.ends_run(most, num_requests=3)
 
 
 def test_a_run_without_drafts_is_caught_up_with_in_the_next_step_that_has_some() -> None:
@@ -70,3 +72,16 @@ def test_a_run_is_caught_up_with_before_it_takes_much_memory(num_requests: int, 
             assert missing == [1] * num_requests
     assert max(lacking) == most
     assert lacking.count(most) > 1
+
+
+@pytest.mark.parametrize("num_requests", [1, 3, 64, 200, 5000])
+@pytest.mark.parametrize("width", [1, 8])
+def test_never_more_is_missing_than_memory_is_kept_for(num_requests: int, width: int) -> None:
+    mode, most = DraftExtend.WHEN_DRAFTING, 0
+    no_model = [0] * num_requests
+    missing = [row % width for row in range(num_requests)]  # not all in step
+    for _ in range(200):
+        missing = mode.missing_after(no_model, missing, [width] * num_requests, num_plain=0)
+        most = max(most, sum(missing))
+    assert most <= mode.most_missing(num_requests * width)
+    assert most > 50 * min(num_requests, 64)
