@@ -12,11 +12,13 @@ and one verification at most. The hidden states that wait are as many: of an 8B 
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from sglang_hvd.plugin.host_transfer import to_device
@@ -117,7 +119,7 @@ class PostponedExtend:
             return
         width = len(verified.token_ids) // len(verified.reqs)
         found: list[tuple[Req, int]] = []
-        slots: list[torch.Tensor] = []
+        slots: list[range] = []
         for row, (ref, before) in enumerate(zip(verified.reqs, verified.num_cached, strict=True)):
             req = None if ref is None else ref()
             if req is None or id(req) not in now:
@@ -127,13 +129,13 @@ class PostponedExtend:
                 self.forget(req)
                 continue
             found.append((req, num_new))
-            slots.append(torch.arange(row * width, row * width + num_new))
+            slots.append(range(row * width, row * width + num_new))
         if not found:
             return
         token_ids, hidden_states = verified.token_ids, verified.hidden_states
-        places = torch.cat(slots)
+        places = np.fromiter(itertools.chain.from_iterable(slots), np.int64)
         if len(places) < len(token_ids):  # the other slots need not stay
-            on_device = to_device(places.numpy(), token_ids.device.type)
+            on_device = to_device(places, token_ids.device.type)
             token_ids, hidden_states = token_ids[on_device], hidden_states[on_device]
         lengths = [num_new for _, num_new in found]
         pieces = zip(
