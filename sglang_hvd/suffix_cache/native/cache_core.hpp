@@ -336,10 +336,12 @@ private:
     void propose_as_paper(const Request& request, int most, Draft& draft) const {
         draft.num_nodes = 0;
         draft.match = {};
-        const PaperProposer proposer(*settings_.paper);
-        const auto context = proposer.context_of(*request.text);
-        const auto own = proposer.propose(*request.text, context, most);
-        const auto shared = proposer.propose(*request.space->text, context, most);
+        thread_local PaperProposer reused;
+        PaperProposer& proposer = reused;
+        const PaperSettings& settings = *settings_.paper;
+        const auto context = PaperProposer::context_of(settings, *request.text);
+        const auto own = proposer.propose(settings, *request.text, context, most);
+        const auto shared = proposer.propose(settings, *request.space->text, context, most);
         const bool is_own = own && (!shared || own->score >= shared->score);
         if (!own && !shared) return;
         const PaperDraft& best = is_own ? *own : *shared;

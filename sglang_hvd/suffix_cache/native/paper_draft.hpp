@@ -2,22 +2,25 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
+#include "followers.hpp"
+#include "token_table.hpp"
 #include "token_text.hpp"
 
 namespace sglang_hvd {
 
 // Token for token and score for score what ArcticInference 0.3.0 proposes as a chain
 // (csrc/suffix_decoding/suffix_tree.cc: speculate). matching.py is the same in Python and says why;
-// here the occurrences come from a chain of the index. Time is linear in the number of
-// occurrences of the last token, which suffices for a baseline.
+// here the occurrences come from a chain of the index. Time is linear in the number of occurrences
+// of the last token, which suffices for a baseline, with a factor that a text of few tokens cannot
+// raise much: an occurrence is compared once with the context and about once with the draft, and not
+// looked at for each match length and each token of the draft.
 struct PaperSettings {
     int max_depth = 64;
     int max_draft_tokens = 64;
@@ -40,75 +43,86 @@ namespace detail {
 // stand by falling count; one that reaches a count goes behind the others with that count, except
 // that the first of its old group goes before them (suffix_tree.cc: _increment_count).
 inline Token first_sibling(std::span<const Token> tokens) {
-    std::map<Token, std::size_t> counts;
-    std::vector<std::vector<Token>> groups(1);  // children by count, in order
+    struct Child {
+        Token token = kEnd;
+        std::size_t count = 0;
+        std::uint32_t before = 0, after = 0;  // in its group; 0: none
+    };
+    std::vector<Child> children(1);
+    struct Group {
+        std::uint32_t first = 0, last = 0;
+    };
+    std::vector<Group> groups(1);  // children by count, linked in order
+    TokenTable child_of;
+    child_of.clear(tokens.size());
     for (const Token token : tokens) {
-        std::size_t& count = counts[token];
-        bool is_first = false;
-        if (count > 0) {
-            auto& old = groups[count];
-            const auto at = std::find(old.begin(), old.end(), token);
-            is_first = at == old.begin();
-            old.erase(at);
+        std::uint32_t& which = child_of[token];
+        if (which == 0) {
+            which = static_cast<std::uint32_t>(children.size());
+            children.push_back({.token = token});
         }
-        ++count;
-        if (count == groups.size()) groups.emplace_back();
-        auto& group = groups[count];
-        group.insert(is_first ? group.begin() : group.end(), token);
+        Child& child = children[which];
+        Group& old = groups[child.count];
+        const bool is_first = child.count > 0 && old.first == which;
+        if (child.count > 0) {
+            (child.before == 0 ? old.first : children[child.before].after) = child.after;
+            (child.after == 0 ? old.last : children[child.after].before) = child.before;
+        }
+        if (++child.count == groups.size()) groups.emplace_back();
+        Group& group = groups[child.count];
+        child.before = is_first ? 0 : group.last;
+        child.after = is_first ? group.first : 0;
+        (child.before == 0 ? group.first : children[child.before].after) = which;
+        (child.after == 0 ? group.last : children[child.after].before) = which;
     }
-    return groups.back().front();
+    return children[groups.back().first].token;
 }
 
 }  // namespace detail
 
 class PaperProposer {
 public:
-    explicit PaperProposer(const PaperSettings& settings)
-        : max_depth_(settings.max_depth), min_prob_(settings.min_token_prob) {
-        for (int match_len = 0; match_len < settings.max_depth; ++match_len) {
-            // In single precision, with the epsilon in double, as upstream.
-            const float room = static_cast<float>(match_len) * settings.max_spec_factor;
-            const double limit = static_cast<double>(room + settings.max_spec_offset) + 1e-6;
-            const int by_factor = limit <= 0 ? 0 : limit >= 1e6 ? 1'000'000 : static_cast<int>(limit);
-            most_by_match_.push_back(std::min(
-                {by_factor, settings.max_draft_tokens, settings.max_depth - match_len}));
-        }
-    }
-
     // The last tokens that a match may cover. The longest match leaves out the first token of the
     // request, and room for one draft token.
-    std::vector<Token> context_of(const TokenText& own) const {
+    static std::vector<Token> context_of(const PaperSettings& settings, const TokenText& own) {
         const auto length = std::min<std::size_t>(own.size() == 0 ? 0 : own.size() - 1,
-                                                  static_cast<std::size_t>(max_depth_ - 1));
-        std::vector<Token> context;
-        for (auto place = own.end() - static_cast<Position>(length); place < own.end(); ++place) {
-            context.push_back(own.token(place));
-        }
+                                                  static_cast<std::size_t>(settings.max_depth - 1));
+        std::vector<Token> context(length);
+        own.copy(own.end() - static_cast<Position>(length), context);
         return context;
     }
 
     // The continuation with the highest score over all match lengths; the longest match wins ties.
-    std::optional<PaperDraft> propose(const TokenText& text, std::span<const Token> context,
-                                      int max_tokens) const {
-        if (context.empty() || text.size() == 0) return std::nullopt;
+    std::optional<PaperDraft> propose(const PaperSettings& settings, const TokenText& text,
+                                      std::span<const Token> context, int max_tokens) {
+        if (context.empty() || text.size() == 0 || max_tokens <= 0) return std::nullopt;
+        settings_ = settings;
+        settings_.max_draft_tokens = std::min(settings.max_draft_tokens, max_tokens);
         find_matches(text, context);
-        if (matches_.empty()) return std::nullopt;
+        const std::vector<Range> ranges = ranges_of_matches();
+        if (ranges.empty() || ranges.front().most_from_here <= 0) return std::nullopt;
+        const auto longest_draft = static_cast<std::size_t>(ranges.front().most_from_here);
 
+        // The longest matches first: every shorter one has their occurrences and its own.
         std::optional<PaperDraft> best;
-        for (const auto& [most, shortest, longest] : ranges_by_promise(max_tokens)) {
-            // All lengths in this range have the same occurrences, so the same continuation.
-            if (most == 0 || (best && static_cast<float>(most) < best->score)) break;
-            std::vector<Position> ends;
-            for (const Match& match : matches_)
-                if (match.length >= longest) ends.push_back(match.end);
-            PaperDraft path = follow(text, std::move(ends), most);
+        all_.clear();
+        std::size_t num_lost = 0;  // that were compared again, since the draft left the guide
+        for (const Range& range : ranges) {
+            if (best && static_cast<float>(range.most_from_here) < best->score) break;
+            if (range.most == 0 || (best && static_cast<float>(range.most) < best->score)) continue;
+            all_.add(std::span(ends_).subspan(all_.size(), range.num_ends - all_.size()));
+            all_.compare(text, longest_draft);
+            auto [path, survivor] = follow(text, longest_draft, num_lost);
+            if (num_lost >= all_.size()) {  // to compare all anew costs no more than that did
+                num_lost = 0;
+                all_.guide_by(text, survivor, longest_draft);
+            }
             std::vector<float> scores = {0.f};
             for (const float prob : path.probs) scores.push_back(scores.back() + prob);
             std::size_t num_kept = 0;
-            for (int length = shortest; length <= longest; ++length) {
-                const auto num =
-                    std::min(static_cast<std::size_t>(room(length, max_tokens)), path.probs.size());
-                if (length == shortest || scores[num] >= path.score) {
+            for (int length = range.shortest; length <= range.longest; ++length) {
+                const auto num = std::min(static_cast<std::size_t>(room(length)), path.probs.size());
+                if (length == range.shortest || scores[num] >= path.score) {
                     path.score = scores[num];
                     path.match_len = length;
                     num_kept = num;
@@ -122,102 +136,205 @@ public:
                 best = std::move(path);
             }
         }
+        if (ends_.capacity() > kMostKept) *this = {};
         return best;
     }
 
 private:
+    // Occurrences whose memory is kept for the thread's next proposal: 30 to 70 bytes for each.
+    static constexpr std::size_t kMostKept = std::size_t{1} << 18;
+
     struct Match {
         Position end;  // just after the match
-        int length;
+        std::uint32_t length;
     };
+    // Match lengths with the same occurrences, so the same continuation: the first num_ends of ends_.
     struct Range {
-        int most, shortest, longest;
+        int shortest, longest;
+        std::size_t num_ends;
+        int most;            // tokens of a draft
+        int most_from_here;  // ... of this range's or a shorter match's
     };
 
-    int room(int match_len, int max_tokens) const {
-        return std::min(most_by_match_[static_cast<std::size_t>(match_len)], max_tokens);
+    // The longest draft for this match length.
+    int room(int match_len) const {
+        // In single precision, with the epsilon in double, as upstream.
+        const float by_factor = static_cast<float>(match_len) * settings_.max_spec_factor;
+        const double limit = static_cast<double>(by_factor + settings_.max_spec_offset) + 1e-6;
+        const int most = std::min(settings_.max_draft_tokens, settings_.max_depth - match_len);
+        return limit <= 0 || most <= 0 ? 0 : limit >= most ? most : static_cast<int>(limit);
     }
 
-    void find_matches(const TokenText& text, std::span<const Token> context) const {
+    // Fills ends_. Where a match overlaps a later one, how the context agrees with itself tells how long
+    // it is, as in the Z algorithm: no token of the text is found to agree twice.
+    void find_matches(const TokenText& text, std::span<const Token> context) {
         matches_.clear();
-        const int order = kNumOrders - 1;
-        const Token* end = context.data() + context.size();
-        for (auto at = text.latest(context_hash(end, order), order); at.is_found;
-             at = text.previous(at.place, order)) {
-            const auto most = std::min<std::size_t>(context.size(), at.place - text.begin() + 1);
-            std::size_t length = 0;
-            while (length < most &&
-                   text.token(at.place - static_cast<Position>(length)) == end[-1 - static_cast<std::ptrdiff_t>(length)])
-                ++length;
-            if (length > 0) matches_.push_back({at.place + 1, static_cast<int>(length)});
+        num_matches_.assign(context.size() + 1, 0);
+        overlaps_.assign(context.size(), kUnknown);
+        const Token* context_end = context.data() + context.size();
+        Match first{0, 0};  // of those so far, that which begins first
+        for (auto at = text.latest(context_hash(context_end, kUnigram), kUnigram); at.is_found;
+             at = text.previous(at.place, kUnigram)) {
+            const Position end = at.place + 1, shift = first.end - end;
+            std::uint32_t length = 0;
+            bool is_known = false;
+            if (shift < first.length) {
+                if (overlaps_[shift] == kUnknown) overlaps_[shift] = overlap_of(context, shift);
+                length = std::min(overlaps_[shift], first.length - shift);
+                is_known = length < first.length - shift;
+            }
+            const auto most = std::min<std::size_t>(context.size(), end - text.begin());
+            while (!is_known && length < most) {
+                const int piece = static_cast<int>(std::min<std::size_t>(kLookBack, most - length));
+                const int num = common_suffix(text.before_end(at.place - length) + 1,
+                                              context_end - length, piece);
+                length += static_cast<std::uint32_t>(num);
+                is_known = num < piece;
+            }
+            if (length == 0) continue;  // another token of its bucket
+            matches_.push_back({end, length});
+            ++num_matches_[length];
+            if (first.length == 0 || end - length < first.end - first.length) first = {end, length};
         }
-        std::reverse(matches_.begin(), matches_.end());
+
+        ends_.resize(matches_.size());
+        std::size_t num = matches_.size();
+        next_.resize(num_matches_.size());  // where the next end of each length goes
+        for (std::size_t length = 0; length < num_matches_.size(); ++length) {
+            num -= num_matches_[length];
+            next_[length] = num;
+        }
+        for (const Match& match : matches_) ends_[next_[match.length]++] = match.end;
     }
 
-    // Ranges of match lengths with equal occurrences, those that allow the longest draft first.
-    std::vector<Range> ranges_by_promise(int max_tokens) const {
-        std::vector<int> lengths;
-        for (const Match& match : matches_) lengths.push_back(match.length);
-        std::sort(lengths.begin(), lengths.end());
-        lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+    // For how many tokens the context agrees with itself, moved by some.
+    static std::uint32_t overlap_of(std::span<const Token> context, std::size_t shift) {
+        const auto rest = context.first(context.size() - shift);
+        const auto differs = std::mismatch(rest.rbegin(), rest.rend(), context.rbegin()).first;
+        return static_cast<std::uint32_t>(differs - rest.rbegin());
+    }
+
+    // The longest matches first.
+    std::vector<Range> ranges_of_matches() const {
         std::vector<Range> ranges;
-        int shortest = 1;
-        for (const int longest : lengths) {
-            int most = 0;
-            for (int length = shortest; length <= longest; ++length)
-                most = std::max(most, room(length, max_tokens));
-            ranges.push_back({most, shortest, longest});
-            shortest = longest + 1;
+        std::size_t num_ends = 0;
+        for (std::size_t length = num_matches_.size(); length-- > 1;) {
+            if (num_matches_[length] > 0) {
+                num_ends += num_matches_[length];
+                ranges.push_back({0, static_cast<int>(length), num_ends, 0, 0});
+            }
+            if (ranges.empty()) continue;
+            Range& range = ranges.back();
+            range.shortest = static_cast<int>(length);
+            range.most = std::max(range.most, room(range.shortest));
         }
-        std::stable_sort(ranges.begin(), ranges.end(),
-                         [](const Range& a, const Range& b) { return a.most > b.most; });
+        int most = 0;
+        for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
+            range->most_from_here = most = std::max(most, range->most);
+        }
         return ranges;
     }
 
     // Follows the most frequent next token. A token's probability is the share of the occurrences
     // it follows, those that nothing follows included, times its predecessor's probability.
-    PaperDraft follow(const TokenText& text, std::vector<Position> ends, int most) const {
+    // Also one of all_ that agrees with the draft. num_lost: goes up by the occurrences that had to
+    // be compared again.
+    std::pair<PaperDraft, Position> follow(const TokenText& text, std::size_t longest_draft,
+                                           std::size_t& num_lost) {
         PaperDraft path;
-        path.num_occurrences = ends.size();
+        path.num_occurrences = all_.size();
+        const Followers* among = &all_;
+        std::size_t num_alive = all_.size();  // that follow the draft so far
+        std::size_t depth = 0;                // the latest tokens of it, which are the guide's
         float prob = 1;
-        std::vector<Token> next, sorted;
-        while (path.token_ids.size() < static_cast<std::size_t>(most)) {
-            next.clear();
-            for (const Position end : ends)
-                if (const Token token = text.token(end); token != kEnd) next.push_back(token);
-            if (next.empty()) break;
-            sorted = next;
-            std::sort(sorted.begin(), sorted.end());
-            std::size_t count = 0, num_leaders = 0;
-            Token token = kEnd;
-            for (auto at = sorted.begin(); at != sorted.end();) {
-                const auto stop = std::upper_bound(at, sorted.end(), *at);
-                const auto num = static_cast<std::size_t>(stop - at);
-                if (num > count) {
-                    count = num;
-                    token = *at;
-                    num_leaders = 0;
-                }
-                if (num == count) ++num_leaders;
-                at = stop;
-            }
-            prob *= static_cast<float>(count) / static_cast<float>(ends.size());
-            if (prob < min_prob_) break;
-            // Takes time quadratic in the tokens that lead.
-            if (num_leaders > 1) token = detail::first_sibling(next);
-            if (path.token_ids.empty()) path.num_agreeing = count;
-            path.token_ids.push_back(token);
+        while (path.token_ids.size() < longest_draft) {
+            Leader leader = leader_of(text, *among, depth, num_alive);
+            if (leader.count == 0) break;
+            prob *= static_cast<float>(leader.count) / static_cast<float>(num_alive);
+            if (prob < settings_.min_token_prob) break;
+            if (leader.is_tied) leader.token = first_of_tied(text, *among, depth);
+            if (path.token_ids.empty()) path.num_agreeing = leader.count;
+            path.token_ids.push_back(leader.token);
             path.probs.push_back(prob);
-            std::erase_if(ends, [&](Position end) { return text.token(end) != token; });
-            for (Position& end : ends) ++end;
+            num_alive = leader.count;
+            if (depth < among->guide().size() && leader.token == among->guide()[depth]) {
+                ++depth;
+                continue;
+            }
+            leavers_.clear();
+            among->visit_leaving(depth, [&](Position place) {
+                place += static_cast<Position>(depth);
+                if (text.token(place) == leader.token) leavers_.push_back(place + 1);
+            });
+            Followers& leaving = among == &leaving_[0] ? leaving_[1] : leaving_[0];
+            leaving.clear();
+            leaving.add(leavers_);
+            leaving.compare(text, longest_draft - path.token_ids.size());
+            num_lost += leaving.size();
+            among = &leaving;
+            depth = 0;
         }
-        return path;
+        const std::size_t num_before = path.token_ids.size() - depth;
+        while (among->num_leaving(depth) == 0) ++depth;
+        return {std::move(path), among->one_leaving(depth) - static_cast<Position>(num_before)};
     }
 
-    int max_depth_;
-    float min_prob_;
-    std::vector<int> most_by_match_;
-    mutable std::vector<Match> matches_;
+    struct Leader {
+        Token token = kEnd;
+        std::size_t count = 0;
+        bool is_tied = false;
+    };
+
+    // The most frequent token after those that agree with the guide for at least so many tokens.
+    Leader leader_of(const TokenText& text, const Followers& among, std::size_t depth,
+                     std::size_t num_alive) {
+        const std::size_t num_leaving = among.num_leaving(depth);
+        Leader leader;
+        if (num_leaving < num_alive) leader = {among.guide()[depth], num_alive - num_leaving, false};
+        if (leader.count > num_leaving) return leader;
+        counts_.clear(num_leaving);
+        among.visit_leaving(depth, [&](Position place) {
+            const Token token = text.token(place + static_cast<Position>(depth));
+            if (token == kEnd) return;
+            const std::size_t count = ++counts_[token];
+            if (count > leader.count) {
+                leader = {token, count, false};
+            } else if (count == leader.count) {
+                leader.is_tied = true;
+            }
+        });
+        return leader;
+    }
+
+    Token first_of_tied(const TokenText& text, const Followers& among, std::size_t depth) {
+        std::vector<Position> places;
+        for (std::size_t agreeing = depth; agreeing <= among.guide().size(); ++agreeing) {
+            among.visit_leaving(agreeing, [&](Position place) {
+                places.push_back(place + static_cast<Position>(depth));
+            });
+        }
+        std::sort(places.begin(), places.end());  // upstream inserted them in this order
+        std::vector<Token> tokens;
+        for (const Position place : places) {
+            if (const Token token = text.token(place); token != kEnd) tokens.push_back(token);
+        }
+        return detail::first_sibling(tokens);
+    }
+
+    static constexpr std::uint32_t kUnknown = ~std::uint32_t{0};
+
+    PaperSettings settings_;
+
+    // Of the latest proposal.
+    std::vector<Match> matches_;  // the latest first
+    std::vector<std::size_t> num_matches_;  // by length
+    std::vector<std::uint32_t> overlaps_;   // of the context with itself, by how far it is moved
+    std::vector<std::size_t> next_;
+    std::vector<Position> ends_;  // places after a match, those of the longest first
+    Followers all_;               // those of them that matter so far
+    std::array<Followers, 2> leaving_;
+    std::vector<Position> leavers_;
+    TokenTable counts_;
 };
 
 }  // namespace sglang_hvd

@@ -1,0 +1,40 @@
+// A number for each of some tokens.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "token_text.hpp"
+
+namespace sglang_hvd {
+
+// An open table, made for a known number of tokens. Numbers are 0 at first.
+class TokenTable {
+public:
+    // Forgets all; what follows names at most so many different tokens.
+    void clear(std::size_t num_tokens) {
+        entries_.assign(std::bit_ceil(2 * num_tokens + 2), {});
+        shift_ = 64 - static_cast<int>(std::bit_width(entries_.size() - 1));
+    }
+
+    std::uint32_t& operator[](Token token) {
+        auto at = static_cast<std::size_t>(static_cast<std::uint64_t>(token) * 0x9E3779B97F4A7C15u >> shift_);
+        while (entries_[at].token != token && entries_[at].token != kEnd) {
+            at = (at + 1) & (entries_.size() - 1);
+        }
+        entries_[at].token = token;
+        return entries_[at].number;
+    }
+
+private:
+    struct Entry {
+        Token token = kEnd;
+        std::uint32_t number = 0;
+    };
+    std::vector<Entry> entries_;
+    int shift_ = 0;
+};
+
+}  // namespace sglang_hvd
