@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Fuzzes the native suffix cache under AddressSanitizer and UndefinedBehaviorSanitizer, then its
-# threads under ThreadSanitizer. With clang++ libFuzzer chooses the inputs, else a random generator.
+# Fuzzes the native suffix cache under AddressSanitizer and UndefinedBehaviorSanitizer, then calls for
+# which memory cannot be had, then its threads under ThreadSanitizer. With clang++ libFuzzer chooses the
+# inputs, else a random generator.
 #   tests/fuzz/run.sh [SECONDS, default 60] [FOLDER for builds and the corpus]
 set -euo pipefail
 seconds=${1:-60}
@@ -26,5 +27,7 @@ fi
 ./random_inputs_pooled "$((seconds / 6))"
 "$CXX" "${flags[@]}" "${checks[@]}" -UHVD_CHECKED "$here/block_pool.cpp" -o block_pool
 ./block_pool
+"$CXX" "${flags[@]}" "${checks[@]}" -Wno-mismatched-new-delete "$here/out_of_memory.cpp" -o out_of_memory
+./out_of_memory
 "$CXX" "${flags[@]}" -fsanitize=thread "$here/threads.cpp" -o threads
 ./threads

@@ -1,4 +1,4 @@
-"""A minute of fuzzing under sanitizers, then all methods from several threads under another."""
+"""A minute of fuzzing under sanitizers, calls without memory, then methods of several threads."""
 
 import os
 import shutil

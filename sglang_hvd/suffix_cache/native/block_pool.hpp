@@ -38,16 +38,16 @@ public:
     // Its contents are undefined.
     void* allocate() {
         const std::lock_guard lock(mutex_);
-        ++num_used_;
 #ifdef HVD_CHECKED
-        return ::operator new(kBlockBytes);
+        void* block = ::operator new(kBlockBytes);
 #else
         if (warm_.empty() && cold_.empty()) add_slab();
         auto& from = warm_.empty() ? cold_ : warm_;
         void* block = from.back();
         from.pop_back();
-        return block;
 #endif
+        ++num_used_;
+        return block;
     }
 
     void release(void* block) {
@@ -76,12 +76,14 @@ private:
     static constexpr std::size_t kMaxWarm = 64;
 
     void add_slab() {
+        const std::size_t num_slabs = slabs_.size() + 1;
+        slabs_.reserve(num_slabs);
+        cold_.reserve(num_slabs * kSlabBlocks);  // release() must not throw
+        warm_.reserve(std::min(most_warm_, num_slabs * kSlabBlocks));
         void* slab = mmap(nullptr, kSlabBlocks * kBlockBytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (slab == MAP_FAILED) throw std::bad_alloc();
         slabs_.push_back(slab);
-        cold_.reserve(slabs_.size() * kSlabBlocks);  // release() must not throw
-        warm_.reserve(std::min(most_warm_, slabs_.size() * kSlabBlocks));
         for (std::size_t i = kSlabBlocks; i-- > 0;) {
             cold_.push_back(static_cast<std::byte*>(slab) + i * kBlockBytes);
         }

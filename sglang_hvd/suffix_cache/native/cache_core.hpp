@@ -5,9 +5,10 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <shared_mutex>
 #include <span>
@@ -67,6 +68,9 @@ public:
         if (worker_.joinable()) worker_.join();
     }
 
+    // Where memory cannot be had, a method has changed nothing, except that outputs and texts of sessions
+    // may have left which it needed.
+
     Slot start(const std::string& space, std::span<const Token> prompt) {
         require_tokens(prompt);
         auto request = std::make_shared<Request>(shared_.open(space));
@@ -74,20 +78,23 @@ public:
         TokenText& text = *request->text;
         request->prompt_end = text.end();
         const std::size_t backlog = text.end() - text.indexed();
+        std::list<Task> task;
         if (!settings_.indexes_in_background || backlog <= kInlineTokens) {
             text.reserve(text.size());
             text.index(backlog);
         } else {
             start_worker();
-            add_task(request);
+            task.emplace_back(request);
         }
         const std::lock_guard lock(requests_mutex_);
         if (free_slots_.empty()) {
             if (requests_.size() == kMaxRequests) throw std::invalid_argument("too many requests");
+            if (requests_.size() == requests_.capacity()) requests_.reserve(2 * requests_.size() + 1);
+            free_slots_.reserve(requests_.capacity());  // finish() must not fail there
             requests_.emplace_back();
             free_slots_.push_back(static_cast<Slot>(requests_.size() - 1));
-            free_slots_.reserve(requests_.size());
         }
+        if (!task.empty()) add_task(std::move(task));
         const Slot slot = free_slots_.back();
         free_slots_.pop_back();
         request->slot = slot;
@@ -108,6 +115,14 @@ public:
                                             std::to_string(width));
             }
             require_tokens({rows + i * width, static_cast<std::size_t>(lengths[i])});
+        }
+        for (std::size_t i = 0; i < slots.size(); ++i) {
+            Request& request = at(slots[i]);
+            const auto num_tokens = static_cast<std::size_t>(lengths[i]);
+            const auto turn = turn_of(request);
+            request.text->make_room(num_tokens);
+            // What the thread indexes it makes room for.
+            if (!request.text->has_backlog()) request.text->reserve(request.text->size() + num_tokens);
         }
         for (std::size_t i = 0; i < slots.size(); ++i) {
             Request& request = at(slots[i]);
@@ -138,7 +153,7 @@ public:
             }
             const auto turn = turn_of(request);
             const int most = std::min(max_nodes[i], static_cast<std::int32_t>(drafts[i].token_ids.size()));
-            const TokenText* shared = request.space->text.get();
+            const TokenText* shared = &request.space->text;
             if (shared->size() == 0) shared = nullptr;
             Draft& draft = drafts[i];
             const bool is_papers = settings_.paper && !by_votes;
@@ -161,30 +176,33 @@ public:
     // Forgets a request. keeps: its output (the given one, else what was committed) is shared.
     void finish(Slot slot, bool keeps, std::optional<std::span<const Token>> output) {
         if (output) require_tokens(*output);
-        if (settings_.indexes_in_background) start_worker();  // which may fail, before anything changes
-        std::shared_ptr<Request> request;
+        const bool is_in_background = settings_.indexes_in_background;
+        if (is_in_background) start_worker();
+        // What may fail comes before the request leaves the table.
+        std::list<Task> task;
+        auto& finished = std::get<Finished>(task.emplace_back(Finished{}));
+        std::shared_ptr<Request> request;  // outlives its turn
         {
             const std::lock_guard lock(requests_mutex_);
             at(slot);
-            request = std::move(requests_[place_of(slot)]);
+            request = requests_[place_of(slot)];
+            finished.space = request->space;
+            if (keeps) {
+                finished.num_flushes_seen = shared_.num_flushes(*request->space);
+                finished.output = output_of(*request, output);
+                if (!is_in_background) share(finished);
+            }
+            const auto turn = turn_of(*request);
+            finished.text = std::move(request->text);
+            finished.prompt_end = request->prompt_end;
+            requests_[place_of(slot)] = nullptr;
             free_slots_.push_back(next_use(slot));
         }
-        std::vector<Token> kept;
-        std::unique_ptr<TokenText> text;
-        {
-            const auto turn = turn_of(*request);
-            if (keeps) kept = output_of(*request, output);
-            text = std::move(request->text);
-        }
-        const bool is_short = text->size() <= kInlineTokens;
-        if (!keeps && is_short) return;
-        Finished finished{request->space, keeps ? shared_.num_flushes(*request->space) : kDrops,
-                          std::move(kept), std::move(text), request->prompt_end};
-        if (settings_.indexes_in_background) {
+        if (!is_in_background) {
+            keep_session(finished);
+        } else if (keeps || finished.text->size() > kInlineTokens) {
             num_waiting_tokens_ += finished.output.size();
-            add_task(std::move(finished));
-        } else {
-            take_in(std::move(finished));
+            add_task(std::move(task));
         }
     }
 
@@ -282,14 +300,21 @@ private:
         });
     }
 
-    // Keeps what a finished request leaves to others.
-    void take_in(Finished finished) {
+    // What a finished request leaves to others, and to the next turn of its session. A flush in the
+    // meantime must not be outlived.
+    void share(const Finished& finished) {
         if (finished.num_flushes_seen == kDrops) return;
         shared_.keep(finished.space, finished.output, finished.num_flushes_seen);
-        // A flush in the meantime must not be outlived.
+    }
+    void keep_session(Finished& finished) {
+        if (finished.num_flushes_seen == kDrops) return;
         if (shared_.num_flushes(*finished.space) != finished.num_flushes_seen) return;
-        sessions_.keep(finished.space, finished.num_flushes_seen, std::move(finished.text),
-                       finished.prompt_end);
+        try {
+            sessions_.keep(finished.space, finished.num_flushes_seen, std::move(finished.text),
+                           finished.prompt_end);
+        } catch (const std::bad_alloc&) {
+            // The request is finished all the same; the next turn has to index its prompt again.
+        }
     }
 
     static void require_tokens(std::span<const Token> tokens) {
@@ -341,7 +366,7 @@ private:
         const PaperSettings& settings = *settings_.paper;
         const auto context = PaperProposer::context_of(settings, *request.text);
         const auto own = proposer.propose(settings, *request.text, context, most);
-        const auto shared = proposer.propose(settings, *request.space->text, context, most);
+        const auto shared = proposer.propose(settings, request.space->text, context, most);
         const bool is_own = own && (!shared || own->score >= shared->score);
         if (!own && !shared) return;
         const PaperDraft& best = is_own ? *own : *shared;
@@ -360,9 +385,10 @@ private:
         draft.match.num_agreeing = static_cast<float>(best.num_agreeing);
     }
 
-    static std::vector<Token> output_of(const Request& request,
+    static std::vector<Token> output_of(Request& request,
                                         std::optional<std::span<const Token>> given) {
         if (given) return {given->begin(), given->end()};
+        const auto turn = turn_of(request);
         std::vector<Token> output(request.text->end() - request.prompt_end);
         request.text->copy(request.prompt_end, output);
         return output;
@@ -376,10 +402,11 @@ private:
         if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
     }
 
-    void add_task(Task task) {
+    // Takes no memory.
+    void add_task(std::list<Task> task) {
         {
             const std::lock_guard lock(tasks_mutex_);
-            tasks_.push_back(std::move(task));
+            tasks_.splice(tasks_.end(), task);
         }
         tasks_changed_.notify_all();
     }
@@ -389,22 +416,22 @@ private:
         while (true) {
             tasks_changed_.wait(lock, [this] { return is_stopping_ || !tasks_.empty(); });
             if (is_stopping_) return;
-            Task task = std::move(tasks_.front());
-            tasks_.pop_front();
+            std::list<Task> task;
+            task.splice(task.end(), tasks_, tasks_.begin());
             is_working_ = true;
             lock.unlock();
             bool is_done = true;
-            if (auto* request = std::get_if<std::shared_ptr<Request>>(&task)) {
+            if (auto* request = std::get_if<std::shared_ptr<Request>>(&task.front())) {
                 is_done = index_some(**request);
             } else {
-                auto& finished = std::get<Finished>(task);
-                const std::size_t num_tokens = finished.output.size();
-                take_in(std::move(finished));
-                num_waiting_tokens_ -= num_tokens;
+                auto& finished = std::get<Finished>(task.front());
+                share(finished);
+                keep_session(finished);
+                num_waiting_tokens_ -= finished.output.size();
             }
-            if (is_done) task = Finished{};
+            if (is_done) task.clear();
             lock.lock();
-            if (!is_done) tasks_.push_back(std::move(task));  // others have their turn
+            tasks_.splice(tasks_.end(), task);  // what is not done; others have their turn
             is_working_ = false;
             if (tasks_.empty()) tasks_changed_.notify_all();
         }
@@ -439,7 +466,7 @@ private:
 
     std::mutex tasks_mutex_;
     std::condition_variable tasks_changed_;
-    std::deque<Task> tasks_;
+    std::list<Task> tasks_;
     std::atomic<std::size_t> num_waiting_tokens_ = 0;  // of outputs among the tasks
     bool is_working_ = false, is_stopping_ = false;
     std::thread worker_;

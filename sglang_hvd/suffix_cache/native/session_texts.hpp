@@ -30,7 +30,7 @@ public:
     using Texts = std::vector<std::unique_ptr<TokenText>>;
 
     // Keeps what a text has of its prompt. num_flushes: of the namespace so far. Returns what had
-    // to leave, or was not worth keeping, for the caller to free.
+    // to leave, or was not worth keeping, for the caller to free. If it throws, the text is gone.
     Texts keep(std::shared_ptr<Namespace> space, std::uint64_t num_flushes,
                std::unique_ptr<TokenText> text, std::size_t prompt_len) {
         Texts leaving;
@@ -46,15 +46,17 @@ public:
         std::vector<Token> prompt(length);
         text->copy(0, prompt);
         const Key key{space.get(), prefix_hashes(prompt).back()};
+        std::list<Kept> entry;
+        entry.push_back({std::move(space), num_flushes, std::move(text), key});
         const std::lock_guard lock(mutex_);
         if (const auto at = by_key_.find(key); at != by_key_.end()) {
             leaving.push_back(remove(at->second));
         }
         while (num_tokens_ + length > budget_) leaving.push_back(remove(kept_.begin()));
+        by_key_.emplace(key, entry.begin());
         num_tokens_ += length;
-        num_table_bytes_ += text->num_table_bytes();
-        kept_.push_back({std::move(space), num_flushes, std::move(text), key});
-        by_key_.emplace(key, std::prev(kept_.end()));
+        num_table_bytes_ += entry.front().text->num_table_bytes();
+        kept_.splice(kept_.end(), entry);
         return leaving;
     }
 

@@ -22,12 +22,25 @@ namespace sglang_hvd {
 // Tokens indexed between two moments at which others may read: about 20 us.
 constexpr std::size_t kPieceTokens = 256;
 
+struct Namespace;
+
+// The namespace that was longest without an output comes first.
+struct NamespaceRank {
+    std::uint64_t newest;
+    Namespace* space;
+
+    auto operator<=>(const NamespaceRank&) const = default;
+};
+
 // What the requests of one namespace may read of each other.
 struct Namespace {
-    explicit Namespace(BlockPool& pool) : text(std::make_unique<TokenText>(pool)) {}
+    explicit Namespace(BlockPool& pool) : text(pool) {
+        std::set<NamespaceRank> ranks = {{0, this}};
+        unused_rank = ranks.extract(ranks.begin());
+    }
 
     std::shared_mutex mutex;  // guards text: readers propose, the writer adds and evicts
-    std::unique_ptr<TokenText> text;
+    TokenText text;
 
     // Guarded by SharedTexts.
     struct Kept {
@@ -38,6 +51,7 @@ struct Namespace {
     std::size_t num_tokens = 0;
     std::size_t num_table_bytes = 0;  // of text, as SharedTexts counts them
     std::uint64_t num_flushes = 0;
+    std::set<NamespaceRank>::node_type unused_rank;  // so that evicting takes no memory
 };
 
 // Decides what is kept. Least valuable is what was kept first: of a namespace over its own budget,
@@ -55,12 +69,13 @@ public:
         std::shared_ptr<Namespace> found;
         {
             const std::lock_guard lock(names_mutex_);
-            auto& space = by_name_[name];
-            if (!space) {
-                space = std::make_shared<Namespace>(pool_);
-                count_tables(*space);
+            if (const auto at = by_name_.find(name); at != by_name_.end()) {
+                found = at->second;
+            } else {
+                found = std::make_shared<Namespace>(pool_);
+                by_name_.emplace(name, found);
+                count_tables(*found);
             }
-            found = space;
             if (by_name_.size() <= most_names_) return found;
         }
         const std::lock_guard lock(writer_mutex_);
@@ -76,6 +91,7 @@ public:
         return space.num_flushes;
     }
 
+    // If it throws, the output is not kept; what had to leave for it may have left.
     void keep(const std::shared_ptr<Namespace>& space, std::span<const Token> output,
               std::uint64_t num_flushes_seen) {
         const std::lock_guard lock(writer_mutex_);
@@ -90,26 +106,28 @@ public:
                 return aged.space->kept.empty() || aged.space->kept.front().serial > aged.serial;
             });
         }
-        small_.erase(rank_of(*space));
-        num_spaces_ += space->kept.empty();
-        space->kept.push_back({next_serial_, output.size()});
-        by_age_.push_back({next_serial_++, space});
+        // First what takes memory. An entry of by_age_ whose output is not there counts as evicted.
+        make_room(*space, output.size() + 1);
+        const std::uint64_t serial = next_serial_++;
+        by_age_.push_back({serial, space});
+        const NamespaceRank rank = rank_of(*space);
+        space->kept.push_back({serial, output.size()});
+        unrank(rank);
+        num_spaces_ += space->kept.size() == 1;
         space->num_tokens += output.size();
         rank_if_small(*space);
         num_tokens_ += output.size();
         ++num_kept_;
         {
             const std::lock_guard write(space->mutex);
-            if (space->text->needs_renumbering()) space->text->renumber();
-            space->text->append(output);
-            space->text->close();
+            space->text.append(output);
+            space->text.close();
         }
         for (bool is_done = false; !is_done;) {
             const std::lock_guard write(space->mutex);
-            space->text->index(kPieceTokens);
-            is_done = !space->text->has_backlog();
+            space->text.index(kPieceTokens);
+            is_done = !space->text.has_backlog();
         }
-        count_tables(*space);
     }
 
     // Changes the budgets, and evicts what is over them.
@@ -156,13 +174,13 @@ public:
         std::size_t num_tokens = 0, num_kept = 0, num_spaces = 0, num_table_bytes = 0;
         for (const auto& [name, space] : by_name_) {
             const std::lock_guard read(space->mutex);
-            if (const char* broken = space->text->check()) return broken;
-            if (space->num_table_bytes != space->text->num_table_bytes()) return "a text's tables are miscounted";
+            if (const char* broken = space->text.check()) return broken;
+            if (space->num_table_bytes != space->text.num_table_bytes()) return "a text's tables are miscounted";
             num_table_bytes += space->num_table_bytes;
             std::size_t in_space = 0;
             for (const auto& kept : space->kept) in_space += kept.num_tokens;
             if (in_space != space->num_tokens) return "a namespace's tokens are miscounted";
-            if (in_space + space->kept.size() != space->text->size()) return "a text holds more than is kept";
+            if (in_space + space->kept.size() != space->text.size()) return "a text holds more than is kept";
             if (in_space > namespace_budget_) return "a namespace is over its budget";
             num_tokens += in_space;
             num_kept += space->kept.size();
@@ -177,21 +195,19 @@ public:
     }
 
 private:
-    // The namespace that was longest without an output comes first.
-    struct Rank {
-        std::uint64_t newest;
-        Namespace* space;
-
-        auto operator<=>(const Rank&) const = default;
-    };
-    static Rank rank_of(Namespace& space) {
+    static NamespaceRank rank_of(Namespace& space) {
         return {space.kept.empty() ? 0 : space.kept.back().serial, &space};
     }
     static bool is_small(const Namespace& space) {
         return !space.kept.empty() && space.num_tokens <= 2 * kTokensPerSpace;
     }
     void rank_if_small(Namespace& space) {
-        if (is_small(space)) small_.insert(rank_of(space));
+        if (!is_small(space)) return;
+        space.unused_rank.value() = rank_of(space);
+        small_.insert(std::move(space.unused_rank));
+    }
+    void unrank(const NamespaceRank& rank) {
+        if (auto node = small_.extract(rank)) rank.space->unused_rank = std::move(node);
     }
 
     struct Aged {
@@ -212,7 +228,7 @@ private:
 
     void evict_oldest(Namespace& space) {
         const std::size_t num_tokens = space.kept.front().num_tokens;
-        small_.erase(rank_of(space));
+        unrank(rank_of(space));
         space.kept.pop_front();
         space.num_tokens -= num_tokens;
         num_tokens_ -= num_tokens;
@@ -222,9 +238,9 @@ private:
         {
             const std::lock_guard write(space.mutex);
             if (space.kept.empty()) {
-                space.text = std::make_unique<TokenText>(pool_);
+                space.text.clear();
             } else {
-                space.text->drop_before(space.text->begin() + static_cast<Position>(num_tokens) + 1);
+                space.text.drop_before(space.text.begin() + static_cast<Position>(num_tokens) + 1);
             }
         }
         count_tables(space);
@@ -239,7 +255,7 @@ private:
     }
 
     void forget(Namespace& space) {
-        small_.erase(rank_of(space));
+        unrank(rank_of(space));
         num_tokens_ -= space.num_tokens;
         num_kept_ -= space.kept.size();
         num_spaces_ -= !space.kept.empty();
@@ -247,14 +263,29 @@ private:
         space.kept.clear();
         {
             const std::lock_guard write(space.mutex);
-            space.text = std::make_unique<TokenText>(pool_);
+            space.text.clear();
+        }
+        count_tables(space);
+    }
+
+    // Appending and indexing so many tokens takes no memory after that.
+    void make_room(Namespace& space, std::size_t num_tokens) {
+        const std::lock_guard write(space.mutex);
+        TokenText& text = space.text;
+        if (text.needs_renumbering()) text.renumber();
+        try {
+            text.make_room(num_tokens);
+            text.reserve(text.size() + num_tokens);
+        } catch (...) {
+            count_tables(space);
+            throw;
         }
         count_tables(space);
     }
 
     // After each change of a text, by whom changes it.
     void count_tables(Namespace& space) {
-        const std::size_t now = space.text->num_table_bytes();
+        const std::size_t now = space.text.num_table_bytes();
         num_table_bytes_ += now - space.num_table_bytes;  // modulo 2^64, where it shrank
         space.num_table_bytes = now;
     }
@@ -281,7 +312,7 @@ private:
     std::atomic<std::size_t> num_tokens_ = 0, num_kept_ = 0;  // changed under writer_mutex_
     std::atomic<std::size_t> num_table_bytes_ = 0;            // of all texts
     std::size_t num_spaces_ = 0;  // namespaces that hold something
-    std::set<Rank> small_;  // of those the small ones
+    std::set<NamespaceRank> small_;  // of those the small ones
     std::uint64_t next_serial_ = 0;
 };
 

@@ -92,18 +92,31 @@ public:
     Position indexed() const { return indexed_; }
     bool has_backlog() const { return indexed_ != end_; }
 
-    // Appends tokens; they are found after they are indexed.
+    // Takes the memory for so many more tokens, which append() needs not take any more.
+    void make_room(std::size_t num_tokens) {
+        const std::size_t num_blocks =
+            (end_ + num_tokens + kBlockTokens - 1) / kBlockTokens - first_block_;
+        if (num_blocks > blocks_.capacity()) {
+            blocks_.reserve(std::max(num_blocks, 2 * blocks_.size() + 1));
+        }
+        while (blocks_.size() < num_blocks) {
+            blocks_.push_back(static_cast<Block*>(pool_->allocate()));
+        }
+    }
+
+    // Appends tokens; they are found after they are indexed. Changes nothing if it throws.
     void append(std::span<const Token> tokens) {
         assert(tokens.size() < kMaxPosition - end_);
+        make_room(tokens.size());
         while (!tokens.empty()) {
             const std::size_t offset = end_ % kBlockTokens;
-            if (end_ / kBlockTokens == first_block_ + blocks_.size()) add_block();
+            const std::size_t which = end_ / kBlockTokens - first_block_;
+            if (offset == 0) begin_block(which);
             const auto piece = tokens.first(std::min(tokens.size(), kBlockTokens - offset));
-            std::copy(piece.begin(), piece.end(), block_at(end_).at(offset));
-            if (offset < kLookAhead && blocks_.size() > 1) {
+            std::copy(piece.begin(), piece.end(), blocks_[which]->at(offset));
+            if (offset < kLookAhead && which > 0) {
                 const auto ahead = piece.first(std::min(piece.size(), kLookAhead - offset));
-                std::copy(ahead.begin(), ahead.end(),
-                          blocks_[blocks_.size() - 2]->at(kBlockTokens + offset));
+                std::copy(ahead.begin(), ahead.end(), blocks_[which - 1]->at(kBlockTokens + offset));
             }
             end_ += static_cast<Position>(piece.size());
             tokens = tokens.subspan(piece.size());
@@ -130,10 +143,20 @@ public:
         }
     }
 
-    // Makes room in the tables for a text of this size, so that they need not grow.
+    // Makes room in the tables for a text of this size, so that they need not grow, nor index() take
+    // memory.
     void reserve(std::size_t num_tokens) { grow_heads(num_tokens); }
 
-    // Forgets all tokens before this place, which must be the start of a sequence.
+    // Forgets all, and how its sequences were numbered. Takes no memory.
+    void clear() {
+        release_blocks(first_block_ + blocks_.size());
+        blocks_.shrink_to_fit();
+        first_block_ = run_ = 0;
+        begin_ = indexed_ = end_ = 0;
+        empty_tables(kMinHeads);
+    }
+
+    // Forgets all tokens before this place, which must be the start of a sequence. Takes no memory.
     void drop_before(Position place) {
         assert(begin_ <= place && place <= indexed_);
         begin_ = place;
@@ -332,15 +355,13 @@ private:
         return *blocks_[place / kBlockTokens - first_block_];
     }
 
-    void add_block() {
-        if (blocks_.size() == blocks_.capacity()) blocks_.reserve(2 * blocks_.size() + 1);
-        Block* block = static_cast<Block*>(pool_->allocate());
-        if (blocks_.empty()) {
-            std::fill_n(block->tokens, kLookBack, kEnd);
+    void begin_block(std::size_t which) {
+        Token* before = blocks_[which]->tokens;
+        if (which == 0) {
+            std::fill_n(before, kLookBack, kEnd);
         } else {
-            std::copy_n(blocks_.back()->at(kBlockTokens - kLookBack), kLookBack, block->tokens);
+            std::copy_n(blocks_[which - 1]->at(kBlockTokens - kLookBack), kLookBack, before);
         }
-        blocks_.push_back(block);
     }
 
     void release_blocks(std::size_t stop) {
@@ -433,16 +454,24 @@ private:
     // dropped token.
     void shrink_heads() {
         if (wanted_heads(size()) * 8 > heads_[0].size()) return;
-        for (auto& table : heads_) Table<Position>(kMinHeads, 0).swap(table);
-        Table<Recent>(kMinRecents).swap(recent_);
-        grow_heads(size());
+        empty_tables(wanted_heads(size()));
         indexed_ = begin_;
         run_ = 0;
         index(size());
     }
 
+    // Not more than they have. A table that cannot move to less memory stays where it is.
+    void empty_tables(std::size_t num_heads) {
+        for (auto& table : heads_) {
+            table.assign(num_heads, 0);
+            table.shrink_to_fit();
+        }
+        recent_.assign(wanted_recents(num_heads), {});
+        recent_.shrink_to_fit();
+    }
+
     BlockPool* pool_;
-    std::vector<Block*> blocks_;
+    std::vector<Block*> blocks_;  // perhaps more than are begun
     std::size_t first_block_ = 0;  // number of blocks dropped before blocks_[0]
     Position begin_ = 0, indexed_ = 0, end_ = 0;
     std::size_t run_ = 0;  // tokens of the last sequence that are indexed
