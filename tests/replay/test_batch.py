@@ -127,9 +127,13 @@ def test_a_postponed_draft_extend_is_paid_for_when_a_request_drafts() -> None:
     plain = DraftPlan(DraftSource.PLAIN, None, None)
     model = DraftPlan(DraftSource.MODEL, None, None, SIZES[0], NUM_STEPS)
     assert priced.ms([plain], [40], 1) == table.verify_ms(1, [1])[0]
-    without = priced.ms([model, plain], [0, 40], 0)
-    assert priced.ms([model, plain], [6, 40], 0) - without == pytest.approx(
+    without = priced.ms([model, plain], [0, 20], 0)
+    assert priced.ms([model, plain], [6, 20], 0) - without == pytest.approx(
         table.draft_extend_ms(1, [6])[0]
+    )
+    # One that lacks more joins.
+    assert priced.ms([model, plain], [6, 40], 0) - without == pytest.approx(
+        table.draft_extend_ms(2, [23])[0]
     )
     # Not for ever: then it is caught up with anyway.
     assert priced.ms([plain], [MAX_POSTPONED_TOKENS], 1) > priced.ms([plain], [40], 1)
