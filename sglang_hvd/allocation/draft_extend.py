@@ -88,9 +88,7 @@ class DraftExtend(enum.Enum):
             return []
         # Those that would be due soon join: a forward takes little longer for it.
         return [
-            row
-            for row, missing in enumerate(num_missing)
-            if is_due[row] or 2 * missing >= max(most, 2)
+            row for row, missing in enumerate(num_missing) if is_due[row] or 2 * missing >= most
         ]
 
     def most_missing(self, most_nodes: int) -> int:

@@ -1,6 +1,5 @@
 // The Python face of allocation. Conversions and checks of shapes only.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "allocate.hpp"
+#include "bound_arrays.hpp"
 #include "cache_trees.hpp"
 #include "pace.hpp"
 #include "step_allocator.hpp"
@@ -25,15 +25,6 @@ using namespace nb::literals;
 
 namespace sglang_hvd {
 namespace {
-
-template <typename T, int kDims>
-using Input = nb::ndarray<const T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
-template <typename T, int kDims>
-using Output = nb::ndarray<T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
-
-void require(bool is_true, const char* message) {
-    if (!is_true) throw std::invalid_argument(message);
-}
 
 template <typename T>
 std::span<const T> span_of(const Input<T, 1>& array) {

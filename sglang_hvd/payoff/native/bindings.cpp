@@ -1,7 +1,6 @@
 // The Python face of features, inference and what is learned while serving. Conversions and checks of
 // shapes only.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -18,6 +17,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bound_arrays.hpp"
 #include "calibration.hpp"
 #include "expectations.hpp"
 #include "features.hpp"
@@ -29,15 +29,6 @@ using namespace nb::literals;
 
 namespace sglang_hvd {
 namespace {
-
-template <typename T, int kDims>
-using Input = nb::ndarray<const T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
-template <typename T, int kDims>
-using Output = nb::ndarray<T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
-
-void require(bool is_true, const char* message) {
-    if (!is_true) throw std::invalid_argument(message);
-}
 
 // What a step committed: row i belongs to request i, its first lengths[i] tokens count.
 class CommittedTokens {

@@ -1,6 +1,5 @@
 // The Python face of the verify tree. Conversions and checks of shapes only.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
@@ -8,8 +7,8 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <stdexcept>
 
+#include "bound_arrays.hpp"
 #include "verify_tree.hpp"
 
 namespace nb = nanobind;
@@ -18,20 +17,12 @@ using namespace nb::literals;
 namespace sglang_hvd {
 namespace {
 
-template <typename T, int kDims>
-using Array = nb::ndarray<T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
-using Longs = Array<std::int64_t, 2>;
-using Input = Array<const std::int64_t, 2>;
 // One row after the other, with others between them perhaps.
 using Rows = nb::ndarray<std::int64_t, nb::ndim<2>, nb::device::cpu>;
 using Column = nb::ndarray<std::int64_t, nb::ndim<1>, nb::device::cpu>;
 
-void require(bool is_true, const char* message) {
-    if (!is_true) throw std::invalid_argument(message);
-}
-
 template <typename T>
-std::span<T> row_of(const Array<T, 2>& array, std::size_t row) {
+std::span<T> row_of(const Output<T, 2>& array, std::size_t row) {
     return {array.data() + row * array.shape(1), array.shape(1)};
 }
 
@@ -56,10 +47,11 @@ void require_nodes(const Rows& parents, const Column& num_used) {
     }
 }
 
-void merge(const Rows& token_ids, const Rows& parents, const Column& num_used, const Array<std::uint8_t, 2>& is_model_node,
-           const std::optional<Array<const std::int64_t, 1>>& rows, const Input& tree_tokens, const Input& parent_list,
-           const Input& top_scores_index, std::int64_t topk, const std::optional<Input>& ranks,
-           const Array<const std::int64_t, 1>& num_kept) {
+void merge(const Rows& token_ids, const Rows& parents, const Column& num_used,
+           const Output<std::uint8_t, 2>& is_model_node, const std::optional<Input<std::int64_t, 1>>& rows,
+           const Input<std::int64_t, 2>& tree_tokens, const Input<std::int64_t, 2>& parent_list,
+           const Input<std::int64_t, 2>& top_scores_index, std::int64_t topk,
+           const std::optional<Input<std::int64_t, 2>>& ranks, const Input<std::int64_t, 1>& num_kept) {
     const std::size_t n = parents.shape(0), w = parents.shape(1), k = tree_tokens.shape(0), m = tree_tokens.shape(1);
     require_nodes(parents, num_used);
     require(token_ids.shape(0) == n && token_ids.shape(1) == w && (w == 1 || token_ids.stride(1) == 1) &&
@@ -88,9 +80,10 @@ void merge(const Rows& token_ids, const Rows& parents, const Column& num_used, c
     }
 }
 
-void lay_out(const Rows& parents, const Column& num_used, const Array<const std::int64_t, 1>& seq_lens,
-             const Longs& positions, const Longs& next_token, const Longs& next_sibling,
-             const Array<std::uint8_t, 1>& mask, bool is_full_mask) {
+void lay_out(const Rows& parents, const Column& num_used, const Input<std::int64_t, 1>& seq_lens,
+             const Output<std::int64_t, 2>& positions, const Output<std::int64_t, 2>& next_token,
+             const Output<std::int64_t, 2>& next_sibling,
+             const Output<std::uint8_t, 1>& mask, bool is_full_mask) {
     const std::size_t n = parents.shape(0), w = parents.shape(1);
     require_nodes(parents, num_used);
     require(seq_lens.size() == n, "each request has its length");
@@ -107,7 +100,8 @@ void lay_out(const Rows& parents, const Column& num_used, const Array<const std:
     for (std::size_t i = 0; i < n; ++i) {
         const std::size_t before = is_full_mask ? static_cast<std::size_t>(seq_lens.data()[i]) : 0;
         layouter.lay_out(row_of(parents, i), static_cast<std::size_t>(at(num_used, i)), seq_lens.data()[i],
-                         {row_of(positions, i), row_of(next_token, i), row_of(next_sibling, i), cells + before, before + w});
+                         {row_of(positions, i), row_of(next_token, i), row_of(next_sibling, i), cells + before,
+                          before + w});
         cells += w * (before + w);
     }
 }

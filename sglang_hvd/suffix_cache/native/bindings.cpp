@@ -1,7 +1,6 @@
 // The Python face of the native core. Conversions and checks of shapes only: the algorithms are in
 // the headers.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
@@ -13,21 +12,13 @@
 #include <string>
 #include <vector>
 
+#include "bound_arrays.hpp"
 #include "cache_core.hpp"
 
 namespace nb = nanobind;
 
 namespace sglang_hvd {
 namespace {
-
-template <typename T, int kDims>
-using Input = nb::ndarray<const T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
-template <typename T, int kDims>
-using Output = nb::ndarray<T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
-
-void require(bool is_true, const char* message) {
-    if (!is_true) throw std::invalid_argument(message);
-}
 
 void commit(CacheCore& core, const Input<std::int32_t, 1>& slots,
             const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& lengths) {
