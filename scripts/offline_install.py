@@ -37,8 +37,14 @@ MODULES = (
     *("torch", "sgl_kernel", "flashinfer", "triton", "transformers", "xgrammar", "sglang"),
     "sglang_hvd",
 )
-# With native code of the machine's Python, which is looked for beside the sources.
-_NATIVE_MODULES = ("sglang_hvd.suffix_cache", "sglang_hvd.payoff", "sglang_hvd.allocation")
+# What a start imports later: native code of the machine's Python, which is looked for beside the
+# sources, and SGLang's modules of CUTLASS DSL and FlashMLA, which the rest of it does without.
+_LATE_MODULES = (
+    *("sglang_hvd.suffix_cache", "sglang_hvd.payoff", "sglang_hvd.allocation"),
+    "sglang_hvd.plugin.host_trees",
+    "sglang.kernels.ops.gemm.cutedsl_dual_gemm",
+    "sglang.srt.layers.attention.flashmla_backend",
+)
 _INDEX = "pieces.json"
 _SOURCES = Path(__file__).parents[1]
 # pip takes wheels of the platforms that it is told, and of no older ones.
@@ -239,8 +245,8 @@ def check() -> int:
         if path is None and tool == "nvcc":
             missing.append(tool)
     # A module may be there and not load: its libraries may be missing, or others.
-    for module in (*MODULES, *_NATIVE_MODULES):
-        if module in missing:
+    for module in (*MODULES, *_LATE_MODULES):
+        if module.partition(".")[0] in missing:
             continue
         code = f"import {module}"
         if module == "torch":
