@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 
-from sglang_hvd.allocation.cost_fit import RestTimes, split_rest
+from sglang_hvd.allocation.cost_fit import Int64, RestTimes, split_rest
 from sglang_hvd.allocation.costs import Float64, StepCosts
 
 # What the sums keep of themselves with each further time: the last few hundred count.
@@ -18,9 +19,14 @@ _PRIOR_TIMES = 4.0
 # expected ones, in their squared mean: less tells little of a ratio.
 _PRIOR_SPREAD = 0.05
 
-# What nodes take beside the table changes what it says of any step, and of the mean one, by this
-# share at most.
-_MOST_OF_NODES = 0.5
+# What nodes, and steps of a shape, take beside the table changes what it says of any step by this
+# share at most, and what nodes take that of the mean step.
+_MOST_BESIDE = 0.5
+
+# As many steps as the table's own time for a shape counts for, beside those that were seen.
+_PRIOR_OF_SHAPE = 8.0
+# A shape of which less is left among the latest steps tells nothing.
+_LEAST_OF_SHAPE = 1e-6
 
 # A time this much above what is expected tells of the machine, not of the step: the first step
 # of a batch size may wait for kernels to be compiled. It does not count, unless half of the latest
@@ -37,7 +43,8 @@ class CostScale:
     """observe_* takes in times in milliseconds. The verifications are multiplied by what their
     times are over what the table says. Wide ones may be further off than narrow ones, as with
     longer contexts than the table was timed with, or less far, as where the device waits for the
-    host whatever they are: what a node takes more is learned beside that. So is what a step takes
+    host whatever they are: what a node takes more is learned beside that. So is what steps of a
+    shape take more, as where the machine was disturbed while it timed them, and what a step takes
     beside its parts.
 
     Of the draft-extends and the model drafter's drafts it is learned what they take more whatever
@@ -52,7 +59,7 @@ class CostScale:
 
     def __init__(self, base: StepCosts, *, runs_ahead: bool = False) -> None:
         self._base = base
-        self._verify, self._nodes = _Ratio(), _NodeTimes()
+        self._verify, self._shapes = _Ratio(), _ShapeTimes(base)
         self._extend, self._draft = _Line(), _Line()
         self._rest = RestTimes(runs_ahead=runs_ahead)
         # What the table says, once looked up: it does not change, and every step asks.
@@ -68,7 +75,7 @@ class CostScale:
         shape = num_requests, width
         counted = self._verify.add(self.num_observed, shape, expected, milliseconds)
         if counted is not None:
-            self._nodes.add(num_requests, width, expected, counted)
+            self._shapes.add(self.num_observed, shape, expected, counted)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a draft-extend."""
@@ -88,11 +95,13 @@ class CostScale:
         self._rest.add(num_requests, milliseconds, is_before_ahead=is_before_ahead)
 
     def coefficients(self) -> Float64:
-        """All that is learned, so that another process can make the same table: float64[10]."""
+        """All that is learned, so that another process can make the same table: float64[10], and
+        one for each time of a verification in the base."""
         step = self.num_observed
         verify = self._verify.value(step)
         parts = [of for part in (self._extend, self._draft) for of in part.value(step, verify)]
-        return np.concatenate([self._nodes.split(verify), parts, self._rest.solve()])
+        of_nodes, of_shapes = self._shapes.split(step, verify)
+        return np.concatenate([of_nodes, parts, self._rest.solve(), of_shapes.ravel()])
 
     def _add(
         self, part: _Line, shape: tuple[int, int], expected: float, milliseconds: float
@@ -102,15 +111,16 @@ class CostScale:
 
     def table(self, coefficients: Float64) -> StepCosts:
         """The base as the coefficients change it."""
-        verify, per_node, extend_more, extend, draft_more, draft = coefficients[:6].tolist()
+        parts, of_rest, of_shapes = np.split(coefficients, [6, 10])
+        verify, per_node, extend_more, extend, draft_more, draft = parts.tolist()
         base = self._base
         num_requests, widths = np.array(base.batch_sizes), np.array(base.widths)
         times = verify * np.array(base.verify)
-        of_nodes = per_node * np.outer(num_requests, widths - 1)
-        times += np.clip(of_nodes, -_MOST_OF_NODES * times, _MOST_OF_NODES * times)
+        beside = per_node * np.outer(num_requests, widths - 1) + of_shapes.reshape(times.shape)
+        times += np.clip(beside, -_MOST_BESIDE * times, _MOST_BESIDE * times)
         # Nodes may take less than the table says, and none takes less than nothing.
         times = np.maximum.accumulate(np.maximum.accumulate(times, axis=0), axis=1)
-        rest, wait = split_rest(coefficients[6:], num_requests)
+        rest, wait = split_rest(of_rest, num_requests)
         times += rest[:, None]
         once = base.draft_once or (0.0,) * len(base.batch_sizes)
         return StepCosts(
@@ -145,25 +155,23 @@ class _Outliers:
 
 
 class _Sums:
-    """Sums over the latest times: how many, a variable x, others, and the products of x with itself
-    and with them."""
+    """Sums over the latest times: how many, expected and measured ones, x and y, and x with itself
+    and with y."""
 
-    __slots__ = ("_step", "_xx", "_xys", "num", "x", "ys")
+    __slots__ = ("_step", "_xx", "_xy", "num", "x", "y")
 
-    def __init__(self, num_others: int) -> None:
+    def __init__(self) -> None:
         self._step = 0
-        self.num = self.x = self._xx = 0.0
-        self.ys, self._xys = [0.0] * num_others, [0.0] * num_others
+        self.num = self.x = self.y = self._xx = self._xy = 0.0
 
-    def add(self, step: int, x: float, *others: float) -> None:
+    def add(self, step: int, x: float, y: float) -> None:
         """step: the number of the time, of all steps."""
         self.forget(step)
         self.num += 1
         self.x += x
+        self.y += y
         self._xx += x * x
-        for i, y in enumerate(others):
-            self.ys[i] += y
-            self._xys[i] += x * y
+        self._xy += x * y
 
     def forget(self, step: int) -> None:
         """Counts the sums for what they are worth at that step."""
@@ -173,25 +181,23 @@ class _Sums:
         self._step = step
         self.num *= kept
         self.x *= kept
+        self.y *= kept
         self._xx *= kept
-        for i in range(len(self.ys)):
-            self.ys[i] *= kept
-            self._xys[i] *= kept
+        self._xy *= kept
 
-    def centred(self) -> tuple[float, ...]:
-        """The products, of x with itself first, where each variable is taken from its mean."""
+    def centred(self) -> tuple[float, float]:
+        """The products where each is taken from its mean."""
         if self.num < 1e-9:
-            return (0.0,) * (1 + len(self.ys))
+            return 0.0, 0.0
         mean = self.x / self.num
-        with_others = (xy - mean * y for xy, y in zip(self._xys, self.ys, strict=True))
-        return max(self._xx - mean * self.x, 0.0), *with_others
+        return max(self._xx - mean * self.x, 0.0), self._xy - mean * self.y
 
 
 class _Ratio:
     """Ratio of the measured times to the expected ones, in the latest steps of the server."""
 
     def __init__(self) -> None:
-        self._sums = _Sums(1)  # of expected and measured times
+        self._sums = _Sums()
         self._outliers = _Outliers()
 
     def add(
@@ -213,7 +219,7 @@ class _Ratio:
         if self._sums.num < 1e-9:
             return 1.0
         prior = _PRIOR_TIMES * self._sums.x / self._sums.num
-        return (self._sums.ys[0] + prior) / (self._sums.x + prior)
+        return (self._sums.y + prior) / (self._sums.x + prior)
 
 
 class _Line:
@@ -251,7 +257,7 @@ class _Line:
         most = _OUTLIER * max(more + ratio * expected, expected, _LEAST_MS)
         counted = self._outliers.counted(shape, measured, most)
         if counted is not None:
-            self._of_batch.setdefault(shape[0], _Sums(1)).add(step, expected, counted)
+            self._of_batch.setdefault(shape[0], _Sums()).add(step, expected, counted)
 
     def value(self, step: int, before: float) -> tuple[float, float]:
         """Milliseconds and ratio at that step, neither negative; without times 0 and before."""
@@ -260,7 +266,7 @@ class _Line:
             sums.forget(step)
             num += sums.num
             x += sums.x
-            y += sums.ys[0]
+            y += sums.y
             of_batch, with_times = sums.centred()
             spread += of_batch
             missing += with_times - before * of_batch
@@ -275,44 +281,69 @@ class _Line:
         return 0.0, (y + before * prior) / (x + prior)
 
 
-class _NodeTimes:
-    """Milliseconds per node that the scaled table misses: the slope of the residual (measured -
-    ratio * table) over the number of nodes, in the latest steps. Steps are compared within a batch
-    size only, so that what a longer context adds per request is not charged to nodes."""
+class _ShapeTimes:
+    """What verifications take beside the scaled table, in the latest steps of the server: a node,
+    and steps of as many requests and nodes. Steps are compared within a batch size only, so that
+    what a longer context adds per request is charged to neither."""
 
-    def __init__(self) -> None:
-        # By the number of requests: sums of nodes beside the roots, expected and measured times.
-        self._of_batch: dict[int, _Sums] = {}
-        self._most_nodes: dict[int, int] = {}
-        self._num_steps = 0
+    def __init__(self, base: StepCosts) -> None:
+        self._base = base
+        # Sums of expected and measured times, by requests and nodes of each.
+        self._of_shape: dict[tuple[int, int], _Sums] = {}
 
-    def add(self, num_requests: int, width: int, expected: float, measured: float) -> None:
-        self._num_steps += 1
-        num_nodes = num_requests * (width - 1)
-        self._most_nodes[num_requests] = max(self._most_nodes.get(num_requests, 0), num_nodes)
-        sums = self._of_batch.setdefault(num_requests, _Sums(2))
-        sums.add(self._num_steps, num_nodes, expected, measured)
+    def add(self, step: int, shape: tuple[int, int], expected: float, measured: float) -> None:
+        self._of_shape.setdefault(shape, _Sums()).add(step, expected, measured)
 
-    def split(self, ratio: float) -> tuple[float, float]:
-        """The ratio to multiply the table by, and milliseconds for each node beside the roots. Both
-        together leave the mean of the latest steps' times as it is with the ratio alone, which is
-        all there is where steps of as many requests do not differ in width."""
-        num = table = nodes = spread = left = most_squared = 0.0
-        for num_requests, sums in self._of_batch.items():
-            sums.forget(self._num_steps)
-            num += sums.num
-            most_squared += sums.num * self._most_nodes[num_requests] ** 2
-            table += sums.ys[0]
-            nodes += sums.x
-            of_batch, with_table, with_times = sums.centred()
-            left += with_times - ratio * with_table
-            spread += of_batch
+    def split(self, step: int, ratio: float) -> tuple[tuple[float, float], Float64]:
+        """The ratio to multiply the table by and milliseconds for each node beside the roots, which
+        together leave the mean of the latest steps' times as it is with the ratio alone; that is
+        all there is where steps of as many requests do not differ in width. And what steps take
+        beside that: float64[len(batch_sizes), len(widths)] of the table.
+        """
+        for sums in self._of_shape.values():
+            sums.forget(step)
+        self._of_shape = {
+            shape: sums for shape, sums in self._of_shape.items() if sums.num >= _LEAST_OF_SHAPE
+        }
+        base, shapes = self._base, self._of_shape
+        if not shapes:
+            return (ratio, 0.0), np.zeros((len(base.batch_sizes), len(base.widths)))
+        # By shape: how many steps, and of one of them requests, nodes, milliseconds.
+        num, *totals = np.array([(sums.num, sums.x, sums.y) for sums in shapes.values()]).T
+        expected, measured = (total / num for total in totals)
+        num_requests, widths = np.array(list(shapes)).T
+        nodes = num_requests * (widths - 1)
+        batch_sizes, batch = np.unique(num_requests, return_inverse=True)
+        of_batch = batch == np.arange(len(batch_sizes))[:, None]
+
+        def centred(values: Float64) -> Float64:
+            means: Float64 = (of_batch @ (num * values)) / (of_batch @ num)
+            return values - means[batch]
+
+        num_nodes, table = float(num @ nodes), float(num @ expected)
+        left, per_node = centred(measured - ratio * expected), 0.0
         # Fewer nodes than one in a thousand milliseconds tell nothing.
-        if nodes <= 1e-3 * table:
-            return ratio, 0.0
-        share = nodes / table
-        # Steps that were wide are forgotten; what they told is not held for certain since.
-        prior = _PRIOR_TIMES * most_squared / num
-        most = _MOST_OF_NODES * ratio / share
-        per_node = min(max(left / (spread + prior), -most), most)
-        return ratio - per_node * share, per_node
+        if num_nodes > 1e-3 * table:
+            more_nodes, most_nodes = centred(nodes), (of_batch * nodes).max(axis=1)[batch]
+            # Steps that were wide are forgotten; what they told is not held for certain since.
+            prior = _PRIOR_TIMES * float(num @ most_nodes**2) / float(num.sum())
+            most = _MOST_BESIDE * ratio * table / num_nodes
+            per_node = float(num @ (more_nodes * left)) / (float(num @ more_nodes**2) + prior)
+            per_node = min(max(per_node, -most), most)
+            of_mean = per_node * num_nodes / table
+            left = left - per_node * more_nodes + of_mean * centred(expected)
+            ratio -= of_mean
+        # Each shape counts for the table's next ones, the more the nearer they are.
+        weights = (
+            num[:, None, None]
+            * _shares(num_requests, base.batch_sizes)[:, :, None]
+            * _shares(widths, base.widths)[:, None, :]
+        )
+        of_shapes = np.tensordot(left, weights, 1) / (weights.sum(axis=0) + _PRIOR_OF_SHAPE)
+        return (ratio, per_node), of_shapes
+
+
+def _shares(places: Int64, knots: Sequence[int]) -> Float64:
+    """What each knot counts for at each place, as costs between knots are on a line: float64[len(
+    places), len(knots)]; beyond the last that one alone."""
+    return np.array([np.interp(places, knots, row) for row in np.eye(len(knots))]).T

@@ -131,7 +131,7 @@ def test_wide_steps_that_were_slow_once_are_forgotten() -> None:
     for n, width in ((1, 1), (1, 16)) * 200:
         scale.observe_verify(n, width, float(BASE.verify_ms(n, [width])[0]) + 0.2 * (width - 1))
     slow = scale.table(scale.coefficients()).verify_ms(1, [16])[0]
-    for _ in range(2000):
+    for _ in range(3000):
         scale.observe_verify(1, 1, float(BASE.verify_ms(1, [1])[0]))
     fast = scale.table(scale.coefficients()).verify_ms(1, [16])[0]
     wanted = float(BASE.verify_ms(1, [16])[0])
@@ -147,6 +147,29 @@ def test_nodes_change_no_step_by_more_than_half() -> None:
         scale.observe_verify(1, width, factor * float(BASE.verify_ms(1, [width])[0]))
     table = scale.table(scale.coefficients())
     assert table.verify_ms(1, [16])[0] < 1.6 * float(BASE.verify_ms(1, [16])[0])
+
+
+@pytest.mark.parametrize("disturbed", [2.0, -0.4])
+def test_a_width_that_was_disturbed_when_it_was_timed_is_put_right(disturbed: float) -> None:
+    widths = (1, 4, 8, 16, 32)
+    right = StepCosts(
+        about="right",
+        batch_sizes=(1, 8),
+        widths=widths,
+        verify=((5.0, 5.5, 6.0, 6.5, 7.5), (7.0, 8.0, 10.0, 14.0, 24.0)),
+        draft_round=(0.5, 0.9),
+        draft_extend=((0.2,) * 5, (0.4,) * 5),
+    )
+    off = np.array([0, 0, disturbed, disturbed, disturbed])
+    timed = right.model_copy(update={"verify": tuple(map(tuple, np.array(right.verify) + off))})
+    scale = CostScale(timed)
+    for number in range(1200):
+        n, width = (1, 2, 8)[number % 3], widths[number // 3 % 5]
+        scale.observe_verify(n, width, float(right.verify_ms(n, [width])[0]))
+    table = scale.table(scale.coefficients())
+    for n in (1, 2, 8):
+        found = table.verify_ms(n, widths) - right.verify_ms(n, widths)
+        assert np.ptp(found) < 0.4 * abs(disturbed)
 
 
 def test_steps_of_one_width_tell_nothing_of_others() -> None:
