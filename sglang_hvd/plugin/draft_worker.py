@@ -81,7 +81,7 @@ class HvdDraftWorker(EagleDraftWorker):
         self.clock = StepClock()
         super().__init__(server_args, *args, **kwargs)
         self.num_drafts_by_steps: Counter[int] = Counter()
-        self._extended = PlanFence.of(server_args, self.device)
+        self._extended = PlanFence.of(self.device)
 
     def attach(
         self,

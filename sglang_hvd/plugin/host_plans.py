@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 from sglang.kernels.ops.speculative.pack_verify_mask import pack_verify_mask_into
-from sglang.srt.arg_groups.overrides import attention_backends_of
 from sglang.srt.environ import EnvField, envs
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend, fast_prefill_plan
+from sglang.srt.runtime_context import attention_backends, get_spec
 
 # Of the KV cache; those that SGLang's own condition has.
 _DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -66,9 +66,9 @@ def _has_lengths_of_plans(backend: FlashInferAttnBackend) -> bool:
     )
 
 
-def uses_flashinfer(cfg: Any) -> bool:
-    """Whether any of a server's attention is FlashInfer's. cfg: SGLang's arguments."""
-    return "flashinfer" in attention_backends_of(cfg)
+def uses_flashinfer() -> bool:
+    """Whether any of the target model's attention is FlashInfer's."""
+    return "flashinfer" in attention_backends()
 
 
 def warm_up(device: torch.device, widths: Sequence[int]) -> None:
@@ -95,9 +95,10 @@ class PlanFence:
         self._reached = torch.cuda.Event() if is_needed else None
 
     @classmethod
-    def of(cls, cfg: Any, device: str) -> PlanFence:
-        """That of a server with these of SGLang's arguments."""
-        return cls(is_needed=device == "cuda" and uses_flashinfer(cfg))
+    def of(cls, device: str) -> PlanFence:
+        """That of this server, whose drafter may have another attention than the target."""
+        is_drafters = get_spec().speculative_draft_attention_backend == "flashinfer"
+        return cls(is_needed=device == "cuda" and (uses_flashinfer() or is_drafters))
 
     def wait(self) -> None:
         """Until the device has come to where `record` was called last."""

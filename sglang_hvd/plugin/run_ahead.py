@@ -26,7 +26,7 @@ def may_run_ahead(config: HvdConfig, cfg: Any) -> bool:
     """Whether the settings let steps run ahead: without overlap scheduling SGLang reads the tokens
     of a step before it goes on.
 
-    cfg: SGLang's arguments.
+    cfg: SGLang's resolved arguments.
     """
     is_wanted = cfg.device != "cpu" if config.run_ahead is None else config.run_ahead
     return is_wanted and config.policy == "allocate" and not cfg.disable_overlap_schedule

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.runtime_context import get_observability, get_parallel
 from sglang.srt.speculative import eagle_worker_v2
 
@@ -84,8 +85,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         with _draft_worker_class(HvdDraftWorker):
             super().__init__(server_args, *args, **kwargs)
         self._launch: HvdLaunch = launch
-        self._runs_ahead = may_run_ahead(launch.config, server_args)
-        self._verified = PlanFence.of(server_args, self.device)
+        # The arguments themselves hold what was asked for, and not what SGLang made of it.
+        self._runs_ahead = may_run_ahead(launch.config, resolved_view(server_args))
+        self._verified = PlanFence.of(self.device)
         self._clock = self._draft_worker.clock
         self._published_at = 0.0
         self._is_idle = False
@@ -204,7 +206,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
     def _check_run_ahead(self) -> None:
         """Raises ValueError if steps are asked to run ahead and cannot."""
         # FlashInfer's own plans wait for the last step, and there is nothing to gain.
-        plans_wait = uses_flashinfer(self.server_args) and not self._has_host_plans
+        plans_wait = uses_flashinfer() and not self._has_host_plans
         self._runs_ahead &= self._launch.widths.values[0] == 1 and not plans_wait
         if self._launch.config.run_ahead and not self._runs_ahead:
             raise ValueError(

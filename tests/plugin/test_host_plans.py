@@ -9,6 +9,7 @@ import inspect
 import os
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,16 +134,19 @@ def test_a_fence_is_waited_for_where_flashinfer_plans_on_a_gpu(
             done.append("record")
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(host_plans, "attention_backends_of", lambda cfg: cfg)
-    for device, backends in (
-        ("cuda", {"flashinfer", "triton"}),
-        ("cuda", {"fa3"}),
-        ("cpu", {"flashinfer"}),
+    for device, target, drafter in (
+        ("cuda", ("flashinfer", "triton"), None),
+        ("cuda", ("fa3", "fa3"), "flashinfer"),
+        ("cuda", ("fa3", "fa3"), None),
+        ("cpu", ("flashinfer", "flashinfer"), None),
     ):
-        fence = PlanFence.of(backends, device)
+        spec = SimpleNamespace(speculative_draft_attention_backend=drafter)
+        monkeypatch.setattr(host_plans, "attention_backends", lambda target=target: target)
+        monkeypatch.setattr(host_plans, "get_spec", lambda spec=spec: spec)
+        fence = PlanFence.of(device)
         fence.record()
         fence.wait()
-    assert done == ["record", "wait"]
+    assert done == 2 * ["record", "wait"]
 
 
 def test_sglang_plans_so() -> None:

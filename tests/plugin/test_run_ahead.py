@@ -7,7 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.arg_groups import overrides
 from sglang.srt.managers import overlap_utils, scheduler
+from sglang.srt.server_args import ServerArgs
 
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.run_ahead import launch_step, may_run_ahead
@@ -31,6 +33,15 @@ def test_steps_run_ahead_under_overlap_scheduling(
 ) -> None:
     cfg = SimpleNamespace(device=device, disable_overlap_schedule=not has_overlap)
     assert may_run_ahead(HvdConfig(**settings), cfg) is expected
+
+
+def test_sglang_turns_overlap_scheduling_off_beside_its_arguments() -> None:
+    """They hold what was asked for."""
+    args = ServerArgs(model_path="none", device="cuda")
+    overrides.declare_resolution(args, "a test", disable_overlap_schedule=True)
+    config = HvdConfig(policy="allocate")
+    assert may_run_ahead(config, args)
+    assert not may_run_ahead(config, overrides.resolved_view(args))
 
 
 class _Batch:
