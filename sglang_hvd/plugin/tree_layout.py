@@ -61,11 +61,12 @@ def lay_out(
     mask = buffer
     if mask is None:
         mask = torch.empty(num_cells if is_full else n * w * w, dtype=torch.bool, device=device)
+    cells = mask
     if is_full:
         # Only what this batch uses: the buffer itself spans the longest context of every request.
-        mask[:num_cells].fill_(1)
+        cells = mask[:num_cells].fill_(1)
     by = tree_kernels if has_kernels(device, w) else host_trees
-    positions, next_token, next_sibling = by.lay_out(nodes, seq_lens, mask, is_full_mask=is_full)
+    positions, next_token, next_sibling = by.lay_out(nodes, seq_lens, cells, is_full_mask=is_full)
     return VerifyLayout(positions, next_token, next_sibling, mask)
 
 
