@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -46,13 +46,15 @@ class Setup:
     wide_width: int | None = None
     has_default_widths: bool = False  # which follow the memory that is there
     runs_ahead: bool = False  # by costs for which drafts seldom pay
+    is_chosen: bool = False  # the backend is what SGLang chooses for trees, and is not named
 
     def flags(self, device: str) -> list[str]:
         """Of SGLang, for any mode."""
         flags = ["--dtype", self.dtype]
         if device == "cpu":
             return [*CPU_FLAGS, *flags]
-        flags += ["--attention-backend", self.backend, "--mem-fraction-static", "0.15"]
+        flags += [] if self.is_chosen else ["--attention-backend", self.backend]
+        flags += ["--mem-fraction-static", "0.15"]
         flags += ["--max-total-tokens", "100000"]  # several checks may share the GPU
         flags += [] if self.has_graphs else ["--disable-cuda-graph"]
         return flags if self.has_overlap else [*flags, "--disable-overlap-schedule"]
@@ -138,7 +140,8 @@ def setups_of(device: str) -> list[Setup]:
         )
         for backend in backends
     ]
-    return setups
+    ahead = next(setup for setup in setups if setup.name == "flashinfer-ahead")
+    return [*setups, replace(ahead, name="chosen-ahead", is_chosen=True)]
 
 
 def prompts_of(count: int) -> list[str]:
@@ -160,6 +163,8 @@ def server_of(
     flags = [*server_flags(mode, ensure_demo_models(user_cache())), *setup.flags(options.device)]
     if mode != "plain":
         flags += setup.hvd_flags(mode)
+    elif setup.is_chosen:  # SGLang's choice without trees may be another
+        flags += ["--attention-backend", setup.backend]
     log_file = options.logs / f"{part}-{setup.name}-{mode}.log"
     with logged_server(
         flags, log_file=log_file, device=options.device, launch=options.launch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
 import json
@@ -19,6 +20,7 @@ import torch
 
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check import kernels, sampling
+from benchmarks.gpu_check import setup as gpu_setup
 from benchmarks.gpu_check.parts import PartFile, Row, Unit
 from benchmarks.gpu_check.sampling import Outcomes, p_value, sampling_units
 from benchmarks.gpu_check.setup import POLICIES, Setup, setups_of
@@ -134,6 +136,27 @@ def test_fa3_with_chains_is_left_out_for_the_policy_that_always_merges_drafts() 
     flags = chains.flags("cuda")
     assert "--disable-cuda-graph" not in flags
     assert flags[flags.index("--attention-backend") + 1] == "fa3"
+
+
+def test_a_backend_that_sglang_chooses_is_named_for_plain_serving_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    started: list[list[str]] = []
+
+    def start(flags: list[str], **_: object) -> contextlib.nullcontext[None]:
+        started.append(flags)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(gpu_setup, "logged_server", start)
+    options = argparse.Namespace(device="cuda", logs=tmp_path, launch=None)
+    [chosen] = [setup for setup in setups_of("cuda") if setup.is_chosen]
+    for mode in ("plain", "allocate"):
+        with gpu_setup.server_of(chosen, mode, "identity", options):
+            pass
+    plain, hvd = started
+    assert plain[plain.index("--attention-backend") + 1] == "flashinfer"
+    assert "--attention-backend" not in hvd
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
