@@ -208,11 +208,11 @@ class HvdConfig(BaseModel):
         "it drafts. Default: always on a CPU; on a GPU, where that would wait for the host, plain "
         "if steps run ahead, else never.",
     )
-    run_ahead: bool | None = Field(
-        default=None,
+    run_ahead: bool = Field(
+        default=False,
         description="allocate policy: where no draft pays, launch steps before the tokens of the "
         "last are read, as plain serving does under overlap scheduling. Needs that, and a verify "
-        "width of 1. Default: on a GPU.",
+        "width of 1. Off by default: no GPU has shown yet that output stays the same.",
     )
     report_cycles: bool = Field(
         default=False,

@@ -28,8 +28,8 @@ def may_run_ahead(config: HvdConfig, cfg: Any) -> bool:
 
     cfg: SGLang's resolved arguments.
     """
-    is_wanted = cfg.device != "cpu" if config.run_ahead is None else config.run_ahead
-    return is_wanted and config.policy == "allocate" and not cfg.disable_overlap_schedule
+    has_overlap = not cfg.disable_overlap_schedule
+    return config.run_ahead and config.policy == "allocate" and has_overlap
 
 
 def launch_step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -257,9 +258,9 @@ def test_none_that_is_narrow_is_as_wide_as_the_base() -> None:
     ("requests", "narrow"), [(1, (1,)), (4, (1, 16)), (16, (1, 4, 8, 16)), (48, (1, 2, 4, 8, 16))]
 )
 def test_steps_that_run_ahead_have_a_width_of_one(requests: int, narrow: tuple[int, ...]) -> None:
-    assert widths_of(requests=requests, has_overlap=True).values == (*narrow, 32, 64)
-    without = widths_of(requests=requests, has_overlap=True, run_ahead=False)
-    assert without == widths_of(requests=requests)
-    assert widths_of(requests=requests, has_overlap=True, policy="payoff").values == (32,)
-    twice = widths_of(requests=1, has_overlap=True, verify_width=64)
+    ahead = partial(widths_of, has_overlap=True, run_ahead=True)
+    assert ahead(requests=requests).values == (*narrow, 32, 64)
+    assert widths_of(requests=requests, has_overlap=True) == widths_of(requests=requests)
+    assert ahead(requests=requests, policy="payoff").values == (32,)
+    twice = ahead(requests=1, verify_width=64)
     assert twice.values == (1, 32, 64)
