@@ -7,10 +7,9 @@ import pytest
 
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.tokenizer import train_tokenizer
-from tests.e2e.conftest import nursery
 from tests.replay.conftest import made_up_traces, number_tokenizer, write_traces
 
-__all__ = ["made_up_traces", "number_tokenizer", "nursery", "recorded_edits", "write_traces"]
+__all__ = ["made_up_traces", "number_tokenizer", "recorded_edits", "write_traces"]
 
 
 @pytest.fixture

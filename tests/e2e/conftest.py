@@ -19,7 +19,7 @@ from sglang_hvd.demo.models import DemoModels, ensure_demo_models
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment, flush_cache
 from sglang_hvd.user_cache import user_cache
-from tests.e2e.forked_server import Nursery
+from tests.e2e.forked_server import PROJECT_FIRST, Nursery
 
 Shape = Literal["llama", "qwen3"]
 
@@ -159,10 +159,6 @@ def mixing(policy: str, threshold: str = "1.5") -> tuple[str, ...]:
     return ("--hvd-threshold", threshold) if policy == "payoff" else ()
 
 
-# Processes find the tests' own modules whatever folder they start in.
-PROJECT_FIRST = {"PYTHONPATH": str(Path(__file__).parents[2])}
-
-
 @pytest.fixture(scope="session")
 def varying_costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table in which each node costs a little: what is verified differs from step to step."""
@@ -186,14 +182,6 @@ def running_ahead() -> tuple[str, ...]:
 def untimed(varying_costs: Path) -> Callable[[str], tuple[str, ...]]:
     """Flags with which no steps are timed before a policy serves: only `allocate` does that."""
     return lambda policy: ("--hvd-costs", str(varying_costs)) if policy == "allocate" else ()
-
-
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    """Forks servers; what it imports, it imports with the environment of all of them."""
-    nursery = Nursery({**os.environ, **demo_environment(), **PROJECT_FIRST})
-    yield nursery
-    nursery.close()
 
 
 @pytest.fixture(scope="session")

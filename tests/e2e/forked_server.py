@@ -2,8 +2,8 @@
 again, which is nearly all that a start takes.
 
 What only a spawned process does, unpickling its arguments and loading plugins anew, is tested by
-the servers that start as users start them: those of the demo, of tensor parallelism, of the engine
-and of the frontend.
+the servers that start as users start them: those of tensor parallelism, of the engine and of the
+frontend, and one each of the demo and of the recorded traffic of benchmarks.gpu_check.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ import numpy as np
 
 from sglang_hvd.demo.server import end_with_parent
 
+# Processes find the tests' own modules whatever folder they start in.
+PROJECT_FIRST = {"PYTHONPATH": str(Path(__file__).parents[2])}
 # What is read when modules are imported: servers that differ in it are not forked from one process.
 _READ_BY_IMPORTS = ("TRITON_INTERPRET", "SGL_KERNEL_CPU_REPLAYED_GRAPHS")
 
