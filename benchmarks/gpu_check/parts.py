@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from sglang_hvd.demo.server import CPU_ENVIRONMENT, Launch, SglangServer
+from sglang_hvd.demo.server import Launch, SglangServer, demo_environment
 from sglang_hvd.whole_file import write_whole
 
 Row = Mapping[str, Any]
@@ -180,8 +180,10 @@ def logged_server(
     with SglangServer(
         flags,
         log_file=log_file,
-        environment=CPU_ENVIRONMENT if device == "cpu" else {},
+        environment=demo_environment() if device == "cpu" else {},
         timeout_s=START_SECONDS,
+        # On a GPU the next one wants the memory of this one.
+        grace_s=0 if device == "cpu" else 3,
         launch=launch,
     ) as server:
         yield server

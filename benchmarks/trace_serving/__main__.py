@@ -39,7 +39,7 @@ from sglang_hvd.commands.arguments import add_json, count, share
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODES, server_flags
-from sglang_hvd.demo.server import CPU_ENVIRONMENT, Launch, SglangServer, flush_cache
+from sglang_hvd.demo.server import Launch, SglangServer, demo_environment, flush_cache
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
 from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
@@ -260,7 +260,7 @@ def _servers(
     environment = {}
     if options.device == "cpu":
         common += ["--device", "cpu", "--sleep-on-idle", "--dtype", "float32"]
-        environment = CPU_ENVIRONMENT
+        environment = demo_environment()
     else:
         # Of what is free when a server starts; it takes what --max-total-tokens asks for.
         common += ["--mem-fraction-static", f"{options.gpu_share:.3f}"]
@@ -278,6 +278,8 @@ def _servers(
                 environment=environment,
                 module="benchmarks.trace_serving.server",
                 timeout_s=600,
+                # On a GPU the next servers want the memory of these.
+                grace_s=0 if options.device == "cpu" else 3,
                 launch=launch,
             )
             stack.callback(servers[mode].stop)

@@ -84,6 +84,7 @@ def _server(mode: Mode, models: DemoModels, folder: str) -> SglangServer:
         [*CPU_FLAGS, *server_flags(mode, models)],
         log_file=Path(folder) / "server.log",
         environment=demo_environment(),
+        grace_s=0,  # it has nothing to put away
     )
 
 

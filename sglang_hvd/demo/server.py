@@ -20,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
-# Architectures of the demo models. SGLang imports all that it has at every start, 4 s of a core.
+# Architectures of the demo models, and of benchmarks/trace_serving. SGLang imports all that it has
+# at every start, 4 s of a core.
 _ARCHITECTURES = {"llama", "llama_eagle3", "qwen3"}
 
 CPU_ENVIRONMENT = {
@@ -40,7 +41,7 @@ CPU_FLAGS = (
 
 
 def demo_environment() -> dict[str, str]:
-    """The environment for servers of the demo models, and of no others."""
+    """The environment for servers of these architectures, and of no others."""
     return {**CPU_ENVIRONMENT, "SGLANG_DISABLED_MODEL_ARCHS": _other_architectures()}
 
 
@@ -93,9 +94,12 @@ class SglangServer:
         environment: dict[str, str] | None = None,
         module: str = "sglang.launch_server",
         timeout_s: float = 180,
+        grace_s: float = 3,
         launch: Launch | None = None,
     ) -> None:
-        """launch: starts the process otherwise than as a child of this one."""
+        """grace_s: see `stop`; when the context ends.
+        launch: starts the process otherwise than as a child of this one.
+        """
         self._held: socket.socket | None = None
         if port is None:
             self._held = held_port()
@@ -112,7 +116,8 @@ class SglangServer:
         self._log_file = log_file
         self._environment = {**os.environ, **(environment or {})}
         self._timeout_s = timeout_s
-        self._launch = launch or _spawn
+        self._grace_s = grace_s
+        self._launch = launch or spawn
         self._process: Process | None = None
 
     @property
@@ -148,7 +153,7 @@ class SglangServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop()
+        self.stop(grace_s=self._grace_s)
 
     def post(self, path: str, body: dict[str, Any], *, timeout_s: float = 300) -> Any:
         """POST JSON, return the JSON answer (text where it is none)."""
@@ -215,7 +220,8 @@ def end_with_parent() -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _spawn(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Process:
+def spawn(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Process:
+    """A child of this process, first of a group of its own."""
     return subprocess.Popen(
         command,
         env=environment,
