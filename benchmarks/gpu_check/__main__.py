@@ -64,7 +64,7 @@ from sglang_hvd.replay.recordings import find_recordings
 
 
 def main(arguments: Sequence[str] | None = None, *, launch: Launch | None = None) -> int:
-    """launch: starts servers otherwise than as children of this process, but those of traces."""
+    """launch: starts servers otherwise than as children of this process."""
     options = _options(arguments)
     options.launch = launch
     options.out.mkdir(parents=True, exist_ok=True)

@@ -124,7 +124,7 @@ def _traces(
         *(_GPU_OPTIONS if options.device == "cuda" else []),
     ]
     known = {(row["workload"], row["concurrency"]) for row in done}
-    for cell, rows in serve_traces(trace_options(arguments), without=known):
+    for cell, rows in serve_traces(trace_options(arguments), without=known, launch=options.launch):
         yield {
             "shape": shape,
             "workload": cell.workload,

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from benchmarks.gpu_check.setup import POLICIES, Setup, setups_of
 from benchmarks.gpu_check.shapes import groups_of_modes
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
+from sglang_hvd.demo.server import Process, spawn
 from sglang_hvd.plugin.verify_widths import TargetAttention, _verify_width
 from tests.e2e.forked_server import Nursery
 
@@ -429,12 +431,21 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
+
+    def launch(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Process:
+        """The server that dictates under HVD starts as a user's does, and the others are forked."""
+        is_users = "benchmarks.trace_serving.server" in command and "HVD" in command
+        spawned.extend(command[:3] if is_users else ())
+        return (spawn if is_users else nursery.launch)(command, environment, log)
+
+    spawned: list[str] = []
     arguments = [
         *("--device", "cpu", "--out", str(out), *recorded_edits),
         *("--shapes", "tiny", "--widths", "16", "--prompts", "2", "--concurrency", "2"),
         *("--policies", "allocate", "--samples", "400"),
     ]
-    assert gpu_check.main(arguments, launch=nursery.launch) == 0
+    assert gpu_check.main(arguments, launch=launch) == 0
+    assert spawned == [sys.executable, "-m", "benchmarks.trace_serving.server"]
     assert not list((out / "logs").iterdir())
     found = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json*")}
     assert set(found) == {"memory", "costs", "identity", "sampling", "traces"}

@@ -184,7 +184,7 @@ def test_recorded_sessions_come_back_token_by_token_in_every_mode(
             *("--sessions", "3", "--sessions-per-place", "1", "--max-tokens", "48"),
             *("--warm-up", "kernels"),
         ],
-        launch=nursery.launch,  # the servers of gpu-check start as users start them
+        launch=nursery.launch,  # one of gpu-check's starts as a user's does
     )
     assert status == 0
     rows = json.loads(rows_file.read_text())

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from sglang_hvd.cli import main
+from sglang_hvd.config import HvdConfig
+from sglang_hvd.demo import run
 from sglang_hvd.demo.corpus.session import FAMILIES
+from sglang_hvd.demo.server import Process, SglangServer, spawn
+from tests.e2e.forked_server import Nursery
 
 # A server for each of the others would take minutes: `model`, `frequency` and `both` differ from
 # these by a flag, and tests/benchmarks/test_trace_serving.py serves NGRAM.
@@ -21,11 +27,25 @@ KEYS = [
 
 
 @pytest.fixture(scope="module")
-def rows(demo_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """A session per workload in every mode, each mode on its own server."""
+def rows(
+    demo_cache: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """A session per workload in every mode, each mode on its own server: that of the default
+    policy starts as a user's does, the others are forked (tests/e2e/forked_server.py)."""
+    spawned = []
+
+    def launch(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Process:
+        if HvdConfig().policy not in command:
+            return nursery.launch(command, environment, log)
+        spawned.append(command)
+        return spawn(command, environment, log)
+
     file = tmp_path_factory.mktemp("demo") / "rows.json"
     flags = ["--cache-dir", str(demo_cache), "--sessions", "1", "--json", str(file)]
-    assert main(["demo", *flags, "--modes", ",".join(MODES)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "SglangServer", partial(SglangServer, launch=launch))
+        assert main(["demo", *flags, "--modes", ",".join(MODES)]) == 0
+    assert len(spawned) == 1
     return json.loads(file.read_text())
 
 
