@@ -8,7 +8,8 @@ seconds=${1:-60}
 folder=${2:-$(mktemp -d)}
 here=$(cd "$(dirname "$0")" && pwd)
 package=$here/../../sglang_hvd
-flags=(-std=c++20 -g -O1 -Wall -Wextra -pthread -DHVD_CHECKED -fno-omit-frame-pointer -I "$package/native"
+# -g1: sanitizers name lines, and need no variables; it builds in two thirds of the time.
+flags=(-std=c++20 -g1 -O1 -Wall -Wextra -pthread -DHVD_CHECKED -fno-omit-frame-pointer -I "$package/native"
     -I "$package/suffix_cache/native")
 checks=(-fsanitize=address,undefined -fno-sanitize-recover=all)
 mkdir -p "$folder/corpus"
