@@ -27,6 +27,7 @@ from benchmarks.gpu_check.sampling import Outcomes, p_value, sampling_units
 from benchmarks.gpu_check.setup import POLICIES, Setup, setups_of
 from benchmarks.gpu_check.shapes import groups_of_modes
 from sglang_hvd.config import HvdConfig
+from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import Process, spawn
 from sglang_hvd.plugin.verify_widths import TargetAttention, _verify_width
@@ -151,6 +152,8 @@ def test_a_backend_that_sglang_chooses_is_named_for_plain_serving_alone(
         return contextlib.nullcontext()
 
     monkeypatch.setattr(gpu_setup, "logged_server", start)
+    models = DemoModels(tmp_path / "target", tmp_path / "drafter", tmp_path / "predictor")
+    monkeypatch.setattr(gpu_setup, "ensure_demo_models", lambda _: models)
     options = argparse.Namespace(device="cuda", logs=tmp_path, launch=None)
     [chosen] = [setup for setup in setups_of("cuda") if setup.is_chosen]
     for mode in ("plain", "allocate"):
