@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.arg_groups.fields.exec_ import ExecComm, ExecDeterministic, ExecKernel, ExecMoe
+from sglang.srt.environ import envs
+from sglang.srt.runtime_context import get_exec, get_parallel, get_spec
 
 from sglang_hvd.allocation import DraftExtend, StepCosts, VerifyWidths
 from sglang_hvd.plugin.cost_profile import CostProfile
@@ -36,6 +38,7 @@ def profiled_costs(
     *,
     model_tree_width: int,
     draft_extend: DraftExtend,
+    has_host_plans: bool,
     use_kept: bool,
     folder: Path | None,
     most_requests: int,
@@ -45,13 +48,16 @@ def profiled_costs(
     the first.
 
     widths, model_tree_width: of the launch.
+    has_host_plans: verifications do not wait for the device to be planned (host_plans.py).
     use_kept: a kept table may be used.
     folder: holds the kept tables; None: none is kept. A table that cannot be read is reported and
         timed anew, one that cannot be written is reported.
     """
     tree = [draft_worker.draft_states.num_steps, draft_worker.topk, model_tree_width]
     is_postponed = draft_extend is DraftExtend.WHEN_DRAFTING
-    key = _key(draft_worker, [list(widths.values), widths.base, tree, is_postponed, most_requests])
+    host_plans = [has_host_plans, envs.SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR.get()]
+    steps = [list(widths.values), widths.base, tree, is_postponed, host_plans, most_requests]
+    key = _key(draft_worker, steps)
     path = None if folder is None else folder / f"{key}.yaml"
     kept = None
     if ranks.is_first and use_kept and path is not None and path.is_file():
@@ -89,6 +95,7 @@ def _key(draft_worker: HvdDraftWorker, steps: list[Any]) -> str:
     """A digest of what changes the costs of a step from one server or machine to another."""
     target, draft_runner = draft_worker.target_worker.model_runner, draft_worker.draft_runner
     graphs = target.decode_cuda_graph_runner
+    settings, parallel = get_exec(), get_parallel()
     facts: dict[str, Any] = {
         "profile": _PROFILE,
         "sglang": SUPPORTED_SGLANG,
@@ -99,9 +106,25 @@ def _key(draft_worker: HvdDraftWorker, steps: list[Any]) -> str:
         "dtype": [str(runner.dtype) for runner in (target, draft_runner)],
         "kv_cache_dtype": str(target.kv_cache_dtype),
         "has_lora": target.lora_manager is not None,
-        "tp_size": get_parallel().tp_size,
+        "ranks": [parallel.tp_size, parallel.moe_ep_size, parallel.nnodes],
         "device": _device_name(draft_worker.device),
-        "attention": [type(runner.attn_backend).__name__ for runner in (target, draft_runner)],
+        # By their names: one class stands for each pair of backends, and for two versions of FA.
+        "attention": [
+            [runner.prefill_attention_backend_str, runner.decode_attention_backend_str]
+            for runner in (target, draft_runner)
+        ],
+        "verifies_as": get_spec().speculative_attention_mode,
+        "page_size": target.page_size,
+        "kernels": [
+            {name: getattr(chosen, name) for name in names.__struct_fields__}
+            for chosen, names in (
+                (settings.kernel, ExecKernel),
+                (settings.moe, ExecMoe),
+                (settings.comm, ExecComm),
+                (settings.deterministic, ExecDeterministic),
+            )
+        ],
+        "is_compiled": settings.graph.enable_torch_compile,
         "graphs": None if graphs is None else list(graphs.capture_bs),
         "steps": steps,
     }

@@ -21,8 +21,9 @@ _READS_MOST_FROM_SETTINGS = "intel_amx"
 # run: 75 MB in Qwen3-Next, for which SGLang lowers max-running-requests.
 _LINEAR_WIDTH = 8
 
-# This backend verifies with a kernel for decoding. FlashInfer tests the kernel with five tokens for
-# each request, and its users speak of 16 (flashinfer issue 3570), which it gets unless told.
+# This backend verifies with a kernel for decoding, and runs draft-extend with it. FlashInfer tests
+# the kernel with five tokens for each request, and its users speak of 16 (flashinfer issue 3570),
+# which it gets unless told.
 _VERIFIES_BY_DECODING = "trtllm_mha"
 _DECODING_WIDTH = 16
 
@@ -156,7 +157,9 @@ def _narrow_widths(
 
 
 def _verifies_by_decoding(cfg: Any) -> bool:
-    return _VERIFIES_BY_DECODING in attention_backends_of(cfg)
+    # Draft-extend has as many tokens of each request as the verification before it.
+    of_drafter = cfg.speculative_draft_attention_backend
+    return _VERIFIES_BY_DECODING in (*attention_backends_of(cfg), of_drafter)
 
 
 def _reason_for_one_width(cfg: Any) -> str | None:

@@ -256,6 +256,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
                 self._launch.widths,
                 model_tree_width=self._launch.model_tree_width,
                 draft_extend=self._draft_extend,
+                has_host_plans=self._has_host_plans,
                 use_kept=self._launch.config.cost_profile == "kept",
                 folder=costs_folder(),
                 most_requests=self.target_worker.model_runner.max_running_requests,

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.arg_groups.fields.exec_ import ExecComm, ExecDeterministic, ExecKernel, ExecMoe
 
 from sglang_hvd.plugin import kept_costs
 
@@ -21,21 +22,54 @@ def _runner(dtype: str = "bfloat16") -> SimpleNamespace:
         dtype=dtype,
         kv_cache_dtype=dtype,
         lora_manager=None,
-        attn_backend=object(),
+        prefill_attention_backend_str="fa3",
+        decode_attention_backend_str="flashinfer",
+        page_size=1,
         decode_cuda_graph_runner=SimpleNamespace(capture_bs=[1, 2]),
     )
 
 
 def _set(path: str, value: object) -> Callable[[Any], None]:
-    """Sets an attribute of a draft worker, some way down."""
+    """Sets an attribute, some way down."""
 
-    def change(draft_worker: Any) -> None:
+    def change(of: Any) -> None:
         *places, name = path.split(".")
         for place in places:
-            draft_worker = getattr(draft_worker, place)
-        setattr(draft_worker, name, value)
+            of = getattr(of, place)
+        setattr(of, name, value)
 
     return change
+
+
+def _settings() -> SimpleNamespace:
+    """SGLang's resolved settings of how it computes."""
+    kinds = [("kernel", ExecKernel), ("moe", ExecMoe), ("comm", ExecComm)]
+    kinds += [("deterministic", ExecDeterministic)]
+    of_kind = {
+        kind: SimpleNamespace(**dict.fromkeys(names.__struct_fields__)) for kind, names in kinds
+    }
+    return SimpleNamespace(**of_kind, graph=SimpleNamespace(enable_torch_compile=False))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What a server resolved."""
+    server = SimpleNamespace(
+        parallel=SimpleNamespace(tp_size=1, moe_ep_size=1, nnodes=1),
+        spec=SimpleNamespace(speculative_attention_mode="prefill"),
+        settings=_settings(),
+    )
+    monkeypatch.setattr(kept_costs, "get_parallel", lambda: server.parallel)
+    monkeypatch.setattr(kept_costs, "get_spec", lambda: server.spec)
+    monkeypatch.setattr(kept_costs, "get_exec", lambda: server.settings)
+    return server
+
+
+@pytest.fixture
+def draft_worker() -> SimpleNamespace:
+    return SimpleNamespace(
+        target_worker=SimpleNamespace(model_runner=_runner()), draft_runner=_runner(), device="cpu"
+    )
 
 
 OTHER_MODEL = SimpleNamespace(to_dict=lambda: {"hidden_size": 128})
@@ -52,19 +86,20 @@ OTHER_MODEL = SimpleNamespace(to_dict=lambda: {"hidden_size": 128})
         _set("draft_runner.dtype", "float16"),
         _set("target_worker.model_runner.kv_cache_dtype", "float8_e4m3fn"),
         _set("target_worker.model_runner.lora_manager", "some"),
-        _set("target_worker.model_runner.attn_backend", "a string"),
+        # A pair of backends has one class, whichever they are.
+        _set("target_worker.model_runner.prefill_attention_backend_str", "triton"),
+        _set("target_worker.model_runner.decode_attention_backend_str", "triton"),
+        _set("draft_runner.prefill_attention_backend_str", "fa4"),
+        _set("draft_runner.decode_attention_backend_str", "fa4"),
+        _set("target_worker.model_runner.page_size", 64),
         _set("target_worker.model_runner.decode_cuda_graph_runner", None),
         _set("target_worker.model_runner.decode_cuda_graph_runner.capture_bs", [1]),
         _set("device", "other"),
     ],
 )
 def test_a_table_is_of_one_server(
-    change: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+    change: Callable[[Any], None], server: SimpleNamespace, draft_worker: SimpleNamespace
 ) -> None:
-    monkeypatch.setattr(kept_costs, "get_parallel", lambda: SimpleNamespace(tp_size=1))
-    draft_worker = SimpleNamespace(
-        target_worker=SimpleNamespace(model_runner=_runner()), draft_runner=_runner(), device="cpu"
-    )
     steps = [[1, 2], 3]
     key = kept_costs._key(draft_worker, steps)
     assert kept_costs._key(draft_worker, steps) == key
@@ -72,5 +107,26 @@ def test_a_table_is_of_one_server(
     other = copy.deepcopy(draft_worker)
     change(other)
     assert kept_costs._key(other, steps) != key
-    monkeypatch.setattr(kept_costs, "get_parallel", lambda: SimpleNamespace(tp_size=2))
-    assert kept_costs._key(draft_worker, steps) != key
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("parallel.tp_size", 2),
+        _set("parallel.moe_ep_size", 2),
+        _set("parallel.nnodes", 2),
+        # Which one of a pair of backends verifies.
+        _set("spec.speculative_attention_mode", "decode"),
+        _set("settings.kernel.fp8_gemm_runner_backend", "triton"),
+        _set("settings.moe.moe_runner_backend", "triton"),
+        _set("settings.comm.disable_custom_all_reduce", True),
+        _set("settings.deterministic.enable_deterministic_inference", True),
+        _set("settings.graph.enable_torch_compile", True),
+    ],
+)
+def test_a_table_is_of_one_way_to_compute(
+    change: Callable[[Any], None], server: SimpleNamespace, draft_worker: SimpleNamespace
+) -> None:
+    key = kept_costs._key(draft_worker, [])
+    change(server)
+    assert kept_costs._key(draft_worker, []) != key

@@ -50,6 +50,7 @@ def widths_of(
     attention: TargetAttention | None = None,
     widths_are_free: bool = False,
     backend: str = "flashinfer",
+    drafter_backend: str | None = None,
     context_len: int = 4096,
     enable_lora: bool = False,
     lora_paths: list[str] | None = None,
@@ -67,6 +68,7 @@ def widths_of(
         prefill_attention_backend=None,
         decode_attention_backend=None,
         attention_backend=backend,
+        speculative_draft_attention_backend=drafter_backend,
     )
     return verify_widths(
         HvdConfig(**settings),
@@ -129,6 +131,9 @@ def test_one_or_two_requests_verify_more_where_it_is_weighed() -> None:
 def test_a_kernel_for_decoding_verifies_no_more_than_its_users_ask_of_it() -> None:
     assert widths_of(backend="trtllm_mha", requests=1) == VerifyWidths((16,), base=16)
     assert widths_of(backend="trtllm_mha", tree=20, requests=1) == VerifyWidths((20,), base=20)
+    # The drafter's, too: draft-extend is as wide as the verification before it.
+    assert widths_of(drafter_backend="trtllm_mha", requests=1) == VerifyWidths((16,), base=16)
+    assert widths_of(drafter_backend="triton", requests=1) == widths_of(requests=1)
     named = {"verify_width": 32, "wide_width": 64}
     assert widths_of(backend="trtllm_mha", requests=1, **named).values == (32, 64)
 
