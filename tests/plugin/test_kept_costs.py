@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sglang.srt.arg_groups.fields.exec_ import ExecComm, ExecDeterministic, ExecKernel, ExecMoe
 
+from sglang_hvd.allocation import DraftExtend, VerifyWidths
 from sglang_hvd.plugin import kept_costs
+from sglang_hvd.plugin.rank_group import RankGroup
+from sglang_hvd.plugin.served_costs import before_any_step
 
 
 def _runner(dtype: str = "bfloat16") -> SimpleNamespace:
@@ -130,3 +134,29 @@ def test_a_table_is_of_one_way_to_compute(
     key = kept_costs._key(draft_worker, [])
     change(server)
     assert kept_costs._key(draft_worker, []) != key
+
+
+def test_a_table_is_of_who_plans_verifications(
+    server: SimpleNamespace,
+    draft_worker: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # FlashInfer's own plans wait for the device, within what is timed.
+    costs = before_any_step((1, 2))
+    profile = SimpleNamespace(table=lambda most_requests: costs)
+    monkeypatch.setattr(kept_costs, "CostProfile", lambda *args, **kwargs: profile)
+    draft_worker.draft_states, draft_worker.topk = SimpleNamespace(num_steps=(1,)), 1
+    for num_tables, has_host_plans in ((1, True), (1, True), (2, False)):
+        kept_costs.profiled_costs(
+            draft_worker,
+            VerifyWidths((1, 2), base=2),
+            model_tree_width=2,
+            draft_extend=DraftExtend.EVERY_STEP,
+            has_host_plans=has_host_plans,
+            use_kept=True,
+            folder=tmp_path,
+            most_requests=2,
+            ranks=RankGroup(),
+        )
+        assert len(list(tmp_path.iterdir())) == num_tables
