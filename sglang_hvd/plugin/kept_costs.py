@@ -95,7 +95,7 @@ def _key(draft_worker: HvdDraftWorker, steps: list[Any]) -> str:
     """A digest of what changes the costs of a step from one server or machine to another."""
     target, draft_runner = draft_worker.target_worker.model_runner, draft_worker.draft_runner
     graphs = target.decode_cuda_graph_runner
-    settings, parallel = get_exec(), get_parallel()
+    settings, speculation, parallel = get_exec(), get_spec(), get_parallel()
     facts: dict[str, Any] = {
         "profile": _PROFILE,
         "sglang": SUPPORTED_SGLANG,
@@ -113,7 +113,7 @@ def _key(draft_worker: HvdDraftWorker, steps: list[Any]) -> str:
             [runner.prefill_attention_backend_str, runner.decode_attention_backend_str]
             for runner in (target, draft_runner)
         ],
-        "verifies_as": get_spec().speculative_attention_mode,
+        "verifies_as": speculation.speculative_attention_mode,
         "page_size": target.page_size,
         "kernels": [
             {name: getattr(chosen, name) for name in names.__struct_fields__}
@@ -124,6 +124,7 @@ def _key(draft_worker: HvdDraftWorker, steps: list[Any]) -> str:
                 (settings.deterministic, ExecDeterministic),
             )
         ],
+        "experts_of_drafter": speculation.speculative_moe_runner_backend,
         "is_compiled": settings.graph.enable_torch_compile,
         "graphs": None if graphs is None else list(graphs.capture_bs),
         "steps": steps,

@@ -60,7 +60,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What a server resolved."""
     server = SimpleNamespace(
         parallel=SimpleNamespace(tp_size=1, moe_ep_size=1, nnodes=1),
-        spec=SimpleNamespace(speculative_attention_mode="prefill"),
+        spec=SimpleNamespace(
+            speculative_attention_mode="prefill", speculative_moe_runner_backend="auto"
+        ),
         settings=_settings(),
     )
     monkeypatch.setattr(kept_costs, "get_parallel", lambda: server.parallel)
@@ -121,6 +123,7 @@ def test_a_table_is_of_one_server(
         _set("parallel.nnodes", 2),
         # Which one of a pair of backends verifies.
         _set("spec.speculative_attention_mode", "decode"),
+        _set("spec.speculative_moe_runner_backend", "triton"),
         _set("settings.kernel.fp8_gemm_runner_backend", "triton"),
         _set("settings.moe.moe_runner_backend", "triton"),
         _set("settings.comm.disable_custom_all_reduce", True),
