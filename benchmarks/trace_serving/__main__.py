@@ -39,7 +39,13 @@ from sglang_hvd.commands.arguments import add_json, count, share
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODES, server_flags
-from sglang_hvd.demo.server import Launch, SglangServer, demo_environment, flush_cache
+from sglang_hvd.demo.server import (
+    GRACE_S,
+    Launch,
+    SglangServer,
+    demo_environment,
+    flush_cache,
+)
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
 from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
@@ -279,7 +285,7 @@ def _servers(
                 module="benchmarks.trace_serving.server",
                 timeout_s=600,
                 # On a GPU the next servers want the memory of these.
-                grace_s=0 if options.device == "cpu" else 3,
+                grace_s=0 if options.device == "cpu" else GRACE_S,
                 launch=launch,
             )
             stack.callback(servers[mode].stop)

@@ -24,6 +24,8 @@ from typing import Any, BinaryIO, Protocol
 # at every start, 4 s of a core.
 _ARCHITECTURES = {"llama", "llama_eagle3", "qwen3"}
 
+GRACE_S = 3.0  # of a server that is not told another
+
 CPU_ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "CUDA_VISIBLE_DEVICES": "",
@@ -94,10 +96,10 @@ class SglangServer:
         environment: dict[str, str] | None = None,
         module: str = "sglang.launch_server",
         timeout_s: float = 180,
-        grace_s: float = 3,
+        grace_s: float = GRACE_S,
         launch: Launch | None = None,
     ) -> None:
-        """grace_s: see `stop`; when the context ends.
+        """grace_s: what SGLang gets to end by itself before it is killed. It seldom takes less.
         launch: starts the process otherwise than as a child of this one.
         """
         self._held: socket.socket | None = None
@@ -153,7 +155,7 @@ class SglangServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop(grace_s=self._grace_s)
+        self.stop()
 
     def post(self, path: str, body: dict[str, Any], *, timeout_s: float = 300) -> Any:
         """POST JSON, return the JSON answer (text where it is none)."""
@@ -166,11 +168,8 @@ class SglangServer:
         """GET, return the JSON answer (text where it is none)."""
         return _answer(urllib.request.Request(self.url + path), timeout_s)
 
-    def stop(self, *, grace_s: float = 3) -> None:
-        """End the server and the processes it started; they share its process group.
-
-        grace_s: what SGLang gets to end by itself before it is killed. It seldom takes less.
-        """
+    def stop(self) -> None:
+        """End the server and the processes it started; they share its process group."""
         if self._held is not None:
             self._held.close()
         if self._process is None:
@@ -178,7 +177,7 @@ class SglangServer:
         with contextlib.suppress(ProcessLookupError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 os.killpg(self._process.pid, signal.SIGTERM)
-                self._process.wait(timeout=grace_s)
+                self._process.wait(timeout=self._grace_s)
             os.killpg(self._process.pid, signal.SIGKILL)  # a child may outlive its parent
         self._process.wait()
         self._process = None

@@ -209,7 +209,7 @@ def start_server(
             running[key] = running.pop(key)  # the latest used stays longest
             return Server(running[key])
         while len(running) >= 3:
-            running.pop(next(iter(running))).stop(grace_s=0)
+            running.pop(next(iter(running))).stop()
         models = models_of(shape)
         server = SglangServer(
             ["--model-path", str(models.target), *CPU_FLAGS, *flags],
@@ -221,6 +221,7 @@ def start_server(
                 **PROJECT_FIRST,
                 **(environment or {}),
             },
+            grace_s=0,
             launch=None if is_spawned else nursery.launch,
         )
         server.__enter__()
@@ -229,7 +230,7 @@ def start_server(
 
     yield start
     for server in running.values():
-        server.stop(grace_s=0)
+        server.stop()
     shutil.rmtree(logs, ignore_errors=True)
 
 
