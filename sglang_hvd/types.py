@@ -176,6 +176,11 @@ EVIDENCE = (
             # tokens since the latest place of this token; 65536 if none is among the latest four
             # in its bucket
             "age",
+            # of the votes where the chain goes on with this token, 0 for the paper's draft: other
+            # tokens that have any, and the estimated probability that the likeliest of them follows
+            # if all before it is right
+            "num_others",
+            "other",
         )
         for depth in range(1, EVIDENCE_DEPTH + 1)
     ),

@@ -56,6 +56,10 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "whether a copy goes on": ("is_place", "place_shift"),
     "how alike the texts before draft and source are": ("aligned", "in_common"),
     "how often earlier drafts had its tokens right": ("own_logit_right", "logit_right"),
+    "where in its line the draft begins": (
+        *("log_since_", "covers_line", "exceeds_line", "log_beyond_line", "latest_", "log_first_"),
+    ),
+    "what else has votes": ("logit_other", "log_others"),
     "classes of the tokens around": ("before_", "token_"),
 }
 # Inputs of draft tokens that the suffix cache looks up for them.

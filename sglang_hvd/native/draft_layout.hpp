@@ -38,12 +38,15 @@ constexpr int kEvidenceDepth = 4;  // first tokens of a draft that are looked up
 // bucket of the two tokens before it that something follows, those where these two stand.
 // num_followed: those of them that the token follows. age: tokens since the latest place of the token
 // itself, kNeverSeen where it is not among the latest places in its bucket.
+// num_others, other: by token, of the votes where the chain goes on with it: tokens beside it that have
+// any, and the estimated probability that the likeliest of them follows if all before it is right.
 // aligned, in_common: shares of the latest tokens before the draft that stand before the place it was
 // copied from too, at the same distance and at any. Before the beginning of a finished output stands
 // the end of the one that finished before it.
-// All are 0 without a draft, aligned and in_common in the paper's too, which names no place.
+// All are 0 without a draft, and all but the first three in the paper's, which names no place and
+// nothing beside it.
 struct DraftEvidence {
-    std::array<float, kEvidenceDepth> num_seen{}, num_followed{}, age{};
+    std::array<float, kEvidenceDepth> num_seen{}, num_followed{}, age{}, num_others{}, other{};
     float aligned = 0, in_common = 0;
 };
 constexpr int kEvidenceColumns = sizeof(DraftEvidence) / sizeof(float);
@@ -69,8 +72,9 @@ inline constexpr std::array<Column, kMatchColumns> kMatchNames = {
     COLUMN(Match, num_agreeing), COLUMN(Match, agreement),       COLUMN(Match, mean_agreement),
 };
 inline constexpr std::array kEvidenceNames = {
-    COLUMN(DraftEvidence, num_seen), COLUMN(DraftEvidence, num_followed), COLUMN(DraftEvidence, age),
-    COLUMN(DraftEvidence, aligned),  COLUMN(DraftEvidence, in_common),
+    COLUMN(DraftEvidence, num_seen),   COLUMN(DraftEvidence, num_followed), COLUMN(DraftEvidence, age),
+    COLUMN(DraftEvidence, num_others), COLUMN(DraftEvidence, other),
+    COLUMN(DraftEvidence, aligned),    COLUMN(DraftEvidence, in_common),
 };
 #undef COLUMN
 constexpr std::size_t kOriginColumn = offsetof(Match, origin) / sizeof(float);

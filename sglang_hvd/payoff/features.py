@@ -43,6 +43,16 @@ often drafts had each right after the one before it: drafts of this request, and
 namespace |
 | own_logit_right_least, logit_right_least | the same of that of its first six tokens that is \
 least probably right |
+| log_since_* | ln(1 + tokens behind the text's latest line break, punctuation, and bracket or \
+delimiter), of all of them where there is none |
+| covers_line, exceeds_line, log_beyond_line | whether the match, of at most 32 tokens by votes, \
+has all tokens behind the line break, whether more, and ln(1 + how many more) |
+| latest_* | share of the output's latest 64 tokens in each token class |
+| log_first_* | ln(1 + tokens of the draft before its first line break, punctuation, bracket or \
+delimiter, and digit), of 128 where it has none |
+| logit_other_k, log_others_k | where the votes go on with their draft's k-th token: log odds of \
+the estimated probability that the likeliest other one follows if all before it is right, and \
+ln(1 + others with votes) |
 | before_2_*, before_1_*, token_k_* | whether the two tokens before the draft, and its first \
 three, are in each token class |
 
@@ -65,6 +75,7 @@ of .75 beside its own; the result is kept from .01 to .99.
 
 from sglang_hvd.payoff._native import MAX_DEPTH, NUM_DRAFT_FEATURES, NUM_POSITION_FEATURES
 from sglang_hvd.payoff.token_classes import PAPER_CLASSES, TokenClass
+from sglang_hvd.types import EVIDENCE_DEPTH
 
 _CLASSES = tuple(c.name.lower() for c in TokenClass if c.name)
 _PAPER_CLASSES = tuple(c.name.lower() for c in PAPER_CLASSES if c.name)
@@ -125,6 +136,14 @@ FEATURE_NAMES = (
     "aligned",
     "in_common",
     *(f"{whose}logit_right_{num}" for whose in ("own_", "") for num in (1, 3, 6, "least")),
+    *(f"log_since_{mark}" for mark in ("line_break", "punctuation", "structure")),
+    "covers_line",
+    "exceeds_line",
+    "log_beyond_line",
+    *(f"latest_{name}" for name in _CLASSES),
+    *(f"log_first_{mark}" for mark in ("line_break", "punctuation", "structure", "digit")),
+    *(f"logit_other_{depth}" for depth in range(1, EVIDENCE_DEPTH + 1)),
+    *(f"log_others_{depth}" for depth in range(1, EVIDENCE_DEPTH + 1)),
     *(
         f"{place}_{name}"
         for place in ("before_2", "before_1", "token_1", "token_2", "token_3")

@@ -22,6 +22,10 @@ _PREFIXES: Mapping[str, tuple[str, ...]] = {
     "whether a copy goes on": ("is_place_", "place_shift"),
     "how often drafts had its tokens right": ("own_logit_right", "logit_right"),
     "the texts before draft and source": ("aligned", "in_common"),
+    "where in its line it begins": (
+        *("log_since_", "covers_line", "exceeds_line", "log_beyond_line", "latest_", "log_first_"),
+    ),
+    "what else has votes": ("logit_other_", "log_others_"),
     "tokens where the draft begins": ("before_", "token_"),
     "kinds of tokens in the draft": (
         *("whitespace", "punctuation", "line_break", "bracket", "delimiter"),

@@ -27,6 +27,12 @@ STRINGS = ["a", " b", ",", "(", "\n", "7", " ", '":']
 CLASSES = TokenClasses.from_strings(STRINGS)
 CLASS_NAMES = [c.name.lower() for c in TokenClass if c.name]
 WINDOW = 4
+MARKS = {
+    "line_break": TokenClass.LINE_BREAK,
+    "punctuation": TokenClass.PUNCTUATION,
+    "structure": TokenClass.BRACKET | TokenClass.DELIMITER,
+    "digit": TokenClass.DIGIT,
+}
 
 
 # The bounds of a log odds as float32 has them: next to 1 its steps are .6 % of what is left.
@@ -205,6 +211,10 @@ class Request:
             for most in (1, 3, 6):
                 values[f"{whose}logit_right_{most}"] = logit(math.prod(probs[:most]))
             values[f"{whose}logit_right_least"] = logit(min(probs))
+        values |= self.line_features(draft)
+        for depth in range(1, EVIDENCE_DEPTH + 1):
+            values[f"logit_other_{depth}"] = logit(votes.evidence[f"other_{depth}"])
+            values[f"log_others_{depth}"] = math.log1p(votes.evidence[f"num_others_{depth}"])
         text = [-1, -1, *self.prompt, *self.output]
         tokens = [*text[-2:], *[*draft.tokens, -1, -1][:3]]
         places = ("before_2", "before_1", "token_1", "token_2", "token_3")
@@ -212,6 +222,30 @@ class Request:
             for c, name in zip(TokenClass, CLASS_NAMES, strict=True):
                 values[f"{place_name}_{name}"] = is_in(token, c)
         return {name: float(value) for name, value in values.items()}
+
+    def line_features(self, draft: "Draft") -> dict[str, float]:
+        """Where in its line the draft begins, what the output was like, where the draft changes."""
+        text, values = [*self.prompt, *self.output], dict[str, float]()
+        for name, mark in MARKS.items():
+            values[f"log_first_{name}"] = math.log1p(num_before(draft.tokens, mark, 128))
+            if name != "digit":
+                values[f"log_since_{name}"] = math.log1p(num_before(text[::-1], mark, len(text)))
+        beyond = draft.match["match_len"] - num_before(text[::-1], TokenClass.LINE_BREAK, len(text))
+        latest = self.output[-64:]
+        for c, name in zip(TokenClass, CLASS_NAMES, strict=True):
+            values[f"latest_{name}"] = sum(is_in(token, c) for token in latest) / max(
+                1, len(latest)
+            )
+        return values | {
+            "covers_line": beyond >= 0,
+            "exceeds_line": beyond > 0,
+            "log_beyond_line": math.log1p(max(0, beyond)),
+        }
+
+
+def num_before(tokens: Sequence[int], mark: TokenClass, otherwise: int) -> int:
+    """Tokens before the first one that is in one of the classes."""
+    return next((i for i, token in enumerate(tokens) if is_in(token, mark)), otherwise)
 
 
 class Draft:
@@ -246,6 +280,10 @@ class Draft:
             self.evidence[f"num_seen_{depth}"] = num_seen
             self.evidence[f"num_followed_{depth}"] = int(random.integers(0, num_seen + 1))
             self.evidence[f"age_{depth}"] = float(random.choice([0, 7, 900, 65536]))
+        for depth in range(1, EVIDENCE_DEPTH + 1):
+            num_others = int(random.integers(0, 3))
+            self.evidence[f"num_others_{depth}"] = num_others
+            self.evidence[f"other_{depth}"] = float(np.float32(random.random())) * (num_others > 0)
         for name in ("aligned", "in_common"):
             self.evidence[name] = float(random.integers(0, 33)) / 32
 

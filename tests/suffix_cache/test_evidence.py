@@ -13,6 +13,7 @@ from sglang_hvd.types import EVIDENCE, EVIDENCE_DEPTH, MATCH_COLUMNS, DraftBatch
 
 NEVER_SEEN = 65536
 END = -1
+OTHERS = tuple(name for name in EVIDENCE if "other" in name)
 # Neither they nor their pairs share a bucket of the smallest index: what is in another's bucket is
 # passed over, and counts as one of the places looked at.
 TOKENS = st.sampled_from((1, 2, 14))
@@ -24,7 +25,31 @@ def propose(cache: SuffixCache, rid: str, max_tokens: int) -> tuple[list[int], d
     cache.propose_into(batch, [rid], np.array([max_tokens], np.int32), with_evidence=True)
     values = dict(zip(MATCH_COLUMNS, batch.matches[0].tolist(), strict=True))
     values |= zip(EVIDENCE, batch.evidence[0].tolist(), strict=True)
+    if values["agreement"]:  # votes made the draft
+        check_others(batch, values)
+    else:
+        assert not any(values[name] for name in OTHERS)
     return batch.token_ids[0, : batch.num_nodes[0]].tolist(), values
+
+
+def check_others(batch: DraftBatch, values: dict[str, float]) -> None:
+    """What the votes of a chain say beside it fits what they say of it."""
+    num, before = int(batch.num_nodes[0]), 1.0
+    for depth in range(1, EVIDENCE_DEPTH + 1):
+        num_others, other = values[f"num_others_{depth}"], values[f"other_{depth}"]
+        assert (num_others > 0) == (other > 0)
+        if depth > num:
+            assert not num_others
+            continue
+        prob = float(batch.probs[0, depth - 1])
+        assert other <= prob / before * (1 + 1e-6)
+        assert not other or prob / before + other < 1
+        before = prob
+    share = values["agreement"]
+    assert (values["num_others_1"] > 0) == (share < 1)
+    if values["num_others_1"] == 1:  # it has the other votes
+        rest = float(batch.probs[0, 0]) * (1 / share - 1)
+        assert values["other_1"] == pytest.approx(rest, rel=1e-4, abs=1e-6)
 
 
 def followers(text: Sequence[int], pair: Sequence[int], token: int) -> tuple[int, int]:
@@ -38,7 +63,7 @@ def followers(text: Sequence[int], pair: Sequence[int], token: int) -> tuple[int
 def expected(
     own: list[int], shared: list[int], draft: list[int], values: dict[str, float]
 ) -> dict[str, float]:
-    evidence = dict.fromkeys(EVIDENCE, 0.0)
+    evidence = {name: 0.0 for name in EVIDENCE if name not in OTHERS}
     if not draft:
         return evidence
     before = [END, END, *own][-2:]
@@ -80,7 +105,7 @@ def test_evidence_is_what_a_search_finds(
     cache.commit(["a"], [output])
     draft, values = propose(cache, "a", max_tokens)
     wanted = expected([*prompt, *output], shared, draft, values)
-    assert {name: values[name] for name in EVIDENCE} == wanted
+    assert {name: values[name] for name in EVIDENCE if name not in OTHERS} == wanted
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 400))
@@ -136,6 +161,37 @@ def test_what_a_copy_does_not_share_with_its_source_shows() -> None:
     assert values["num_seen_1"] == values["num_followed_1"] == 1
 
 
+def test_what_else_has_votes_is_told_of_the_token_where_they_differ() -> None:
+    cache = SuffixCache(background=False)
+    cache.start("a", [1, 2, 3, 4, 7, 1, 2, 3, 5, 8, 1, 2, 3, 4, 9, 1, 2])
+    draft, values = propose(cache, "a", 4)
+    assert draft[:2] == [3, 4]
+    assert [values[f"num_others_{depth}"] for depth in range(1, EVIDENCE_DEPTH + 1)] == [0, 1, 1, 0]
+    paths = branches(cache, "a")
+    assert values["other_2"] == pytest.approx(paths[5, 2] / paths[3, 1], rel=1e-5)
+
+
+def test_of_several_others_the_likeliest_counts() -> None:
+    cache = SuffixCache(background=False)
+    text = [1, 2, 4, 11, 1, 2, 5, 12, 1, 2, 5, 13, 1, 2, 6, 14, 1, 2, 6, 15, 1, 2]
+    cache.start("a", text)
+    draft, values = propose(cache, "a", 4)
+    paths = branches(cache, "a")
+    [likeliest] = {5, 6} - {draft[0]}
+    assert values["num_others_1"] == 2
+    assert values["other_1"] == pytest.approx(paths[likeliest, 1], rel=1e-5)
+    assert paths[likeliest, 1] > paths[4, 1]
+
+
+def branches(cache: SuffixCache, rid: str) -> dict[tuple[int, int], float]:
+    """Probabilities of a tree's nodes by token and depth. It is so small that it is made of the
+    votes of the chain alone."""
+    tree = DraftBatch.of_size(1, 8)
+    cache.propose_into(tree, [rid], np.array([8], np.int32), is_tree=True)
+    nodes = zip(tree.token_ids[0], tree.depths[0], tree.probs[0], strict=True)
+    return {(int(token), int(depth)): float(prob) for token, depth, prob in nodes}
+
+
 @pytest.mark.parametrize(("between", "age"), [([3] * 3, 5), ([3] * 4, NEVER_SEEN), ([6] * 4, 6)])
 def test_a_token_behind_four_others_of_its_bucket_counts_as_never_seen(
     between: list[int], age: int
@@ -156,12 +212,23 @@ def test_a_draft_of_the_paper_has_evidence_of_its_tokens() -> None:
     assert values["num_followed_2"] == 1
     assert values["age_2"] == 3
     assert values["aligned"] == 0
+    assert not any(values[name] for name in OTHERS)
     batch = DraftBatch.of_size(1, 64)
     limits = np.array([8], np.int32)
     cache.propose_into(batch, ["a"], limits, by_votes=True, with_evidence=True)
     values = dict(zip(EVIDENCE, batch.evidence[0].tolist(), strict=True))
     assert values["aligned"] == 2 / 32
     assert values["age_2"] == 3
+
+
+def test_in_the_mode_of_the_paper_the_votes_alone_know_what_else_has_any() -> None:
+    cache = SuffixCache.as_in_paper()
+    cache.start("a", [1, 2, 3, 7, 1, 2, 4, 8, 1, 2])
+    batch = DraftBatch.of_size(1, 8)
+    limits = np.array([8], np.int32)
+    cache.propose_into(batch, ["a"], limits, by_votes=True, with_evidence=True)
+    assert batch.evidence[0, EVIDENCE.index("num_others_1")] == 1
+    propose(cache, "a", 8)
 
 
 def test_evidence_that_was_not_asked_for_is_not_written() -> None:

@@ -23,6 +23,7 @@
 #include "features.hpp"
 #include "network.hpp"
 #include "request_track.hpp"
+#include "token_flags.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -56,7 +57,7 @@ private:
 class Tracker {
 public:
     Tracker(int window, const Input<std::uint8_t, 1>& classes)
-        : window_(window), classes_(classes.data(), classes.data() + classes.size()) {
+        : window_(window), classes_({classes.data(), classes.size()}) {
         require(window >= 1, "the history window must be at least 1");
     }
 
@@ -65,7 +66,7 @@ public:
 
     int start(const Input<std::int32_t, 1>& prompt, const std::string& space, bool teaches) {
         auto track = std::make_unique<RequestTrack>(
-            window_, std::span(prompt.data(), prompt.size()), scope_of(space), teaches);
+            window_, std::span(prompt.data(), prompt.size()), classes_, scope_of(space), teaches);
         if (free_.empty()) {
             free_.push_back(static_cast<int>(tracks_.size()));
             tracks_.emplace_back();
@@ -131,7 +132,7 @@ public:
                     positions.shape(2) == kMaxDepth,
                 "positions need float32[num_requests, num_position_features, 64]");
         for (std::size_t i = 0; i < num; ++i) at(slots.data()[i]);
-        FeatureWriter writer({classes_.data(), classes_.size()}, outcomes_);
+        FeatureWriter writer(classes_, outcomes_);
         for (std::size_t i = 0; i < num; ++i) {
             RequestTrack& track = at(slots.data()[i]);
             const DraftRow draft = row_of(drafts, i);
@@ -185,7 +186,7 @@ private:
 
     int window_;
     TokenOutcomes outcomes_{1 << 18};
-    std::vector<std::uint8_t> classes_;
+    TokenFlags classes_;
     std::vector<std::unique_ptr<RequestTrack>> tracks_;
     std::vector<int> free_;
 };

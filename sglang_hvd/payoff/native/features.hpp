@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -11,16 +12,17 @@
 
 #include "draft_layout.hpp"
 #include "request_track.hpp"
+#include "text_tail.hpp"
+#include "token_flags.hpp"
 #include "vector_math.hpp"
 
 namespace sglang_hvd {
 
-constexpr int kNumClasses = 8;
-constexpr int kNumPaperClasses = 5;
 constexpr std::array<int, 9> kProbDepths = {1, 2, 3, 4, 6, 8, 12, 16, 24};
 constexpr std::array<int, 4> kVotesDepths = {1, 3, 10, 16};
 constexpr int kWorthLen = 6;  // WORTH_LEN of config.py
-constexpr int kNumDraftFeatures = 14 + 9 + 1 + 9 + 20 + kNumCyclesSeen + kNumDecays + 7 + 6 + 2 + 8 + 5 * kNumClasses;
+constexpr int kNumDraftFeatures = 14 + 9 + 1 + 9 + 20 + kNumCyclesSeen + kNumDecays + 7 + 6 + 2 + 8 +
+                                  TextTail::kNumMarks + 3 + kNumClasses + 4 + 2 * kEvidenceDepth + 5 * kNumClasses;
 constexpr int kNumPositionFeatures = 4 + 2 * kNumClasses;
 static_assert(kMaxDepth % kMostLanes == 0, "tokens are read and written in whole vectors");
 static_assert(kMaxDepth <= 255, "the tokens of a class are counted in a byte");
@@ -39,7 +41,7 @@ class FeatureWriter {
 
 public:
     // of_all: how often drafts of all requests had tokens right, by their namespaces.
-    FeatureWriter(std::span<const std::uint8_t> classes, const TokenOutcomes& of_all)
+    FeatureWriter(const TokenFlags& classes, const TokenOutcomes& of_all)
         : classes_(classes), of_all_(of_all) {}
 
     // draft: the one to be judged; votes: what the votes propose (the same draft, where they made
@@ -50,11 +52,13 @@ public:
         num_logs_ = num_logits_ = 0;
         const int num = draft.size();
         Flags flags;
-        flags[0] = class_of(track.latest(0));
-        std::uint64_t counts = 0;  // a byte for each class: none is counted more than kMaxDepth times
+        flags[0] = classes_.of(track.latest(0));
+        std::uint64_t counts = 0;
+        FirstPlaces first;
         for (int i = 0; i < num; ++i) {
-            flags[i + 1] = class_of(draft.token_ids[i]);
+            flags[i + 1] = classes_.of(draft.token_ids[i]);
             counts += spread_of(flags[i + 1]);
+            first.take(flags[i + 1], i);
         }
         std::fill(flags.begin() + num + 1, flags.end(), std::uint8_t{0});
         const auto length = static_cast<float>(num);
@@ -74,13 +78,11 @@ public:
         put(recent.mean_accepted);
         put(recent.last_accepted);
         for (int c = 0; c < kNumPaperClasses; ++c)
-            put(static_cast<float>(counts >> 8 * c & 0xFF) / length);
+            put(static_cast<float>(count_of(counts, c)) / length);
 
         // Path probabilities.
         for (const int depth : kProbDepths) put_logit(prob_at(draft, depth));
-        float sum = 0;
-        for (int i = 0; i < std::min(num, kWorthLen); ++i) sum += draft.probs[i];
-        put(sum);
+        put(sum_of(draft.probs.first(static_cast<std::size_t>(std::min(num, kWorthLen)))));
 
         put_match(match);
 
@@ -90,14 +92,12 @@ public:
         const int common = std::min(num, votes.size());
         int agreeing = is_same ? common : 0;
         while (agreeing < common && draft.token_ids[agreeing] == votes.token_ids[agreeing]) ++agreeing;
-        float agreed_sum = 0;
-        for (int i = 0; i < agreeing; ++i) agreed_sum += votes.probs[i];
         put_log(static_cast<float>(agreeing));
         put(static_cast<float>(agreeing) / length);
         put(agreeing == num ? 1.f : 0.f);
         put_logit(agreeing > 0 ? votes.probs[agreeing - 1] : 0.f);
         put_logit(agreeing >= kWorthLen ? votes.probs[kWorthLen - 1] : 0.f);
-        put(agreed_sum);
+        put(sum_of(votes.probs.first(static_cast<std::size_t>(agreeing))));
         put(votes.match.score);
         for (const int depth : kVotesDepths) put_logit(prob_at(votes, depth));
         put_match(votes.match);
@@ -134,8 +134,25 @@ public:
         put_right(right.of_own, std::min(num, kOutcomeDepth));
         put_right(right.of_all, std::min(num, kOutcomeDepth));
 
+        // Where in its line it begins, what the output was like lately, and where the draft changes.
+        const TextTail& tail = track.tail();
+        for (int m = 0; m < TextTail::kNumMarks; ++m) put_log(static_cast<float>(tail.since(m)));
+        const float beyond = match.match_len - static_cast<float>(tail.since(TextTail::kLineBreakMark));
+        put(beyond >= 0 ? 1.f : 0.f);
+        put(beyond > 0 ? 1.f : 0.f);
+        put_log(std::max(beyond, 0.f));
+        for (int c = 0; c < kNumClasses; ++c) put(tail.share(c));
+        put_log(first.of(kLineBreak));
+        put_log(first.of(kPunctuation));
+        put_log(std::min(first.of(kBracket), first.of(kDelimiter)));
+        put_log(first.of(kDigit));
+
+        // What else has votes where it begins.
+        for (const float prob : votes.evidence.other) put_logit(prob);
+        for (const float num_others : votes.evidence.num_others) put_log(num_others);
+
         // What kind of text it is.
-        put_classes(class_of(track.latest(1)));
+        put_classes(classes_.of(track.latest(1)));
         put_classes(flags[0]);
         for (int i = 0; i < 3; ++i) put_classes(i < num ? flags[i + 1] : std::uint8_t{0});
 
@@ -148,14 +165,37 @@ private:
     // Classes of a draft's tokens, with that of the token before it in front; filled up with none.
     using Flags = std::array<std::uint8_t, kMaxDepth + 1>;
 
+    // Where in a draft each class has its first token.
+    class FirstPlaces {
+    public:
+        FirstPlaces() { places_.fill(2 * kMaxDepth); }
+
+        void take(std::uint8_t flags, int place) {
+            const int fresh = flags & ~seen_;
+            if (fresh == 0) return;
+            for (int c = 0; c < kNumClasses; ++c)
+                if (fresh >> c & 1) places_[static_cast<std::size_t>(c)] = static_cast<float>(place);
+            seen_ |= flags;
+        }
+
+        // Far behind its end for a class that it lacks.
+        float of(int token_class) const { return places_[static_cast<std::size_t>(token_class)]; }
+
+    private:
+        std::array<float, kNumClasses> places_;
+        std::uint8_t seen_ = 0;
+    };
+
     void put(float value) { *out_++ = value; }
 
     // ln(1 + value) and log odds are taken at the end, of all of them at once.
     void put_log(float value) {
+        assert(num_logs_ < kMaxLogs);
         logs_[num_logs_++] = static_cast<std::uint8_t>(out_ - features_);
         put(value);
     }
     void put_logit(float prob) {
+        assert(num_logits_ < kMaxLogs);
         logits_[num_logits_++] = static_cast<std::uint8_t>(out_ - features_);
         put(prob);
     }
@@ -221,24 +261,19 @@ private:
         std::memcpy(out, table[flags].data(), sizeof(table[flags]));
     }
 
-    // Each bit in a byte of its own.
-    static std::uint64_t spread_of(std::uint8_t flags) {
-        static constexpr auto table = [] {
-            std::array<std::uint64_t, 256> spread{};
-            for (std::uint64_t f = 0; f < 256; ++f)
-                for (int c = 0; c < kNumClasses; ++c) spread[f] |= (f >> c & 1) << 8 * c;
-            return spread;
-        }();
-        return table[flags];
+    // Four sums side by side: one would wait for each addition.
+    static float sum_of(std::span<const float> values) {
+        using F = Floats<4>;
+        F sums{};
+        float rest = 0;
+        std::size_t i = 0;
+        for (; i + 4 <= values.size(); i += 4) sums += load<F>(values.data() + i);
+        for (; i < values.size(); ++i) rest += values[i];
+        return sums[0] + sums[1] + (sums[2] + sums[3]) + rest;
     }
 
     static float prob_at(const DraftRow& draft, int depth) {
         return depth <= draft.size() ? draft.probs[static_cast<std::size_t>(depth) - 1] : 0.f;
-    }
-
-    std::uint8_t class_of(std::int32_t token) const {
-        const auto index = static_cast<std::size_t>(token);
-        return token >= 0 && index < classes_.size() ? classes_[index] : std::uint8_t{0};
     }
 
     // Scaled log odds of each of num probabilities that the next is accepted; given: the
@@ -326,7 +361,7 @@ private:
         return __builtin_convertvector(flags >> bit & 1, Floats<kLanes>);
     }
 
-    std::span<const std::uint8_t> classes_;
+    const TokenFlags& classes_;
     const TokenOutcomes& of_all_;
     float *features_ = nullptr, *out_ = nullptr;
     std::array<std::uint8_t, kMaxLogs> logs_, logits_;  // places of the features

@@ -43,27 +43,32 @@ template <int kLanes, int kRows, int kVectors>
     }
 }
 
-template <int kLanes, int kRows, int kMost>
+// All outputs from first on: as many as there are in blocks of kVectors, what is left in smaller ones.
+template <int kLanes, int kRows, int kVectors>
 [[gnu::always_inline]] inline void affine_rows(const float* in, std::size_t num_in,
                                                const float* weight, const float* bias,
-                                               std::size_t num_out, bool is_rectified, float* out) {
-    std::size_t first = 0;
-    for (; first + kMost * kLanes <= num_out; first += kMost * kLanes)
-        affine_block<kLanes, kRows, kMost>(in, num_in, weight, bias, num_out, first, is_rectified, out);
-    for (; first < num_out; first += kLanes)
-        affine_block<kLanes, kRows, 1>(in, num_in, weight, bias, num_out, first, is_rectified, out);
+                                               std::size_t num_out, std::size_t first,
+                                               bool is_rectified, float* out) {
+    for (; first + kVectors * kLanes <= num_out; first += kVectors * kLanes)
+        affine_block<kLanes, kRows, kVectors>(in, num_in, weight, bias, num_out, first, is_rectified, out);
+    if constexpr (kVectors > 1)
+        affine_rows<kLanes, kRows, kVectors - 1>(in, num_in, weight, bias, num_out, first, is_rectified,
+                                                 out);
 }
 
 inline void affine(const float* in, std::size_t num_rows, std::size_t num_in, const float* weight,
                    const float* bias, std::size_t num_out, bool is_rectified, float* out) {
     in_lanes([=]<int kLanes>() __attribute__((always_inline)) {
+        // Registers of sixteen lanes are twice as many: with three vectors for two 64 rows take .9 of
+        // the time (AMD EPYC 9004). With eight lanes they take 1.3 times as long.
+        constexpr int kVectors = kLanes == 16 ? 3 : 2;
         std::size_t row = 0;
         for (; row + 4 <= num_rows; row += 4)
-            affine_rows<kLanes, 4, 2>(in + row * num_in, num_in, weight, bias, num_out, is_rectified,
-                                      out + row * num_out);
+            affine_rows<kLanes, 4, kVectors>(in + row * num_in, num_in, weight, bias, num_out, 0,
+                                             is_rectified, out + row * num_out);
         for (; row < num_rows; ++row)
-            affine_rows<kLanes, 1, 4>(in + row * num_in, num_in, weight, bias, num_out, is_rectified,
-                                      out + row * num_out);
+            affine_rows<kLanes, 1, 4>(in + row * num_in, num_in, weight, bias, num_out, 0,
+                                      is_rectified, out + row * num_out);
     });
 }
 

@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "text_tail.hpp"
+#include "token_flags.hpp"
 #include "token_outcomes.hpp"
 
 namespace sglang_hvd {
@@ -33,11 +35,13 @@ public:
 
     // space: the scope in which its drafts' tokens count beside those of other requests. teaches:
     // they do.
-    RequestTrack(int window, std::span<const std::int32_t> prompt, std::uint64_t space, bool teaches)
+    RequestTrack(int window, std::span<const std::int32_t> prompt, const TokenFlags& flags,
+                 std::uint64_t space, bool teaches)
         : history_(static_cast<std::size_t>(window), kNone),
           prompt_len_(static_cast<int>(prompt.size())),
           space_(space),
-          teaches_(teaches) {
+          teaches_(teaches),
+          tail_(prompt, flags) {
         take_latest(prompt);
     }
 
@@ -45,6 +49,7 @@ public:
     void extend(std::span<const std::int32_t> tokens) {
         generated_len_ += static_cast<int>(tokens.size());
         take_latest(tokens);
+        tail_.extend(tokens);
     }
 
     // The draft that was proposed for the cycle to come; place: in the request's own text, of what
@@ -104,6 +109,7 @@ public:
     int prompt_len() const { return prompt_len_; }
     int generated_len() const { return generated_len_; }
     std::int32_t latest(int back) const { return latest_[back]; }  // -1: there is none
+    const TextTail& tail() const { return tail_; }
     // Where a copy under way would go on; below 0: unknown.
     std::int64_t expected_place() const { return expected_place_; }
     int run() const { return run_; }
@@ -172,6 +178,7 @@ private:
     int prompt_len_;
     std::uint64_t space_;
     bool teaches_;
+    TextTail tail_;
     TokenOutcomes outcomes_{1 << 10};
     int generated_len_ = 0;
     std::array<std::int32_t, 2> latest_ = {-1, -1};

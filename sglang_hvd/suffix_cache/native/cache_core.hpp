@@ -166,7 +166,10 @@ public:
             if (!with_evidence) continue;
             draft.evidence = {};
             if (shape != DraftShape::kChain || draft.num_nodes == 0) continue;
-            if (!is_papers) proposer.compare_with_source(draft.evidence);
+            if (!is_papers) {
+                proposer.compare_with_source(draft.evidence);
+                proposer.tell_others(draft.evidence);
+            }
             look_up_tokens(*request.text,
                            draft.token_ids.first(static_cast<std::size_t>(draft.num_nodes)),
                            draft.evidence);

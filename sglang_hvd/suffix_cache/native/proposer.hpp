@@ -54,6 +54,7 @@ public:
         max_nodes_ = std::min(max_nodes, kMaxNodes);
         min_prob_ = min_prob;
         num_occurrences_ = num_members_ = num_groups_ = 0;
+        others_ = {};
         look_up_context(shape == DraftShape::kChain ? kChainPlaces : kTreePlaces);
         if (num_occurrences_ == 0) return;
         node_ = {kEnd, -1, 0, 1.f, 0, static_cast<std::uint16_t>(num_occurrences_), 1.f};
@@ -77,6 +78,14 @@ public:
         const Position num_there = text.end() - source_.age - text.begin();
         const int num = std::min(context_len_, static_cast<int>(std::min<Position>(num_there, kLookBack)));
         compare_contexts(own.at(own.end()), source_.next, num, evidence);
+    }
+
+    // What had votes beside the first tokens of the latest chain.
+    void tell_others(DraftEvidence& evidence) const {
+        for (std::size_t i = 0; i < others_.size(); ++i) {
+            evidence.num_others[i] = static_cast<float>(others_[i].count);
+            evidence.other[i] = others_[i].prob;
+        }
     }
 
 private:
@@ -110,6 +119,12 @@ private:
         float prob;
         std::uint16_t first, count;
         float share;  // of its siblings' votes
+    };
+
+    // What may stand in a node's place.
+    struct Others {
+        int count = 0;
+        float prob = 0;  // of the likeliest of them, if all before it is right
     };
 
     // ---- looking up ----
@@ -239,7 +254,8 @@ private:
         int repeating = -1;
         while (draft_->num_nodes < max_nodes_ && node_.depth < kLookAhead) {
             Group next;
-            if (!only_child(next)) {
+            const bool is_agreed = only_child(next);
+            if (!is_agreed) {
                 num_members_ = node_.first + node_.count;
                 num_groups_ = 0;
                 split();
@@ -257,9 +273,21 @@ private:
                     [](const Group& a, const Group& b) { return a.prob < b.prob; });
             }
             if (next.prob < min_prob_) return;
+            if (!is_agreed) note_others(next);
             add_node(next);
             if (node_.count == 1) follow_one();
         }
+    }
+
+    // Of the groups that may follow node_, all but the one that does.
+    void note_others(const Group& next) {
+        const auto place = static_cast<std::size_t>(draft_->num_nodes);
+        if (place >= others_.size()) return;
+        Others& others = others_[place];
+        others = {num_groups_ - 1, 0};
+        for (int g = 0; g < num_groups_; ++g)
+            if (groups_[g].token != next.token) others.prob = std::max(others.prob, groups_[g].prob);
+        others.prob /= node_.prob;
     }
 
     // Adds nodes while the one occurrence that is left goes on: the same as only_child again and
@@ -501,6 +529,7 @@ private:
     int index_ = -1;  // its place there; -1: it is the context
     int num_rematches_left_ = 0;
     int num_first_votes_ = 0;
+    std::array<Others, kEvidenceDepth> others_{};
     Occurrence source_{};  // of the first draft token, that which matches longest
     int num_occurrences_ = 0;
     int num_members_ = 0;

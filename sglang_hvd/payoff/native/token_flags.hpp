@@ -1,0 +1,45 @@
+// Classes of a vocabulary's tokens, a bit for each: TokenClass of token_classes.py.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace sglang_hvd {
+
+constexpr int kNumClasses = 8;
+constexpr int kNumPaperClasses = 5;
+constexpr int kPunctuation = 1, kLineBreak = 2, kBracket = 3, kDelimiter = 4, kDigit = 7;
+
+class TokenFlags {
+public:
+    explicit TokenFlags(std::span<const std::uint8_t> flags) : flags_(flags.begin(), flags.end()) {}
+
+    // Tokens beyond the vocabulary are in no class.
+    std::uint8_t of(std::int32_t token) const {
+        const auto index = static_cast<std::size_t>(token);
+        return token >= 0 && index < flags_.size() ? flags_[index] : std::uint8_t{0};
+    }
+
+private:
+    std::vector<std::uint8_t> flags_;
+};
+
+// Each bit in a byte of its own, so that up to 255 tokens can be counted by class in one sum.
+inline std::uint64_t spread_of(std::uint8_t flags) {
+    static constexpr auto table = [] {
+        std::array<std::uint64_t, 256> spread{};
+        for (std::uint64_t f = 0; f < 256; ++f)
+            for (int c = 0; c < kNumClasses; ++c) spread[f] |= (f >> c & 1) << 8 * c;
+        return spread;
+    }();
+    return table[flags];
+}
+
+inline int count_of(std::uint64_t spread, int token_class) {
+    return static_cast<int>(spread >> 8 * token_class & 0xFF);
+}
+
+}  // namespace sglang_hvd
