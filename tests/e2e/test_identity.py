@@ -199,7 +199,7 @@ def test_a_postponed_draft_extend_leaves_the_same_draft_kv(
     # Steps without drafts and with the model drafter's in turns. Draft-extend is free: were it
     # priced, other steps would have drafts where it is postponed.
     costs.write_text(
-        "{about: made up, batch_sizes: [1, 16], widths: [1, 2, 32], draft_once: [5, 5], "
+        "{about: made up, batch_sizes: [1, 16], widths: [1, 2, 32], draft_once: [4, 4], "
         "draft_round: [1, 1], verify: [[5, 7, 9], [6, 9, 16]], "
         "draft_extend: [[0, 0, 0], [0, 0, 0]]}"
     )
