@@ -22,7 +22,8 @@ constexpr std::array<int, 9> kProbDepths = {1, 2, 3, 4, 6, 8, 12, 16, 24};
 constexpr std::array<int, 4> kVotesDepths = {1, 3, 10, 16};
 constexpr int kWorthLen = 6;  // WORTH_LEN of config.py
 constexpr int kNumDraftFeatures = 14 + 9 + 1 + 9 + 20 + kNumCyclesSeen + kNumDecays + 7 + 6 + 2 + 8 +
-                                  TextTail::kNumMarks + 3 + kNumClasses + 4 + 2 * kEvidenceDepth + 5 * kNumClasses;
+                                  TextTail::kNumMarks + 3 + kNumClasses + 4 + 2 * kEvidenceDepth +
+                                  5 * kNumClasses;
 constexpr int kNumPositionFeatures = 4 + 2 * kNumClasses;
 static_assert(kMaxDepth % kMostLanes == 0, "tokens are read and written in whole vectors");
 static_assert(kMaxDepth <= 255, "the tokens of a class are counted in a byte");
