@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from sglang_hvd.demo.server import GRACE_S, Launch, SglangServer, demo_environment
+from sglang_hvd.demo.server import Launch, SglangServer, demo_environment, grace_of
 from sglang_hvd.whole_file import write_whole
 
 Row = Mapping[str, Any]
@@ -182,8 +182,7 @@ def logged_server(
         log_file=log_file,
         environment=demo_environment() if device == "cpu" else {},
         timeout_s=START_SECONDS,
-        # On a GPU the next one wants the memory of this one.
-        grace_s=0 if device == "cpu" else GRACE_S,
+        grace_s=grace_of(device),
         launch=launch,
     ) as server:
         yield server

@@ -40,11 +40,11 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODES, server_flags
 from sglang_hvd.demo.server import (
-    GRACE_S,
     Launch,
     SglangServer,
     demo_environment,
     flush_cache,
+    grace_of,
 )
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
@@ -284,8 +284,7 @@ def _servers(
                 environment=environment,
                 module="benchmarks.trace_serving.server",
                 timeout_s=600,
-                # On a GPU the next servers want the memory of these.
-                grace_s=0 if options.device == "cpu" else GRACE_S,
+                grace_s=grace_of(options.device),
                 launch=launch,
             )
             stack.callback(servers[mode].stop)

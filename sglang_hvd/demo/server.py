@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Protocol
 # at every start, 4 s of a core.
 _ARCHITECTURES = {"llama", "llama_eagle3", "qwen3"}
 
-GRACE_S = 3.0  # of a server that is not told another
+_GRACE_S = 3.0  # of a server that is not told another
 
 CPU_ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -45,6 +45,12 @@ CPU_FLAGS = (
 def demo_environment() -> dict[str, str]:
     """The environment for servers of these architectures, and of no others."""
     return {**CPU_ENVIRONMENT, "SGLANG_DISABLED_MODEL_ARCHS": _other_architectures()}
+
+
+def grace_of(device: str) -> float:
+    """Seconds for a server to end by itself: on a GPU the next one wants its memory, on a CPU it
+    leaves nothing behind."""
+    return 0 if device == "cpu" else _GRACE_S
 
 
 def _other_architectures() -> str:
@@ -96,7 +102,7 @@ class SglangServer:
         environment: dict[str, str] | None = None,
         module: str = "sglang.launch_server",
         timeout_s: float = 180,
-        grace_s: float = GRACE_S,
+        grace_s: float = _GRACE_S,
         launch: Launch | None = None,
     ) -> None:
         """grace_s: what SGLang gets to end by itself before it is killed. It seldom takes less.

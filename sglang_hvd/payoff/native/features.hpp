@@ -22,7 +22,8 @@ constexpr std::array<int, 9> kProbDepths = {1, 2, 3, 4, 6, 8, 12, 16, 24};
 constexpr std::array<int, 4> kVotesDepths = {1, 3, 10, 16};
 constexpr int kWorthLen = 6;  // WORTH_LEN of config.py
 constexpr int kNumDraftFeatures = 14 + 9 + 1 + 9 + 20 + kNumCyclesSeen + kNumDecays + 7 + 6 + 2 + 8 +
-                                  TextTail::kNumMarks + 3 + kNumClasses + 4 + 2 * kEvidenceDepth +
+                                  static_cast<int>(TextTail::kNumMarks + kMarks.size()) + 3 +
+                                  kNumClasses + 2 * kEvidenceDepth +
                                   5 * kNumClasses;
 constexpr int kNumPositionFeatures = 4 + 2 * kNumClasses;
 static_assert(kMaxDepth % kMostLanes == 0, "tokens are read and written in whole vectors");
@@ -137,16 +138,13 @@ public:
 
         // Where in its line it begins, what the output was like lately, and where the draft changes.
         const TextTail& tail = track.tail();
-        for (int m = 0; m < TextTail::kNumMarks; ++m) put_log(static_cast<float>(tail.since(m)));
-        const float beyond = match.match_len - static_cast<float>(tail.since(TextTail::kLineBreakMark));
+        for (std::size_t m = 0; m < TextTail::kNumMarks; ++m) put_log(static_cast<float>(tail.since(m)));
+        const float beyond = match.match_len - static_cast<float>(tail.since(kLineBreakMark));
         put(beyond >= 0 ? 1.f : 0.f);
         put(beyond > 0 ? 1.f : 0.f);
         put_log(std::max(beyond, 0.f));
         for (int c = 0; c < kNumClasses; ++c) put(tail.share(c));
-        put_log(first.of(kLineBreak));
-        put_log(first.of(kPunctuation));
-        put_log(std::min(first.of(kBracket), first.of(kDelimiter)));
-        put_log(first.of(kDigit));
+        for (const float place : first.places()) put_log(place);
 
         // What else has votes where it begins.
         for (const float prob : votes.evidence.other) put_logit(prob);
@@ -166,24 +164,22 @@ private:
     // Classes of a draft's tokens, with that of the token before it in front; filled up with none.
     using Flags = std::array<std::uint8_t, kMaxDepth + 1>;
 
-    // Where in a draft each class has its first token.
+    // Where in a draft each mark is first; far behind its end where it is not.
     class FirstPlaces {
     public:
         FirstPlaces() { places_.fill(2 * kMaxDepth); }
 
         void take(std::uint8_t flags, int place) {
-            const int fresh = flags & ~seen_;
-            if (fresh == 0) return;
-            for (int c = 0; c < kNumClasses; ++c)
-                if (fresh >> c & 1) places_[static_cast<std::size_t>(c)] = static_cast<float>(place);
+            if ((flags & ~seen_) == 0) return;
+            for (std::size_t m = 0; m < kMarks.size(); ++m)
+                if ((flags & kMarks[m]) && !(seen_ & kMarks[m])) places_[m] = static_cast<float>(place);
             seen_ |= flags;
         }
 
-        // Far behind its end for a class that it lacks.
-        float of(int token_class) const { return places_[static_cast<std::size_t>(token_class)]; }
+        const std::array<float, kMarks.size()>& places() const { return places_; }
 
     private:
-        std::array<float, kNumClasses> places_;
+        std::array<float, kMarks.size()> places_;
         std::uint8_t seen_ = 0;
     };
 

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
 
 #include "token_flags.hpp"
@@ -15,20 +14,17 @@ namespace sglang_hvd {
 
 class TextTail {
 public:
-    static constexpr int kNumMarks = 3, kLineBreakMark = 0;
+    static constexpr std::size_t kNumMarks = 3;  // of kMarks, the first ones
     static constexpr int kWindow = 64;  // tokens of the output
     static_assert(kWindow <= 255, "the tokens of a class are counted in a byte");
 
     TextTail(std::span<const std::int32_t> prompt, const TokenFlags& flags) : flags_(&flags) {
-        since_.fill(static_cast<int>(prompt.size()));
-        std::array<bool, kNumMarks> is_found{};
-        // Back to the first of them, which mostly is not far.
-        for (std::size_t i = prompt.size(); i-- > 0 && !std::ranges::all_of(is_found, std::identity{});)
-            for (std::size_t m = 0; m < kNumMarks; ++m)
-                if (!is_found[m] && (flags.of(prompt[i]) & kMarks[m])) {
-                    is_found[m] = true;
-                    since_[m] = static_cast<int>(prompt.size() - 1 - i);
-                }
+        for (std::size_t m = 0; m < kNumMarks; ++m) {  // mostly it is not far
+            const auto latest = std::find_if(prompt.rbegin(), prompt.rend(), [&](std::int32_t token) {
+                return (flags.of(token) & kMarks[m]) != 0;
+            });
+            since_[m] = static_cast<int>(latest - prompt.rbegin());
+        }
     }
 
     // Tokens of the output.
@@ -44,9 +40,8 @@ public:
         }
     }
 
-    // Tokens behind the latest line break, punctuation, and bracket or delimiter; all of them where
-    // there is none.
-    int since(int mark) const { return since_[static_cast<std::size_t>(mark)]; }
+    // Tokens behind the latest of a mark; all of them where there is none.
+    int since(std::size_t mark) const { return since_[mark]; }
 
     // Of the latest kWindow tokens of the output, those in a class.
     float share(int token_class) const {
@@ -55,9 +50,6 @@ public:
     }
 
 private:
-    static constexpr std::array<std::uint8_t, kNumMarks> kMarks = {
-        1 << kLineBreak, 1 << kPunctuation, 1 << kBracket | 1 << kDelimiter};
-
     const TokenFlags* flags_;
     std::array<int, kNumMarks> since_;
     std::array<std::uint8_t, kWindow> window_{};  // a ring

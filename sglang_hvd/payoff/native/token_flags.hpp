@@ -11,7 +11,10 @@ namespace sglang_hvd {
 
 constexpr int kNumClasses = 8;
 constexpr int kNumPaperClasses = 5;
-constexpr int kPunctuation = 1, kLineBreak = 2, kBracket = 3, kDelimiter = 4, kDigit = 7;
+
+// Where a text may change: line breaks, punctuation, structure (brackets and delimiters), digits.
+constexpr std::array<std::uint8_t, 4> kMarks = {4, 2, 8 | 16, 128};
+constexpr std::size_t kLineBreakMark = 0;
 
 class TokenFlags {
 public:
