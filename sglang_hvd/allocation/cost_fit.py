@@ -17,7 +17,7 @@ _KEPT = 0.998
 # A time this much above what was expected says something of the machine, not of the step.
 _OUTLIER = 3.0
 _LEAST_REST_MS = 0.5  # an outlier is measured by at least this, or one would never grow from zero
-_LEAST_SHARE = 0.1  # of the typical time, likewise
+_LEAST_SHARE = 0.1  # of the typical time, likewise; errors as shares of less would drown all others
 _NUM_BEFORE_OUTLIERS = 32
 _FEWEST_RESTS = 8
 
@@ -28,10 +28,6 @@ _TIE = 1e-9
 # Steps that were waited for, one after the other, after which it is not known any more what one
 # that is not waited for takes.
 _FORGET_AHEAD = 512
-
-# No time counts as if it were a smaller share of the typical one: errors of near nothing, as shares
-# of it, would drown all others.
-_SMALLEST_SHARE = 0.01
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -209,8 +205,8 @@ class _Fit:
 
     doubts: one for each term; where the times cannot separate two terms, their shares are as the
         squares of the other's doubts, whatever the size of their factors.
-    is_relative: errors are shares of the time: a wide step that takes long is not more exact than a
-        narrow one.
+    is_relative: errors are shares of the expected time: a wide step that takes long is not more exact
+        than a narrow one. (As shares of the measured ones, short times would count for more.)
     """
 
     def __init__(self, doubts: Sequence[float], *, is_relative: bool = True) -> None:
@@ -228,15 +224,16 @@ class _Fit:
         """step: the number of steps so far, of any kind: they make earlier times count less."""
         if self.num % _NUM_BEFORE_OUTLIERS == 0:
             self._terms = self.solve().tolist()
+        least = _LEAST_REST_MS
+        if self._is_relative:
+            least = max(_LEAST_SHARE * self._typical, 1e-6)
+        expected = milliseconds
         if self.num >= _NUM_BEFORE_OUTLIERS:
             expected = sum(map(operator.mul, self._terms, factors))
-            least = _LEAST_SHARE * self._typical if self._is_relative else _LEAST_REST_MS
             milliseconds = min(milliseconds, _OUTLIER * max(expected, least))
         self.num += 1
         self._typical += (milliseconds - self._typical) * max(1 / self.num, 1 - _KEPT)
-        scale = 1.0
-        if self._is_relative:
-            scale = max(milliseconds, _SMALLEST_SHARE * self._typical, 1e-6)
+        scale = max(expected, least) if self._is_relative else 1.0
         row = [of_term / scale for of_term in factors]
         target = milliseconds / scale
         kept = _KEPT ** (step - self._step)

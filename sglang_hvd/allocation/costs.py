@@ -134,7 +134,7 @@ class StepCosts(BaseModel):
         requests: float64[len(num_requests)], 0 for none."""
         numbers = np.asarray(num_requests)
         [of_batch] = _interpolate(np.array([num_tokens]), self.widths, self._draft_extend.T)
-        times = _interpolate(numbers, self.batch_sizes, of_batch)
+        times = _interpolate(numbers, self.batch_sizes, np.maximum.accumulate(of_batch))
         return np.where(numbers > 0, times, 0.0)
 
     def draft_ms(self, num_requests: Sequence[int], num_steps: int) -> Float64:
@@ -164,14 +164,16 @@ class StepCosts(BaseModel):
 
     def _at(self, table: Float64, batch_size: int, widths: Sequence[int]) -> Float64:
         [row] = _interpolate(np.array([batch_size]), self.batch_sizes, table)
-        return _interpolate(np.asarray(widths), self.widths, row)
+        # Beyond the last batch size the lines of two widths may cross.
+        return _interpolate(np.asarray(widths), self.widths, np.maximum.accumulate(row))
 
 
 def _interpolate(places: npt.NDArray[np.int64], knots: Sequence[int], values: Float64) -> Float64:
-    """Along the first axis of values, beyond the last knot with the last slope."""
+    """Along the first axis of values, before the first knot as there, beyond the last with the last
+    slope."""
     found = np.asarray(knots, np.float64)
     left = np.clip(np.searchsorted(found, places, side="right") - 1, 0, len(found) - 2)
-    share = (places - found[left]) / (found[left + 1] - found[left])
+    share = (np.maximum(places, found[0]) - found[left]) / (found[left + 1] - found[left])
     share = share.reshape(-1, *[1] * (values.ndim - 1))
     # In this form what is level stays level to the last bit.
     return np.asarray(values[left] + share * (values[left + 1] - values[left]))

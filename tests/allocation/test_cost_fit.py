@@ -203,6 +203,16 @@ def test_another_process_makes_the_same_table_of_the_terms() -> None:
     assert costs_of(sent, WIDTHS) == costs_of(fit.coefficients(), WIDTHS)
 
 
+@pytest.mark.parametrize("spread", [0.0, 3.0, 6.0])
+def test_times_that_differ_are_learned_as_their_mean(spread: float) -> None:
+    fit = CostFit(WIDTHS)
+    for step in range(2000):
+        fit.observe_verify(1, 8, 10.0 + spread * (-1) ** step)
+    costs = costs_of(fit.coefficients(), WIDTHS)
+    assert costs is not None
+    assert costs.verify_ms(1, [8])[0] == pytest.approx(10.0, rel=0.03)
+
+
 @pytest.mark.parametrize("milliseconds", [0.0, 0.01, 0.3, 100.0])
 def test_a_draft_without_rounds_leaves_what_rounds_cost(milliseconds: float) -> None:
     # All time was put to the rounds: without one nothing was expected.
@@ -220,14 +230,15 @@ def test_a_draft_without_rounds_leaves_what_rounds_cost(milliseconds: float) -> 
         assert costs.draft_ms([1], 8)[0] == pytest.approx(3.5, rel=0.25)
 
 
-def test_what_drafts_took_long_ago_counts_for_little_beside_a_new_time() -> None:
+def test_what_drafts_took_long_ago_counts_for_little_beside_a_few_new_times() -> None:
     fit = CostFit([1, 16])
     for _ in range(200):
         fit.observe_verify(1, 1, 5.0)
         fit.observe_draft(1, 8, 28.0)
-    for _ in range(3000):
-        fit.observe_verify(1, 1, 5.0)
-    fit.observe_draft(1, 8, 3.5)
+    for _ in range(16):
+        for _ in range(256):
+            fit.observe_verify(1, 1, 5.0)
+        fit.observe_draft(1, 8, 3.5)
     costs = fit.table(fit.coefficients())
     assert costs is not None
     assert costs.draft_ms([1], 8)[0] == pytest.approx(3.5, rel=0.3)

@@ -38,6 +38,18 @@ def test_between_and_beyond_its_entries_a_table_is_straight(tmp_path: Path) -> N
     assert costs.draft_extend_ms(4, [8]).tolist() == [1.3]
 
 
+def test_beyond_its_entries_more_never_costs_less(tmp_path: Path) -> None:
+    # Of these two widths the narrow one grows faster.
+    costs = StepCosts.load(written(tmp_path, TABLE.replace("[9, 30]", "[12, 14]")))
+    at_four, at_forty = costs.verify_ms(4, [1, 8]), costs.verify_ms(40, [1, 8])
+    assert at_four.tolist() == [12, 14]
+    assert at_forty.tolist() == [84, 84]
+    assert costs.verify_ms(0, [1, 8]).tolist() == [6, 13]
+    crossing = TABLE.replace("[0.25, 0.25]", "[0.1, 1.2]")
+    catch_up = StepCosts.load(written(tmp_path, crossing)).catch_up_ms([1, 4, 400], 30)
+    assert (np.diff(catch_up) >= 0).all()
+
+
 def test_a_draft_runs_a_round_less_than_it_has_steps(tmp_path: Path) -> None:
     costs = StepCosts.load(written(tmp_path, TABLE))
     assert costs.draft_ms([1, 4], 1).tolist() == [0, 0]
