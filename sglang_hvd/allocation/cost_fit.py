@@ -205,8 +205,8 @@ class _Fit:
 
     doubts: one for each term; where the times cannot separate two terms, their shares are as the
         squares of the other's doubts, whatever the size of their factors.
-    is_relative: errors are shares of the expected time: a wide step that takes long is not more exact
-        than a narrow one. (As shares of the measured ones, short times would count for more.)
+    is_relative: errors are shares of the expected time: a wide step that takes long is not more
+        exact than a narrow one. (As shares of the measured ones, short times would count more.)
     """
 
     def __init__(self, doubts: Sequence[float], *, is_relative: bool = True) -> None:

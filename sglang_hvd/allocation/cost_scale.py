@@ -13,7 +13,9 @@ from sglang_hvd.allocation.costs import Float64, StepCosts
 # What the sums keep of themselves with each further time: the last few hundred count.
 _KEPT = 0.998
 
-# What a part begins at has the weight of so many times.
+# What a part, and steps of a shape, begin at counts as so many times beside all that were seen, of
+# which the latest make up the mean: what is timed now and then only would else never be taken for
+# what it is.
 _PRIOR_TIMES = 4.0
 # The ratio that it begins at, of so many times as spread, or of times of so much spread in the
 # expected ones, in their squared mean: less tells little of a ratio.
@@ -23,10 +25,8 @@ _PRIOR_SPREAD = 0.05
 # share at most, and what nodes take that of the mean step.
 _MOST_BESIDE = 0.5
 
-# As many steps as the table's own time for a shape counts for, beside those that were seen.
-_PRIOR_OF_SHAPE = 8.0
-# A shape of which less is left among the latest steps tells nothing.
-_LEAST_OF_SHAPE = 1e-6
+# A part, or a shape, of which less is left among the latest steps takes what it began at again.
+_FORGOTTEN = 0.02
 
 # A time this much above what is expected tells of the machine, not of the step: the first step
 # of a batch size may wait for kernels to be compiled. It does not count, unless half of the latest
@@ -95,13 +95,13 @@ class CostScale:
         self._rest.add(num_requests, milliseconds, is_before_ahead=is_before_ahead)
 
     def coefficients(self) -> Float64:
-        """All that is learned, so that another process can make the same table: float64[10], and
-        one for each time of a verification in the base."""
+        """All that is learned, so that another process can make the same table: float64[8], and the
+        times of verifications without what steps take beside their parts."""
         step = self.num_observed
         verify = self._verify.value(step)
         parts = [of for part in (self._extend, self._draft) for of in part.value(step, verify)]
-        of_nodes, of_shapes = self._shapes.split(step, verify)
-        return np.concatenate([of_nodes, parts, self._rest.solve(), of_shapes.ravel()])
+        times = self._shapes.times(step, verify)
+        return np.concatenate([parts, self._rest.solve(), times.ravel()])
 
     def _add(
         self, part: _Line, shape: tuple[int, int], expected: float, milliseconds: float
@@ -111,17 +111,11 @@ class CostScale:
 
     def table(self, coefficients: Float64) -> StepCosts:
         """The base as the coefficients change it."""
-        parts, of_rest, of_shapes = np.split(coefficients, [6, 10])
-        verify, per_node, extend_more, extend, draft_more, draft = parts.tolist()
+        parts, of_rest, verify = np.split(coefficients, [4, 8])
+        extend_more, extend, draft_more, draft = parts.tolist()
         base = self._base
-        num_requests, widths = np.array(base.batch_sizes), np.array(base.widths)
-        times = verify * np.array(base.verify)
-        beside = per_node * np.outer(num_requests, widths - 1) + of_shapes.reshape(times.shape)
-        times += np.clip(beside, -_MOST_BESIDE * times, _MOST_BESIDE * times)
-        # Nodes may take less than the table says, and none takes less than nothing.
-        times = np.maximum.accumulate(np.maximum.accumulate(times, axis=0), axis=1)
-        rest, wait = split_rest(of_rest, num_requests)
-        times += rest[:, None]
+        rest, wait = split_rest(of_rest, np.array(base.batch_sizes))
+        times = verify.reshape(len(base.batch_sizes), -1) + rest[:, None]
         once = base.draft_once or (0.0,) * len(base.batch_sizes)
         return StepCosts(
             about=f"{base.about}, refined by its steps",
@@ -133,7 +127,7 @@ class CostScale:
                 tuple(time * extend + extend_more for time in row) for row in base.draft_extend
             ),
             draft_once=tuple(time * draft + draft_more for time in once),
-            wait=tuple(wait.tolist()) if wait.any() else None,
+            wait=tuple(wait.tolist()) if wait.any() else None if of_rest.any() else base.wait,
         )
 
 
@@ -270,44 +264,64 @@ class _Line:
             of_batch, with_times = sums.centred()
             spread += of_batch
             missing += with_times - before * of_batch
-        if num < 1e-9:
+        if num < _FORGOTTEN:
             return 0.0, before
-        prior = max(_PRIOR_SPREAD * (x / num) ** 2, _PRIOR_TIMES * spread / num)
+        of_all = num / self._num_added
+        times = _PRIOR_TIMES * of_all
+        prior = max(_PRIOR_SPREAD * (x / num) ** 2 * of_all, times * spread / num)
         ratio = max(before + missing / (spread + prior), 0.0) if prior > 0 else before
-        more = (y - ratio * x) / (num + _PRIOR_TIMES)
+        more = (y - ratio * x) / (num + times)
         if more >= 0:
             return more, ratio
-        prior = _PRIOR_TIMES * x / num
+        prior = times * x / num
         return 0.0, (y + before * prior) / (x + prior)
 
 
 class _ShapeTimes:
-    """What verifications take beside the scaled table, in the latest steps of the server: a node,
-    and steps of as many requests and nodes. Steps are compared within a batch size only, so that
-    what a longer context adds per request is charged to neither."""
+    """What verifications take, by the scaled table and what the latest steps of the server took
+    beside it: a node, and steps of as many requests and nodes. Steps are compared within a batch
+    size only, so that what a longer context adds per request is charged to neither."""
 
     def __init__(self, base: StepCosts) -> None:
         self._base = base
         # Sums of expected and measured times, by requests and nodes of each.
         self._of_shape: dict[tuple[int, int], _Sums] = {}
+        self._num_seen: dict[tuple[int, int], int] = {}  # in all
 
     def add(self, step: int, shape: tuple[int, int], expected: float, measured: float) -> None:
         self._of_shape.setdefault(shape, _Sums()).add(step, expected, measured)
+        self._num_seen[shape] = self._num_seen.get(shape, 0) + 1
 
-    def split(self, step: int, ratio: float) -> tuple[tuple[float, float], Float64]:
+    def times(self, step: int, ratio: float) -> Float64:
+        """Milliseconds: float64[len(batch_sizes), len(widths)] of the table.
+
+        ratio: of measured times to the table's, of all steps.
+        """
+        (ratio, per_node), of_shapes, num_latest = self._split(step, ratio)
+        base = self._base
+        times = ratio * np.array(base.verify)
+        beside = per_node * np.outer(base.batch_sizes, np.array(base.widths) - 1) + of_shapes
+        times += np.clip(beside, -_MOST_BESIDE * times, _MOST_BESIDE * times)
+        times = _capped(times, num_latest)
+        # Nodes may take less than the table says, and none takes less than nothing.
+        return np.maximum.accumulate(np.maximum.accumulate(times, axis=0), axis=1)
+
+    def _split(self, step: int, ratio: float) -> tuple[tuple[float, float], Float64, Float64]:
         """The ratio to multiply the table by and milliseconds for each node beside the roots, which
         together leave the mean of the latest steps' times as it is with the ratio alone; that is
-        all there is where steps of as many requests do not differ in width. And what steps take
-        beside that: float64[len(batch_sizes), len(widths)] of the table.
+        all there is where steps of as many requests do not differ in width. What steps take beside
+        that, and of how many of the latest steps each entry of the table is: float64[len(
+        batch_sizes), len(widths)].
         """
         for sums in self._of_shape.values():
             sums.forget(step)
         self._of_shape = {
-            shape: sums for shape, sums in self._of_shape.items() if sums.num >= _LEAST_OF_SHAPE
+            shape: sums for shape, sums in self._of_shape.items() if sums.num >= _FORGOTTEN
         }
         base, shapes = self._base, self._of_shape
         if not shapes:
-            return (ratio, 0.0), np.zeros((len(base.batch_sizes), len(base.widths)))
+            nothing = np.zeros((len(base.batch_sizes), len(base.widths)))
+            return (ratio, 0.0), nothing, nothing
         # By shape: how many steps, and of one of them requests, nodes, milliseconds.
         num, *totals = np.array([(sums.num, sums.x, sums.y) for sums in shapes.values()]).T
         expected, measured = (total / num for total in totals)
@@ -334,13 +348,28 @@ class _ShapeTimes:
             left = left - per_node * more_nodes + of_mean * centred(expected)
             ratio -= of_mean
         # Each shape counts for the table's next ones, the more the nearer they are.
-        weights = (
-            num[:, None, None]
-            * _shares(num_requests, base.batch_sizes)[:, :, None]
+        shares = (
+            _shares(num_requests, base.batch_sizes)[:, :, None]
             * _shares(widths, base.widths)[:, None, :]
         )
-        of_shapes = np.tensordot(left, weights, 1) / (weights.sum(axis=0) + _PRIOR_OF_SHAPE)
-        return (ratio, per_node), of_shapes
+        num_latest = np.tensordot(num, shares, 1)
+        num_seen = np.tensordot([self._num_seen[shape] for shape in shapes], shares, 1)
+        of_latest = np.tensordot(num * left, shares, 1) / np.maximum(num_latest, 1e-9)
+        return (ratio, per_node), of_latest * num_seen / (num_seen + _PRIOR_TIMES), num_latest
+
+
+def _capped(times: Float64, num_latest: Float64) -> Float64:
+    """No entry is above one of as many requests and nodes or more that more steps tell of. It may
+    have been disturbed when it was timed, and would make all larger ones as long.
+
+    times, num_latest: float64[len(batch_sizes), len(widths)].
+    """
+    rows, columns = (place.ravel() for place in np.indices(times.shape))
+    of_steps = num_latest.ravel()
+    is_larger = (rows >= rows[:, None]) & (columns >= columns[:, None])
+    caps = np.where(is_larger & (of_steps > of_steps[:, None]), times.ravel(), np.inf)
+    capped: Float64 = np.minimum(times, caps.min(axis=1).reshape(times.shape))
+    return capped
 
 
 def _shares(places: Int64, knots: Sequence[int]) -> Float64:

@@ -389,6 +389,29 @@ def test_each_number_of_steps_is_run_now_and_then() -> None:
     assert all(found[step].num_model.any() for step in looks)
 
 
+def test_each_width_is_run_now_and_then_up_to_the_next_above_those_that_pay() -> None:
+    # Four tokens are sure, and a fifth node costs more than it can bring.
+    verify = ((5.0, 5.1, 5.2, 50.0),) * 2
+    table = costs(of_round=50, extend=0).model_copy(
+        update={"widths": WIDTHS, "verify": verify, "draft_extend": ((0.0,) * 4,) * 2}
+    )
+    made, given = allocator(table), odds([SURE, SURE], [(0.1, 0.1)] * 2)
+    found = [made.allocate(slots(2), given) for _ in range(2500)]
+    usual = found[0].width
+    looks = {
+        step: each.width
+        for step, each in enumerate(found)
+        if each.width != usual and not each.num_model.any()
+    }
+    assert usual == 4
+    assert set(looks.values()) == {2, 7}
+    assert all(later - earlier > 256 for earlier, later in itertools.pairwise(looks))
+    # Where nothing pays only the narrowest is.
+    dear = costs(per_node=50, of_round=50)
+    made = allocator(dear)
+    assert {made.allocate(slots(2), given).width for _ in range(2500)} == {1, 2}
+
+
 def test_a_request_that_must_draft_does_not_keep_the_model_drafter_from_being_looked_at() -> None:
     made = allocator(costs(of_round=50, extend=0))
     given = odds([SURE, SURE], [(0.1, 0.1)] * 2)

@@ -131,8 +131,9 @@ def test_wide_steps_that_were_slow_once_are_forgotten() -> None:
     for n, width in ((1, 1), (1, 16)) * 200:
         scale.observe_verify(n, width, float(BASE.verify_ms(n, [width])[0]) + 0.2 * (width - 1))
     slow = scale.table(scale.coefficients()).verify_ms(1, [16])[0]
-    for _ in range(3000):
-        scale.observe_verify(1, 1, float(BASE.verify_ms(1, [1])[0]))
+    for number in range(3000):
+        width = 16 if number % 500 == 499 else 1
+        scale.observe_verify(1, width, float(BASE.verify_ms(1, [width])[0]))
     fast = scale.table(scale.coefficients()).verify_ms(1, [16])[0]
     wanted = float(BASE.verify_ms(1, [16])[0])
     assert slow > 1.2 * wanted
@@ -263,6 +264,81 @@ def test_what_is_decided_by_the_times_does_not_keep_them_from_being_right(
             allocator.use_costs(scale.table(scale.coefficients()))
     latest = found[-400:]
     assert latest.count(usual) > 0.9 * len(latest)
+
+
+@pytest.mark.parametrize(("least_dear", "chance"), [(4, 0.6), (8, 0.7)])
+def test_widths_that_seem_too_dear_are_found_to_be_what_they_are(
+    least_dear: int, chance: float
+) -> None:
+    true = StepCosts.load(CONFIGS / "costs" / "llama-3.1-8b-h200.yaml")
+    disturbed = np.array(true.verify) * np.where(np.array(true.widths) >= least_dear, 1.6, 1.0)
+    base = true.model_copy(update={"verify": disturbed.tolist()})
+    num, widths = 16, (1, 2, 4, 8, 16, 32)
+    slots, length = np.arange(num, dtype=np.int32), 31
+    given = DraftOdds(
+        np.tile(np.cumprod(np.full(length, chance)), (num, 1)).astype(np.float32),
+        np.tile(np.arange(1, length + 1, dtype=np.int32), (num, 1)),
+        np.full(num, length, np.int32),
+        *(np.full((num, 1, 2), 1e-3, np.float32) for _ in range(2)),
+    )
+
+    def widths_chosen(table: StepCosts, num_steps: int) -> list[int]:
+        allocator = StepAllocator(table, widths=widths, model_sizes=(3,), num_steps=(2,))
+        scale = CostScale(table)
+        for slot in slots:
+            allocator.start(slot)
+        found = []
+        for number in range(num_steps):
+            chosen = allocator.allocate(slots, given)
+            found.append(chosen.width)
+            right = given.probs[0, : chosen.width - 1].sum()
+            allocator.observe(slots, np.full(num, 1 + round(float(right)), np.int32))
+            scale.observe_verify(num, chosen.width, float(true.verify_ms(num, [chosen.width])[0]))
+            if number % 64 == 0:
+                allocator.use_costs(scale.table(scale.coefficients()))
+        return found
+
+    best = max(set(right := widths_chosen(true, 256)), key=right.count)
+    assert base.verify_ms(num, [best])[0] > 1.5 * true.verify_ms(num, [best])[0]
+    assert best not in widths_chosen(base, 256)
+    latest = widths_chosen(base, 12_000)[-512:]
+    assert latest.count(best) > 0.9 * len(latest)
+
+
+def test_a_width_that_no_step_had_makes_no_wider_ones_dear() -> None:
+    base = BASE.model_copy(
+        update={
+            "widths": (1, 4, 8, 16),
+            "verify": ((5.0, 6.0, 8.0, 8.0), (7.0, 9.0, 19.0, 20.0)),
+            "draft_extend": ((0.2,) * 4, (0.4,) * 4),
+        }
+    )
+    scale = CostScale(base)
+    for _ in range(1000):
+        for width, milliseconds in ((4, 9.0), (16, 14.0)):
+            scale.observe_verify(8, width, milliseconds)
+    table = scale.table(scale.coefficients())
+    assert table.verify_ms(8, [4, 8, 16]) == pytest.approx([9.0, 14.0, 14.0], rel=0.02)
+
+
+def test_a_draft_that_is_timed_now_and_then_only_is_learned_too() -> None:
+    scale = CostScale(WITH_ONCE)
+    for number in range(25 * 256):
+        scale.observe_verify(8, 1, float(WITH_ONCE.verify_ms(8, [1])[0]))
+        if number % 256 == 0:
+            scale.observe_draft(8, 4, float(WITH_ONCE.draft_ms([8], 4)[0]) / 3)
+    learned = scale.table(scale.coefficients()).draft_ms([8], 4)[0]
+    assert learned < 0.5 * WITH_ONCE.draft_ms([8], 4)[0]
+
+
+def test_a_wait_of_the_table_holds_until_one_is_learned() -> None:
+    base = BASE.model_copy(update={"wait": (2.0, 3.0)})
+    scale = CostScale(base, runs_ahead=True)
+    scale.observe_verify(8, 1, 7.0)
+    assert scale.table(scale.coefficients()).wait == (2.0, 3.0)
+    for _ in range(50):
+        scale.observe_rest(4, 5.0)
+    assert scale.table(scale.coefficients()).wait_ms(4) == pytest.approx(5.0, abs=0.1)
 
 
 def test_contexts_that_depend_on_the_batch_say_nothing_of_nodes() -> None:

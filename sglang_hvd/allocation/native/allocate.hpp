@@ -116,7 +116,7 @@ struct Limits {
     std::size_t num_pinned = 0;             // further requests, for which the model drafter runs anyway
     std::optional<std::size_t> must_draft;  // a request for which it runs too
     std::size_t min_width = 0, min_steps = 0;  // lowest places in BatchCosts
-    std::size_t end_steps = 0;                 // behind the highest; 0: any
+    std::size_t end_width = 0, end_steps = 0;  // behind the highest; 0: any
     bool drafts_for_nothing = false;           // all that the model drafter's draft adds to take part
 };
 
@@ -129,10 +129,11 @@ public:
     const Allocation& allocate(const Drafts& drafts, const Rates& rates, const BatchCosts& costs,
                                const Limits& limits) {
         const std::size_t num = drafts.cache.size();
+        const std::size_t end_width = limits.end_width > 0 ? limits.end_width : costs.widths.size();
         wants_more_ = true;  // else a wider step would only cost more
         end_width_ = limits.min_width;
         at_widths_.resize(costs.widths.size());
-        while (wants_more_ && end_width_ < costs.widths.size()) {
+        while (wants_more_ && end_width_ < end_width) {
             const auto room = static_cast<std::size_t>(costs.widths[end_width_] - 1);
             look_at(at_widths_[end_width_++], drafts, room, costs);
         }
@@ -205,10 +206,11 @@ private:
     // The best choice at these rates.
     void search(std::size_t num, const Rates& rates, const BatchCosts& costs, const Limits& limits) {
         const auto [values, price] = rates;
-        const auto [num_pinned, must_draft, min_width, min_steps, limited_steps, drafts_for_nothing] = limits;
-        const double draft_price = drafts_for_nothing ? 0 : price;
+        const auto num_pinned = limits.num_pinned, min_width = limits.min_width, min_steps = limits.min_steps;
+        const auto must_draft = limits.must_draft;
+        const double draft_price = limits.drafts_for_nothing ? 0 : price;
         const std::size_t num_steps = costs.num_steps.size();
-        const std::size_t end_steps = limited_steps > 0 ? limited_steps : num_steps;
+        const std::size_t end_steps = limits.end_steps > 0 ? limits.end_steps : num_steps;
         double best_score = -std::numeric_limits<double>::infinity();
         std::size_t num_draft = 0;
         best_.width = min_width;

@@ -190,7 +190,7 @@ public:
                         "a node stands after its parent");
             }
         }
-        require(branch_share > 0, "branches are right with some probability");
+        require(branch_share > 0 && branch_share <= 1, "branches are right with some probability");
         branch_share_ = branch_share;
         const nb::gil_scoped_release release;
         for (std::size_t i = 0; i < num; ++i) {
