@@ -59,6 +59,9 @@ def refuse_untested(cfg: Any) -> None:
         "--pp-size above 1": cfg.pp_size > 1,
         # Moves of accepted tokens take slots for the rank's own.
         "--dcp-size above 1": (cfg.dcp_size or 1) > 1,
+        # Ranks then prefill parts of a prompt; not tried.
+        "--attn-cp-size above 1": cfg.attn_cp_size > 1,
+        "--enable-prefill-cp": cfg.enable_prefill_cp,
         f"--disaggregation-mode {cfg.disaggregation_mode}": cfg.disaggregation_mode != "null",
         # It hands on no figures of a plugin's in meta_info.
         "SGLANG_RUST_SERVER": envs.SGLANG_RUST_SERVER.get(),

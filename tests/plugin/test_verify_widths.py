@@ -23,12 +23,13 @@ REFUSED_BY_NONE: dict[str, object] = {
             *("speculative_use_block_verification", "enable_two_batch_overlap", "enable_hisparse"),
             *("enable_multi_layer_eagle", "enable_mixed_chunk", "enable_return_routed_experts"),
             *("enable_linear_replayssm_spec", "enable_pdmux", "enable_dp_attention"),
-            "enable_watermark",
+            *("enable_watermark", "enable_prefill_cp"),
         ],
         False,
     ),
     **{"speculative_num_steps": 3, "attn_dp_size": 1, "pp_size": 1, "disaggregation_mode": "null"},
     **{"moe_a2a_backend": "none", "moe_dense_tp_size": None, "dcp_size": 1, "kv_canary": "none"},
+    "attn_cp_size": 1,
     **{"speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0},
 }
 
@@ -96,6 +97,8 @@ def widths_of(
         ("speculative_num_steps", 0, "--speculative-num-steps 0"),
         ("pp_size", 2, "--pp-size above 1"),
         ("dcp_size", 2, "--dcp-size above 1"),
+        ("attn_cp_size", 2, "--attn-cp-size above 1"),
+        ("enable_prefill_cp", True, "--enable-prefill-cp"),
         ("moe_a2a_backend", "deepep", "--moe-a2a-backend deepep"),
         ("moe_dense_tp_size", 1, "--moe-dense-tp-size"),
     ],
