@@ -65,6 +65,8 @@ def refuse_untested(cfg: Any) -> None:
         f"--disaggregation-mode {cfg.disaggregation_mode}": cfg.disaggregation_mode != "null",
         # It hands on no figures of a plugin's in meta_info.
         "SGLANG_RUST_SERVER": envs.SGLANG_RUST_SERVER.get(),
+        # Made-up tokens would be drafted from, learned from and recorded.
+        "SGLANG_SIMULATE_ACC_LEN": envs.SGLANG_SIMULATE_ACC_LEN.get() > 0,
     }
     for flag, is_given in refusals.items():
         if is_given:

@@ -113,10 +113,17 @@ def test_what_would_be_wrong_or_was_not_tried_is_refused(
         refuse_untested(cfg)
 
 
-def test_what_the_environment_asks_for_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
-    with pytest.raises(ValueError, match="HVD does not support SGLANG_RUST_SERVER: drop it"):
+@pytest.mark.parametrize(
+    ("name", "value"), [("SGLANG_RUST_SERVER", "1"), ("SGLANG_SIMULATE_ACC_LEN", "0.5")]
+)
+def test_what_the_environment_asks_for_is_refused_too(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"HVD does not support {name}: drop it"):
         refuse_untested(SimpleNamespace(**REFUSED_BY_NONE))
+    monkeypatch.setenv(name, "0")
+    refuse_untested(SimpleNamespace(**REFUSED_BY_NONE))
 
 
 def test_one_or_two_requests_verify_more_where_it_is_weighed() -> None:
