@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.environ import envs
 from sglang.srt.managers.io_struct import DumperControlReqInput, DumperControlReqOutput
 
-from sglang_hvd.plugin.launch import launch_of
+from sglang_hvd.plugin.launch import HvdLaunch, launch_of
 from sglang_hvd.plugin.scheduler_events import worker_of
 from sglang_hvd.running_server import PREDICTOR_LOAD_FORMAT
 
@@ -22,9 +23,13 @@ if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
-_RECAPTURE = (
+_SEVERAL_WIDTHS = (
     "HVD cannot recapture graphs of several verify widths: start with --hvd-narrow-widths [] and "
     "without --hvd-wide-width"
+)
+_HOST_PLANS = (
+    "HVD cannot recapture graphs that are planned on the host: leave out recapture_cuda_graph, or "
+    "start with SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=0 or another attention backend"
 )
 
 
@@ -39,8 +44,9 @@ async def ask_for_predictor(
     if obj.load_format != PREDICTOR_LOAD_FORMAT:
         if obj.recapture_cuda_graph:
             launch = launch_of(manager.server_args)
-            if launch is not None and launch.has_width_states:
-                return False, _RECAPTURE, 0
+            fault = None if launch is None else _recapture_fault(launch)
+            if fault is not None:
+                return False, fault, 0
         return await update_weights_from_disk(manager, obj, *args, **kwargs)
     request = DumperControlReqInput(method=PREDICTOR_LOAD_FORMAT, body={"path": obj.model_path})
     answers = await manager.dumper_control(request)
@@ -69,3 +75,13 @@ def answer_for_predictor(
     except ValueError as error:
         return DumperControlReqOutput(success=False, response=[], error=str(error))
     return DumperControlReqOutput(success=True, response=[])
+
+
+def _recapture_fault(launch: HvdLaunch) -> str | None:
+    """Why graphs are not captured anew, if they are not."""
+    if launch.has_width_states:
+        return _SEVERAL_WIDTHS
+    # New graphs would have FlashInfer's own plans, which wait for the device (host_plans.py).
+    plans_on_host = envs.SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN
+    is_off = plans_on_host.is_set() and not plans_on_host.get()
+    return _HOST_PLANS if "flashinfer" in launch.backends and not is_off else None

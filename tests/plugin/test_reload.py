@@ -150,11 +150,40 @@ def test_other_weight_updates_are_sglangs() -> None:
     assert answer == (True, "weights m request", 3)
 
 
-@pytest.mark.parametrize("has_width_states", [True, False])
-def test_graphs_of_several_widths_are_not_recaptured(has_width_states: bool) -> None:
+OF_WIDTHS = (
+    "HVD cannot recapture graphs of several verify widths: start with --hvd-narrow-widths [] and "
+    "without --hvd-wide-width"
+)
+OF_PLANS = (
+    "HVD cannot recapture graphs that are planned on the host: leave out recapture_cuda_graph, or "
+    "start with SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=0 or another attention backend"
+)
+
+
+@pytest.mark.parametrize(
+    ("backend", "has_width_states", "host_plan", "fault"),
+    [
+        ("triton", True, None, OF_WIDTHS),
+        ("triton", False, None, None),
+        ("flashinfer", True, None, OF_WIDTHS),
+        ("flashinfer", False, None, OF_PLANS),
+        ("flashinfer", False, "1", OF_PLANS),
+        ("flashinfer", False, "0", None),
+    ],
+)
+def test_graphs_of_several_widths_or_with_host_plans_are_not_recaptured(
+    backend: str,
+    has_width_states: bool,
+    host_plan: str | None,
+    fault: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def load(manager: Any, obj: Any) -> tuple[bool, str, int]:
         return True, "recaptured", 3
 
+    monkeypatch.delenv("SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN", raising=False)
+    if host_plan is not None:
+        monkeypatch.setenv("SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN", host_plan)
     manager = object.__new__(TokenizerManager)
     manager.server_args = ServerArgs(model_path="none")
     manager.server_args._hvd_launch = HvdLaunch(
@@ -162,20 +191,12 @@ def test_graphs_of_several_widths_are_not_recaptured(has_width_states: bool) -> 
         16,
         VerifyWidths((4, 32), base=32),
         has_width_states,
-        backends=frozenset({"triton"}),
+        backends=frozenset({backend}),
         attention=TargetAttention(),
     )
     obj = UpdateWeightFromDiskReqInput(model_path="m", recapture_cuda_graph=True)
     answer = asyncio.run(ask_for_predictor(load, manager, obj))
-    if has_width_states:
-        assert answer == (
-            False,
-            "HVD cannot recapture graphs of several verify widths: start with "
-            "--hvd-narrow-widths [] and without --hvd-wide-width",
-            0,
-        )
-    else:
-        assert answer == (True, "recaptured", 3)
+    assert answer == ((True, "recaptured", 3) if fault is None else (False, fault, 0))
 
 
 def test_other_requests_of_the_dumper_are_sglangs() -> None:
