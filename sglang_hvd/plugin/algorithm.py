@@ -195,8 +195,8 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
     check_draft_model(cfg)
     if cfg.enable_deterministic_inference:
         logger.warning(
-            "HVD: greedy output is deterministic, sampled output is not: SGLang draws by a node's "
-            "slot, and which drafts stand there depends on earlier requests."
+            "HVD: drafts are chains, and greedy output is deterministic. Sampled output is not: "
+            "SGLang draws by a node's slot, and what stands there depends on earlier requests."
         )
     return config
 
@@ -213,7 +213,7 @@ def _warn_of_default_penalty(config: HvdConfig, cfg: Any) -> None:
 
 
 def _target_attention(cfg: Any) -> TargetAttention:
-    """What the target model's config file says of it."""
+    """What the target model's config file, and SGLang's settings, say of it."""
     model_config = model_config_of(cfg)
     return TargetAttention(
         is_mla=use_mla_backend(cfg),
@@ -221,4 +221,5 @@ def _target_attention(cfg: Any) -> TargetAttention:
         is_chunked=model_config.is_local_attention_model,
         has_window=model_config.is_hybrid_swa,
         page_size=cfg.page_size or 1,
+        is_deterministic=cfg.enable_deterministic_inference,
     )

@@ -13,6 +13,10 @@ alone, and whatever else a layer derives from a place must come from the node's 
   backends do there was not looked at.
 - flashinfer with a sliding window: a verification's window begins at the first token of the text.
 - linear attention with topk 1: states go from slot to slot.
+
+With --enable-deterministic-inference drafts are chains on every backend. In a tree the slots of a
+path, and with them how its attention is summed up, depend on what else was drafted, which comes of
+other clients' texts and of measured times. In a chain a node's slot is its depth.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ class TargetAttention:
     is_chunked: some layers attend to their chunk of the text only, as Llama 4's.
     has_window: some layers attend to the latest tokens only.
     page_size: of the KV cache.
+    is_deterministic: sums must not depend on what else was drafted.
     """
 
     is_mla: bool = False
@@ -42,6 +47,7 @@ class TargetAttention:
     is_chunked: bool = False
     has_window: bool = False
     page_size: int = 1
+    is_deterministic: bool = False
 
     def backends_of_chains(self) -> frozenset[str]:
         """Backends that verify chains rightly."""
@@ -56,6 +62,8 @@ class TargetAttention:
 
     def backends_of_trees(self, topk: int) -> frozenset[str]:
         """Backends that verify trees rightly beside a model drafter with this topk."""
+        if self.is_deterministic:
+            return frozenset()
         backends = (_MASKED_WITH_TREES if topk > 1 else _MASKED) & self.backends_of_chains()
         if self.has_window or self.is_chunked:
             backends -= _MASKED
@@ -87,6 +95,14 @@ def check_draft_shapes(
     topk: of the model drafter; above 1 its own drafts branch.
     needs_trees: the policy verifies trees with any topk.
     """
+    if attention.is_deterministic and (topk > 1 or needs_trees):
+        what, instead = ("--hvd-policy both", "use another policy")
+        if topk > 1:
+            what = f"--speculative-eagle-topk {topk}"
+            instead = "use --speculative-eagle-topk 1, with --speculative-num-steps"
+        raise ValueError(
+            f"HVD verifies chains only with --enable-deterministic-inference, not {what}: {instead}"
+        )
     chains, trees = attention.backends_of_chains(), attention.backends_of_trees(topk)
     shape = f"trees (topk {topk})" if topk > 1 else "both drafts" if needs_trees else "chains"
     for backend in sorted(backends):

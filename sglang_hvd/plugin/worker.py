@@ -99,8 +99,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._verifies_trees = launch.may_branch(self.topk, has_window=has_window)
         if not self._verifies_trees and launch.config.policy == "allocate":
             logger.info(
-                "HVD: this model's attention verifies chains only with topk 1: each request "
-                "verifies one draft, which does not branch."
+                "HVD: with topk 1, this model's attention or --enable-deterministic-inference asks "
+                "for chains: each request verifies one draft, which does not branch."
             )
         allocator = self._allocator = _allocator(
             launch,

@@ -144,6 +144,11 @@ def test_an_attention_backend_that_cannot_verify_trees(fails_with: Callable[...,
     assert "HVD cannot verify trees (topk 4) on attention backend fa4" in line
 
 
+def test_trees_where_output_must_be_deterministic(fails_with: Callable[..., str]) -> None:
+    line = fails_with("--enable-deterministic-inference", "--attention-backend", "triton")
+    assert "--enable-deterministic-inference, not --speculative-eagle-topk 4: use" in line
+
+
 def test_a_verify_width_as_wide_as_the_context(fails_with: Callable[..., str]) -> None:
     line = fails_with("--hvd-verify-width", "4096", "--hvd-policy", "cache")
     assert "leaves nothing of the context of 4096 tokens" in line

@@ -83,3 +83,19 @@ def test_chains_are_offered_where_they_are_verified() -> None:
     assert "use chains, or topk 1" in str(branches(CHUNKS, "triton", topk=4))
     assert "model with a sliding window" in str(branches(WINDOW, "triton", topk=4))
     assert not str(branches(WINDOW, "flashinfer", topk=4)).endswith("topk 1")
+
+
+@pytest.mark.parametrize("backend", ["flashinfer", "triton", "fa3"])
+def test_drafts_are_chains_where_output_must_not_depend_on_other_drafts(backend: str) -> None:
+    deterministic = TargetAttention(is_deterministic=True)
+    assert branches(deterministic, backend, topk=1) is False
+    only = "HVD verifies chains only with --enable-deterministic-inference, not "
+    for needs_trees in (False, True):
+        assert branches(deterministic, backend, topk=4, needs_trees=needs_trees) == (
+            f"{only}--speculative-eagle-topk 4: use --speculative-eagle-topk 1, with "
+            "--speculative-num-steps"
+        )
+    assert branches(deterministic, backend, topk=1, needs_trees=True) == (
+        f"{only}--hvd-policy both: use another policy"
+    )
+    assert "fa4: use one of" in str(branches(deterministic, "fa4", topk=1))
