@@ -39,6 +39,15 @@ def limit_new_tokens(_result: None, scheduler: Scheduler, req: Req) -> None:
     """AFTER hook of Scheduler.init_req_max_new_tokens, which bounds them by the context alone."""
     if launch_of(scheduler.server_args) is None:
         return
-    room = scheduler.model_config.context_len - compute_num_reserved_tokens()
-    most = max(room - len(req.origin_input_ids), 0)
-    req.sampling_params.max_new_tokens = min(req.sampling_params.max_new_tokens, most)
+    context_len, num_reserved = scheduler.model_config.context_len, compute_num_reserved_tokens()
+    params, num_prompt_tokens = req.sampling_params, len(req.origin_input_ids)
+    most = max(context_len - num_reserved - num_prompt_tokens, 0)
+    if most == 0 and params.max_new_tokens > 0:
+        # A prompt that SGLang cut off or put together from a session; others it refuses before.
+        req.set_finish_with_abort(
+            f"The prompt has {num_prompt_tokens} tokens, which leaves no room for new ones: of the "
+            f"context of {context_len} tokens, {num_reserved} are kept for drafts. Shorten it to "
+            f"{context_len - num_reserved - 1} tokens, or serve with narrower verifications "
+            "(--hvd-verify-width, --hvd-wide-width)."
+        )
+    params.max_new_tokens = min(params.max_new_tokens, most)

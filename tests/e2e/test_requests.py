@@ -350,3 +350,22 @@ def test_requests_without_a_limit_end_where_there_is_room_for_a_step(
             assert output_ids == other["output_ids"][: len(output_ids)]
             assert answer["meta_info"]["finish_reason"]["type"] == "length"
     assert server.hvd_state()["num_requests"] == 0
+    # Only the scheduler sees how long the prompt of a session is.
+    session = {"id": server.process.post("/open_session", {"capacity_of_str_len": 1000})}
+    for num_tokens in (400, 511 - num_slots - 401):
+        answer = _next_turn(server, session, num_tokens)
+        assert answer["meta_info"]["completion_tokens"] == 1
+        session["rid"] = answer["meta_info"]["id"]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        _next_turn(server, session, 2)
+    assert refused.value.code == 400
+    fault = json.loads(refused.value.read())["error"]["message"]
+    assert f"The prompt has {514 - num_slots} tokens" in fault
+    assert f"Shorten it to {511 - num_slots} tokens" in fault
+    assert server.hvd_state()["num_requests"] == 0
+
+
+def _next_turn(server: Any, session: dict[str, str], num_tokens: int) -> Any:
+    """An answer of one token."""
+    body = {"session_params": session, "input_ids": [20 + i % 7 for i in range(num_tokens)]}
+    return server.process.post("/generate", {**body, "sampling_params": {"max_new_tokens": 1}})

@@ -28,16 +28,21 @@ def test_a_row_holds_what_is_taken_ahead(
 
 @pytest.mark.parametrize(
     ("num_prompt_tokens", "asked_for", "limit"),
-    [(300, 2**30, 132), (300, 132, 132), (300, 100, 100), (432, 2**30, 0), (500, 2**30, 0)],
+    [
+        *((300, 2**30, 132), (300, 132, 132), (300, 100, 100), (431, 2**30, 1)),
+        *((432, 2**30, 0), (500, 1, 0), (500, 0, 0)),
+    ],
 )
 def test_a_request_leaves_room_for_a_verification(
     num_prompt_tokens: int, asked_for: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context_room, "compute_num_reserved_tokens", lambda: 80)
     scheduler = SimpleNamespace(server_args=None, model_config=SimpleNamespace(context_len=512))
+    faults: list[str] = []
     req = SimpleNamespace(
         origin_input_ids=[0] * num_prompt_tokens,
         sampling_params=SimpleNamespace(max_new_tokens=asked_for),
+        set_finish_with_abort=faults.append,
     )
     monkeypatch.setattr(context_room, "launch_of", lambda args: None)
     context_room.limit_new_tokens(None, scheduler, req)
@@ -45,3 +50,10 @@ def test_a_request_leaves_room_for_a_verification(
     monkeypatch.setattr(context_room, "launch_of", lambda args: "a launch")
     context_room.limit_new_tokens(None, scheduler, req)
     assert req.sampling_params.max_new_tokens == limit
+    if limit == 0 < asked_for:
+        [fault] = faults
+        assert f"The prompt has {num_prompt_tokens} tokens" in fault
+        assert "of the context of 512 tokens, 80 are kept for drafts" in fault
+        assert "Shorten it to 431 tokens" in fault
+    else:
+        assert not faults
