@@ -89,6 +89,11 @@ HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
         HookType.AFTER,
         scheduler_events.let_go_of_aborted,
     ),
+    "sglang.srt.managers.scheduler_components.batch_result_processor."
+    "SchedulerBatchResultProcessor._maybe_collect_routed_experts": (
+        HookType.AFTER,
+        scheduler_events.note_finished,
+    ),
     "sglang.srt.managers.tokenizer_manager.TokenizerManager.update_weights_from_disk": (
         HookType.AROUND,
         reload.ask_for_predictor,

@@ -129,8 +129,14 @@ class HeldRequests:
         # Requests that end with their prefill never come to a step, and with enough of them nothing
         # else does.
         self._drop_ended(reqs)
-        # Where that is known before, their prompts, which may be long, are not taken in at all.
-        held = [None if req.next_output_finishes_by_length() else self._start(req) for req in reqs]
+        # Where that is known before, their prompts, which may be long, are not taken in at all;
+        # requests that come back from a retraction have figures and output to be kept.
+        held = [
+            None
+            if req.next_output_finishes_by_length() and self._find(req) is None
+            else self._start(req)
+            for req in reqs
+        ]
         step = _Launched(
             held=[None if req is chunked_req else h for req, h in zip(reqs, held, strict=True)],
             copy=HostCopy([next_token_ids], self._stream),
@@ -258,14 +264,15 @@ class HeldRequests:
         """A request ended while running: its output goes to the shared cache."""
         for h in [h for h in self._held.values() if h.rid == rid]:
             req = h.req()
-            if req is None or not req.finished():
-                continue
-            while self._launched and h.num_tokens < len(req.origin_input_ids) + len(req.output_ids):
-                self._settle_next()  # without overlap, or behind a step that ran ahead
-            with self._clock.measure(Phase.COMMIT):
-                self._finish(req, h)
-            if not self._held:
-                self._clock.end_step()  # nothing that follows belongs to it
+            if req is not None and req.finished():
+                self._end(req, h)
+
+    def note_finished_at_prefill(self, req: Req) -> None:
+        """A request ended with a prefill. If it had come back with output from a retraction, that
+        is kept as that of one that ended while running."""
+        held = self._find(req)
+        if held is not None and len(req.output_ids) > 1:
+            self._end(req, held)
 
     def let_go(self, req: Req) -> None:
         """Forget a request that was aborted while it waited, after a retraction perhaps: a session
@@ -438,6 +445,14 @@ class HeldRequests:
         self._num_accepted_drafts[held.source] += num_accepted
         if self._report_cycles:
             held.cycles.append((held.source.value, num_accepted))
+
+    def _end(self, req: Req, held: _Held) -> None:
+        while self._launched and held.num_tokens < len(req.origin_input_ids) + len(req.output_ids):
+            self._settle_next()  # without overlap, or behind a step that ran ahead
+        with self._clock.measure(Phase.COMMIT):
+            self._finish(req, held)
+        if not self._held:
+            self._clock.end_step()  # nothing that follows belongs to it
 
     def _finish(self, req: Req, held: _Held) -> None:
         # Past a stop token or stop string output_ids goes on; the shared cache must not learn it.

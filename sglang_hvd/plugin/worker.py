@@ -342,6 +342,10 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         """SGLang's hook for a request that ended while running, by itself or aborted."""
         self._held.note_finished(rid)
 
+    def note_finished_at_prefill(self, req: Req) -> None:
+        """A request ended with its prefill, which SGLang has no hook for."""
+        self._held.note_finished_at_prefill(req)
+
     def clear_cache_pool(self) -> None:
         """flush_cache and weight updates: drafts from before would only be rejected."""
         self._held.flush()

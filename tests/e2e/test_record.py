@@ -40,7 +40,9 @@ def server(models: DemoModels, tmp_path: Path) -> SglangServer:
     )
 
 
-def _wait_until_recorded(server: SglangServer, num_requests: int) -> None:
+def wait_until_recorded(server: SglangServer, num_requests: int) -> None:
+    """Until the server has written so many."""
+
     def stats() -> dict[str, Any]:
         return server.get("/server_info")["internal_states"][0]["hvd"]["recorder"]
 
@@ -82,7 +84,7 @@ def test_recordings_hold_what_clients_saw(
         ask(goes_on, salt="a tenant")
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(ask, [ids(prompt) for prompt in prompts[5:9]]))
-        _wait_until_recorded(server, len(seen))
+        wait_until_recorded(server, len(seen))
     salvage(tmp_path / "recorded")  # as the next server does where this one was killed
     [path] = recordings(tmp_path / "recorded")
     traces = list(read_traces(path, tokenizer))  # refuses another tokenizer's

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from tests.e2e.conftest import mixing
+from tests.e2e.test_record import wait_until_recorded
 
 # What SGLang logs then.
 RETRACTED = "Retract requests."
@@ -71,6 +73,32 @@ def test_steps_that_run_ahead_of_a_retraction_give_the_same_output(
     state = server.hvd_state()
     assert state["num_steps_ahead"] > 0
     assert state["num_resyncs"] == 0
+
+
+def test_requests_that_end_with_a_prefill_behind_a_retraction_are_kept(
+    start_hvd: Callable[..., Any],
+    plain_ids: Callable[..., list[list[int]]],
+    prompts: list[str],
+    tmp_path: Path,
+) -> None:
+    expected = plain_ids(prompts, max_new_tokens=2)
+    server = start_hvd(
+        *("model", "--disable-radix-cache", "--enable-metrics", "--hvd-record", str(tmp_path)),
+        environment={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "1"},
+        is_spawned=True,  # SGLang reads these when it is imported
+    )
+    server.flush_cache()
+    with ThreadPoolExecutor(1) as pool:
+        # Each step retracts the request with fewer tokens: the others, when they have one.
+        running = pool.submit(server.generate, prompts[0], max_new_tokens=1000, ignore_eos=True)
+        answers = [server.generate(prompt, max_new_tokens=2) for prompt in prompts]
+        answers.append(running.result())
+    assert [answer["output_ids"] for answer in answers[:-1]] == expected
+    assert sum(answer["meta_info"]["num_retractions"] for answer in answers[:-1]) > 0
+    assert all(answer["meta_info"]["hvd"] for answer in answers)
+    server.wait_until_idle()
+    assert server.hvd_state()["num_shared_requests"] == len(answers)
+    wait_until_recorded(server.process, 1 + len(answers))  # the first warmed the server up
 
 
 def test_aborted_after_a_retraction(start_hvd: Callable[..., Any], prompts: list[str]) -> None:

@@ -8,7 +8,12 @@ from array import array
 import pytest
 import torch
 from prometheus_client import REGISTRY
-from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req
+from sglang.srt.managers.schedule_batch import (
+    FINISH_ABORT,
+    FINISH_LENGTH,
+    FINISH_MATCHED_TOKEN,
+    Req,
+)
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_hvd.allocation import StepAllocator, StepCosts
@@ -297,6 +302,39 @@ def test_a_request_that_comes_back_from_a_retraction_keeps_its_figures() -> None
     assert (figures["num_cache_cycles"], figures["num_cache_accepted_drafts"]) == (2, 1)
     assert figures["num_target_tokens"] == 4  # of two prefills, and a bonus token of each cycle
     assert held.describe()["num_resyncs"] == 0
+
+
+@pytest.mark.parametrize("by_length", [True, False])
+def test_a_request_that_ends_with_its_prefill_behind_a_retraction_is_kept(by_length: bool) -> None:
+    held = held_requests(report_cycles=True)
+    req = request("a", [1, 2, 3, 4, 1, 2])
+    verified(held, req)
+    if by_length:
+        req.output_ids.extend([4, 1])  # else it is retracted while that step is on its way
+    prefill(held, req)
+    req.output_ids.append(3)
+    req.finished_reason = FINISH_LENGTH(4) if by_length else FINISH_MATCHED_TOKEN(3)
+    held.note_finished_at_prefill(req)
+    assert len(held) == 0
+    figures = figures_of(req)
+    assert figures is not None
+    assert figures["cycles"] == [("cache", 1)]
+    assert figures["num_target_tokens"] == 3  # of two prefills and a bonus token
+    assert held.describe()["num_shared_tokens"] == len(req.output_ids)
+    held.note_finished_at_prefill(req)  # it is not known any more
+
+
+def test_a_request_that_ends_with_its_first_prefill_is_not_kept() -> None:
+    held = held_requests()
+    req = request("a", [1, 2])
+    prefill(held, req)
+    req.output_ids.append(3)
+    req.finished_reason = FINISH_MATCHED_TOKEN(3)
+    held.note_finished_at_prefill(req)
+    assert figures_of(req) is None
+    held.drop_ended()
+    assert len(held) == 0
+    assert held.describe()["num_shared_tokens"] == 0
 
 
 def test_embeddings_are_no_prompt_to_draft_from() -> None:

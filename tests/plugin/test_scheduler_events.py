@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from sglang_hvd.plugin.rank_group import RankGroup
-from sglang_hvd.plugin.scheduler_events import end_step_at_pause, let_go_of_aborted
+from sglang_hvd.plugin.request_marks import mark_held
+from sglang_hvd.plugin.scheduler_events import end_step_at_pause, let_go_of_aborted, note_finished
 from sglang_hvd.plugin.served_costs import ServedCosts
 from sglang_hvd.plugin.worker import HvdWorker
 from sglang_hvd.step_clock import StepClock
@@ -49,6 +50,16 @@ def test_a_request_that_was_aborted_while_it_waited_is_let_go() -> None:
     assert let_go == [req]
 
 
+def test_a_request_that_ended_is_finished_where_the_worker_knows_it() -> None:
+    ended: list[Any] = []
+    held = SimpleNamespace(note_finished_at_prefill=ended.append)
+    known, other = SimpleNamespace(), SimpleNamespace()
+    mark_held(known, "as something")  # type: ignore[arg-type]
+    for req in (known, other):
+        note_finished(None, scheduler(_held=held), req)  # type: ignore[arg-type]
+    assert ended == [known]
+
+
 def test_without_hvd_nothing_happens_or_is_imported() -> None:
     script = (
         "import sys\n"
@@ -58,6 +69,7 @@ def test_without_hvd_nothing_happens_or_is_imported() -> None:
         "scheduler_events.let_go_when_idle(None, plain)\n"
         "scheduler_events.end_step_at_pause(None, plain, None)\n"
         "scheduler_events.let_go_of_aborted(None, plain, object())\n"
+        "scheduler_events.note_finished(None, plain, SimpleNamespace())\n"
         "server_info.add_hvd_state(None, SimpleNamespace(scheduler=plain), None)\n"
         "assert 'sglang_hvd.plugin.worker' not in sys.modules, 'all of the speculation with it'\n"
     )

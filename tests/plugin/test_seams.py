@@ -28,6 +28,9 @@ from sglang.srt.managers.io_struct import (
 )
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_components.batch_result_processor import (
+    SchedulerBatchResultProcessor,
+)
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 from sglang.srt.managers.tokenizer_control_mixin import TokenizerControlMixin
 from sglang.srt.managers.utils import GenerationBatchResult
@@ -64,6 +67,7 @@ OWN_HELPERS = {
     *("_compile_kernels", "_time_costs", "attach", "run_draft", "drafting"),
     *("use_width", "use_base_width", "use_width_states", "use_draft_states"),
     *("describe", "use_predictor", "on_idle", "on_pause", "let_go"),
+    "note_finished_at_prefill",
 }
 
 
@@ -104,6 +108,7 @@ def test_hooked_functions_take_what_the_hooks_expect() -> None:
         "init_req_max_new_tokens": ["self", "req"],
         "pause_generation": ["self", "recv_req"],
         "_release_aborted_request": ["self", "req"],
+        "_maybe_collect_routed_experts": ["self", "req"],
         "get_req_to_token_extra_context_len": [],
         "_slice_streaming_output_meta_info": [
             *("meta_info", "last_output_offset", "customized_info_keys"),
@@ -118,6 +123,20 @@ def test_hooked_functions_take_what_the_hooks_expect() -> None:
 
 def test_requests_that_are_aborted_while_they_wait_are_released() -> None:
     assert "self._release_aborted_request(req)" in inspect.getsource(Scheduler.abort_request)
+
+
+def test_a_request_that_ended_is_announced_before_its_answer_is_sent() -> None:
+    announced, sent = (
+        "self._maybe_collect_routed_experts(req)",
+        "self.output_streamer.stream_output(",
+    )
+    prefill = inspect.getsource(SchedulerBatchResultProcessor.process_batch_result_prefill)
+    places = [prefill.index(text) for text in ("req.update_finish_state()", announced, sent)]
+    assert places == sorted(places)
+    # Behind a decode step the worker was told before.
+    decode = inspect.getsource(SchedulerBatchResultProcessor)
+    told = decode.index("self.draft_worker.note_request_finished(")
+    assert told < decode.index(announced, told)
 
 
 def test_sglang_knows_before_a_prefill_that_its_token_will_be_the_last() -> None:
