@@ -101,6 +101,11 @@ class CatchUp:
         for req in reqs:
             self._postponed.forget(req)
 
+    def clear(self) -> None:
+        """The KV caches are empty: every request that goes on is prefilled first."""
+        self._most_missing, self._cached_lens = 0, []
+        self._postponed.clear()
+
     def _time(self, num_requests: int, num_tokens: int) -> AbstractContextManager[None]:
         costs = self._draft_worker.costs
         if self._draft_extend is DraftExtend.WHEN_DRAFTING:

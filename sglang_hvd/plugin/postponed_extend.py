@@ -156,6 +156,11 @@ class PostponedExtend:
                 if ref is not None and ref() is req:
                     verified[row] = None
 
+    def clear(self) -> None:
+        """Every request that goes on is prefilled first."""
+        self._missing.clear()
+        self._verified = None
+
     def num_missing(self, req: Req) -> int:
         """Tokens that the request's draft KV cache lacks."""
         missing = self._missing.get(req)

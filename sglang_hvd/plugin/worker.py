@@ -349,6 +349,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
     def clear_cache_pool(self) -> None:
         """flush_cache and weight updates: drafts from before would only be rejected."""
         self._held.flush()
+        # Copies of hidden states, for requests that have ended or will be prefilled anew.
+        if self._draft_worker.catch_up is not None:
+            self._draft_worker.catch_up.clear()
 
     def on_idle(self) -> None:
         """Nothing runs: requests that ended unannounced are let go and the metrics show it."""

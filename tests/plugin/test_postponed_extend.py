@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gc
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from sglang_hvd.allocation import DraftExtend
+from sglang_hvd.plugin.catch_up import CatchUp
 from sglang_hvd.plugin.postponed_extend import PostponedExtend
+from sglang_hvd.plugin.worker import HvdWorker
 
 WIDTH = 4
 
@@ -117,3 +122,24 @@ def test_a_run_of_single_tokens_waits_by_request(in_runs: bool) -> None:
     assert tokens.lengths == [1, 3]
     assert tokens.token_ids.tolist() == [31, 11, 21, 30]
     assert tokens.hidden_states[:, 1].tolist() == [-31, -11, -21, -30]
+
+
+def test_a_flush_leaves_no_copies() -> None:
+    catch_up = CatchUp(None, DraftExtend.WHEN_DRAFTING)  # type: ignore[arg-type]
+    worker = HvdWorker.__new__(HvdWorker)
+    worker._held = SimpleNamespace(flush=lambda: None)  # type: ignore[assignment]
+    worker._draft_worker = SimpleNamespace(catch_up=catch_up)
+    reqs = [Req(), Req()]
+    see(catch_up._postponed, 1, reqs, [10, 20])
+    catch_up._postponed.settle(reqs, [11, 24])
+    see(catch_up._postponed, 2, reqs, [11, 24])
+    verified = catch_up._postponed._verified
+    assert verified is not None
+    copies = [weakref.ref(verified.hidden_states)]
+    copies += [weakref.ref(m.hidden_states[0]) for m in catch_up._postponed._missing.values()]
+    del verified
+    worker.clear_cache_pool()
+    gc.collect()
+    assert [copy() for copy in copies] == [None] * 3
+    worker._draft_worker.catch_up = None  # draft-extend follows every step
+    worker.clear_cache_pool()
