@@ -1,5 +1,7 @@
 """The `sglang-hvd` command."""
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import io
@@ -9,22 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from sglang_hvd.commands import servers, traces
 from sglang_hvd.demo.server import ServerFailed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
-    parser = _Parser(prog="sglang-hvd", description="Hybrid Verified Decoding for SGLang.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, command in _COMMANDS.items():
-        command.add(commands.add_parser(name, help=command.summary))
-    options, rest = parser.parse_known_args(arguments)
-    if rest and options.command != "serve":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    options.more_flags = rest
     try:
-        code = _COMMANDS[options.command].run(options)
+        commands = _commands()
+        options = _options(commands, arguments)
+    except KeyboardInterrupt:
+        return 130
+    try:
+        code = commands[options.command].run(options)
         sys.stdout.flush()  # or what cannot be printed would be told at the exit, by a traceback
         return code
     except KeyboardInterrupt:
@@ -45,6 +43,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _close_stdout()  # it may be what cannot be written
     print(f"error: {told}", file=sys.stderr)
     return 2
+
+
+def _options(
+    commands: Mapping[str, Command], arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    parser = _Parser(prog="sglang-hvd", description="Hybrid Verified Decoding for SGLang.")
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    for name, command in commands.items():
+        command.add(subparsers.add_parser(name, help=command.summary))
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command != "serve":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.more_flags = rest
+    return options
 
 
 def _close_stdout() -> None:
@@ -73,27 +85,31 @@ class Command:
     summary: str
 
 
-_COMMANDS: Mapping[str, Command] = {
-    "demo": Command(
-        servers.add_demo, servers.run_demo, "compare all ways of decoding on the demo models"
-    ),
-    "serve": Command(servers.add_serve, servers.run_serve, "serve the demo model with HVD"),
-    "replay": Command(
-        traces.add_replay, traces.run_replay, "compare the policies on recorded generations"
-    ),
-    "train": Command(
-        traces.add_train, traces.run_train, "train a payoff predictor on recorded generations"
-    ),
-    "evaluate": Command(
-        traces.add_evaluate, traces.run_evaluate, "judge payoff predictors on recordings"
-    ),
-    "analyze": Command(
-        traces.add_analyze, traces.run_analyze, "show where and why cache drafts pay off"
-    ),
-    "costs": Command(
-        servers.add_server, servers.run_costs, "print what steps cost on a running server"
-    ),
-    "reload": Command(
-        servers.add_reload, servers.run_reload, "give a running server another predictor"
-    ),
-}
+def _commands() -> Mapping[str, Command]:
+    # Imported here: ctrl-c may come while NumPy is.
+    from sglang_hvd.commands import servers, traces
+
+    return {
+        "demo": Command(
+            servers.add_demo, servers.run_demo, "compare all ways of decoding on the demo models"
+        ),
+        "serve": Command(servers.add_serve, servers.run_serve, "serve the demo model with HVD"),
+        "replay": Command(
+            traces.add_replay, traces.run_replay, "compare the policies on recorded generations"
+        ),
+        "train": Command(
+            traces.add_train, traces.run_train, "train a payoff predictor on recorded generations"
+        ),
+        "evaluate": Command(
+            traces.add_evaluate, traces.run_evaluate, "judge payoff predictors on recordings"
+        ),
+        "analyze": Command(
+            traces.add_analyze, traces.run_analyze, "show where and why cache drafts pay off"
+        ),
+        "costs": Command(
+            servers.add_server, servers.run_costs, "print what steps cost on a running server"
+        ),
+        "reload": Command(
+            servers.add_reload, servers.run_reload, "give a running server another predictor"
+        ),
+    }

@@ -30,9 +30,8 @@ from other places of the texts; rows are of all together.
 
 import argparse
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import asdict, replace
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -51,6 +50,7 @@ from sglang_hvd.replay.metrics import mean_over_families
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
 from sglang_hvd.replay.recordings import find_recordings
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.workers import Workers, workers
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,12 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for drafter_name, drafter in drafters.items()
     ]
     rows: list[Row] = []
-    with ProcessPoolExecutor(
-        options.processes,
-        mp_context=get_context("spawn"),
-        initializer=set_up_process,
-        initargs=(tokenizer,),
-    ) as pool:
+    with workers(options.processes, set_up_process, tokenizer) as pool:
         for name, costs, batch_size, drafter_name, drafter in tqdm(cells, unit="cell"):
             jobs = [
                 Job(
@@ -134,17 +129,18 @@ def _check_policies(policies: Sequence[str], tables: Mapping[str, StepCosts]) ->
 
 
 def _rows(
-    pool: Executor, jobs: Sequence[Job], settings: Mapping[str, Sequence[Setting]]
+    pool: Workers, jobs: Sequence[Job], settings: Mapping[str, Sequence[Setting]]
 ) -> list[Row]:
     """Of each file and setting. Raises ValueError if no file has a session to serve."""
-    rows = [row for of_file in pool.map(run_job, jobs, [settings] * len(jobs)) for row in of_file]
+    of_files = pool.map(partial(run_job, settings=settings), jobs)
+    rows = [row for of_file in of_files for row in of_file]
     if not rows:
         raise ValueError(NOTHING_LEFT)
     return rows
 
 
 def _best(
-    pool: Executor, jobs: Sequence[Job], settings: Mapping[str, Sequence[Setting]]
+    pool: Workers, jobs: Sequence[Job], settings: Mapping[str, Sequence[Setting]]
 ) -> dict[str, Setting]:
     """Of each name the setting with the greatest speed with the first seed, in the mean over the
     families of the mean of their files relative to the name's first setting."""

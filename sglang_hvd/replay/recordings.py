@@ -10,7 +10,7 @@ from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.traces.held_folder import held_folder
 from sglang_hvd.traces.reader import is_recording, read_traces
 from sglang_hvd.traces.recording_folder import is_of_server, salvage
-from sglang_hvd.traces.text_traces import TextTrace, read_text_traces
+from sglang_hvd.traces.text_traces import read_text_traces
 from sglang_hvd.traces.trace import Trace
 
 # What the mean over all families is called in results: no file and no family may be called so.
@@ -24,15 +24,23 @@ _NUM_NAMING = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """repository: on GitHub, its owner's name before its own."""
+
+    repository: str
+    licence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recording:
     """A file of traces from one source.
 
-    source: the first line of a file of text traces, which says where the text is from.
+    source: where the text of a file of text traces is from.
     link: another name of the file, by which it is read; see held.
     """
 
     path: Path
-    source: TextTrace | None
+    source: Source | None
     link: Path | None = None
 
     @property
@@ -131,8 +139,9 @@ def _token_digest(trace: Trace) -> str:
     return digest.hexdigest()
 
 
-def _source_of(path: Path) -> TextTrace | None:
+def _source_of(path: Path) -> Source | None:
     try:
-        return next(read_text_traces(path), None)
+        first = next(read_text_traces(path), None)
     except ValueError:
         return None  # another form; what is wrong with it, if anything, its reader says
+    return None if first is None else Source(first.source_repo, first.licence)

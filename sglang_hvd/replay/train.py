@@ -279,7 +279,7 @@ def _provenance(
         "recordings": [
             {
                 "name": recording.name,
-                "repository": f"github.com/{recording.source.source_repo}",
+                "repository": f"github.com/{recording.source.repository}",
                 "licence": recording.licence,
             }
             if recording.source is not None

@@ -1,11 +1,7 @@
 """Walks recordings as a server would serve them, several at a time."""
 
-import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +25,7 @@ from sglang_hvd.replay.recordings import MEAN, Recording, session_fingerprints
 from sglang_hvd.replay.replayed import ReplayedCycle, replay, training_rows
 from sglang_hvd.replay.totals import CycleTotals, count_cycles
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.workers import workers
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 
@@ -171,21 +168,9 @@ def _walk_all(
         for recording in recordings:
             yield walk_recording(recording, tokenizer, settings, most_rows)
         return
-    # Fresh interpreters: a fork would copy locks that threads of the parent may hold. Each is given
-    # the tokenizer once, not with every recording.
-    with ProcessPoolExecutor(
-        num_processes,
-        mp_context=get_context("spawn"),
-        initializer=_set_up_worker,
-        initargs=(tokenizer, settings, most_rows),
-    ) as pool:
-        try:
-            yield from pool.map(_walk_in_worker, recordings)
-        except BrokenProcessPool:
-            raise ValueError(
-                f"one of {num_processes} processes was killed, probably for the memory that it "
-                f"took: give fewer --processes"
-            ) from None
+    # Each is given the tokenizer once, not with every recording.
+    with workers(num_processes, _set_up_worker, tokenizer, settings, most_rows) as started:
+        yield from started.map(_walk_in_worker, recordings)
 
 
 _of_worker: tuple[TraceTokenizer, WalkSettings, int]
@@ -193,8 +178,6 @@ _of_worker: tuple[TraceTokenizer, WalkSettings, int]
 
 def _set_up_worker(tokenizer: TraceTokenizer, settings: WalkSettings, most_rows: int) -> None:
     global _of_worker
-    # Ctrl-c is meant for the command: it ends the others, without a traceback of each.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     _of_worker = tokenizer, settings, most_rows
 
 

@@ -1,0 +1,77 @@
+"""Processes that work through a list."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sglang_hvd.replay.workers import workers
+
+_SLEEPING = """
+import sys, time
+from sglang_hvd.replay.workers import workers
+
+try:
+    print("starts", flush=True)
+    with workers(3, str) as started:
+        list(started.map(time.sleep, [60.0] * 6))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_results_come_in_the_order_of_the_items_call_after_call() -> None:
+    with workers(2, str) as started:
+        assert list(started.map(len, ["a" * num for num in range(7)])) == [*range(7)]
+        assert list(started.map(abs, [-3])) == [3]
+        assert list(started.map(abs, [])) == []
+
+
+def test_what_a_function_raises_is_raised_here_and_the_processes_end() -> None:
+    with pytest.raises(ValueError, match="invalid literal"), workers(2, str) as started:
+        list(started.map(int, ["1", "x", "2"]))
+
+
+def test_a_killed_process_is_told_of() -> None:
+    with (
+        pytest.raises(ValueError, match=r"one of 2 processes was killed.*--processes"),
+        workers(2, str) as started,
+    ):
+        list(started.map(os._exit, [1]))
+
+
+# While the processes start, while they import, and at work.
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.03, 0.1, 0.3, 1.5])
+def test_ctrl_c_ends_them_all_without_a_word(seconds: float) -> None:
+    command = [sys.executable, "-c", _SLEEPING]
+    # Of a process group of its own, all of which gets what the terminal sends.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+    assert (process.returncode, told.decode()) == (130, "")
+
+
+def test_ctrl_c_is_no_error_of_a_command(made_up_traces: Path, number_tokenizer: Path) -> None:
+    code = "from sglang_hvd.cli import main; print(flush=True); raise SystemExit(main())"
+    flags = ["--traces", str(made_up_traces), "--tokenizer", str(number_tokenizer)]
+    command = [sys.executable, "-c", code, "evaluate", *flags, "--processes", "2"]
+    for seconds in (0.0, 0.1, 0.5):
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(seconds)
+            os.killpg(process.pid, signal.SIGINT)
+            _, told = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert "Traceback" not in told.decode()
