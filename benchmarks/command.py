@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sglang_hvd.commands.arguments import count
+from sglang_hvd.commands.exit_code import exit_code
 from sglang_hvd.whole_file import write_whole
 
 
@@ -37,8 +38,4 @@ def write_rows(path: Path | None, rows: Iterable[Mapping[str, object]]) -> None:
 def run(main: Callable[[], int | None]) -> NoReturn:
     """Ends the process with what main returns, or with 2 and a mistake of the user's in one line,
     as argparse does: 1 says that what was measured is not as it should be."""
-    try:
-        sys.exit(main())
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(exit_code(main))

@@ -3,46 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from sglang_hvd.demo.server import ServerFailed
+from sglang_hvd.commands.exit_code import exit_code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
+    return exit_code(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    commands = _commands()
+    options = _options(commands, arguments)
     try:
-        commands = _commands()
-        options = _options(commands, arguments)
-    except KeyboardInterrupt:
-        return 130
-    try:
-        code = commands[options.command].run(options)
-        sys.stdout.flush()  # or what cannot be printed would be told at the exit, by a traceback
-        return code
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        _close_stdout()  # whoever reads it wanted no more
-        return 141
+        return commands[options.command].run(options)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "sglang_hvd":
             raise
         is_served = options.command in ("demo", "serve")
         remedy = "make venv" if is_served else "pip install --editable '.[train]'"
-        told = f"{options.command} needs {error.name}: run {remedy} in this project's folder"
-    except (ValueError, ServerFailed) as error:
-        told = str(error)
-    except OSError as error:
-        told = str(error)
-        _close_stdout()  # it may be what cannot be written
-    print(f"error: {told}", file=sys.stderr)
-    return 2
+        raise ValueError(
+            f"{options.command} needs {error.name}: run {remedy} in this project's folder"
+        ) from None
 
 
 def _options(
@@ -57,12 +42,6 @@ def _options(
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.more_flags = rest
     return options
-
-
-def _close_stdout() -> None:
-    """What is still to be printed is dropped."""
-    with contextlib.suppress(io.UnsupportedOperation):  # not a stream of the system's
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):
