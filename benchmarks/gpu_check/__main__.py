@@ -51,6 +51,7 @@ from typing import Any
 import torch
 
 from benchmarks.command import counts, run
+from benchmarks.gpu import check_gpu
 from benchmarks.gpu_check.identity import Identity
 from benchmarks.gpu_check.kernels import SANITIZER, kernel_units
 from benchmarks.gpu_check.parts import PartFile, Unit
@@ -196,8 +197,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--minutes", type=not_negative, default=float("inf"), help="after which nothing new begins"
     )
     options = parser.parse_args(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch finds no GPU here: give --device cpu for a small check")
+    if options.device == "cuda":
+        check_gpu()
     setups = setups_of(options.device)
     if options.list_setups:
         for number, setup in enumerate(setups):

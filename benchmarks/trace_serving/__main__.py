@@ -29,6 +29,7 @@ import aiohttp
 from tqdm import tqdm
 
 from benchmarks.command import add_traces, counts, run, write_rows
+from benchmarks.gpu import check_gpu
 from benchmarks.serving.client import Answer, Conversation, play
 from benchmarks.serving.measure import Cell, Row, measure, table_of
 from benchmarks.trace_serving.gpu_use import GpuUse, profiled
@@ -77,6 +78,8 @@ class Playlist:
 def main(arguments: Sequence[str] | None = None, *, launch: Launch | None = None) -> int:
     """launch: starts the servers otherwise than as children of this process."""
     options = options_of(arguments)
+    if options.device == "cuda":
+        check_gpu()
     rows: list[TraceRow] = []
     for _, of_cell in serve_traces(options, launch=launch):
         rows += of_cell

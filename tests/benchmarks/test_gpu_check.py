@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO
@@ -26,6 +26,7 @@ from benchmarks.gpu_check.parts import PartFile, Row, Unit
 from benchmarks.gpu_check.sampling import Outcomes, p_value, sampling_units
 from benchmarks.gpu_check.setup import POLICIES, Setup, setups_of
 from benchmarks.gpu_check.shapes import groups_of_modes
+from benchmarks.trace_serving import __main__ as trace_serving
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
@@ -357,7 +358,6 @@ def test_kernels_are_compared_where_the_sanitizer_cannot_use_the_device(
         (["--policies", "alocate"], "known are allocate"),
         (["--setups", "99"], "--setups: 99: known are tree, chain"),
         (["--shapes", "tiny,9b"], "--shapes: 9b: known are tiny, llama-3.1-8b"),
-        (["--device", "cuda"], "torch finds no GPU here"),
         (["--out", __file__], "is not a folder"),
         (["--servers-at-once", "1"], "2 or more"),
         (["--concurrency", "1,0"], "argument --concurrency: a whole number from 1 on, got 0"),
@@ -370,6 +370,20 @@ def test_options_that_would_run_nothing_are_refused(
     with pytest.raises(SystemExit, match="2"):
         gpu_check._options(["--device", "cpu", *flags])
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", [gpu_check.main, trace_serving.main])
+def test_a_gpu_that_servers_would_not_run_on_is_refused(
+    main: Callable[[Sequence[str]], int], recorded_edits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [*recorded_edits, "--device", "cuda"]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="torch finds no GPU here"):
+        main(given)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+    with pytest.raises(ValueError, match="SGLANG_USE_CPU_ENGINE is 1"):
+        main(given)
 
 
 def test_setups_have_names_numbers_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
@@ -389,6 +403,7 @@ def test_a_part_that_cannot_run_is_left_out_or_refused_before_any_does(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    monkeypatch.delenv("SGLANG_USE_CPU_ENGINE", raising=False)
     assert gpu_check._options([]).parts == ["costs", "identity", "sampling"]
     assert capsys.readouterr().out.splitlines() == [
         "memory: left out, it needs compute-sanitizer, of the CUDA toolkit, on the PATH",
