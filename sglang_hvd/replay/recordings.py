@@ -9,7 +9,7 @@ from pathlib import Path
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.traces.held_folder import held_folder
 from sglang_hvd.traces.reader import is_recording, read_traces
-from sglang_hvd.traces.recording_folder import is_of_server, salvage
+from sglang_hvd.traces.recording_folder import is_of_server, num_unfinished, salvage
 from sglang_hvd.traces.text_traces import read_text_traces
 from sglang_hvd.traces.trace import Trace
 
@@ -80,6 +80,11 @@ def find_recordings(traces: Path) -> list[Recording]:
             paths = [traces]
     except OSError as error:
         raise ValueError(f"{traces}: cannot read the folder: {error.strerror}") from None
+    if not paths and (num_growing := num_unfinished(traces)):
+        raise ValueError(
+            f"{traces}: {num_growing} recording(s) still being written, none complete: one is "
+            "after --hvd-record-file-mb, after an hour, or when its server is ended"
+        )
     if not paths:
         raise ValueError(
             f"{traces}: no traces ({', '.join('*' + s for s in SUFFIXES)}): give another folder"

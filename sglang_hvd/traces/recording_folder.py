@@ -24,6 +24,11 @@ def recordings(folder: Path) -> list[Path]:
     return sorted(folder.glob(_PATTERN))
 
 
+def num_unfinished(folder: Path) -> int:
+    """Recordings of a folder that are not complete."""
+    return len(list(folder.glob(_PATTERN + PART_SUFFIX)))
+
+
 def is_of_server(path: Path) -> bool:
     """Whether a file has the name of a complete recording of a server."""
     return path.match(_PATTERN)
@@ -126,7 +131,7 @@ class RecordingFolder:
     def _start(self, trace: Trace) -> TraceWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         salvage(self._folder)
-        num_growing = 1 + len(list(self._folder.glob(_PATTERN + PART_SUFFIX)))
+        num_growing = 1 + num_unfinished(self._folder)
         self._make_room(self._max_total_bytes - num_growing * self._max_file_bytes)
         self._writer = TraceWriter(
             self._new_path(),

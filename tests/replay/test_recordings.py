@@ -136,6 +136,21 @@ def test_a_folder_that_cannot_be_listed_is_told_of(
         find_recordings(tmp_path)
 
 
+def test_a_folder_in_which_nothing_is_complete_yet_is_told_from_an_empty_one(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ValueError, match=r"no traces .*: give another folder"):
+        find_recordings(tmp_path)
+    writing = RecordingFolder(
+        tmp_path, max_file_bytes=1 << 20, max_total_bytes=1 << 21, max_file_seconds=1000
+    )
+    writing.write(trace([1], [2]))
+    with pytest.raises(ValueError, match=r": 1 recording\(s\) still being written.*an hour"):
+        find_recordings(tmp_path)
+    writing.complete()
+    assert len(find_recordings(tmp_path)) == 1
+
+
 def test_what_a_killed_server_left_unfinished_is_read_too(tmp_path: Path) -> None:
     with another_process(tmp_path, "kill") as process:
         assert process.wait(60) == -9
