@@ -23,9 +23,9 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter, PayoffForecast
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FIRST_BRANCH_SHARE, PayoffPredictor
 from sglang_hvd.replay.acceptance import num_agreeing, outcome_of, right_branch
-from sglang_hvd.replay.evaluate import NOTHING_LEFT
 from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.trained_on import NOTHING_LEFT
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftBatch, TokenIds

@@ -16,12 +16,12 @@ from benchmarks.payoff.options import replay_options
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
-from sglang_hvd.replay.evaluate import NOTHING_LEFT
 from sglang_hvd.replay.metrics import mean_over_families
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.replay.recordings import find_recordings
 from sglang_hvd.replay.totals import CycleTotals
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.trained_on import NOTHING_LEFT
 from sglang_hvd.replay.walk import WalkSettings, walk_recordings
 
 # A verification costs the same at every width here: only the choice of the draft is looked at.

@@ -45,11 +45,11 @@ from sglang_hvd.allocation import OWN_PACE, StepCosts
 from sglang_hvd.commands.arguments import add_json, count, not_negative
 from sglang_hvd.config import CacheMode, PostponeExtend
 from sglang_hvd.payoff import SIZE_EFFECT
-from sglang_hvd.replay.evaluate import NOTHING_LEFT
 from sglang_hvd.replay.metrics import mean_over_families
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
 from sglang_hvd.replay.recordings import find_recordings
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.trained_on import NOTHING_LEFT
 from sglang_hvd.replay.workers import Workers, workers
 
 

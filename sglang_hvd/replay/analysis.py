@@ -20,8 +20,8 @@ class About:
     """What was analysed.
 
     predictor: its file's name; predictor_fingerprint names its content.
-    num_sessions: sessions that were judged. The num_trained_sessions others, which a predictor was
-        trained on, only filled the shared cache.
+    files: those with sessions that were judged, num_sessions of them. The num_trained_sessions
+        others, which a predictor was trained on, only filled the shared cache.
     num_model_accepted: accepted tokens of each cycle that verifies the model drafter's draft, which
         is not run.
     """

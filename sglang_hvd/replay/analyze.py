@@ -24,11 +24,10 @@ from sglang_hvd.replay.analysis import (
     Structure,
 )
 from sglang_hvd.replay.evaluate import (
-    NO_DRAFT,
-    NOTHING_LEFT,
     judge,
     judged_by,
     judging_walks,
+    nothing_to_judge,
     trained_sessions,
 )
 from sglang_hvd.replay.importance import permutation_importance
@@ -36,6 +35,7 @@ from sglang_hvd.replay.metrics import payoff_quality, precision_at_recalls
 from sglang_hvd.replay.prompts import PromptCounts
 from sglang_hvd.replay.recordings import Recording, session_fingerprints
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.trained_on import tell_trained_on
 from sglang_hvd.replay.walk import RecordingWalk, fingerprints_of, walk_recordings
 
 LONGEST = 31  # tokens of a cache draft at the default verify width
@@ -66,6 +66,7 @@ def analyze(
         "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
     }
     trained_on = trained_sessions(predictors)
+    tell_trained_on(recordings, trained_on)
     settings = judging_walks(config, without=trained_on)
     on_policy = settings["cycle"]
     cycles, positions = (
@@ -76,11 +77,9 @@ def analyze(
     )
     sessions = fingerprints_of(cycles)
     judged = sessions - trained_on
-    if not judged:
-        raise ValueError(NOTHING_LEFT)
     about = About(
         traces=traces.resolve().name,
-        files=tuple(walk.name for walk in cycles),
+        files=tuple(walk.name for walk in cycles if fingerprints_of([walk]) - trained_on),
         num_sessions=len(judged),
         num_trained_sessions=len(sessions) - len(judged),
         tokenizer=tokenizer.fingerprint,
@@ -152,7 +151,7 @@ def analyze_walks(
         if (rows := walk.rows(without=without)) is not None
     }
     if not rows_of:
-        raise ValueError(NO_DRAFT)
+        raise nothing_to_judge(cycles, without=without)
     rows = TrainingRows.concatenate(list(rows_of.values()))
     return Analysis(
         about,

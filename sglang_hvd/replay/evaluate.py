@@ -21,6 +21,7 @@ from sglang_hvd.replay.metrics import (
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import MEAN, Recording
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.trained_on import NOTHING_DECODED, NOTHING_LEFT, tell_trained_on
 from sglang_hvd.replay.walk import (
     RecordingWalk,
     WalkSettings,
@@ -28,10 +29,6 @@ from sglang_hvd.replay.walk import (
     walk_recordings,
 )
 
-NOTHING_LEFT = (
-    "no session is left to judge, the predictors were trained on all of them: give --traces that "
-    "none of them was trained on"
-)
 NO_DRAFT = "no cycle of the traces had a cache draft: give more or longer traces"
 
 
@@ -67,8 +64,8 @@ def evaluate(
 ) -> list[Evaluation]:
     """Rows per file and in the mean. All predictors are judged on the same drafts.
 
-    Sessions that one of the predictors was trained on fill the shared cache and are not judged. A
-    file without other sessions is left out.
+    Sessions that one of the predictors was trained on fill the shared cache and are not judged,
+    which is said on stderr. A file without other sessions is left out.
 
     config: how the suffix cache drafts, and a predictor to judge too. If the predictors that ship
         were trained for other settings, they are judged all the same, and the given one decides
@@ -90,6 +87,7 @@ def evaluate(
         if dict(predictors["default"].settings) == feature_settings(config):
             deciding = config.model_copy(update={"predictor": None})
     trained_on = trained_sessions(predictors)
+    tell_trained_on(recordings, trained_on)
     walks: list[RecordingWalk] = []
     evaluations = []
     for at, settings in judging_walks(deciding, without=trained_on).items():
@@ -104,7 +102,10 @@ def evaluate(
 
 def nothing_to_judge(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> ValueError:
     """What is said of walks without a draft, but for sessions that are not judged."""
-    return ValueError(NO_DRAFT if fingerprints_of(walks) - without else NOTHING_LEFT)
+    if not fingerprints_of(walks) - without:
+        return ValueError(NOTHING_LEFT)
+    has_cycles = any(walk.totals(without=without).num_cycles for walk in walks)
+    return ValueError(NO_DRAFT if has_cycles else NOTHING_DECODED)
 
 
 def trained_sessions(predictors: Mapping[str, PayoffPredictor]) -> frozenset[str]:

@@ -13,6 +13,7 @@ from sglang_hvd.replay.metrics import mean_over_families
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import MEAN, Recording
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.trained_on import NOTHING_DECODED, tell_trained_on
 from sglang_hvd.replay.walk import RecordingWalk, WalkSettings, walk_recordings
 
 
@@ -57,7 +58,8 @@ def replay_policies(
 ) -> list[PolicyResult]:
     """Rows per file and policy, and the mean over families.
 
-    Sessions that the predictor was trained on only fill the shared cache, under every policy.
+    Sessions that the predictor was trained on only fill the shared cache, under every policy, which
+    is said on stderr.
 
     config: of the server; each policy in turns.
     threshold: of the payoff policy; None: it has none.
@@ -76,6 +78,7 @@ def replay_policies(
             f"verify_width {width} has no room for both a cache draft and the model drafter's "
             f"{model_drafter.num_steps} nodes: widen it"
         )
+    tell_trained_on(recordings, trained_on, warm_up=warm_up)
     results = []
     for policy in get_args(Policy):
         if policy == "allocate" and (costs is None or deciding.kind == "mlp"):
@@ -102,14 +105,9 @@ def replay_policies(
             for walk in walks
             if (result := _result(walk, policy, warm_up, trained_on)) is not None
         ]
-        results += of_policy
-        if of_policy:
-            results.append(_mean(of_policy, policy))
-    if not results:
-        raise ValueError(
-            "no session is left to measure, the predictor was trained on all but those of "
-            "--warm-up: lower --warm-up or give other traces"
-        )
+        if not of_policy:
+            raise ValueError(NOTHING_DECODED)
+        results += [*of_policy, _mean(of_policy, policy)]
     return results
 
 

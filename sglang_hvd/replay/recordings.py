@@ -2,9 +2,12 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.traces.held_folder import held_folder
@@ -58,11 +61,24 @@ class Recording:
 
     def traces(self, tokenizer: TraceTokenizer) -> list[Trace]:
         """All traces of the file. Raises ValueError, in one line, if it is not whole and sound."""
-        path = self.link or self.path
-        try:
+        with self._named() as path:
             # Recordings hold token ids: only text needs the token that ends an output.
             eos_token_id = None if is_recording(path) else tokenizer.eos_token_id
             return list(read_traces(path, tokenizer.loaded, eos_token_id))
+
+    def session_fingerprints(self) -> list[str]:
+        """Those of its sessions, in their order, without the time that tokens of text take. Raises
+        ValueError as `traces` does."""
+        with self._named() as path:
+            tokenizer = None if is_recording(path) else Tokenizer(WordLevel({"": 0}, unk_token=""))
+            return list(session_fingerprints(read_traces(path, tokenizer)).values())
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[Path]:
+        """The file to read. What is wrong with it is told of the name that the user knows."""
+        path = self.link or self.path
+        try:
+            yield path
         except ValueError as error:
             raise ValueError(str(error).replace(str(path), str(self.path))) from None
 
@@ -124,7 +140,7 @@ def held(recordings: Sequence[Recording]) -> Iterator[list[Recording]]:
         yield kept
 
 
-def session_fingerprints(traces: Sequence[Trace]) -> dict[str, str]:
+def session_fingerprints(traces: Iterable[Trace]) -> dict[str, str]:
     """Names each session of a file, whatever the file is called.
 
     Text: by its first turn, so the name is the same with every tokenizer.

@@ -267,6 +267,53 @@ def test_replay_does_not_measure_sessions_that_the_predictor_was_trained_on(
     assert cycles_per_1k(made_up_traces) == cycles_per_1k(made_up_traces, "--warm-up", 0.75)
 
 
+# Commands that judge, and the modules that walk for them.
+MODULES = {"replay": "policies", "evaluate": "evaluate", "analyze": "analyze"}
+
+
+@pytest.mark.parametrize("command", MODULES)
+def test_sessions_that_a_predictor_was_trained_on_are_told_of(
+    command: str,
+    made_up_traces: Path,
+    number_tokenizer: Path,
+    write_traces: WriteTraces,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output, found = tmp_path / "all.safetensors", tmp_path / "found.json"
+    flags = ("--output", output, "--held-out", 0, "--rounds", 1)
+    assert run("train", made_up_traces, number_tokenizer, *flags) == 0
+    write_traces(made_up_traces / "new.jsonl", family="new", num_sessions=3, step=11)
+    flags = ("--predictor", output, "--json", found)
+    capsys.readouterr()
+    assert run(command, made_up_traces, number_tokenizer, *flags) == 0
+    told = capsys.readouterr().err
+    assert "16 of 19 sessions (in copying, other) only fill the cache: a predictor was" in told
+    if command == "analyze":
+        about = json.loads(found.read_text())["about"]
+        assert (about["files"], about["num_sessions"]) == (["new"], 3)
+    (made_up_traces / "new.jsonl").unlink()
+
+    def walk(*args: object, **kwargs: object) -> None:
+        pytest.fail("nothing is to be walked")
+
+    monkeypatch.setattr(f"sglang_hvd.replay.{MODULES[command]}.walk_recordings", walk)
+    assert run(command, made_up_traces, number_tokenizer, *flags) == 2
+    assert "no session is left to judge" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", MODULES)
+def test_replies_without_a_word_are_told_from_sessions_that_were_trained_on(
+    command: str, tmp_path: Path, number_tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = tmp_path / "chat.jsonl"
+    messages = [{"role": "user", "content": "1 2"}, {"role": "assistant", "content": None}]
+    chat.write_text(json.dumps({"messages": messages}))
+    assert run(command, chat, number_tokenizer, "--json", tmp_path / "found.json") == 2
+    assert "error: nothing was decoded in the sessions" in capsys.readouterr().err
+
+
 def test_replay_verifies_as_widely_as_the_server_would(
     made_up_traces: Path,
     number_tokenizer: Path,

@@ -60,6 +60,23 @@ def test_a_chat_has_a_name_of_its_text(tmp_path: Path, number_tokenizer: Path, l
     assert names[0] == names[1]
 
 
+@pytest.mark.parametrize("form", ["text", "recording"])
+def test_sessions_can_be_named_without_their_tokens(
+    form: str, tmp_path: Path, number_tokenizer: Path, write_traces: WriteTraces
+) -> None:
+    tokenizer = TraceTokenizer(number_tokenizer, None)
+    path = write_traces(tmp_path / "text.jsonl")
+    if form == "recording":
+        recorded = tmp_path / "recorded.hvdt"
+        with TraceWriter(recorded, tokenizer_fingerprint=tokenizer.fingerprint) as writer:
+            for one in Recording(path, None).traces(tokenizer):
+                writer.write(one)
+        path = recorded
+    recording = Recording(path, None)
+    by_tokens = session_fingerprints(recording.traces(tokenizer))
+    assert recording.session_fingerprints() == list(by_tokens.values())
+
+
 def test_a_session_that_goes_on_in_another_file_keeps_its_name(
     tmp_path: Path, number_tokenizer: Path
 ) -> None:

@@ -1,0 +1,49 @@
+"""Sessions that predictors were trained on: they only fill the shared cache."""
+
+import sys
+from collections.abc import Sequence
+
+from sglang_hvd.replay.recordings import Recording
+
+NOTHING_LEFT = (
+    "no session is left to judge, the predictors were trained on all of them: give --traces that "
+    "none of them was trained on"
+)
+NOTHING_DECODED = (
+    "nothing was decoded in the sessions that are judged, their replies are empty: give other "
+    "--traces"
+)
+
+
+def tell_trained_on(
+    recordings: Sequence[Recording], trained_on: frozenset[str], *, warm_up: float = 0.0
+) -> None:
+    """Says on stderr how many of the sessions are among these, and in which files.
+
+    trained_on: fingerprints.
+    warm_up: share of each recording's sessions, the first ones, that are not judged either.
+
+    Raises ValueError, in one line, if no session is left to judge, or for a file that cannot be
+    read.
+    """
+    sessions = {recording.path: recording.session_fingerprints() for recording in recordings}
+    judged = [
+        fingerprint
+        for of_file in sessions.values()
+        for fingerprint in of_file[int(len(of_file) * warm_up) :]
+        if fingerprint not in trained_on
+    ]
+    num_sessions = sum(map(len, sessions.values()))
+    if num_sessions and not judged:
+        raise ValueError(f"{NOTHING_LEFT}, or lower --warm-up" if warm_up else NOTHING_LEFT)
+    num_trained = {
+        path.stem: sum(fingerprint in trained_on for fingerprint in of_file)
+        for path, of_file in sessions.items()
+    }
+    names = [name for name, num in num_trained.items() if num]
+    if names:
+        print(
+            f"{sum(num_trained.values())} of {num_sessions} sessions (in {', '.join(names)}) only "
+            "fill the cache: a predictor was trained on them",
+            file=sys.stderr,
+        )
