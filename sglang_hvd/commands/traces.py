@@ -155,6 +155,10 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_traces(parser, mode_of=", if no predictor says")
     add_json(parser)
     parser.add_argument("--predictor", type=Path, metavar="FILE", help="judge this one too")
+    parser.epilog = (
+        "calibration error, worst tenth: the largest gap between predicted and real share in any "
+        "tenth of the drafts."
+    )
 
 
 def run_evaluate(options: argparse.Namespace) -> int:

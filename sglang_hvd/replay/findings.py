@@ -159,7 +159,7 @@ def _of_calibration(analysis: Analysis) -> Finding:
     predicted, real = _means(probabilities)
     return Finding(
         f"The predictor's probability of {WORTH_LEN} tokens is off by "
-        f"{100 * error / num_drafts:.1f} percentage points on average",
+        f"{100 * error / num_drafts:.1f} percentage points in the mean over the drafts",
         (
             f"It expects {percent(predicted)} of the drafts to bring {WORTH_LEN} tokens; "
             f"{percent(real)} do",

@@ -127,11 +127,13 @@ def _curve(curve: PrecisionRecall) -> list[Series]:
 
 def _quality_table(where: str, rows: Sequence[Evaluation]) -> str:
     return table(
-        f"{where} Decisions against the drafts that reach the threshold. Mean: over the families.",
+        f"{where} Decisions against the drafts that reach the threshold. Mean: over the families. "
+        "Calibration error: the largest gap between predicted and real share in any tenth of the "
+        "drafts.",
         [
             *("family", "predictor", "drafts", "oracle share, %", "precision, %", "recall, %"),
             *("average precision", "ROC area", "precision at recall 60 %, %"),
-            *("calibration error, %", "mean absolute error, tokens"),
+            *("calibration error of the worst tenth, %", "mean absolute error, tokens"),
         ],
         [
             [
@@ -209,6 +211,8 @@ def calibration_section(analysis: Analysis, found: Finding) -> str:
     return section(
         "Are the predictions right on average",
         found,
+        "The error is a mean over all drafts, in groups of a tenth of probability each; the "
+        "calibration error of the tables above is that of the worst tenth of the drafts. "
         "On the thin line what is predicted comes true. A larger marker stands for more drafts. "
         "The frequency score\u2019s probability is the suffix cache\u2019s own estimate.",
         plots,

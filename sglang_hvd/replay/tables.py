@@ -15,7 +15,7 @@ _QUALITY = {
     "roc_auc": "ROC area",
     "precision_at_recall_60": "precision at recall .6",
     "precision_at_recall_78": "precision at recall .78",
-    "calibration_error": "calibration error",
+    "calibration_error": "calibration error, worst tenth",
     "mean_absolute_error": "mean absolute error",
 }
 _POLICY = {

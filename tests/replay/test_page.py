@@ -90,6 +90,17 @@ def test_the_page_says_what_it_was_made_from() -> None:
     assert "sglang-hvd analyze --traces 'my traces'" in text
 
 
+def test_the_two_errors_of_probabilities_are_told_apart() -> None:
+    analysis = small_analysis()
+    [length, *_] = [one for one in analysis.calibration if one.predictor == "predictor"]
+    calibration = (*analysis.calibration, replace(length, of="probability"))
+    text = "".join(
+        parse(write_page(replace(analysis, calibration=calibration), command="")).itertext()
+    )
+    assert "calibration error of the worst tenth, %" in text
+    assert "percentage points in the mean over the drafts" in text
+
+
 def test_a_family_has_one_colour_on_the_whole_page() -> None:
     tree = parse(write_page(small_analysis(), command=""))
     styles: dict[str, set[str]] = {"chat": set(), "code": set()}
