@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.command import run, write_rows
+from benchmarks.command import run, silence_servers, write_rows
 from benchmarks.roofline import h100
 from sglang_hvd.allocation import DraftOdds, StepAllocator, draft_step_choices, most_tree_nodes
 from sglang_hvd.commands.arguments import add_json
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="What an allocation costs.")
     add_json(parser)
     options = parser.parse_args(arguments)
+    silence_servers()
     rows = []
     names = [
         "search",

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -27,6 +28,11 @@ def add_traces(parser: argparse.ArgumentParser) -> None:
 def counts(text: str) -> list[int]:
     """The type of an argument that lists whole numbers from 1 on, by commas."""
     return [count(number) for number in text.split(",")]
+
+
+def silence_servers() -> None:
+    """What a server tells its operator of its predictor would be said of every run."""
+    logging.getLogger("sglang_hvd").setLevel(logging.ERROR)
 
 
 def write_rows(path: Path | None, rows: Iterable[Mapping[str, object]]) -> None:

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     rows, shares = [], []
-    for recording in tqdm(find_recordings(options.traces), unit="file"):
+    for recording in tqdm(find_recordings(options.traces), unit="file", disable=None):
         walk = _Walk(tokenizer, recording.traces(tokenizer))
         accepted = []
         for of_sizes, of_shares in walk.starts(options.starts):

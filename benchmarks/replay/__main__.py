@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     rows: list[Row] = []
     with workers(options.processes, set_up_process, tokenizer) as pool:
-        for name, costs, batch_size, drafter_name, drafter in tqdm(cells, unit="cell"):
+        bar = tqdm(cells, unit="cell", disable=None)
+        for name, costs, batch_size, drafter_name, drafter in bar:
             jobs = [
                 Job(
                     recording,

@@ -1,6 +1,5 @@
 """One recording served with each of some settings, in a process that has a tokenizer."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -8,6 +7,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.command import silence_servers
 from benchmarks.replay.rows import Row
 from benchmarks.replay.settings import MODEL_SIZES, MODEL_STEPS, MODEL_TREES, WIDTHS, Setting
 from sglang_hvd.allocation import DraftExtend, StepAllocator, StepCosts
@@ -52,8 +52,7 @@ def set_up_process(tokenizer: TraceTokenizer) -> None:
     """Before run_job."""
     global _tokenizer
     _tokenizer = tokenizer
-    # What a server tells its operator of its predictor would be said of every run.
-    logging.getLogger("sglang_hvd").setLevel(logging.ERROR)
+    silence_servers()
 
 
 def run_job(job: Job, settings: Mapping[str, Sequence[Setting]]) -> list[Row]:

@@ -74,7 +74,7 @@ def measure(
     """
     modes = list(urls)
     found: dict[tuple[int, str], list[Played]] = {}
-    with tqdm(total=len(cells) * len(modes) * (rounds + warm_up), unit="run") as bar:
+    with tqdm(total=len(cells) * len(modes) * (rounds + warm_up), unit="run", disable=None) as bar:
         for number in range(rounds + warm_up):
             for place, cell in enumerate(cells):
                 turn = (number + place + first_turn) % len(modes)

@@ -117,7 +117,7 @@ def serve_traces(
         urls = stack.enter_context(_servers(models, script, folder, options, launch))
         if options.warm_up == "kernels":
             _compile_kernels(urls, cells)
-        for number, cell in enumerate(tqdm(cells, unit="cell")):
+        for number, cell in enumerate(tqdm(cells, unit="cell", disable=None)):
             rows = measure(
                 urls,
                 [cell],

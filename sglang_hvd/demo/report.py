@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TextIO
 
 from sglang_hvd.demo.modes import MODES, Mode
 from sglang_hvd.demo.play import Reply
@@ -98,6 +100,11 @@ def table(all_rows: Iterable[Row]) -> str:
 def json_rows(all_rows: Iterable[Row]) -> list[dict[str, object]]:
     """The rows for --json."""
     return [asdict(row) for row in all_rows]
+
+
+def shows_colours(stream: TextIO) -> bool:
+    """Whether it is a terminal whose user has not refused them (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 def coloured(tokens: Sequence[str], cycles: Iterable[tuple[str, int]]) -> str:

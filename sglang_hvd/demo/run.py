@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import DemoModels, ensure_demo_models
 from sglang_hvd.demo.modes import Mode, server_flags
 from sglang_hvd.demo.play import Reply, play
-from sglang_hvd.demo.report import coloured, json_rows, legend, rows, table
+from sglang_hvd.demo.report import coloured, json_rows, legend, rows, shows_colours, table
 from sglang_hvd.demo.server import (
     CPU_ENVIRONMENT,
     CPU_FLAGS,
@@ -38,7 +39,8 @@ _SHOWN: tuple[Family, ...] = ("editing", "tool_calls", "chat")
 def run_demo(
     *, cache_dir: Path, modes: Sequence[Mode], num_sessions: int, json_file: Path | None
 ) -> int:
-    """Play the same sessions in every mode and print where tokens came from and what it gained.
+    """Play the same sessions in every mode and print where tokens came from, on a terminal with
+    colours, and what it gained.
 
     Returns:
         The exit code: 1 if a mode's text differs from plain decoding's.
@@ -54,8 +56,8 @@ def run_demo(
     for mode in modes:
         with tempfile.TemporaryDirectory() as folder, _server(mode, models, folder) as server:
             turns = play(server.url, sessions)
-            replies[mode] = list(tqdm(turns, desc=f"{mode:<10}", total=num_turns))
-    if _POLICY in replies:
+            replies[mode] = list(tqdm(turns, desc=f"{mode:<10}", total=num_turns, disable=None))
+    if _POLICY in replies and shows_colours(sys.stdout):
         _print_coloured(models, replies[_POLICY])
     all_rows = rows(replies)
     print(table(all_rows))

@@ -318,7 +318,7 @@ def _count_prompts(
     recordings: Sequence[Recording], tokenizer: TraceTokenizer, without: frozenset[str]
 ) -> list[PromptCounts]:
     counts = []
-    for recording in tqdm(recordings, desc="prompts", unit="file", leave=False):
+    for recording in tqdm(recordings, desc="prompts", unit="file", leave=False, disable=None):
         traces = recording.traces(tokenizer)
         fingerprints = session_fingerprints(traces)
         judged = [trace for trace in traces if fingerprints[trace.session] not in without]

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.replay.evaluate import Evaluation
 from sglang_hvd.replay.policies import PolicyResult
+from sglang_hvd.replay.recordings import MEAN
 
 _QUALITY = {
     "num_drafts": "drafts",
@@ -29,12 +30,14 @@ _POLICY = {
     "tokens_per_ms": "tokens per ms",
 }
 
+_TEXTS = ("at", "file", "predictor", "policy")
+
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> str:
-    """One row per file and predictor, the means last."""
+    """One row per file and predictor, by file, the means last."""
     rows = sorted(
         (evaluation.row() for evaluation in evaluations),
-        key=lambda row: (row["at"] != "cycle", row["file"] == "mean"),
+        key=lambda row: (row["at"] != "cycle", *_by_file(row)),
     )
     labels = {"at": "at", "file": "file", "predictor": "predictor"}
     return _table({**labels, **_QUALITY}, rows)
@@ -55,22 +58,44 @@ def heldout_table(predictor: PayoffPredictor) -> str:
 
 
 def policy_table(results: Sequence[PolicyResult]) -> str:
-    """One row per file and policy, the means last."""
+    """One row per file and policy, by file, the means last."""
     rows = [{name: getattr(result, name) for name in _POLICY_COLUMNS} for result in results]
     columns = {"file": "file", "policy": "policy", **_POLICY}
-    return _table(columns, sorted(rows, key=lambda row: row["file"] == "mean"))
+    return _table(columns, sorted(rows, key=_by_file))
 
 
 _POLICY_COLUMNS = ("file", "policy", *_POLICY)
 
 
+def _by_file(row: Mapping[str, object]) -> tuple[bool, str]:
+    return row["file"] == MEAN, str(row["file"])
+
+
 def _table(columns: Mapping[str, str], rows: Iterable[Mapping[str, object]]) -> str:
-    lines = [f"| {' | '.join(columns.values())} |", "|" + "---|" * len(columns)]
-    lines += [f"| {' | '.join(_cell(row[name]) for name in columns)} |" for row in rows]
-    return "\n".join(lines)
+    """Columns of figures are flush right."""
+    lines = [[*columns.values()], *([_cell(name, row) for name in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    is_text = [name in _TEXTS for name in columns]
+    rule = [
+        "-" * width if text else "-" * (width - 1) + ":"
+        for width, text in zip(widths, is_text, strict=True)
+    ]
+    lines.insert(1, rule)
+    return "\n".join(
+        "| "
+        + " | ".join(
+            cell.ljust(width) if text else cell.rjust(width)
+            for cell, width, text in zip(line, widths, is_text, strict=True)
+        )
+        + " |"
+        for line in lines
+    )
 
 
-def _cell(value: object) -> str:
+def _cell(name: str, row: Mapping[str, object]) -> str:
+    value = row[name]
     if value is None:
         return "-"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    if name == "num_drafts" and row["file"] == MEAN:
+        return f"{value} in all"
+    return f"{value:.3f}" if isinstance(value, float) else str(value).replace("|", "\\|")

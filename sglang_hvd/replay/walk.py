@@ -143,13 +143,13 @@ def walk_recordings(
     label: str,
     num_processes: int,
 ) -> list[RecordingWalk]:
-    """Walks each recording, with a progress bar of that label on stderr.
+    """Walks each recording, with a progress bar of that label on stderr, if that is a terminal.
 
     Raises ValueError, in one line, for a recording or predictor that cannot be used, or if a
     process has not enough memory.
     """
     most_rows = max(1, settings.max_rows // max(1, len(recordings)))
-    with tqdm(total=len(recordings), desc=label, unit="file", leave=False) as bar:
+    with tqdm(total=len(recordings), desc=label, unit="file", leave=False, disable=None) as bar:
         walks = []
         for walk in _walk_all(recordings, tokenizer, settings, most_rows, num_processes):
             walks.append(walk)
