@@ -10,13 +10,12 @@ the suffix cache to what is expected of the drafts, `plan` the second, plans for
 included, and `commit` takes in what came of them.
 """
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.command import run, silence_servers, write_rows
+from benchmarks.command import parser_of, run, silence_servers, write_rows
 from benchmarks.roofline import h100
 from sglang_hvd.allocation import DraftOdds, StepAllocator, draft_step_choices, most_tree_nodes
 from sglang_hvd.commands.arguments import add_json
@@ -39,7 +38,7 @@ _PARTS = ("propose", "plan", "commit")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="What an allocation costs.")
+    parser = parser_of("allocation", "What an allocation costs.")
     add_json(parser)
     options = parser.parse_args(arguments)
     silence_servers()

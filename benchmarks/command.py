@@ -10,7 +10,13 @@ from typing import NoReturn
 
 from sglang_hvd.commands.arguments import count
 from sglang_hvd.commands.exit_code import exit_code
+from sglang_hvd.commands.parser import Parser
 from sglang_hvd.whole_file import write_whole
+
+
+def parser_of(name: str, description: str) -> argparse.ArgumentParser:
+    """name: of the benchmark's module, without the package."""
+    return Parser(prog=f"python -m benchmarks.{name}", description=description)
 
 
 def add_traces(parser: argparse.ArgumentParser) -> None:

@@ -13,10 +13,9 @@ Two published figures check it (LMSYS, SGLang with Llama-3.1-8B on an H100, MT-B
 1): 158 tokens/s without speculation, 6.3 ms a step, and 373 with EAGLE3.
 """
 
-import argparse
 from collections.abc import Sequence
 
-from benchmarks.command import run
+from benchmarks.command import parser_of, run
 from sglang_hvd.allocation import StepCosts
 
 _BYTES_PER_MS = 3.35e12 * 0.85 / 1e3
@@ -39,7 +38,7 @@ _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    argparse.ArgumentParser(description="A derived table of costs.").parse_args(arguments)
+    parser_of("roofline", "A derived table of costs.").parse_args(arguments)
     print("# Written by `python -m benchmarks.roofline`.")
     print(h100().to_yaml(), end="")
     return 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 from sglang_hvd.commands.exit_code import exit_code
+from sglang_hvd.commands.parser import Parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _options(
     commands: Mapping[str, Command], arguments: Sequence[str] | None
 ) -> argparse.Namespace:
-    parser = _Parser(prog="sglang-hvd", description="Hybrid Verified Decoding for SGLang.")
+    parser = Parser(prog="sglang-hvd", description="Hybrid Verified Decoding for SGLang.")
     subparsers = parser.add_subparsers(dest="command", required=True)
     for name, command in commands.items():
         command.add(subparsers.add_parser(name, help=command.summary))
@@ -42,13 +42,6 @@ def _options(
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.more_flags = rest
     return options
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as everything here does."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -419,4 +419,5 @@ def _reason(kind: str, message: str, value: object) -> str:
     if kind == "extra_forbidden":
         return f"unknown key; the keys are {', '.join(HvdConfig.model_fields)}"
     message = message.removeprefix("Value error, ")
-    return f"{message[0].lower()}{message[1:]}, got {value!r}"
+    got = str(value) if isinstance(value, Path) else repr(value)
+    return f"{message[0].lower()}{message[1:]}, got {got}"

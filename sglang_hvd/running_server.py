@@ -85,7 +85,12 @@ def _ask(url: str, body: dict[str, str] | None, api_key: str | None) -> dict[str
         raise ValueError(f"{url}: {_reason(error)}") from None
     except json.JSONDecodeError:
         raise ValueError(f"{url}: the answer is no JSON: is this an SGLang server?") from None
-    except (OSError, ValueError, http.client.HTTPException) as error:  # no such server or url
+    except urllib.error.URLError as error:
+        reason = error.reason.strerror if isinstance(error.reason, OSError) else error.reason
+        raise ValueError(
+            f"{url}: {reason or error.reason}: is a server running there? else give its --url"
+        ) from None
+    except (OSError, ValueError, http.client.HTTPException) as error:  # no such url
         raise ValueError(f"{url}: {error}") from None
     if not isinstance(answer, dict):
         raise ValueError(f"{url}: the answer is no JSON object: is this an SGLang server?")

@@ -133,6 +133,7 @@ def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
         ),
         ("{policy: payoff, wide_width: 64}", r"wide_width: only the allocate policy reads it"),
         ("{policy: payoff, costs: c.yaml}", r"costs: only the allocate policy reads it"),
+        ("{policy: both, costs: /c.yaml}", r"the allocate policy reads it.*, got /c\.yaml$"),
         ("{policy: both, threshold: 6}", r"threshold: only the payoff policy reads it: set policy"),
         ("{policy: cache, branches: false}", r"branches: only the allocate policy reads it"),
         ("{threshold: 6, cost_profile: skip}", r"cost_profile: only the allocate policy reads it"),

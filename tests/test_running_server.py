@@ -111,7 +111,10 @@ def test_no_other_server_is_asked_to_load_anything(
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    assert refused("http://127.0.0.1:9").startswith("http://127.0.0.1:9/server_info: ")
+    assert refused("http://127.0.0.1:9") == (
+        "http://127.0.0.1:9/server_info: Connection refused: is a server running there? else give "
+        "its --url"
+    )
 
 
 def test_what_is_no_url_is_named() -> None:

@@ -50,7 +50,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.command import counts, run
+from benchmarks.command import counts, parser_of, run
 from benchmarks.gpu import check_gpu
 from benchmarks.gpu_check.identity import Identity
 from benchmarks.gpu_check.kernels import SANITIZER, kernel_units
@@ -151,7 +151,7 @@ def _machine(device: str) -> dict[str, str]:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="What only a GPU shows.")
+    parser = parser_of("gpu_check", "What only a GPU shows.")
     parser.add_argument("--out", type=Path, default=Path("gpu-check"), metavar="DIR")
     parser.add_argument(
         "--parts",
@@ -188,7 +188,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--list-setups",
         action="store_true",
-        help="print numbers, names and flags of those of the device, under policy allocate",
+        help="print numbers, names and flags of those of the device, under policy allocate; "
+        "without a GPU, of those of Hopper",
     )
     parser.add_argument(
         "--servers-at-once", type=count, help="of the traces part (default: as many as fit)"
@@ -197,8 +198,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--minutes", type=not_negative, default=float("inf"), help="after which nothing new begins"
     )
     options = parser.parse_args(arguments)
-    if options.device == "cuda":
-        check_gpu()
     setups = setups_of(options.device)
     if options.list_setups:
         for number, setup in enumerate(setups):
@@ -220,6 +219,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         unknown = sorted(set(getattr(options, name) or known) - set(known))
         if unknown:
             parser.error(f"--{name}: {', '.join(unknown)}: known are {', '.join(known)}")
+    if options.device == "cuda":
+        check_gpu()
     if options.setups is not None:
         options.setups = [by_name[name] for name in dict.fromkeys(options.setups)]
     if options.servers_at_once is not None and options.servers_at_once < 2:

@@ -79,7 +79,7 @@ class Setup:
 
 
 def setups_of(device: str) -> list[Setup]:
-    """Those that say most come first."""
+    """Those that say most come first. Without a GPU, for "cuda" those of Hopper."""
     if device == "cpu":
         return [
             Setup("tree", "torch_native", "float32", False, False, True, postpones="always"),
@@ -90,7 +90,7 @@ def setups_of(device: str) -> list[Setup]:
             ),
         ]
     backends = ["flashinfer", "triton"]
-    if torch.cuda.get_device_capability()[0] == 9:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] == 9:
         backends.append("fa3")  # of Hopper
     shapes = list(itertools.product(backends, (("tree", True), ("chain", False))))
     graphs = (("", True), ("-no-graphs", False))

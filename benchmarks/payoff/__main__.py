@@ -8,13 +8,12 @@ evidence is what looking it up in the texts adds to a proposal; total is evidenc
 prediction; served adds the online correction and the model drafter's payoff.
 """
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.command import run, write_rows
+from benchmarks.command import parser_of, run, write_rows
 from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import (
@@ -38,7 +37,7 @@ _CALLS = 20  # per repeat
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="What a payoff prediction costs.")
+    parser = parser_of("payoff", "What a payoff prediction costs.")
     add_json(parser)
     options = parser.parse_args(arguments)
     rows = [row for num_requests in _TARGETS for row in _measure(num_requests)]

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.command import add_traces, run, write_rows
+from benchmarks.command import add_traces, parser_of, run, write_rows
 from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.commands.arguments import add_json, count
 from sglang_hvd.config import HvdConfig
@@ -151,7 +151,7 @@ class _Walk:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="What branches add to cache drafts.")
+    parser = parser_of("payoff.branches", "What branches add to cache drafts.")
     add_traces(parser)
     parser.add_argument("--starts", type=count, default=4000, help="most cycle starts of each file")
     add_json(parser)

@@ -34,7 +34,7 @@ _COSTS = Path(__file__).parents[2] / "configs/costs/llama-3.1-8b-h100.yaml"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = replay_options("Average precision by who decides.", arguments)
+    options = replay_options("payoff.deciders", "Average precision by who decides.", arguments)
     recordings = find_recordings(options.traces)
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     mode = options.cache_mode

@@ -46,7 +46,7 @@ _THRESHOLDS: tuple[str | float | None, ...] = (_MODEL_ONLY, None, 1.0, 2.0, 3.0,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = replay_options("Gates of the payoff policy.", arguments)
+    options = replay_options("payoff.gate", "Gates of the payoff policy.", arguments)
     recordings = find_recordings(options.traces)
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[options.cache_mode]).trained_sessions

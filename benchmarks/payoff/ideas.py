@@ -116,7 +116,7 @@ def _ideas() -> list[_Idea]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = replay_options("What each idea of the predictor brings.", arguments)
+    options = replay_options("payoff.ideas", "What each idea of the predictor brings.", arguments)
     study = _Study.load(options)
     rows = []
     print("| idea | average precision | ROC area | precision | recall | calibration error |")

@@ -4,14 +4,16 @@ import argparse
 from collections.abc import Sequence
 from typing import get_args
 
-from benchmarks.command import add_traces
+from benchmarks.command import add_traces, parser_of
 from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import CacheMode
 
 
-def replay_options(description: str, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """traces, tokenizer, eos_token, cache_mode and json."""
-    parser = argparse.ArgumentParser(description=description)
+def replay_options(
+    name: str, description: str, arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """name: see parser_of. Gives traces, tokenizer, eos_token, cache_mode and json."""
+    parser = parser_of(name, description)
     add_traces(parser)
     parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
     add_json(parser)

@@ -6,12 +6,11 @@ The rows are made up: what decides the time is how many there are and how many o
 judged, which is as in recorded traces (three accepted tokens in the mean).
 """
 
-import argparse
 import time
 
 import numpy as np
 
-from benchmarks.command import run
+from benchmarks.command import parser_of, run
 from sglang_hvd.commands.arguments import count
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES
@@ -26,7 +25,7 @@ _TARGET_S = 120
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Time to fit a predictor.")
+    parser = parser_of("payoff.training", "Time to fit a predictor.")
     parser.add_argument("--rows", type=count, default=1_000_000)
     options = parser.parse_args()
     lessons = Lessons.of(_rows(options.rows))

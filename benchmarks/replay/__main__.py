@@ -37,7 +37,7 @@ from typing import get_args
 
 from tqdm import tqdm
 
-from benchmarks.command import add_traces, run, write_rows
+from benchmarks.command import add_traces, parser_of, run, write_rows
 from benchmarks.replay.jobs import Job, run_job, set_up_process
 from benchmarks.replay.rows import Row, beside_oracle, plain_table_of, summary_of, table_of
 from benchmarks.replay.settings import MODEL_TREES, WAITING, Setting, settings_of
@@ -163,7 +163,7 @@ def _best(
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Policies under tables of costs.")
+    parser = parser_of("replay", "Policies under tables of costs.")
     add_traces(parser)
     parser.add_argument("--costs", type=Path, nargs="+", required=True)
     parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")

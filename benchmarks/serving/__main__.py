@@ -21,7 +21,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from benchmarks.command import counts, run, write_rows
+from benchmarks.command import counts, parser_of, run, write_rows
 from benchmarks.serving.client import Answer, Conversation, play
 from benchmarks.serving.measure import Cell, measure, table_of
 from sglang_hvd.commands.arguments import add_json, count
@@ -121,7 +121,7 @@ def _num_sessions(concurrency: int, options: argparse.Namespace) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Ways of decoding, side by side.")
+    parser = parser_of("serving", "Ways of decoding, side by side.")
     parser.add_argument("--modes", type=_modes, default=list(MODES), help=",".join(MODES))
     parser.add_argument(
         "--attach",

@@ -1,6 +1,5 @@
 """python -m benchmarks.suffix_cache [--json FILE]"""
 
-import argparse
 import os
 import tempfile
 from collections.abc import Callable
@@ -8,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.command import run, write_rows
+from benchmarks.command import parser_of, run, write_rows
 from benchmarks.suffix_cache import peer, replay, timings
 from benchmarks.suffix_cache.contestants import Arctic, Contestant, Ngram, Ours
 from benchmarks.suffix_cache.rows import Row, higher_is_better, lower_is_better, table
@@ -22,7 +21,7 @@ SHAPES = {"chain": 0, "tree32": 32, "tree64": 64}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.suffix_cache", description=__doc__)
+    parser = parser_of("suffix_cache", __doc__ or "")
     add_json(parser)
     parser.add_argument(
         "--traces",

@@ -28,7 +28,7 @@ from typing import Any
 import aiohttp
 from tqdm import tqdm
 
-from benchmarks.command import add_traces, counts, run, write_rows
+from benchmarks.command import add_traces, counts, parser_of, run, write_rows
 from benchmarks.gpu import check_gpu
 from benchmarks.serving.client import Answer, Conversation, play
 from benchmarks.serving.measure import Cell, Row, measure, table_of
@@ -174,7 +174,12 @@ def _texts(
     trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS["votes"]).trained_sessions
     texts: list[Trace] = []
     played = []
-    for recording in find_recordings(options.traces):
+    recordings = find_recordings(options.traces)
+    names = [recording.name for recording in recordings]
+    unknown = [name for name in options.files or () if name not in names]
+    if unknown:
+        raise ValueError(f"--files: {', '.join(unknown)}: known are {', '.join(names)}")
+    for recording in recordings:
         if options.files and recording.name not in options.files:
             continue
         traces = recording.traces(tokenizer)
@@ -341,7 +346,7 @@ def _conversation(
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line's."""
-    parser = argparse.ArgumentParser(description="Recorded generations through the real server.")
+    parser = parser_of("trace_serving", "Recorded generations through the real server.")
     add_traces(parser)
     parser.add_argument("--files", nargs="+", metavar="NAME", help="these recordings only")
     parser.add_argument(

@@ -8,6 +8,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -23,6 +24,9 @@ from typing import Any, BinaryIO, Protocol
 # Architectures of the demo models, and of benchmarks/trace_serving. SGLang imports all that it has
 # at every start, 4 s of a core.
 _ARCHITECTURES = {"llama", "llama_eagle3", "qwen3"}
+
+# The last line of a server that refuses settings: HVD's, or argparse's behind all flags.
+_REFUSES = re.compile(r"(?:\S+: )?error: (.*)")
 
 _GRACE_S = 3.0  # of a server that is not told another
 
@@ -197,10 +201,8 @@ class SglangServer:
         assert self._process is not None
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise ServerFailed(
-                    f"the server ended with code {self._process.returncode}:\n{self._log_tail()}"
-                )
+            if (code := self._process.poll()) is not None:
+                raise ServerFailed(self._why_it_ended(code))
             try:
                 self.get("/health_generate", timeout_s=30)
             except (urllib.error.URLError, ConnectionError, TimeoutError):
@@ -208,6 +210,14 @@ class SglangServer:
             else:
                 return
         raise ServerFailed(f"no answer after {self._timeout_s:.0f} s:\n{self._log_tail()}")
+
+    def _why_it_ended(self, code: int) -> str:
+        """In one line, if the server says it in one."""
+        *_, last = self.log.splitlines() or [""]
+        refused = _REFUSES.fullmatch(last)
+        if refused is not None:
+            return refused[1]
+        return f"the server ended with code {code}:\n{self._log_tail()}"
 
     def _log_tail(self) -> str:
         return "\n".join(self.log.splitlines()[-15:])

@@ -369,7 +369,15 @@ def test_options_that_would_run_nothing_are_refused(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         gpu_check._options(["--device", "cpu", *flags])
-    assert message in capsys.readouterr().err
+    [told] = capsys.readouterr().err.splitlines()
+    assert told.startswith("error: ")
+    assert message in told
+
+
+def test_a_part_that_is_not_known_needs_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        gpu_check._options(["--parts", "idenity"])
+    assert "--parts: idenity: known are memory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("main", [gpu_check.main, trace_serving.main])
@@ -381,6 +389,7 @@ def test_a_gpu_that_servers_would_not_run_on_is_refused(
     with pytest.raises(ValueError, match="torch finds no GPU here"):
         main(given)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
     with pytest.raises(ValueError, match="SGLANG_USE_CPU_ENGINE is 1"):
         main(given)
@@ -392,6 +401,10 @@ def test_setups_have_names_numbers_and_flags(capsys: pytest.CaptureFixture[str])
     tree, chain = capsys.readouterr().out.splitlines()
     assert tree.startswith("0 tree: ")
     assert "--hvd-narrow-widths '[2, 4, 8]'" in chain
+    # Those of a GPU can be looked up elsewhere.
+    with pytest.raises(SystemExit, match="0"):
+        gpu_check._options(["--list-setups"])
+    assert "0 flashinfer-tree: " in capsys.readouterr().out
     for given in ("1", "chain", "1,chain"):
         [setup] = gpu_check._options(["--device", "cpu", "--setups", given]).setups
         assert setup.name == "chain"

@@ -114,6 +114,12 @@ def test_what_was_measured_before_needs_no_server(recorded_edits: list[str]) -> 
     assert not list(serve_traces(options, without={("made", 1), ("made", 8)}))
 
 
+def test_a_recording_that_is_not_there_is_named(recorded_edits: list[str]) -> None:
+    options = options_of([*recorded_edits, "--files", "made", "nosuch"])
+    with pytest.raises(ValueError, match=r"^--files: nosuch: known are made$"):
+        list(serve_traces(options))
+
+
 def test_modes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Answer(0, 0, "text", (1, 2), 1.0, 0.1, (), 1, 0, 0)
     played: list[str] = []

@@ -82,6 +82,21 @@ def test_a_server_that_dies_while_it_starts_is_told_of_and_let_go(tmp_path: Path
     server.stop()
 
 
+@pytest.mark.parametrize("begins", ["error: ", "launch_server.py: error: "])
+def test_a_server_that_says_in_a_line_what_it_refuses_is_quoted_without_the_rest(
+    begins: str, tmp_path: Path
+) -> None:
+    def launch(
+        command: Sequence[str], environment: dict[str, str], log: BinaryIO
+    ) -> subprocess.Popen[bytes]:
+        script = ["-c", f"echo much before; echo '{begins}no such policy'; exit 2"]
+        return subprocess.Popen(["sh", *script], stdout=log, start_new_session=True)
+
+    with pytest.raises(ServerFailed) as failed:
+        SglangServer([], log_file=tmp_path / "log", launch=launch).__enter__()
+    assert str(failed.value) == "no such policy"
+
+
 def test_a_given_port_that_is_taken_is_refused() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as other,
