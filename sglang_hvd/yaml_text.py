@@ -1,14 +1,32 @@
 """Text in YAML, which JSON is part of."""
 
+from typing import Any
+
 import yaml
 
 
 def parse_yaml(text: str) -> object:
-    """What the text holds. Raises ValueError, in one line, if it is no YAML."""
+    """What the text holds. Raises ValueError, in one line, if it is no YAML, or has a key twice in
+    one mapping."""
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
         # The latter three: a date that is none, an empty number and the like.
         raise ValueError(f"not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ValueError("not valid YAML: too deeply nested") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML takes the last of the values of a key."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        known = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in known:
+                    line = key.start_mark.line + 1
+                    raise ValueError(f"line {line}: the key {key.value} is there twice")
+                known.add((key.tag, key.value))
+        return node

@@ -153,6 +153,7 @@ def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
         ("1: 2", r"1: unknown key"),
         ("- threshold", r"is a mapping of field to value, got list"),
         ("threshold: [", r"not valid YAML"),
+        ("threshold: 6\npolicy: payoff\nthreshold: 7", r"line 3: the key threshold is there twice"),
         ("\x00", r"not valid YAML"),
         ("threshold: 2024-13-45", r"not valid YAML: month must be in 1..12"),
         ("[" * 10_000, r"not valid YAML: too deeply nested"),
