@@ -70,7 +70,7 @@ def run_serve(*, cache_dir: Path, port: int, more_flags: Sequence[str]) -> int:
     """Serve the demo model with HVD until interrupted."""
     held_port(port).close()  # told before minutes are spent on the models
     models = ensure_demo_models(cache_dir)
-    log_file = cache_dir / "serve.log"
+    log_file = cache_dir / f"serve-{port}.log"
     flags = [*CPU_FLAGS, *server_flags(_POLICY, models), *more_flags]
     print(f"starting an HVD server, log in {log_file}", flush=True)
     with SglangServer(flags, log_file=log_file, port=port, environment=CPU_ENVIRONMENT) as server:
