@@ -15,8 +15,9 @@ _KEPT = 0.998
 
 # What a part, and steps of a shape, begin at counts as so many times beside all that were seen, of
 # which the latest make up the mean: what is timed now and then only would else never be taken for
-# what it is.
+# what it is. Of the latest it counts as this at least, so that what is timed no more is forgotten.
 _PRIOR_TIMES = 4.0
+_LEAST_PRIOR = 0.1
 # The ratio that it begins at, of so many times as spread, or of times of so much spread in the
 # expected ones, in their squared mean: less tells little of a ratio.
 _PRIOR_SPREAD = 0.05
@@ -25,7 +26,7 @@ _PRIOR_SPREAD = 0.05
 # share at most, and what nodes take that of the mean step.
 _MOST_BESIDE = 0.5
 
-# A part, or a shape, of which less is left among the latest steps takes what it began at again.
+# A part, or a shape, of which less is left among the latest steps is as if it was never timed.
 _FORGOTTEN = 0.02
 
 # A time this much above what is expected tells of the machine, not of the step: the first step
@@ -117,6 +118,9 @@ class CostScale:
         rest, wait = split_rest(of_rest, np.array(base.batch_sizes))
         times = verify.reshape(len(base.batch_sizes), -1) + rest[:, None]
         once = base.draft_once or (0.0,) * len(base.batch_sizes)
+        waits = tuple(wait.tolist()) if wait.any() else None
+        if not of_rest.any():  # nothing is known of it yet
+            waits = base.wait
         return StepCosts(
             about=f"{base.about}, refined by its steps",
             batch_sizes=base.batch_sizes,
@@ -127,7 +131,7 @@ class CostScale:
                 tuple(time * extend + extend_more for time in row) for row in base.draft_extend
             ),
             draft_once=tuple(time * draft + draft_more for time in once),
-            wait=tuple(wait.tolist()) if wait.any() else None if of_rest.any() else base.wait,
+            wait=waits,
         )
 
 
@@ -265,10 +269,10 @@ class _Line:
             spread += of_batch
             missing += with_times - before * of_batch
         if num < _FORGOTTEN:
+            self._num_added = 0
             return 0.0, before
-        of_all = num / self._num_added
-        times = _PRIOR_TIMES * of_all
-        prior = max(_PRIOR_SPREAD * (x / num) ** 2 * of_all, times * spread / num)
+        times = max(_PRIOR_TIMES * num / self._num_added, _LEAST_PRIOR)
+        prior = max(_PRIOR_SPREAD * (x / num) ** 2, times * spread / num)
         ratio = max(before + missing / (spread + prior), 0.0) if prior > 0 else before
         more = (y - ratio * x) / (num + times)
         if more >= 0:
@@ -300,7 +304,8 @@ class _ShapeTimes:
         (ratio, per_node), of_shapes, num_latest = self._split(step, ratio)
         base = self._base
         times = ratio * np.array(base.verify)
-        beside = per_node * np.outer(base.batch_sizes, np.array(base.widths) - 1) + of_shapes
+        beside = per_node * np.outer(base.batch_sizes, np.array(base.widths) - 1)
+        beside += of_shapes * base.verify
         times += np.clip(beside, -_MOST_BESIDE * times, _MOST_BESIDE * times)
         times = _capped(times, num_latest)
         # Nodes may take less than the table says, and none takes less than nothing.
@@ -310,14 +315,15 @@ class _ShapeTimes:
         """The ratio to multiply the table by and milliseconds for each node beside the roots, which
         together leave the mean of the latest steps' times as it is with the ratio alone; that is
         all there is where steps of as many requests do not differ in width. What steps take beside
-        that, and of how many of the latest steps each entry of the table is: float64[len(
-        batch_sizes), len(widths)].
+        that, as shares of the table's times, and of how many of the latest steps each entry of the
+        table is: float64[len(batch_sizes), len(widths)].
         """
         for sums in self._of_shape.values():
             sums.forget(step)
         self._of_shape = {
             shape: sums for shape, sums in self._of_shape.items() if sums.num >= _FORGOTTEN
         }
+        self._num_seen = {shape: self._num_seen[shape] for shape in self._of_shape}
         base, shapes = self._base, self._of_shape
         if not shapes:
             nothing = np.zeros((len(base.batch_sizes), len(base.widths)))
@@ -347,15 +353,21 @@ class _ShapeTimes:
             of_mean = per_node * num_nodes / table
             left = left - per_node * more_nodes + of_mean * centred(expected)
             ratio -= of_mean
-        # Each shape counts for the table's next ones, the more the nearer they are.
+        # Of what each entry of the table takes, the shapes between entries have their shares.
         shares = (
             _shares(num_requests, base.batch_sizes)[:, :, None]
             * _shares(widths, base.widths)[:, None, :]
+        ).reshape(len(num), -1)
+        num_latest = num @ shares
+        num_seen = np.array(list(self._num_seen.values())) @ shares
+        # Least squares. Entries that no step tells of stay as they are.
+        of_table = _PRIOR_TIMES * num_latest / np.maximum(num_seen, 1e-9)
+        of_shapes = np.linalg.solve(
+            (shares.T * num) @ shares + np.diag(np.maximum(of_table, _LEAST_PRIOR)),
+            shares.T @ (num * left / expected),
         )
-        num_latest = np.tensordot(num, shares, 1)
-        num_seen = np.tensordot([self._num_seen[shape] for shape in shapes], shares, 1)
-        of_latest = np.tensordot(num * left, shares, 1) / np.maximum(num_latest, 1e-9)
-        return (ratio, per_node), of_latest * num_seen / (num_seen + _PRIOR_TIMES), num_latest
+        table_shape = len(base.batch_sizes), len(base.widths)
+        return (ratio, per_node), of_shapes.reshape(table_shape), num_latest.reshape(table_shape)
 
 
 def _capped(times: Float64, num_latest: Float64) -> Float64:

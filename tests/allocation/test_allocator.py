@@ -406,9 +406,14 @@ def test_each_width_is_run_now_and_then_up_to_the_next_above_those_that_pay() ->
     assert usual == 4
     assert set(looks.values()) == {2, 7}
     assert all(later - earlier > 256 for earlier, later in itertools.pairwise(looks))
+    # One that no draft fills keeps no other from being run.
+    made, given = allocator(table), odds([SURE[:3], []], [(0.1, 0.1)] * 2)
+    found = [made.allocate(slots(2), given) for _ in range(3000)]
+    assert sum(each.width == 2 for each in found) >= 3
     # Where nothing pays only the narrowest is.
     dear = costs(per_node=50, of_round=50)
     made = allocator(dear)
+    given = odds([SURE, SURE], [(0.1, 0.1)] * 2)
     assert {made.allocate(slots(2), given).width for _ in range(2500)} == {1, 2}
 
 

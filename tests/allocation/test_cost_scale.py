@@ -266,6 +266,48 @@ def test_what_is_decided_by_the_times_does_not_keep_them_from_being_right(
     assert latest.count(usual) > 0.9 * len(latest)
 
 
+def test_a_width_that_was_slow_is_forgotten_though_it_ran_no_more() -> None:
+    base = BASE.model_copy(
+        update={
+            "widths": (1, 8, 16),
+            "verify": ((5.0, 6.0, 8.0), (7.0, 10.0, 20.0)),
+            "draft_extend": ((0.2,) * 3, (0.4,) * 3),
+        }
+    )
+    scale = CostScale(base)
+    for step in range(6000):
+        scale.observe_verify(8, 1, 7.0)
+        if step < 400:
+            scale.observe_verify(8, 8, 14.0)
+    fresh = scale.table(scale.coefficients()).verify_ms(8, [8])[0]
+    assert fresh == pytest.approx(10.0, rel=0.02)
+    # As if it was never timed: a single time does not decide.
+    scale.observe_verify(8, 8, 14.0)
+    assert scale.table(scale.coefficients()).verify_ms(8, [8])[0] < 12.0
+
+
+def test_steps_between_the_entries_of_the_table_are_learned() -> None:
+    true = StepCosts.load(CONFIGS / "costs" / "llama-3.1-8b-h200.yaml")
+    disturbed = np.array(true.verify) * np.where(np.array(true.widths) >= 4, 1.5, 1.0)
+    scale = CostScale(true.model_copy(update={"verify": disturbed.tolist()}))
+    for step in range(4000):
+        for width in (1, 2, 4 if step % 200 == 0 else 1):
+            scale.observe_verify(48, width, float(true.verify_ms(48, [width])[0]))
+    learned = scale.table(scale.coefficients()).verify_ms(48, [1, 2, 4])
+    assert learned == pytest.approx(true.verify_ms(48, [1, 2, 4]), rel=0.1)
+
+
+def test_drafts_of_one_size_and_a_few_others_say_little_of_the_ratio() -> None:
+    scale, random = CostScale(WITH_ONCE), np.random.default_rng(5)
+    for number in range(20_000):
+        scale.observe_verify(8, 1, float(WITH_ONCE.verify_ms(8, [1])[0]))
+        steps = 7 if number % 400 == 0 else 8
+        of_table = float(WITH_ONCE.draft_ms([8], steps)[0])
+        scale.observe_draft(8, steps, of_table * random.uniform(0.75, 1.25))
+    learned = scale.table(scale.coefficients()).draft_ms([8], 2)[0]
+    assert learned == pytest.approx(WITH_ONCE.draft_ms([8], 2)[0], rel=1.0)
+
+
 @pytest.mark.parametrize(("least_dear", "chance"), [(4, 0.6), (8, 0.7)])
 def test_widths_that_seem_too_dear_are_found_to_be_what_they_are(
     least_dear: int, chance: float

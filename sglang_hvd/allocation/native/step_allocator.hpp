@@ -12,6 +12,7 @@
 #include "allocate.hpp"
 #include "pace.hpp"
 #include "waits.hpp"
+#include "width_looks.hpp"
 
 namespace sglang_hvd {
 
@@ -45,7 +46,7 @@ public:
     // in some number of steps, and all do to which it brings anything; without one of some width, and one
     // has it.
     StepAllocator(std::vector<std::int32_t> sizes, double own_pace, bool merges, int look_after)
-        : sizes_(std::move(sizes)), look_after_(look_after), allocator_(own_pace, merges) {}
+        : sizes_(std::move(sizes)), look_after_(look_after), width_looks_(look_after), allocator_(own_pace, merges) {}
 
     std::span<const std::int32_t> sizes() const { return sizes_; }
     Pace& pace() { return pace_; }
@@ -64,7 +65,7 @@ public:
             limits.min_width = place_of_width(costs, whole);
             limits.min_steps = costs.num_steps.size() - 1;
         }
-        count_step(costs);
+        count_step(num, costs);
         const bool is_off = is_model_off();
         const bool looks_at_steps = limits.num_pinned == 0 && is_due(longest_without(), is_off);
         if ((is_off || looks_at_steps) && !free_.empty()) {
@@ -78,14 +79,15 @@ public:
                 limits.end_steps = limits.min_steps + 1;
             }
         }
-        const bool looks_at_width = limits.num_pinned == 0 && !limits.must_draft && is_due_at_width(costs);
-        if (looks_at_width) {
-            steps_without_width_look_ = 0;
-            limits.min_width = longest_without_width(costs);
-            limits.end_width = limits.min_width + 1;
+        const bool is_free = limits.num_pinned == 0 && !limits.must_draft;
+        const std::size_t width_due = is_free ? width_looks_.due() : 0;
+        if (width_due > 0) {
+            width_looks_.look(width_due);
+            limits.min_width = width_due;
+            limits.end_width = width_due + 1;
         }
         const Allocation& found = search(num, odds, costs, limits);
-        const bool is_bound = next_waits || limits.num_pinned > 0 || limits.must_draft || looks_at_width;
+        const bool is_bound = next_waits || !is_free || width_due > 0;
         const bool has_drafts = is_bound || waits_.pays(found.gained_ms, found.more_ms, costs.wait);
         std::size_t num_drafting = 0, num_cached = 0;
         for (std::size_t k = 0; k < free_.size(); ++k) {
@@ -98,7 +100,8 @@ public:
             write(out, free_[k], choice.num_cache, num_nodes(model, costs, found.steps), model.num_nodes,
                   expect_model(model, costs.num_steps[found.steps]));
         }
-        if (looks_at_cache(num_cached) && !limits.must_draft) {
+        const bool looks_at_cache = is_due_at_cache(num_cached) && !limits.must_draft;
+        if (looks_at_cache) {
             steps_without_cache_ = 0;
             const std::size_t i = with_draft_[++num_cache_looks_ % with_draft_.size()];
             num_drafting -= out.num_model[i] > 0;
@@ -119,8 +122,7 @@ public:
         }
         // What was found for a width may fit into a narrower one.
         const std::size_t width = place_of_width(costs, used);
-        without_width_[width] = 0;
-        if (!looks_at_width && !limits.must_draft) unchosen_width_[width] = 0;
+        width_looks_.run(width, is_free && width_due == 0 && !looks_at_cache);
         const bool is_weighed = has_drafts && !is_bound && used > 0;
         waits_.end_step(is_weighed);
         num_weighed_ = is_weighed ? num : 0;
@@ -136,15 +138,15 @@ public:
         const std::size_t num = slots.size();
         if (num == 0) return false;
         gather(slots, is_pinned, odds);
-        count_step(costs);
+        count_step(num, costs);
         ++steps_without_model_;
         for (std::int64_t& steps : without_) ++steps;
-        without_width_[0] = unchosen_width_[0] = 0;
+        width_looks_.run(0, true);
         pace_.see_step(costs.step[0], costs.step[0]);
         waits_.end_step(false);
-        // What looks_at_cache counts; the step that it asks for comes behind this one.
-        const bool is_due_at_cache = looks_at_cache(0);
-        if (free_.size() < num || is_due_at_cache || is_model_off() || is_due(longest_without(), false)) return true;
+        // What is_due_at_cache counts; the step that it asks for comes behind this one.
+        const bool looks_at_cache = is_due_at_cache(0);
+        if (free_.size() < num || looks_at_cache || is_model_off() || is_due(longest_without(), false)) return true;
         const Allocation& found = search(num, odds, costs, {});
         return waits_.is_worth_one(found.gained_ms, found.more_ms, costs.wait);
     }
@@ -162,15 +164,10 @@ public:
     }
 
 private:
-    void count_step(const BatchCosts& costs) {
+    void count_step(std::size_t num, const BatchCosts& costs) {
         without_.resize(costs.num_steps.size());
-        const std::size_t num_widths = std::max(without_width_.size(), costs.widths.size());
-        without_width_.resize(num_widths);
-        unchosen_width_.resize(num_widths);
         ++steps_without_look_;
-        ++steps_without_width_look_;
-        for (std::int64_t& steps : without_width_) ++steps;
-        for (std::int64_t& steps : unchosen_width_) ++steps;
+        width_looks_.begin(num, costs.widths.size());
     }
 
     // The drafts of the requests that are not pinned.
@@ -225,26 +222,8 @@ private:
         return static_cast<std::size_t>(std::max_element(without_.begin(), without_.end()) - without_.begin());
     }
 
-    // Place of the width that no step had for longest, of those up to the next above what was chosen of
-    // late; 0: there is none above a plain step. What it seems to take it would else seem to take for ever.
-    std::size_t longest_without_width(const BatchCosts& costs) const {
-        std::size_t place = 0;
-        for (std::size_t above = costs.widths.size(); --above > 0;) {
-            if (place > 0 && without_width_[above] >= without_width_[place]) place = above;
-            if (unchosen_width_[above - 1] <= look_after_ && place == 0) place = above;
-        }
-        return place;
-    }
-
-    // Whether that is to be had.
-    bool is_due_at_width(const BatchCosts& costs) const {
-        if (steps_without_width_look_ <= look_after_) return false;
-        const std::size_t place = longest_without_width(costs);
-        return place > 0 && without_width_[place] > look_after_;
-    }
-
     // Whether a cache draft's first token is to be verified, since none was for long.
-    bool looks_at_cache(std::size_t num_cached) {
+    bool is_due_at_cache(std::size_t num_cached) {
         if (num_cached > 0) {
             steps_without_cache_ = 0;
             return false;
@@ -258,16 +237,14 @@ private:
 
     std::vector<std::int32_t> sizes_;
     int look_after_;
+    WidthLooks width_looks_;
     Allocator allocator_;
     Pace pace_;
     Waits waits_;
     std::size_t num_weighed_ = 0;  // requests of the last step, if its drafts were weighed against a wait
     double ms_price_ = 1;          // of that step
     std::int64_t steps_without_model_ = 0, steps_without_cache_ = 0, steps_without_look_ = 0;
-    std::int64_t steps_without_width_look_ = 0;
     std::vector<std::int64_t> without_;  // steps without a draft, by its number of steps
-    // Steps since the last of each width, and since the last for which it was best.
-    std::vector<std::int64_t> without_width_, unchosen_width_;
     std::size_t num_model_looks_ = 0, num_cache_looks_ = 0;  // so requests take turns
 
     // Kept from step to step for their memory.
