@@ -500,8 +500,8 @@ class _Deadly:
         return os._exit, (1,)
 
 
-def test_a_process_that_is_killed_is_told_of(made_up_traces: Path) -> None:
-    with pytest.raises(ValueError, match=r"one of 2 processes was killed.*--processes"):
+def test_a_process_that_ends_is_told_of(made_up_traces: Path) -> None:
+    with pytest.raises(ValueError, match=r"one of 2 processes ended with code 1$"):
         walk_recordings(
             find_recordings(made_up_traces),
             cast("TraceTokenizer", _Deadly()),

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,31 @@ def test_what_a_function_raises_is_raised_here_and_the_processes_end() -> None:
         list(started.map(int, ["1", "x", "2"]))
 
 
-def test_a_killed_process_is_told_of() -> None:
-    with (
-        pytest.raises(ValueError, match=r"one of 2 processes was killed.*--processes"),
-        workers(2, str) as started,
-    ):
-        list(started.map(os._exit, [1]))
+def test_what_setting_up_raises_is_raised_here() -> None:
+    with pytest.raises(ValueError, match="invalid literal"), workers(2, int, "x"):
+        pass
+
+
+def test_an_error_says_where_in_the_process_it_came_from() -> None:
+    with pytest.raises(ZeroDivisionError) as raised, workers(1, str) as started:
+        list(started.map(_inverse, [1, 0]))
+    assert "in _inverse" in raised.value.__notes__[0]
+
+
+def _inverse(number: int) -> float:
+    return 1 / number
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "told"),
+    [
+        (os._exit, 3, r"one of 2 processes ended with code 3$"),
+        (signal.raise_signal, signal.SIGKILL, r"one of 2 processes was killed.*--processes"),
+    ],
+)
+def test_a_process_that_ended_is_told_of(end: Callable[[int], None], code: int, told: str) -> None:
+    with pytest.raises(ValueError, match=told), workers(2, str) as started:
+        list(started.map(end, [code]))
 
 
 # While the processes start, while they import, and at work.
@@ -61,7 +81,10 @@ def test_ctrl_c_ends_them_all_without_a_word(seconds: float) -> None:
 
 
 def test_ctrl_c_is_no_error_of_a_command(made_up_traces: Path, number_tokenizer: Path) -> None:
-    code = "from sglang_hvd.cli import main; print(flush=True); raise SystemExit(main())"
+    code = (
+        "from sglang_hvd.commands.exit_code import exit_code; from sglang_hvd.cli import main; "
+        "raise SystemExit(exit_code(lambda: print(flush=True) or main()))"
+    )
     flags = ["--traces", str(made_up_traces), "--tokenizer", str(number_tokenizer)]
     command = [sys.executable, "-c", code, "evaluate", *flags, "--processes", "2"]
     for seconds in (0.0, 0.1, 0.5):
