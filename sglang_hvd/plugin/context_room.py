@@ -43,7 +43,8 @@ def limit_new_tokens(_result: None, scheduler: Scheduler, req: Req) -> None:
     params, num_prompt_tokens = req.sampling_params, len(req.origin_input_ids)
     most = max(context_len - num_reserved - num_prompt_tokens, 0)
     if most == 0 and params.max_new_tokens > 0:
-        # A prompt that SGLang cut off or put together from a session; others it refuses before.
+        # A prompt that SGLang cut off to fit, or put together from a session. It refuses longer
+        # ones or, with --allow-auto-truncate, asks for no token itself.
         req.set_finish_with_abort(
             f"The prompt has {num_prompt_tokens} tokens, which leaves no room for new ones: of the "
             f"context of {context_len} tokens, {num_reserved} are kept for drafts. Shorten it to "

@@ -9,6 +9,10 @@ NOTHING_LEFT = (
     "no session is left to judge, the predictors were trained on all of them: give --traces that "
     "none of them was trained on"
 )
+_NOTHING_BEHIND_WARM_UP = (
+    "no session is left to judge, the predictors were trained on those that --warm-up leaves: "
+    "lower --warm-up or give other --traces"
+)
 NOTHING_DECODED = (
     "nothing was decoded in the sessions that are judged, their replies are empty: give other "
     "--traces"
@@ -35,7 +39,7 @@ def tell_trained_on(
     ]
     num_sessions = sum(map(len, sessions.values()))
     if num_sessions and not judged:
-        raise ValueError(f"{NOTHING_LEFT}, or lower --warm-up" if warm_up else NOTHING_LEFT)
+        raise ValueError(_NOTHING_BEHIND_WARM_UP if warm_up else NOTHING_LEFT)
     num_trained = {
         path.stem: sum(fingerprint in trained_on for fingerprint in of_file)
         for path, of_file in sessions.items()
