@@ -12,7 +12,10 @@ import pytest
 
 from sglang_hvd.replay.workers import workers
 
-_SLEEPING = """
+# What runs in the background of a shell ignores the signal, and so does what it starts.
+_HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+
+_SLEEPING = f"""{_HEEDING}
 import sys, time
 from sglang_hvd.replay.workers import workers
 
@@ -82,7 +85,8 @@ def test_ctrl_c_ends_them_all_without_a_word(seconds: float) -> None:
 
 def test_ctrl_c_is_no_error_of_a_command(made_up_traces: Path, number_tokenizer: Path) -> None:
     code = (
-        "from sglang_hvd.commands.exit_code import exit_code; from sglang_hvd.cli import main; "
+        f"{_HEEDING}; from sglang_hvd.commands.exit_code import exit_code; "
+        "from sglang_hvd.cli import main; "
         "raise SystemExit(exit_code(lambda: print(flush=True) or main()))"
     )
     flags = ["--traces", str(made_up_traces), "--tokenizer", str(number_tokenizer)]
