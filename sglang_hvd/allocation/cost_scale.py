@@ -154,17 +154,18 @@ class _Outliers:
 
 class _Sums:
     """Sums over the latest times: how many, expected and measured ones, x and y, and x with itself
-    and with y."""
+    and with y. num_seen: how many in all."""
 
-    __slots__ = ("_step", "_xx", "_xy", "num", "x", "y")
+    __slots__ = ("_step", "_xx", "_xy", "num", "num_seen", "x", "y")
 
     def __init__(self) -> None:
-        self._step = 0
+        self._step = self.num_seen = 0
         self.num = self.x = self.y = self._xx = self._xy = 0.0
 
     def add(self, step: int, x: float, y: float) -> None:
         """step: the number of the time, of all steps."""
         self.forget(step)
+        self.num_seen += 1
         self.num += 1
         self.x += x
         self.y += y
@@ -290,11 +291,9 @@ class _ShapeTimes:
         self._base = base
         # Sums of expected and measured times, by requests and nodes of each.
         self._of_shape: dict[tuple[int, int], _Sums] = {}
-        self._num_seen: dict[tuple[int, int], int] = {}  # in all
 
     def add(self, step: int, shape: tuple[int, int], expected: float, measured: float) -> None:
         self._of_shape.setdefault(shape, _Sums()).add(step, expected, measured)
-        self._num_seen[shape] = self._num_seen.get(shape, 0) + 1
 
     def times(self, step: int, ratio: float) -> Float64:
         """Milliseconds: float64[len(batch_sizes), len(widths)] of the table.
@@ -323,7 +322,6 @@ class _ShapeTimes:
         self._of_shape = {
             shape: sums for shape, sums in self._of_shape.items() if sums.num >= _FORGOTTEN
         }
-        self._num_seen = {shape: self._num_seen[shape] for shape in self._of_shape}
         base, shapes = self._base, self._of_shape
         if not shapes:
             nothing = np.zeros((len(base.batch_sizes), len(base.widths)))
@@ -359,7 +357,7 @@ class _ShapeTimes:
             * _shares(widths, base.widths)[:, None, :]
         ).reshape(len(num), -1)
         num_latest = num @ shares
-        num_seen = np.array(list(self._num_seen.values())) @ shares
+        num_seen = np.array([sums.num_seen for sums in shapes.values()]) @ shares
         # Least squares. Entries that no step tells of stay as they are.
         of_table = _PRIOR_TIMES * num_latest / np.maximum(num_seen, 1e-9)
         of_shapes = np.linalg.solve(

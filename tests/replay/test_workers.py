@@ -67,10 +67,9 @@ def test_a_process_that_ended_is_told_of(end: Callable[[int], None], code: int, 
         list(started.map(end, [code]))
 
 
-# While the processes start, while they import, and at work.
-@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.03, 0.1, 0.3, 1.5])
-def test_ctrl_c_ends_them_all_without_a_word(seconds: float) -> None:
-    command = [sys.executable, "-c", _SLEEPING]
+def interrupted(command: list[str], seconds: float) -> tuple[int, str]:
+    """The exit code, and what is told on stderr, of a command that gets ctrl-c so long after its
+    first line."""
     # Of a process group of its own, all of which gets what the terminal sends.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -80,7 +79,13 @@ def test_ctrl_c_ends_them_all_without_a_word(seconds: float) -> None:
         time.sleep(seconds)
         os.killpg(process.pid, signal.SIGINT)
         _, told = process.communicate(timeout=30)
-    assert (process.returncode, told.decode()) == (130, "")
+    return process.returncode, told.decode()
+
+
+# While the processes start, while they import, and at work.
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.03, 0.1, 0.3, 1.5])
+def test_ctrl_c_ends_them_all_without_a_word(seconds: float) -> None:
+    assert interrupted([sys.executable, "-c", _SLEEPING], seconds) == (130, "")
 
 
 def test_ctrl_c_is_no_error_of_a_command(made_up_traces: Path, number_tokenizer: Path) -> None:
@@ -92,13 +97,6 @@ def test_ctrl_c_is_no_error_of_a_command(made_up_traces: Path, number_tokenizer:
     flags = ["--traces", str(made_up_traces), "--tokenizer", str(number_tokenizer)]
     command = [sys.executable, "-c", code, "evaluate", *flags, "--processes", "2"]
     for seconds in (0.0, 0.1, 0.5):
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-        ) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            time.sleep(seconds)
-            os.killpg(process.pid, signal.SIGINT)
-            _, told = process.communicate(timeout=30)
-        assert process.returncode == 130
-        assert "Traceback" not in told.decode()
+        returncode, told = interrupted(command, seconds)
+        assert returncode == 130
+        assert "Traceback" not in told
