@@ -1,6 +1,7 @@
 """Trains the payoff predictor of the demo target by replay of replies."""
 
 from collections.abc import Sequence
+from itertools import product
 
 from tokenizers import Tokenizer
 
@@ -28,12 +29,17 @@ def train_predictor(
 ) -> PayoffPredictor:
     """Learns from the cycles of decoding with the model drafter alone and the cache alone.
 
+    Both serve each session twice: with the outputs of earlier ones to draft from, and alone, as a
+    server that has just started. Without the latter the predictor thinks too much of drafts from
+    prompts: where outputs of many sessions are at hand, it is for the best matches only that these
+    are not from there.
+
     replies: traces of the target. references: traces of what it was trained to reply.
     """
     token_classes = TokenClasses.from_strings(token_strings(tokenizer))
     policies: tuple[Policy, ...] = ("model", "cache")
     cycles = []
-    for policy in policies:
+    for policy, shares_cache in product(policies, (True, False)):
         config = HvdConfig(policy=policy)
         drafter = HybridDrafter(
             config,
@@ -45,7 +51,12 @@ def train_predictor(
             verify_width=DEFAULT_VERIFY_WIDTH,
         )
         for trace in (*replies, *references):
-            cycles += replay(trace, drafter, num_model_accepted=_NUM_MODEL_ACCEPTED)
+            cycles += replay(
+                trace,
+                drafter,
+                num_model_accepted=_NUM_MODEL_ACCEPTED,
+                namespace="" if shares_cache else trace.session,
+            )
     return train(
         Lessons.of(training_rows(cycles)),
         kind="survival",
