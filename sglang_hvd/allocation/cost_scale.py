@@ -4,9 +4,9 @@ from functools import cache
 
 import numpy as np
 
-from sglang_hvd.allocation.cost_fit import RestTimes, split_rest
 from sglang_hvd.allocation.costs import Float64, StepCosts
 from sglang_hvd.allocation.part_times import TimeLine, TimeRatio
+from sglang_hvd.allocation.rest_times import RestTimes, split_rest
 from sglang_hvd.allocation.shape_times import ShapeTimes
 
 

@@ -1,7 +1,7 @@
 """Times of a server's latest steps, as what is learned from them counts them."""
 
 # What the sums keep of themselves with each further time: the last few hundred count.
-_KEPT = 0.998
+KEPT = 0.998
 
 # What a part, and steps of a shape, begin at counts as so many times beside all that were seen, of
 # which the latest make up the mean: what is timed now and then only would else never be taken for
@@ -16,6 +16,7 @@ FORGOTTEN = 0.02
 # of a batch size may wait for kernels to be compiled. It does not count, unless half of the latest
 # times of steps of its shape are such: then these take so long now, and count up to this.
 OUTLIER = 3.0
+LEAST_MS = 0.5  # of what is expected, likewise: a short part waits as long for the host as any
 _LATEST = 8
 
 
@@ -30,7 +31,7 @@ class LatestTimes:
         self.num = self.x = self.y = self._xx = self._xy = 0.0
 
     def add(self, step: int, x: float, y: float) -> None:
-        """step: the number of the time, of all steps."""
+        """Takes in a time. step: its number, of all steps."""
         self.forget(step)
         self.num_seen += 1
         self.num += 1
@@ -43,7 +44,7 @@ class LatestTimes:
         """Counts the sums for what they are worth at that step."""
         if step == self._step:
             return
-        kept = _KEPT ** (step - self._step)
+        kept = KEPT ** (step - self._step)
         self._step = step
         self.num *= kept
         self.x *= kept

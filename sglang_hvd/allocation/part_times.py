@@ -2,6 +2,7 @@
 
 from sglang_hvd.allocation.latest_times import (
     FORGOTTEN,
+    LEAST_MS,
     LEAST_PRIOR,
     OUTLIER,
     PRIOR_TIMES,
@@ -12,9 +13,6 @@ from sglang_hvd.allocation.latest_times import (
 # The ratio that a part begins at, of so many times as spread, or of times of so much spread in the
 # expected ones, in their squared mean: less tells little of a ratio.
 _PRIOR_SPREAD = 0.05
-
-# Of what is expected, for outliers: a short part waits as long for the host as any.
-_LEAST_MS = 0.5
 
 # What is expected of a part is summed up anew for its first times, then after so many steps.
 _EXPECT_EVERY = 16
@@ -81,7 +79,7 @@ class TimeLine:
         self._num_added += 1
         more, ratio = self._known
         # A part that was not timed since may well take what the table says.
-        most = OUTLIER * max(more + ratio * expected, expected, _LEAST_MS)
+        most = OUTLIER * max(more + ratio * expected, expected, LEAST_MS)
         counted = self._outliers.counted(shape, measured, most)
         if counted is not None:
             self._of_batch.setdefault(shape[0], LatestTimes()).add(step, expected, counted)

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sglang_hvd.allocation.cost_fit import Int64
-from sglang_hvd.allocation.costs import Float64, StepCosts
+from sglang_hvd.allocation.costs import Float64, Int64, StepCosts
 from sglang_hvd.allocation.latest_times import FORGOTTEN, LEAST_PRIOR, PRIOR_TIMES, LatestTimes
 
 # What nodes, and steps of a shape, take beside the table changes what it says of any step by this
