@@ -9,7 +9,7 @@ leaves out are constant.
 """
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
@@ -30,6 +30,7 @@ from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
 from sglang_hvd.replay.evaluate import judged_by, judging_walks, qualities
+from sglang_hvd.replay.importance import FEATURE_GROUPS
 from sglang_hvd.replay.metrics import PayoffQuality
 from sglang_hvd.replay.recordings import find_recordings
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
@@ -42,26 +43,19 @@ from sglang_hvd.replay.train import (
 )
 from sglang_hvd.replay.walk import RecordingWalk, fingerprints_of, walk_recordings
 
-# Groups of inputs by how their names begin, in the order in which they are added.
-_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "path probabilities": ("logit_prob", "score_6"),
-    "occurrences, and where the match lies": (
-        *("in_prompt", "in_output", "log_match_len", "log_age", "log_occurrences"),
-        *("log_agreeing", "share_agreeing", "agreement", "mean_agreement"),
-    ),
-    "second opinion of the votes": ("votes_",),
-    "how right earlier drafts were": (
-        *("agreed_", "moving_share", "log_committed", "committed_", "log_run"),
-    ),
-    "whether a copy goes on": ("is_place", "place_shift"),
-    "how alike the texts before draft and source are": ("aligned", "in_common"),
-    "how often earlier drafts had its tokens right": ("own_logit_right", "logit_right"),
-    "where in its line the draft begins": (
-        *("log_since_", "covers_line", "exceeds_line", "log_beyond_line", "latest_", "log_first_"),
-    ),
-    "what else has votes": ("logit_other", "log_others"),
-    "classes of the tokens around": ("before_", "token_"),
-}
+# Groups of inputs beyond the paper's, in the order in which they are added.
+_GROUPS = (
+    "the draft's own probabilities",
+    "the match",
+    "what the votes propose",
+    "how right the cache was lately",
+    "whether a copy goes on",
+    "the texts before draft and source",
+    "how often drafts had its tokens right",
+    "where in its line it begins",
+    "what else has votes",
+    "tokens where the draft begins",
+)
 # Inputs of draft tokens that the suffix cache looks up for them.
 _LOOKED_UP = frozenset({"logit_follows", "log_token_age"})
 
@@ -90,8 +84,8 @@ def _ideas() -> list[_Idea]:
         _Idea("survival, the paper's features", frozenset(PAPER_FEATURES), frozenset()),
     ]
     names = set(PAPER_FEATURES)
-    for group, starts in _GROUPS.items():
-        names |= {name for name in FEATURE_NAMES if name.startswith(starts)}
+    for group in _GROUPS:
+        names.update(FEATURE_GROUPS[group])
         ideas.append(_Idea(f"+ {group}", frozenset(names), frozenset()))
     assert names == set(FEATURE_NAMES), "a feature is in no group"
     return [
