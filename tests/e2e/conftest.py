@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,6 +56,15 @@ class Server:
         """Answers in the order of the prompts, `concurrency` of them in flight."""
         with ThreadPoolExecutor(concurrency) as pool:
             return list(pool.map(lambda prompt: self.generate(prompt, **params), prompts))
+
+    def stream(self, body: dict[str, Any]) -> Any:
+        """The response of POST /generate, line by line as it comes; closed, it disconnects."""
+        request = urllib.request.Request(
+            self.process.url + "/generate",
+            json.dumps({**body, "stream": True}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        return urllib.request.urlopen(request, timeout=60)
 
     def hvd_state(self) -> dict[str, Any]:
         """The HVD part of /server_info, once the suffix cache has taken in what it was given."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -50,15 +48,6 @@ def _ask_in_background(
 def _body(prompt: str, rid: str, **params: Any) -> dict[str, Any]:
     sampling = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True, **params}
     return {"text": prompt, "rid": rid, "sampling_params": sampling}
-
-
-def _stream(server: Any, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(
-        server.process.url + "/generate",
-        json.dumps({**body, "stream": True}).encode(),
-        {"Content-Type": "application/json"},
-    )
-    return urllib.request.urlopen(request, timeout=60)
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
@@ -108,7 +97,7 @@ def test_the_others_of_a_batch_go_on_as_in_plain_serving(
     with ExitStack() as streams, ThreadPoolExecutor(len(survivors)) as pool:
         asked = [pool.submit(server.generate, prompt, **params) for prompt in survivors]
         for number, prompt in enumerate(ended[2:]):
-            stream = streams.enter_context(_stream(server, _body(prompt, f"gone-{number}")))
+            stream = streams.enter_context(server.stream(_body(prompt, f"gone-{number}")))
             stream.readline()  # running by now; closing the stream disconnects
         server.process.post("/abort_request", {"rid": "ended-0"})
         streams.close()
@@ -133,7 +122,7 @@ def test_aborted_in_chunked_prefill(server: Any, long_prompt: str) -> None:
 
 
 def test_disconnected_in_the_middle_of_a_stream(server: Any, long_prompt: str) -> None:
-    with _stream(server, _body(long_prompt, "gone")) as response:
+    with server.stream(_body(long_prompt, "gone")) as response:
         response.readline()
         assert server.hvd_state()["num_requests"] == 1
     server.wait_until_idle()
