@@ -2,6 +2,7 @@
 and whether a predictor knows (paper, sections 5.1 to 5.3)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ from sglang_hvd.replay.importance import permutation_importance
 from sglang_hvd.replay.metrics import payoff_quality, precision_at_recalls
 from sglang_hvd.replay.prompts import PromptCounts
 from sglang_hvd.replay.recordings import Recording, session_fingerprints
+from sglang_hvd.replay.totals import CycleTotals
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.trained_on import tell_trained_on
 from sglang_hvd.replay.walk import RecordingWalk, fingerprints_of, walk_recordings
@@ -126,23 +128,16 @@ def analyze_walks(
     by_family_at["position"] = [_together(positions, members[family]) for family in members]
 
     structure = []
-    for (family, indices), at_positions in zip(
-        members.items(), by_family_at["position"], strict=True
-    ):
-        of_family = PromptCounts.concatenate([prompts[index] for index in indices])
-        structure.append(
-            _structure(None, by_family[family], at_positions, of_family, about.cache_mode, without)
-        )
-        structure += [
-            _structure(
-                cycles[index].name,
-                cycles[index],
-                positions[index],
-                prompts[index],
-                about.cache_mode,
-                without,
-            )
+    for family, indices in members.items():
+        counted = [
+            _Counted.of(cycles[index], positions[index], about.cache_mode, without)
             for index in indices
+        ]
+        of_family = PromptCounts.concatenate([prompts[index] for index in indices])
+        structure.append(_structure(family, None, counted, of_family))
+        structure += [
+            _structure(family, cycles[index].name, [of_file], prompts[index])
+            for index, of_file in zip(indices, counted, strict=True)
         ]
 
     rows_of = {
@@ -217,20 +212,69 @@ def _together(walks: Sequence[RecordingWalk], indices: Sequence[int]) -> Recordi
     return RecordingWalk(family, family, sessions)
 
 
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Cycles of a file, and places of its outputs.
+
+    num_drafts: cycles that had a cache draft.
+    num_copied: by origin, places where the draft's first token is right; num_copied_runs: where six
+        are. Estimates where a walk kept a part of its rows, and not whole numbers then.
+    """
+
+    totals: CycleTotals
+    num_drafts: int
+    num_places: int
+    num_copied: Mapping[str, float]
+    num_copied_runs: float
+
+    @classmethod
+    def of(
+        cls,
+        cycles: RecordingWalk,
+        positions: RecordingWalk,
+        cache_mode: CacheMode,
+        without: frozenset[str],
+    ) -> "_Counted":
+        # The paper's cache does not tell the prompt from what the request generated.
+        origins = ("prompt", "output", "finished") if cache_mode == "votes" else ("own", "finished")
+        drafts = positions.rows(without=without)
+        num_copied, num_copied_runs = dict.fromkeys(origins, 0.0), 0.0
+        if drafts is not None:
+            # Drafts for which each row stands.
+            each = positions.num_drafts(without=without) / len(drafts)
+            in_prompt, in_output = (
+                drafts.features[:, FEATURE_NAMES.index(name)] > 0
+                for name in ("in_prompt", "in_output")
+            )
+            is_from = {
+                "prompt": in_prompt,
+                "output": in_output,
+                "own": in_prompt | in_output,
+                "finished": ~(in_prompt | in_output),
+            }
+            is_right = drafts.accepted_lens >= 1
+            num_copied = {
+                origin: each * np.count_nonzero(is_right & is_from[origin]) for origin in origins
+            }
+            num_copied_runs = each * np.count_nonzero(drafts.accepted_lens >= WORTH_LEN)
+        return cls(
+            cycles.totals(without=without),
+            cycles.num_drafts(without=without),
+            positions.totals(without=without).num_cycles,
+            num_copied,
+            num_copied_runs,
+        )
+
+
 def _structure(
-    file: str | None,
-    cycles: RecordingWalk,
-    positions: RecordingWalk,
-    prompts: PromptCounts,
-    cache_mode: CacheMode,
-    without: frozenset[str],
+    family: str, file: str | None, counted: Sequence[_Counted], prompts: PromptCounts
 ) -> Structure:
-    totals, rows = cycles.totals(without=without), cycles.rows(without=without)
-    num_places = positions.totals(without=without).num_cycles
-    drafts = positions.rows(without=without)
+    """counted: the file, or all of the family."""
+    totals = sum((one.totals for one in counted), CycleTotals())
+    num_places = sum(one.num_places for one in counted)
     has_prompts = len(prompts.prompt_lens) > 0
     return Structure(
-        family=cycles.family,
+        family=family,
         file=file,
         num_requests=len(prompts.output_lens),
         prompt_tokens_median=float(np.median(prompts.prompt_lens)) if has_prompts else None,
@@ -238,37 +282,14 @@ def _structure(
         output_tokens_median=float(np.median(prompts.output_lens)),
         repeated_share=prompts.repeated_share,
         class_shares=prompts.class_shares,
-        copied_shares=_copied_shares(drafts, num_places, cache_mode),
-        copied_run_share=(
-            0.0
-            if drafts is None
-            else int(np.count_nonzero(drafts.accepted_lens >= WORTH_LEN)) / num_places
-        ),
-        proposed_share=0.0 if rows is None else len(rows) / totals.num_cycles,
+        copied_shares={
+            origin: sum(one.num_copied[origin] for one in counted) / num_places
+            for origin in counted[0].num_copied
+        },
+        copied_run_share=sum(one.num_copied_runs for one in counted) / num_places,
+        proposed_share=sum(one.num_drafts for one in counted) / totals.num_cycles,
         cache_share=totals.num_cache / totals.num_cycles,
     )
-
-
-def _copied_shares(
-    drafts: TrainingRows | None, num_places: int, cache_mode: CacheMode
-) -> dict[str, float]:
-    # The paper's cache does not tell the prompt from what the request generated.
-    origins = ("prompt", "output", "finished") if cache_mode == "votes" else ("own", "finished")
-    if drafts is None:
-        return dict.fromkeys(origins, 0.0)
-    in_prompt, in_output = (
-        drafts.features[:, FEATURE_NAMES.index(name)] > 0 for name in ("in_prompt", "in_output")
-    )
-    is_from = {
-        "prompt": in_prompt,
-        "output": in_output,
-        "own": in_prompt | in_output,
-        "finished": ~(in_prompt | in_output),
-    }
-    is_right = drafts.accepted_lens >= 1
-    return {
-        origin: int(np.count_nonzero(is_right & is_from[origin])) / num_places for origin in origins
-    }
 
 
 def _curves(

@@ -1,5 +1,6 @@
 """Walks recordings as a server would serve them, several at a time."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -96,11 +97,16 @@ class WalkSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionWalk:
-    """One session of a walk; rows: None if none of the cycles that give one had a cache draft."""
+    """One session of a walk.
+
+    rows: None if none of the cycles that give one had a cache draft, or none of those is left.
+    num_drafts: the rows that there would be if all were kept.
+    """
 
     fingerprint: str
     totals: CycleTotals
     rows: TrainingRows | None
+    num_drafts: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,6 +130,11 @@ class RecordingWalk:
             if session.rows is not None and session.fingerprint not in without
         ]
         return TrainingRows.concatenate(parts) if parts else None
+
+    def num_drafts(self, *, without: frozenset[str] = frozenset()) -> int:
+        """The rows that the sessions that are not among these fingerprints would have if all were
+        kept."""
+        return sum(s.num_drafts for s in self.sessions if s.fingerprint not in without)
 
     def totals(self, *, without: frozenset[str] = frozenset()) -> CycleTotals:
         """The totals of the sessions that are not among these fingerprints."""
@@ -213,7 +224,7 @@ def walk_recording(
         recording.name,
         traces[0].family,
         tuple(
-            SessionWalk(fingerprint, totals[session], rows.of(session))
+            SessionWalk(fingerprint, totals[session], rows.of(session), rows.num_drafts[session])
             for session, fingerprint in fingerprints.items()
         ),
         rows.thinning,
@@ -222,13 +233,17 @@ def walk_recording(
 
 class _RecordingRows:
     """The rows of a recording's sessions: all, or every second, or every fourth, ..., so that no
-    more than `most` are kept."""
+    more than `most` are kept.
+
+    num_drafts: by session, the rows that it was given.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._parts: dict[str, list[_NumberedRows]] = {}
         self._num_seen = self._num_kept = 0
         self.thinning = 1
+        self.num_drafts: Counter[str] = Counter()
 
     def add(self, session: str, cycles: Sequence[ReplayedCycle]) -> None:
         """Takes the rows of cycles, if any of these had a cache draft."""
@@ -237,6 +252,7 @@ class _RecordingRows:
         rows = training_rows(cycles)
         numbers = np.arange(self._num_seen, self._num_seen + len(rows))
         self._num_seen += len(rows)
+        self.num_drafts[session] += len(rows)
         of_session = self._parts.setdefault(session, [])
         of_session.append(_NumberedRows(numbers, rows).every(self.thinning))
         self._num_kept += len(of_session[-1].rows)

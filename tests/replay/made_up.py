@@ -46,12 +46,19 @@ def rows(
 
 
 def walk(
-    family: str, of_session: TrainingRows | None, *, num_cycles: int, name: str = "", num_cache: int
+    family: str,
+    of_session: TrainingRows | None,
+    *,
+    num_cycles: int,
+    name: str = "",
+    num_cache: int,
+    thinning: int = 1,
 ) -> RecordingWalk:
-    """A recording of one session; every cycle commits one token."""
+    """A recording of one session; every cycle commits one token. thinning: see RecordingWalk."""
     totals = CycleTotals(num_cycles=num_cycles, num_tokens=num_cycles, num_cache=num_cache)
-    session = SessionWalk(f"session of {name or family}", totals, of_session)
-    return RecordingWalk(name or family, family, (session,))
+    num_drafts = 0 if of_session is None else thinning * len(of_session)
+    session = SessionWalk(f"session of {name or family}", totals, of_session, num_drafts)
+    return RecordingWalk(name or family, family, (session,), thinning)
 
 
 def counts(prompt_lens: Sequence[int], num_repeated: Sequence[int]) -> PromptCounts:

@@ -51,6 +51,28 @@ def test_the_papers_cache_does_not_tell_the_prompt_from_the_output() -> None:
     assert analysis.structure[0].copied_shares == {"own": 1 / 4, "finished": 1 / 4}
 
 
+def test_shares_of_places_and_cycles_are_of_all_drafts_where_some_rows_stand_for_more() -> None:
+    # Of one file each row stands for two drafts, of the other for one.
+    drafts = rows([7, 0, 1, 0], in_prompt=[1, 1, 0, 0])
+    walks = [
+        walk("chat", drafts, num_cycles=20, num_cache=0, name=name, thinning=thinning)
+        for name, thinning in (("half", 2), ("whole", 1))
+    ]
+    analysis = analyze_walks(
+        ABOUT,
+        walks,
+        walks,
+        [counts([4], [0]), counts([4], [0])],
+        {"predictor": linear({"score": 1})},
+    )
+    family, half, whole = analysis.structure
+    assert half.copied_shares == {"prompt": 2 / 20, "output": 0, "finished": 2 / 20}
+    assert whole.copied_shares == {"prompt": 1 / 20, "output": 0, "finished": 1 / 20}
+    assert family.copied_shares == {"prompt": 3 / 40, "output": 0, "finished": 3 / 40}
+    assert [row.copied_run_share for row in analysis.structure] == [3 / 40, 2 / 20, 1 / 20]
+    assert [row.proposed_share for row in analysis.structure] == [12 / 40, 8 / 20, 4 / 20]
+
+
 def test_payoffs_worked_out_by_hand() -> None:
     found = payoffs_of("code", rows([31, 6, 5, 3, 2, 0], [True, True, False, True, True, False]))
     assert (found.num_drafts, found.oracle_share) == (6, 2 / 6)

@@ -469,6 +469,7 @@ def test_of_too_many_rows_some_stand_for_all(made_up_traces: Path, number_tokeni
     for all_rows, some in zip(every, thinned, strict=True):
         assert some.thinning == 4
         assert some.totals() == all_rows.totals()
+        assert some.num_drafts() == all_rows.num_drafts() == len(all_rows.rows() or ())
         rows_of = [walk.rows() for walk in (all_rows, some)]
         features = [rows.features.tobytes() for rows in rows_of if rows is not None]
         expected = np.frombuffer(features[0], np.float32).reshape(-1, len(FEATURE_NAMES))[::4]
@@ -612,7 +613,7 @@ def test_sessions_that_warm_the_cache_are_not_measured(
     warm_up: float, num_tokens: list[int]
 ) -> None:
     sessions = tuple(
-        SessionWalk(f"of {num} tokens", CycleTotals(num_cycles=10, num_tokens=num), None)
+        SessionWalk(f"of {num} tokens", CycleTotals(num_cycles=10, num_tokens=num), None, 0)
         for num in (10, 20, 40, 80)
     )
     of_file = RecordingWalk("file", "family", sessions)
@@ -668,7 +669,7 @@ def test_the_rows_of_a_recording_count_as_a_power_of_their_number() -> None:
     [(8, 0.25, 2), (3, 0.25, 1), (2, 0.1, 1), (1, 0.25, 0), (8, 0.0, 0)],
 )
 def test_the_last_sessions_are_held_out(num_sessions: int, share: float, num_held_out: int) -> None:
-    sessions = tuple(SessionWalk(f"s{n}", CycleTotals(), None) for n in range(num_sessions))
+    sessions = tuple(SessionWalk(f"s{n}", CycleTotals(), None, 0) for n in range(num_sessions))
     held_out = held_out_sessions([RecordingWalk("file", "family", sessions)], share)
     assert held_out == {f"s{n}" for n in range(num_sessions - num_held_out, num_sessions)}
 
