@@ -105,9 +105,16 @@ def find_recordings(traces: Path) -> list[Recording]:
         raise ValueError(
             f"{traces}: no traces ({', '.join('*' + s for s in SUFFIXES)}): give another folder"
         )
+    by_name: dict[str, Path] = {}
     for path in paths:
         if path.stem == MEAN:
             raise ValueError(f"{path}: {MEAN} is what the mean of all files is called: rename it")
+        if path.stem in by_name:
+            raise ValueError(
+                f"{path}: results call it {path.stem}, as they do {by_name[path.stem].name}: "
+                "rename one"
+            )
+        by_name[path.stem] = path
     return [Recording(path, _source_of(path)) for path in paths]
 
 

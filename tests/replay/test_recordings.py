@@ -142,6 +142,14 @@ def test_no_file_is_called_as_the_mean(tmp_path: Path, write_traces: WriteTraces
         find_recordings(tmp_path)
 
 
+def test_no_two_files_have_one_name_in_results(tmp_path: Path, write_traces: WriteTraces) -> None:
+    write_traces(tmp_path / "chats.jsonl")
+    with TraceWriter(tmp_path / "chats.hvdt"):
+        pass
+    with pytest.raises(ValueError, match=r"chats\.jsonl: results .* chats, as .* chats\.hvdt: ren"):
+        find_recordings(tmp_path)
+
+
 def test_a_folder_that_cannot_be_listed_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
