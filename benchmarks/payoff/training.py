@@ -51,6 +51,7 @@ def _rows(num_rows: int) -> TrainingRows:
         draft_lens=np.full(num_rows, _DRAFT_LEN, np.int32),
         accepted_lens=accepted_lens,
         is_verified=np.ones(num_rows, np.bool_),
+        is_worth_known=np.ones(num_rows, np.bool_),
     )
 
 

@@ -23,6 +23,8 @@ class TrainingRows:
         Where the text ends inside a draft none of the rest is; where it was cut there, the draft's
         tokens before the cut are all that count.
     is_verified: bool[num_rows], whether it was the draft that was verified.
+    is_worth_known: bool[num_rows], whether it is known if it was worth its verification: not where
+        the text was cut inside its first six tokens.
     """
 
     features: npt.NDArray[np.float32]
@@ -30,6 +32,7 @@ class TrainingRows:
     draft_lens: npt.NDArray[np.int32]
     accepted_lens: npt.NDArray[np.int32]
     is_verified: npt.NDArray[np.bool_]
+    is_worth_known: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.draft_lens)
@@ -50,6 +53,7 @@ class TrainingRows:
             draft_lens=np.concatenate([part.draft_lens for part in parts]),
             accepted_lens=np.concatenate([part.accepted_lens for part in parts]),
             is_verified=np.concatenate([part.is_verified for part in parts]),
+            is_worth_known=np.concatenate([part.is_worth_known for part in parts]),
         )
 
     def select(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> "TrainingRows":
@@ -60,6 +64,7 @@ class TrainingRows:
             self.draft_lens[rows],
             self.accepted_lens[rows],
             self.is_verified[rows],
+            self.is_worth_known[rows],
         )
 
     def sample(self, num_rows: int, seed: int) -> "TrainingRows":

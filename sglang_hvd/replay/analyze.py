@@ -143,7 +143,7 @@ def analyze_walks(
     rows_of = {
         family: rows
         for family, walk in by_family.items()
-        if (rows := walk.rows(without=without)) is not None
+        if (rows := walk.judged_rows(without=without)) is not None
     }
     if not rows_of:
         raise nothing_to_judge(cycles, without=without)

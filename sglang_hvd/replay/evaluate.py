@@ -135,7 +135,8 @@ def judge(
     at: str,
     without: frozenset[str] = frozenset(),
 ) -> list[Evaluation]:
-    """Judges predictors, and the frequency score, on the drafts of walks.
+    """Judges predictors, and the frequency score, on the drafts of walks, but for those of which a
+    cut text does not tell whether they were worth their verification.
 
     A family's figures are those of all its files' drafts together, and the mean is over families.
     The mean's calibration error is that of the mean reliability curve: predicted and real share of
@@ -143,7 +144,9 @@ def judge(
 
     without: fingerprints of sessions that are not judged.
     """
-    rows = {walk: found for walk in walks if (found := walk.rows(without=without)) is not None}
+    rows = {
+        walk: found for walk in walks if (found := walk.judged_rows(without=without)) is not None
+    }
     evaluations = []
     for name in (*predictors, "frequency"):
         predictor = predictors.get(name)

@@ -116,7 +116,7 @@ def _result(
 ) -> PolicyResult | None:
     num_warm = int(len(walk.sessions) * warm_up)
     without = trained_on.union(session.fingerprint for session in walk.sessions[:num_warm])
-    totals, rows = walk.totals(without=without), walk.rows(without=without)
+    totals, rows = walk.totals(without=without), walk.judged_rows(without=without)
     if not totals.num_cycles:
         return None
     result = PolicyResult(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN, POSITION_FEATURES
 from sglang_hvd.payoff.rows import TrainingRows
@@ -41,12 +42,15 @@ class ReplayedDraft:
     accepted_len: tokens of it that the target would accept. Tokens behind the end of a text that
         was not cut are not accepted: they bring nothing.
     is_verified: whether it was the draft that was verified.
+    is_worth_known: whether the text shows if six of its tokens, which make a draft worth its
+        verification, are right: False where it was cut before them.
     features: float32[num_features]. positions: float32[num_tokens, num_position_features].
     """
 
     num_tokens: int
     accepted_len: int
     is_verified: bool
+    is_worth_known: bool
     features: npt.NDArray[np.float32]
     positions: npt.NDArray[np.float32]
 
@@ -95,6 +99,7 @@ def replay(
                 known_len,
                 accepted_len,
                 plan.cache_draft is not None,
+                known_len >= min(draft_len, WORTH_LEN),
                 proposals.features.features[0].copy(),
                 proposals.features.positions[0, :, :known_len].T.copy(),
             )
@@ -120,4 +125,5 @@ def training_rows(cycles: Iterable[ReplayedCycle]) -> TrainingRows:
         draft_lens=draft_lens,
         accepted_lens=np.array([draft.accepted_len for draft in drafts], np.int32),
         is_verified=np.array([draft.is_verified for draft in drafts]),
+        is_worth_known=np.array([draft.is_worth_known for draft in drafts]),
     )

@@ -131,6 +131,14 @@ class RecordingWalk:
         ]
         return TrainingRows.concatenate(parts) if parts else None
 
+    def judged_rows(self, *, without: frozenset[str] = frozenset()) -> TrainingRows | None:
+        """Those of the drafts of which it is known whether they were worth their verification; None
+        without any."""
+        rows = self.rows(without=without)
+        if rows is None or rows.is_worth_known.all():
+            return rows
+        return rows.select(rows.is_worth_known) if rows.is_worth_known.any() else None
+
     def num_drafts(self, *, without: frozenset[str] = frozenset()) -> int:
         """The rows that the sessions that are not among these fingerprints would have if all were
         kept."""

@@ -94,4 +94,5 @@ def random_rows(num_rows: int, seed: int = 0, longest: int = 12) -> TrainingRows
         draft_lens=draft_lens,
         accepted_lens=np.minimum(num_accepted, draft_lens).astype(np.int32),
         is_verified=np.zeros(num_rows, np.bool_),
+        is_worth_known=np.ones(num_rows, np.bool_),
     )

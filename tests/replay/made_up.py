@@ -42,6 +42,7 @@ def rows(
         draft_lens=np.full(num, 31, np.int32),
         accepted_lens=np.array(accepted, np.int32),
         is_verified=np.array([False] * num if verified is None else verified),
+        is_worth_known=np.ones(num, np.bool_),
     )
 
 

@@ -38,7 +38,7 @@ from sglang_hvd.replay.train import (
 )
 from sglang_hvd.replay.walk import RecordingWalk, SessionWalk, WalkSettings, walk_recordings
 from sglang_hvd.traces.writer import TraceWriter
-from tests.payoff.made_up import constant_survival
+from tests.payoff.made_up import constant_survival, linear
 from tests.replay.conftest import WriteTraces
 from tests.replay.made_up import rows, walk
 from tests.traces.made_up import trace
@@ -419,6 +419,31 @@ def test_the_mean_calibration_leaves_out_families_without_a_curve() -> None:
         evaluations = judge(walks, {"half": constant_survival(0.5)}, cache_mode="votes", at="cycle")
         [mean] = [e for e in evaluations if (e.file, e.predictor) == ("mean", "half")]
         assert mean.quality.calibration_error == pytest.approx(1 - 0.5**6)
+
+
+def test_no_predictor_is_judged_by_where_a_text_was_cut(number_tokenizer: Path) -> None:
+    recorded = number_tokenizer.with_name("cut.hvdt")
+    unknown = {"model": "", "tokenizer_fingerprint": ""}
+    random = np.random.default_rng(0)
+    with TraceWriter(recorded, **unknown) as writer:
+        for session in range(4):
+            prompt = random.permutation(199)[:100]
+            copied = prompt[10:50]  # every draft is right, as far as anybody knows
+            writer.write(
+                trace(prompt, copied, session=str(session), family="f", is_cut=True, **unknown)
+            )
+    every_token = WalkSettings(HvdConfig(policy="model"), model_drafter=ModelDrafter(0))
+    [recording] = walked(recorded, number_tokenizer, every_token)
+    seen, judged = recording.rows(), recording.judged_rows()
+    assert seen is not None
+    assert judged is not None
+    assert len(judged) == len(seen) - 4 * 5
+    # One that takes all drafts of six tokens or more is never wrong.
+    by_length = {"by length": linear({"draft_len": 1})}
+    for evaluation in judge([recording], by_length, cache_mode="votes", at="position"):
+        assert evaluation.quality.num_drafts == len(judged)
+        if evaluation.predictor == "by length":
+            assert evaluation.quality.precision == evaluation.quality.average_precision == 1
 
 
 def test_several_processes_find_the_same(made_up_traces: Path, number_tokenizer: Path) -> None:

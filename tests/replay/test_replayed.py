@@ -124,6 +124,18 @@ def test_where_the_text_was_cut_inside_a_draft_its_rest_is_not_known() -> None:
         assert cut.draft.features.tobytes() == uncut.draft.features.tobytes()
 
 
+def test_of_a_text_that_was_cut_the_last_drafts_are_neither_right_nor_wrong() -> None:
+    # Drafts grow with the match, and the output is cut behind ten tokens, all of them right.
+    made = replace(trace(list(range(20)), list(range(1, 12))), is_cut=True)
+    cycles = replay(made, drafter("model"), num_model_accepted=0)
+    assert [(c.draft.num_tokens, c.draft.is_worth_known) for c in cycles if c.draft] == [
+        *((1, True), (2, True), (3, True), (4, True), (5, True)),
+        *((5, False), (4, False), (3, False), (2, False), (1, False)),
+    ]
+    ended = replay(replace(made, is_cut=False), drafter("model"), num_model_accepted=0)
+    assert all(c.draft.is_worth_known for c in ended if c.draft)
+
+
 def test_labels_are_known_for_drafts_that_are_not_verified() -> None:
     cycles = replay(COPY, drafter("model"), num_model_accepted=0)
     assert sources(cycles) == ["model"] * 4
