@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import pytest
 
 from sglang_hvd.replay.recordings import (
@@ -140,6 +141,17 @@ def test_no_file_is_called_as_the_mean(tmp_path: Path, write_traces: WriteTraces
     write_traces(tmp_path / "mean.jsonl")
     with pytest.raises(ValueError, match=r"mean\.jsonl: mean is what the mean .*: rename it"):
         find_recordings(tmp_path)
+
+
+def test_the_turns_of_a_session_share_the_memory_of_their_prompts(
+    tmp_path: Path, number_tokenizer: Path
+) -> None:
+    path, unknown = tmp_path / "long.hvdt", {"model": "", "tokenizer_fingerprint": ""}
+    with TraceWriter(path, **unknown) as writer:
+        for turn in range(3):
+            writer.write(trace(range(10 + turn), [1], turn=turn, **unknown))
+    *_, before, last = Recording(path, None).traces(TraceTokenizer(number_tokenizer, None))
+    assert np.shares_memory(before.prompt_ids, last.prompt_ids)
 
 
 def test_no_two_files_have_one_name_in_results(tmp_path: Path, write_traces: WriteTraces) -> None:
