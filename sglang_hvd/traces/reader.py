@@ -113,5 +113,6 @@ def _check_tokenizer(recorded: str, tokenizer: Tokenizer, where: str) -> None:
     if given != recorded:
         raise ValueError(
             f"{where}: recorded with tokenizer {recorded}, the one given is {given}: give the "
-            "tokenizer.json of the recorded model"
+            "tokenizer.json of the recorded model; where its tokenizer_config.json adds tokens, "
+            "the one that AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIR) writes"
         )
