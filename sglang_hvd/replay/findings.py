@@ -98,8 +98,10 @@ def _of_payoffs(payoffs: Sequence[Payoffs]) -> Finding:
     num_half, num_tenth = (sum(share >= least for share in survival) for least in (0.5, 0.1))
     if num_half:
         lengths = f"Half of the drafts bring {_tokens(num_half)} or more, a tenth {num_tenth}"
-    else:
+    elif num_tenth:
         lengths = f"Most drafts bring nothing, a tenth bring {_tokens(num_tenth)} or more"
+    else:
+        lengths = "More than nine drafts in ten bring nothing"
     num_verified = sum(row.num_verified for row in payoffs)
     if not num_verified:
         verified = "No cache draft was verified"

@@ -84,6 +84,21 @@ def test_payoffs_worked_out_by_hand() -> None:
     assert found.verified_low_share == 0.25
 
 
+@pytest.mark.parametrize(
+    ("accepted", "says"),
+    [
+        ([9] * 2 + [2] * 8, "Half of the drafts bring 2 tokens or more, a tenth 9"),
+        ([1] * 2 + [0] * 8, "Most drafts bring nothing, a tenth bring 1 token or more"),
+        ([1] + [0] * 19, "More than nine drafts in ten bring nothing"),
+    ],
+)
+def test_how_long_drafts_are_right_is_said(accepted: list[int], says: str) -> None:
+    drafts = walk("chat", rows(accepted), num_cycles=20, num_cache=0)
+    predictors = {"predictor": linear({"score": 1})}
+    analysis = analyze_walks(ABOUT, [drafts], [drafts], [counts([4], [0])], predictors)
+    assert findings(analysis)[1].plots[0] == says
+
+
 def test_without_a_verified_draft_there_is_nothing_to_say_of_them() -> None:
     found = payoffs_of("code", rows([7, 0]))
     assert (found.num_verified, found.verified_mean_accepted) == (0, None)
