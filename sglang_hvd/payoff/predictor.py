@@ -185,6 +185,7 @@ class PayoffPredictor:
             "token_classes": json.dumps([c.name for c in TokenClass]),
             "settings": json.dumps(dict(self.settings)),
             "provenance": json.dumps(dict(self.provenance)),
+            "fingerprint": self.fingerprint,
         }
         write_whole(path, to_bytes(tensors, metadata))
 
@@ -247,7 +248,7 @@ class PayoffPredictor:
         names += [f"{kind}_{layer}" for layer in range(num_layers) for kind in ("weight", "bias")]
         if num_layers < 1 or set(tensors) != set(names):
             raise ValueError(f"has the tensors {', '.join(sorted(tensors))}: retrain")
-        return cls(
+        predictor = cls(
             kind=kind,
             mean=tensors["mean"],
             std=tensors["std"],
@@ -256,6 +257,11 @@ class PayoffPredictor:
             settings=settings,
             provenance=_read_json(metadata, "provenance", dict),
         )
+        # Earlier releases wrote none.
+        written = metadata.get("fingerprint", predictor.fingerprint)
+        if written != predictor.fingerprint:
+            raise ValueError("is corrupt: its numbers are not those that were written")
+        return predictor
 
     def _check_tensors(self) -> None:
         width = len(_FEATURES[self.kind])

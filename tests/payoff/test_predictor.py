@@ -236,6 +236,19 @@ def test_a_truncated_file_is_refused_wherever_it_ends(saved: Path) -> None:
     assert "is corrupt or truncated" in refusal(saved)
 
 
+def test_numbers_that_changed_in_the_file_are_refused(saved: Path) -> None:
+    content = saved.read_bytes()
+    [num_header_bytes] = struct.unpack_from("<Q", content)
+    for place in range(8 + num_header_bytes, len(content), 997):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        saved.write_bytes(changed)
+        assert "is corrupt" in refusal(saved)
+    # Those of earlier releases do not say what they hold.
+    saved.write_bytes(content)
+    PayoffPredictor.load(rewrite(saved, metadata=lambda texts: texts.pop("fingerprint")))
+
+
 def test_tensors_of_another_program_are_refused(saved: Path) -> None:
     save_file({"mean": np.zeros(3, dtype=np.float32)}, saved)
     assert refusal(saved).endswith("is not a payoff predictor")
