@@ -35,7 +35,7 @@ _FRAME = struct.Struct("<II")
 _COUNT = struct.Struct("<I")
 _END = struct.Struct("<QI")
 _LEFT_OUT = 2**32 - 1
-_MAX_BODY_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30  # of a body, and of a record's content
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ def encode_record(record: Record) -> bytes:
             _token_bytes(record.output_ids),
         )
     )
+    assert len(content) <= _MAX_BYTES, f"a record of {len(content)} bytes"
     return _frame(b"T", zlib.compress(content))
 
 
@@ -133,7 +134,7 @@ def whole_part(file: BinaryIO) -> WholePart:
 
 def _frame(kind: bytes, content: bytes) -> bytes:
     body = kind + content
-    assert len(body) <= _MAX_BODY_BYTES, f"a record of {len(body)} bytes"
+    assert len(body) <= _MAX_BYTES, f"a record of {len(body)} bytes"
     return _FRAME.pack(len(body), zlib.crc32(body)) + body
 
 
@@ -146,7 +147,7 @@ def _read_frame(file: BinaryIO, crc32: int) -> tuple[bytes, bytes, int]:
     if len(head) < _FRAME.size:
         raise EOFError
     length, expected = _FRAME.unpack(head)
-    if not 1 <= length <= _MAX_BODY_BYTES:
+    if not 1 <= length <= _MAX_BYTES:
         raise ValueError(f"corrupt: a frame of {length} bytes")
     body = file.read(length)
     if len(body) < length:
@@ -158,7 +159,10 @@ def _read_frame(file: BinaryIO, crc32: int) -> tuple[bytes, bytes, int]:
 
 def _record(compressed: bytes) -> Record:
     try:
-        content = zlib.decompress(compressed)
+        decompressor = zlib.decompressobj()
+        content = decompressor.decompress(compressed, _MAX_BYTES)
+        if not decompressor.eof:
+            raise ValueError("cut off, or larger than records are")
         [num_label_bytes] = _COUNT.unpack_from(content)
         first = _COUNT.size + num_label_bytes
         labels = json_object(content[_COUNT.size : first])

@@ -269,6 +269,18 @@ def test_a_foreign_line_is_named_by_its_number(tmp_path: Path, line: bytes) -> N
     assert refusal(path).startswith(f"{path}:2: ")
 
 
+def test_a_record_that_would_fill_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.hvdt"
+    with TraceWriter(path, **HEADER) as writer:
+        writer.write(trace([0] * 10_000, [1]))
+    assert path.stat().st_size < 1000
+    monkeypatch.setattr(binary, "_MAX_BYTES", 40_000)
+    with pytest.raises(ValueError, match=r"record 1: corrupt: not the content of a record"):
+        list(read_traces(path))
+
+
 @suffixes
 def test_a_recording_of_another_tokenizer_is_refused(
     tmp_path: Path, suffix: str, tokenizer: Tokenizer
