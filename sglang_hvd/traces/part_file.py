@@ -24,8 +24,7 @@ class PartFile:
     def __init__(self, path: Path, *, is_left_behind: bool = False) -> None:
         self.path = path
         self.part = path.with_name(path.name + PART_SUFFIX)
-        # What users asked of the model is for the server's user alone.
-        self._file = os.open(self.part, os.O_RDWR | (0 if is_left_behind else os.O_CREAT), 0o600)
+        self._file, is_new = _open(self.part, may_create=not is_left_behind)
         self.num_bytes = 0
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,8 +34,11 @@ class PartFile:
                 self.num_bytes = os.lseek(self._file, 0, os.SEEK_END)
             else:
                 self.cut(0)
-        except OSError:
+        except OSError as error:
             os.close(self._file)
+            # Where nothing can be locked, nobody would ever salvage or remove it.
+            if is_new and not isinstance(error, BlockingIOError):
+                self.part.unlink(missing_ok=True)
             raise
 
     def cut(self, num_bytes: int) -> None:
@@ -78,6 +80,15 @@ class PartFile:
             self.part.unlink(missing_ok=True)
         finally:
             os.close(self._file)
+
+
+def _open(part: Path, *, may_create: bool) -> tuple[int, bool]:
+    """Its descriptor, and whether it is new."""
+    if may_create:
+        with suppress(FileExistsError):
+            # What users asked of the model is for the server's user alone.
+            return os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), True
+    return os.open(part, os.O_RDWR), False
 
 
 def _is_same_file(file: int, path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 import time
@@ -35,14 +36,16 @@ def is_of_server(path: Path) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Creates the folder. Raises ValueError in one line if nothing can be written there."""
+    """Creates the folder. Raises ValueError in a line if no file can be written or locked there."""
+    act = "record"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        with tempfile.TemporaryFile(dir=folder) as file:
+            act = "lock files"  # as parts are; some network file systems cannot
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise ValueError(
-            f"{folder}: cannot record there: {error.strerror}: choose another folder"
+            f"{folder}: cannot {act} there: {error.strerror}: choose another folder"
         ) from None
 
 

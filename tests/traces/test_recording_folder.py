@@ -1,6 +1,7 @@
 """Recordings follow each other, make room for each other, and outlive a killed process."""
 
 import errno
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -267,3 +268,24 @@ def test_a_folder_is_made_and_one_that_cannot_be_is_refused(tmp_path: Path) -> N
         check_folder(tmp_path / "file")
     with pytest.raises(ValueError, match="folder: cannot record there: Not a directory"):
         check_folder(tmp_path / "file" / "folder")
+
+
+def test_a_folder_in_which_nothing_can_be_locked_is_refused_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that nobody can lock nobody would remove either, and each takes the room of a file."""
+    folder = open_folder(tmp_path, file=60_000, total=200_000)
+    folder.write(trace([1], [7]))
+    folder.complete()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(ValueError, match="cannot lock files there: No locks available"):
+        check_folder(tmp_path)
+    for _ in range(5):
+        with pytest.raises(OSError, match="No locks available"):
+            folder.write(trace([1], [8]))
+    assert parts(tmp_path) == []
+    assert outputs(tmp_path) == [7]
