@@ -10,7 +10,8 @@
 
 namespace sglang_hvd {
 
-// An open table, made for a known number of tokens. Numbers are 0 at first.
+// An open table, made for a known number of tokens. Numbers are 0 at first. Steps grow, since a prompt
+// may be made of tokens whose places lie side by side: by steps of one each would pass all before it.
 class TokenTable {
 public:
     // Forgets all; what follows names at most so many different tokens.
@@ -21,8 +22,8 @@ public:
 
     std::uint32_t& operator[](Token token) {
         auto at = static_cast<std::size_t>(static_cast<std::uint64_t>(token) * 0x9E3779B97F4A7C15u >> shift_);
-        while (entries_[at].token != token && entries_[at].token != kEnd) {
-            at = (at + 1) & (entries_.size() - 1);
+        for (std::size_t step = 1; entries_[at].token != token && entries_[at].token != kEnd; ++step) {
+            at = (at + step) & (entries_.size() - 1);
         }
         entries_[at].token = token;
         return entries_[at].number;
