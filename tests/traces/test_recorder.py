@@ -283,6 +283,15 @@ def test_a_part_that_others_take_away_is_missed_by_the_next_trace(
     assert [one.output_ids.tolist() for one in recorded(folder)] == [[3]]
 
 
+def test_a_file_that_is_old_enough_is_completed_though_no_request_ends(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, max_file_seconds=0.2)
+    recorder.record(trace([1], [1]))
+    wait_for(lambda: recorder.stats().num_recorded == 1)
+    wait_for(lambda: len(recordings(tmp_path)) == 1)
+    recorder.close()
+    assert [one.output_ids.tolist() for one in recorded(tmp_path)] == [[1]]
+
+
 def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     recorder.record(trace([1], [1]))
