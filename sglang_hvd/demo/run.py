@@ -21,9 +21,11 @@ from sglang_hvd.demo.report import coloured, json_rows, legend, rows, shows_colo
 from sglang_hvd.demo.server import (
     CPU_ENVIRONMENT,
     CPU_FLAGS,
+    ServerFailed,
     SglangServer,
     demo_environment,
     held_port,
+    how_it_ended,
 )
 from sglang_hvd.whole_file import write_whole
 
@@ -76,9 +78,12 @@ def run_serve(*, cache_dir: Path, port: int, more_flags: Sequence[str]) -> int:
     with SglangServer(flags, log_file=log_file, port=port, environment=CPU_ENVIRONMENT) as server:
         print(f"OpenAI API at {server.url}/v1, model name demo; ctrl-c ends the server", flush=True)
         try:
-            return server.wait()
+            code = server.wait()
         except KeyboardInterrupt:
             return 0
+    if code:
+        raise ServerFailed(f"{how_it_ended(code)}: its log is {log_file}")
+    return 0
 
 
 def _server(mode: Mode, models: DemoModels, folder: str) -> SglangServer:

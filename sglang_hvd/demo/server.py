@@ -86,7 +86,7 @@ Launch = Callable[[Sequence[str], dict[str, str], BinaryIO], Process]
 
 
 class ServerFailed(RuntimeError):
-    """A server did not start."""
+    """A server did not start, or ended while it served."""
 
 
 class SglangServer:
@@ -217,10 +217,17 @@ class SglangServer:
         refused = _REFUSES.fullmatch(last)
         if refused is not None:
             return refused[1]
-        return f"the server ended with code {code}:\n{self._log_tail()}"
+        return f"{how_it_ended(code)}:\n{self._log_tail()}"
 
     def _log_tail(self) -> str:
         return "\n".join(self.log.splitlines()[-15:])
+
+
+def how_it_ended(code: int) -> str:
+    """A server, by its exit code."""
+    if code < 0:
+        return f"the server was ended by {signal.Signals(-code).name}"
+    return f"the server ended with code {code}"
 
 
 # Loaded here, because between fork and exec a child of a threaded process must not load anything.

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from sglang_hvd.demo import run
 from sglang_hvd.demo.models import DemoModels
-from sglang_hvd.demo.server import held_port
+from sglang_hvd.demo.server import ServerFailed, held_port
 
 
 def test_servers_on_two_ports_have_a_log_each(
@@ -29,3 +30,22 @@ def test_servers_on_two_ports_have_a_log_each(
             run.run_serve(cache_dir=tmp_path, port=port, more_flags=[])
         assert f"log in {logs[-1]}" in capsys.readouterr().out
         assert str(port) in logs[-1].name
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [(-9, "the server was ended by SIGKILL"), (3, "the server ended with code 3")],
+)
+def test_a_server_that_fails_while_it_serves_is_told_of_with_its_log(
+    code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = DemoModels(*[tmp_path] * 3)
+    monkeypatch.setattr(run, "ensure_demo_models", lambda cache_dir: models)
+    server = MagicMock(url="http://127.0.0.1:1")
+    server.__enter__.return_value = server
+    server.wait.return_value = code
+    monkeypatch.setattr(run, "SglangServer", lambda *args, **settings: server)
+    with held_port() as held:
+        port = held.getsockname()[1]
+    with pytest.raises(ServerFailed, match=rf"^{told}: its log is .*serve-{port}\.log$"):
+        run.run_serve(cache_dir=tmp_path, port=port, more_flags=[])
