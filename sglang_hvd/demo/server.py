@@ -25,8 +25,9 @@ from typing import Any, BinaryIO, Protocol
 # at every start, 4 s of a core.
 _ARCHITECTURES = {"llama", "llama_eagle3", "qwen3"}
 
-# The last line of a server that refuses settings: HVD's, or argparse's behind all flags.
-_REFUSES = re.compile(r"(?:\S+: )?error: (.*)")
+# The last line of a server that refuses settings: HVD's, or argparse's behind all flags, which
+# begins with "sglang serve: ".
+_REFUSES = re.compile(r"(?:[^:]+: )?error: (.*)")
 
 _GRACE_S = 3.0  # of a server that is not told another
 

@@ -82,7 +82,9 @@ def test_a_server_that_dies_while_it_starts_is_told_of_and_let_go(tmp_path: Path
     server.stop()
 
 
-@pytest.mark.parametrize("begins", ["error: ", "launch_server.py: error: "])
+@pytest.mark.parametrize(
+    "begins", ["error: ", "launch_server.py: error: ", "sglang serve: error: "]
+)
 def test_a_server_that_says_in_a_line_what_it_refuses_is_quoted_without_the_rest(
     begins: str, tmp_path: Path
 ) -> None:
