@@ -57,7 +57,10 @@ def _of_structure(families: Sequence[Structure]) -> Finding:
 
 def _range(rows: Sequence[Structure], share: Callable[[Structure], float], of: str) -> str:
     most, least = max(rows, key=share), min(rows, key=share)
-    text = f"{percent(share(most))} {of} in {most.family}"
+    text = f"{percent(share(most))} {of}"
+    if len(rows) == 1:
+        return text  # of one family nobody asks which: recordings of a server are all "recorded"
+    text += f" in {most.family}"
     return text if most is least else f"{text}, {percent(share(least))} in {least.family}"
 
 
@@ -145,7 +148,10 @@ def _hardest(rows: Sequence[Evaluation]) -> str:
         if row.file != MEAN and row.quality.average_precision is not None
     ]
     best, worst = max(known), min(known)
-    text = f"Average precision is {best[0]:.2f} in {best[1]}"
+    text = f"Average precision is {best[0]:.2f}"
+    if len({row.file for row in rows} - {MEAN}) == 1:
+        return text
+    text += f" in {best[1]}"
     return text if best == worst else f"{text}, {worst[0]:.2f} in {worst[1]}"
 
 

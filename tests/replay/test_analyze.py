@@ -73,6 +73,15 @@ def test_shares_of_places_and_cycles_are_of_all_drafts_where_some_rows_stand_for
     assert [row.proposed_share for row in analysis.structure] == [12 / 40, 8 / 20, 4 / 20]
 
 
+def test_one_family_alone_is_not_named() -> None:
+    drafts = walk("recorded", rows([6, 0]), num_cycles=4, num_cache=1)
+    predictors = {"predictor": linear({"score": 1})}
+    analysis = analyze_walks(ABOUT, [drafts], [drafts], [counts([4], [0])], predictors)
+    found = findings(analysis)
+    assert found[0].summary.endswith("% of the places")
+    assert not any("recorded" in text for one in found for text in (one.summary, *one.plots))
+
+
 def test_payoffs_worked_out_by_hand() -> None:
     found = payoffs_of("code", rows([31, 6, 5, 3, 2, 0], [True, True, False, True, True, False]))
     assert (found.num_drafts, found.oracle_share) == (6, 2 / 6)
