@@ -113,7 +113,10 @@ class StepCosts(BaseModel):
 
     def to_yaml(self) -> str:
         """The file that load reads."""
-        lines = [f"about: {json.dumps(self.about)}"]  # one line, whatever it holds
+        lines = [
+            "# Milliseconds, by batch size; verify and draft_extend a row for each, by width.",
+            f"about: {json.dumps(self.about)}",  # one line, whatever it holds
+        ]
         optional = [name for name in ("draft_once", "wait") if getattr(self, name) is not None]
         for name in ("batch_sizes", "widths", "draft_round", *optional):
             lines.append(f"{name}: {_row(getattr(self, name))}")

@@ -70,6 +70,7 @@ def test_a_table_can_be_written_and_read_again(tmp_path: Path, table: str) -> No
     costs = StepCosts.load(written(tmp_path, table))
     again = StepCosts.load(written(tmp_path, costs.to_yaml()))
     assert again == costs
+    assert costs.to_yaml().startswith("# Milliseconds")
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
