@@ -9,7 +9,11 @@ from sglang_hvd.user_cache import user_cache
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
     add_cache_dir(parser)
-    parser.add_argument("--modes", help="comma-separated; default: all. plain always runs")
+    parser.add_argument(
+        "--modes",
+        help="comma-separated: plain, eagle3, ngram and policies of HVD; default: all. plain "
+        "always runs",
+    )
     parser.add_argument(
         "--sessions", type=count, default=2, help="sessions per workload (default: 2)"
     )
@@ -37,7 +41,7 @@ def run_demo(options: argparse.Namespace) -> int:
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
     add_cache_dir(parser)
-    parser.add_argument("--port", type=int, default=30000)
+    parser.add_argument("--port", type=int, default=30000, help="default: %(default)s")
     parser.epilog = "Other flags go to python -m sglang.launch_server."
 
 
