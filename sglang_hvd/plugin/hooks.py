@@ -18,6 +18,7 @@ from sglang_hvd.plugin import (
     scheduler_events,
     server_info,
     stop_strings,
+    weight_updates,
 )
 
 # target in SGLang -> (kind, hook). tests/plugin/test_seams.py checks that each target exists.
@@ -101,6 +102,21 @@ HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
     "sglang.srt.managers.scheduler.Scheduler.handle_dumper_control": (
         HookType.AROUND,
         reload.answer_for_predictor,
+    ),
+    "sglang.srt.managers.scheduler_components.weight_updater."
+    "SchedulerWeightUpdaterManager._select_runners": (
+        HookType.AROUND,
+        weight_updates.select_target,
+    ),
+    "sglang.srt.managers.scheduler_components.weight_updater."
+    "SchedulerWeightUpdaterManager.update_weights_from_tensor": (
+        HookType.AROUND,
+        weight_updates.send_to_target,
+    ),
+    "sglang.srt.managers.scheduler_components.weight_updater."
+    "SchedulerWeightUpdaterManager.update_weights_from_distributed": (
+        HookType.AROUND,
+        weight_updates.send_to_target,
     ),
     "sglang.srt.managers.scheduler_components.internal_state."
     "SchedulerInternalStateController.get_internal_state": (
