@@ -89,7 +89,8 @@ class DeviceMemory:
             raise RuntimeError(f"no memory is left for {name}: {remedy}") from error
         # Attention backends lie in cycles: one that was built on the way and dropped still counts.
         gc.collect()
-        return built, free_gb - self._free_gb()
+        # None was taken where another process let go of more meanwhile.
+        return built, max(free_gb - self._free_gb(), 0.0)
 
     def _free_gb(self) -> float:
         """Free gigabytes on the rank that has least."""

@@ -64,7 +64,7 @@ class DraftStates:
                 # A backend, and what graphs keep of it, for each step behind the first one; the
                 # indices of each grow with the steps.
                 growth = max((steps - 1) / (before - 1), 2)
-                most_gb = growth * max(self._of_steps[before].memory_gb, 0.0)
+                most_gb = growth * self._of_steps[before].memory_gb
             if takes_memory and not memory.has_room(most_gb, name=f"drafts of {steps} steps"):
                 break
             self._of_steps[steps] = self._build(steps, memory)
