@@ -45,6 +45,10 @@ def plan_verifications_on_host(backend: Any) -> bool:
     """
     if _is_off(envs.SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN):
         return False
+    # It replays what a plan had launched, without the host's part: the lengths would stay the same.
+    # FlashInfer's own plans cannot be captured, so that it leaves these alone.
+    if envs.SGLANG_ENABLE_METADATA_GLUE_GRAPH.get():
+        return False
     if type(backend) is not FlashInferAttnBackend or not _has_lengths_of_plans(backend):
         return False
     captured = backend.prefill_cuda_graph_metadata.values()

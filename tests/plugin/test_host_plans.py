@@ -112,6 +112,16 @@ def test_sglangs_variables_switch_them_off(monkeypatch: pytest.MonkeyPatch) -> N
     assert not envs.SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR.get()
 
 
+def test_plans_that_sglang_would_replay_are_not_made_on_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SGLANG_ENABLE_METADATA_GLUE_GRAPH", "1")
+    monkeypatch.setenv(VERIFY, "1")
+    backend = _backend()
+    assert not plan_verifications_on_host(backend)
+    assert _is_on_host(backend) == [False, False]
+
+
 def test_drafts_are_planned_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", os.environ.copy())  # which SGLang's variable writes to
     assert not envs.SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR.get()
