@@ -38,7 +38,12 @@ from sglang_hvd.replay.recordings import Recording, session_fingerprints
 from sglang_hvd.replay.totals import CycleTotals
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.trained_on import tell_trained_on
-from sglang_hvd.replay.walk import RecordingWalk, fingerprints_of, walk_recordings
+from sglang_hvd.replay.walk import (
+    RecordingWalk,
+    evened,
+    fingerprints_of,
+    walk_recordings,
+)
 
 LONGEST = 31  # tokens of a cache draft at the default verify width
 
@@ -147,7 +152,8 @@ def analyze_walks(
     }
     if not rows_of:
         raise nothing_to_judge(cycles, without=without)
-    rows = TrainingRows.concatenate(list(rows_of.values()))
+    of_families = (walk.judged_rows(without=without) for walk in evened([*by_family.values()]))
+    rows = TrainingRows.concatenate([part for part in of_families if part is not None])
     return Analysis(
         about,
         tuple(structure),
@@ -207,9 +213,10 @@ def reliability(
 
 
 def _together(walks: Sequence[RecordingWalk], indices: Sequence[int]) -> RecordingWalk:
-    family = walks[indices[0]].family
-    sessions = tuple(session for index in indices for session in walks[index].sessions)
-    return RecordingWalk(family, family, sessions)
+    of_family = evened([walks[index] for index in indices])
+    family, thinning = of_family[0].family, of_family[0].thinning
+    sessions = tuple(session for walk in of_family for session in walk.sessions)
+    return RecordingWalk(family, family, sessions, thinning)
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,8 @@ def judge(
     """Judges predictors, and the frequency score, on the drafts of walks, but for those of which a
     cut text does not tell whether they were worth their verification.
 
-    A family's figures are those of all its files' drafts together, and the mean is over families.
+    A family's figures are those of all its files' drafts together, where files of which a part of
+    the drafts was kept (WalkSettings.max_rows) count like others. The mean is over families.
     The mean's calibration error is that of the mean reliability curve: predicted and real share of
     each tenth of the drafts, averaged over families.
 
@@ -162,9 +163,13 @@ def qualities(
 ) -> list[tuple[RecordingWalk | None, PayoffQuality]]:
     """The figures of each walk, and last their mean over the families, with None for a walk; see
     judge."""
+    thinning: dict[str, int] = {}
+    for walk in judged:
+        thinning[walk.family] = max(thinning.get(walk.family, 1), walk.thinning)
     families: dict[str, list[tuple[Judgement, TrainingRows]]] = {}
     for walk, part in judged.items():
-        families.setdefault(walk.family, []).append(part)
+        evened = _every(part, thinning[walk.family] // walk.thinning)
+        families.setdefault(walk.family, []).append(evened)
     found: list[tuple[RecordingWalk | None, PayoffQuality]] = [
         (walk, _quality([part])) for walk, part in judged.items()
     ]
@@ -173,6 +178,13 @@ def qualities(
         mean = _mean({family: _quality(parts) for family, parts in families.items()})
         found.append((None, replace(mean, calibration_error=error)))
     return found
+
+
+def _every(part: tuple[Judgement, TrainingRows], stride: int) -> tuple[Judgement, TrainingRows]:
+    """One draft in so many."""
+    judgement, rows = part
+    kept = np.arange(0, len(rows), stride)
+    return judgement.select(kept), rows.select(kept)
 
 
 def judged_by(rows: TrainingRows, predictor: PayoffPredictor | None) -> Judgement:

@@ -27,6 +27,10 @@ class Judgement:
         """The values that tell the drafts worth verifying from the others best."""
         return self.payoffs if self.probs is None else self.probs
 
+    def select(self, drafts: npt.NDArray[np.intp]) -> "Judgement":
+        """What it says of some of them."""
+        return Judgement(self.payoffs[drafts], None if self.probs is None else self.probs[drafts])
+
 
 @dataclass(frozen=True, slots=True)
 class PayoffQuality:

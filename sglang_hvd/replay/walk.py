@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -144,9 +144,31 @@ class RecordingWalk:
         kept."""
         return sum(s.num_drafts for s in self.sessions if s.fingerprint not in without)
 
+    def every(self, stride: int) -> "RecordingWalk":
+        """The same with one row in so many."""
+        if stride == 1:
+            return self
+        num_rows, sessions = 0, []
+        for session in self.sessions:
+            rows = session.rows
+            if rows is not None:
+                kept = np.arange(-num_rows % stride, len(rows), stride)
+                num_rows += len(rows)
+                rows = rows.select(kept) if len(kept) else None
+            sessions.append(replace(session, rows=rows))
+        return RecordingWalk(self.name, self.family, tuple(sessions), self.thinning * stride)
+
     def totals(self, *, without: frozenset[str] = frozenset()) -> CycleTotals:
         """The totals of the sessions that are not among these fingerprints."""
         return sum((s.totals for s in self.sessions if s.fingerprint not in without), CycleTotals())
+
+
+def evened(walks: Sequence[RecordingWalk]) -> list[RecordingWalk]:
+    """The same walks, with rows that each stand for as many as where they stand for most: else
+    those of which all rows are kept would count for more than others where rows are put together.
+    """
+    most = max((walk.thinning for walk in walks), default=1)
+    return [walk.every(most // walk.thinning) for walk in walks]
 
 
 def fingerprints_of(walks: Sequence[RecordingWalk]) -> frozenset[str]:

@@ -13,9 +13,11 @@ import pytest
 from sglang_hvd.payoff import FEATURE_NAMES
 from sglang_hvd.replay.analysis import RECALLS, Bin
 from sglang_hvd.replay.analyze import analyze_walks, payoffs_of, reliability
+from sglang_hvd.replay.evaluate import judge
 from sglang_hvd.replay.findings import findings
 from sglang_hvd.replay.importance import FEATURE_GROUPS, permutation_importance
 from sglang_hvd.replay.prompts import PromptCounts, num_repeated
+from sglang_hvd.replay.walk import RecordingWalk
 from tests.payoff.made_up import linear
 from tests.replay.conftest import WriteTraces
 from tests.replay.made_up import ABOUT, counts, rows, small_analysis, walk
@@ -71,6 +73,38 @@ def test_shares_of_places_and_cycles_are_of_all_drafts_where_some_rows_stand_for
     assert family.copied_shares == {"prompt": 3 / 40, "output": 0, "finished": 3 / 40}
     assert [row.copied_run_share for row in analysis.structure] == [3 / 40, 2 / 20, 1 / 20]
     assert [row.proposed_share for row in analysis.structure] == [12 / 40, 8 / 20, 4 / 20]
+
+
+def test_files_of_which_some_rows_were_kept_count_like_others_in_their_family() -> None:
+    # Of the half file each row stands for two drafts; of the whole one's, each second counts.
+    half, whole = rows([7, 7]), rows([0, 6, 0, 0])
+    walks = [
+        walk("chat", half, num_cycles=8, num_cache=0, name="half", thinning=2),
+        walk("chat", whole, num_cycles=8, num_cache=0, name="whole"),
+    ]
+    analysis = analyze_walks(
+        ABOUT,
+        walks,
+        walks,
+        [counts([4], [0]), counts([4], [0])],
+        {"predictor": linear({"score": 1})},
+    )
+    [payoffs] = analysis.payoffs
+    assert (payoffs.num_drafts, payoffs.oracle_share) == (4, 0.5)
+    evaluations = judge(walks, {}, cache_mode="votes", at="cycle")
+    found = {of.file: (of.quality.num_drafts, of.quality.oracle_share) for of in evaluations}
+    assert found == {"half": (2, 1.0), "whole": (4, 0.25), "mean": (4, 0.5)}
+
+
+def test_a_walk_with_one_row_in_so_many_has_them_from_all_sessions_in_order() -> None:
+    parts = [walk("chat", rows(lens), num_cycles=9, num_cache=0) for lens in ([1, 2], [3], [4, 5])]
+    sessions = tuple(session for part in parts for session in part.sessions)
+    every_second = RecordingWalk("chat", "chat", sessions, thinning=4).every(2)
+    found = every_second.rows()
+    assert found is not None
+    assert found.accepted_lens.tolist() == [1, 3, 5]
+    assert every_second.thinning == 8
+    assert every_second.num_drafts() == 5
 
 
 def test_one_family_alone_is_not_named() -> None:
