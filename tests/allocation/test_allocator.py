@@ -410,6 +410,13 @@ def test_each_width_is_run_now_and_then_up_to_the_next_above_those_that_pay() ->
     made, given = allocator(table), odds([SURE[:3], []], [(0.1, 0.1)] * 2)
     found = [made.allocate(slots(2), given) for _ in range(3000)]
     assert sum(each.width == 2 for each in found) >= 3
+    # Where the widest alone is best, too: the others seem to take as long, and may not.
+    verify = ((5.0, 6.0, 6.0, 6.0),) * 2
+    alike = table.model_copy(update={"verify": verify})
+    made, given = allocator(alike), odds([SURE, SURE], [(0.1, 0.1)] * 2)
+    found = [made.allocate(slots(2), given) for _ in range(2500)]
+    assert found[0].width == 7
+    assert {each.width for each in found if not each.num_model.any()} == {2, 4, 7}
     # Where nothing pays only the narrowest is.
     dear = costs(per_node=50, of_round=50)
     made = allocator(dear)

@@ -2,6 +2,7 @@
 // for ever.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -53,12 +54,14 @@ private:
         std::vector<std::int64_t> since, since_best;  // by width
     };
 
-    // Of those up to the next above what was best of late; 0: there is none above a plain step.
+    // Of those up to the next above what was best of late, or up to the widest if that was; 0: there is
+    // none above a plain step.
     std::size_t longest_without() const {
         std::size_t longest = 0;
         for (std::size_t place = num_widths_; --place > 0;) {
-            const bool is_next = longest == 0 && now_->since_best[place - 1] <= after_;
-            if (is_next || (longest > 0 && now_->since[place] >= now_->since[longest])) longest = place;
+            const bool is_last = std::min(now_->since_best[place - 1], now_->since_best[place]) <= after_;
+            const bool is_longer = longest > 0 && now_->since[place] >= now_->since[longest];
+            if (is_longer || (longest == 0 && is_last)) longest = place;
         }
         return longest;
     }
