@@ -122,7 +122,7 @@ def _num_sessions(concurrency: int, options: argparse.Namespace) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("serving", "Ways of decoding, side by side.")
-    parser.add_argument("--modes", type=_modes, default=list(MODES), help=",".join(MODES))
+    parser.add_argument("--modes", type=_modes, help=f"of {','.join(MODES)} (default: all)")
     parser.add_argument(
         "--attach",
         type=_attached,
@@ -142,7 +142,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=count, default=128, help="of each reply")
     parser.add_argument("--rounds", type=count, default=3)
     add_json(parser)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    attached = [mode for mode, _ in options.attach]
+    if attached and options.modes is not None:
+        parser.error("--modes: of servers that are started here: leave it out beside --attach")
+    if len(set(attached)) < len(attached):
+        parser.error(f"--attach: {', '.join(attached)}: name each server otherwise")
+    options.modes = options.modes or list(MODES)
+    return options
 
 
 def _modes(text: str) -> list[str]:
@@ -163,7 +170,7 @@ def _among(text: str, known: Sequence[str]) -> list[str]:
 
 def _attached(text: str) -> tuple[str, str]:
     mode, _, url = text.partition("=")
-    if not url:
+    if not (mode and url):
         raise argparse.ArgumentTypeError(f"{text}: give MODE=URL")
     return mode, url.rstrip("/")
 

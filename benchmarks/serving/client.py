@@ -12,6 +12,8 @@ from typing import Any
 
 import aiohttp
 
+from sglang_hvd.demo.server import ServerFailed
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -58,8 +60,12 @@ class Played:
 
 
 def play(url: str, conversations: Sequence[Conversation], *, concurrency: int) -> Played:
-    """Plays each conversation turn by turn, `concurrency` of them at a time."""
-    return asyncio.run(_play(url, conversations, concurrency))
+    """Plays each conversation turn by turn, `concurrency` of them at a time. Raises ServerFailed if
+    the server refuses a request or breaks off."""
+    try:
+        return asyncio.run(_play(url, conversations, concurrency))
+    except aiohttp.ClientError as error:
+        raise ServerFailed(f"{url}: {error or repr(error)}") from error
 
 
 async def _play(url: str, conversations: Sequence[Conversation], concurrency: int) -> Played:
@@ -104,7 +110,7 @@ async def _ask(
                 continue
             answer = json.loads(line.removeprefix(b"data: "))
             if "error" in answer:
-                raise RuntimeError(f"{url}: {answer['error']}")
+                raise ServerFailed(f"{url}: {answer['error']}")
             now = time.perf_counter()
             if ttft is None:
                 ttft = now - start
@@ -112,7 +118,7 @@ async def _ask(
                 gaps.append(now - last)
             last = now
     if ttft is None:
-        raise RuntimeError(f"{url}: the server sent no chunk")
+        raise ServerFailed(f"{url}: the server sent no chunk")
     meta: dict[str, Any] = answer["meta_info"]
     [hvd] = meta.get("hvd") or [{}]
     token_ids = tuple(answer["output_ids"])

@@ -87,7 +87,7 @@ Launch = Callable[[Sequence[str], dict[str, str], BinaryIO], Process]
 
 
 class ServerFailed(RuntimeError):
-    """A server did not start, or ended while it served."""
+    """A server did not start, or did not go on."""
 
 
 class SglangServer:
