@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     recordings = find_recordings(options.traces)
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
-    tables = {path.stem: StepCosts.load(path) for path in options.costs}
+    tables = _tables(options.costs)
     if options.wait:
         tables = {
             name: costs.model_copy(update={"wait": (options.wait,) * len(costs.batch_sizes)})
@@ -117,6 +117,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in tables:
         print(f"\n{name}\n\n{summary_of([row for row in rows if row.costs == name])}")
     return 0
+
+
+def _tables(paths: Sequence[Path]) -> dict[str, StepCosts]:
+    """By the name that rows give them. Raises ValueError if two have the same."""
+    tables: dict[str, StepCosts] = {}
+    for path in paths:
+        if path.stem in tables:
+            raise ValueError(f"--costs: rows would call two tables {path.stem}: rename one")
+        tables[path.stem] = StepCosts.load(path)
+    return tables
 
 
 def _check_policies(policies: Sequence[str], tables: Mapping[str, StepCosts]) -> None:

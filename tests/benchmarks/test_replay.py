@@ -159,5 +159,10 @@ def test_mistakes_end_in_one_line(
     costs = tmp_path / "costs.yaml"
     asked = [*flags, "--policies", "plain", "allocate, waits"]
     assert '"allocate, waits" is "allocate" where nothing is waited' in told(asked, capsys)
+    other = tmp_path / "other" / "costs.yaml"
+    other.parent.mkdir()
+    other.write_text(COSTS.replace("10, 12", "5, 6"))
+    line = told([*flags, "--costs", str(costs), str(other)], capsys)
+    assert "--costs: rows would call two tables costs" in line
     costs.write_text("{verify: 10}")
     assert "costs.yaml: cost table: about: " in told(flags, capsys)
