@@ -168,6 +168,17 @@ def test_the_gpu_works_while_any_kernel_does(tmp_path: Path) -> None:
         gpu_use(path, 2)
 
 
+@pytest.mark.parametrize("num_nodes", ["1", "38"])
+def test_a_tree_that_cannot_be_drafted_is_refused_before_servers_start(
+    num_nodes: str, recorded_edits: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        options_of([*recorded_edits, "--tree", "3", "4", num_nodes])
+    wanted = f"--tree: 3 steps with topk 4 have 2 to 37 nodes, got {num_nodes}"
+    assert wanted in capsys.readouterr().err
+    assert options_of([*recorded_edits, "--tree", "3", "4", "37"]).tree == [3, 4, 37]
+
+
 def test_only_a_gpu_is_profiled(
     recorded_edits: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
