@@ -11,7 +11,6 @@ from sglang_hvd.demo.server import ServerFailed
 
 def exit_code(command: Callable[[], int | None]) -> int:
     """Of a command that returns its own, None for 0. 2 for a mistake of the user's and for a server
-    """Of a command that returns its own, None for 0. 2 for a mistake of the user's and for a server
     that failed, in one line on stderr; 130 for ctrl-c; 141 where nobody reads on."""
     try:
         code = command()
