@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sglang_hvd.allocation import StepCosts
 from tests.e2e.conftest import CHAIN, SMALL_TREE, assert_same_alone_and_together, mixing
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
@@ -133,17 +134,19 @@ def test_stops_inside_a_draft_under_overlap_scheduling(
 
 
 @pytest.mark.parametrize(
-    ("drafting", "verify_width", "narrow_widths", "wide_width", "batch_sizes"),
+    ("drafting", "draft_round", "verify_width", "narrow_widths", "wide_width", "batch_sizes"),
     [
-        # Graphs of two requests: two replay them, one is padded to two, and three run without.
-        (SMALL_TREE, 16, [2, 8], None, [2]),
+        # Graphs of two requests: two replay them, one is padded to two, and three run without. With
+        # rounds so dear, drafts differ in their number of steps.
+        (SMALL_TREE, 2.5, 16, [2, 8], None, [2]),
         # Three are padded to four. The widest is for two, and so are its graphs.
-        (CHAIN, 8, [2, 4], 12, [2, 4]),
+        (CHAIN, 1.5, 8, [2, 4], 12, [2, 4]),
     ],
     ids=["tree", "chain"],
 )
 def test_widths_and_draft_steps_with_backends_and_graphs_of_their_own(
     drafting: tuple[str, ...],
+    draft_round: float,
     verify_width: int,
     narrow_widths: list[int],
     wide_width: int | None,
@@ -152,12 +155,17 @@ def test_widths_and_draft_steps_with_backends_and_graphs_of_their_own(
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
     varying_costs: Path,
+    tmp_path: Path,
 ) -> None:
+    costs = StepCosts.load(varying_costs)
+    rounds = (draft_round, draft_round + 0.2)
+    table = tmp_path / "costs.yaml"
+    table.write_text(costs.model_copy(update={"draft_round": rounds}).to_yaml())
     copying = [prompts[0], prompts[4], prompts[8]]
     params = {"max_new_tokens": 20}
     expected = plain_ids(copying, **params)
     server = start_hvd(
-        *("allocate", "--hvd-costs", str(varying_costs), *TRITON),
+        *("allocate", "--hvd-costs", str(table), *TRITON),
         *("--hvd-verify-width", str(verify_width), "--hvd-narrow-widths", str(narrow_widths)),
         *(() if wide_width is None else ("--hvd-wide-width", str(wide_width))),
         *("--cuda-graph-bs-decode", *map(str, batch_sizes)),
@@ -176,7 +184,7 @@ def test_widths_and_draft_steps_with_backends_and_graphs_of_their_own(
     steps = state["num_steps_by_width"]
     assert len([num for num in steps.values() if num]) >= 2
     assert wide_width is None or steps[str(wide_width)] > 0
-    assert len(state["num_drafts_by_steps"]) >= 2
+    assert len(state["num_drafts_by_steps"]) >= 2, state["num_drafts_by_steps"]
     assert state["num_accepted_drafts"]["cache"] + state["num_accepted_drafts"]["both"] > 0
     assert state["num_accepted_drafts"]["model"] > 0
 
