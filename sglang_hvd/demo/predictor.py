@@ -31,8 +31,8 @@ def train_predictor(
 
     Both serve each session twice: with the outputs of earlier ones to draft from, and alone, as a
     server that has just started. Without the latter the predictor thinks too much of drafts from
-    prompts: where outputs of many sessions are at hand, it is for the best matches only that these
-    are not from there.
+    prompts: where outputs of many sessions are at hand, a draft is from the prompt only if that
+    matches better than all of them.
 
     replies: traces of the target. references: traces of what it was trained to reply.
     """
