@@ -182,6 +182,8 @@ def qualities(
 
 def _every(part: tuple[Judgement, TrainingRows], stride: int) -> tuple[Judgement, TrainingRows]:
     """One draft in so many."""
+    if stride == 1:
+        return part  # as nearly always, and rows are large
     judgement, rows = part
     kept = np.arange(0, len(rows), stride)
     return judgement.select(kept), rows.select(kept)

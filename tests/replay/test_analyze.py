@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sglang_hvd.payoff import FEATURE_NAMES
-from sglang_hvd.replay.analysis import RECALLS, Bin
+from sglang_hvd.replay.analysis import RECALLS, Analysis, Bin
 from sglang_hvd.replay.analyze import analyze_walks, payoffs_of, reliability
 from sglang_hvd.replay.evaluate import judge
 from sglang_hvd.replay.findings import findings
@@ -53,6 +53,12 @@ def test_the_papers_cache_does_not_tell_the_prompt_from_the_output() -> None:
     assert analysis.structure[0].copied_shares == {"own": 1 / 4, "finished": 1 / 4}
 
 
+def analysis_of(walks: list[RecordingWalk]) -> Analysis:
+    """Of files whose prompts have four tokens, at cycles and places that are the same."""
+    predictors = {"predictor": linear({"score": 1})}
+    return analyze_walks(ABOUT, walks, walks, [counts([4], [0])] * len(walks), predictors)
+
+
 def test_shares_of_places_and_cycles_are_of_all_drafts_where_some_rows_stand_for_more() -> None:
     # Of one file each row stands for two drafts, of the other for one.
     drafts = rows([7, 0, 1, 0], in_prompt=[1, 1, 0, 0])
@@ -60,13 +66,7 @@ def test_shares_of_places_and_cycles_are_of_all_drafts_where_some_rows_stand_for
         walk("chat", drafts, num_cycles=20, num_cache=0, name=name, thinning=thinning)
         for name, thinning in (("half", 2), ("whole", 1))
     ]
-    analysis = analyze_walks(
-        ABOUT,
-        walks,
-        walks,
-        [counts([4], [0]), counts([4], [0])],
-        {"predictor": linear({"score": 1})},
-    )
+    analysis = analysis_of(walks)
     family, half, whole = analysis.structure
     assert half.copied_shares == {"prompt": 2 / 20, "output": 0, "finished": 2 / 20}
     assert whole.copied_shares == {"prompt": 1 / 20, "output": 0, "finished": 1 / 20}
@@ -82,13 +82,7 @@ def test_files_of_which_some_rows_were_kept_count_like_others_in_their_family() 
         walk("chat", half, num_cycles=8, num_cache=0, name="half", thinning=2),
         walk("chat", whole, num_cycles=8, num_cache=0, name="whole"),
     ]
-    analysis = analyze_walks(
-        ABOUT,
-        walks,
-        walks,
-        [counts([4], [0]), counts([4], [0])],
-        {"predictor": linear({"score": 1})},
-    )
+    analysis = analysis_of(walks)
     [payoffs] = analysis.payoffs
     assert (payoffs.num_drafts, payoffs.oracle_share) == (4, 0.5)
     evaluations = judge(walks, {}, cache_mode="votes", at="cycle")
@@ -109,9 +103,7 @@ def test_a_walk_with_one_row_in_so_many_has_them_from_all_sessions_in_order() ->
 
 def test_one_family_alone_is_not_named() -> None:
     drafts = walk("recorded", rows([6, 0]), num_cycles=4, num_cache=1)
-    predictors = {"predictor": linear({"score": 1})}
-    analysis = analyze_walks(ABOUT, [drafts], [drafts], [counts([4], [0])], predictors)
-    found = findings(analysis)
+    found = findings(analysis_of([drafts]))
     assert found[0].summary.endswith("% of the places")
     assert not any("recorded" in text for one in found for text in (one.summary, *one.plots))
 
