@@ -16,11 +16,11 @@
 namespace sglang_hvd {
 
 // Token for token and score for score what ArcticInference 0.3.0 proposes as a chain
-// (csrc/suffix_decoding/suffix_tree.cc: speculate). matching.py is the same in Python and says why;
-// here the occurrences come from a chain of the index. Time is linear in the number of occurrences
-// of the last token, which suffices for a baseline, with a factor that a text of few tokens cannot
-// raise much: an occurrence is compared once with the context and about once with the draft, and not
-// looked at for each match length and each token of the draft.
+// (csrc/suffix_decoding/suffix_tree.cc: speculate). tests/suffix_cache/oracle/matching.py is the same in
+// Python and says why; here the occurrences come from a chain of the index. Time is linear in the
+// number of occurrences of the last token, which suffices for a baseline, with a factor that a text
+// of few tokens cannot raise much: an occurrence is compared once with the context and about once
+// with the draft, and not looked at for each match length and each token of the draft.
 struct PaperSettings {
     int max_depth = 64;
     int max_draft_tokens = 64;
