@@ -72,7 +72,9 @@ class ServedCosts:
         self._num_steps = 0
 
     def run_ahead(self) -> None:
-        """Before any step: plain steps may be launched ahead of the tokens of the last."""
+        """Before any step and begin_with: plain steps may be launched ahead of the tokens of the
+        last."""
+        assert isinstance(self._fit, CostFit), "the table of begin_with would be lost"
         self._runs_ahead = True
         self._fit = CostFit(self._widths, runs_ahead=True)
 

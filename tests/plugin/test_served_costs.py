@@ -214,6 +214,13 @@ def test_a_wait_is_that_of_the_steps_before_those_that_did_not_run_ahead() -> No
     assert made.costs.wait_ms(2) == pytest.approx(2.9, abs=0.05)
 
 
+def test_steps_cannot_begin_to_run_ahead_behind_a_table_that_was_timed() -> None:
+    costs = served(allocator(), Stopwatch())
+    costs.begin_with(PROFILE)
+    with pytest.raises(AssertionError, match="would be lost"):
+        costs.run_ahead()
+
+
 def test_a_step_that_had_nothing_beside_its_parts_soon_has_it_counted() -> None:
     made, watch = allocator(), Stopwatch()
     costs = served(made, watch)
