@@ -145,10 +145,6 @@ class HvdDraftWorker(EagleDraftWorker):
         self._widths = self._widths.only(states.widths)
         self.num_steps_by_width = dict.fromkeys(states.widths, 0)
 
-    def use_draft_states(self, states: DraftStates) -> None:
-        """Each number of steps has an attention backend and graphs, and there are no others."""
-        self.draft_states = states
-
     def use_draft_extend(self, draft_extend: DraftExtend) -> None:
         """Before any step: when draft-extend runs."""
         self.draft_extend = draft_extend

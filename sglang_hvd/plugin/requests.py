@@ -128,7 +128,7 @@ class HeldRequests:
         self._settle()
         # Requests that end with their prefill never come to a step, and with enough of them nothing
         # else does.
-        self._drop_ended(reqs)
+        self.drop_ended(reqs)
         # Where that is known before, their prompts, which may be long, are not taken in at all;
         # requests that come back from a retraction have figures and output to be kept.
         held = [
@@ -195,7 +195,7 @@ class HeldRequests:
             return False
         self._settle(but=last)
         with self._clock.measure(Phase.COMMIT):
-            self._drop_ended(reqs)
+            self.drop_ended(reqs)
         if not last.is_planned:
             self._plan_launched(last)
         held = [h for req in reqs if (h := self._find(req)) is not None and not h.without_cache]
@@ -235,7 +235,7 @@ class HeldRequests:
         self._settle()
         self._wants_drafts = False
         with self._clock.measure(Phase.COMMIT):
-            self._drop_ended(reqs)
+            self.drop_ended(reqs)
             held = [self._find(req) or self._start(req) for req in reqs]
             if seq_lens is not None:
                 for i, (req, num_cached) in enumerate(zip(reqs, seq_lens, strict=True)):
@@ -284,12 +284,22 @@ class HeldRequests:
     def flush(self) -> None:
         """Forget the shared cache, how right its drafts were, and all requests that have ended."""
         self._settle()  # the last step tells of what is forgotten
-        self._drop_ended(())
+        self.drop_ended()
         self._drafter.flush()
 
-    def drop_ended(self) -> None:
+    def drop_ended(self, running: Sequence[Req] = ()) -> None:
         """Let go of requests that ended unannounced; every step does it too."""
-        self._drop_ended(())
+        while self._dead:
+            held = self._held.get(self._dead.popleft())
+            if held is not None:
+                self._release(held)
+        if len(self._held) > len(running):
+            for held in list(self._held.values()):
+                req = held.req()
+                # Not kept for the shared cache: when a request is found ended here depends on
+                # the process, and every tensor-parallel rank must hold the same cache.
+                if req is not None and (req.finished() or _is_given_up(req)):
+                    self._release(held)
 
     def publish(self) -> None:
         """Bring the Prometheus metrics up to date."""
@@ -307,7 +317,7 @@ class HeldRequests:
 
     def describe(self) -> dict[str, Any]:
         """Counters and what is held, for /server_info; requests that ended are let go first."""
-        self._drop_ended(())
+        self.drop_ended()
         cache = self._drafter.cache_stats()
         return {
             "num_requests": len(self),
@@ -467,19 +477,6 @@ class HeldRequests:
         if self._recorder is not None and is_kept and held.prompt_ids is not None:
             self._recorder.record(req, held.prompt_ids, namespace=_namespace(req))
         del self._held[held.key]
-
-    def _drop_ended(self, running: Sequence[Req]) -> None:
-        while self._dead:
-            held = self._held.get(self._dead.popleft())
-            if held is not None:
-                self._release(held)
-        if len(self._held) > len(running):
-            for held in list(self._held.values()):
-                req = held.req()
-                # Not kept for the shared cache: when a request is found ended here depends on
-                # the process, and every tensor-parallel rank must hold the same cache.
-                if req is not None and (req.finished() or _is_given_up(req)):
-                    self._release(held)
 
 
 def _keys_of(step: _Launched) -> set[int]:

@@ -29,10 +29,10 @@ from sglang_hvd.allocation import (
     model_tree_sizes,
     most_tree_nodes,
 )
+from sglang_hvd.config import HvdConfig, PostponeExtend
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin import host_plans, kv_kernel
 from sglang_hvd.plugin.device_memory import DeviceMemory
-from sglang_hvd.plugin.draft_extend import draft_extend_of
 from sglang_hvd.plugin.draft_states import DraftStates
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import require_hooks
@@ -219,7 +219,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         allocator = self._allocator
         num_steps = (self.speculative_num_steps,) if allocator is None else allocator.num_steps
         states = DraftStates(self, num_steps, memory)
-        self._draft_worker.use_draft_states(states)
+        self._draft_worker.draft_states = states
         if allocator is not None:
             allocator.use_num_steps(states.num_steps)
 
@@ -410,6 +410,21 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         }
 
 
+def draft_extend_of(
+    config: HvdConfig, *, device: str, has_mrope: bool, runs_ahead: bool
+) -> DraftExtend:
+    """When a server runs draft-extend.
+
+    has_mrope: positions depend on more than a token's place, which catching up does not know.
+    runs_ahead: steps without drafts may be launched before the tokens of the last are known.
+    """
+    # On a GPU draft-extend runs while the host reads what was accepted; postponed, it waits for it.
+    # Behind a step without drafts that is no secret, and the next may be launched at once.
+    on_gpu: PostponeExtend = "plain" if runs_ahead else "never"
+    found = DraftExtend.of(config, default="always" if device == "cpu" else on_gpu)
+    return DraftExtend.EVERY_STEP if has_mrope and found.catches_up else found
+
+
 def check_sampling(most_nodes: int, vocab_size: int) -> None:
     """SGLang's kernel for sampled verifications (sampling.cuh) numbers the probabilities of a step
     by 32 bits. Raises ValueError if so many nodes, of all requests together, have more."""
@@ -465,8 +480,11 @@ def _before_forward(worker: Any, then: Callable[[], None]) -> Iterator[None]:
     """Calls `then` meanwhile, before the forward of a verification that is laid out and planned:
     while the host does that, a device that has nothing else to do waits for it."""
     forward, own = worker.forward_batch_generation, vars(worker).get("forward_batch_generation")
+    was_called = False
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal was_called
+        was_called = True
         then()
         return forward(*args, **kwargs)
 
@@ -478,6 +496,7 @@ def _before_forward(worker: Any, then: Callable[[], None]) -> Iterator[None]:
             del worker.forward_batch_generation
         else:
             worker.forward_batch_generation = own
+    assert was_called, "SGLang no longer verifies by the target worker's forward_batch_generation"
 
 
 @contextmanager

@@ -65,7 +65,7 @@ OWN_HELPERS = {
     *("_host_nodes", "_add_model_trees", "_run_model_drafter", "_num_cached"),
     *("_num_draft_tokens", "_publish", "_build_width_states", "_build_draft_states"),
     *("_compile_kernels", "_time_costs", "attach", "run_draft", "drafting"),
-    *("use_width", "use_base_width", "use_width_states", "use_draft_states"),
+    *("use_width", "use_base_width", "use_width_states"),
     *("describe", "use_predictor", "on_idle", "on_pause", "let_go"),
     "note_finished_at_prefill",
 }
@@ -242,6 +242,7 @@ def test_the_width_of_a_verification_is_read_from_its_input() -> None:
     assert "topk=self.topk" in verify
     run = inspect.getsource(eagle_worker_common.run_eagle_verify)
     assert "accept_index=accept_index" in run
+    assert "= target_worker.forward_batch_generation(" in run  # before which its plan is fenced
     extend = inspect.getsource(eagle_worker_v2.EagleDraftWorker._draft_extend_for_decode)
     assert "num_tokens_per_req=self.speculative_num_draft_tokens" in extend
 
