@@ -7,11 +7,18 @@ from typing import Never
 
 import pytest
 
-import sglang_hvd
 from sglang_hvd.cli import main
 from sglang_hvd.demo import models
 from sglang_hvd.demo.build import RECIPES, Recipe
 from sglang_hvd.demo.models import ensure_demo_models
+from tests.test_import_direction import PACKAGE, imported_modules
+
+# What a build imports too, and what has no part in what it makes: it decides by no costs, reads no
+# files but its own, and counts for nobody.
+NO_SOURCES = (
+    *("**/__init__.py", "allocation/*.py", "request_stats.py", "step_clock.py"),
+    *("whole_file.py", "yaml_text.py"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +78,34 @@ def test_another_recipe_has_a_place_of_its_own(
 
 
 def test_every_source_is_there() -> None:
-    package = Path(sglang_hvd.__file__).parent
-    assert all(any(package.glob(pattern)) for pattern in models._SOURCES)
+    assert all(any(PACKAGE.glob(pattern)) for pattern in (*models._SOURCES, *NO_SOURCES))
+
+
+def test_all_that_a_build_imports_is_a_source_of_it() -> None:
+    known = {file for name in (*models._SOURCES, *NO_SOURCES) for file in PACKAGE.glob(name)}
+    unknown = imported_files(PACKAGE / "demo/build.py") - known
+    assert sorted(file.relative_to(PACKAGE).as_posix() for file in unknown) == []
+
+
+def imported_files(file: Path) -> set[Path]:
+    """The files of the package that importing this one runs, itself included."""
+    found: set[Path] = set()
+    waiting = [file]
+    while waiting:
+        file = waiting.pop()
+        if file in found:
+            continue
+        found.add(file)
+        of_file = ".".join(file.relative_to(PACKAGE.parent).parent.parts)
+        for module in imported_modules(file.read_text(), of_file):
+            # A name of a module's, too: its last part is then no file.
+            place = PACKAGE.parent
+            for part in module.split("."):
+                place /= part
+                candidates = place.with_suffix(".py"), place / "__init__.py"
+                waiting += [path for path in candidates if path.is_relative_to(PACKAGE)]
+        waiting = [path for path in waiting if path.is_file()]
+    return found
 
 
 def test_a_cache_that_cannot_be_written_is_a_user_error(tmp_path: Path) -> None:
