@@ -48,6 +48,7 @@ _READER: Mapping[str, Policy] = {
     "cost_profile": "allocate",
     "branches": "allocate",
     "wide_width": "allocate",
+    "run_ahead": "allocate",
 }
 
 

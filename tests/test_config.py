@@ -137,6 +137,7 @@ def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
         ("{policy: both, threshold: 6}", r"threshold: only the payoff policy reads it: set policy"),
         ("{policy: cache, branches: false}", r"branches: only the allocate policy reads it"),
         ("{threshold: 6, cost_profile: skip}", r"cost_profile: only the allocate policy reads it"),
+        ("{policy: payoff, run_ahead: true}", r"run_ahead: only the allocate policy reads it"),
         ("narrow_widths: [4, 2]", r"narrow_widths: widths must rise"),
         ("narrow_widths: [0, 2]", r"narrow_widths: widths must rise"),
         ("max_draft_tokens: 65", r"max_draft_tokens: by votes no draft is longer than 64 tokens"),

@@ -28,8 +28,7 @@ def may_run_ahead(config: HvdConfig, cfg: Any) -> bool:
 
     cfg: SGLang's resolved arguments.
     """
-    has_overlap = not cfg.disable_overlap_schedule
-    return config.run_ahead and config.policy == "allocate" and has_overlap
+    return config.run_ahead and not cfg.disable_overlap_schedule
 
 
 def launch_step(

@@ -210,9 +210,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._runs_ahead &= self._launch.widths.values[0] == 1 and not plans_wait
         if self._launch.config.run_ahead and not self._runs_ahead:
             raise ValueError(
-                "--hvd-run-ahead needs policy allocate, overlap scheduling, which this server does "
-                "not have with --disable-overlap-schedule or on a CPU, a verify width of 1, and, "
-                "with FlashInfer, CUDA graphs and host_plans (docs/operation.md)"
+                "--hvd-run-ahead needs overlap scheduling, which this server does not have with "
+                "--disable-overlap-schedule or on a CPU, a verify width of 1, and, with "
+                "FlashInfer, CUDA graphs and host_plans (docs/operation.md)"
             )
 
     def _build_draft_states(self, memory: DeviceMemory) -> None:

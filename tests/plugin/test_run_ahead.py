@@ -22,7 +22,6 @@ from sglang_hvd.plugin.worker import HvdWorker
         (True, {}, False),
         (True, {"run_ahead": True}, True),
         (False, {"run_ahead": True}, False),
-        (True, {"run_ahead": True, "policy": "payoff"}, False),
     ],
 )
 def test_steps_run_ahead_where_asked_to_under_overlap_scheduling(
