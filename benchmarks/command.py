@@ -8,27 +8,17 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from sglang_hvd.commands.arguments import count
+from sglang_hvd.commands.arguments import add_texts, count
 from sglang_hvd.commands.exit_code import exit_code
 from sglang_hvd.commands.parser import Parser
 from sglang_hvd.whole_file import write_whole
+
+add_traces = add_texts  # as the commands have them
 
 
 def parser_of(name: str, description: str) -> argparse.ArgumentParser:
     """name: of the benchmark's module, without the package."""
     return Parser(prog=f"python -m benchmarks.{name}", description=description)
-
-
-def add_traces(parser: argparse.ArgumentParser) -> None:
-    """`--traces DIR`, `--tokenizer FILE` and `--eos-token TOKEN`."""
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument(
-        "--eos-token",
-        type=lambda text: text or None,
-        default="<|im_end|>",
-        help="ends every output of text traces and chat logs; empty: nothing does",
-    )
 
 
 def counts(text: str) -> list[int]:

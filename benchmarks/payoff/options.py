@@ -2,11 +2,9 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import get_args
 
 from benchmarks.command import add_traces, parser_of
-from sglang_hvd.commands.arguments import add_json
-from sglang_hvd.config import CacheMode
+from sglang_hvd.commands.arguments import add_cache_mode, add_json
 
 
 def replay_options(
@@ -15,6 +13,6 @@ def replay_options(
     """name: see parser_of. Gives traces, tokenizer, eos_token, cache_mode and json."""
     parser = parser_of(name, description)
     add_traces(parser)
-    parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
+    add_cache_mode(parser, default="votes")
     add_json(parser)
     return parser.parse_args(arguments)

@@ -55,7 +55,8 @@ def add_cache_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_traces(parser: argparse.ArgumentParser, *, mode_of: str = "") -> None:
+def add_texts(parser: argparse.ArgumentParser) -> None:
+    """`--traces DIR`, `--tokenizer FILE` and `--eos-token TOKEN`."""
     parser.add_argument(
         "--traces",
         "--from",
@@ -74,11 +75,23 @@ def add_traces(parser: argparse.ArgumentParser, *, mode_of: str = "") -> None:
         help="ends every output of text traces and chat logs; empty: nothing does "
         "(default: %(default)s)",
     )
+
+
+def add_cache_mode(
+    parser: argparse.ArgumentParser, *, default: CacheMode | None = None, mode_of: str = ""
+) -> None:
+    """default: None where other options may name the mode, as mode_of says."""
     parser.add_argument(
         "--cache-mode",
         choices=get_args(CacheMode),
-        help=f"how the suffix cache drafts{mode_of} (default: {HvdConfig().cache_mode})",
+        default=default,
+        help=f"how the suffix cache drafts{mode_of} (default: {default or HvdConfig().cache_mode})",
     )
+
+
+def add_traces(parser: argparse.ArgumentParser, *, mode_of: str = "") -> None:
+    add_texts(parser)
+    add_cache_mode(parser, mode_of=mode_of)
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="other settings of the server, as --hvd-config"
     )

@@ -133,18 +133,18 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 def run_train(options: argparse.Namespace) -> int:
     from sglang_hvd.replay.tables import heldout_table
-    from sglang_hvd.replay.train import TrainPlan, train_predictor
+    from sglang_hvd.replay.train import TrainPlan, train_predictors
 
     plan = TrainPlan(
         config=_config(options, has_predictor=False),
-        kind=options.kind,
         held_out=options.held_out,
         num_rounds=options.rounds,
         seed=options.seed,
         num_processes=options.processes,
     )
     with _read_traces(options) as (recordings, tokenizer):
-        predictor = train_predictor(recordings, tokenizer, plan)
+        trained = train_predictors(recordings, [tokenizer], plan, [options.kind])
+    predictor = trained[options.kind]
     predictor.save(options.output)
     print(heldout_table(predictor))
     print(f"written: {options.output}")
@@ -261,7 +261,7 @@ def _read_traces(
     from sglang_hvd.replay.recordings import find_recordings, held
     from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 
-    tokenizer = TraceTokenizer(options.tokenizer, options.eos_token or None)
+    tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     tokenizer.check()
     found = find_recordings(options.traces)
     _check_outputs(options, [recording.path for recording in found])

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="tokenizer.json for them; the first is judged with",
     )
     parser.add_argument(
-        "--eos-token", default="<|im_end|>", help="token that ends every output, of each tokenizer"
+        "--eos-token", default="<|im_end|>", help="ends every output; empty: nothing does"
     )
     parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
     parser.add_argument(

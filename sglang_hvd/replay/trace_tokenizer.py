@@ -15,7 +15,7 @@ class TraceTokenizer:
     """The tokenizer that traces are read with.
 
     path: its tokenizer.json.
-    eos_token: ends every output of a text trace; None: outputs end with their text.
+    eos_token: ends every output of a text trace; None or empty: outputs end with their text.
     """
 
     path: Path
@@ -37,7 +37,7 @@ class TraceTokenizer:
     @cached_property
     def eos_token_id(self) -> int | None:
         """Raises ValueError if the tokenizer has no such token."""
-        if self.eos_token is None:
+        if not self.eos_token:
             return None
         token_id = self.loaded.token_to_id(self.eos_token)
         if token_id is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, HvdConfig, Policy
+from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig, Policy
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import Kind, feature_settings
@@ -63,7 +63,6 @@ class TrainPlan:
     """
 
     config: HvdConfig
-    kind: Kind = "survival"
     held_out: float = 0.25
     num_rounds: int = 2
     token_stride: int = 3
@@ -72,27 +71,19 @@ class TrainPlan:
     num_processes: int = 2
 
 
-def train_predictor(
-    recordings: Sequence[Recording], tokenizer: TraceTokenizer, plan: TrainPlan
-) -> PayoffPredictor:
-    """The predictor, with its quality on the held-out sessions in its provenance.
-
-    Raises ValueError, in one line, if the recordings cannot be used or hold nothing to learn from.
-    """
-    return train_predictors(recordings, [tokenizer], plan, [plan.kind])[plan.kind]
-
-
 def train_predictors(
     recordings: Sequence[Recording],
     tokenizers: Sequence[TraceTokenizer],
     plan: TrainPlan,
     kinds: Sequence[Kind],
 ) -> Mapping[Kind, PayoffPredictor]:
-    """Predictors of several kinds from the same cycles, to compare. The first kind decides in the
-    later rounds.
+    """Predictors of one kind, or of several from the same cycles, to compare: with their quality on
+    the held-out sessions in their provenance. The first kind decides in the later rounds.
 
     tokenizers: the recordings are learned from as each of these reads them, and must be texts if
         there are several; the predictors are judged with the first.
+
+    Raises ValueError, in one line, if the recordings cannot be used or hold nothing to learn from.
     """
     first: list[Lessons] = []
     held_out = fingerprints = frozenset[str]()
@@ -296,7 +287,7 @@ def _provenance(
         "token_stride": plan.token_stride,
         "power_of_size": _POWER_OF_SIZE,
         "weight_of_other_tokenizers": _OTHERS,
-        "verify_width": DEFAULT_VERIFY_WIDTH,
+        "draft_limits": list(_DRAFT_LIMITS),
         "num_rounds": plan.num_rounds,
         "tokenizers": [tokenizer.fingerprint for tokenizer in tokenizers],
     }

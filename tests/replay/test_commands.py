@@ -33,7 +33,6 @@ from sglang_hvd.replay.train import (
     first_round,
     held_out_sessions,
     lessons_of,
-    train_predictor,
     train_predictors,
 )
 from sglang_hvd.replay.walk import RecordingWalk, SessionWalk, WalkSettings, walk_recordings
@@ -407,6 +406,7 @@ def test_recordings_need_no_token_that_ends_an_output(
             writer.write(trace)
     assert run("replay", recorded, number_tokenizer, "--eos-token", "<none>") == 0
     assert run("replay", made_up_traces, number_tokenizer, "--eos-token", "<none>") == 2
+    assert run("replay", made_up_traces, number_tokenizer, "--eos-token", "") == 0
 
 
 def test_the_mean_calibration_leaves_out_families_without_a_curve() -> None:
@@ -657,7 +657,8 @@ def provenance_of(made_up_traces: Path, number_tokenizer: Path) -> Callable[...,
 
     def trained(**plan: Any) -> Mapping[str, Any]:
         whole_plan = TrainPlan(HvdConfig(), num_processes=1, **plan)
-        return train_predictor(recordings, tokenizer, whole_plan).provenance
+        trained = train_predictors(recordings, [tokenizer], whole_plan, ["survival"])
+        return trained["survival"].provenance
 
     return trained
 
