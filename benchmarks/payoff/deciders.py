@@ -15,8 +15,7 @@ from benchmarks.command import run, write_rows
 from benchmarks.payoff.options import replay_options
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
-from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
+from sglang_hvd.payoff.predictor import shipped_predictors
 from sglang_hvd.replay.evaluate import judge, nothing_to_judge, trained_sessions
 from sglang_hvd.replay.recordings import MEAN, find_recordings
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
@@ -38,10 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recordings = find_recordings(options.traces)
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     mode = options.cache_mode
-    predictors = {
-        "default": PayoffPredictor.load(DEFAULT_PREDICTORS[mode]),
-        "mlp": PayoffPredictor.load(PAPER_PREDICTORS[mode]),
-    }
+    predictors = shipped_predictors(mode)
     without, costs = trained_sessions(predictors), StepCosts.load(_COSTS)
     rows = []
     print("| who decides | drafts | oracle share | default | mlp | frequency |")
@@ -55,10 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             label=decider,
             num_processes=2,
         )
-        judged = judge(walks, predictors, cache_mode=mode, at="cycle", without=without)
+        judged = judge(walks, predictors, cache_mode=mode, at="cycle")
         means = [each for each in judged if each.file == MEAN]
         if not means:
-            raise nothing_to_judge(walks, without=without)
+            raise nothing_to_judge([walk.excluding(without) for walk in walks])
         quality = means[0].quality
         cells = [_figure(each.quality.average_precision) for each in means]
         print(

@@ -19,7 +19,6 @@ from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.metrics import mean_over_families
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.replay.recordings import find_recordings
-from sglang_hvd.replay.totals import CycleTotals
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.trained_on import NOTHING_LEFT
 from sglang_hvd.replay.walk import WalkSettings, walk_recordings
@@ -68,16 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 label=f"{drafter_name}: {threshold}",
                 num_processes=2,
             )
-            found = [
-                (walk.family, _figures(totals))
-                for walk in walks
-                if (totals := walk.totals(without=trained_on)).num_cycles
-            ]
-            if not found:
+            found = [(walk.family, walk.excluding(trained_on).totals()) for walk in walks]
+            if not any(totals.num_cycles for _, totals in found):
                 raise ValueError(NOTHING_LEFT)
             cycles, share, speed = (
-                mean_over_families((family, figures[place]) for family, figures in found)
-                for place in range(3)
+                mean_over_families((family, getattr(totals, name)) for family, totals in found)
+                for name in ("cycles_per_1k_tokens", "cache_share", "tokens_per_ms")
             )
             gate = "the better prediction" if threshold is None else str(threshold)
             print(
@@ -95,14 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
     write_rows(options.json, rows)
     return 0
-
-
-def _figures(totals: CycleTotals) -> tuple[float, float, float]:
-    return (
-        1000 * totals.num_cycles / totals.num_tokens,
-        totals.num_cache / totals.num_cycles,
-        totals.num_tokens / totals.ms,
-    )
 
 
 if __name__ == "__main__":

@@ -188,8 +188,7 @@ class _Study:
         for walk in self.judged:
             rows = walk.rows()
             if rows is not None:
-                rows = _without(rows, idea)
-                judged[walk] = judged_by(rows, judging(walk.family)), rows
+                judged[walk] = judged_by(_without(rows, idea), judging(walk.family))
         if not judged:
             raise ValueError("no session is held out: give recordings of several sessions")
         return next(quality for walk, quality in qualities(judged) if walk is None)

@@ -58,6 +58,19 @@ _FEATURE_SETTINGS = (
 )
 
 
+def predictor_file(config: HvdConfig) -> Path:
+    """The predictor that is asked for, or else the one that ships."""
+    return config.predictor or DEFAULT_PREDICTORS[config.cache_mode]
+
+
+def shipped_predictors(cache_mode: CacheMode) -> dict[str, "PayoffPredictor"]:
+    """Those that ship: "default" and the paper's, "mlp"."""
+    return {
+        "default": PayoffPredictor.load(DEFAULT_PREDICTORS[cache_mode]),
+        "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
+    }
+
+
 def feature_settings(config: HvdConfig) -> dict[str, float | str]:
     """The settings of a configuration that decide what the features mean."""
     settings = {name: getattr(config, name) for name in _FEATURE_SETTINGS}
@@ -153,7 +166,7 @@ class PayoffPredictor:
         Raises ValueError, in one line, if it cannot be read, was trained for other settings or is
         not of the kind that the policy needs.
         """
-        path = config.predictor or DEFAULT_PREDICTORS[config.cache_mode]
+        path = predictor_file(config)
         predictor = cls.load(path)
         for name, got in feature_settings(config).items():
             if got != predictor.settings[name]:

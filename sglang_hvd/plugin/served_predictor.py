@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import DEFAULT_PREDICTORS
+from sglang_hvd.payoff.predictor import predictor_file
 from sglang_hvd.plugin.rank_group import RankGroup
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ServedPredictor:
         self._drafter = drafter
         self._ranks = ranks
         self._metrics = metrics
-        self._file = config.predictor or DEFAULT_PREDICTORS[config.cache_mode]
+        self._file = predictor_file(config)
         self._fingerprint = _fingerprint(drafter)
 
     def replace(self, path: Path) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from sglang_hvd.config import PAPER_THRESHOLD, WORTH_LEN, CacheMode, HvdConfig
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, FEATURE_NAMES, PayoffPredictor
-from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
+from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, WORTH_LEN, CacheMode, HvdConfig
+from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
+from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, predictor_file
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.analysis import (
     MARGINAL_LEN,
@@ -45,7 +45,7 @@ from sglang_hvd.replay.walk import (
     walk_recordings,
 )
 
-LONGEST = 31  # tokens of a cache draft at the default verify width
+LONGEST = DEFAULT_VERIFY_WIDTH - 1  # tokens of a cache draft
 
 _PROB_EDGES = tuple(step / 10 for step in range(1, 10))
 _LENGTH_EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
@@ -94,16 +94,15 @@ def analyze(
         policy=on_policy.config.policy,
         threshold=PAPER_THRESHOLD,
         num_model_accepted=int(on_policy.model_drafter.mean_accepted),
-        predictor=(config.predictor or DEFAULT_PREDICTORS[cache_mode]).name,
+        predictor=predictor_file(config).name,
         predictor_fingerprint=predictors["predictor"].fingerprint,
     )
     return analyze_walks(
         about,
-        cycles,
-        positions,
+        [walk.excluding(trained_on) for walk in cycles],
+        [walk.excluding(trained_on) for walk in positions],
         _count_prompts(recordings, tokenizer, trained_on),
         predictors,
-        without=trained_on,
     )
 
 
@@ -113,19 +112,17 @@ def analyze_walks(
     positions: Sequence[RecordingWalk],
     prompts: Sequence[PromptCounts],
     predictors: Mapping[str, PayoffPredictor],
-    *,
-    without: frozenset[str] = frozenset(),
 ) -> Analysis:
-    """The figures of walks of the same recordings, whose prompts are in the same order.
+    """The figures of walks of the same recordings, whose prompts are in the same order. All of
+    their sessions are judged.
 
     predictors: "predictor", the one that is analysed, and others to compare with.
-    without: fingerprints of sessions that are not judged.
 
     Raises ValueError, in one line, if no cycle had a cache draft.
     """
     members: dict[str, list[int]] = {}
     for index, walk in enumerate(cycles):
-        if walk.totals(without=without).num_cycles:
+        if walk.totals().num_cycles:
             members.setdefault(walk.family, []).append(index)
     members = {family: members[family] for family in sorted(members)}
     by_family = {family: _together(cycles, members[family]) for family in members}
@@ -135,8 +132,7 @@ def analyze_walks(
     structure = []
     for family, indices in members.items():
         counted = [
-            _Counted.of(cycles[index], positions[index], about.cache_mode, without)
-            for index in indices
+            _Counted.of(cycles[index], positions[index], about.cache_mode) for index in indices
         ]
         of_family = PromptCounts.concatenate([prompts[index] for index in indices])
         structure.append(_structure(family, None, counted, of_family))
@@ -148,11 +144,11 @@ def analyze_walks(
     rows_of = {
         family: rows
         for family, walk in by_family.items()
-        if (rows := walk.judged_rows(without=without)) is not None
+        if (rows := walk.judged_rows()) is not None
     }
     if not rows_of:
-        raise nothing_to_judge(cycles, without=without)
-    of_families = (walk.judged_rows(without=without) for walk in evened([*by_family.values()]))
+        raise nothing_to_judge(cycles)
+    of_families = (walk.judged_rows() for walk in evened([*by_family.values()]))
     rows = TrainingRows.concatenate([part for part in of_families if part is not None])
     return Analysis(
         about,
@@ -161,9 +157,7 @@ def analyze_walks(
         tuple(
             evaluation
             for at, walks in by_family_at.items()
-            for evaluation in judge(
-                walks, predictors, cache_mode=about.cache_mode, at=at, without=without
-            )
+            for evaluation in judge(walks, predictors, cache_mode=about.cache_mode, at=at)
         ),
         _curves(rows, predictors),
         _calibrations(rows, predictors),
@@ -236,19 +230,15 @@ class _Counted:
 
     @classmethod
     def of(
-        cls,
-        cycles: RecordingWalk,
-        positions: RecordingWalk,
-        cache_mode: CacheMode,
-        without: frozenset[str],
+        cls, cycles: RecordingWalk, positions: RecordingWalk, cache_mode: CacheMode
     ) -> "_Counted":
         # The paper's cache does not tell the prompt from what the request generated.
         origins = ("prompt", "output", "finished") if cache_mode == "votes" else ("own", "finished")
-        drafts = positions.rows(without=without)
+        drafts = positions.rows()
         num_copied, num_copied_runs = dict.fromkeys(origins, 0.0), 0.0
         if drafts is not None:
             # Drafts for which each row stands.
-            each = positions.num_drafts(without=without) / len(drafts)
+            each = positions.num_drafts() / len(drafts)
             in_prompt, in_output = (
                 drafts.features[:, FEATURE_NAMES.index(name)] > 0
                 for name in ("in_prompt", "in_output")
@@ -265,9 +255,9 @@ class _Counted:
             }
             num_copied_runs = each * np.count_nonzero(drafts.accepted_lens >= WORTH_LEN)
         return cls(
-            cycles.totals(without=without),
-            cycles.num_drafts(without=without),
-            positions.totals(without=without).num_cycles,
+            cycles.totals(),
+            cycles.num_drafts(),
+            positions.totals().num_cycles,
             num_copied,
             num_copied_runs,
         )
@@ -279,7 +269,8 @@ def _structure(
     """counted: the file, or all of the family."""
     totals = sum((one.totals for one in counted), CycleTotals())
     num_places = sum(one.num_places for one in counted)
-    has_prompts = len(prompts.prompt_lens) > 0
+    has_prompts, cache_share = len(prompts.prompt_lens) > 0, totals.cache_share
+    assert cache_share is not None, "files without a cycle are left out"
     return Structure(
         family=family,
         file=file,
@@ -295,7 +286,7 @@ def _structure(
         },
         copied_run_share=sum(one.num_copied_runs for one in counted) / num_places,
         proposed_share=sum(one.num_drafts for one in counted) / totals.num_cycles,
-        cache_share=totals.num_cache / totals.num_cycles,
+        cache_share=cache_share,
     )
 
 
@@ -308,7 +299,7 @@ def _curves(
     curves = []
     for name in (*predictors, "frequency"):
         judgement = judged_by(rows, predictors.get(name))
-        quality = payoff_quality(judgement, rows.accepted_lens, threshold=PAPER_THRESHOLD)
+        quality = payoff_quality(judgement, threshold=PAPER_THRESHOLD)
         assert quality.average_precision is not None, "some drafts are worth verifying"
         curves.append(
             PrecisionRecall(

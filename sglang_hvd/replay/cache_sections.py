@@ -88,7 +88,7 @@ def payoff_section(analysis: Analysis, found: Finding) -> str:
     longest = len(analysis.payoffs[0].survival)
     most = max(row.survival[0] for row in analysis.payoffs)
     shares = Axis.of_shares("proposed cache drafts (%)", most)
-    ticks = [(float(length), str(length)) for length in (1, WORTH_LEN, 12, 18, 24, 31)]
+    ticks = [(float(length), str(length)) for length in (1, WORTH_LEN, 12, 18, 24, longest)]
     plots = (
         xy_plot(
             found.plots[0],

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from sglang_hvd.config import PAPER_THRESHOLD, WORTH_LEN, CacheMode, HvdConfig
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, FEATURE_NAMES, PayoffPredictor
-from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, feature_settings
+from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
+from sglang_hvd.payoff.predictor import feature_settings, shipped_predictors
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.metrics import (
     NUM_BINS,
@@ -26,6 +26,7 @@ from sglang_hvd.replay.walk import (
     RecordingWalk,
     WalkSettings,
     fingerprints_of,
+    strides,
     walk_recordings,
 )
 
@@ -75,10 +76,7 @@ def evaluate(
     left to judge.
     """
     cache_mode = config.cache_mode
-    predictors = {
-        "default": PayoffPredictor.load(DEFAULT_PREDICTORS[cache_mode]),
-        "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
-    }
+    predictors = shipped_predictors(cache_mode)
     deciding = config
     if config.predictor is not None:
         # Policy payoff takes predictors of both kinds.
@@ -94,17 +92,17 @@ def evaluate(
         walks = walk_recordings(
             recordings, tokenizer, settings, label=at, num_processes=num_processes
         )
-        evaluations += judge(walks, predictors, cache_mode=cache_mode, at=at, without=trained_on)
+        evaluations += judge(walks, predictors, cache_mode=cache_mode, at=at)
     if not evaluations:
-        raise nothing_to_judge(walks, without=trained_on)
+        raise nothing_to_judge([walk.excluding(trained_on) for walk in walks])
     return evaluations
 
 
-def nothing_to_judge(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> ValueError:
-    """What is said of walks without a draft, but for sessions that are not judged."""
-    if not fingerprints_of(walks) - without:
+def nothing_to_judge(walks: Sequence[RecordingWalk]) -> ValueError:
+    """What is said of walks of the sessions that are judged, if none had a draft."""
+    if not fingerprints_of(walks):
         return ValueError(NOTHING_LEFT)
-    has_cycles = any(walk.totals(without=without).num_cycles for walk in walks)
+    has_cycles = any(walk.totals().num_cycles for walk in walks)
     return ValueError(NO_DRAFT if has_cycles else NOTHING_DECODED)
 
 
@@ -133,7 +131,6 @@ def judge(
     *,
     cache_mode: CacheMode,
     at: str,
-    without: frozenset[str] = frozenset(),
 ) -> list[Evaluation]:
     """Judges predictors, and the frequency score, on the drafts of walks, but for those of which a
     cut text does not tell whether they were worth their verification.
@@ -142,16 +139,12 @@ def judge(
     the drafts was kept (WalkSettings.max_rows) count like others. The mean is over families.
     The mean's calibration error is that of the mean reliability curve: predicted and real share of
     each tenth of the drafts, averaged over families.
-
-    without: fingerprints of sessions that are not judged.
     """
-    rows = {
-        walk: found for walk in walks if (found := walk.judged_rows(without=without)) is not None
-    }
+    rows = {walk: found for walk in walks if (found := walk.judged_rows()) is not None}
     evaluations = []
     for name in (*predictors, "frequency"):
         predictor = predictors.get(name)
-        judged = {walk: (judged_by(found, predictor), found) for walk, found in rows.items()}
+        judged = {walk: judged_by(found, predictor) for walk, found in rows.items()}
         for walk, quality in qualities(judged):
             file, family = (MEAN, "") if walk is None else (walk.name, walk.family)
             evaluations.append(Evaluation(file, family, cache_mode, name, at, quality))
@@ -159,55 +152,40 @@ def judge(
 
 
 def qualities(
-    judged: Mapping[RecordingWalk, tuple[Judgement, TrainingRows]],
+    judged: Mapping[RecordingWalk, Judgement],
 ) -> list[tuple[RecordingWalk | None, PayoffQuality]]:
     """The figures of each walk, and last their mean over the families, with None for a walk; see
     judge."""
-    thinning: dict[str, int] = {}
+    members: dict[str, list[RecordingWalk]] = {}
     for walk in judged:
-        thinning[walk.family] = max(thinning.get(walk.family, 1), walk.thinning)
-    families: dict[str, list[tuple[Judgement, TrainingRows]]] = {}
-    for walk, part in judged.items():
-        evened = _every(part, thinning[walk.family] // walk.thinning)
-        families.setdefault(walk.family, []).append(evened)
+        members.setdefault(walk.family, []).append(walk)
+    families = {
+        family: Judgement.concatenate(
+            [judged[walk].every(stride) for walk, stride in zip(walks, strides(walks), strict=True)]
+        )
+        for family, walks in members.items()
+    }
     found: list[tuple[RecordingWalk | None, PayoffQuality]] = [
-        (walk, _quality([part])) for walk, part in judged.items()
+        (walk, _quality(judgement)) for walk, judgement in judged.items()
     ]
     if families:
         error = _mean_calibration_error([*families.values()])
-        mean = _mean({family: _quality(parts) for family, parts in families.items()})
+        mean = _mean({family: _quality(judgement) for family, judgement in families.items()})
         found.append((None, replace(mean, calibration_error=error)))
     return found
-
-
-def _every(part: tuple[Judgement, TrainingRows], stride: int) -> tuple[Judgement, TrainingRows]:
-    """One draft in so many."""
-    if stride == 1:
-        return part  # as nearly always, and rows are large
-    judgement, rows = part
-    kept = np.arange(0, len(rows), stride)
-    return judgement.select(kept), rows.select(kept)
 
 
 def judged_by(rows: TrainingRows, predictor: PayoffPredictor | None) -> Judgement:
     """What a predictor says of the drafts; None: what the frequency score says."""
     if predictor is None:
-        return Judgement(rows.features[:, FEATURE_NAMES.index("score")], None)
+        scores = rows.features[:, FEATURE_NAMES.index("score")]
+        return Judgement(scores, None, rows.accepted_lens)
     prediction = rows.predict(predictor)
-    return Judgement(prediction.payoffs, prediction.reaches(WORTH_LEN))
+    return Judgement(prediction.payoffs, prediction.reaches(WORTH_LEN), rows.accepted_lens)
 
 
-def _quality(parts: Sequence[tuple[Judgement, TrainingRows]]) -> PayoffQuality:
-    judgements = [judgement for judgement, _ in parts]
-    probs = [judgement.probs for judgement in judgements if judgement.probs is not None]
-    return payoff_quality(
-        Judgement(
-            np.concatenate([judgement.payoffs for judgement in judgements]),
-            np.concatenate(probs) if probs else None,
-        ),
-        np.concatenate([rows.accepted_lens for _, rows in parts]),
-        threshold=PAPER_THRESHOLD,
-    )
+def _quality(judgement: Judgement) -> PayoffQuality:
+    return payoff_quality(judgement, threshold=PAPER_THRESHOLD)
 
 
 def _mean(families: Mapping[str, PayoffQuality]) -> PayoffQuality:
@@ -220,16 +198,12 @@ def _mean(families: Mapping[str, PayoffQuality]) -> PayoffQuality:
     return PayoffQuality(**figures)  # type: ignore[arg-type]
 
 
-def _mean_calibration_error(
-    families: Sequence[Sequence[tuple[Judgement, TrainingRows]]],
-) -> float | None:
+def _mean_calibration_error(families: Sequence[Judgement]) -> float | None:
     curves = []
-    for parts in families:
-        probs = [judgement.probs for judgement, _ in parts if judgement.probs is not None]
-        if not probs:
+    for judgement in families:
+        if judgement.probs is None:
             return None
-        worth = np.concatenate([rows.accepted_lens for _, rows in parts]) >= WORTH_LEN
-        curves.append(reliability_curve(np.concatenate(probs), worth))
+        curves.append(reliability_curve(judgement.probs, judgement.accepted_lens >= WORTH_LEN))
     # A family with fewer drafts than there are points has no curve.
     curves = [curve for curve in curves if len(curve) == NUM_BINS]
     if not curves:

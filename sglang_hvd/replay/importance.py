@@ -38,6 +38,11 @@ _PREFIXES: Mapping[str, tuple[str, ...]] = {
 }
 _POSITIONS = "each token of the draft"
 
+# Of the drafts that are given.
+_MAX_DRAFTS, _SEED = 2000, 42
+# How often a group is permuted, and a single feature.
+_REPEATS, _FEATURE_REPEATS = 5, 2
+
 
 def _group_of(feature: str) -> str:
     groups = [group for group, prefixes in _PREFIXES.items() if feature.startswith(prefixes)]
@@ -83,27 +88,20 @@ class Importance:
 
 
 def permutation_importance(
-    rows: TrainingRows,
-    predictor: PayoffPredictor,
-    *,
-    max_drafts: int = 2000,
-    num_repeats: int = 5,
-    num_features: int = 15,
-    seed: int = 42,
+    rows: TrainingRows, predictor: PayoffPredictor, *, num_features: int = 15
 ) -> Importance | None:
     """Measures again after the values of some inputs were dealt out, together, to other drafts.
 
-    num_repeats: of each group; a single feature is permuted twice.
     num_features: single features to return.
 
     Returns None if no draft of the sample reaches the threshold: then there is no precision to
     lose.
     """
-    rows = rows.sample(max_drafts, seed)
+    rows = rows.sample(_MAX_DRAFTS, _SEED)
     baseline = _average_precision(rows, predictor)
     if baseline is None:
         return None
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(_SEED)
 
     def drop_of(name: str, columns: Sequence[int], repeats: int) -> Drop:
         losses = []
@@ -121,12 +119,14 @@ def permutation_importance(
         return Drop(name, len(columns), float(np.mean(losses)), float(np.std(losses)))
 
     groups = [
-        drop_of(group, [FEATURE_NAMES.index(name) for name in names], num_repeats)
+        drop_of(group, [FEATURE_NAMES.index(name) for name in names], _REPEATS)
         for group, names in FEATURE_GROUPS.items()
     ]
     num_own = rows.positions.shape[2]
-    groups.append(replace(drop_of(_POSITIONS, [], num_repeats), num_features=num_own))
-    features = [drop_of(name, [column], 2) for column, name in enumerate(FEATURE_NAMES)]
+    groups.append(replace(drop_of(_POSITIONS, [], _REPEATS), num_features=num_own))
+    features = [
+        drop_of(name, [column], _FEATURE_REPEATS) for column, name in enumerate(FEATURE_NAMES)
+    ]
     return Importance(
         len(rows), baseline, _most_important(groups), _most_important(features)[:num_features]
     )
@@ -137,6 +137,4 @@ def _most_important(drops: Sequence[Drop]) -> tuple[Drop, ...]:
 
 
 def _average_precision(rows: TrainingRows, predictor: PayoffPredictor) -> float | None:
-    return payoff_quality(
-        judged_by(rows, predictor), rows.accepted_lens, threshold=WORTH_LEN
-    ).average_precision
+    return payoff_quality(judged_by(rows, predictor), threshold=WORTH_LEN).average_precision

@@ -11,25 +11,38 @@ NUM_BINS = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judgement:
-    """What a predictor says of some drafts.
+    """What a predictor says of some drafts, and what came of them.
 
     payoffs: float32[num_drafts], predicted accepted lengths, which the gate compares with its
         threshold.
     probs: float32[num_drafts], predicted probability that the accepted length reaches the
         threshold; None from a predictor that gives a bare number.
+    accepted_lens: int32[num_drafts], real accepted lengths.
     """
 
     payoffs: npt.NDArray[np.float32]
     probs: npt.NDArray[np.float32] | None
+    accepted_lens: npt.NDArray[np.int32]
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["Judgement"]) -> "Judgement":
+        """All drafts of the parts, in order, which one predictor judged."""
+        probs = [part.probs for part in parts if part.probs is not None]
+        return cls(
+            np.concatenate([part.payoffs for part in parts]),
+            np.concatenate(probs) if probs else None,
+            np.concatenate([part.accepted_lens for part in parts]),
+        )
 
     @property
     def ranking(self) -> npt.NDArray[np.float32]:
         """The values that tell the drafts worth verifying from the others best."""
         return self.payoffs if self.probs is None else self.probs
 
-    def select(self, drafts: npt.NDArray[np.intp]) -> "Judgement":
-        """What it says of some of them."""
-        return Judgement(self.payoffs[drafts], None if self.probs is None else self.probs[drafts])
+    def every(self, stride: int) -> "Judgement":
+        """One draft in so many."""
+        probs = None if self.probs is None else self.probs[::stride]
+        return Judgement(self.payoffs[::stride], probs, self.accepted_lens[::stride])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +75,9 @@ class PayoffQuality:
     mean_absolute_error: float
 
 
-def payoff_quality(
-    judgement: Judgement, accepted_lens: npt.NDArray[np.int32], *, threshold: float
-) -> PayoffQuality:
-    """Compares predicted with real accepted lengths, int32[num_drafts].
-
-    Raises ValueError if there are no drafts.
-    """
+def payoff_quality(judgement: Judgement, *, threshold: float) -> PayoffQuality:
+    """Compares predicted with real accepted lengths. Raises ValueError if there are no drafts."""
+    accepted_lens = judgement.accepted_lens
     if not len(accepted_lens):
         raise ValueError("no drafts to measure")
     worth = accepted_lens >= threshold
@@ -91,14 +100,14 @@ def payoff_quality(
 
 
 def reliability_curve(
-    probs: npt.NDArray[np.float32], happened: npt.NDArray[np.bool_], num_bins: int = NUM_BINS
+    probs: npt.NDArray[np.float32], happened: npt.NDArray[np.bool_]
 ) -> list[tuple[float, float, int]]:
-    """Predicted mean, real share and number of each of num_bins equally large groups, by rising
+    """Predicted mean, real share and number of each of NUM_BINS equally large groups, by rising
     prediction; equal predictions may fall into different groups."""
     order = np.argsort(probs, kind="stable")
     return [
         (float(probs[group].mean()), float(happened[group].mean()), len(group))
-        for group in np.array_split(order, num_bins)
+        for group in np.array_split(order, NUM_BINS)
         if len(group)
     ]
 

@@ -46,7 +46,6 @@ class Series:
     style: str
     points: Sequence[Point]
     marker: int | None = None
-    has_line: bool = True
     sizes: Sequence[float] | None = None
 
 
@@ -129,7 +128,7 @@ def xy_plot(
         body.append(_text(*place, text, "note", "start" if is_upright else "end"))
     for one in series:
         points = [(to_x(a), to_y(b)) for a, b in one.points]
-        if one.has_line and len(points) > 1:
+        if len(points) > 1:
             path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
             body.append(f'<path class="line {one.style}" d="{path}">{_title(one.name)}</path>')
         if one.marker is not None:

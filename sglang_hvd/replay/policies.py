@@ -8,7 +8,8 @@ import numpy as np
 
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, WORTH_LEN, HvdConfig, Policy
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.payoff.predictor import predictor_file
 from sglang_hvd.replay.metrics import mean_over_families
 from sglang_hvd.replay.model_drafter import ModelDrafter
 from sglang_hvd.replay.recordings import MEAN, Recording
@@ -70,7 +71,7 @@ def replay_policies(
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used.
     """
-    deciding = PayoffPredictor.load(config.predictor or DEFAULT_PREDICTORS[config.cache_mode])
+    deciding = PayoffPredictor.load(predictor_file(config))
     trained_on = deciding.trained_sessions
     width = DEFAULT_VERIFY_WIDTH if config.verify_width is None else config.verify_width
     if width <= model_drafter.num_steps + 1:
@@ -116,7 +117,8 @@ def _result(
 ) -> PolicyResult | None:
     num_warm = int(len(walk.sessions) * warm_up)
     without = trained_on.union(session.fingerprint for session in walk.sessions[:num_warm])
-    totals, rows = walk.totals(without=without), walk.judged_rows(without=without)
+    measured = walk.excluding(without)
+    totals, rows = measured.totals(), measured.judged_rows()
     if not totals.num_cycles:
         return None
     result = PolicyResult(
@@ -131,7 +133,7 @@ def _result(
         precision=None,
         recall=None,
         payoff_quantiles=None,
-        tokens_per_ms=totals.num_tokens / totals.ms if totals.ms else None,
+        tokens_per_ms=totals.tokens_per_ms,
     )
     if rows is None:
         return result

@@ -58,6 +58,11 @@ class CycleTotals:
         return (self.num_cache + self.num_both) / self.num_cycles if self.num_cycles else None
 
     @property
+    def tokens_per_ms(self) -> float | None:
+        """None where no costs are known."""
+        return self.num_tokens / self.ms if self.ms else None
+
+    @property
     def num_model(self) -> int:
         """Cycles that verified the model drafter's draft, alone or with the cache's."""
         return self.num_drafted - self.num_cache

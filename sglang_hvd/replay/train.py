@@ -131,7 +131,6 @@ def train_predictors(
             {kind: of_kind},
             cache_mode=plan.config.cache_mode,
             at="cycle",
-            without=fingerprints - held_out,
         )
         heldout = [e.row() for e in evaluations if e.predictor == kind]
         trained[kind] = replace(
@@ -215,7 +214,7 @@ def lessons_of(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> Le
 def _weighed(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> list[Lessons]:
     parts = []
     for walk in walks:
-        rows = walk.rows(without=without)
+        rows = walk.excluding(without).rows()
         if rows is not None:
             weight = (len(rows) * walk.thinning) ** (_POWER_OF_SIZE - 1)
             parts.append(Lessons.of(rows).weighted(weight * walk.thinning))

@@ -122,27 +122,27 @@ class RecordingWalk:
     sessions: tuple[SessionWalk, ...]
     thinning: int = 1
 
-    def rows(self, *, without: frozenset[str] = frozenset()) -> TrainingRows | None:
-        """The rows of the sessions that are not among these fingerprints."""
-        parts = [
-            session.rows
-            for session in self.sessions
-            if session.rows is not None and session.fingerprint not in without
-        ]
+    def excluding(self, fingerprints: frozenset[str]) -> "RecordingWalk":
+        """The sessions that are not among these."""
+        kept = tuple(s for s in self.sessions if s.fingerprint not in fingerprints)
+        return replace(self, sessions=kept)
+
+    def rows(self) -> TrainingRows | None:
+        """Those of all sessions; None without any."""
+        parts = [session.rows for session in self.sessions if session.rows is not None]
         return TrainingRows.concatenate(parts) if parts else None
 
-    def judged_rows(self, *, without: frozenset[str] = frozenset()) -> TrainingRows | None:
+    def judged_rows(self) -> TrainingRows | None:
         """Those of the drafts of which it is known whether they were worth their verification; None
         without any."""
-        rows = self.rows(without=without)
+        rows = self.rows()
         if rows is None or rows.is_worth_known.all():
             return rows
         return rows.select(rows.is_worth_known) if rows.is_worth_known.any() else None
 
-    def num_drafts(self, *, without: frozenset[str] = frozenset()) -> int:
-        """The rows that the sessions that are not among these fingerprints would have if all were
-        kept."""
-        return sum(s.num_drafts for s in self.sessions if s.fingerprint not in without)
+    def num_drafts(self) -> int:
+        """The rows that there would be if all were kept."""
+        return sum(session.num_drafts for session in self.sessions)
 
     def every(self, stride: int) -> "RecordingWalk":
         """The same with one row in so many."""
@@ -158,17 +158,21 @@ class RecordingWalk:
             sessions.append(replace(session, rows=rows))
         return RecordingWalk(self.name, self.family, tuple(sessions), self.thinning * stride)
 
-    def totals(self, *, without: frozenset[str] = frozenset()) -> CycleTotals:
-        """The totals of the sessions that are not among these fingerprints."""
-        return sum((s.totals for s in self.sessions if s.fingerprint not in without), CycleTotals())
+    def totals(self) -> CycleTotals:
+        """Those of all sessions."""
+        return sum((session.totals for session in self.sessions), CycleTotals())
+
+
+def strides(walks: Sequence[RecordingWalk]) -> list[int]:
+    """One row of each walk in how many stands for as many as where rows stand for most: else those
+    of which all rows are kept would count for more than others where rows are put together."""
+    most = max((walk.thinning for walk in walks), default=1)
+    return [most // walk.thinning for walk in walks]
 
 
 def evened(walks: Sequence[RecordingWalk]) -> list[RecordingWalk]:
-    """The same walks, with rows that each stand for as many as where they stand for most: else
-    those of which all rows are kept would count for more than others where rows are put together.
-    """
-    most = max((walk.thinning for walk in walks), default=1)
-    return [walk.every(most // walk.thinning) for walk in walks]
+    """The same walks, with rows that each stand for as many."""
+    return [walk.every(stride) for walk, stride in zip(walks, strides(walks), strict=True)]
 
 
 def fingerprints_of(walks: Sequence[RecordingWalk]) -> frozenset[str]:

@@ -259,14 +259,9 @@ def test_prompts_that_were_left_out_have_no_share() -> None:
 def test_sessions_a_predictor_was_trained_on_are_not_judged() -> None:
     known = walk("chat", rows([7, 0], score=[7, 1]), num_cycles=4, num_cache=1, name="known")
     new = walk("chat", rows([1]), num_cycles=3, num_cache=0, name="new")
-    analysis = analyze_walks(
-        ABOUT,
-        [known, new],
-        [known, new],
-        [counts([], []), counts([4], [0])],
-        {"predictor": linear({"score": 1})},
-        without=frozenset(["session of known"]),
-    )
+    walks = [each.excluding(frozenset(["session of known"])) for each in (known, new)]
+    predictors = {"predictor": linear({"score": 1})}
+    analysis = analyze_walks(ABOUT, walks, walks, [counts([], []), counts([4], [0])], predictors)
     assert [row.file for row in analysis.structure] == [None, "new"]
     assert analysis.payoffs[0].num_drafts == 1
 

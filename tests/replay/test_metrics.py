@@ -21,8 +21,8 @@ def quality(
         Judgement(
             np.array(predicted, np.float32),
             None if probs is None else np.array(probs, np.float32),
+            np.array(accepted, np.int32),
         ),
-        np.array(accepted, np.int32),
         threshold=6.0,
     )
 
