@@ -11,8 +11,6 @@ NUM_DRAFT_FEATURES: int
 NUM_POSITION_FEATURES: int
 NUM_BUCKETS: int
 MAX_DEPTH: int
-NUM_BINS: int
-MAX_SHIFT: float
 
 def bucket_of(position: int) -> int: ...
 
@@ -97,17 +95,7 @@ class Calibration:
     def figures(self, origin: int) -> tuple[int, float, bool, _Sums, _Sums, list[_Sums]]: ...
 
 class ModelExpectations:
-    def __init__(
-        self,
-        num_steps: int,
-        prob: float,
-        weight: float,
-        kept: float,
-        weight_of_request: float,
-        kept_of_request: float,
-        full_size: int,
-        size_effect: float,
-    ) -> None: ...
+    def __init__(self, num_steps: int, full_size: int, size_effect: float) -> None: ...
     def odds_of(self, num_nodes: int) -> float: ...
     def start(self, slot: int) -> None: ...
     def expect(

@@ -17,20 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.payoff._native import MAX_SHIFT, NUM_BINS, Calibration
+from sglang_hvd.payoff._native import Calibration
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Prediction
 from sglang_hvd.payoff.reliability import Reliability
 from sglang_hvd.types import MATCH_COLUMNS, DraftBatch, MatchOrigin, TokenIds
-
-__all__ = [
-    "MAX_SHIFT",
-    "NUM_BINS",
-    "ORIGINS",
-    "FallbackChange",
-    "OnlineCalibration",
-    "OriginFigures",
-]
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]

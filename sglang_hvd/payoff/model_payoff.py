@@ -41,20 +41,6 @@ from sglang_hvd.types import DraftBatch, TokenIds
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
-# Before anything was seen: better than drafters are (eight steps then bring 5.1 tokens; the paper's
-# three have 3.2, 2.2 and 0.8, appendix C), so that a drafter is tried until it is known. What is
-# thought too little of would not be run, and nothing would correct it.
-_PRIOR_PROB = 0.9
-_PRIOR_WEIGHT = 16.0  # tokens
-
-# What a count keeps of itself with each further token: the probabilities are of the last two
-# thousand or so.
-_KEPT = 0.9995
-
-# A request's ratio is (tokens + prior) / (expected tokens + prior), over its latest cycles.
-_PRIOR_TOKENS = 16.0
-_KEPT_OF_REQUEST = 0.98
-
 # In log odds for each doubling of the nodes.
 SIZE_EFFECT = 0.21
 
@@ -105,7 +91,8 @@ class ModelDrafts:
 
 class ModelPayoff:
     """start for a new request, then expect before each cycle and observe after it. Requests are
-    known by slots: small numbers. Equal calls give equal results. Not thread-safe.
+    known by slots: small numbers. Equal calls give equal results. Not thread-safe. The constants:
+    native/expectations.hpp.
 
     num_steps: steps of the model drafter, the most tokens that can be accepted.
     sizes: nodes of its draft, root not included, rising; the last is the full size, which the
@@ -115,16 +102,7 @@ class ModelPayoff:
     def __init__(self, num_steps: int, sizes: Sequence[int] | None = None) -> None:
         self._num_steps = num_steps
         self._sizes = np.array(sizes if sizes is not None else [num_steps], np.int32)
-        self._expected = ModelExpectations(
-            num_steps,
-            _PRIOR_PROB,
-            _PRIOR_WEIGHT,
-            _KEPT,
-            _PRIOR_TOKENS,
-            _KEPT_OF_REQUEST,
-            full_size=int(self._sizes[-1]),
-            size_effect=SIZE_EFFECT,
-        )
+        self._expected = ModelExpectations(num_steps, int(self._sizes[-1]), SIZE_EFFECT)
         self._odds = np.array([self._expected.odds_of(size) for size in self._sizes.tolist()])
 
     def start(self, slot: int) -> None:

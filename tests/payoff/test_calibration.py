@@ -8,8 +8,6 @@ import numpy.typing as npt
 import pytest
 
 from sglang_hvd.payoff.calibration import (
-    MAX_SHIFT,
-    NUM_BINS,
     ORIGINS,
     FallbackChange,
     OnlineCalibration,
@@ -19,7 +17,7 @@ from sglang_hvd.payoff.predictor import Prediction
 from sglang_hvd.payoff.reliability import Reliability
 from sglang_hvd.suffix_cache.token_ids import padded
 from sglang_hvd.types import MATCH_COLUMNS, DraftBatch
-from tests.payoff.calibration_oracle import Origin
+from tests.payoff.calibration_oracle import MAX_SHIFT, NUM_BINS, Origin
 
 Float64 = npt.NDArray[np.float64]
 PROMPT, OUTPUT, SHARED = range(3)

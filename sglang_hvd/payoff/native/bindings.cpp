@@ -424,8 +424,6 @@ NB_MODULE(_native, m) {
              "positions"_a.noconvert(), "num_tokens"_a.noconvert(), "payoffs"_a.noconvert(),
              "survival"_a.noconvert())
         .def("predict_length", &predict_length, "features"_a.noconvert(), "payoffs"_a.noconvert());
-    m.attr("NUM_BINS") = kNumBins;
-    m.attr("MAX_SHIFT") = kMaxShift;
     nb::class_<Calibration>(m, "Calibration", "See calibration.py, which names things.")
         .def("__init__", [](Calibration* self, int depth) {
             require(depth >= 1 && depth <= kMaxDepth, "no draft is so deep");
@@ -453,13 +451,7 @@ NB_MODULE(_native, m) {
                               sums_of(of.first_tokens()), bins);
         }, "origin"_a);
     nb::class_<ModelExpectations>(m, "ModelExpectations", "See model_payoff.py, which names things.")
-        .def("__init__", [](ModelExpectations* self, int num_steps, double prob, double weight, double kept,
-                            double weight_of_request, double kept_of_request, int full_size,
-                            double size_effect) {
-            new (self) ModelExpectations(
-                {num_steps, prob, weight, kept, weight_of_request, kept_of_request, full_size, size_effect});
-        }, "num_steps"_a, "prob"_a, "weight"_a, "kept"_a, "weight_of_request"_a, "kept_of_request"_a,
-             "full_size"_a, "size_effect"_a)
+        .def(nb::init<int, int, double>(), "num_steps"_a, "full_size"_a, "size_effect"_a)
         .def("odds_of", &ModelExpectations::odds_of, "num_nodes"_a)
         .def("start", &ModelExpectations::start, "slot"_a)
         .def("expect", &expect_model, "slots"_a.noconvert(), "token_ids"_a.noconvert(),

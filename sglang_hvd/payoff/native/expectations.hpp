@@ -168,21 +168,26 @@ struct VerifiedModelDraft {
     double expected;  // accepted tokens; not a number: the full size was verified, in all steps
 };
 
-// A token's probability begins at prob, and the events of a kind at what all of them have, each with
-// the weight of that many events. kept: what a count keeps of itself with each further event. A
-// request's ratio begins at 1, with the weight of that many tokens; kept_of_request: the same of its
-// sums with each further cycle. full_size: nodes that the probabilities are of. size_effect: in log
-// odds for each doubling of the nodes.
-struct ModelSettings {
-    int num_steps;
-    double prob, weight, kept, weight_of_request, kept_of_request;
-    int full_size;
-    double size_effect;
-};
+// Before anything was seen: better than drafters are (eight steps then bring 5.1 tokens; the paper's
+// three have 3.2, 2.2 and 0.8, appendix C), so that a drafter is tried until it is known. What is
+// thought too little of would not be run, and nothing would correct it. The weight, in tokens, is also
+// that with which the events of a kind begin at what all of them have.
+constexpr double kPriorProb = 0.9, kPriorWeight = 16;
+
+// What a count keeps of itself with each further token: the probabilities are of the last two thousand
+// or so.
+constexpr double kKept = 0.9995;
+
+// A request's ratio is (tokens + prior) / (expected tokens + prior), over its latest cycles: of itself
+// a sum keeps so much with each further one.
+constexpr double kPriorTokens = 16, kKeptOfRequest = 0.98;
 
 class ModelExpectations {
 public:
-    explicit ModelExpectations(const ModelSettings& settings) : with_(settings) {}
+    // full_size: nodes that the probabilities are of. size_effect: in log odds for each doubling of the
+    // nodes.
+    ModelExpectations(int num_steps, int full_size, double size_effect)
+        : num_steps_(num_steps), full_size_(full_size), size_effect_(size_effect) {}
 
     void start(int slot) { at_slot(by_slot_, slot) = {}; }
 
@@ -194,17 +199,17 @@ public:
 
     // That a token of a draft of so many nodes is right, over those of the full size.
     double odds_of(int num_nodes) const {
-        return std::exp(with_.size_effect * std::log2(static_cast<double>(num_nodes) / with_.full_size));
+        return std::exp(size_effect_ * std::log2(static_cast<double>(num_nodes) / full_size_));
     }
 
     float expect(int slot, std::span<const std::int32_t> cache_draft, const TokenProbs& probs,
                  const float* survival) {
         ModelExpectation& of_slot = at(slot);
-        const auto num = std::min(cache_draft.size(), static_cast<std::size_t>(with_.num_steps) + 1);
+        const auto num = std::min(cache_draft.size(), static_cast<std::size_t>(num_steps_) + 1);
         of_slot.cache_draft.assign(cache_draft.begin(), cache_draft.begin() + static_cast<std::ptrdiff_t>(num));
         of_slot.of_all =
-            expected_of_model(probs, with_.num_steps, static_cast<int>(cache_draft.size()), survival);
-        of_slot.expected = std::min(of_slot.of_all * of_slot.ratio, static_cast<double>(with_.num_steps));
+            expected_of_model(probs, num_steps_, static_cast<int>(cache_draft.size()), survival);
+        of_slot.expected = std::min(of_slot.of_all * of_slot.ratio, static_cast<double>(num_steps_));
         return static_cast<float>(of_slot.expected);
     }
 
@@ -213,7 +218,7 @@ public:
         ModelExpectation& of_slot = at(slot);
         // expected: of that size and number of steps; of_all: without the request's ratio too.
         double expected = of_slot.expected, of_all = of_slot.of_all, odds = 1;
-        int num_steps = with_.num_steps;
+        int num_steps = num_steps_;
         if (!std::isnan(verified.expected)) {
             expected = verified.expected;
             of_all = expected / of_slot.ratio;
@@ -238,12 +243,12 @@ public:
             // A wrong token of a smaller draft is counted with the weight of its lower odds: right over
             // wrong are then the odds of the full size.
             const bool is_right = static_cast<int>(token) < num_accepted;
-            right_[beside] = right_[beside] * with_.kept + is_right;
-            seen_[beside] = seen_[beside] * with_.kept + (is_right ? 1 : odds);
+            right_[beside] = right_[beside] * kKept + is_right;
+            seen_[beside] = seen_[beside] * kKept + (is_right ? 1 : odds);
         }
-        of_slot.came = of_slot.came * with_.kept_of_request + num_accepted;
-        of_slot.foreseen = of_slot.foreseen * with_.kept_of_request + of_all;
-        of_slot.ratio = (of_slot.came + with_.weight_of_request) / (of_slot.foreseen + with_.weight_of_request);
+        of_slot.came = of_slot.came * kKeptOfRequest + num_accepted;
+        of_slot.foreseen = of_slot.foreseen * kKeptOfRequest + of_all;
+        of_slot.ratio = (of_slot.came + kPriorTokens) / (of_slot.foreseen + kPriorTokens);
     }
 
     TokenProbs probs() const {
@@ -252,15 +257,16 @@ public:
             right += right_[static_cast<std::size_t>(kind)];
             seen += seen_[static_cast<std::size_t>(kind)];
         }
-        const double of_all = (right + with_.prob * with_.weight) / (seen + with_.weight);
+        const double of_all = (right + kPriorProb * kPriorWeight) / (seen + kPriorWeight);
         TokenProbs probs;
         for (std::size_t kind = 0; kind < kNumBeside; ++kind)
-            probs[kind] = (right_[kind] + of_all * with_.weight) / (seen_[kind] + with_.weight);
+            probs[kind] = (right_[kind] + of_all * kPriorWeight) / (seen_[kind] + kPriorWeight);
         return probs;
     }
 
 private:
-    ModelSettings with_;
+    int num_steps_, full_size_;
+    double size_effect_;
     TokenProbs right_{}, seen_{};
     std::vector<ModelExpectation> by_slot_;
     std::int64_t num_verified_ = 0;
