@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sglang_hvd.replay.acceptance import right_branch
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftBatch, TokenIds
 
@@ -30,8 +31,8 @@ class Contestant(Protocol):
 class Ours:
     """num_nodes 0: chains of up to 64 tokens, else trees of that many nodes."""
 
-    def __init__(self, num_nodes: int = 0, *, background: bool = True) -> None:
-        self._cache = SuffixCache(shared_cache_tokens=2**24, background=background)
+    def __init__(self, num_nodes: int = 0) -> None:
+        self._cache = SuffixCache(shared_cache_tokens=2**24)
         self._is_tree = num_nodes > 0
         width = num_nodes or MAX_DRAFT_TOKENS
         self._width = width
@@ -60,9 +61,8 @@ class Ours:
 
     def accepted(self, row: int, continuation: TokenIds) -> int:
         num_nodes = int(self._batch.num_nodes[row])
-        token_ids = self._batch.token_ids[row, :num_nodes].tolist()
-        parents = self._batch.parents[row, :num_nodes].tolist()
-        return _accepted(token_ids, parents, continuation)
+        token_ids = self._batch.token_ids[row, :num_nodes]
+        return len(right_branch(token_ids, self._batch.parents[row, :num_nodes], continuation))
 
     def finish(self, rid: int) -> None:
         self._cache.finish(rid, keep=True)
@@ -115,7 +115,8 @@ class Arctic:
             self._drafts.append((draft.token_ids, draft.parents))
 
     def accepted(self, row: int, continuation: TokenIds) -> int:
-        return _accepted(*self._drafts[row], continuation)
+        token_ids, parents = (np.array(values, np.int32) for values in self._drafts[row])
+        return len(right_branch(token_ids, parents, continuation))
 
     def finish(self, rid: int) -> None:
         self._cache.stop_request(rid)
@@ -177,7 +178,7 @@ class Ngram:
     def accepted(self, row: int, continuation: TokenIds) -> int:
         assert self._drafts is not None
         width = 1 + self.NUM_NODES
-        tokens = self._drafts[0].reshape(-1, width)[row]
+        token_ids = self._drafts[0].reshape(-1, width)[row, 1:].astype(np.int32)
         sees = self._drafts[1].reshape(-1, width, width)[row].astype(bool)
         # A node sees its ancestors and itself, the last of the others is its parent; a slot that
         # is not used sees nothing.
@@ -185,7 +186,7 @@ class Ngram:
             int(np.flatnonzero(sees[node, :node])[-1]) - 1 if sees[node, :node].any() else width
             for node in range(1, width)
         ]
-        return _accepted(tokens[1:].tolist(), parents, continuation)
+        return len(right_branch(token_ids, np.array(parents, np.int32), continuation))
 
     def finish(self, rid: int) -> None:
         self._corpus.erase_match_state([str(rid)])
@@ -196,13 +197,3 @@ class Ngram:
 
     def evict_to(self, num_tokens: int) -> None:
         raise NotImplementedError("its memory is taken at the start and kept")
-
-
-def _accepted(token_ids: list[int], parents: list[int], continuation: TokenIds) -> int:
-    """Length of the longest path from the root that the continuation confirms."""
-    wanted = continuation.tolist()
-    node, depth = -1, 0
-    for index, (token, parent) in enumerate(zip(token_ids, parents, strict=True)):
-        if parent == node and depth < len(wanted) and token == wanted[depth]:
-            node, depth = index, depth + 1
-    return depth

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from sglang_hvd.traces.chatml import END_OF_MESSAGE, REPLY_BEGINS, render_messages, render_reply
 from sglang_hvd.traces.json_lines import check_text, read_objects
+from sglang_hvd.traces.sessions import Session
 from sglang_hvd.traces.trace import Trace
 
 _SAMPLING = ("temperature", "top_p", "top_k")
@@ -68,17 +69,11 @@ class _Call:
     is_cut: bool
 
 
-@dataclass(slots=True)
-class _Session:
-    name: str
-    num_turns: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class _Conversation:
     """A session up to the end of a reply. turn: that of the reply."""
 
-    session: _Session
+    session: Session
     turn: int
     token_ids: list[int]
 
@@ -101,13 +96,12 @@ class _Conversations:
 
         pieces = render_messages(call.messages, call.tools)
         known, num_known = self._longest_beginning(pieces)
-        session, history = _Session(name), []
+        session, history = Session(name), []
         if known is not None:
             history = known.token_ids
             if known.turn == known.session.num_turns - 1:
                 session = known.session
-        turn = session.num_turns
-        session.num_turns += 1
+        turn = session.next_turn()
         # The text of a known conversation ends with its reply, as the model wrote it.
         rest = (END_OF_MESSAGE if num_known else "") + "".join(pieces[num_known:]) + REPLY_BEGINS
         prompt_ids = history + encode(rest)

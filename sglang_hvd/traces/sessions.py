@@ -18,9 +18,14 @@ _Uint64 = npt.NDArray[np.uint64]
 
 
 @dataclass(slots=True)
-class _Session:
+class Session:
     name: str
     num_turns: int = 0
+
+    def next_turn(self) -> int:
+        """Begins one; its number, from 0."""
+        self.num_turns += 1
+        return self.num_turns - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class SessionFinder:
     def __init__(self, prefix: str, *, max_marks: int = 3_072) -> None:
         self._prefix = prefix
         self._num_sessions = 0
-        self._sessions: dict[_Mark, _Session] = {}  # oldest first
+        self._sessions: dict[_Mark, Session] = {}  # oldest first
         # Each mark has a place in arrays of lengths, 0 where there is none, and of sums.
         self._places: dict[_Mark, int] = {}
         self._free = list(range(max_marks))
@@ -67,10 +72,9 @@ class SessionFinder:
         sums = self._sums_of(np.concatenate((prompt_ids, output_ids)))
         session = self._continued(prompt_ids, sums, namespace)
         if session is None:
-            session = _Session(f"{self._prefix}{self._num_sessions}")
+            session = Session(f"{self._prefix}{self._num_sessions}")
             self._num_sessions += 1
-        turn = session.num_turns
-        session.num_turns += 1
+        turn = session.next_turn()
         num_tokens = len(prompt_ids) + len(output_ids)
         lengths = sorted({len(prompt_ids), max(num_tokens - 1, len(prompt_ids)), num_tokens})
         for mark in _marks((prompt_ids, output_ids), lengths, namespace):
@@ -78,7 +82,7 @@ class SessionFinder:
                 self._remember(mark, sums[mark.num_tokens], session)
         return session.name, turn
 
-    def _continued(self, prompt_ids: TokenIds, sums: _Uint64, namespace: str) -> _Session | None:
+    def _continued(self, prompt_ids: TokenIds, sums: _Uint64, namespace: str) -> Session | None:
         lengths = self._lengths
         may_begin = (lengths > 0) & (lengths < len(prompt_ids))
         may_begin &= sums[np.where(may_begin, lengths, 0)] == self._sums
@@ -88,7 +92,7 @@ class SessionFinder:
             found = self._sessions.get(mark, found)
         return found
 
-    def _remember(self, mark: _Mark, of_sum: np.uint64, session: _Session) -> None:
+    def _remember(self, mark: _Mark, of_sum: np.uint64, session: Session) -> None:
         """Makes a mark the latest; where there are too many the oldest is forgotten."""
         if self._sessions.pop(mark, None) is None:
             if not self._free:

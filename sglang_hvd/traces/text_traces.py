@@ -25,7 +25,6 @@ class TextTrace:
     """
 
     family: str
-    dataset: str
     licence: str
     source_repo: str
     session: str
@@ -126,7 +125,6 @@ def _parse(fields: dict[str, Any], where: str) -> TextTrace:
         raise ValueError(f"{where}: {error}") from None
     return TextTrace(
         family=fields["family"],
-        dataset=fields["dataset"],
         licence=fields["licence"],
         source_repo=fields["source_repo"],
         session=str(fields["session"]),

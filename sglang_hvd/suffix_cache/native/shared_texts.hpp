@@ -101,11 +101,7 @@ public:
         while (num_tokens_ + output.size() > budget_) evict_oldest_of_all();
         while (space->kept.empty() && num_spaces_ >= most_spaces()) forget_oldest_small();
         // Entries of evicted outputs go once they are the majority.
-        if (by_age_.size() > 64 && by_age_.size() > 2 * num_kept_) {
-            std::erase_if(by_age_, [](const Aged& aged) {
-                return aged.space->kept.empty() || aged.space->kept.front().serial > aged.serial;
-            });
-        }
+        if (by_age_.size() > 64 && by_age_.size() > 2 * num_kept_) drop_evicted();
         // First what takes memory. An entry of by_age_ whose output is not there counts as evicted.
         make_room(*space, output.size() + 1);
         const std::uint64_t serial = next_serial_++;
@@ -290,11 +286,16 @@ private:
         space.num_table_bytes = now;
     }
 
-    // Nobody holds these, so nobody can miss them.
-    void drop_unused_names() {
+    // Entries of evicted outputs.
+    void drop_evicted() {
         std::erase_if(by_age_, [](const Aged& aged) {
             return aged.space->kept.empty() || aged.space->kept.front().serial > aged.serial;
         });
+    }
+
+    // Nobody holds these, so nobody can miss them.
+    void drop_unused_names() {
+        drop_evicted();
         std::erase_if(by_name_, [this](const auto& entry) {
             const bool is_unused = entry.second.use_count() == 1 && entry.second->kept.empty();
             if (is_unused) num_table_bytes_ -= entry.second->num_table_bytes;
