@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.drafter import gates
 from sglang_hvd.drafter.cycles import Cycles
 from sglang_hvd.drafter.forecasts import PayoffForecast
 from sglang_hvd.drafter.payoff_estimator import PayoffEstimator
@@ -98,12 +97,24 @@ class RulePlanner:
         threshold = self._config.threshold
         payoffs = forecast.prediction.payoffs
         if threshold is None:
-            return gates.by_comparison(proposals.where_drafted(payoffs), forecast.model_payoffs)
+            # The draft of which more tokens are expected to be accepted. It counts tokens, not
+            # time: a cycle that drafts with the model takes longer.
+            found: Bool = proposals.where_drafted(payoffs) >= forecast.model_payoffs
+            return found
         probs = forecast.prediction.reaches(math.ceil(threshold))
-        if probs is None:
-            return gates.by_payoff(proposals.where_drafted(payoffs), threshold)
-        return gates.by_odds(proposals.where_drafted(probs))
+        if probs is None:  # the paper's gate (section 3.4)
+            return _reach(proposals.where_drafted(payoffs), threshold)
+        # The same where the distribution is known: as likely as not to reach the threshold.
+        return _reach(proposals.where_drafted(probs), 0.5)
 
     def _by_frequency(self, proposals: Proposals) -> Bool:
+        """ArcticInference's rule, which sets the threshold to the number of tokens the model
+        drafter drafts (arctic_inference/vllm/model_runner.py, min_score)."""
         scores = proposals.drafts.matches[: proposals.num_requests, SCORE]
-        return gates.by_frequency(proposals.where_drafted(scores), self._frequency_threshold)
+        return _reach(proposals.where_drafted(scores), self._frequency_threshold)
+
+
+def _reach(estimates: npt.NDArray[np.float32], threshold: float) -> Bool:
+    # As numbers of its own precision the threshold would be rounded.
+    reached: Bool = estimates.astype(np.float64) >= threshold
+    return reached
