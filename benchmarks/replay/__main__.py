@@ -25,7 +25,8 @@ With `--wait` every step waits so long for the host, but for those of `plain`, a
 `allocate` that run ahead; "allocate, waits" has none of these.
 
 With several seeds everything is served as often, each time with another draw of the model drafter,
-from other places of the texts; rows are of all together.
+from other places of the texts; rows are of all together. With the default of tokens texts are taken
+up at eight places at least, with each seed.
 """
 
 import argparse
@@ -199,7 +200,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--tokens",
         type=count,
-        default=1_500,
+        default=4_000,
         help="to measure for each file, policy and seed (default: %(default)s)",
     )
     parser.add_argument(

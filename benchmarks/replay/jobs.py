@@ -64,7 +64,7 @@ def run_job(job: Job, settings: Mapping[str, Sequence[Setting]]) -> list[Row]:
     if not all(of_seed.sessions for of_seed in texts):
         return []
     return [
-        _row(job, name, setting, texts[0].family, [_serve(job, setting, t) for t in texts])
+        _row(job, name, setting, texts[0], [_serve(job, setting, of_seed) for of_seed in texts])
         for name, of_name in settings.items()
         for setting in of_name
     ]
@@ -109,7 +109,7 @@ def _texts(recording: Recording, cache_mode: CacheMode, drafter: ModelDrafter) -
             earlier.append(trace)
             continue
         drawn = DrawnTrace(trace, {size: accepted[size][place] for size in sizes})
-        if drawn.has_cycles:
+        if drawn.num_decoded:
             sessions.setdefault(trace.session, []).append(drawn)
     return _Texts(traces[0].family, drafter.seed, earlier, list(sessions.values()))
 
@@ -176,13 +176,15 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
     )
 
 
-def _row(job: Job, name: str, setting: Setting, family: str, by_seed: list[CycleTotals]) -> Row:
+def _row(
+    job: Job, name: str, setting: Setting, texts: _Texts, by_seed: Sequence[CycleTotals]
+) -> Row:
     totals = sum(by_seed, CycleTotals())
     assert totals.cycles_per_1k_tokens is not None
     speeds = [of_seed.num_tokens / of_seed.ms for of_seed in by_seed]
     return Row(
         file=job.recording.name,
-        family=family,
+        family=texts.family,
         costs=job.costs_name,
         batch_size=job.batch_size,
         model_drafter=job.drafter_name,
@@ -194,4 +196,6 @@ def _row(job: Job, name: str, setting: Setting, family: str, by_seed: list[Cycle
         cache_share=totals.cache_share or 0.0,
         both_share=totals.num_both / totals.num_cycles,
         seed_spread=(max(speeds) - min(speeds)) / (totals.num_tokens / totals.ms),
+        num_sessions=len(texts.sessions),
+        num_text_tokens=sum(drawn.num_decoded for turns in texts.sessions for drawn in turns),
     )

@@ -10,8 +10,9 @@ from sglang_hvd.replay.metrics import mean_over_families
 @dataclass(frozen=True, slots=True)
 class Row:
     """tokens_per_ms: of the whole batch. seed_spread: between the fastest and the slowest seed, as
-    a share of it. regret_to_oracle: share of the oracle's speed that is missing. speedup_vs_model:
-    speed over that of policy `model`."""
+    a share of it. num_sessions, num_text_tokens: of the file, that are served, once or many times.
+    regret_to_oracle: share of the oracle's speed that is missing. speedup_vs_model: speed over that
+    of policy `model`."""
 
     file: str
     family: str
@@ -26,6 +27,8 @@ class Row:
     cache_share: float
     both_share: float
     seed_spread: float
+    num_sessions: int
+    num_text_tokens: int
     speedup_vs_model: float = 1.0
     regret_to_oracle: float = 0.0
 
@@ -57,9 +60,9 @@ def beside_oracle(rows: Sequence[Row]) -> list[Row]:
 def table_of(rows: Sequence[Row]) -> str:
     """Means over the families, relative to policy `model`."""
     lines = [
-        "| policy | setting | tokens/ms over model | regret to oracle | cycles per 1K | cache "
-        "| both |",
-        "|---|---|---|---|---|---|---|",
+        "| policy | setting | tokens/ms over model | regret to oracle | seed spread "
+        "| cycles per 1K | accepted | cache | both |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for policy in dict.fromkeys(row.policy for row in rows):
         of_policy = [row for row in rows if row.policy == policy]
@@ -68,14 +71,17 @@ def table_of(rows: Sequence[Row]) -> str:
             for name in (
                 "speedup_vs_model",
                 "regret_to_oracle",
+                "seed_spread",
                 "cycles_per_1k",
+                "mean_accepted",
                 "cache_share",
                 "both_share",
             )
         ]
         lines.append(
             f"| {policy} | {of_policy[0].setting} | {means[0]:.3f} | {means[1]:.3f} "
-            f"| {means[2]:.0f} | {means[3]:.2f} | {means[4]:.2f} |"
+            f"| {means[2]:.2f} | {means[3]:.0f} | {means[4]:.2f} | {means[5]:.2f} "
+            f"| {means[6]:.2f} |"
         )
     return "\n".join(lines)
 

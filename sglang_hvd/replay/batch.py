@@ -1,13 +1,14 @@
-"""Replays recorded sessions as a server under load serves them: N at a time, without end.
+"""Replays recorded texts as a server under load serves them: N at a time, without end.
 
 The recording is the target model and says which draft tokens it accepts; the model drafter is drawn
-(model_drafter.py) and time comes from a table of costs. When a session ends the next one takes its
-place. A recording with fewer sessions than are served at a time is served again and again, each
-time in a namespace of its own, so no session meets the outputs of its own repetition.
+(model_drafter.py) and time comes from a table of costs. Each place of the batch goes through the
+recording by itself, in a namespace that holds what was recorded before: at its end it begins again,
+in another namespace, so no session meets the outputs of its own repetition.
 
-The first sessions are taken up at places spread over their texts, as if the server had been running
-for a while. So a batch is full of unlike texts from the first step on, and all policies, which go
-at different speeds, begin with the same texts.
+The places begin spread over all tokens of the recording, as if the server had been running for a
+while. So a batch is full of unlike texts from the first step on, and all policies, which go at
+different speeds, begin with the same texts. Few places see little of a long recording: they are
+taken up elsewhere some times meanwhile.
 """
 
 import itertools
@@ -35,6 +36,10 @@ ORACLE = frozenset({DraftSource.CACHE, DraftSource.MODEL})
 # The golden section: the fractions of its multiples are spread evenly, however many they are.
 _SPREAD = (5**0.5 - 1) / 2
 
+# Where the texts are taken up, at least, if that leaves so many tokens for each time.
+_FEWEST_PLACES = 8
+_FEWEST_TOKENS = 256
+
 # Tokens for each place of the batch that are not counted: with them begins the history of a request
 # that is taken up in the middle of a text.
 _WARM_UP_TOKENS = 64
@@ -52,18 +57,19 @@ class DrawnTrace:
     accepted: Mapping[int, Int32]
 
     @property
-    def has_cycles(self) -> bool:
-        """Whether tokens follow the first one, which the prefill yields."""
-        return len(self.trace.output_ids) > 1
+    def num_decoded(self) -> int:
+        """Tokens behind the first one, which the prefill yields."""
+        return max(len(self.trace.output_ids) - 1, 0)
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """One request that is being served."""
+    """One request that is being served. later: those that follow it in its place of the batch, with
+    their namespaces."""
 
     drawn: DrawnTrace
     namespace: str
-    later: list[DrawnTrace]
+    later: Iterator[tuple[DrawnTrace, str]]
     position: int = 1
     num_missing: int = 0
 
@@ -96,6 +102,7 @@ class BatchReplay:
     ) -> None:
         self._runs_ahead = runs_ahead
         self._is_ahead = False  # the next step
+        self._num_namespaces = 0
         self._num_plain = 0  # see DraftExtend
         self._drafter = drafter
         self._costs = costs
@@ -112,88 +119,80 @@ class BatchReplay:
         seed: int = 0,
     ) -> CycleTotals:
         """Serves sessions until num_tokens tokens were generated. A warm-up before them is not
-        counted: a quarter as many tokens, or 64 times the batch size if that is more.
+        counted: a quarter as many tokens, or 64 times the batch size if that is more, and as many
+        each time that the places are taken up elsewhere.
 
         sessions: the turns of each, in order.
         seed: each begins at other places of the texts.
         earlier: traces that each namespace holds from the beginning.
         """
-        if not any(_has_cycles(turns) for turns in sessions):
+        turns = [drawn for of_session in sessions for drawn in of_session if drawn.num_decoded]
+        if not turns:
             return CycleTotals()
-        self._is_ahead, self._num_plain = False, 0
-        waiting = self._endless(sessions, earlier)
-        running: list[_Running] = []
-        for place in range(batch_size):
-            running.append(self._first_started(waiting))
-            self._skip(running[-1], (place + seed * batch_size) * _SPREAD % 1)
-        totals, num_warm = CycleTotals(), max(num_tokens // 4, _WARM_UP_TOKENS * batch_size)
-        while totals.num_tokens < num_tokens:
-            while len(running) < batch_size:
-                running.append(self._first_started(waiting))
-            of_step, running = self._step(running)
-            if num_warm > 0:
-                num_warm -= of_step.num_tokens
-            else:
-                totals += of_step
-        for request in running:
-            self._drafter.finish(request, output_ids=None, keep=False)
+        num_takes = min(-(-_FEWEST_PLACES // batch_size), max(num_tokens // _FEWEST_TOKENS, 1))
+        num_warm = max(num_tokens // (4 * num_takes), _WARM_UP_TOKENS * batch_size)
+        places = itertools.count(seed * num_takes * batch_size)
+        totals, self._num_namespaces = CycleTotals(), 0
+        for take in range(1, num_takes + 1):
+            shares = (next(places) * _SPREAD % 1 for _ in range(batch_size))
+            running = [self._taken_up(turns, earlier, share) for share in shares]
+            self._is_ahead, self._num_plain = False, 0
+            num_left = num_warm
+            while totals.num_tokens < num_tokens * take / num_takes:
+                of_step = self._step(running)
+                if num_left > 0:
+                    num_left -= of_step.num_tokens
+                else:
+                    totals += of_step
+            for request in running:
+                self._drafter.finish(request, output_ids=None, keep=False)
         return totals
 
-    def _endless(
-        self, sessions: Sequence[Sequence[DrawnTrace]], earlier: Sequence[Trace]
-    ) -> Iterator[_Running]:
-        for number in itertools.count():
-            namespace = str(number)
-            for trace in earlier:
-                self._drafter.start(
-                    trace, trace.prompt_ids, namespace=f"{namespace}/{trace.namespace}"
-                )
+    def _taken_up(
+        self, turns: Sequence[DrawnTrace], earlier: Sequence[Trace], share: float
+    ) -> _Running:
+        """A request that has come to where this share of all tokens has been generated: the cache
+        knows the turns before it, and the model drafter lacks nothing."""
+        ends = np.cumsum([drawn.num_decoded for drawn in turns])
+        at = int(share * ends[-1])
+        first = int(np.searchsorted(ends, at, side="right"))
+        later = self._in_turn(turns, earlier, first)
+        request = _Running(*next(later), later)
+        self._start(request)
+        request.position += at - int(ends[first] - turns[first].num_decoded)
+        output_ids = request.drawn.trace.output_ids
+        self._drafter.extend(request, output_ids[1 : request.position])
+        return request
+
+    def _in_turn(
+        self, turns: Sequence[DrawnTrace], earlier: Sequence[Trace], first: int
+    ) -> Iterator[tuple[DrawnTrace, str]]:
+        """The turns from this one on, over and over, and the namespace of each repetition."""
+        while True:
+            namespace = str(self._num_namespaces)
+            self._num_namespaces += 1
+            for trace in (*earlier, *(drawn.trace for drawn in turns[:first])):
+                # Outputs alone are shared.
+                self._drafter.start(trace, (), namespace=f"{namespace}/{trace.namespace}")
                 self._drafter.extend(trace, trace.output_ids)
                 self._drafter.finish(trace, output_ids=None, keep=True)
-            for turns in sessions:
-                yield _Running(turns[0], namespace, list(turns[1:]))
+            yield from ((drawn, namespace) for drawn in turns[first:])
+            first = 0
 
-    def _first_started(self, waiting: Iterator[_Running]) -> _Running:
-        """Starts the first waiting session that has cycles."""
-        return next(request for request in waiting if self._start(request))
-
-    def _start(self, request: _Running) -> bool:
-        """Starts the session's next turn that has cycles; False: no such turn is left."""
-        while not request.drawn.has_cycles:
-            if not request.later:
-                return False
-            request.drawn = request.later.pop(0)
+    def _start(self, request: _Running) -> None:
         trace = request.drawn.trace
         request.position, request.num_missing = 1, 0
         self._drafter.start(
             request, trace.prompt_ids, namespace=f"{request.namespace}/{trace.namespace}"
         )
         self._drafter.extend(request, trace.output_ids[:1])
-        return True
 
-    def _next_turn(self, request: _Running) -> bool:
-        """Ends a turn. Returns whether another turn with cycles has begun."""
+    def _start_next(self, request: _Running) -> None:
         self._drafter.finish(request, output_ids=None, keep=True)
-        if not request.later:
-            return False
-        request.drawn = request.later.pop(0)
-        return self._start(request)
+        request.drawn, request.namespace = next(request.later)
+        self._start(request)
 
-    def _skip(self, request: _Running, share: float) -> None:
-        """Takes a session up where this share of its tokens has been generated: the cache knows the
-        turns before, and the model drafter lacks nothing."""
-        turns = request.drawn, *request.later
-        num_tokens = int(share * sum(len(drawn.trace.output_ids) for drawn in turns))
-        while num_tokens >= len(request.drawn.trace.output_ids) and _has_cycles(request.later):
-            output_ids = request.drawn.trace.output_ids
-            num_tokens -= len(output_ids)
-            self._drafter.extend(request, output_ids[1:])
-            self._next_turn(request)
-        output_ids = request.drawn.trace.output_ids
-        request.position = min(max(num_tokens, 1), len(output_ids) - 1)
-        self._drafter.extend(request, output_ids[1 : request.position])
-
-    def _step(self, running: list[_Running]) -> tuple[CycleTotals, list[_Running]]:
+    def _step(self, running: Sequence[_Running]) -> CycleTotals:
         proposals = self._drafter.propose(running)
         num_right = [
             num_agreeing(
@@ -230,14 +229,12 @@ class BatchReplay:
         )
         num_tokens = [len(outcome.token_ids) for outcome in outcomes]
         num_missing = self._costs.missing_after(plans, num_missing, num_tokens, num_plain)
-        going_on = []
         for request, num_new, missing in zip(running, num_tokens, num_missing, strict=True):
             request.position += num_new
             request.num_missing = missing
-            is_inside = request.position < len(request.drawn.trace.output_ids)
-            if is_inside or self._next_turn(request):
-                going_on.append(request)
-        return of_step, going_on
+            if request.position == len(request.drawn.trace.output_ids):
+                self._start_next(request)
+        return of_step
 
     def _with_cache_labels(
         self, proposals: Proposals, running: Sequence[_Running], num_right: Sequence[int]
@@ -287,7 +284,3 @@ def _label(trees: CacheTrees, row: int, text: TokenIds, *, picks_nodes: bool) ->
         values[row, :num] = values[row, order]
     trees.parents[row, :num] = rank[trees.parents[row, order]]
     trees.probs[row, :num] = np.arange(num) < len(right)
-
-
-def _has_cycles(turns: Sequence[DrawnTrace]) -> bool:
-    return any(drawn.has_cycles for drawn in turns)

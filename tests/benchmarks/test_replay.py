@@ -53,6 +53,7 @@ def made_up_rows(batch_size: int) -> list[Row]:
             **{"batch_size": batch_size, "model_drafter": "usual", "policy": policy},
             **{"setting": "", "tokens_per_ms": speed, "cycles_per_1k": 0, "mean_accepted": 0},
             **{"cache_share": 0, "both_share": 0, "seed_spread": 0},
+            **{"num_sessions": 1, "num_text_tokens": 100},
         )
         for policy, speeds in SPEEDS.items()
         for number, speed in enumerate(speeds)

@@ -9,7 +9,7 @@ from sglang_hvd.allocation import MAX_POSTPONED_TOKENS, DraftExtend, StepAllocat
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
-from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace, _Running
+from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace
 from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.replay.totals import CycleTotals
 from sglang_hvd.suffix_cache import SuffixCache
@@ -210,21 +210,49 @@ def test_a_batch_begins_spread_over_the_texts() -> None:
     assert 0.2 < totals.num_cache / totals.num_cycles < 0.6
 
 
-def test_a_session_is_taken_up_where_its_turns_have_cycles() -> None:
-    turns = [
-        *(drawn([1], fresh(9, 1)), drawn([2], [5]), drawn([3], []), drawn([4], fresh(10, 2))),
-        *(drawn([5], [6]), drawn([7], [])),
-    ]
-    # Of the 21 tokens 9 are of the first turn; a place needs one token before and one behind it.
+def test_a_place_begins_where_its_share_of_all_tokens_is() -> None:
+    turns = [drawn([1], fresh(9, 1)), drawn([4], fresh(5, 2)), drawn([5], fresh(9, 3))]
+    # Each turn's first token is of its prefill: 8, 4 and 8 tokens of 20.
     for share, turn, position in (
-        *((0.0, 0, 1), (0.1, 0, 2), (0.42, 0, 8), (0.43, 3, 1), (0.5, 3, 1)),
-        *((0.6, 3, 3), (0.9, 3, 9), (0.99, 3, 9)),
+        *((0.0, 0, 1), (0.05, 0, 2), (0.36, 0, 8), (0.4, 1, 1), (0.56, 1, 4)),
+        *((0.6, 2, 1), (0.95, 2, 8), (0.999, 2, 8)),
     ):
-        made = replay("cache")
-        request = _Running(turns[0], "", turns[1:])
-        assert made._start(request)
-        made._skip(request, share)
+        request = replay("cache")._taken_up(turns, [], share)
         assert (turns.index(request.drawn), request.position) == (turn, position), share
+
+
+def test_a_place_knows_all_that_was_recorded_before_it() -> None:
+    text = fresh(80, 1)
+    sessions = [[drawn([1], text)], [drawn([2], text)]]
+    # 79 tokens of each: the second is reached with a share above one half.
+    made = replay("cache")
+    turns = [turn for of_session in sessions for turn in of_session]
+    request = made._taken_up(turns, [], 0.51)
+    assert request.drawn is turns[1]
+    assert made._step([request]).num_accepted > 0
+    request = replay("cache")._taken_up(turns, [], 0.49)
+    assert request.drawn is turns[0]
+    assert made._step([made._taken_up(turns, [], 0.3)]).num_accepted == 0
+
+
+def test_few_places_are_taken_up_elsewhere_meanwhile() -> None:
+    # Only the last fifth of the text is a copy.
+    num_novel, num_copied = 64_000, 16_000
+    prompt = fresh(num_copied, 1000)
+    sessions = [[drawn(prompt, [*range(num_novel), *prompt])]]
+    found = {
+        num_tokens: replay("cache").serve(sessions, batch_size=1, num_tokens=num_tokens)
+        for num_tokens in (255, 8 * 256)
+    }
+    assert found[255].num_accepted == 0  # from the beginning alone
+    num_accepted = found[8 * 256].num_accepted
+    assert 0.05 < num_accepted / found[8 * 256].num_tokens < 0.25
+
+
+def test_places_of_a_batch_do_not_draft_from_each_other() -> None:
+    sessions = [[drawn([1], fresh(40, 1))], [drawn([2], fresh(40, 2))]]
+    totals = replay("cache").serve(sessions, batch_size=16, num_tokens=2000)
+    assert totals.num_accepted == 0
 
 
 def test_turns_follow_each_other_and_draft_from_those_before() -> None:

@@ -1,8 +1,6 @@
 """Paper mode against the Python cache where many occurrences match for long, which it does not look
 at one by one for each match length and each token of a draft."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -73,31 +71,3 @@ def test_drafts_from_repetitive_texts_are_the_oracles(
             cache.commit(["own", "shared"], [committed, committed])
         want, got = (cache.propose(["own", "shared"], 200) for cache in caches)
         assert [as_tuple(draft) for draft in got] == [as_tuple(draft) for draft in want]
-
-
-def followed_by(others: np.ndarray) -> np.ndarray:
-    """0 and each of the others in turns: int32[2 * num_others + 1]."""
-    text = np.zeros(2 * len(others) + 1, np.int32)
-    text[1::2] = others
-    return text
-
-
-def seconds_to_propose(text: np.ndarray) -> float:
-    cache = SuffixCache.as_in_paper(shared_cache_tokens=0)
-    cache.start("own", text)
-    seconds = []
-    for _ in range(5):
-        begin = time.thread_time()
-        cache.propose(["own"], 64)
-        seconds.append(time.thread_time() - begin)
-    return min(seconds)
-
-
-def test_tokens_chosen_for_their_hashes_cost_little_more_than_others() -> None:
-    """The place of a token in token_table.hpp is known; by steps of one this took 200 times as
-    long as with other tokens, now some 5 times."""
-    vocabulary = np.arange(1, 151_936)
-    places = (vocabulary.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(48)
-    chosen = vocabulary[np.argsort(places)[:20_000]]
-    others = np.random.default_rng(0).permutation(vocabulary)[:20_000]
-    assert seconds_to_propose(followed_by(chosen)) < 40 * seconds_to_propose(followed_by(others))

@@ -21,19 +21,32 @@ public:
     }
 
     std::uint32_t& operator[](Token token) {
-        auto at = static_cast<std::size_t>(static_cast<std::uint64_t>(token) * 0x9E3779B97F4A7C15u >> shift_);
-        for (std::size_t step = 1; entries_[at].token != token && entries_[at].token != kEnd; ++step) {
-            at = (at + step) & (entries_.size() - 1);
-        }
-        entries_[at].token = token;
-        return entries_[at].number;
+        Entry& entry = entries_[place_of(token).at];
+        entry.token = token;
+        return entry.number;
     }
+
+    // How many entries are looked at for a token's.
+    std::size_t num_looks(Token token) const { return place_of(token).num_looks; }
 
 private:
     struct Entry {
         Token token = kEnd;
         std::uint32_t number = 0;
     };
+    struct Place {
+        std::size_t at, num_looks;
+    };
+
+    Place place_of(Token token) const {
+        auto at = static_cast<std::size_t>(static_cast<std::uint64_t>(token) * 0x9E3779B97F4A7C15u >> shift_);
+        std::size_t num_looks = 1;
+        for (; entries_[at].token != token && entries_[at].token != kEnd; ++num_looks) {
+            at = (at + num_looks) & (entries_.size() - 1);
+        }
+        return {at, num_looks};
+    }
+
     std::vector<Entry> entries_;
     int shift_ = 0;
 };
