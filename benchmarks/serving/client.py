@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 
+from sglang_hvd.demo.reply_cycles import ReplyCycles
 from sglang_hvd.demo.server import ServerFailed
 
 
@@ -22,11 +23,9 @@ class Answer:
     conversation, turn: which of those played, and which of its turns.
     text: the reply. token_ids: generated.
     seconds: from the request to the end. ttft: to the first chunk.
-    gaps: seconds between chunks.
-    num_cycles: decoding cycles behind the prefill; a server without speculation reports none: each
-        token is one.
-    num_accepted: accepted draft tokens.
-    num_cache_cycles: cycles that verified a cache draft, alone or with the model drafter's.
+    gaps: seconds between tokens behind the first chunk: of a chunk's tokens each has an equal part
+        of the time since the chunk before.
+    counts: of its decoding cycles.
     """
 
     conversation: int
@@ -36,9 +35,7 @@ class Answer:
     seconds: float
     ttft: float
     gaps: tuple[float, ...]
-    num_cycles: int
-    num_accepted: int
-    num_cache_cycles: int
+    counts: ReplyCycles
 
     @property
     def num_tokens(self) -> int:
@@ -102,6 +99,7 @@ async def _ask(
     start = last = time.perf_counter()
     ttft: float | None = None
     gaps: list[float] = []
+    num_tokens = 0
     answer: dict[str, Any] = {}
     async with http.post(f"{url}/generate", json=body) as response:
         response.raise_for_status()
@@ -112,15 +110,16 @@ async def _ask(
             if "error" in answer:
                 raise ServerFailed(f"{url}: {answer['error']}")
             now = time.perf_counter()
+            num_new = answer["meta_info"]["completion_tokens"] - num_tokens
             if ttft is None:
                 ttft = now - start
-            else:
-                gaps.append(now - last)
-            last = now
+            elif num_new > 0:
+                gaps += [(now - last) / num_new] * num_new
+            else:  # says only that the reply has ended
+                continue
+            last, num_tokens = now, num_tokens + num_new
     if ttft is None:
         raise ServerFailed(f"{url}: the server sent no chunk")
-    meta: dict[str, Any] = answer["meta_info"]
-    [hvd] = meta.get("hvd") or [{}]
     token_ids = tuple(answer["output_ids"])
     return Answer(
         conversation=number,
@@ -130,9 +129,7 @@ async def _ask(
         seconds=last - start,
         ttft=ttft,
         gaps=tuple(gaps),
-        num_cycles=meta.get("spec_verify_ct", max(len(token_ids) - 1, 1)),
-        num_accepted=meta.get("spec_num_correct_drafts", 0),
-        num_cache_cycles=hvd.get("num_cache_cycles", 0) + hvd.get("num_both_cycles", 0),
+        counts=ReplyCycles.of(answer["meta_info"], len(token_ids)),
     )
 
 

@@ -12,14 +12,20 @@ from sglang_hvd.demo.server import flush_cache
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Medians over the rounds.
+    """Speeds and host times are medians over the rounds, all else is of all rounds together.
 
     tokens_per_s_spread: largest less smallest of the rounds; None of one alone.
     speedup_vs_plain, speedup_vs_eagle3: median over the rounds of the ratio within a round; None
         where that mode did not run.
+    num_sessions: that were played, which others of the same workload with another concurrency may
+        not have.
+    cycles_per_1k: decoding cycles per 1000 generated tokens, of which each reply's first is of its
+        prefill.
+    mean_accepted: draft tokens per cycle, bonus tokens and those behind a reply's end not counted.
     cache_share: of the cycles, those that verified a cache draft, alone or in one tree with the
         model drafter's.
-    ttft_ms_p50, itl_ms_p99: to the first chunk of a reply, and between chunks.
+    ttft_ms_p50, itl_ms_p99: to the first chunk of a reply, and between tokens, those of a chunk
+        at equal distances; the latter None where each reply came in one chunk.
     ms_per_cycle: of a request, its prefill included.
     outputs_identical: every reply is the one expected, token for token; for the demo that of plain
         decoding, or else of the first mode, served one at a time.
@@ -29,6 +35,7 @@ class Row:
     family: str
     mode: str
     concurrency: int
+    num_sessions: int
     tokens_per_s: float
     tokens_per_s_spread: float | None
     speedup_vs_plain: float | None
@@ -38,7 +45,7 @@ class Row:
     mean_accepted: float
     cache_share: float
     ttft_ms_p50: float
-    itl_ms_p99: float
+    itl_ms_p99: float | None
     host_us_per_step: float | None
     outputs_identical: bool
 
@@ -96,7 +103,7 @@ def _row(cell: Cell, mode: str, found: Mapping[str, Sequence[Played]]) -> Row:
     speeds = np.array([_speed(played) for played in rounds])
     answers = [answer for played in rounds for answer in played.answers]
     num_tokens = sum(answer.num_tokens for answer in answers)
-    num_cycles = sum(answer.num_cycles for answer in answers)
+    num_cycles = max(sum(answer.counts.num_cycles for answer in answers), 1)
     gaps = [gap for answer in answers for gap in answer.gaps]
     hosts = [p.host_us_per_step for p in rounds if p.host_us_per_step is not None]
 
@@ -110,16 +117,17 @@ def _row(cell: Cell, mode: str, found: Mapping[str, Sequence[Played]]) -> Row:
         family=cell.family,
         mode=mode,
         concurrency=cell.concurrency,
+        num_sessions=len(cell.conversations),
         tokens_per_s=float(np.median(speeds)),
         tokens_per_s_spread=float(np.ptp(speeds)) if len(speeds) > 1 else None,
         speedup_vs_plain=speedup("plain"),
         speedup_vs_eagle3=speedup("eagle3"),
         cycles_per_1k=1000 * num_cycles / num_tokens,
         ms_per_cycle=1000 * sum(answer.seconds for answer in answers) / num_cycles,
-        mean_accepted=sum(answer.num_accepted for answer in answers) / num_cycles,
-        cache_share=sum(answer.num_cache_cycles for answer in answers) / num_cycles,
+        mean_accepted=sum(answer.counts.num_accepted for answer in answers) / num_cycles,
+        cache_share=sum(answer.counts.num_cache_cycles for answer in answers) / num_cycles,
         ttft_ms_p50=1000 * float(np.median([answer.ttft for answer in answers])),
-        itl_ms_p99=1000 * float(np.quantile(gaps, 0.99)) if gaps else 0.0,
+        itl_ms_p99=1000 * float(np.quantile(gaps, 0.99)) if gaps else None,
         host_us_per_step=float(np.median(hosts)) if hosts else None,
         outputs_identical=all(map(cell.is_expected, answers)),
     )

@@ -10,6 +10,7 @@ from typing import Any
 from openai import OpenAI
 
 from sglang_hvd.demo.corpus.session import Session
+from sglang_hvd.demo.reply_cycles import ReplyCycles
 
 MAX_REPLY_TOKENS = 512
 
@@ -24,9 +25,7 @@ class Reply:
         text: the reply.
         num_tokens: generated tokens.
         seconds: from request to answer, prefill included.
-        num_cycles: decoding cycles after the prefill, which itself yields the first token.
-        num_accepted_drafts: accepted draft tokens, bonus tokens not counted.
-        num_cache_cycles: cycles that verified a cache draft, alone or with the model drafter's.
+        counts: of its decoding cycles.
         cycles: draft source and accepted draft tokens of each cycle, where the server reports it.
     """
 
@@ -35,9 +34,7 @@ class Reply:
     text: str
     num_tokens: int
     seconds: float
-    num_cycles: int
-    num_accepted_drafts: int
-    num_cache_cycles: int
+    counts: ReplyCycles
     cycles: tuple[tuple[str, int], ...]
 
 
@@ -75,9 +72,6 @@ def _ask(client: OpenAI, family: str, messages: list[dict[str, str]]) -> Reply:
         text=choice.message.content or "",
         num_tokens=num_tokens,
         seconds=seconds,
-        # A server without speculation reports no cycles: each token after the first is one.
-        num_cycles=meta.get("spec_verify_ct", num_tokens - 1),
-        num_accepted_drafts=meta.get("spec_num_correct_drafts", 0),
-        num_cache_cycles=hvd.get("num_cache_cycles", 0) + hvd.get("num_both_cycles", 0),
+        counts=ReplyCycles.of(meta, num_tokens),
         cycles=tuple((source, accepted) for source, accepted in hvd.get("cycles", [])),
     )

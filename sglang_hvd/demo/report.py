@@ -27,8 +27,10 @@ class Row:
 
     Attributes:
         tokens_per_s: generated tokens per second of request time, prefill included.
-        cycles_per_1k: decoding cycles per 1000 generated tokens.
-        mean_accepted: accepted draft tokens per cycle, bonus tokens not counted.
+        cycles_per_1k: decoding cycles per 1000 generated tokens, of which each reply's first is of
+            its prefill.
+        mean_accepted: accepted draft tokens per cycle, bonus tokens and those behind a reply's end
+            not counted.
         ms_per_cycle: request time per cycle, prefill included.
         cache_share: share of cycles that verified a cache draft.
         outputs_identical: whether every reply equals plain decoding's.
@@ -61,16 +63,16 @@ def _row(workload: str, mode: Mode, replies: Mapping[Mode, Sequence[Reply]]) -> 
 
     mine = of(mode)
     num_tokens = sum(reply.num_tokens for reply in mine)
-    num_cycles = sum(reply.num_cycles for reply in mine)
+    num_cycles = sum(reply.counts.num_cycles for reply in mine)
     seconds = sum(reply.seconds for reply in mine)
     return Row(
         workload=workload,
         mode=mode,
         tokens_per_s=num_tokens / seconds,
         cycles_per_1k=1000 * num_cycles / num_tokens,
-        mean_accepted=sum(reply.num_accepted_drafts for reply in mine) / num_cycles,
+        mean_accepted=sum(reply.counts.num_accepted for reply in mine) / num_cycles,
         ms_per_cycle=1000 * seconds / num_cycles,
-        cache_share=sum(reply.num_cache_cycles for reply in mine) / num_cycles,
+        cache_share=sum(reply.counts.num_cache_cycles for reply in mine) / num_cycles,
         outputs_identical=[r.text for r in mine] == [r.text for r in of("plain")],
     )
 

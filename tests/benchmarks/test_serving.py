@@ -12,10 +12,14 @@ from benchmarks.serving.__main__ import main
 from benchmarks.serving.client import play
 from sglang_hvd.demo.server import ServerFailed
 
-# What the server answers to /generate: all of a reply, and what is not one.
+# What the server answers to /generate: the reply so far. The last says only that it has ended.
 CHUNKS = [
-    {"text": "a" * num, "output_ids": [1] * num, "meta_info": {"spec_verify_ct": num - 1}}
-    for num in (1, 3)
+    {
+        "text": "a" * num_tokens,
+        "output_ids": [1] * num_tokens,
+        "meta_info": {"completion_tokens": num_tokens, "spec_verify_ct": num_cycles},
+    }
+    for num_tokens, num_cycles in ((1, 0), (4, 2), (4, 2))
 ]
 
 
@@ -64,8 +68,9 @@ def ask_once(answers: object) -> dict[str, object] | None:
 
 def test_a_reply_comes_with_its_times_and_cycles(server: str) -> None:
     [answer] = play(server, [ask_once], concurrency=2).answers
-    assert (answer.token_ids, answer.num_cycles, len(answer.gaps)) == ((1, 1, 1), 2, 1)
-    assert 0 < answer.ttft <= answer.seconds
+    assert (answer.token_ids, answer.counts.num_cycles) == ((1, 1, 1, 1), 2)
+    assert len(answer.gaps) == 3
+    assert answer.ttft + sum(answer.gaps) == pytest.approx(answer.seconds)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from benchmarks.trace_serving.script import Script, rid_of
 from benchmarks.trace_serving.tree_shape import TreeShape
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
+from sglang_hvd.demo.reply_cycles import ReplyCycles
 from sglang_hvd.demo.tokenizer import train_tokenizer
 from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
 from sglang_hvd.plugin.tree_layout import merge_eagle_trees
@@ -121,7 +122,7 @@ def test_a_recording_that_is_not_there_is_named(recorded_edits: list[str]) -> No
 
 
 def test_modes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = Answer(0, 0, "text", (1, 2), 1.0, 0.1, (), 1, 0, 0)
+    answer = Answer(0, 0, "text", (1, 2), 1.0, 0.1, (), ReplyCycles(1, 0, 0))
     played: list[str] = []
 
     def play(url: str, *args: object, **kwargs: object) -> Played:
