@@ -76,6 +76,7 @@ class Structure:
 class Payoffs:
     """Accepted lengths of a family's cache drafts, bonus token not counted.
 
+    mean_accepted: of drafts that a cut text ends, what is to be expected.
     oracle_share: share that reaches the threshold of six tokens.
     survival: share with at least 1, 2, ... 31 accepted tokens.
     verified_*: figures of the drafts that the payoff policy verified, among them the shares with 0

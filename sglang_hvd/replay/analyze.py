@@ -169,12 +169,13 @@ def payoffs_of(family: str, rows: TrainingRows) -> Payoffs:
     """How long the drafts of these rows were right."""
     accepted, verified = rows.accepted_lens, rows.accepted_lens[rows.is_verified]
     some = len(verified) > 0
+    survival = _survival(rows)
     return Payoffs(
         family=family,
         num_drafts=len(accepted),
-        mean_accepted=float(accepted.mean()),
+        mean_accepted=sum(survival),
         oracle_share=float((accepted >= WORTH_LEN).mean()),
-        survival=tuple(float((accepted >= length).mean()) for length in range(1, LONGEST + 1)),
+        survival=(*survival, *[0.0] * LONGEST)[:LONGEST],
         num_verified=len(verified),
         verified_mean_accepted=float(verified.mean()) if some else None,
         verified_low_share=float((verified < MARGINAL_LEN).mean()) if some else None,
@@ -183,6 +184,22 @@ def payoffs_of(family: str, rows: TrainingRows) -> Payoffs:
         ),
         verified_high_share=float((verified >= WORTH_LEN).mean()) if some else None,
     )
+
+
+def _survival(rows: TrainingRows) -> tuple[float, ...]:
+    """Shares of the drafts with at least 1, 2, ... accepted tokens, up to what none reaches. Those
+    that were right to where a cut text ends count up to there (Kaplan and Meier, 1958)."""
+    accepted = rows.accepted_lens
+    whole_lens = rows.features[:, FEATURE_NAMES.index("draft_len")]
+    ends_with_text = (accepted == rows.draft_lens) & (rows.draft_lens < whole_lens)
+    shares: list[float] = []
+    share = 1.0
+    for length in range(1, int(accepted.max()) + 1):
+        num_longer = np.count_nonzero(accepted >= length)
+        num_ended = np.count_nonzero(~ends_with_text & (accepted == length - 1))
+        share *= num_longer / (num_longer + num_ended)
+        shares.append(share)
+    return tuple(shares)
 
 
 def reliability(

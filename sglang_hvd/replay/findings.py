@@ -187,7 +187,10 @@ def _means(bins: Sequence[Bin]) -> tuple[float, float]:
 def _of_importance(analysis: Analysis) -> Finding:
     importance = analysis.importance
     if importance is None:
-        nothing = f"No cache draft brings {WORTH_LEN} tokens: there is no precision to lose"
+        nothing = (
+            f"None of the cache drafts looked at brings {WORTH_LEN} tokens: there is no precision "
+            "to lose"
+        )
         return Finding(nothing, (nothing, nothing))
     group, feature = importance.groups[0], importance.features[0]
     return Finding(

@@ -112,11 +112,26 @@ def test_payoffs_worked_out_by_hand() -> None:
     found = payoffs_of("code", rows([31, 6, 5, 3, 2, 0], [True, True, False, True, True, False]))
     assert (found.num_drafts, found.oracle_share) == (6, 2 / 6)
     assert found.mean_accepted == pytest.approx(47 / 6)
-    assert found.survival[:6] == (5 / 6, 5 / 6, 4 / 6, 3 / 6, 3 / 6, 2 / 6)
-    assert (len(found.survival), found.survival[-1]) == (31, 1 / 6)
+    assert found.survival[:6] == pytest.approx((5 / 6, 5 / 6, 4 / 6, 3 / 6, 3 / 6, 2 / 6))
+    assert len(found.survival) == 31
+    assert found.survival[-1] == pytest.approx(1 / 6)
     assert (found.num_verified, found.verified_mean_accepted) == (4, 42 / 4)
     assert (found.verified_high_share, found.verified_marginal_share) == (0.5, 0.25)
     assert found.verified_low_share == 0.25
+
+
+def test_drafts_that_a_cut_text_ends_count_as_far_as_it_goes() -> None:
+    random = np.random.default_rng(0)
+    whole = np.minimum(random.geometric(1 / 9, 200_000) - 1, 31).astype(np.int32)
+    known = random.integers(6, 40, len(whole))
+    cut = replace(
+        rows(np.minimum(whole, known).tolist(), draft_len=[31] * len(whole)),
+        draft_lens=np.minimum(31, known).astype(np.int32),
+    )
+    found, expected = payoffs_of("chat", cut), payoffs_of("chat", rows(whole.tolist()))
+    assert found.mean_accepted == pytest.approx(expected.mean_accepted, rel=0.01)
+    assert found.survival == pytest.approx(expected.survival, abs=0.005)
+    assert float(cut.accepted_lens.mean()) < 0.9 * expected.mean_accepted
 
 
 @pytest.mark.parametrize(
