@@ -174,8 +174,7 @@ class BatchReplay:
             for trace in (*earlier, *(drawn.trace for drawn in turns[:first])):
                 # Outputs alone are shared.
                 self._drafter.start(trace, (), namespace=f"{namespace}/{trace.namespace}")
-                self._drafter.extend(trace, trace.output_ids)
-                self._drafter.finish(trace, output_ids=None, keep=True)
+                self._drafter.finish(trace, output_ids=trace.output_ids, keep=True)
             yield from ((drawn, namespace) for drawn in turns[first:])
             first = 0
 
