@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from sglang_hvd.commands.arguments import add_texts, count
+from sglang_hvd.commands.arguments import count
 from sglang_hvd.commands.exit_code import exit_code
 from sglang_hvd.commands.parser import Parser
 from sglang_hvd.whole_file import write_whole
-
-add_traces = add_texts  # as the commands have them
 
 
 def parser_of(name: str, description: str) -> argparse.ArgumentParser:

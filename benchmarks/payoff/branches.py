@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.command import add_traces, parser_of, run, write_rows
+from benchmarks.command import parser_of, run, write_rows
 from sglang_hvd.allocation import CacheTrees
-from sglang_hvd.commands.arguments import add_json, count
+from sglang_hvd.commands.arguments import add_json, add_texts, count
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter, PayoffForecast
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FIRST_BRANCH_SHARE, PayoffPredictor
@@ -152,7 +152,7 @@ class _Walk:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("payoff.branches", "What branches add to cache drafts.")
-    add_traces(parser)
+    add_texts(parser)
     parser.add_argument("--starts", type=count, default=4000, help="most cycle starts of each file")
     add_json(parser)
     return parser.parse_args(arguments)

@@ -3,8 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
-from benchmarks.command import add_traces, parser_of
-from sglang_hvd.commands.arguments import add_cache_mode, add_json
+from benchmarks.command import parser_of
+from sglang_hvd.commands.arguments import add_cache_mode, add_json, add_texts
 
 
 def replay_options(
@@ -12,7 +12,7 @@ def replay_options(
 ) -> argparse.Namespace:
     """name: see parser_of. Gives traces, tokenizer, eos_token, cache_mode and json."""
     parser = parser_of(name, description)
-    add_traces(parser)
+    add_texts(parser)
     add_cache_mode(parser, default="votes")
     add_json(parser)
     return parser.parse_args(arguments)

@@ -38,13 +38,13 @@ from typing import get_args
 
 from tqdm import tqdm
 
-from benchmarks.command import add_traces, parser_of, run, write_rows
+from benchmarks.command import parser_of, run, write_rows
 from benchmarks.replay.jobs import Job, run_job, set_up_process
 from benchmarks.replay.rows import Row, beside_oracle, plain_table_of, summary_of, table_of
 from benchmarks.replay.settings import MODEL_TREES, WAITING, Setting, settings_of
 from sglang_hvd.allocation import OWN_PACE, StepCosts
-from sglang_hvd.commands.arguments import add_json, count, not_negative
-from sglang_hvd.config import CacheMode, PostponeExtend
+from sglang_hvd.commands.arguments import add_cache_mode, add_json, add_texts, count, not_negative
+from sglang_hvd.config import PostponeExtend
 from sglang_hvd.payoff import SIZE_EFFECT
 from sglang_hvd.replay.metrics import mean_over_families
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
@@ -175,9 +175,9 @@ def _best(
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("replay", "Policies under tables of costs.")
-    add_traces(parser)
+    add_texts(parser)
     parser.add_argument("--costs", type=Path, nargs="+", required=True)
-    parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
+    add_cache_mode(parser, default="votes")
     parser.add_argument("--batch-sizes", type=count, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--strengths", choices=STRENGTHS, nargs="+", default=["usual"])
     kinds = [kind for kind, ratio in ODDS_RATIOS.items() if ratio is not None]
@@ -201,7 +201,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--tokens",
         type=count,
         default=4_000,
-        help="to measure for each file, policy and seed (default: %(default)s)",
+        help="to measure for each file, policy and seed; for fewer than 2048 a single request is "
+        "taken up at fewer places than eight (default: %(default)s)",
     )
     parser.add_argument(
         "--tokens-per-request",

@@ -96,7 +96,7 @@ async def _ask(
     http: aiohttp.ClientSession, url: str, number: int, turn: int, body: dict[str, Any]
 ) -> Answer:
     body = {**body, "stream": True}
-    start = last = time.perf_counter()
+    start = last = now = time.perf_counter()
     ttft: float | None = None
     gaps: list[float] = []
     num_tokens = 0
@@ -126,7 +126,7 @@ async def _ask(
         turn=turn,
         text=answer["text"],
         token_ids=token_ids,
-        seconds=last - start,
+        seconds=now - start,
         ttft=ttft,
         gaps=tuple(gaps),
         counts=ReplyCycles.of(answer["meta_info"], len(token_ids)),

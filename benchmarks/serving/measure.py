@@ -22,6 +22,7 @@ class Row:
     cycles_per_1k: decoding cycles per 1000 generated tokens, of which each reply's first is of its
         prefill.
     mean_accepted: draft tokens per cycle, bonus tokens and those behind a reply's end not counted.
+        None, as ms_per_cycle and cache_share, where prefills generated all.
     cache_share: of the cycles, those that verified a cache draft, alone or in one tree with the
         model drafter's.
     ttft_ms_p50, itl_ms_p99: to the first chunk of a reply, and between tokens, those of a chunk
@@ -41,9 +42,9 @@ class Row:
     speedup_vs_plain: float | None
     speedup_vs_eagle3: float | None
     cycles_per_1k: float
-    ms_per_cycle: float
-    mean_accepted: float
-    cache_share: float
+    ms_per_cycle: float | None
+    mean_accepted: float | None
+    cache_share: float | None
     ttft_ms_p50: float
     itl_ms_p99: float | None
     host_us_per_step: float | None
@@ -103,9 +104,12 @@ def _row(cell: Cell, mode: str, found: Mapping[str, Sequence[Played]]) -> Row:
     speeds = np.array([_speed(played) for played in rounds])
     answers = [answer for played in rounds for answer in played.answers]
     num_tokens = sum(answer.num_tokens for answer in answers)
-    num_cycles = max(sum(answer.counts.num_cycles for answer in answers), 1)
+    num_cycles = sum(answer.counts.num_cycles for answer in answers)
     gaps = [gap for answer in answers for gap in answer.gaps]
     hosts = [p.host_us_per_step for p in rounds if p.host_us_per_step is not None]
+
+    def of_cycle(total: float) -> float | None:
+        return total / num_cycles if num_cycles else None
 
     def speedup(over: str) -> float | None:
         if over not in found:
@@ -123,9 +127,9 @@ def _row(cell: Cell, mode: str, found: Mapping[str, Sequence[Played]]) -> Row:
         speedup_vs_plain=speedup("plain"),
         speedup_vs_eagle3=speedup("eagle3"),
         cycles_per_1k=1000 * num_cycles / num_tokens,
-        ms_per_cycle=1000 * sum(answer.seconds for answer in answers) / num_cycles,
-        mean_accepted=sum(answer.counts.num_accepted for answer in answers) / num_cycles,
-        cache_share=sum(answer.counts.num_cache_cycles for answer in answers) / num_cycles,
+        ms_per_cycle=of_cycle(1000 * sum(answer.seconds for answer in answers)),
+        mean_accepted=of_cycle(sum(answer.counts.num_accepted for answer in answers)),
+        cache_share=of_cycle(sum(answer.counts.num_cache_cycles for answer in answers)),
         ttft_ms_p50=1000 * float(np.median([answer.ttft for answer in answers])),
         itl_ms_p99=1000 * float(np.quantile(gaps, 0.99)) if gaps else None,
         host_us_per_step=float(np.median(hosts)) if hosts else None,

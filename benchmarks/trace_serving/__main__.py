@@ -28,7 +28,7 @@ from typing import Any
 import aiohttp
 from tqdm import tqdm
 
-from benchmarks.command import add_traces, counts, parser_of, run, write_rows
+from benchmarks.command import counts, parser_of, run, write_rows
 from benchmarks.gpu import check_gpu
 from benchmarks.serving.client import Answer, Conversation, play
 from benchmarks.serving.measure import Cell, Row, measure, table_of
@@ -36,7 +36,7 @@ from benchmarks.trace_serving.gpu_use import GpuUse, profiled
 from benchmarks.trace_serving.models import SHAPES, OwnVocabulary, write_models
 from benchmarks.trace_serving.script import Script, rid_of
 from sglang_hvd.allocation import model_tree_sizes, most_tree_nodes
-from sglang_hvd.commands.arguments import add_json, count, share
+from sglang_hvd.commands.arguments import add_json, add_texts, count, share
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODES, server_flags
@@ -347,7 +347,7 @@ def _conversation(
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line's."""
     parser = parser_of("trace_serving", "Recorded generations through the real server.")
-    add_traces(parser)
+    add_texts(parser)
     parser.add_argument("--files", nargs="+", metavar="NAME", help="these recordings only")
     parser.add_argument(
         "--modes",

@@ -29,10 +29,10 @@ from sglang_hvd.allocation import (
     model_tree_sizes,
     most_tree_nodes,
 )
-from sglang_hvd.config import HvdConfig, PostponeExtend
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin import host_plans, kv_kernel
 from sglang_hvd.plugin.device_memory import DeviceMemory
+from sglang_hvd.plugin.draft_extend import draft_extend_of
 from sglang_hvd.plugin.draft_states import DraftStates
 from sglang_hvd.plugin.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.entry import require_hooks
@@ -408,21 +408,6 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "num_steps_by_width": dict(self._draft_worker.num_steps_by_width),
             "num_drafts_by_steps": dict(sorted(self._draft_worker.num_drafts_by_steps.items())),
         }
-
-
-def draft_extend_of(
-    config: HvdConfig, *, device: str, has_mrope: bool, runs_ahead: bool
-) -> DraftExtend:
-    """When a server runs draft-extend.
-
-    has_mrope: positions depend on more than a token's place, which catching up does not know.
-    runs_ahead: steps without drafts may be launched before the tokens of the last are known.
-    """
-    # On a GPU draft-extend runs while the host reads what was accepted; postponed, it waits for it.
-    # Behind a step without drafts that is no secret, and the next may be launched at once.
-    on_gpu: PostponeExtend = "plain" if runs_ahead else "never"
-    found = DraftExtend.of(config, default="always" if device == "cpu" else on_gpu)
-    return DraftExtend.EVERY_STEP if has_mrope and found.catches_up else found
 
 
 def check_sampling(most_nodes: int, vocab_size: int) -> None:

@@ -76,9 +76,9 @@ class Structure:
 class Payoffs:
     """Accepted lengths of a family's cache drafts, bonus token not counted.
 
-    mean_accepted: of drafts that a cut text ends, what is to be expected.
+    mean_accepted, survival: the mean, and the share with at least 1, 2, ... 31 accepted tokens;
+        where texts were cut, estimates (Kaplan and Meier's), up to the longest that was seen.
     oracle_share: share that reaches the threshold of six tokens.
-    survival: share with at least 1, 2, ... 31 accepted tokens.
     verified_*: figures of the drafts that the payoff policy verified, among them the shares with 0
         to 2, 3 to 5, and at least 6 accepted tokens; None if it verified none.
     """

@@ -177,7 +177,7 @@ def payoffs_of(family: str, rows: TrainingRows) -> Payoffs:
         oracle_share=float((accepted >= WORTH_LEN).mean()),
         survival=(*survival, *[0.0] * LONGEST)[:LONGEST],
         num_verified=len(verified),
-        verified_mean_accepted=float(verified.mean()) if some else None,
+        verified_mean_accepted=sum(_survival(rows.select(rows.is_verified))) if some else None,
         verified_low_share=float((verified < MARGINAL_LEN).mean()) if some else None,
         verified_marginal_share=(
             float(((verified >= MARGINAL_LEN) & (verified < WORTH_LEN)).mean()) if some else None
@@ -187,8 +187,8 @@ def payoffs_of(family: str, rows: TrainingRows) -> Payoffs:
 
 
 def _survival(rows: TrainingRows) -> tuple[float, ...]:
-    """Shares of the drafts with at least 1, 2, ... accepted tokens, up to what none reaches. Those
-    that were right to where a cut text ends count up to there (Kaplan and Meier, 1958)."""
+    """Shares of the drafts with at least 1, 2, ... accepted tokens, up to the most that one has.
+    Those that were right to where a cut text ends count up to there (Kaplan and Meier, 1958)."""
     accepted = rows.accepted_lens
     whole_lens = rows.features[:, FEATURE_NAMES.index("draft_len")]
     ends_with_text = (accepted == rows.draft_lens) & (rows.draft_lens < whole_lens)

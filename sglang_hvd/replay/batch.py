@@ -118,9 +118,9 @@ class BatchReplay:
         num_tokens: int,
         seed: int = 0,
     ) -> CycleTotals:
-        """Serves sessions until num_tokens tokens were generated. A warm-up before them is not
-        counted: a quarter as many tokens, or 64 times the batch size if that is more, and as many
-        each time that the places are taken up elsewhere.
+        """Serves sessions until num_tokens tokens were generated. Warm-ups are not counted: a
+        quarter as many tokens, in even parts before each time that the places are taken up, or 64
+        times the batch size each time if that is more.
 
         sessions: the turns of each, in order.
         seed: each begins at other places of the texts.
@@ -132,7 +132,7 @@ class BatchReplay:
         num_takes = min(-(-_FEWEST_PLACES // batch_size), max(num_tokens // _FEWEST_TOKENS, 1))
         num_warm = max(num_tokens // (4 * num_takes), _WARM_UP_TOKENS * batch_size)
         places = itertools.count(seed * num_takes * batch_size)
-        totals, self._num_namespaces = CycleTotals(), 0
+        totals = CycleTotals()
         for take in range(1, num_takes + 1):
             shares = (next(places) * _SPREAD % 1 for _ in range(batch_size))
             running = [self._taken_up(turns, earlier, share) for share in shares]

@@ -70,7 +70,7 @@ def test_a_reply_comes_with_its_times_and_cycles(server: str) -> None:
     [answer] = play(server, [ask_once], concurrency=2).answers
     assert (answer.token_ids, answer.counts.num_cycles) == ((1, 1, 1, 1), 2)
     assert len(answer.gaps) == 3
-    assert answer.ttft + sum(answer.gaps) == pytest.approx(answer.seconds)
+    assert 0 < answer.ttft < answer.ttft + sum(answer.gaps) < answer.seconds
 
 
 @pytest.mark.parametrize(

@@ -71,16 +71,6 @@ def test_a_row_is_the_same_to_the_last_bit_in_every_batch(kind: Kind) -> None:
     assert shuffled.payoffs.tobytes() == whole.payoffs[order].tobytes()
 
 
-def test_a_decision_at_the_threshold_does_not_depend_on_the_batch() -> None:
-    # A threshold may lie exactly on a row's payoff: the smallest difference would show.
-    predictor, drafts = random_predictor(), random_drafts(64)
-    for row in range(64):
-        alone = predictor.predict(first_rows(drafts, slice(row, row + 1))).payoffs[0]
-        for num_rows in (row + 1, 64):
-            in_batch = predictor.predict(first_rows(drafts, slice(0, num_rows))).payoffs
-            assert in_batch[row] == alone
-
-
 @KINDS
 @pytest.mark.parametrize("hidden", [(256, 256), (64, 64), (8,), ()])
 def test_inference_equals_torch(kind: Kind, hidden: tuple[int, ...]) -> None:

@@ -125,11 +125,12 @@ def test_drafts_that_a_cut_text_ends_count_as_far_as_it_goes() -> None:
     whole = np.minimum(random.geometric(1 / 9, 200_000) - 1, 31).astype(np.int32)
     known = random.integers(6, 40, len(whole))
     cut = replace(
-        rows(np.minimum(whole, known).tolist(), draft_len=[31] * len(whole)),
+        rows(np.minimum(whole, known).tolist(), [True] * len(whole), draft_len=[31] * len(whole)),
         draft_lens=np.minimum(31, known).astype(np.int32),
     )
     found, expected = payoffs_of("chat", cut), payoffs_of("chat", rows(whole.tolist()))
     assert found.mean_accepted == pytest.approx(expected.mean_accepted, rel=0.01)
+    assert found.verified_mean_accepted == found.mean_accepted
     assert found.survival == pytest.approx(expected.survival, abs=0.005)
     assert float(cut.accepted_lens.mean()) < 0.9 * expected.mean_accepted
 

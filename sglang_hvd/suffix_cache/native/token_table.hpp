@@ -26,7 +26,7 @@ public:
         return entry.number;
     }
 
-    // How many entries are looked at for a token's.
+    // How many entries are looked at for a token's: what a test counts in the place of time.
     std::size_t num_looks(Token token) const { return place_of(token).num_looks; }
 
 private:
