@@ -180,8 +180,10 @@ def _row(
     job: Job, name: str, setting: Setting, texts: _Texts, by_seed: Sequence[CycleTotals]
 ) -> Row:
     totals = sum(by_seed, CycleTotals())
+    speed = totals.tokens_per_ms
     assert totals.cycles_per_1k_tokens is not None
-    speeds = [of_seed.num_tokens / of_seed.ms for of_seed in by_seed]
+    assert speed is not None, "the costs are known"
+    speeds = [of_seed.tokens_per_ms or 0.0 for of_seed in by_seed]
     return Row(
         file=job.recording.name,
         family=texts.family,
@@ -190,12 +192,12 @@ def _row(
         model_drafter=job.drafter_name,
         policy=name,
         setting=str(setting),
-        tokens_per_ms=totals.num_tokens / totals.ms,
+        tokens_per_ms=speed,
         cycles_per_1k=totals.cycles_per_1k_tokens,
         mean_accepted=totals.mean_accepted_len or 0.0,
         cache_share=totals.cache_share or 0.0,
         both_share=totals.num_both / totals.num_cycles,
-        seed_spread=(max(speeds) - min(speeds)) / (totals.num_tokens / totals.ms),
+        seed_spread=(max(speeds) - min(speeds)) / speed,
         num_sessions=len(texts.sessions),
         num_text_tokens=sum(drawn.num_decoded for turns in texts.sessions for drawn in turns),
     )
