@@ -496,7 +496,25 @@ def test_a_predictor_that_is_off_leaves_the_votes_to_decide_and_is_still_judged(
             changes.append(figures["prompt"].is_fallback)
     assert changes == [False, True]  # and it is not taken for right again
     trusting, heeding_votes = planned(other), planned(made)
-    assert len(drafted(heeding_votes)) < len(drafted(trusting))
+    assert 0 < len(drafted(heeding_votes)) < len(drafted(trusting))
+
+
+def test_a_finished_request_leaves_its_slot_to_the_next() -> None:
+    made = drafter()
+    for _ in range(3):
+        made.start("r", REPEATS)
+        forecast = made.propose(["r"]).forecast
+        assert isinstance(forecast, AllocationForecast)
+        assert forecast.slots.tolist() == [0]
+        made.finish("r", output_ids=None, keep=False)
+
+
+def test_drafts_are_as_long_as_is_asked_for_at_most() -> None:
+    made = drafter()
+    made.start("r", REPEATS)
+    made.extend("r", [3])
+    lengths = [made.propose(["r"], most).drafts.num_nodes.tolist() for most in (3, 15, 40)]
+    assert lengths == [[3], [15], [15]]
 
 
 def test_of_tokens_that_nothing_is_known_of_none_is_drafted() -> None:

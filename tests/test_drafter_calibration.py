@@ -74,6 +74,16 @@ def test_the_reported_payoff_is_the_corrected_one() -> None:
     assert calibration["shared"].num_verified == calibration["output"].num_verified == 0
 
 
+@pytest.mark.parametrize(("threshold", "share"), [(4.0, 1), (5.0, 0)])
+def test_reliability_is_that_of_reaching_the_threshold(threshold: float, share: float) -> None:
+    made = drafter(threshold=threshold)
+    for _ in range(5):
+        assert cycle(made, num_right=4).source is DraftSource.CACHE
+    calibration = made.calibration()
+    assert calibration is not None
+    assert {of_bin.share for of_bin in calibration["prompt"].bins} == {None, share}
+
+
 def test_without_calibration_the_payoff_stays_the_predictors() -> None:
     made = drafter(threshold=1.0, calibrate=False)
     assert len({cycle(made, num_right=0).payoff for _ in range(150)}) == 1

@@ -84,7 +84,7 @@ class PayoffEstimator:
         self._predictor = predictor
         self._branch_payoff = BranchPayoff()  # of what this predictor leaves to branches
         if self._config.calibrate:
-            threshold = self._config.threshold if self._config.policy == "payoff" else None
+            threshold = self._config.threshold
             self._calibration = OnlineCalibration(
                 PAPER_THRESHOLD if threshold is None else threshold
             )
