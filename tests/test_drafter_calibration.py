@@ -155,6 +155,19 @@ def test_outcomes_belong_to_their_requests_in_any_order() -> None:
     assert (made.calibration() or {})["prompt"].mean_accepted == pytest.approx(6, abs=0.01)
 
 
+def test_a_whole_batch_may_be_committed_in_another_order() -> None:
+    made = drafter(threshold=1.0)
+    for rid in "ab":
+        made.start(rid, PROMPT)
+        made.extend(rid, [3])
+    made.start("without draft", [40])
+    made.plan(["a", "without draft", "b"])
+    of_drafts = [VerifyOutcome([*DRAFT[:num], 0], num) for num in (8, 4)]
+    made.commit(["without draft", "b", "a"], [VerifyOutcome([41], 0), *of_drafts])
+    figures = (made.calibration() or {})["prompt"]
+    assert (figures.num_verified, figures.mean_accepted) == (2, pytest.approx(6, abs=0.01))
+
+
 def test_a_text_that_ends_inside_its_draft_had_no_more_of_it() -> None:
     made = drafter(threshold=1.0)
     made.start("r", PROMPT)

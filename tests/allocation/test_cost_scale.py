@@ -59,6 +59,43 @@ def test_a_part_that_never_ran_is_as_far_off_as_the_verifications() -> None:
     assert scale.table(scale.coefficients()).draft_ms([1], 4)[0] == pytest.approx(3.0, rel=0.1)
 
 
+def ratio_of_verifications(scale: CostScale) -> float:
+    """A part that never ran has it."""
+    return scale.table(scale.coefficients()).draft_round[0] / BASE.draft_round[0]
+
+
+@pytest.mark.parametrize("num_times", [1, 4, 12])
+def test_what_was_timed_beforehand_counts_as_four_times(num_times: int) -> None:
+    scale = CostScale(BASE)
+    for _ in range(num_times):
+        scale.observe_verify(1, 1, 10.0)  # twice the table's
+    wanted = (2 * num_times + 4) / (num_times + 4)
+    assert ratio_of_verifications(scale) == pytest.approx(wanted, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("num_times", "measured", "wanted"),
+    [(4, 3.0, 2.25), (12, 3.0, 2.625), (4, 0.75, 1.125), (12, 0.75, 0.9375)],
+)
+def test_what_was_timed_of_a_part_counts_as_four_times_too(
+    num_times: int, measured: float, wanted: float
+) -> None:
+    scale = CostScale(BASE)
+    for _ in range(num_times):
+        scale.observe_draft(1, 4, measured)  # 1.5 by the table
+    assert scale.table(scale.coefficients()).draft_ms([1], 4)[0] == pytest.approx(wanted)
+
+
+def test_a_machine_far_slower_than_it_was_timed_is_followed() -> None:
+    scale = CostScale(BASE)
+    for _ in range(3000):
+        scale.observe_verify(1, 1, 20.0)
+    assert ratio_of_verifications(scale) == pytest.approx(4.0, rel=0.02)
+    for _ in range(40):
+        scale.observe_verify(1, 1, 50.0)  # no outliers, by what steps take now
+    assert ratio_of_verifications(scale) == pytest.approx(4.5, rel=0.02)
+
+
 @pytest.mark.parametrize("numbers_of_steps", [(4,), (2, 4, 8)])
 def test_what_a_part_took_long_ago_is_forgotten_though_it_ran_no_more(
     numbers_of_steps: tuple[int, ...],
