@@ -526,6 +526,13 @@ def test_of_fewer_numbers_of_steps_the_costs_and_trees_go_with_them() -> None:
     assert made.allocate(slots(1), given).num_steps == STEPS[1]
 
 
+def test_numbers_of_steps_that_are_left_have_their_own_price() -> None:
+    made, given = allocator(costs(of_round=40)), odds([[]], [(0.9, 0.9)])
+    assert of(made.allocate(slots(1), given))[1] != [0]  # one step needs no round
+    made.use_num_steps(STEPS[1:])
+    assert of(made.allocate(slots(1), given))[1] == [0]
+
+
 def test_equal_calls_give_equal_results() -> None:
     random = np.random.default_rng(1)
     made = [allocator(costs()) for _ in range(2)]

@@ -7,11 +7,14 @@ from sglang_hvd.allocation.rest_times import RestFit, RestTimes, split_rest
 
 
 @pytest.mark.parametrize("num_waits", [4, 8, 15])
-def test_pauses_in_the_first_steps_and_after_them_change_little(num_waits: int) -> None:
+@pytest.mark.parametrize("num_requests", [1, 8])
+def test_pauses_in_the_first_steps_and_after_them_change_little(
+    num_waits: int, num_requests: int
+) -> None:
     rest = RestFit()
     for milliseconds in [50.0] * num_waits + [0.5] * (32 - num_waits) + [60.0] * 5:
-        rest.add(1, milliseconds)
-    assert rest.solve() @ [1, 1] < 2.0
+        rest.add(num_requests, milliseconds)
+    assert rest.solve() @ [1, num_requests] < 2.0
 
 
 def test_a_wait_is_not_held_for_free_by_steps_of_long_ago() -> None:
