@@ -52,6 +52,17 @@ def cycle(made: HybridDrafter, *, num_right: int) -> DraftPlan:
     return plan
 
 
+def with_planned_batch() -> HybridDrafter:
+    """Requests "a" and "b" verify DRAFT next, "without draft" nothing of the cache's."""
+    made = drafter(threshold=1.0)
+    for rid in "ab":
+        made.start(rid, PROMPT)
+        made.extend(rid, [3])
+    made.start("without draft", [40])
+    made.plan(["a", "without draft", "b"])
+    return made
+
+
 def payoff(plan: DraftPlan) -> float:
     assert plan.payoff is not None
     return plan.payoff
@@ -140,12 +151,7 @@ def test_the_predictor_decides_again_when_it_is_right_again(
 
 
 def test_outcomes_belong_to_their_requests_in_any_order() -> None:
-    made = drafter(threshold=1.0)
-    for rid in "ab":
-        made.start(rid, PROMPT)
-        made.extend(rid, [3])
-    made.start("without draft", [40])
-    made.plan(["a", "without draft", "b"])
+    made = with_planned_batch()
     made.commit(["b", "without draft"], [VerifyOutcome([*DRAFT[:8], 0], 8), VerifyOutcome([41], 0)])
     calibration = made.calibration()
     assert calibration is not None
@@ -156,12 +162,7 @@ def test_outcomes_belong_to_their_requests_in_any_order() -> None:
 
 
 def test_a_whole_batch_may_be_committed_in_another_order() -> None:
-    made = drafter(threshold=1.0)
-    for rid in "ab":
-        made.start(rid, PROMPT)
-        made.extend(rid, [3])
-    made.start("without draft", [40])
-    made.plan(["a", "without draft", "b"])
+    made = with_planned_batch()
     of_drafts = [VerifyOutcome([*DRAFT[:num], 0], num) for num in (8, 4)]
     made.commit(["without draft", "b", "a"], [VerifyOutcome([41], 0), *of_drafts])
     figures = (made.calibration() or {})["prompt"]

@@ -176,14 +176,18 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
     )
 
 
+def _speed(totals: CycleTotals) -> float:
+    speed = totals.tokens_per_ms
+    assert speed is not None, "the costs are known"
+    return speed
+
+
 def _row(
     job: Job, name: str, setting: Setting, texts: _Texts, by_seed: Sequence[CycleTotals]
 ) -> Row:
     totals = sum(by_seed, CycleTotals())
-    speed = totals.tokens_per_ms
+    speed, *speeds = map(_speed, (totals, *by_seed))
     assert totals.cycles_per_1k_tokens is not None
-    assert speed is not None, "the costs are known"
-    speeds = [of_seed.tokens_per_ms or 0.0 for of_seed in by_seed]
     return Row(
         file=job.recording.name,
         family=texts.family,
