@@ -24,8 +24,9 @@ WIDTHS, SIZES, NUM_STEPS = (1, 2, 4, 8, 16), (3, 7), 3
 REPEATS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
 
 
-def costs(per_node: float, of_round: float) -> StepCosts:
+def costs(per_node: float, of_round: float, of_context: float = 0.0) -> StepCosts:
     return StepCosts(
+        context=of_context,
         about="made up",
         batch_sizes=(1, 2),
         widths=(1, 16),
@@ -41,6 +42,7 @@ def drafter(
     prob: float = 0.7,
     per_node: float = 0.01,
     of_round: float = 0.5,
+    of_context: float = 0.0,
     verify_width: int = WIDTHS[-1],
     widths: tuple[int, ...] = WIDTHS,
     base_width: int | None = None,
@@ -49,7 +51,7 @@ def drafter(
     **settings: Any,
 ) -> HybridDrafter:
     allocator = StepAllocator(
-        costs(per_node, of_round),
+        costs(per_node, of_round, of_context),
         widths=widths,
         base_width=base_width,
         model_sizes=SIZES,
@@ -113,6 +115,26 @@ def test_without_a_cache_draft_both_is_the_model_draft() -> None:
 )
 def test_what_pays_is_allocated(prob: float, per_node: float, source: DraftSource) -> None:
     assert planned(drafter(prob=prob, per_node=per_node)).source is source
+
+
+def test_what_contexts_take_follows_prompts_and_all_that_was_committed() -> None:
+    """With each token of context a step takes a millisecond more, and more nodes pay."""
+    made = drafter(prob=0.85, per_node=4.0, of_round=100.0, of_context=1000.0)
+
+    def width(rid: str, prompt: Sequence[int], outputs: Sequence[Sequence[int]]) -> int:
+        made.start(rid, prompt)
+        for output in outputs:
+            made.extend(rid, output)
+        [plan] = made.plan([rid])
+        made.commit([rid], [VerifyOutcome(np.array([11], np.int32), 0, None)])
+        made.finish(rid, output_ids=None, keep=False)
+        return plan.num_nodes
+
+    short = width("short", REPEATS, [[3]])
+    long_prompt = width("prompt", [*range(100, 160), *REPEATS], [[3]])
+    long_output = width("output", REPEATS[:-2], [range(100, 160), [*REPEATS[-2:], 3]])
+    assert short < long_prompt
+    assert long_output == long_prompt
 
 
 def test_a_cut_draft_tells_of_the_match_as_the_whole_one_does() -> None:

@@ -50,7 +50,7 @@ def takes_cache(
     )
     estimator = PayoffEstimator(config, None, None, has_branches=False)
     planner = RulePlanner(config, estimator, room=8, num_model_steps=3, num_model_nodes=3)
-    requests = [DraftedRequest(slot, without_cache=False) for slot in range(num)]
+    requests = [DraftedRequest(slot, without_cache=False, num_tokens=1) for slot in range(num)]
     plans, _ = planner.plan(requests, Proposals(num, drafts, forecast=forecast))
     assert set(plans.sources) <= {DraftSource.CACHE, DraftSource.MODEL}
     return [source is DraftSource.CACHE for source in plans.sources]

@@ -92,6 +92,7 @@ class StepAllocator:
         reaches: _Float32,
         reaches_if_right: _Float32,
         costs: BatchCosts,
+        context_ms: float,
         next_waits: bool,
         num_cache: _Int32,
         num_model: _Int32,
@@ -108,4 +109,5 @@ class StepAllocator:
         reaches: _Float32,
         reaches_if_right: _Float32,
         costs: BatchCosts,
+        context_ms: float,
     ) -> bool: ...

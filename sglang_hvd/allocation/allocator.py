@@ -191,6 +191,7 @@ class StepAllocator:
         odds: DraftOdds,
         is_pinned: npt.NDArray[np.bool_] | None = None,
         *,
+        num_context: int = 0,
         next_waits: bool = False,
     ) -> Allocation:
         """The drafts that make most progress in their time.
@@ -198,6 +199,7 @@ class StepAllocator:
         slots: int32[num_requests]; row i of the odds belongs to slots[i].
         is_pinned: bool[num_requests], requests that verify the model drafter's largest draft alone,
             whatever it brings; None: none does.
+        num_context: tokens in the KV caches of all these requests.
         next_waits: the next step waits for the tokens of this one even if this one has no drafts.
         """
         num = len(slots)
@@ -208,6 +210,7 @@ class StepAllocator:
             is_pinned,
             *_arrays(odds),
             self._of_batch.get(num) or self._costs_of(num),
+            self._costs.context_ms(num_context),
             next_waits,
             num_cache,
             num_model,
@@ -225,7 +228,12 @@ class StepAllocator:
         )
 
     def wants_drafts(
-        self, slots: Int32, odds: DraftOdds, is_pinned: npt.NDArray[np.bool_] | None = None
+        self,
+        slots: Int32,
+        odds: DraftOdds,
+        is_pinned: npt.NDArray[np.bool_] | None = None,
+        *,
+        num_context: int = 0,
     ) -> bool:
         """Takes in a step that was launched without drafts before these odds of it were known, as
         allocate does one that it chooses. Returns whether drafts would have been better, or are to
@@ -233,7 +241,8 @@ class StepAllocator:
         """
         num = len(slots)
         costs = self._of_batch.get(num) or self._costs_of(num)
-        return self._native.wants_drafts(slots, is_pinned, *_arrays(odds), costs)
+        context_ms = self._costs.context_ms(num_context)
+        return self._native.wants_drafts(slots, is_pinned, *_arrays(odds), costs, context_ms)
 
     def observe(self, slots: Int32, num_tokens: Int32) -> None:
         """Takes in how many tokens the step committed for each request: int32[num_requests]."""

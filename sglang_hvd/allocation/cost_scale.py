@@ -5,18 +5,18 @@ from functools import cache
 import numpy as np
 
 from sglang_hvd.allocation.costs import Float64, StepCosts
-from sglang_hvd.allocation.part_times import TimeLine, TimeRatio
+from sglang_hvd.allocation.part_times import TimeLine, VerifyTimes
 from sglang_hvd.allocation.rest_times import RestTimes, split_rest
 from sglang_hvd.allocation.shape_times import ShapeTimes
 
 
 class CostScale:
     """observe_* takes in times in milliseconds. The verifications are multiplied by what their
-    times are over what the table says. Wide ones may be further off than narrow ones, as with
-    longer contexts than the table was timed with, or less far, as where the device waits for the
-    host whatever they are: what a node takes more is learned beside that. So is what steps of a
-    shape take more, as where the machine was disturbed while it timed them, and what a step takes
-    beside its parts.
+    times are over what the table says, and what they take more the longer contexts are is added.
+    Wide ones may be further off than narrow ones, as with longer contexts than the table was timed
+    with, or less far, as where the device waits for the host whatever they are: what a node takes
+    more is learned beside that. So is what steps of a shape take more, as where the machine was
+    disturbed while it timed them, and what a step takes beside its parts.
 
     Of the draft-extends and the model drafter's drafts it is learned what they take more whatever
     their size, and a ratio to the table. They are short, and a slow host launches a draft in one
@@ -30,7 +30,7 @@ class CostScale:
 
     def __init__(self, base: StepCosts, *, runs_ahead: bool = False) -> None:
         self._base = base
-        self._verify, self._shapes = TimeRatio(), ShapeTimes(base)
+        self._verify, self._shapes = VerifyTimes(), ShapeTimes(base)
         self._extend, self._draft = TimeLine(), TimeLine()
         self._rest = RestTimes(runs_ahead=runs_ahead)
         # What the table says, once looked up: it does not change, and every step asks.
@@ -39,14 +39,18 @@ class CostScale:
         self._draft_ms = cache(lambda num, steps: float(base.draft_ms([num], steps)[0]))
         self.num_observed = 0
 
-    def observe_verify(self, num_requests: int, width: int, milliseconds: float) -> None:
-        """Takes in the milliseconds of a step of the target model."""
+    def observe_verify(
+        self, num_requests: int, width: int, milliseconds: float, *, num_context: int = 0
+    ) -> None:
+        """Takes in the milliseconds of a step of the target model. num_context: tokens in the KV
+        caches of all its requests."""
         self.num_observed += 1
         expected = self._verify_ms(num_requests, width)
         shape = num_requests, width
-        counted = self._verify.add(self.num_observed, shape, expected, milliseconds)
+        step = self.num_observed
+        counted = self._verify.add(step, shape, expected, milliseconds, num_context=num_context)
         if counted is not None:
-            self._shapes.add(self.num_observed, shape, expected, counted)
+            self._shapes.add(step, shape, expected, counted, num_context=num_context)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a draft-extend."""
@@ -66,23 +70,23 @@ class CostScale:
         self._rest.add(num_requests, milliseconds, is_before_ahead=is_before_ahead)
 
     def coefficients(self) -> Float64:
-        """All that is learned, so that another process can make the same table: float64[8], and the
-        times of verifications without what steps take beside their parts."""
+        """All that is learned, so that another process can make the same table: float64[9], and the
+        times of verifications without contexts and what steps take beside their parts."""
         step = self.num_observed
-        verify = self._verify.value(step)
+        verify, of_token = self._verify.value(step)
         parts = [of for part in (self._extend, self._draft) for of in part.value(step, verify)]
-        times = self._shapes.times(step, verify)
-        return np.concatenate([parts, self._rest.solve(), times.ravel()])
+        times = self._shapes.times(step, verify, of_token)
+        return np.concatenate([[of_token], parts, self._rest.solve(), times.ravel()])
 
     def _add(
         self, part: TimeLine, shape: tuple[int, int], expected: float, milliseconds: float
     ) -> None:
         step = self.num_observed
-        part.add(step, shape, expected, milliseconds, before=self._verify.value(step))
+        part.add(step, shape, expected, milliseconds, before=self._verify.value(step)[0])
 
     def table(self, coefficients: Float64) -> StepCosts:
         """The base as the coefficients change it."""
-        parts, of_rest, verify = np.split(coefficients, [4, 8])
+        [of_token], parts, of_rest, verify = np.split(coefficients, [1, 5, 9])
         extend_more, extend, draft_more, draft = parts.tolist()
         base = self._base
         rest, wait = split_rest(of_rest, np.array(base.batch_sizes))
@@ -101,5 +105,6 @@ class CostScale:
                 tuple(time * extend + extend_more for time in row) for row in base.draft_extend
             ),
             draft_once=tuple(time * draft + draft_more for time in once),
+            context=float(1000 * of_token) if of_token > 0 else None,
             wait=waits,
         )

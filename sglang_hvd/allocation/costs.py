@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sglang_hvd.yaml_text import parse_yaml
 
@@ -26,6 +26,8 @@ class StepCosts(BaseModel):
     draft_round: one round of the model drafter, by the number of requests that draft.
     draft_once: what its draft takes beside its rounds, likewise; None: nothing.
     draft_extend: keeping the model drafter's KV cache up to date, by batch size and width.
+    context: what a step of the target takes more for every 1,000 tokens in the KV caches of its
+        requests; None: nothing, or `verify` has what contexts take.
     wait: by batch size, how long the device waits for the host between a step and one that needs
         its tokens to be planned, where plain steps need not be; None: not at all, or every step has
         it in `verify`.
@@ -42,6 +44,7 @@ class StepCosts(BaseModel):
     draft_round: tuple[float, ...]
     draft_extend: tuple[tuple[float, ...], ...]
     draft_once: tuple[float, ...] | None = None
+    context: float | None = Field(default=None, ge=0)
     wait: tuple[float, ...] | None = None
 
     @model_validator(mode="after")
@@ -117,6 +120,8 @@ class StepCosts(BaseModel):
             "# Milliseconds, by batch size; verify and draft_extend a row for each, by width.",
             f"about: {json.dumps(self.about)}",  # one line, whatever it holds
         ]
+        if self.context is not None:
+            lines.append(f"context: {self.context:g}")
         optional = [name for name in ("draft_once", "wait") if getattr(self, name) is not None]
         for name in ("batch_sizes", "widths", "draft_round", *optional):
             lines.append(f"{name}: {_row(getattr(self, name))}")
@@ -128,6 +133,11 @@ class StepCosts(BaseModel):
     def verify_ms(self, batch_size: int, widths: Sequence[int]) -> Float64:
         """Milliseconds of a step that verifies so many nodes per request: float64[num_widths]."""
         return self._at(self._verify, batch_size, widths)
+
+    def context_ms(self, num_context: int) -> float:
+        """Milliseconds that a step of the target takes beside verify_ms where its requests have so
+        many tokens in their KV caches, all together."""
+        return (self.context or 0.0) * num_context / 1000
 
     def draft_extend_ms(self, batch_size: int, widths: Sequence[int]) -> Float64:
         """Milliseconds of a draft-extend over so many tokens per request: float64[num_widths]."""

@@ -22,15 +22,17 @@ _LATEST = 8
 
 class LatestTimes:
     """Sums over the latest: how many, expected and measured ones, x and y, and x with itself
-    and with y. num_seen: how many in all."""
+    and with y; tokens of context, and their squares and products with y, each over x. num_seen: how
+    many in all."""
 
-    __slots__ = ("_step", "_xx", "_xy", "num", "num_seen", "x", "y")
+    __slots__ = ("_cc", "_cy", "_step", "_xx", "_xy", "context", "num", "num_seen", "x", "y")
 
     def __init__(self) -> None:
         self._step = self.num_seen = 0
         self.num = self.x = self.y = self._xx = self._xy = 0.0
+        self.context = self._cc = self._cy = 0.0
 
-    def add(self, step: int, x: float, y: float) -> None:
+    def add(self, step: int, x: float, y: float, context: float = 0.0) -> None:
         """Takes in a time. step: its number, of all steps."""
         self.forget(step)
         self.num_seen += 1
@@ -39,6 +41,10 @@ class LatestTimes:
         self.y += y
         self._xx += x * x
         self._xy += x * y
+        if context:
+            self.context += context
+            self._cc += context * context / x
+            self._cy += context * y / x
 
     def forget(self, step: int) -> None:
         """Counts the sums for what they are worth at that step."""
@@ -51,6 +57,9 @@ class LatestTimes:
         self.y *= kept
         self._xx *= kept
         self._xy *= kept
+        self.context *= kept
+        self._cc *= kept
+        self._cy *= kept
 
     def centred(self) -> tuple[float, float]:
         """The products where each is taken from its mean."""
@@ -58,6 +67,13 @@ class LatestTimes:
             return 0.0, 0.0
         mean = self.x / self.num
         return max(self._xx - mean * self.x, 0.0), self._xy - mean * self.y
+
+    def contexts_centred(self) -> tuple[float, float]:
+        """The products of contexts, where each is taken from its share of x."""
+        if self.num < 1e-9:
+            return 0.0, 0.0
+        per_x = self.context / self.x
+        return max(self._cc - per_x * self.context, 0.0), self._cy - per_x * self.y
 
 
 class Outliers:

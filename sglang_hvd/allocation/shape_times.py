@@ -15,22 +15,32 @@ _MOST_BESIDE = 0.5
 class ShapeTimes:
     """What verifications take, by the scaled table and what the latest steps of the server took
     beside it: a node, and steps of as many requests and nodes. Steps are compared within a batch
-    size only, so that what a longer context adds per request is charged to neither."""
+    size only, so that what contexts take beside what is known of them is charged to neither."""
 
     def __init__(self, base: StepCosts) -> None:
         self._base = base
         # Sums of expected and measured times, by requests and nodes of each.
         self._of_shape: dict[tuple[int, int], LatestTimes] = {}
 
-    def add(self, step: int, shape: tuple[int, int], expected: float, measured: float) -> None:
-        self._of_shape.setdefault(shape, LatestTimes()).add(step, expected, measured)
+    def add(
+        self,
+        step: int,
+        shape: tuple[int, int],
+        expected: float,
+        measured: float,
+        *,
+        num_context: int,
+    ) -> None:
+        sums = self._of_shape.setdefault(shape, LatestTimes())
+        sums.add(step, expected, measured, num_context)
 
-    def times(self, step: int, ratio: float) -> Float64:
-        """Milliseconds: float64[len(batch_sizes), len(widths)] of the table.
+    def times(self, step: int, ratio: float, of_token: float) -> Float64:
+        """Milliseconds without contexts: float64[len(batch_sizes), len(widths)] of the table.
 
-        ratio: of measured times to the table's, of all steps.
+        ratio: of measured times to the table's, of all steps. of_token: milliseconds that each
+            token of context takes beside that.
         """
-        (ratio, per_node), of_shapes, num_latest = self._split(step, ratio)
+        (ratio, per_node), of_shapes, num_latest = self._split(step, ratio, of_token)
         base = self._base
         times = ratio * np.array(base.verify)
         beside = per_node * np.outer(base.batch_sizes, np.array(base.widths) - 1)
@@ -40,7 +50,9 @@ class ShapeTimes:
         # Nodes may take less than the table says, and none takes less than nothing.
         return np.maximum.accumulate(np.maximum.accumulate(times, axis=0), axis=1)
 
-    def _split(self, step: int, ratio: float) -> tuple[tuple[float, float], Float64, Float64]:
+    def _split(
+        self, step: int, ratio: float, of_token: float
+    ) -> tuple[tuple[float, float], Float64, Float64]:
         """The ratio to multiply the table by and milliseconds for each node beside the roots, which
         together leave the mean of the latest steps' times as it is with the ratio alone; that is
         all there is where steps of as many requests do not differ in width. What steps take beside
@@ -57,7 +69,9 @@ class ShapeTimes:
             nothing = np.zeros((len(base.batch_sizes), len(base.widths)))
             return (ratio, 0.0), nothing, nothing
         # By shape: how many steps, and of one of them requests, nodes, milliseconds.
-        num, *totals = np.array([(sums.num, sums.x, sums.y) for sums in shapes.values()]).T
+        num, *totals = np.array(
+            [(sums.num, sums.x, sums.y - of_token * sums.context) for sums in shapes.values()]
+        ).T
         expected, measured = (total / num for total in totals)
         num_requests, widths = np.array(list(shapes)).T
         nodes = num_requests * (widths - 1)

@@ -28,6 +28,7 @@ class CostPlanner:
             forecast.slots,
             _odds(forecast, len(requests)),
             _are_pinned(requests),
+            num_context=_num_context(requests),
             next_waits=next_waits,
         )
         # The predictor is judged by what it says itself of chains, heeded or not.
@@ -50,7 +51,10 @@ class CostPlanner:
         better. Row i of the proposals belongs to requests[i]."""
         forecast = _forecast(proposals)
         wants_drafts = self._allocator.wants_drafts(
-            forecast.slots, _odds(forecast, len(requests)), _are_pinned(requests)
+            forecast.slots,
+            _odds(forecast, len(requests)),
+            _are_pinned(requests),
+            num_context=_num_context(requests),
         )
         nothing = np.zeros(len(requests), np.int32)
         taken = forecast.trees.take(
@@ -73,6 +77,10 @@ def _odds(forecast: AllocationForecast, num: int) -> DraftOdds:
         reaches.of_all,
         reaches.if_cache_right,
     )
+
+
+def _num_context(requests: Sequence[DraftedRequest]) -> int:
+    return sum(request.num_tokens for request in requests)
 
 
 def _are_pinned(requests: Sequence[DraftedRequest]) -> npt.NDArray[np.bool_] | None:

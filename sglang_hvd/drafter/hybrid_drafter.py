@@ -216,7 +216,7 @@ class HybridDrafter:
         self._estimator.start(slot)
         if self._allocator is not None:
             self._allocator.start(slot)
-        self._requests[rid] = DraftedRequest(slot, without_cache)
+        self._requests[rid] = DraftedRequest(slot, without_cache, len(prompt_ids))
 
     def plan(self, rids: Sequence[Hashable], *, next_waits: bool = False) -> DraftPlans:
         """Decides what each request of the batch verifies in its next cycle.
@@ -337,6 +337,7 @@ class HybridDrafter:
         self._cache.commit([rid], [token_ids])
         if self._tracker is not None:
             self._tracker.extend(request.slot, as_token_ids(token_ids))
+        request.num_tokens += len(token_ids)
         if counts:
             request.counts.add_tokens(len(token_ids))
 

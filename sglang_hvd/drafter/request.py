@@ -15,12 +15,14 @@ from sglang_hvd.types import DraftSource
 class DraftedRequest:
     """What the drafter knows of an active request.
 
+    num_tokens: prompt and what was committed.
     cycles, place: the planned batch and this request's row in it; cycles is None between a commit
         and the next plan.
     """
 
     slot: int
     without_cache: bool
+    num_tokens: int
     cycles: Cycles | None = None
     place: int = 0
     counts: RequestCounts = field(default_factory=RequestCounts)
@@ -31,6 +33,7 @@ class DraftedRequest:
         num_accepted: draft tokens that were accepted. num_tokens: committed, these included.
         """
         self.counts.add_cycle(source, num_accepted, num_tokens)
+        self.num_tokens += num_tokens
         self.cycles = None
 
 

@@ -107,6 +107,7 @@ class HeldRequests:
         self._is_ahead = False  # the step that is launched next
         self._was_plain = False  # the latest verification
         self._wants_drafts = False  # what steps that ran ahead have found
+        self._num_context = 0
         self._next_key = 0
         self._num_resyncs = 0
         self._num_steps_ahead = 0
@@ -211,6 +212,7 @@ class HeldRequests:
             if h.num_tokens - (h.key not in coming) != num_cached:
                 self._num_resyncs += 1
                 return False
+        self._num_context = sum(h.num_tokens + (h.key in coming) for h in held)
         self._is_ahead = True
         return True
 
@@ -246,10 +248,16 @@ class HeldRequests:
                         # Under overlap scheduling the request lacks the latest tokens, which then
                         # are a gap in the drafter's text; what comes is counted from here.
                         held[i].num_tokens = num_cached + 1
+        self._num_context = sum(h.num_tokens for h in held)
         plans = self._drafter.plan([h.key for h in held], next_waits=next_waits)
         for h, source in zip(held, plans.sources, strict=True):
             h.source = source
         return plans
+
+    @property
+    def num_context(self) -> int:
+        """Tokens of all requests of the step that was planned last, or that runs ahead."""
+        return self._num_context
 
     def cached_lens(self, reqs: Sequence[Req]) -> list[int]:
         """Tokens in the KV cache of each of these requests, for which the step was planned, or in

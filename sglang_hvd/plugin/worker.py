@@ -307,7 +307,11 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
                 def begin() -> None:
                     self._verified.record()
                     until_verified.enter_context(
-                        self._costs.time_verify(len(batch.reqs), verify_input.draft_token_num)
+                        self._costs.time_verify(
+                            len(batch.reqs),
+                            verify_input.draft_token_num,
+                            num_context=self._held.num_context,
+                        )
                     )
 
                 with _before_forward(self.target_worker, begin):

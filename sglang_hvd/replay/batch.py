@@ -73,6 +73,11 @@ class _Running:
     position: int = 1
     num_missing: int = 0
 
+    @property
+    def num_tokens(self) -> int:
+        """Of prompt and output so far."""
+        return len(self.drawn.trace.prompt_ids) + self.position
+
 
 class BatchReplay:
     """A drafter, and the engine that its plans run on.
@@ -204,6 +209,7 @@ class BatchReplay:
             proposals = self._with_cache_labels(proposals, running, num_right)
         if DraftSource.MODEL in self._knows:
             proposals = self._with_model_labels(proposals, running)
+        num_context = sum(request.num_tokens for request in running)
         num_missing = [request.num_missing for request in running]
         is_ahead = self._is_ahead and not self._costs.ends_run(num_missing)
         if is_ahead:
@@ -224,7 +230,13 @@ class BatchReplay:
         self._drafter.commit(running, outcomes)
         num_plain = self._num_plain = self._costs.num_plain(plans, self._num_plain)
         of_step = count_step(
-            plans, outcomes, self._costs, num_missing, num_plain, is_ahead=is_ahead
+            plans,
+            outcomes,
+            self._costs,
+            num_missing,
+            num_plain,
+            num_context=num_context,
+            is_ahead=is_ahead,
         )
         num_tokens = [len(outcome.token_ids) for outcome in outcomes]
         num_missing = self._costs.missing_after(plans, num_missing, num_tokens, num_plain)

@@ -30,16 +30,18 @@ class PlanCosts:
         num_missing: Sequence[int],
         num_plain: int,
         *,
+        num_context: int = 0,
         is_ahead: bool = False,
     ) -> float:
         """The time in milliseconds.
 
         num_missing: tokens of each request that the model drafter's KV cache lacks.
         num_plain: see DraftExtend.
+        num_context: tokens in the KV caches of all requests.
         is_ahead: it did not wait for the tokens of the last step.
         """
         width = self._width(plans)
-        ms = self._costs.verify_ms(len(plans), [width])[0]
+        ms = self._costs.verify_ms(len(plans), [width])[0] + self._costs.context_ms(num_context)
         if not is_ahead:
             ms += self._costs.wait_ms(len(plans))
         drafting = [plan.num_model_steps for plan in plans if plan.num_model_nodes]

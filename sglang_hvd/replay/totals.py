@@ -68,19 +68,25 @@ class CycleTotals:
         return self.num_drafted - self.num_cache
 
 
-def count_cycles(cycles: Iterable[ReplayedCycle], costs: PlanCosts | None = None) -> CycleTotals:
+def count_cycles(
+    cycles: Iterable[ReplayedCycle], costs: PlanCosts | None = None, *, num_context: int = 0
+) -> CycleTotals:
     """Totals of the cycles of one request that ran alone (paper, appendices A and G).
 
     costs: what gives their time.
+    num_context: tokens that the request has before the first of them.
     """
     totals, num_missing, num_plain = CycleTotals(), [0], 0
     for cycle in cycles:
         plans = [cycle.plan]
         if costs is not None:
             num_plain = costs.num_plain(plans, num_plain)
-        totals += count_step(plans, [cycle.outcome], costs, num_missing, num_plain)
+        totals += count_step(
+            plans, [cycle.outcome], costs, num_missing, num_plain, num_context=num_context
+        )
+        num_tokens = [len(cycle.outcome.token_ids)]
+        num_context += num_tokens[0]
         if costs is not None:
-            num_tokens = [len(cycle.outcome.token_ids)]
             num_missing = costs.missing_after(plans, num_missing, num_tokens, num_plain)
     return totals
 
@@ -92,15 +98,19 @@ def count_step(
     num_missing: Sequence[int],
     num_plain: int,
     *,
+    num_context: int = 0,
     is_ahead: bool = False,
 ) -> CycleTotals:
     """Totals of one step, which has a cycle of each request.
 
     num_missing: tokens of each request that the model drafter's KV cache lacks before it.
     num_plain: see DraftExtend.
-    is_ahead: see PlanCosts.ms.
+    num_context, is_ahead: see PlanCosts.ms.
     """
     sources = [plan.source for plan in plans]
+    ms = 0.0
+    if costs is not None:
+        ms = costs.ms(plans, num_missing, num_plain, num_context=num_context, is_ahead=is_ahead)
     return CycleTotals(
         num_cycles=len(plans),
         num_tokens=sum(len(outcome.token_ids) for outcome in outcomes),
@@ -109,5 +119,5 @@ def count_step(
         num_both=sources.count(DraftSource.BOTH),
         num_accepted=sum(outcome.num_accepted_drafts for outcome in outcomes),
         num_steps=1,
-        ms=0.0 if costs is None else costs.ms(plans, num_missing, num_plain, is_ahead=is_ahead),
+        ms=ms,
     )

@@ -249,7 +249,8 @@ def walk_recording(
     num_cycles = dict.fromkeys(fingerprints, 0)
     for trace, cycles in _replayed(traces, drafter, settings):
         session = trace.session
-        totals[session] += count_cycles(cycles, costs)
+        num_context = len(trace.prompt_ids) + 1  # and the token that its prefill generates
+        totals[session] += count_cycles(cycles, costs, num_context=num_context)
         if fingerprints[session] not in settings.without:
             first = -num_cycles[session] % settings.row_stride
             rows.add(session, cycles[first :: settings.row_stride])

@@ -356,6 +356,39 @@ def test_as_nodes_get_dearer_the_step_narrows() -> None:
     assert widths[-1] == 1
 
 
+@pytest.mark.parametrize("num", [1, 4])
+def test_contexts_are_a_part_of_every_step(num: int) -> None:
+    random, table = np.random.default_rng(num), costs(per_node=0.3)
+    by_context = allocator(table.model_copy(update={"context": 2.0}))
+    longer = allocator(costs(plain=5.0 + 6.0, per_node=0.3))
+    widths = set()
+    for step in range(200):
+        given = odds(random.random((num, 4)).tolist(), random.random((num, 2)).tolist())
+        found = by_context.allocate(slots(num), given, num_context=3000)
+        wanted = longer.allocate(slots(num), given)
+        assert (of(found), found.width) == (of(wanted), wanted.width)
+        widths.add(found.width)
+        if step % 3 == 0:
+            found_wait, wanted_wait = (
+                by_context.wants_drafts(slots(num), given, num_context=3000),
+                longer.wants_drafts(slots(num), given),
+            )
+            assert found_wait == wanted_wait
+        for each in (by_context, longer):
+            each.observe(slots(num), wanted.num_cache + np.int32(1))
+    assert len(widths) > 2
+
+
+def test_the_longer_the_contexts_the_more_nodes_pay() -> None:
+    made, drafts = costs(per_node=1.0).model_copy(update={"context": 10.0}), [[0.8] * 4]
+    widths = [
+        allocator(made).allocate(slots(1), odds(drafts, [(0.1, 0.1)]), num_context=num).width
+        for num in (0, 1000, 10_000)
+    ]
+    assert widths == sorted(widths)
+    assert widths[0] < widths[-1]
+
+
 def test_a_pinned_request_drafts_with_all_of_the_model_tree_and_nothing_else() -> None:
     made, given = allocator(costs()), odds([SURE, SURE], [(0.0, 0.0)] * 2)
     found = made.allocate(slots(2), given, np.array([True, False]))

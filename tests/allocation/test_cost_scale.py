@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_hvd.allocation import CostScale, DraftOdds, StepAllocator, StepCosts
+from sglang_hvd.allocation import CostFit, CostScale, DraftOdds, StepAllocator, StepCosts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -465,17 +465,22 @@ def test_a_compilation_does_not_count_after_long_either() -> None:
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(1, 8), st.integers(1, 16), st.floats(0, 200)), min_size=1, max_size=30
-    )
+        st.tuples(st.integers(1, 8), st.integers(1, 16), st.floats(0, 200), st.integers(0, 10**6)),
+        min_size=1,
+        max_size=30,
+    ),
+    st.booleans(),
 )
-def test_whatever_steps_take_the_table_is_one(steps: list[tuple[int, int, float]]) -> None:
-    scale = CostScale(BASE)
-    for n, width, milliseconds in steps:
-        scale.observe_verify(n, width, milliseconds)
-        scale.observe_extend(n, width, milliseconds / 3)
-        scale.observe_draft(n, width, milliseconds / 2)
-        scale.observe_rest(n, milliseconds / 7)
-    scale.table(scale.coefficients())  # StepCosts refuses times that fall
+def test_whatever_steps_take_the_table_is_one(
+    steps: list[tuple[int, int, float, int]], is_timed: bool
+) -> None:
+    learned = CostScale(BASE) if is_timed else CostFit(BASE.widths)
+    for n, width, milliseconds, num_context in steps:
+        learned.observe_verify(n, width, milliseconds, num_context=num_context)
+        learned.observe_extend(n, width, milliseconds / 3)
+        learned.observe_draft(n, width, milliseconds / 2)
+        learned.observe_rest(n, milliseconds / 7)
+        learned.table(learned.coefficients())  # StepCosts refuses times that fall
 
 
 def test_one_time_far_off_changes_little() -> None:
@@ -580,3 +585,78 @@ def test_a_wait_that_is_shorter_than_what_always_lies_there_is_none() -> None:
         scale.observe_rest(4, 1.0, is_before_ahead=True)
         scale.observe_rest(4, 0.5)
     assert scale.table(scale.coefficients()).wait is None
+
+
+def steps_of(contexts: list[int], num: int) -> list[tuple[int, int, int]]:
+    """Requests, width and tokens of context of so many steps, whose requests all have one of these
+    numbers of tokens for some steps."""
+    shapes = ((1, 1), (8, 1), (3, 5), (8, 16))
+    return [
+        (n, width, n * contexts[number // 40 % len(contexts)])
+        for number in range(num)
+        for n, width in [shapes[number % len(shapes)]]
+    ]
+
+
+def test_what_contexts_take_is_known_apart_from_the_rest() -> None:
+    scale, random = CostScale(BASE), np.random.default_rng(3)
+    for n, width, num_context in steps_of([200, 4000], 1200):
+        exact = 1.2 * float(BASE.verify_ms(n, [width])[0]) + 0.0004 * num_context
+        noise = 1 + 0.05 * random.standard_normal()
+        scale.observe_verify(n, width, noise * exact, num_context=num_context)
+    table = scale.table(scale.coefficients())
+    assert table.context == pytest.approx(0.4, rel=0.1)
+    for n, width in ((1, 1), (8, 1), (8, 16)):
+        found = table.verify_ms(n, [width])[0]
+        assert found == pytest.approx(1.2 * float(BASE.verify_ms(n, [width])[0]), rel=0.1)
+
+
+def test_contexts_that_are_alike_leave_all_to_the_ratio() -> None:
+    with_contexts, without = CostScale(BASE), CostScale(BASE)
+    for n, width, num_context in steps_of([2000], 800):
+        taken = 1.7 * float(BASE.verify_ms(n, [width])[0])
+        # As many tokens for each millisecond that the table has.
+        even = round(300 * float(BASE.verify_ms(n, [width])[0]))
+        assert num_context > 0
+        with_contexts.observe_verify(n, width, taken, num_context=even)
+        without.observe_verify(n, width, taken)
+    found, wanted = (each.table(each.coefficients()) for each in (with_contexts, without))
+    assert found.context_ms(2000) < 0.01
+    assert np.array(found.verify) == pytest.approx(np.array(wanted.verify), rel=1e-3)
+
+
+def test_a_machine_that_slows_down_while_contexts_grow_a_little_is_slower() -> None:
+    """Where contexts hardly differ, what they take is a guess: it may be no large one."""
+    scale = CostScale(BASE)
+    for number in range(500):
+        scale.observe_verify(8, 1, 7.0 * (1 + number / 1000), num_context=8 * (2000 + number // 10))
+    table = scale.table(scale.coefficients())
+    assert table.verify_ms(8, [1])[0] > 0.5 * 7.0
+
+
+def test_longer_contexts_that_take_less_take_nothing() -> None:
+    scale = CostScale(BASE)
+    for n, width, num_context in steps_of([200, 4000], 400):
+        taken = float(BASE.verify_ms(n, [width])[0]) * (1.5 if num_context < 2000 else 0.9)
+        scale.observe_verify(n, width, taken, num_context=num_context)
+    assert scale.table(scale.coefficients()).context is None
+
+
+def test_where_contexts_take_all_something_is_left_to_the_nodes() -> None:
+    scale = CostScale(BASE)
+    for n, width, num_context in steps_of([100, 8000], 800):
+        scale.observe_verify(n, width, 0.01 * num_context, num_context=num_context)
+    table = scale.table(scale.coefficients())
+    assert table.verify_ms(1, [1])[0] > 0.05 * 5.0
+    assert table.verify_ms(8, [1])[0] + table.context_ms(64_000) == pytest.approx(640, rel=0.1)
+
+
+def test_shorter_contexts_are_priced_at_once_and_not_by_and_by() -> None:
+    scale = CostScale(BASE)
+    for n, width, num_context in steps_of([1500, 4000], 1200):
+        taken = float(BASE.verify_ms(n, [width])[0]) + 0.001 * num_context
+        scale.observe_verify(n, width, taken, num_context=num_context)
+    table = scale.table(scale.coefficients())
+    for n in (1, 8):
+        found = table.verify_ms(n, [1])[0] + table.context_ms(50 * n)
+        assert found == pytest.approx(float(BASE.verify_ms(n, [1])[0]) + 0.05 * n, rel=0.1)

@@ -65,7 +65,17 @@ def test_a_draft_may_take_something_beside_its_rounds(tmp_path: Path) -> None:
     assert costs.draft_ms([0, 1, 4], 4) == pytest.approx([0, 1.75, 2.9])
 
 
-@pytest.mark.parametrize("table", [TABLE, TABLE + ONCE])
+CONTEXT = "context: 0.25\n"
+
+
+def test_contexts_take_something_beside_the_nodes(tmp_path: Path) -> None:
+    costs = StepCosts.load(written(tmp_path, TABLE + CONTEXT))
+    assert costs.context_ms(6000) == 1.5
+    assert costs.verify_ms(1, [1]).tolist() == [6]
+    assert StepCosts.load(written(tmp_path, TABLE)).context_ms(6000) == 0
+
+
+@pytest.mark.parametrize("table", [TABLE, TABLE + ONCE, TABLE + CONTEXT])
 def test_a_table_can_be_written_and_read_again(tmp_path: Path, table: str) -> None:
     costs = StepCosts.load(written(tmp_path, table))
     again = StepCosts.load(written(tmp_path, costs.to_yaml()))
@@ -94,6 +104,7 @@ def test_the_tables_that_ship_can_be_read(path: Path) -> None:
         ("about: made up", "", "about: Field required"),
         ("about", "color: red\nabout", "color: Extra inputs are not permitted"),
         ("about", "draft_once: [0.5]\nabout", "draft_once must have 2 entries"),
+        ("about", "context: -0.1\nabout", "context: Input should be greater than or equal to 0"),
         (TABLE, "[1", "cost table: not valid YAML"),
         ("about: made up", "about: 2024-13-45", "cost table: not valid YAML: month must be in"),
         (TABLE, "[" * 10_000, "cost table: not valid YAML: too deeply nested"),

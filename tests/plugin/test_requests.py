@@ -424,6 +424,7 @@ def test_behind_a_step_without_drafts_the_next_runs_ahead_until_drafts_pay() -> 
     assert not held.runs_ahead([req])  # nothing was decoded yet
     [plan] = held.plan([req], [8])
     assert plan.source is DraftSource.PLAIN
+    assert held.num_context == 9
     verify_plain(held, [req], [9])
     take_in([req], [3], is_prefill=True)
     # What each step commits is known when the next but one is launched. 2 to 8 follow on 1.
@@ -431,6 +432,7 @@ def test_behind_a_step_without_drafts_the_next_runs_ahead_until_drafts_pay() -> 
         assert held.runs_ahead([req])
         assert held.is_ahead
         assert held.cached_lens([req]) == [cached]
+        assert held.num_context == cached + 1
         [plan] = held.plan([req], None)
         assert (plan.source, plan.num_nodes) == (DraftSource.PLAIN, 0)
         verify_plain(held, [req], [token])
@@ -460,6 +462,7 @@ def test_a_prefill_in_between_does_not_end_a_run() -> None:
     take_in([first], [5])
     assert held.runs_ahead([first, second])
     assert held.cached_lens([first, second]) == [4, 4]  # of the second the token is on its way
+    assert held.num_context == 10
     verify_plain(held, [first, second], [6, 6])
     take_in([second], [3], is_prefill=True)
     assert held.runs_ahead([first, second])

@@ -58,7 +58,7 @@ def serve(
     num_steps: int,
 ) -> str:
     """Steps of drafts that are drawn alike everywhere; returns a digest of all decisions."""
-    random = np.random.default_rng(5)
+    random, contexts = np.random.default_rng(5), np.random.default_rng(6)
     digest = hashlib.sha256()
     kinds = []
     for n in range(1, 9):
@@ -79,13 +79,14 @@ def serve(
     for odds in itertools.islice(itertools.cycle(kinds), num_steps):
         n = len(odds.num_nodes)
         costs.begin_step(n)
-        found = made.allocate(slots[:n], odds)
+        num_context = int(contexts.integers(50, 5000, n).sum())
+        found = made.allocate(slots[:n], odds, num_context=num_context)
         digest.update(found.num_cache.tobytes() + found.num_model.tobytes())
         digest.update(bytes([found.width]))
         with costs.time_draft(int((found.num_model > 0).sum()), NUM_STEPS):
             watch.seconds += duration(n, 2)
-        with costs.time_verify(n, found.width):
-            watch.seconds += duration(n, found.width)
+        with costs.time_verify(n, found.width, num_context=num_context):
+            watch.seconds += duration(n, found.width) + 1e-7 * num_context
         with costs.time_extend(n, found.width):
             watch.seconds += duration(n, 1) / 10
         costs.end_step()

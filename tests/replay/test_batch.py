@@ -11,9 +11,10 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
 from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace
 from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.totals import CycleTotals
+from sglang_hvd.replay.replayed import ReplayedCycle
+from sglang_hvd.replay.totals import CycleTotals, count_cycles
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import DraftPlan, DraftSource
+from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
 from tests.payoff.made_up import constant_survival
 from tests.traces.made_up import trace
 
@@ -119,6 +120,27 @@ def test_a_cycle_costs_what_the_table_says() -> None:
     assert totals.num_tokens == 3 * totals.num_steps == 300
     assert totals.ms == totals.num_steps * (11 + 1 + 2 * 2)
     assert (totals.num_model, totals.num_accepted) == (totals.num_cycles, 200)
+
+
+def test_the_longer_a_text_the_longer_its_steps_where_the_table_says_so() -> None:
+    table = COSTS.model_copy(update={"context": 2.0})
+    plain = DraftPlan(DraftSource.PLAIN, None, None)
+    priced = PlanCosts(table, WIDTHS, DraftExtend.EVERY_STEP)
+    assert priced.ms([plain], [0], 0, num_context=500) == 11 + 1 + 1
+    prompt, output = fresh(30, 1), fresh(11, 2)
+    totals = replay("cache", costs=table).serve(
+        [[drawn(prompt, output)]], batch_size=1, num_tokens=100
+    )
+    # Ten plain steps for each repetition, of which the first has the prompt and a token.
+    mean = len(prompt) + 1 + 9 / 2
+    assert totals.num_steps == 100
+    assert totals.ms == pytest.approx(100 * (11 + 0.002 * mean))  # policy `cache` extends nothing
+    one = count_cycles(
+        [ReplayedCycle(plain, VerifyOutcome(np.array([7], np.int32), 0), None)] * 10,
+        priced,
+        num_context=len(prompt) + 1,
+    )
+    assert one.ms == pytest.approx(10 * (11 + 1 + 0.002 * mean))
 
 
 def test_a_postponed_draft_extend_is_paid_for_when_a_request_drafts() -> None:

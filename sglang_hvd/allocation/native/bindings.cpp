@@ -92,6 +92,12 @@ StepAllocator allocator_of(const Input<std::int32_t, 1>& sizes, double own_pace,
     return {copy_of(sizes), own_pace, merges, look_after};
 }
 
+// context_ms: what a step of this batch takes more for the contexts of its requests.
+BatchCosts costs_with(const BatchCosts& of_batch, double context_ms) {
+    require(std::isfinite(context_ms) && context_ms >= 0, "contexts take time or none");
+    return of_batch.with_context(context_ms);
+}
+
 using MaybePinned = std::optional<Input<bool, 1>>;
 
 const bool* data_of(const MaybePinned& is_pinned) { return is_pinned ? is_pinned->data() : nullptr; }
@@ -131,10 +137,11 @@ BatchOdds odds_of(StepAllocator& allocator, const Input<std::int32_t, 1>& slots,
 std::tuple<std::size_t, std::size_t, std::int32_t> allocate(
     StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybePinned& is_pinned,
     const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths, const Input<std::int32_t, 1>& num_nodes,
-    const Input<float, 3>& reaches, const Input<float, 3>& reaches_if_right, const BatchCosts& costs,
-    bool next_waits, const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& num_model,
+    const Input<float, 3>& reaches, const Input<float, 3>& reaches_if_right, const BatchCosts& of_batch,
+    double context_ms, bool next_waits, const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& num_model,
     const Output<std::int32_t, 1>& model_size, const Output<float, 1>& model_expected) {
     const std::size_t num = slots.size();
+    const BatchCosts costs = costs_with(of_batch, context_ms);
     const BatchOdds odds =
         odds_of(allocator, slots, is_pinned, probs, depths, num_nodes, reaches, reaches_if_right, costs);
     require(num_cache.size() == num && num_model.size() == num && model_size.size() == num &&
@@ -150,7 +157,8 @@ std::tuple<std::size_t, std::size_t, std::int32_t> allocate(
 bool wants_drafts(StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybePinned& is_pinned,
                   const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths,
                   const Input<std::int32_t, 1>& num_nodes, const Input<float, 3>& reaches,
-                  const Input<float, 3>& reaches_if_right, const BatchCosts& costs) {
+                  const Input<float, 3>& reaches_if_right, const BatchCosts& of_batch, double context_ms) {
+    const BatchCosts costs = costs_with(of_batch, context_ms);
     const BatchOdds odds =
         odds_of(allocator, slots, is_pinned, probs, depths, num_nodes, reaches, reaches_if_right, costs);
     const nb::gil_scoped_release release;
@@ -344,9 +352,9 @@ NB_MODULE(_native, m) {
         }, "slots"_a.noconvert(), "num_tokens"_a.noconvert())
         .def("allocate", &allocate, "slots"_a.noconvert(), "is_pinned"_a.noconvert().none(),
              "probs"_a.noconvert(), "depths"_a.noconvert(), "num_nodes"_a.noconvert(), "reaches"_a.noconvert(),
-             "reaches_if_right"_a.noconvert(), "costs"_a, "next_waits"_a, "num_cache"_a.noconvert(), "num_model"_a.noconvert(),
+             "reaches_if_right"_a.noconvert(), "costs"_a, "context_ms"_a, "next_waits"_a, "num_cache"_a.noconvert(), "num_model"_a.noconvert(),
              "model_size"_a.noconvert(), "model_expected"_a.noconvert())
         .def("wants_drafts", &wants_drafts, "slots"_a.noconvert(), "is_pinned"_a.noconvert().none(),
              "probs"_a.noconvert(), "depths"_a.noconvert(), "num_nodes"_a.noconvert(), "reaches"_a.noconvert(),
-             "reaches_if_right"_a.noconvert(), "costs"_a);
+             "reaches_if_right"_a.noconvert(), "costs"_a, "context_ms"_a);
 }
