@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -135,6 +135,37 @@ def test_what_contexts_take_follows_prompts_and_all_that_was_committed() -> None
     long_output = width("output", REPEATS[:-2], [range(100, 160), [*REPEATS[-2:], 3]])
     assert short < long_prompt
     assert long_output == long_prompt
+
+
+def contexts_priced(
+    monkeypatch: pytest.MonkeyPatch, method: Literal["allocate", "wants_drafts"]
+) -> list[int]:
+    """Tokens of context by which the allocator prices each step from now on."""
+    found, original = [], getattr(StepAllocator, method)
+
+    def noting(*args: Any, num_context: int, **kwargs: Any) -> Any:
+        found.append(num_context)
+        return original(*args, num_context=num_context, **kwargs)
+
+    monkeypatch.setattr(StepAllocator, method, noting)
+    return found
+
+
+def test_steps_are_priced_by_the_tokens_of_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = drafter()
+    planned, launched = (contexts_priced(monkeypatch, of) for of in ("allocate", "wants_drafts"))
+    made.start("text", [1, 2, 3])
+    made.start("image", [], without_cache=True, num_prompt_tokens=500)
+    for _ in range(2):
+        made.plan(["text", "image"])
+        made.commit(
+            ["text", "image"],
+            [VerifyOutcome(np.array([7, 8], np.int32), 1), VerifyOutcome([9], 0)],
+        )
+    made.extend("text", [1, 2, 3, 4], counts=False)
+    made.plan_launched(["text"])
+    assert planned == [503, 506]
+    assert launched == [3 + 2 * 2 + 4]
 
 
 def test_a_cut_draft_tells_of_the_match_as_the_whole_one_does() -> None:

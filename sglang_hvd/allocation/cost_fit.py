@@ -14,13 +14,12 @@ _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 class CostFit:
     """observe_* takes in times in milliseconds; costs is the table that they make.
 
-    A verification and a draft-extend of n requests, w nodes each, take a + b n + c n w, the former
-    d more for every 1,000 tokens of context, r rounds of the model drafter for n requests
-    a + r (b + c n), what a step takes beside all these a + b n, none of the terms negative: smooth,
-    and never less for more. Where the times cannot separate two terms, the tie is broken so that
-    something new gets tried: with one width seen, all time goes to the nodes (narrower steps look
-    cheap); with one number of rounds, to the rounds; with one number of requests, to what does not
-    depend on it; with contexts of one length, to the requests. Not thread-safe.
+    A verification and a draft-extend of n requests, w nodes each, take a + b n + c n w, r rounds of
+    the model drafter for n requests a + r (b + c n), what a step takes beside all these a + b n,
+    none of the terms negative: smooth, and never less for more. Where the times cannot separate two
+    terms, the tie is broken so that something new gets tried: with one width seen, all time goes to
+    the nodes (narrower steps look cheap); with one number of rounds, to the rounds; with one number
+    of requests, to what does not depend on it. Not thread-safe.
     """
 
     def __init__(self, widths: Sequence[int], *, runs_ahead: bool = False) -> None:
@@ -29,7 +28,7 @@ class CostFit:
         runs_ahead: see RestTimes.
         """
         self._widths = tuple(widths)
-        self._verify = LeastSquares((10, 100, 1, 1000))
+        self._verify = LeastSquares((10, 100, 1))
         self._extend = LeastSquares((10, 100, 1))
         self._draft = LeastSquares((10, 1, 100))
         self._rest = RestTimes(runs_ahead=runs_ahead)
@@ -37,10 +36,10 @@ class CostFit:
     def observe_verify(
         self, num_requests: int, width: int, milliseconds: float, *, num_context: int = 0
     ) -> None:
-        """Takes in the milliseconds of a step of the target model. num_context: tokens in the KV
-        caches of all its requests."""
-        step, nodes = self._verify.num + 1, num_requests * width
-        self._verify.add(step, [1, num_requests, nodes, num_context / 1000], milliseconds)
+        """Takes in the milliseconds of a step of the target model. num_context is not heeded: what
+        contexts take is in the terms, of which few steps tell it badly."""
+        step = self._verify.num + 1
+        self._verify.add(step, [1, num_requests, num_requests * width], milliseconds)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
         """Takes in the milliseconds of a draft-extend."""
@@ -66,28 +65,28 @@ class CostFit:
         return self._verify.num
 
     def coefficients(self) -> Float64:
-        """All terms, so that another process can make the same table: float64[14]."""
+        """All terms, so that another process can make the same table: float64[13]."""
         fits = (self._verify, self._extend, self._draft)
         return np.concatenate([*(fit.solve() for fit in fits), self._rest.solve()])
 
     def table(self, coefficients: Float64) -> StepCosts | None:
-        """What coefficients, of this or of another process, make; see costs_of."""
+        """What coefficients, of this or of another process, make; None as long as no verification
+        was timed."""
         return costs_of(coefficients, self._widths)
 
 
 def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:
-    """The table of CostFit.coefficients; None as long as no verification was timed, or where
-    contexts seem to take all of its time, as they may by chance where few were.
+    """The table of CostFit.coefficients; None as long as no verification was timed.
 
     widths: that steps verify.
     """
-    verify, extend, draft, rest = np.split(coefficients, [4, 7, 10])
-    if not verify[:3].any():
+    verify, extend, draft, rest = np.split(coefficients, [3, 6, 9])
+    if not verify.any():
         return None
     columns = sorted({1, 2, *widths})
 
     def table(terms: Float64) -> Float64:
-        return np.array([[terms[:3] @ [1, n, n * w] for w in columns] for n in _BATCH_SIZES])
+        return np.array([[terms @ [1, n, n * w] for w in columns] for n in _BATCH_SIZES])
 
     rest, wait = split_rest(rest, np.array(_BATCH_SIZES))
     steps = table(verify) + rest[:, None]  # each step has it once, as it has a verification
@@ -99,6 +98,5 @@ def costs_of(coefficients: Float64, widths: Sequence[int]) -> StepCosts | None:
         draft_round=tuple(float(draft @ [0, 1, n]) for n in _BATCH_SIZES),
         draft_extend=tuple(map(tuple, table(extend).tolist())),
         draft_once=(float(draft[0]),) * len(_BATCH_SIZES),
-        context=float(verify[3]) or None,
         wait=tuple(wait.tolist()) if wait.any() else None,
     )

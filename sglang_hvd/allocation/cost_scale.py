@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 
 from sglang_hvd.allocation.costs import Float64, StepCosts
-from sglang_hvd.allocation.part_times import TimeLine, VerifyTimes
+from sglang_hvd.allocation.part_times import TimeLine, TimeRatio
 from sglang_hvd.allocation.rest_times import RestTimes, split_rest
 from sglang_hvd.allocation.shape_times import ShapeTimes
 
@@ -30,13 +30,14 @@ class CostScale:
 
     def __init__(self, base: StepCosts, *, runs_ahead: bool = False) -> None:
         self._base = base
-        self._verify, self._shapes = VerifyTimes(), ShapeTimes(base)
+        self._verify, self._shapes = TimeRatio(), ShapeTimes(base)
         self._extend, self._draft = TimeLine(), TimeLine()
         self._rest = RestTimes(runs_ahead=runs_ahead)
         # What the table says, once looked up: it does not change, and every step asks.
         self._verify_ms = cache(lambda num, width: float(base.verify_ms(num, [width])[0]))
         self._extend_ms = cache(lambda num, width: float(base.draft_extend_ms(num, [width])[0]))
         self._draft_ms = cache(lambda num, steps: float(base.draft_ms([num], steps)[0]))
+        self._of_token = 0.0  # milliseconds, as the last coefficients had it
         self.num_observed = 0
 
     def observe_verify(
@@ -46,9 +47,9 @@ class CostScale:
         caches of all its requests."""
         self.num_observed += 1
         expected = self._verify_ms(num_requests, width)
-        shape = num_requests, width
-        step = self.num_observed
-        counted = self._verify.add(step, shape, expected, milliseconds, num_context=num_context)
+        step, shape = self.num_observed, (num_requests, width)
+        of_contexts = self._of_token * num_context
+        counted = self._verify.add(step, shape, expected, milliseconds, of_contexts=of_contexts)
         if counted is not None:
             self._shapes.add(step, shape, expected, counted, num_context=num_context)
 
@@ -73,16 +74,18 @@ class CostScale:
         """All that is learned, so that another process can make the same table: float64[9], and the
         times of verifications without contexts and what steps take beside their parts."""
         step = self.num_observed
-        verify, of_token = self._verify.value(step)
-        parts = [of for part in (self._extend, self._draft) for of in part.value(step, verify)]
-        times = self._shapes.times(step, verify, of_token)
-        return np.concatenate([[of_token], parts, self._rest.solve(), times.ravel()])
+        verify = self._shapes.learned(step, self._verify.value(step))
+        self._of_token = verify.of_token
+        parts = [
+            of for part in (self._extend, self._draft) for of in part.value(step, verify.ratio)
+        ]
+        return np.concatenate([[verify.of_token], parts, self._rest.solve(), verify.times.ravel()])
 
     def _add(
         self, part: TimeLine, shape: tuple[int, int], expected: float, milliseconds: float
     ) -> None:
         step = self.num_observed
-        part.add(step, shape, expected, milliseconds, before=self._verify.value(step)[0])
+        part.add(step, shape, expected, milliseconds, before=self._verify.value(step))
 
     def table(self, coefficients: Float64) -> StepCosts:
         """The base as the coefficients change it."""

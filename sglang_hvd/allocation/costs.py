@@ -26,8 +26,8 @@ class StepCosts(BaseModel):
     draft_round: one round of the model drafter, by the number of requests that draft.
     draft_once: what its draft takes beside its rounds, likewise; None: nothing.
     draft_extend: keeping the model drafter's KV cache up to date, by batch size and width.
-    context: what a step of the target takes more for every 1,000 tokens in the KV caches of its
-        requests; None: nothing, or `verify` has what contexts take.
+    context: what a step of the target takes beside `verify` for every 1,000 tokens in the KV caches
+        of its requests, all together; None: `verify` has what contexts take.
     wait: by batch size, how long the device waits for the host between a step and one that needs
         its tokens to be planned, where plain steps need not be; None: not at all, or every step has
         it in `verify`.

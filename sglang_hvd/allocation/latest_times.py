@@ -22,8 +22,8 @@ _LATEST = 8
 
 class LatestTimes:
     """Sums over the latest: how many, expected and measured ones, x and y, and x with itself
-    and with y; tokens of context, and their squares and products with y, each over x. num_seen: how
-    many in all."""
+    and with y; tokens of context, and these with themselves and with y. num_seen: how many in all.
+    """
 
     __slots__ = ("_cc", "_cy", "_step", "_xx", "_xy", "context", "num", "num_seen", "x", "y")
 
@@ -41,10 +41,9 @@ class LatestTimes:
         self.y += y
         self._xx += x * x
         self._xy += x * y
-        if context:
-            self.context += context
-            self._cc += context * context / x
-            self._cy += context * y / x
+        self.context += context
+        self._cc += context * context
+        self._cy += context * y
 
     def forget(self, step: int) -> None:
         """Counts the sums for what they are worth at that step."""
@@ -69,11 +68,11 @@ class LatestTimes:
         return max(self._xx - mean * self.x, 0.0), self._xy - mean * self.y
 
     def contexts_centred(self) -> tuple[float, float]:
-        """The products of contexts, where each is taken from its share of x."""
+        """The products of contexts, likewise."""
         if self.num < 1e-9:
             return 0.0, 0.0
-        per_x = self.context / self.x
-        return max(self._cc - per_x * self.context, 0.0), self._cy - per_x * self.y
+        mean = self.context / self.num
+        return max(self._cc - mean * self.context, 0.0), self._cy - mean * self.y
 
 
 class Outliers:

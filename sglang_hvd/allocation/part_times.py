@@ -14,22 +14,12 @@ from sglang_hvd.allocation.latest_times import (
 # expected ones, in their squared mean: less tells little of a ratio.
 _PRIOR_SPREAD = 0.05
 
-# Contexts that hardly differ tell little of what they take: they count beside so many times of
-# which the contexts are as far from the mean as the mean is from none, and which take as long.
-_PRIOR_CONTEXTS = 1.0
-
-# Of a ratio this much is the table's, at least, where contexts are found to take nearly all.
-_LEAST_RATIO = 0.1
-
 # What is expected of a part is summed up anew for its first times, then after so many steps.
 _EXPECT_EVERY = 16
 
 
-class VerifyTimes:
-    """Measured times of verifications as a ratio to the expected ones and what each token of
-    context takes beside that, in the latest steps of the server: least squares, weighed by one over
-    the expected time. Where contexts are in proportion to expected times nothing tells the two
-    apart, and all is in the ratio."""
+class TimeRatio:
+    """Ratio of the measured times to the expected ones, in the latest steps of the server."""
 
     def __init__(self) -> None:
         self._sums = LatestTimes()
@@ -42,36 +32,26 @@ class VerifyTimes:
         expected: float,
         measured: float,
         *,
-        num_context: int,
+        of_contexts: float,
     ) -> float | None:
         """Takes in a time and returns it as it counts; None if it does not.
 
-        step: its number, of all steps. shape: what the expected time is of. num_context: tokens in
-        the KV caches of its requests.
+        step: its number, of all steps. shape: what the expected time is of. of_contexts:
+            milliseconds that its contexts take beside that, as far as it is known.
         """
-        ratio, of_token = self.value(step)
-        most = OUTLIER * (max(ratio, 1.0) * expected + of_token * num_context)
+        most = OUTLIER * (max(self.value(step), 1.0) * expected + of_contexts)
         counted = self._outliers.counted(shape, measured, most)
         if counted is not None:
-            self._sums.add(step, expected, counted, num_context)
+            self._sums.add(step, expected, counted)
         return counted
 
-    def value(self, step: int) -> tuple[float, float]:
-        """The ratio at that step, and milliseconds for each token of context, which are not
-        negative; without times 1 and 0."""
-        sums = self._sums
-        sums.forget(step)
-        if sums.num < 1e-9:
-            return 1.0, 0.0
-        prior = PRIOR_TIMES * sums.x / sums.num
-        ratio = (sums.y + prior) / (sums.x + prior)
-        spread, with_times = sums.contexts_centred()
-        if with_times <= 0:
-            return ratio, 0.0
-        spread += _PRIOR_CONTEXTS * sums.context**2 / (sums.x * sums.num)
-        per_x = sums.context / (sums.x + prior)
-        of_token = min(with_times / spread, max(ratio - _LEAST_RATIO, 0.0) / per_x)
-        return ratio - of_token * per_x, of_token
+    def value(self, step: int) -> float:
+        """The ratio at that step; without times 1."""
+        self._sums.forget(step)
+        if self._sums.num < 1e-9:
+            return 1.0
+        prior = PRIOR_TIMES * self._sums.x / self._sums.num
+        return (self._sums.y + prior) / (self._sums.x + prior)
 
 
 class TimeLine:

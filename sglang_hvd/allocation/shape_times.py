@@ -1,6 +1,7 @@
 """What verifications of each shape take beside what a table of costs says."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,10 +13,31 @@ from sglang_hvd.allocation.latest_times import FORGOTTEN, LEAST_PRIOR, PRIOR_TIM
 _MOST_BESIDE = 0.5
 
 
+# The ratio that is left, at least, to the table where contexts are found to take nearly all.
+_LEAST_RATIO = 0.1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LearnedTimes:
+    """What verifications take: the table times a ratio, changed by what nodes and shapes take
+    beside that, and what each token of context takes.
+
+    times: milliseconds without contexts, float64[len(batch_sizes), len(widths)] of the table.
+    ratio: of these to the table's, as far as it is one.
+    of_token: milliseconds for each token of context, not negative.
+    """
+
+    times: Float64
+    ratio: float
+    of_token: float
+
+
 class ShapeTimes:
     """What verifications take, by the scaled table and what the latest steps of the server took
-    beside it: a node, and steps of as many requests and nodes. Steps are compared within a batch
-    size only, so that what contexts take beside what is known of them is charged to neither."""
+    beside it: a token of context, a node, and steps of as many requests and nodes. What the first
+    two take is found together, since long contexts may be those that wide steps have, and within
+    steps of as many requests only: with more requests there are more of both, and the table may be
+    wrong about them."""
 
     def __init__(self, base: StepCosts) -> None:
         self._base = base
@@ -34,30 +56,10 @@ class ShapeTimes:
         sums = self._of_shape.setdefault(shape, LatestTimes())
         sums.add(step, expected, measured, num_context)
 
-    def times(self, step: int, ratio: float, of_token: float) -> Float64:
-        """Milliseconds without contexts: float64[len(batch_sizes), len(widths)] of the table.
+    def learned(self, step: int, ratio: float) -> LearnedTimes:
+        """All that the steps tell.
 
-        ratio: of measured times to the table's, of all steps. of_token: milliseconds that each
-            token of context takes beside that.
-        """
-        (ratio, per_node), of_shapes, num_latest = self._split(step, ratio, of_token)
-        base = self._base
-        times = ratio * np.array(base.verify)
-        beside = per_node * np.outer(base.batch_sizes, np.array(base.widths) - 1)
-        beside += of_shapes * base.verify
-        times += np.clip(beside, -_MOST_BESIDE * times, _MOST_BESIDE * times)
-        times = _capped(times, num_latest)
-        # Nodes may take less than the table says, and none takes less than nothing.
-        return np.maximum.accumulate(np.maximum.accumulate(times, axis=0), axis=1)
-
-    def _split(
-        self, step: int, ratio: float, of_token: float
-    ) -> tuple[tuple[float, float], Float64, Float64]:
-        """The ratio to multiply the table by and milliseconds for each node beside the roots, which
-        together leave the mean of the latest steps' times as it is with the ratio alone; that is
-        all there is where steps of as many requests do not differ in width. What steps take beside
-        that, as shares of the table's times, and of how many of the latest steps each entry of the
-        table is: float64[len(batch_sizes), len(widths)].
+        ratio: of measured times, contexts included, to the table's, of all steps.
         """
         for sums in self._of_shape.values():
             sums.forget(step)
@@ -65,51 +67,123 @@ class ShapeTimes:
             shape: sums for shape, sums in self._of_shape.items() if sums.num >= FORGOTTEN
         }
         base, shapes = self._base, self._of_shape
+        table = np.array(base.verify)
         if not shapes:
-            nothing = np.zeros((len(base.batch_sizes), len(base.widths)))
-            return (ratio, 0.0), nothing, nothing
-        # By shape: how many steps, and of one of them requests, nodes, milliseconds.
-        num, *totals = np.array(
-            [(sums.num, sums.x, sums.y - of_token * sums.context) for sums in shapes.values()]
-        ).T
-        expected, measured = (total / num for total in totals)
-        num_requests, widths = np.array(list(shapes)).T
-        nodes = num_requests * (widths - 1)
-        batch_sizes, batch = np.unique(num_requests, return_inverse=True)
-        of_batch = batch == np.arange(len(batch_sizes))[:, None]
-
-        def centred(values: Float64) -> Float64:
-            means: Float64 = (of_batch @ (num * values)) / (of_batch @ num)
-            return values - means[batch]
-
-        num_nodes, table = float(num @ nodes), float(num @ expected)
-        left, per_node = centred(measured - ratio * expected), 0.0
-        # Fewer nodes than one in a thousand milliseconds tell nothing.
-        if num_nodes > 1e-3 * table:
-            more_nodes, most_nodes = centred(nodes), (of_batch * nodes).max(axis=1)[batch]
-            # Steps that were wide are forgotten; what they told is not held for certain since.
-            prior = PRIOR_TIMES * float(num @ most_nodes**2) / float(num.sum())
-            most = _MOST_BESIDE * ratio * table / num_nodes
-            per_node = float(num @ (more_nodes * left)) / (float(num @ more_nodes**2) + prior)
-            per_node = min(max(per_node, -most), most)
-            of_mean = per_node * num_nodes / table
-            left = left - per_node * more_nodes + of_mean * centred(expected)
-            ratio -= of_mean
+            return LearnedTimes(ratio * table, ratio, 0.0)
+        seen = _Seen.of(shapes)
+        of_token, per_node = seen.fit(ratio)
+        # With these the mean of the latest times stays as it is with the ratio alone.
+        of_others = of_token * (seen.num @ seen.contexts) + per_node * (seen.num @ seen.nodes)
+        ratio -= float(of_others / (seen.num @ seen.expected))
+        left = (
+            seen.measured - ratio * seen.expected - of_token * seen.contexts - per_node * seen.nodes
+        )
         # Of what each entry of the table takes, the shapes between entries have their shares.
         shares = (
-            _shares(num_requests, base.batch_sizes)[:, :, None]
-            * _shares(widths, base.widths)[:, None, :]
-        ).reshape(len(num), -1)
-        num_latest = num @ shares
+            _shares(seen.num_requests, base.batch_sizes)[:, :, None]
+            * _shares(seen.widths, base.widths)[:, None, :]
+        ).reshape(len(left), -1)
+        num_latest = seen.num @ shares
         num_seen = np.array([sums.num_seen for sums in shapes.values()]) @ shares
         # Least squares. Entries that no step tells of stay as they are.
         of_table = PRIOR_TIMES * num_latest / np.maximum(num_seen, 1e-9)
         of_shapes = np.linalg.solve(
-            (shares.T * num) @ shares + np.diag(np.maximum(of_table, LEAST_PRIOR)),
-            shares.T @ (num * left / expected),
+            (shares.T * seen.num) @ shares + np.diag(np.maximum(of_table, LEAST_PRIOR)),
+            shares.T @ (seen.num * left / seen.expected),
+        ).reshape(table.shape)
+        times = ratio * table
+        beside = per_node * np.outer(base.batch_sizes, np.array(base.widths) - 1)
+        beside += of_shapes * table
+        times += np.clip(beside, -_MOST_BESIDE * times, _MOST_BESIDE * times)
+        times = _capped(times, num_latest.reshape(table.shape))
+        # Nodes may take less than the table says, and none takes less than nothing.
+        times = np.maximum.accumulate(np.maximum.accumulate(times, axis=0), axis=1)
+        return LearnedTimes(times, ratio, of_token)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Seen:
+    """Steps by shape: how many of the latest, and of one of them, in the mean, what the table
+    expects, what it took, and tokens of context of all its requests.
+
+    squares, products: of contexts with themselves and with times within a shape, from their means.
+    """
+
+    num_requests: Int64
+    widths: Int64
+    num: Float64
+    expected: Float64
+    measured: Float64
+    contexts: Float64
+    squares: Float64
+    products: Float64
+
+    @classmethod
+    def of(cls, shapes: Mapping[tuple[int, int], LatestTimes]) -> "_Seen":
+        num_requests, widths = np.array(list(shapes)).T
+        num, *totals, squares, products = np.array(
+            [
+                (sums.num, sums.x, sums.y, sums.context, *sums.contexts_centred())
+                for sums in shapes.values()
+            ]
+        ).T
+        expected, measured, contexts = (total / num for total in totals)
+        return cls(num_requests, widths, num, expected, measured, contexts, squares, products)
+
+    @property
+    def nodes(self) -> Int64:
+        """Beside the roots."""
+        return self.num_requests * (self.widths - 1)
+
+    def fit(self, ratio: float) -> tuple[float, float]:
+        """Milliseconds that each token of context, which are not negative, and each node take
+        beside the table times the ratio; 0 where steps of as many requests do not differ in them.
+        Least squares of errors as shares of the expected times."""
+        _, batch = np.unique(self.num_requests, return_inverse=True)
+        of_batch = batch == np.arange(batch.max() + 1)[:, None]
+        weights = self.num / self.expected**2
+
+        def centred(values: Float64) -> Float64:
+            means: Float64 = (of_batch @ (weights * values)) / (of_batch @ weights)
+            return values - means[batch]
+
+        expected, num = float(self.num @ self.expected), float(self.num.sum())
+        num_context, num_nodes = float(self.num @ self.contexts), float(self.num @ self.nodes)
+        left = centred(self.measured - ratio * self.expected)
+        contexts, nodes = centred(self.contexts), centred(self.nodes.astype(np.float64))
+        most_nodes = (of_batch * self.nodes).max(axis=1)[batch]
+        both = float(weights @ (contexts * nodes))
+        # Steps that were wide, or had long contexts, are forgotten; what they told is not held for
+        # certain since.
+        gram = np.array(
+            [
+                [
+                    weights @ contexts**2
+                    + (self.squares / self.expected**2).sum()
+                    + PRIOR_TIMES * (weights @ self.contexts**2) / num,
+                    both,
+                ],
+                [both, weights @ nodes**2 + PRIOR_TIMES * (weights @ most_nodes**2) / num],
+            ]
         )
-        table_shape = len(base.batch_sizes), len(base.widths)
-        return (ratio, per_node), of_shapes.reshape(table_shape), num_latest.reshape(table_shape)
+        moment = np.array(
+            [
+                weights @ (contexts * left) + (self.products / self.expected**2).sum(),
+                weights @ (nodes * left),
+            ]
+        )
+        gram += 1e-9 * np.eye(2)  # where there are none at all
+        of_token, per_node = np.linalg.solve(gram, moment).tolist()
+        if of_token < 0:
+            of_token, per_node = 0.0, float(moment[1] / gram[1, 1])
+        if num_context > 0:
+            most = max(ratio - _LEAST_RATIO, 0.0) * expected / num_context
+            of_token = min(of_token, most)
+        # Fewer nodes than one in a thousand milliseconds tell nothing.
+        if num_nodes <= 1e-3 * expected:
+            return of_token, 0.0
+        most = _MOST_BESIDE * ratio * expected / num_nodes
+        return of_token, min(max(per_node, -most), most)
 
 
 def _capped(times: Float64, num_latest: Float64) -> Float64:

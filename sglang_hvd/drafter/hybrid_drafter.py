@@ -199,11 +199,14 @@ class HybridDrafter:
         *,
         namespace: str = "",
         without_cache: bool = False,
+        num_prompt_tokens: int | None = None,
     ) -> None:
         """Takes in a request. Raises ValueError if rid is active or prompt_ids are no token ids.
 
         namespace: it sees outputs of finished requests with the same one only.
         without_cache: never verify its cache drafts, whatever the policy.
+        num_prompt_tokens: of the prompt as the target model sees it, where prompt_ids do not hold
+            it, as with images.
         """
         self._cache.start(rid, prompt_ids, namespace)
         slot = 0
@@ -216,7 +219,9 @@ class HybridDrafter:
         self._estimator.start(slot)
         if self._allocator is not None:
             self._allocator.start(slot)
-        self._requests[rid] = DraftedRequest(slot, without_cache, len(prompt_ids))
+        if num_prompt_tokens is None:
+            num_prompt_tokens = len(prompt_ids)
+        self._requests[rid] = DraftedRequest(slot, without_cache, num_prompt_tokens)
 
     def plan(self, rids: Sequence[Hashable], *, next_waits: bool = False) -> DraftPlans:
         """Decides what each request of the batch verifies in its next cycle.

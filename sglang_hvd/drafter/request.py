@@ -15,7 +15,7 @@ from sglang_hvd.types import DraftSource
 class DraftedRequest:
     """What the drafter knows of an active request.
 
-    num_tokens: prompt and what was committed.
+    num_tokens: of the prompt and committed ones.
     cycles, place: the planned batch and this request's row in it; cycles is None between a commit
         and the next plan.
     """

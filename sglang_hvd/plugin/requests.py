@@ -378,6 +378,7 @@ class HeldRequests:
             prompt_ids,
             namespace=_namespace(req),
             without_cache=without_cache,
+            num_prompt_tokens=len(req.origin_input_ids),
         )
         if req.output_ids:  # retracted before: comes back as a prefill with its output
             output_ids = np.asarray(req.output_ids, dtype=np.int64)

@@ -26,7 +26,7 @@ _TABLE_EVERY = 64
 # CostFit.coefficients before any step was timed; the first tables take its place at once.
 _FIRST_COEFFICIENTS = np.array(
     [
-        *(5.0, 0.0, 0.1, 0.0),  # a verification, in milliseconds: once, a request, a node, contexts
+        *(5.0, 0.0, 0.1),  # a verification, in milliseconds: once, a request, a node
         *(0.5, 0.0, 0.01),  # a draft-extend, likewise
         *(0.0, 0.5, 0.02),  # a draft: once, a round, a request in a round
         *(0.0, 0.0),  # what a step takes beside these: once, a request
@@ -92,7 +92,7 @@ class ServedCosts:
             yield
 
     @contextmanager
-    def time_verify(self, num_requests: int, width: int, *, num_context: int = 0) -> Iterator[None]:
+    def time_verify(self, num_requests: int, width: int, *, num_context: int) -> Iterator[None]:
         """Times a verification. num_context: tokens in the KV caches of all its requests."""
 
         def observe(milliseconds: float) -> None:

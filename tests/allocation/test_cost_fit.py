@@ -196,36 +196,3 @@ def test_what_drafts_took_long_ago_counts_for_little_beside_a_few_new_times() ->
     costs = fit.table(fit.coefficients())
     assert costs is not None
     assert costs.draft_ms([1], 8)[0] == pytest.approx(3.5, rel=0.3)
-
-
-def test_what_contexts_take_is_a_term_of_its_own() -> None:
-    fit, random = CostFit(WIDTHS), np.random.default_rng(0)
-    for _ in range(400):
-        n, w = int(random.integers(1, 17)), int(random.choice(WIDTHS))
-        num_context = n * int(random.integers(50, 4000))
-        noise = 1 + 0.05 * random.standard_normal()
-        taken = (linear(n, w) + 0.0002 * num_context) * noise
-        fit.observe_verify(n, w, taken, num_context=num_context)
-        fit.observe_extend(n, w, 0.5)
-    costs = costs_of(fit.coefficients(), WIDTHS)
-    assert costs is not None
-    assert costs.context == pytest.approx(0.2, rel=0.1)
-    for n, w in ((4, 32), (16, 8)):
-        assert costs.verify_ms(n, [w])[0] == pytest.approx(linear(n, w), rel=0.1)
-    assert costs.draft_extend_ms(16, [32])[0] == pytest.approx(0.5, rel=0.05)
-
-
-def test_contexts_that_are_alike_are_a_part_of_each_request() -> None:
-    fit = CostFit(WIDTHS)
-    for n, w in ((1, 1), (4, 8), (16, 32), (16, 1)) * 50:
-        fit.observe_verify(n, w, linear(n, w), num_context=1000 * n)
-    costs = costs_of(fit.coefficients(), WIDTHS)
-    assert costs is not None
-    assert costs.context_ms(16_000) < 0.02 * linear(16, 1)
-    assert costs.verify_ms(16, [1])[0] == pytest.approx(linear(16, 1), rel=0.05)
-
-
-def test_a_table_is_never_of_contexts_alone() -> None:
-    no_nodes = np.array([0, 0, 0, 0.3, *[0] * 10])
-    assert costs_of(no_nodes, WIDTHS) is None
-    assert costs_of(no_nodes + np.eye(14)[2], WIDTHS) is not None

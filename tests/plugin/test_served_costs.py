@@ -29,12 +29,15 @@ def allocator() -> StepAllocator:
     return made
 
 
-def clock(*, fixed: float, per_node: float, noise: float, seed: int) -> Callable[..., float]:
-    """A machine on which a verification takes fixed + per_node n w milliseconds, in seconds."""
+def clock(
+    *, fixed: float, per_node: float, noise: float, seed: int, of_context: float = 0.0
+) -> Callable[..., float]:
+    """A machine on which a verification takes fixed + per_node n w milliseconds, and of_context more
+    for each token of context, in seconds."""
     random = np.random.default_rng(seed)
 
-    def duration(num_requests: int, width: int) -> float:
-        exact = fixed + per_node * num_requests * width
+    def duration(num_requests: int, width: int, num_context: int = 0) -> float:
+        exact = fixed + per_node * num_requests * width + of_context * num_context
         return exact * (1 + noise * float(random.random())) / 1000
 
     return duration
@@ -86,7 +89,7 @@ def serve(
         with costs.time_draft(int((found.num_model > 0).sum()), NUM_STEPS):
             watch.seconds += duration(n, 2)
         with costs.time_verify(n, found.width, num_context=num_context):
-            watch.seconds += duration(n, found.width) + 1e-7 * num_context
+            watch.seconds += duration(n, found.width, num_context)
         with costs.time_extend(n, found.width):
             watch.seconds += duration(n, 1) / 10
         costs.end_step()
@@ -111,7 +114,7 @@ def served(
 def verify_only(costs: ServedCosts, watch: Stopwatch, *, rest: float) -> None:
     """A step of 5 ms of verification, and so many seconds beside it."""
     costs.begin_step(2)
-    with costs.time_verify(2, 8):
+    with costs.time_verify(2, 8, num_context=0):
         watch.seconds += 0.005
     costs.end_step()
     watch.seconds += rest
@@ -147,7 +150,7 @@ def test_what_has_no_price_is_no_part_of_what_a_step_costs() -> None:
         costs.begin_step(2)
         with costs.time_unpriced():
             watch.seconds += 0.02
-        with costs.time_verify(2, 8):
+        with costs.time_verify(2, 8, num_context=0):
             watch.seconds += 0.005
         costs.end_step()
         watch.seconds += 0.003
@@ -190,7 +193,7 @@ def test_a_gpu_that_waits_for_the_host_takes_that_long_beside_its_parts(
         with costs.time_draft(2, NUM_STEPS):
             watch.seconds += 0.002
         watch.seconds += 0.00025
-        with costs.time_verify(2, 8):
+        with costs.time_verify(2, 8, num_context=0):
             watch.seconds += 0.005
         watch.seconds += 0.001
         costs.end_step()
@@ -208,7 +211,7 @@ def test_a_wait_is_that_of_the_steps_before_those_that_did_not_run_ahead() -> No
         is_ahead = number % 4 != 0
         watch.seconds += 0.0001 if is_ahead else 0.003  # since the last
         costs.begin_step(2, is_ahead=is_ahead)
-        with costs.time_verify(2, 8):
+        with costs.time_verify(2, 8, num_context=0):
             watch.seconds += 0.005
         costs.end_step()
     assert made.costs.verify_ms(2, [8])[0] == pytest.approx(5.1, abs=0.05)
@@ -227,7 +230,7 @@ def test_a_step_that_had_nothing_beside_its_parts_soon_has_it_counted() -> None:
     costs = served(made, watch)
     for number in range(640):
         costs.begin_step(2)
-        with costs.time_verify(2, 8):
+        with costs.time_verify(2, 8, num_context=0):
             watch.seconds += 0.005
         costs.end_step()
         watch.seconds += 0.0 if number < 64 else 0.003
@@ -267,7 +270,7 @@ def test_without_an_allocator_nothing_is_timed() -> None:
         clock=StepClock(),
         now=Stopwatch(),
     )
-    with costs.time_verify(1, 4):
+    with costs.time_verify(1, 4, num_context=0):
         pass
     costs.end_step()
     assert costs.describe() is None
@@ -297,7 +300,13 @@ def test_a_profile_is_in_force_at_once_and_refined_by_the_steps() -> None:
 
 def _clock_of(rank: int) -> Callable[..., float]:
     """The second rank's machine is slower at everything but wide steps."""
-    return clock(fixed=5 + 20 * rank, per_node=0.3 / (1 + 9 * rank), noise=1.0, seed=rank)
+    return clock(
+        fixed=5 + 20 * rank,
+        per_node=0.3 / (1 + 9 * rank),
+        noise=1.0,
+        seed=rank,
+        of_context=1e-4 * (1 + rank),
+    )
 
 
 def _serve_as_rank(rank: int, folder: str, has_profile: bool) -> None:
@@ -312,6 +321,21 @@ def _serve_as_rank(rank: int, folder: str, has_profile: bool) -> None:
     Path(folder, str(rank)).write_text(f"{digest} {costs.describe()}")
     torch.distributed.barrier()  # a rank that leaves early takes the connection along
     torch.distributed.destroy_process_group()
+
+
+def test_what_contexts_take_is_a_part_of_the_table() -> None:
+    made, watch = allocator(), Stopwatch()
+    costs = served(made, watch)
+    costs.begin_with(before_any_step(WIDTHS))
+    for step in range(256):
+        costs.begin_step(2)
+        num_context = 1000 if step % 20 < 10 else 8000
+        with costs.time_verify(2, 4, num_context=num_context):
+            watch.seconds += 0.005 + 1e-6 * num_context
+        costs.end_step()
+    state = costs.describe()
+    assert state is not None
+    assert state["context"] == pytest.approx(1.0, rel=0.1)
 
 
 def test_a_pause_is_no_cost_of_a_step() -> None:
