@@ -32,8 +32,8 @@ def allocator() -> StepAllocator:
 def clock(
     *, fixed: float, per_node: float, noise: float, seed: int, of_context: float = 0.0
 ) -> Callable[..., float]:
-    """A machine on which a verification takes fixed + per_node n w milliseconds, and of_context more
-    for each token of context, in seconds."""
+    """A machine on which a verification takes fixed + per_node n w milliseconds, and of_context
+    more for each token of context, in seconds."""
     random = np.random.default_rng(seed)
 
     def duration(num_requests: int, width: int, num_context: int = 0) -> float:
