@@ -12,7 +12,7 @@ from sglang_hvd.allocation.shape_times import ShapeTimes
 
 class CostScale:
     """observe_* takes in times in milliseconds. The verifications are multiplied by what their
-    times are over what the table says, and what they take more the longer contexts are is added.
+    times are over what the table says, and what they take for each token of context is added.
     Wide ones may be further off than narrow ones, as with longer contexts than the table was timed
     with, or less far, as where the device waits for the host whatever they are: what a node takes
     more is learned beside that. So is what steps of a shape take more, as where the machine was

@@ -12,7 +12,6 @@ from sglang_hvd.allocation.latest_times import FORGOTTEN, LEAST_PRIOR, PRIOR_TIM
 # share at most, and what nodes take that of the mean step.
 _MOST_BESIDE = 0.5
 
-
 # The ratio that is left, at least, to the table where contexts are found to take nearly all.
 _LEAST_RATIO = 0.1
 
@@ -23,7 +22,7 @@ class LearnedTimes:
     beside that, and what each token of context takes.
 
     times: milliseconds without contexts, float64[len(batch_sizes), len(widths)] of the table.
-    ratio: of these to the table's, as far as it is one.
+    ratio: of the latest steps' times without contexts to the table's.
     of_token: milliseconds for each token of context, not negative.
     """
 
@@ -73,25 +72,23 @@ class ShapeTimes:
         seen = _Seen.of(shapes)
         of_token, per_node = seen.fit(ratio)
         # With these the mean of the latest times stays as it is with the ratio alone.
-        of_others = of_token * (seen.num @ seen.contexts) + per_node * (seen.num @ seen.nodes)
-        ratio -= float(of_others / (seen.num @ seen.expected))
-        left = (
-            seen.measured - ratio * seen.expected - of_token * seen.contexts - per_node * seen.nodes
-        )
+        ratio -= float(of_token * (seen.num @ seen.contexts) / (seen.num @ seen.expected))
+        of_table = ratio - float(per_node * (seen.num @ seen.nodes) / (seen.num @ seen.expected))
+        of_parts = of_table * seen.expected + per_node * seen.nodes + of_token * seen.contexts
         # Of what each entry of the table takes, the shapes between entries have their shares.
         shares = (
             _shares(seen.num_requests, base.batch_sizes)[:, :, None]
             * _shares(seen.widths, base.widths)[:, None, :]
-        ).reshape(len(left), -1)
+        ).reshape(len(of_parts), -1)
         num_latest = seen.num @ shares
         num_seen = np.array([sums.num_seen for sums in shapes.values()]) @ shares
         # Least squares. Entries that no step tells of stay as they are.
-        of_table = PRIOR_TIMES * num_latest / np.maximum(num_seen, 1e-9)
+        prior = np.maximum(PRIOR_TIMES * num_latest / np.maximum(num_seen, 1e-9), LEAST_PRIOR)
         of_shapes = np.linalg.solve(
-            (shares.T * seen.num) @ shares + np.diag(np.maximum(of_table, LEAST_PRIOR)),
-            shares.T @ (seen.num * left / seen.expected),
+            (shares.T * seen.num) @ shares + np.diag(prior),
+            shares.T @ (seen.num * (seen.measured - of_parts) / seen.expected),
         ).reshape(table.shape)
-        times = ratio * table
+        times = of_table * table
         beside = per_node * np.outer(base.batch_sizes, np.array(base.widths) - 1)
         beside += of_shapes * table
         times += np.clip(beside, -_MOST_BESIDE * times, _MOST_BESIDE * times)
@@ -182,7 +179,7 @@ class _Seen:
         # Fewer nodes than one in a thousand milliseconds tell nothing.
         if num_nodes <= 1e-3 * expected:
             return of_token, 0.0
-        most = _MOST_BESIDE * ratio * expected / num_nodes
+        most = _MOST_BESIDE * (ratio * expected - of_token * num_context) / num_nodes
         return of_token, min(max(per_node, -most), most)
 
 

@@ -698,3 +698,17 @@ def test_shorter_contexts_are_priced_at_once_and_not_by_and_by() -> None:
     for n in (1, 8):
         found = table.verify_ms(n, [1])[0] + table.context_ms(50 * n)
         assert found == pytest.approx(float(BASE.verify_ms(n, [1])[0]) + 0.025 * n, rel=0.1)
+
+
+def test_where_contexts_and_nodes_take_all_a_plain_step_still_takes_time() -> None:
+    scale, random = CostScale(EVEN), np.random.default_rng(2)
+    for number in range(2000):
+        n, width = (1, 8)[number % 2], (1, 16)[number // 2 % 2]
+        num_context = n * int(random.integers(10, 4000))
+        taken = 0.01 * num_context + 0.3 * n * (width - 1)
+        scale.observe_verify(n, width, taken, num_context=num_context)
+        if number % 64 == 0:
+            scale.coefficients()
+    table = scale.table(scale.coefficients())
+    assert table.verify_ms(1, [1])[0] > 0
+    assert table.context == pytest.approx(10, rel=0.2)
