@@ -138,8 +138,9 @@ std::tuple<std::size_t, std::size_t, std::int32_t> allocate(
     StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybePinned& is_pinned,
     const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths, const Input<std::int32_t, 1>& num_nodes,
     const Input<float, 3>& reaches, const Input<float, 3>& reaches_if_right, const BatchCosts& of_batch,
-    double context_ms, bool next_waits, const Output<std::int32_t, 1>& num_cache, const Output<std::int32_t, 1>& num_model,
-    const Output<std::int32_t, 1>& model_size, const Output<float, 1>& model_expected) {
+    double context_ms, bool next_waits, const Output<std::int32_t, 1>& num_cache,
+    const Output<std::int32_t, 1>& num_model, const Output<std::int32_t, 1>& model_size,
+    const Output<float, 1>& model_expected) {
     const std::size_t num = slots.size();
     const BatchCosts costs = costs_with(of_batch, context_ms);
     const BatchOdds odds =
@@ -352,7 +353,8 @@ NB_MODULE(_native, m) {
         }, "slots"_a.noconvert(), "num_tokens"_a.noconvert())
         .def("allocate", &allocate, "slots"_a.noconvert(), "is_pinned"_a.noconvert().none(),
              "probs"_a.noconvert(), "depths"_a.noconvert(), "num_nodes"_a.noconvert(), "reaches"_a.noconvert(),
-             "reaches_if_right"_a.noconvert(), "costs"_a, "context_ms"_a, "next_waits"_a, "num_cache"_a.noconvert(), "num_model"_a.noconvert(),
+             "reaches_if_right"_a.noconvert(), "costs"_a, "context_ms"_a, "next_waits"_a,
+             "num_cache"_a.noconvert(), "num_model"_a.noconvert(),
              "model_size"_a.noconvert(), "model_expected"_a.noconvert())
         .def("wants_drafts", &wants_drafts, "slots"_a.noconvert(), "is_pinned"_a.noconvert().none(),
              "probs"_a.noconvert(), "depths"_a.noconvert(), "num_nodes"_a.noconvert(), "reaches"_a.noconvert(),
