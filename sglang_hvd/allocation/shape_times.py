@@ -134,8 +134,26 @@ class _Seen:
 
     def fit(self, ratio: float) -> tuple[float, float]:
         """Milliseconds that each token of context, which are not negative, and each node take
-        beside the table times the ratio; 0 where steps of as many requests do not differ in them.
-        Least squares of errors as shares of the expected times."""
+        beside the table times what contexts leave of the ratio."""
+        expected, num_context = self.num @ self.expected, self.num @ self.contexts
+        of_token, per_node = self._least_squares(ratio)
+        most = np.inf
+        if num_context > 0:
+            most = max(ratio - _LEAST_RATIO, 0.0) * expected / num_context
+            # Nodes are beside a ratio without contexts, which is known only now.
+            left = ratio - min(of_token, most) * num_context / expected
+            of_token, per_node = self._least_squares(left)
+        of_token = float(min(of_token, most))
+        # Fewer nodes than one in a thousand milliseconds tell nothing.
+        num_nodes = self.num @ self.nodes
+        if num_nodes <= 1e-3 * expected:
+            return of_token, 0.0
+        most = _MOST_BESIDE * (ratio * expected - of_token * num_context) / num_nodes
+        return of_token, float(min(max(per_node, -most), most))
+
+    def _least_squares(self, ratio: float) -> tuple[float, float]:
+        """Both without limits, but that contexts take no less than nothing; 0 where steps of as many
+        requests do not differ in them. Errors are shares of the expected times."""
         _, batch = np.unique(self.num_requests, return_inverse=True)
         of_batch = batch == np.arange(batch.max() + 1)[:, None]
         weights = self.num / self.expected**2
@@ -144,8 +162,7 @@ class _Seen:
             means: Float64 = (of_batch @ (weights * values)) / (of_batch @ weights)
             return values - means[batch]
 
-        expected, num = float(self.num @ self.expected), float(self.num.sum())
-        num_context, num_nodes = float(self.num @ self.contexts), float(self.num @ self.nodes)
+        num = float(self.num.sum())
         left = centred(self.measured - ratio * self.expected)
         contexts, nodes = centred(self.contexts), centred(self.nodes.astype(np.float64))
         most_nodes = (of_batch * self.nodes).max(axis=1)[batch]
@@ -172,15 +189,8 @@ class _Seen:
         gram += 1e-9 * np.eye(2)  # where there are none at all
         of_token, per_node = np.linalg.solve(gram, moment).tolist()
         if of_token < 0:
-            of_token, per_node = 0.0, float(moment[1] / gram[1, 1])
-        if num_context > 0:
-            most = max(ratio - _LEAST_RATIO, 0.0) * expected / num_context
-            of_token = min(of_token, most)
-        # Fewer nodes than one in a thousand milliseconds tell nothing.
-        if num_nodes <= 1e-3 * expected:
-            return of_token, 0.0
-        most = _MOST_BESIDE * (ratio * expected - of_token * num_context) / num_nodes
-        return of_token, min(max(per_node, -most), most)
+            return 0.0, float(moment[1] / gram[1, 1])
+        return of_token, per_node
 
 
 def _capped(times: Float64, num_latest: Float64) -> Float64:

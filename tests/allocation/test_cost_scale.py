@@ -712,3 +712,32 @@ def test_where_contexts_and_nodes_take_all_a_plain_step_still_takes_time() -> No
     table = scale.table(scale.coefficients())
     assert table.verify_ms(1, [1])[0] > 0
     assert table.context == pytest.approx(10, rel=0.2)
+
+
+@pytest.mark.parametrize("widths", [(2, 8), (4, 4, 4, 4, 4, 4, 4, 4, 1, 32)])
+def test_widths_that_no_step_had_keep_their_price_where_contexts_take_half(
+    widths: tuple[int, ...],
+) -> None:
+    batch_sizes, columns = (1, 4, 16, 64), (1, 2, 4, 8, 16, 32)
+    right = BASE.model_copy(
+        update={
+            "batch_sizes": batch_sizes,
+            "widths": columns,
+            "verify": tuple(
+                tuple(2 + 0.02 * n + 0.01 * n * w for w in columns) for n in batch_sizes
+            ),
+            "draft_round": (0.5,) * 4,
+            "draft_extend": ((0.2,) * 6,) * 4,
+        }
+    )
+    scale, random = CostScale(right), np.random.default_rng(4)
+    for number in range(400):
+        width, num_context = widths[number % len(widths)], 16 * int(random.integers(60, 1900))
+        exact = float(right.verify_ms(16, [width])[0]) + 3e-4 * num_context
+        taken = exact * (1 + 0.02 * random.standard_normal())
+        scale.observe_verify(16, width, taken, num_context=num_context)
+        if number % 64 == 0:
+            scale.coefficients()
+    table = scale.table(scale.coefficients())
+    for n in (16, 64):
+        assert table.verify_ms(n, columns) == pytest.approx(right.verify_ms(n, columns), rel=0.15)
