@@ -152,8 +152,8 @@ class _Seen:
         return of_token, float(min(max(per_node, -most), most))
 
     def _least_squares(self, ratio: float) -> tuple[float, float]:
-        """Both without limits, but that contexts take no less than nothing; 0 where steps of as many
-        requests do not differ in them. Errors are shares of the expected times."""
+        """Both without limits, but that contexts take no less than nothing; 0 where steps of as
+        many requests do not differ in them. Errors are shares of the expected times."""
         _, batch = np.unique(self.num_requests, return_inverse=True)
         of_batch = batch == np.arange(batch.max() + 1)[:, None]
         weights = self.num / self.expected**2
