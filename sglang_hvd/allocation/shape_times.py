@@ -135,21 +135,20 @@ class _Seen:
     def fit(self, ratio: float) -> tuple[float, float]:
         """Milliseconds that each token of context, which are not negative, and each node take
         beside the table times what contexts leave of the ratio."""
-        expected, num_context = self.num @ self.expected, self.num @ self.contexts
+        expected, num_nodes = float(self.num @ self.expected), float(self.num @ self.nodes)
+        num_context, most = float(self.num @ self.contexts), np.inf
         of_token, per_node = self._least_squares(ratio)
-        most = np.inf
         if num_context > 0:
             most = max(ratio - _LEAST_RATIO, 0.0) * expected / num_context
             # Nodes are beside a ratio without contexts, which is known only now.
             left = ratio - min(of_token, most) * num_context / expected
             of_token, per_node = self._least_squares(left)
-        of_token = float(min(of_token, most))
+        of_token = min(of_token, most)
         # Fewer nodes than one in a thousand milliseconds tell nothing.
-        num_nodes = self.num @ self.nodes
         if num_nodes <= 1e-3 * expected:
             return of_token, 0.0
         most = _MOST_BESIDE * (ratio * expected - of_token * num_context) / num_nodes
-        return of_token, float(min(max(per_node, -most), most))
+        return of_token, min(max(per_node, -most), most)
 
     def _least_squares(self, ratio: float) -> tuple[float, float]:
         """Both without limits, but that contexts take no less than nothing; 0 where steps of as
