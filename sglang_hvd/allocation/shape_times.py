@@ -72,8 +72,8 @@ class ShapeTimes:
         seen = _Seen.of(shapes)
         of_token, per_node = seen.fit(ratio)
         # With these the mean of the latest times stays as it is with the ratio alone.
-        ratio -= float(of_token * (seen.num @ seen.contexts) / (seen.num @ seen.expected))
-        of_table = ratio - float(per_node * (seen.num @ seen.nodes) / (seen.num @ seen.expected))
+        ratio -= of_token * seen.contexts_per_ms
+        of_table = ratio - per_node * seen.nodes_per_ms
         of_parts = of_table * seen.expected + per_node * seen.nodes + of_token * seen.contexts
         # Of what each entry of the table takes, the shapes between entries have their shares.
         shares = (
@@ -132,22 +132,31 @@ class _Seen:
         """Beside the roots."""
         return self.num_requests * (self.widths - 1)
 
+    @property
+    def contexts_per_ms(self) -> float:
+        """Tokens of context for each expected millisecond, of all steps."""
+        return float(self.num @ self.contexts / (self.num @ self.expected))
+
+    @property
+    def nodes_per_ms(self) -> float:
+        """Likewise."""
+        return float(self.num @ self.nodes / (self.num @ self.expected))
+
     def fit(self, ratio: float) -> tuple[float, float]:
         """Milliseconds that each token of context, which are not negative, and each node take
         beside the table times what contexts leave of the ratio."""
-        expected, num_nodes = float(self.num @ self.expected), float(self.num @ self.nodes)
-        num_context, most = float(self.num @ self.contexts), np.inf
+        contexts_per_ms, nodes_per_ms, most = self.contexts_per_ms, self.nodes_per_ms, np.inf
         of_token, per_node = self._least_squares(ratio)
-        if num_context > 0:
-            most = max(ratio - _LEAST_RATIO, 0.0) * expected / num_context
+        if contexts_per_ms > 0:
+            most = max(ratio - _LEAST_RATIO, 0.0) / contexts_per_ms
             # Nodes are beside a ratio without contexts, which is known only now.
-            left = ratio - min(of_token, most) * num_context / expected
+            left = ratio - min(of_token, most) * contexts_per_ms
             of_token, per_node = self._least_squares(left)
         of_token = min(of_token, most)
         # Fewer nodes than one in a thousand milliseconds tell nothing.
-        if num_nodes <= 1e-3 * expected:
+        if nodes_per_ms <= 1e-3:
             return of_token, 0.0
-        most = _MOST_BESIDE * (ratio * expected - of_token * num_context) / num_nodes
+        most = _MOST_BESIDE * (ratio - of_token * contexts_per_ms) / nodes_per_ms
         return of_token, min(max(per_node, -most), most)
 
     def _least_squares(self, ratio: float) -> tuple[float, float]:
