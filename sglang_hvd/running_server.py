@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_hvd.allocation import StepCosts
 
-# Tells plugin/reload.py that an /update_weights_from_disk means the predictor.
+# Tells plugin/hooks/reload.py that an /update_weights_from_disk means the predictor.
 PREDICTOR_LOAD_FORMAT = "hvd_predictor"
 
 _TIMEOUT_SECONDS = 60

@@ -31,7 +31,7 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import Process, spawn
-from sglang_hvd.plugin.verify_widths import TargetAttention, _verify_width
+from sglang_hvd.plugin.startup.verify_widths import TargetAttention, _verify_width
 from tests.e2e.forked_server import Nursery
 
 
