@@ -42,7 +42,7 @@ from benchmarks.command import parser_of, run, write_rows
 from benchmarks.replay.jobs import Job, run_job, set_up_process
 from benchmarks.replay.rows import Row, beside_oracle, plain_table_of, summary_of, table_of
 from benchmarks.replay.settings import MODEL_TREES, WAITING, Setting, settings_of
-from sglang_hvd.allocation import OWN_PACE, StepCosts
+from sglang_hvd.allocation import StepCosts
 from sglang_hvd.commands.arguments import add_cache_mode, add_json, add_texts, count, not_negative
 from sglang_hvd.config import PostponeExtend
 from sglang_hvd.payoff import SIZE_EFFECT
@@ -97,7 +97,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     max(options.tokens, options.tokens_per_request * batch_size),
                     options.seeds,
                     options.postpone_extend,
-                    options.own_pace,
                 )
                 for recording in recordings
             ]
@@ -222,13 +221,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=0.0,
         help="milliseconds for which the device waits for the host before a step that is planned "
         "from the tokens of the last; the table's own if it has some (default: none)",
-    )
-    parser.add_argument(
-        "--own-pace",
-        type=not_negative,
-        default=OWN_PACE,
-        help="how far `allocate` weighs tokens and time by the step itself, from 0, by the pace of "
-        f"the latest steps, to 1 (default: {OWN_PACE})",
     )
     known = settings_of(MODEL_TREES[-1], [], has_wait=True)
     policies = [name for name in known if name != "oracle"]

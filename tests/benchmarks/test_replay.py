@@ -155,7 +155,7 @@ def test_mistakes_end_in_one_line(
     for flag in ("--batch-sizes", "--tokens", "--tokens-per-request", "--seeds", "--processes"):
         line = told([*flags, flag, "0"], capsys)
         assert f"argument {flag}: a whole number from 1 on, got 0" in line
-    for flag in ("--wait", "--thresholds", "--size-effect", "--spread", "--own-pace"):
+    for flag in ("--wait", "--thresholds", "--size-effect", "--spread"):
         assert f"argument {flag}: at least 0, got -5" in told([*flags, flag, "-5"], capsys)
     costs = tmp_path / "costs.yaml"
     asked = [*flags, "--policies", "plain", "allocate, waits"]
