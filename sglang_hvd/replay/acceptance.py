@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.types import DraftPlan, DraftSource, TokenIds, VerifyOutcome
+from sglang_hvd.types import DraftPlan, TokenIds, VerifyOutcome
 
 
 def outcome_of(
@@ -20,13 +20,13 @@ def outcome_of(
         of_cache = min(num_cache_accepted, plan.cache_draft.num_tokens)
         if plan.cache_draft.parents is not None:
             of_cache = len(right_branch(plan.cache_draft.token_ids, plan.cache_draft.parents, rest))
-    if plan.source in (DraftSource.MODEL, DraftSource.BOTH):
+    if plan.num_model_nodes:
         of_model = min(num_model_accepted, len(rest))
     num_accepted = max(of_cache, of_model)
     return VerifyOutcome(
         rest[: num_accepted + 1],
         num_accepted,
-        of_model if plan.source is DraftSource.BOTH else None,
+        of_model if plan.cache_draft is not None and plan.num_model_nodes else None,
     )
 
 

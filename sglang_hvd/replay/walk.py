@@ -9,6 +9,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from sglang_hvd.allocation import (
+    DrafterChoices,
     DraftExtend,
     StepAllocator,
     StepCosts,
@@ -346,8 +347,7 @@ def _drafter(settings: WalkSettings, token_classes: TokenClasses) -> HybridDraft
         allocator = StepAllocator(
             settings.costs,
             widths=settings.widths,
-            model_sizes=sizes,
-            num_steps=steps,
+            drafters=[DrafterChoices(tuple(sizes), tuple(steps))],
             draft_extend=settings.draft_extend,
         )
     return HybridDrafter(
