@@ -100,7 +100,7 @@ def find_recordings(traces: Path) -> list[Recording]:
     if not paths and (num_growing := num_unfinished(traces)):
         raise ValueError(
             f"{traces}: {num_growing} recording(s) still being written, none complete: one is "
-            "after --hvd-record-file-mb, after an hour, or when its server is ended"
+            "after record_file_mb, after an hour, or when its server is ended"
         )
     if not paths:
         raise ValueError(

@@ -400,7 +400,7 @@ def test_setups_have_names_numbers_and_flags(capsys: pytest.CaptureFixture[str])
         gpu_check._options(["--device", "cpu", "--list-setups"])
     tree, chain = capsys.readouterr().out.splitlines()
     assert tree.startswith("0 tree: ")
-    assert "--hvd-narrow-widths '[2, 4, 8]'" in chain
+    assert "--hvd-set 'narrow_widths=[2, 4, 8]'" in chain
     # Those of a GPU can be looked up elsewhere.
     with pytest.raises(SystemExit, match="0"):
         gpu_check._options(["--list-setups"])

@@ -213,9 +213,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._runs_ahead &= self._launch.widths.values[0] == 1 and not plans_wait
         if self._launch.config.run_ahead and not self._runs_ahead:
             raise ValueError(
-                "--hvd-run-ahead needs overlap scheduling, which this server does not have with "
-                "--disable-overlap-schedule or on a CPU, a verify width of 1, and, with "
-                "FlashInfer, CUDA graphs and host_plans (docs/operation.md)"
+                "--hvd-set run_ahead=true needs a verify width of 1, overlap scheduling (which is "
+                "off on a CPU and with --disable-overlap-schedule) and, with FlashInfer, CUDA graphs "
+                "and host_plans (docs/operation.md): drop it or change these"
             )
 
     def _build_draft_states(self, memory: DeviceMemory) -> None:
@@ -424,7 +424,7 @@ def check_sampling(most_nodes: int, vocab_size: int) -> None:
         raise ValueError(
             "SGLang's sampling kernel numbers the probabilities of a step by 32 bits, and "
             f"{most_nodes} nodes of all requests and {vocab_size} words have more: lower "
-            "--max-running-requests, --hvd-verify-width or --hvd-wide-width"
+            "--max-running-requests, --hvd-verify-width or --hvd-set wide_width"
         )
 
 

@@ -151,8 +151,8 @@ def test_other_weight_updates_are_sglangs() -> None:
 
 
 OF_WIDTHS = (
-    "HVD cannot recapture graphs of several verify widths: start with --hvd-narrow-widths [] and "
-    "without --hvd-wide-width"
+    "HVD cannot recapture graphs of several verify widths: start with --hvd-set narrow_widths=[] "
+    "and without --hvd-set wide_width"
 )
 OF_PLANS = (
     "HVD cannot recapture graphs with FlashInfer, whose plans it may make on the host: leave out "
