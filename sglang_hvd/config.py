@@ -73,8 +73,8 @@ class HvdConfig(BaseModel):
 
     policy: Policy = Field(
         default="allocate",
-        description="How each request chooses its draft. allocate: the drafts, and as much of them, "
-        "that yield the most accepted tokens for the time the step takes. payoff: the "
+        description="How each request chooses its draft. allocate: the drafts, and as much of "
+        "them, that yield the most accepted tokens for the time the step takes. payoff: the "
         "cache draft if it is predicted to pay, else the model drafter's; the default if a "
         "threshold is given. frequency: the cache draft if the suffix cache's score reaches "
         "frequency_threshold, else the model drafter's. cache: the cache draft; without one the "

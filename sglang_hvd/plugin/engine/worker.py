@@ -214,8 +214,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         if self._launch.config.run_ahead and not self._runs_ahead:
             raise ValueError(
                 "--hvd-set run_ahead=true needs a verify width of 1, overlap scheduling (which is "
-                "off on a CPU and with --disable-overlap-schedule) and, with FlashInfer, CUDA graphs "
-                "and host_plans (docs/operation.md): drop it or change these"
+                "off on a CPU and with --disable-overlap-schedule) and, with FlashInfer, CUDA "
+                "graphs and host_plans (docs/operation.md): drop it or change these"
             )
 
     def _build_draft_states(self, memory: DeviceMemory) -> None:

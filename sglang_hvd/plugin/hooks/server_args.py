@@ -211,7 +211,8 @@ def _warn_of_default_penalty(config: HvdConfig, cfg: Any) -> None:
         logger.warning(
             "HVD: the model's generation_config.json gives chat requests a repetition_penalty of "
             "%s, and requests with penalties never verify cache drafts. To avoid the penalty, "
-            "start with --sampling-defaults openai or send a repetition_penalty of 1 with the request.",
+            "start with --sampling-defaults openai or send a repetition_penalty of 1 with the "
+            "request.",
             penalty,
         )
 

@@ -155,9 +155,9 @@ OF_WIDTHS = (
     "and without --hvd-set wide_width"
 )
 OF_PLANS = (
-    "HVD cannot recapture graphs with FlashInfer, whose plans it may make on the host: leave out "
-    "recapture_cuda_graph, or start with SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=0 or another "
-    "attention backend"
+    "HVD cannot recapture graphs with FlashInfer, because it makes FlashInfer's plans on the host: "
+    "leave out recapture_cuda_graph, or start with SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=0 or "
+    "another attention backend"
 )
 
 
