@@ -224,6 +224,15 @@ def test_every_field_is_told_of_in_a_document() -> None:
     assert [field for field, name in names.items() if not re.search(name, told)] == []
 
 
+def test_default_yaml_explains_every_setting_as_the_help_does() -> None:
+    paragraphs = (CONFIGS / "default.yaml").read_text().strip().split("\n\n")[1:]
+    for name, paragraph in zip(HvdConfig.model_fields, paragraphs, strict=True):
+        *comment, setting = paragraph.splitlines()
+        assert setting.startswith(f"{name}: ")
+        text = " ".join(line.removeprefix("# ") for line in comment)
+        assert text == HvdConfig.model_fields[name].description
+
+
 def test_default_yaml_states_every_default() -> None:
     stated = yaml.safe_load((CONFIGS / "default.yaml").read_text())
     assert stated == HvdConfig().model_dump()
