@@ -22,7 +22,7 @@ from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor, TokenClasses
-from sglang_hvd.replay.acceptance import num_agreeing, outcome_of
+from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.suffix_cache.token_ids import padded
 from sglang_hvd.types import VerifyOutcomes

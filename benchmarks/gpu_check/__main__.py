@@ -61,7 +61,7 @@ from benchmarks.gpu_check.shapes import cost_units, trace_units
 from benchmarks.trace_serving.models import SHAPES
 from sglang_hvd.commands.arguments import count, not_negative
 from sglang_hvd.demo.server import Launch
-from sglang_hvd.replay.recordings import find_recordings
+from sglang_hvd.replay.core.recordings import find_recordings
 
 
 def main(arguments: Sequence[str] | None = None, *, launch: Launch | None = None) -> int:

@@ -3,7 +3,7 @@
     python -m benchmarks.replay --traces DIR --tokenizer FILE --costs FILE... [--json FILE]
 
 Sessions that the shipped predictor was trained on fill the shared cache and are not counted. The
-model drafter is simulated (sglang_hvd/replay/model_drafter.py). Each policy but `allocate` is run
+model drafter is simulated (sglang_hvd/replay/core/model_drafter.py). Each policy but `allocate` is run
 with several settings, and the rows are of the one that is best for all files at that batch size,
 with the first seed: the size of the model drafter's tree for `model`, which the others then take,
 the widest verification for them, and the threshold for "payoff fixed". A step is as wide as its
@@ -46,12 +46,11 @@ from sglang_hvd.allocation import OWN_PACE, StepCosts
 from sglang_hvd.commands.arguments import add_cache_mode, add_json, add_texts, count, not_negative
 from sglang_hvd.config import PostponeExtend
 from sglang_hvd.payoff import SIZE_EFFECT
-from sglang_hvd.replay.metrics import mean_over_families
-from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
-from sglang_hvd.replay.recordings import find_recordings
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.trained_on import NOTHING_LEFT
-from sglang_hvd.replay.workers import Workers, workers
+from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
+from sglang_hvd.replay.core.recordings import find_recordings, mean_over_families
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.trained_on import NOTHING_LEFT
+from sglang_hvd.replay.core.workers import Workers, workers
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,12 +14,12 @@ from sglang_hvd.allocation import DraftExtend, StepAllocator, StepCosts
 from sglang_hvd.config import CacheMode, HvdConfig, PostponeExtend
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
-from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace
-from sglang_hvd.replay.model_drafter import ModelDrafter, copied_tokens
-from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.recordings import Recording, session_fingerprints
-from sglang_hvd.replay.totals import CycleTotals
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.batch import ORACLE, BatchReplay, DrawnTrace
+from sglang_hvd.replay.core.model_drafter import ModelDrafter, copied_tokens
+from sglang_hvd.replay.core.plan_costs import PlanCosts
+from sglang_hvd.replay.core.recordings import Recording, session_fingerprints
+from sglang_hvd.replay.core.totals import CycleTotals
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.replay.settings import WITHOUT_COSTS
-from sglang_hvd.replay.metrics import mean_over_families
+from sglang_hvd.replay.core.recordings import mean_over_families
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from sglang_hvd.allocation import draft_step_choices
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, Policy
-from sglang_hvd.replay.batch import ORACLE
+from sglang_hvd.replay.core.batch import ORACLE
 from sglang_hvd.types import DraftSource
 
 # The row of `allocate` on a server whose steps all wait.

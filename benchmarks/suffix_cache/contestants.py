@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.replay.acceptance import right_branch
+from sglang_hvd.replay.core.replayed import right_branch
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftBatch, TokenIds
 

@@ -4,7 +4,7 @@
         [--modes plain,eagle3,...] [--shape tiny|llama-3.1-8b|qwen3-8b] [--json FILE] [-- FLAGS]
 
 The models have random weights. The target's next token is dictated by the recording, and of the
-model drafter's tree as many tokens are right as are drawn (sglang_hvd/replay/model_drafter.py),
+model drafter's tree as many tokens are right as are drawn (sglang_hvd/replay/core/model_drafter.py),
 so its rows are marked simulated. Scheduling, prefill, both models' forwards, the suffix cache, the
 predictor and the policy are the real ones and see real text at real concurrency; requests of a
 session follow each other with the recorded prompts. Sessions that the shipped predictor was trained
@@ -48,9 +48,9 @@ from sglang_hvd.demo.server import (
     grace_of,
 )
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
-from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
-from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
+from sglang_hvd.replay.core.recordings import find_recordings, session_fingerprints
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.traces.trace import Trace
 
 # These run no model drafter.

@@ -24,12 +24,12 @@ from sglang_hvd.commands.arguments import (
 )
 from sglang_hvd.config import HvdConfig, load_config
 from sglang_hvd.payoff.predictor import Kind, PayoffPredictor, feature_settings
-from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
+from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from sglang_hvd.replay.recordings import Recording
-    from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+    from sglang_hvd.replay.core.recordings import Recording
+    from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 
 
 def add_replay(parser: argparse.ArgumentParser) -> None:
@@ -78,8 +78,8 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
 
 def run_replay(options: argparse.Namespace) -> int:
     from sglang_hvd.allocation import StepCosts
-    from sglang_hvd.replay.policies import replay_policies
-    from sglang_hvd.replay.tables import policy_table
+    from sglang_hvd.replay.core.policies import replay_policies
+    from sglang_hvd.replay.training.tables import policy_table
 
     config = _config(options)
     costs = options.costs or config.costs
@@ -132,8 +132,8 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def run_train(options: argparse.Namespace) -> int:
-    from sglang_hvd.replay.tables import heldout_table
-    from sglang_hvd.replay.train import TrainPlan, train_predictors
+    from sglang_hvd.replay.training.tables import heldout_table
+    from sglang_hvd.replay.training.train import TrainPlan, train_predictors
 
     plan = TrainPlan(
         config=_config(options, has_predictor=False),
@@ -162,8 +162,8 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
-    from sglang_hvd.replay.evaluate import evaluate
-    from sglang_hvd.replay.tables import evaluation_table
+    from sglang_hvd.replay.training.evaluate import evaluate
+    from sglang_hvd.replay.training.tables import evaluation_table
 
     config = _config(options)
     with _read_traces(options) as (recordings, tokenizer):
@@ -258,8 +258,8 @@ def _config(options: argparse.Namespace, *, has_predictor: bool = True) -> HvdCo
 def _read_traces(
     options: argparse.Namespace,
 ) -> Iterator[tuple[list[Recording], TraceTokenizer]]:
-    from sglang_hvd.replay.recordings import find_recordings, held
-    from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+    from sglang_hvd.replay.core.recordings import find_recordings, held
+    from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     tokenizer.check()
@@ -272,7 +272,7 @@ def _read_traces(
 def _check_outputs(options: argparse.Namespace, recordings: list[Path]) -> None:
     """Raises ValueError, in one line, if what a command writes would take the place of what it
     reads or of another file that it writes, or be read as a recording the next time."""
-    from sglang_hvd.replay.recordings import SUFFIXES
+    from sglang_hvd.replay.core.recordings import SUFFIXES
 
     names = ("tokenizer", "predictor", "config", "costs")
     given = [getattr(options, name, None) for name in names]

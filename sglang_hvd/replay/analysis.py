@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from sglang_hvd.config import CacheMode
-from sglang_hvd.replay.evaluate import Evaluation
 from sglang_hvd.replay.importance import Importance
+from sglang_hvd.replay.training.evaluate import Evaluation
 
 MARGINAL_LEN = 3  # from here to WORTH_LEN a verified draft did not pay, but nearly
 RECALLS = tuple(step / 20 for step in range(1, 21))  # of PrecisionRecall.at_recall

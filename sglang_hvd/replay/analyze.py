@@ -24,26 +24,26 @@ from sglang_hvd.replay.analysis import (
     PrecisionRecall,
     Structure,
 )
-from sglang_hvd.replay.evaluate import (
+from sglang_hvd.replay.core.prompts import PromptCounts
+from sglang_hvd.replay.core.recordings import Recording, session_fingerprints
+from sglang_hvd.replay.core.totals import CycleTotals
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.trained_on import tell_trained_on
+from sglang_hvd.replay.core.walk import (
+    RecordingWalk,
+    evened,
+    fingerprints_of,
+    walk_recordings,
+)
+from sglang_hvd.replay.importance import permutation_importance
+from sglang_hvd.replay.training.evaluate import (
     judge,
     judged_by,
     judging_walks,
     nothing_to_judge,
     trained_sessions,
 )
-from sglang_hvd.replay.importance import permutation_importance
-from sglang_hvd.replay.metrics import payoff_quality, precision_at_recalls
-from sglang_hvd.replay.prompts import PromptCounts
-from sglang_hvd.replay.recordings import Recording, session_fingerprints
-from sglang_hvd.replay.totals import CycleTotals
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.trained_on import tell_trained_on
-from sglang_hvd.replay.walk import (
-    RecordingWalk,
-    evened,
-    fingerprints_of,
-    walk_recordings,
-)
+from sglang_hvd.replay.training.quality import payoff_quality, precision_at_recalls
 
 LONGEST = DEFAULT_VERIFY_WIDTH - 1  # tokens of a cache draft
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.replay.analysis import RECALLS, Analysis, Bin, Payoffs, Structure
-from sglang_hvd.replay.evaluate import Evaluation
-from sglang_hvd.replay.recordings import MEAN
+from sglang_hvd.replay.core.recordings import MEAN
+from sglang_hvd.replay.training.evaluate import Evaluation
 
 _RECALL_60 = RECALLS.index(0.6)
 

@@ -8,8 +8,8 @@ import numpy as np
 from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.rows import TrainingRows
-from sglang_hvd.replay.evaluate import judged_by
-from sglang_hvd.replay.metrics import payoff_quality
+from sglang_hvd.replay.training.evaluate import judged_by
+from sglang_hvd.replay.training.quality import payoff_quality
 
 # Which prefixes of feature names belong to which group; the first that fits counts.
 _PREFIXES: Mapping[str, tuple[str, ...]] = {

@@ -11,7 +11,7 @@ from sglang_hvd.replay.analysis import (
     Calibration,
     PrecisionRecall,
 )
-from sglang_hvd.replay.evaluate import Evaluation
+from sglang_hvd.replay.core.recordings import MEAN
 from sglang_hvd.replay.findings import Finding
 from sglang_hvd.replay.importance import Drop
 from sglang_hvd.replay.markup import (
@@ -24,7 +24,7 @@ from sglang_hvd.replay.markup import (
     tokens_cell,
 )
 from sglang_hvd.replay.plots import Axis, Bar, Part, Series, bar_plot, dot_plot, xy_plot
-from sglang_hvd.replay.recordings import MEAN
+from sglang_hvd.replay.training.evaluate import Evaluation
 
 _PREDICTORS = {"predictor": "predictor", "mlp": "mlp", "frequency": "frequency score"}
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_hvd.allocation import CacheTrees, num_branch_tokens
-from sglang_hvd.replay.acceptance import right_branch
+from sglang_hvd.replay.core.replayed import right_branch
 from sglang_hvd.types import MATCH_COLUMNS, CacheDrafts, DraftBatch, VerifyOutcomes
 
 SHARE = 0.75

@@ -13,11 +13,11 @@ import pytest
 from sglang_hvd.payoff import FEATURE_NAMES
 from sglang_hvd.replay.analysis import RECALLS, Analysis, Bin
 from sglang_hvd.replay.analyze import analyze_walks, payoffs_of, reliability
-from sglang_hvd.replay.evaluate import judge
+from sglang_hvd.replay.core.prompts import PromptCounts, num_repeated
+from sglang_hvd.replay.core.walk import RecordingWalk
 from sglang_hvd.replay.findings import findings
 from sglang_hvd.replay.importance import FEATURE_GROUPS, permutation_importance
-from sglang_hvd.replay.prompts import PromptCounts, num_repeated
-from sglang_hvd.replay.walk import RecordingWalk
+from sglang_hvd.replay.training.evaluate import judge
 from tests.payoff.made_up import linear
 from tests.replay.conftest import WriteTraces
 from tests.replay.made_up import ABOUT, counts, rows, small_analysis, walk

@@ -20,13 +20,15 @@ from sglang_hvd.config import HvdConfig, Policy, PostponeExtend
 from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, Kind
-from sglang_hvd.replay import policies, ship
-from sglang_hvd.replay.evaluate import judge, judging_walks
-from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
-from sglang_hvd.replay.recordings import Recording, find_recordings
-from sglang_hvd.replay.totals import CycleTotals
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.train import (
+from sglang_hvd.replay.core import policies
+from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, ModelDrafter
+from sglang_hvd.replay.core.recordings import Recording, find_recordings
+from sglang_hvd.replay.core.totals import CycleTotals
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.walk import RecordingWalk, SessionWalk, WalkSettings, walk_recordings
+from sglang_hvd.replay.training import ship
+from sglang_hvd.replay.training.evaluate import judge, judging_walks
+from sglang_hvd.replay.training.train import (
     TrainPlan,
     _fit,
     _weighed,
@@ -35,7 +37,6 @@ from sglang_hvd.replay.train import (
     lessons_of,
     train_predictors,
 )
-from sglang_hvd.replay.walk import RecordingWalk, SessionWalk, WalkSettings, walk_recordings
 from sglang_hvd.traces.writer import TraceWriter
 from tests.payoff.made_up import constant_survival, linear
 from tests.replay.conftest import WriteTraces
@@ -267,7 +268,7 @@ def test_replay_does_not_measure_sessions_that_the_predictor_was_trained_on(
 
 
 # Commands that judge, and the modules that walk for them.
-MODULES = {"replay": "policies", "evaluate": "evaluate", "analyze": "analyze"}
+MODULES = {"replay": "core.policies", "evaluate": "training.evaluate", "analyze": "analyze"}
 
 
 @pytest.mark.parametrize("command", MODULES)
@@ -616,7 +617,7 @@ def test_rows_of_other_tokenizers_count_less_and_the_papers_predictor_sees_none(
         seen[kind] = lessons
         return constant_survival(0.5)
 
-    monkeypatch.setattr("sglang_hvd.replay.train.train", note)
+    monkeypatch.setattr("sglang_hvd.replay.training.train.train", note)
     parts = [
         Lessons.of(rows([accepted] * num)).weighted(weight)
         for accepted, num, weight in ((1, 30, 1.0), (2, 50, 7.0))

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.payoff.branches import SIZES, main
+from benchmarks.experiments.branches import SIZES, main
 
 
 def test_larger_drafts_have_more_accepted(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
+from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.traces.trace import Trace
 from tests.traces.made_up import trace
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from sglang_hvd.payoff import PayoffPredictor
-from sglang_hvd.replay.evaluate import Evaluation
-from sglang_hvd.replay.policies import PolicyResult
-from sglang_hvd.replay.recordings import MEAN
+from sglang_hvd.replay.core.policies import PolicyResult
+from sglang_hvd.replay.core.recordings import MEAN
+from sglang_hvd.replay.training.evaluate import Evaluation
 
 _QUALITY = {
     "num_drafts": "drafts",

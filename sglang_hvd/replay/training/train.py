@@ -16,16 +16,16 @@ from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.payoff.training import TrainingSettings, train
-from sglang_hvd.replay.evaluate import NO_DRAFT, judge, judging_walks
-from sglang_hvd.replay.model_drafter import ModelDrafter
-from sglang_hvd.replay.recordings import Recording
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.walk import (
+from sglang_hvd.replay.core.model_drafter import ModelDrafter
+from sglang_hvd.replay.core.recordings import Recording
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.walk import (
     RecordingWalk,
     WalkSettings,
     fingerprints_of,
     walk_recordings,
 )
+from sglang_hvd.replay.training.evaluate import NO_DRAFT, judge, judging_walks
 
 # Longest cache drafts in training, in turns: what is verified of a draft depends on the server's
 # verify width. Most drafts have the default's.

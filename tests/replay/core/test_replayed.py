@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES, TokenClasses
-from sglang_hvd.replay.replayed import ReplayedCycle, replay, training_rows
-from sglang_hvd.replay.totals import CycleTotals, count_cycles
+from sglang_hvd.replay.core.replayed import ReplayedCycle, replay, right_branch, training_rows
+from sglang_hvd.replay.core.totals import CycleTotals, count_cycles
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.text_traces import read_text_traces, tokenize
 from sglang_hvd.traces.tokenizer import load_tokenizer
@@ -267,3 +267,16 @@ def test_recorded_generations_need_fewer_cycles_with_the_hybrid_than_with_either
         return sum(len(replay(each, made, num_model_accepted=1)) for each in recordings)
 
     assert num_cycles("payoff") < min(num_cycles("cache"), num_cycles("model"))
+
+
+def test_a_tree_goes_as_far_as_one_of_its_branches() -> None:
+    # 5 and, behind it, 6 or 7; behind 7 another 6.
+    token_ids, parents = np.array([5, 6, 7, 6], np.int32), np.array([-1, 0, 0, 2], np.int32)
+    for text, branch in (
+        ([5, 7, 6, 6], [0, 2, 3]),
+        ([5, 6, 7], [0, 1]),
+        ([6, 5], []),
+        ([5], [0]),
+        ([], []),
+    ):
+        assert right_branch(token_ids, parents, np.array(text, np.int32)) == branch

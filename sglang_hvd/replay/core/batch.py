@@ -22,9 +22,9 @@ from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.drafter import AllocationForecast, HybridDrafter, Proposals
 from sglang_hvd.payoff import ModelReaches, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
-from sglang_hvd.replay.acceptance import num_agreeing, outcome_of, right_branch
-from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.totals import CycleTotals, count_step
+from sglang_hvd.replay.core.plan_costs import PlanCosts
+from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of, right_branch
+from sglang_hvd.replay.core.totals import CycleTotals, count_step
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftPlans, DraftSource, TokenIds
 

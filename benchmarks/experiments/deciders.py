@@ -1,6 +1,6 @@
 """How well what ships ranks cache drafts at cycle starts, by who decides where cycles start.
 
-    python -m benchmarks.payoff.deciders --traces DIR --tokenizer FILE [--cache-mode votes|paper]
+    python -m benchmarks.experiments.deciders --traces DIR --tokenizer FILE [--cache-mode votes|paper]
         [--json FILE]
 
 As `sglang-hvd evaluate` judges, in the mean over families, on sessions that the predictors were not
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.command import run, write_rows
-from benchmarks.payoff.options import replay_options
+from benchmarks.experiments.options import replay_options
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff.predictor import shipped_predictors
-from sglang_hvd.replay.evaluate import judge, nothing_to_judge, trained_sessions
-from sglang_hvd.replay.recordings import MEAN, find_recordings
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.walk import WalkSettings, walk_recordings
+from sglang_hvd.replay.core.recordings import MEAN, find_recordings
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
+from sglang_hvd.replay.training.evaluate import judge, nothing_to_judge, trained_sessions
 
 _DECIDERS = {
     "model drafter always": HvdConfig(policy="model"),
@@ -33,7 +33,7 @@ _COSTS = Path(__file__).parents[2] / "configs/costs/llama-3.1-8b-h100.yaml"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = replay_options("payoff.deciders", "Average precision by who decides.", arguments)
+    options = replay_options("experiments.deciders", "Average precision by who decides.", arguments)
     recordings = find_recordings(options.traces)
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     mode = options.cache_mode

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.replayed import ReplayedCycle
+from sglang_hvd.replay.core.plan_costs import PlanCosts
+from sglang_hvd.replay.core.replayed import ReplayedCycle
 from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
 
 

@@ -1,6 +1,6 @@
 """What branches add to cache drafts, and how right the votes are beside the chain.
 
-    python -m benchmarks.payoff.branches --traces DIR --tokenizer FILE [--starts N] [--json FILE]
+    python -m benchmarks.experiments.branches --traces DIR --tokenizer FILE [--starts N] [--json FILE]
 
 At the cycle starts of the payoff policy on sessions that the shipped predictor was not trained on,
 the model drafter having two tokens accepted in each of its cycles. The first table has the accepted
@@ -22,10 +22,10 @@ from sglang_hvd.commands.arguments import add_json, add_texts, count
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter, PayoffForecast
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, FIRST_BRANCH_SHARE, PayoffPredictor
-from sglang_hvd.replay.acceptance import num_agreeing, outcome_of, right_branch
-from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.trained_on import NOTHING_LEFT
+from sglang_hvd.replay.core.recordings import find_recordings, session_fingerprints
+from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of, right_branch
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.trained_on import NOTHING_LEFT
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftBatch, TokenIds
@@ -151,7 +151,7 @@ class _Walk:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = parser_of("payoff.branches", "What branches add to cache drafts.")
+    parser = parser_of("experiments.branches", "What branches add to cache drafts.")
     add_texts(parser)
     parser.add_argument("--starts", type=count, default=4000, help="most cycle starts of each file")
     add_json(parser)

@@ -9,10 +9,10 @@ from sglang_hvd.allocation import MAX_POSTPONED_TOKENS, DraftExtend, StepAllocat
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
-from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace
-from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.replayed import ReplayedCycle
-from sglang_hvd.replay.totals import CycleTotals, count_cycles
+from sglang_hvd.replay.core.batch import ORACLE, BatchReplay, DrawnTrace
+from sglang_hvd.replay.core.plan_costs import PlanCosts
+from sglang_hvd.replay.core.replayed import ReplayedCycle
+from sglang_hvd.replay.core.totals import CycleTotals, count_cycles
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
 from tests.payoff.made_up import constant_survival

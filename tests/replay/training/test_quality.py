@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_hvd.replay.metrics import (
+from sglang_hvd.replay.core.recordings import mean_over_families
+from sglang_hvd.replay.training.quality import (
     Judgement,
     PayoffQuality,
-    mean_over_families,
     payoff_quality,
     reliability_curve,
 )

@@ -1,6 +1,6 @@
 """Trains the predictors that ship in the package: the default and the paper's, for a cache mode.
 
-    python -m sglang_hvd.replay.ship --traces DIR --tokenizer FILE... --output sglang_hvd/payoff
+    python -m sglang_hvd.replay.training.ship --traces DIR --tokenizer FILE... --output sglang_hvd/payoff
         [--cache-mode votes|paper]
 
 Recordings without a permissive licence are left out. Both are trained on the same cycles. With
@@ -16,10 +16,10 @@ from typing import get_args
 from sglang_hvd.config import CacheMode, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
-from sglang_hvd.replay.recordings import MEAN, find_recordings
-from sglang_hvd.replay.tables import heldout_table
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.train import TrainPlan, train_predictors
+from sglang_hvd.replay.core.recordings import MEAN, find_recordings
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.training.tables import heldout_table
+from sglang_hvd.replay.training.train import TrainPlan, train_predictors
 from sglang_hvd.whole_file import check_place
 
 # Each round makes the cycles learned from more like those of the server. In the paper's mode the

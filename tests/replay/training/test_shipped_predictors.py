@@ -9,8 +9,8 @@ import pytest
 from sglang_hvd.cli import main
 from sglang_hvd.config import CacheMode
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
-from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.recordings import find_recordings, session_fingerprints
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 
 # Short recordings of two families; their sessions are split as those of all others.
 FILES = ("structured_tool__spider_intercode_gpt4", "multihop_qa__hotpotqa_react_reflexion")

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from sglang_hvd.replay.evaluate import Evaluation
-from sglang_hvd.replay.metrics import PayoffQuality
-from sglang_hvd.replay.policies import PolicyResult
-from sglang_hvd.replay.recordings import MEAN
-from sglang_hvd.replay.tables import evaluation_table, policy_table
+from sglang_hvd.replay.core.policies import PolicyResult
+from sglang_hvd.replay.core.recordings import MEAN
+from sglang_hvd.replay.training.evaluate import Evaluation
+from sglang_hvd.replay.training.quality import PayoffQuality
+from sglang_hvd.replay.training.tables import evaluation_table, policy_table
 
 _RESULT = PolicyResult("b", "f", "payoff", 250.0, *[0.5] * 6, None, None)
 _QUALITY = PayoffQuality(1200, *[0.5] * 9)

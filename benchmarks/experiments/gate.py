@@ -1,10 +1,10 @@
 """The gate that compares both predictions against fixed thresholds, with several model drafters.
 
-    python -m benchmarks.payoff.gate --traces DIR --tokenizer FILE [--cache-mode votes|paper]
+    python -m benchmarks.experiments.gate --traces DIR --tokenizer FILE [--cache-mode votes|paper]
         [--json FILE]
 
 Sessions that the shipped predictor was trained on fill the shared cache and are not counted. The
-model drafters are simulated: see sglang_hvd/replay/model_drafter.py. Times at batch size 1, in
+model drafters are simulated: see sglang_hvd/replay/core/model_drafter.py. Times at batch size 1, in
 milliseconds, as an 8B model in 16 bits has them on an H100 by its memory bandwidth (16 GB at 3.35
 TB/s for a step of the target) with eight rounds of a one-layer drafter; they are not measured.
 """
@@ -12,16 +12,15 @@ TB/s for a step of the target) with eight rounds of a one-layer drafter; they ar
 from collections.abc import Sequence
 
 from benchmarks.command import run, write_rows
-from benchmarks.payoff.options import replay_options
+from benchmarks.experiments.options import replay_options
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
-from sglang_hvd.replay.metrics import mean_over_families
-from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
-from sglang_hvd.replay.recordings import find_recordings
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.trained_on import NOTHING_LEFT
-from sglang_hvd.replay.walk import WalkSettings, walk_recordings
+from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, ModelDrafter
+from sglang_hvd.replay.core.recordings import find_recordings, mean_over_families
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.trained_on import NOTHING_LEFT
+from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
 
 # A verification costs the same at every width here: only the choice of the draft is looked at.
 COSTS = StepCosts(
@@ -45,7 +44,7 @@ _THRESHOLDS: tuple[str | float | None, ...] = (_MODEL_ONLY, None, 1.0, 2.0, 3.0,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = replay_options("payoff.gate", "Gates of the payoff policy.", arguments)
+    options = replay_options("experiments.gate", "Gates of the payoff policy.", arguments)
     recordings = find_recordings(options.traces)
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[options.cache_mode]).trained_sessions

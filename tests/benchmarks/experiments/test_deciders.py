@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.payoff.deciders import main
+from benchmarks.experiments.deciders import main
 
 
 def test_a_policy_that_verifies_copies_has_fewer_drafts_inside_of_them(

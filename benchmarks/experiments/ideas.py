@@ -1,6 +1,6 @@
 """What each idea of the predictor brings, on the same drafts.
 
-    python -m benchmarks.payoff.ideas --traces DIR --tokenizer FILE [--cache-mode votes|paper]
+    python -m benchmarks.experiments.ideas --traces DIR --tokenizer FILE [--cache-mode votes|paper]
         [--json FILE]
 
 Every row is one training and its quality on the last quarter of each recording's sessions, at the
@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from benchmarks.command import run, write_rows
-from benchmarks.payoff.options import replay_options
+from benchmarks.experiments.options import replay_options
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import (
     DEFAULT_PREDICTORS,
@@ -29,19 +29,19 @@ from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
-from sglang_hvd.replay.evaluate import judged_by, judging_walks, qualities
+from sglang_hvd.replay.core.recordings import find_recordings
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.walk import RecordingWalk, fingerprints_of, walk_recordings
 from sglang_hvd.replay.importance import FEATURE_GROUPS
-from sglang_hvd.replay.metrics import PayoffQuality
-from sglang_hvd.replay.recordings import find_recordings
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.train import (
+from sglang_hvd.replay.training.evaluate import judged_by, judging_walks, qualities
+from sglang_hvd.replay.training.quality import PayoffQuality
+from sglang_hvd.replay.training.train import (
     TrainPlan,
     first_round,
     held_out_sessions,
     later_round,
     lessons_of,
 )
-from sglang_hvd.replay.walk import RecordingWalk, fingerprints_of, walk_recordings
 
 # Groups of inputs beyond the paper's, in the order in which they are added.
 _GROUPS = (
@@ -110,7 +110,7 @@ def _ideas() -> list[_Idea]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = replay_options("payoff.ideas", "What each idea of the predictor brings.", arguments)
+    options = replay_options("experiments.ideas", "What each idea yields.", arguments)
     study = _Study.load(options)
     rows = []
     print("| idea | average precision | ROC area | precision | recall | calibration error |")

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.traces.held_folder import held_folder
 from sglang_hvd.traces.reader import is_recording, read_traces
 from sglang_hvd.traces.recording_folder import is_of_server, num_unfinished, salvage
@@ -160,6 +160,20 @@ def session_fingerprints(traces: Iterable[Trace]) -> dict[str, str]:
         if trace.session not in fingerprints:
             fingerprints[trace.session] = (trace.text_digest or _token_digest(trace))[:12]
     return fingerprints
+
+
+def mean_over_families(values: Iterable[tuple[str, float | None]]) -> float | None:
+    """The mean over the families of the mean over each one's files, so that a family of many files
+    counts as one of few; None without any value.
+
+    values: family and value of each file; None: it has none, and is left out.
+    """
+    families: dict[str, list[float]] = {}
+    for family, value in values:
+        if value is not None:
+            families.setdefault(family, []).append(value)
+    means = [sum(of_family) / len(of_family) for of_family in families.values()]
+    return sum(means) / len(means) if means else None
 
 
 def _token_digest(trace: Trace) -> str:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from sglang_hvd.replay.workers import workers
+from sglang_hvd.replay.core.workers import workers
 
 # What runs in the background of a shell ignores the signal, and so does what it starts.
 _HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 
 _SLEEPING = f"""{_HEEDING}
 import sys, time
-from sglang_hvd.replay.workers import workers
+from sglang_hvd.replay.core.workers import workers
 
 try:
     print("starts", flush=True)

@@ -15,9 +15,8 @@ from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN, POSITION_FEATURES
 from sglang_hvd.payoff.rows import TrainingRows
-from sglang_hvd.replay.acceptance import num_agreeing, outcome_of
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.types import DraftPlan, VerifyOutcome
+from sglang_hvd.types import DraftPlan, DraftSource, TokenIds, VerifyOutcome
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,3 +126,46 @@ def training_rows(cycles: Iterable[ReplayedCycle]) -> TrainingRows:
         is_verified=np.array([draft.is_verified for draft in drafts]),
         is_worth_known=np.array([draft.is_worth_known for draft in drafts]),
     )
+
+
+def outcome_of(
+    plan: DraftPlan, rest: TokenIds, num_cache_accepted: int, num_model_accepted: int
+) -> VerifyOutcome:
+    """What the target model makes of a cycle.
+
+    rest: tokens of the recording from the start of the cycle on.
+    num_cache_accepted, num_model_accepted: tokens of the cache's chain and of the model drafter's
+        draft that agree with the recording.
+    """
+    of_cache = of_model = 0
+    if plan.cache_draft is not None:
+        of_cache = min(num_cache_accepted, plan.cache_draft.num_tokens)
+        if plan.cache_draft.parents is not None:
+            of_cache = len(right_branch(plan.cache_draft.token_ids, plan.cache_draft.parents, rest))
+    if plan.source in (DraftSource.MODEL, DraftSource.BOTH):
+        of_model = min(num_model_accepted, len(rest))
+    num_accepted = max(of_cache, of_model)
+    return VerifyOutcome(
+        rest[: num_accepted + 1],
+        num_accepted,
+        of_model if plan.source is DraftSource.BOTH else None,
+    )
+
+
+def num_agreeing(draft_ids: TokenIds, text_ids: TokenIds) -> int:
+    """Leading tokens of a draft that agree with the text."""
+    length = min(len(draft_ids), len(text_ids))
+    agrees = draft_ids[:length] == text_ids[:length]
+    return length if agrees.all() else int(agrees.argmin())
+
+
+def right_branch(token_ids: TokenIds, parents: npt.NDArray[np.int32], text: TokenIds) -> list[int]:
+    """The nodes of a tree that go on as the text does, from its first token on."""
+    branch: list[int] = []
+    for token in text.tolist():
+        before = branch[-1] if branch else -1
+        following = np.flatnonzero((parents == before) & (token_ids == token))
+        if len(following) == 0:
+            break
+        branch.append(int(following[0]))
+    return branch

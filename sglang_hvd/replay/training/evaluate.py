@@ -10,24 +10,23 @@ from sglang_hvd.config import PAPER_THRESHOLD, WORTH_LEN, CacheMode, HvdConfig
 from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.predictor import feature_settings, shipped_predictors
 from sglang_hvd.payoff.rows import TrainingRows
-from sglang_hvd.replay.metrics import (
-    NUM_BINS,
-    Judgement,
-    PayoffQuality,
-    mean_over_families,
-    payoff_quality,
-    reliability_curve,
-)
-from sglang_hvd.replay.model_drafter import ModelDrafter
-from sglang_hvd.replay.recordings import MEAN, Recording
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.trained_on import NOTHING_DECODED, NOTHING_LEFT, tell_trained_on
-from sglang_hvd.replay.walk import (
+from sglang_hvd.replay.core.model_drafter import ModelDrafter
+from sglang_hvd.replay.core.recordings import MEAN, Recording, mean_over_families
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.trained_on import NOTHING_DECODED, NOTHING_LEFT, tell_trained_on
+from sglang_hvd.replay.core.walk import (
     RecordingWalk,
     WalkSettings,
     fingerprints_of,
     strides,
     walk_recordings,
+)
+from sglang_hvd.replay.training.quality import (
+    NUM_BINS,
+    Judgement,
+    PayoffQuality,
+    payoff_quality,
+    reliability_curve,
 )
 
 NO_DRAFT = "no cycle of the traces had a cache draft: give more or longer traces"

@@ -1,6 +1,6 @@
 """How well predicted payoffs find the cache drafts worth verifying (paper, section 5.3)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,20 +123,6 @@ def precision_at_recalls(
         raise ValueError("no draft is worth verifying: there is no recall")
     curve = _precision_recall(ranking, worth)
     return tuple(_precision_at(wanted, *curve) for wanted in recalls)
-
-
-def mean_over_families(values: Iterable[tuple[str, float | None]]) -> float | None:
-    """The mean over the families of the mean over each one's files, so that a family of many files
-    counts as one of few; None without any value.
-
-    values: family and value of each file; None: it has none, and is left out.
-    """
-    families: dict[str, list[float]] = {}
-    for family, value in values:
-        if value is not None:
-            families.setdefault(family, []).append(value)
-    means = [sum(of_family) / len(of_family) for of_family in families.values()]
-    return sum(means) / len(means) if means else None
 
 
 def _calibration_error(probs: npt.NDArray[np.float32], happened: npt.NDArray[np.bool_]) -> float:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from sglang_hvd.replay.recordings import Recording
+from sglang_hvd.replay.core.recordings import Recording
 
 NOTHING_LEFT = (
     "no session is left to judge, the predictors were trained on all of them: give --traces that "

@@ -20,13 +20,13 @@ from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.rows import TrainingRows
-from sglang_hvd.replay.model_drafter import ModelDrafter
-from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.recordings import MEAN, Recording, session_fingerprints
-from sglang_hvd.replay.replayed import ReplayedCycle, replay, training_rows
-from sglang_hvd.replay.totals import CycleTotals, count_cycles
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.workers import workers
+from sglang_hvd.replay.core.model_drafter import ModelDrafter
+from sglang_hvd.replay.core.plan_costs import PlanCosts
+from sglang_hvd.replay.core.recordings import MEAN, Recording, session_fingerprints
+from sglang_hvd.replay.core.replayed import ReplayedCycle, replay, training_rows
+from sglang_hvd.replay.core.totals import CycleTotals, count_cycles
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.workers import workers
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 

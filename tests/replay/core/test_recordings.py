@@ -8,13 +8,13 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from sglang_hvd.replay.recordings import (
+from sglang_hvd.replay.core.recordings import (
     Recording,
     find_recordings,
     held,
     session_fingerprints,
 )
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.recording_folder import RecordingFolder
 from sglang_hvd.traces.writer import TraceWriter
