@@ -30,7 +30,7 @@ from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
 from sglang_hvd.replay.evaluate import judged_by, judging_walks, qualities
-from sglang_hvd.replay.importance import FEATURE_GROUPS
+from sglang_hvd.replay.report.importance import FEATURE_GROUPS
 from sglang_hvd.replay.metrics import PayoffQuality
 from sglang_hvd.replay.recordings import find_recordings
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
