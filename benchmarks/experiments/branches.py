@@ -1,6 +1,7 @@
 """What branches add to cache drafts, and how right the votes are beside the chain.
 
-    python -m benchmarks.experiments.branches --traces DIR --tokenizer FILE [--starts N] [--json FILE]
+    python -m benchmarks.experiments.branches --traces DIR --tokenizer FILE [--starts N] [--json
+    FILE]
 
 At the cycle starts of the payoff policy on sessions that the shipped predictor was not trained on,
 the model drafter having two tokens accepted in each of its cycles. The first table has the accepted

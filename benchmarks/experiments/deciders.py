@@ -1,7 +1,7 @@
 """How well what ships ranks cache drafts at cycle starts, by who decides where cycles start.
 
-    python -m benchmarks.experiments.deciders --traces DIR --tokenizer FILE [--cache-mode votes|paper]
-        [--json FILE]
+    python -m benchmarks.experiments.deciders --traces DIR --tokenizer FILE [--cache-mode
+        votes|paper] [--json FILE]
 
 As `sglang-hvd evaluate` judges, in the mean over families, on sessions that the predictors were not
 trained on. A policy that verifies good drafts has few cycles that start inside a copy, where it is

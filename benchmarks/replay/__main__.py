@@ -3,8 +3,9 @@
     python -m benchmarks.replay --traces DIR --tokenizer FILE --costs FILE... [--json FILE]
 
 Sessions that the shipped predictor was trained on fill the shared cache and are not counted. The
-model drafter is simulated (sglang_hvd/replay/core/model_drafter.py). Each policy but `allocate` is run
-with several settings, and the rows are of the one that is best for all files at that batch size,
+model drafter is simulated (sglang_hvd/replay/core/model_drafter.py). Each policy but `allocate` is
+run with several settings, and the rows are of the one that is best for all files at that batch
+size,
 with the first seed: the size of the model drafter's tree for `model`, which the others then take,
 the widest verification for them, and the threshold for "payoff fixed". A step is as wide as its
 drafts need.

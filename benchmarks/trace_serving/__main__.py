@@ -4,12 +4,13 @@
         [--modes plain,eagle3,...] [--shape tiny|llama-3.1-8b|qwen3-8b] [--json FILE] [-- FLAGS]
 
 The models have random weights. The target's next token is dictated by the recording, and of the
-model drafter's tree as many tokens are right as are drawn (sglang_hvd/replay/core/model_drafter.py),
-so its rows are marked simulated. Scheduling, prefill, both models' forwards, the suffix cache, the
-predictor and the policy are the real ones and see real text at real concurrency; requests of a
-session follow each other with the recorded prompts. Sessions that the shipped predictor was trained
-on are left out. A recording with fewer sessions than are served at a time is served several times
-at once, each time in a cache namespace of its own.
+model drafter's tree as many tokens are right as are drawn
+(sglang_hvd/replay/core/model_drafter.py), so its rows are marked simulated. Scheduling, prefill,
+both models' forwards, the suffix cache, the predictor and the policy are the real ones and see real
+text at real concurrency; requests of a session follow each other with the recorded prompts.
+Sessions that the shipped predictor was trained on are left out. A recording with fewer sessions
+than are served at a time is served several times at once, each time in a cache namespace of its
+own.
 
 FLAGS go to every server. `identical` says that every reply is what was recorded.
 """

@@ -1,7 +1,7 @@
 """Trains the predictors that ship in the package: the default and the paper's, for a cache mode.
 
-    python -m sglang_hvd.replay.training.ship --traces DIR --tokenizer FILE... --output sglang_hvd/payoff
-        [--cache-mode votes|paper]
+    python -m sglang_hvd.replay.training.ship --traces DIR --tokenizer FILE... --output
+        sglang_hvd/payoff [--cache-mode votes|paper]
 
 Recordings without a permissive licence are left out. Both are trained on the same cycles. With
 several tokenizers the texts are learned from as each of them cuts them.

@@ -1,26 +1,48 @@
-"""What the figures of an analysis say, in one sentence each. ASCII, but for the traces' names."""
+"""Says in words what the figures of an analysis show: one sentence for each section and plot."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sglang_hvd.config import WORTH_LEN
-from sglang_hvd.replay.analysis import RECALLS, Analysis, Bin, Payoffs, Structure
 from sglang_hvd.replay.core.recordings import MEAN
+from sglang_hvd.replay.report.analysis import (
+    MARGINAL_LEN,
+    RECALLS,
+    Analysis,
+    Bin,
+    Payoffs,
+    Structure,
+)
 from sglang_hvd.replay.training.evaluate import Evaluation
+
+# How the page and the plots name the values of `copied_shares`, `predictor` and `verified_*`.
+ORIGINS = {
+    "prompt": "from the prompt",
+    "output": "from its own output",
+    "own": "from the request itself",
+    "finished": "from finished requests",
+}
+PREDICTORS = {"predictor": "predictor", "mlp": "mlp", "frequency": "frequency score"}
+VERIFIED = {
+    "high": f"at least {WORTH_LEN} tokens",
+    "marginal": f"{MARGINAL_LEN} to {WORTH_LEN - 1}",
+    "low": f"0 to {MARGINAL_LEN - 1}",
+}
 
 _RECALL_60 = RECALLS.index(0.6)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What the figures of a section say: in all, and in each of its two plots."""
+    """What a section shows: all in all, and in each of its two plots. The sentences are ASCII
+    except for names from the traces."""
 
     summary: str
     plots: tuple[str, str]
 
 
 def findings(analysis: Analysis) -> tuple[Finding, ...]:
-    """One each for the sections on structure, payoff, prediction, calibration and importance."""
+    """The findings on structure, payoffs, prediction, calibration and importance, in this order."""
     return (
         _of_structure([row for row in analysis.structure if row.file is None]),
         _of_payoffs(analysis.payoffs),
@@ -30,12 +52,22 @@ def findings(analysis: Analysis) -> tuple[Finding, ...]:
     )
 
 
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f}%"
+def share(value: float | None) -> str:
+    """A share of 1 in percent, for a table's cell."""
+    return "\u2013" if value is None else f"{100 * value:.1f}"
 
 
-def pooled_survival(payoffs: Sequence[Payoffs]) -> list[float]:
-    """Share of all families' drafts together with at least 1, 2, ... accepted tokens."""
+def tokens(value: float | None) -> str:
+    """A mean number of tokens, for a table's cell."""
+    return "\u2013" if value is None else f"{value:.1f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"
+
+
+def _pooled_survival(payoffs: Sequence[Payoffs]) -> list[float]:
+    """Shares of the drafts of all families together with at least 1, 2, ... accepted tokens."""
     num_drafts = sum(of_family.num_drafts for of_family in payoffs)
     return [
         sum(p.num_drafts * share for p, share in zip(payoffs, shares, strict=True)) / num_drafts
@@ -45,7 +77,7 @@ def pooled_survival(payoffs: Sequence[Payoffs]) -> list[float]:
 
 def _of_structure(families: Sequence[Structure]) -> Finding:
     return Finding(
-        "The suffix cache has the next token right at "
+        "The suffix cache proposes the right next token at "
         + _range(families, lambda row: row.copied_share, "of the places"),
         (
             _origin(families),
@@ -55,13 +87,15 @@ def _of_structure(families: Sequence[Structure]) -> Finding:
     )
 
 
-def _range(rows: Sequence[Structure], share: Callable[[Structure], float], of: str) -> str:
-    most, least = max(rows, key=share), min(rows, key=share)
-    text = f"{percent(share(most))} {of}"
+def _range(rows: Sequence[Structure], share_of: Callable[[Structure], float], of: str) -> str:
+    highest, lowest = max(rows, key=share_of), min(rows, key=share_of)
+    text = f"{_percent(share_of(highest))} {of}"
     if len(rows) == 1:
-        return text  # of one family nobody asks which: recordings of a server are all "recorded"
-    text += f" in {most.family}"
-    return text if most is least else f"{text}, {percent(share(least))} in {least.family}"
+        return text  # a single family needs no name: recordings of a server are all "recorded"
+    text += f" in {highest.family}"
+    if highest is lowest:
+        return text
+    return f"{text}, {_percent(share_of(lowest))} in {lowest.family}"
 
 
 def _origin(families: Sequence[Structure]) -> str:
@@ -86,57 +120,58 @@ def _origin(families: Sequence[Structure]) -> str:
 
 
 def _of_payoffs(payoffs: Sequence[Payoffs]) -> Finding:
-    survival = pooled_survival(payoffs)
-    most = max(payoffs, key=lambda row: row.oracle_share)
-    least = min(payoffs, key=lambda row: row.oracle_share)
+    survival = _pooled_survival(payoffs)
+    best = max(payoffs, key=lambda row: row.oracle_share)
+    worst = min(payoffs, key=lambda row: row.oracle_share)
     summary = (
-        f"{percent(survival[WORTH_LEN - 1])} of the proposed cache drafts bring {WORTH_LEN} tokens "
-        "or more"
+        f"{_percent(survival[WORTH_LEN - 1])} of the proposed cache drafts yield {WORTH_LEN} "
+        "tokens or more"
     )
-    if most is not least:
+    if best is not worst:
         summary += (
-            f": {percent(most.oracle_share)} in {most.family}, "
-            f"{percent(least.oracle_share)} in {least.family}"
+            f": {_percent(best.oracle_share)} in {best.family}, "
+            f"{_percent(worst.oracle_share)} in {worst.family}"
         )
-    num_half, num_tenth = (sum(share >= least for share in survival) for least in (0.5, 0.1))
-    if num_half:
-        lengths = f"Half of the drafts bring {_tokens(num_half)} or more, a tenth {num_tenth}"
-    elif num_tenth:
-        lengths = f"Most drafts bring nothing, a tenth bring {_tokens(num_tenth)} or more"
+    half, tenth = (sum(value >= limit for value in survival) for limit in (0.5, 0.1))
+    if half:
+        lengths = f"Half of the drafts yield {_num_tokens(half)} or more, a tenth {tenth}"
+    elif tenth:
+        lengths = f"Most drafts yield nothing, a tenth yield {_num_tokens(tenth)} or more"
     else:
-        lengths = "More than nine drafts in ten bring nothing"
+        lengths = "More than nine drafts in ten yield nothing"
     num_verified = sum(row.num_verified for row in payoffs)
     if not num_verified:
         verified = "No cache draft was verified"
     else:
         num_high = sum(row.num_verified * (row.verified_high_share or 0) for row in payoffs)
         verified = (
-            f"{percent(num_high / num_verified)} of the verified drafts bring {WORTH_LEN} or more"
+            f"{_percent(num_high / num_verified)} of the verified drafts yield {WORTH_LEN} tokens "
+            "or more"
         )
     return Finding(summary, (lengths, verified))
 
 
-def _tokens(number: int) -> str:
+def _num_tokens(number: int) -> str:
     return "1 token" if number == 1 else f"{number} tokens"
 
 
 def _of_quality(analysis: Analysis) -> Finding:
     if not analysis.curves:
-        nothing = f"No cache draft brings {WORTH_LEN} tokens: there is nothing to find"
+        nothing = f"No cache draft yields {WORTH_LEN} tokens: there is nothing to find"
         return Finding(nothing, (nothing, nothing))
     at_cycles = [row for row in analysis.quality if row.at == "cycle"]
     means = {row.predictor: row.quality for row in at_cycles if row.file == MEAN}
     found, score = means["predictor"], means["frequency"]
     curves = {curve.predictor: curve for curve in analysis.curves}
     return Finding(
-        f"The predictor finds {percent(found.recall)} of the drafts worth verifying with a "
-        f"precision of {percent(found.precision)}; the frequency score {percent(score.recall)} "
-        f"with {percent(score.precision)}",
+        f"The predictor finds {_percent(found.recall)} of the drafts worth verifying with a "
+        f"precision of {_percent(found.precision)}; the frequency score {_percent(score.recall)} "
+        f"with {_percent(score.precision)}",
         (
             _hardest([row for row in at_cycles if row.predictor == "predictor"]),
-            "With a recall of 60% the predictor's precision is "
-            f"{percent(curves['predictor'].at_recall[_RECALL_60])}, the frequency score's "
-            f"{percent(curves['frequency'].at_recall[_RECALL_60])}",
+            "At a recall of 60% the predictor's precision is "
+            f"{_percent(curves['predictor'].at_recall[_RECALL_60])}, the frequency score's "
+            f"{_percent(curves['frequency'].at_recall[_RECALL_60])}",
         ),
     )
 
@@ -167,10 +202,10 @@ def _of_calibration(analysis: Analysis) -> Finding:
     predicted, real = _means(probabilities)
     return Finding(
         f"The predictor's probability of {WORTH_LEN} tokens is off by "
-        f"{100 * error / num_drafts:.1f} percentage points in the mean over the drafts",
+        f"{100 * error / num_drafts:.1f} percentage points on average over the drafts",
         (
-            f"It expects {percent(predicted)} of the drafts to bring {WORTH_LEN} tokens; "
-            f"{percent(real)} do",
+            f"It expects {_percent(predicted)} of the drafts to yield {WORTH_LEN} tokens; "
+            f"{_percent(real)} do",
             length,
         ),
     )
@@ -188,16 +223,16 @@ def _of_importance(analysis: Analysis) -> Finding:
     importance = analysis.importance
     if importance is None:
         nothing = (
-            f"None of the cache drafts looked at brings {WORTH_LEN} tokens: there is no precision "
+            f"None of the sampled cache drafts yields {WORTH_LEN} tokens: there is no precision "
             "to lose"
         )
         return Finding(nothing, (nothing, nothing))
     group, feature = importance.groups[0], importance.features[0]
     return Finding(
-        f"What the predictor leans on most: {group.name}",
+        f"The predictor relies most on this group of inputs: {group.name}",
         (
-            f"Without it average precision falls by {group.drop:.2f}, from "
+            f"Without it, average precision falls by {group.drop:.2f} from "
             f"{importance.average_precision:.2f}",
-            f"The single input it leans on most is {feature.name}: {feature.drop:.3f}",
+            f"The single input that it relies on most is {feature.name}: {feature.drop:.3f}",
         ),
     )

@@ -1,5 +1,8 @@
-"""`sglang-hvd analyze`: what makes recorded generations cache-friendly, when cache drafts pay off,
-and whether a predictor knows (paper, sections 5.1 to 5.3)."""
+"""Computes the figures of `sglang-hvd analyze` from a replay of recorded generations.
+
+They say what makes recordings cache-friendly, when cache drafts pay off, and whether a predictor
+knows (paper, sections 5.1 to 5.3).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,17 +16,6 @@ from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, WORTH_LEN, 
 from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, predictor_file
 from sglang_hvd.payoff.rows import TrainingRows
-from sglang_hvd.replay.analysis import (
-    MARGINAL_LEN,
-    RECALLS,
-    About,
-    Analysis,
-    Bin,
-    Calibration,
-    Payoffs,
-    PrecisionRecall,
-    Structure,
-)
 from sglang_hvd.replay.core.prompts import PromptCounts
 from sglang_hvd.replay.core.recordings import Recording, session_fingerprints
 from sglang_hvd.replay.core.totals import CycleTotals
@@ -35,7 +27,18 @@ from sglang_hvd.replay.core.walk import (
     fingerprints_of,
     walk_recordings,
 )
-from sglang_hvd.replay.importance import permutation_importance
+from sglang_hvd.replay.report.analysis import (
+    MARGINAL_LEN,
+    RECALLS,
+    About,
+    Analysis,
+    Bin,
+    Calibration,
+    Payoffs,
+    PrecisionRecall,
+    Structure,
+)
+from sglang_hvd.replay.report.importance import permutation_importance
 from sglang_hvd.replay.training.evaluate import (
     judge,
     judged_by,
@@ -59,16 +62,18 @@ def analyze(
     config: HvdConfig,
     num_processes: int,
 ) -> Analysis:
-    """Walks recordings under the payoff policy and, for what can be copied, token by token.
+    """Replays the recordings twice: under the payoff policy, and token by token for what can be
+    copied.
 
-    config: how the suffix cache drafts, and the predictor to analyse; None: the one that ships.
+    config: how the suffix cache drafts, and which predictor to analyse. Without a predictor it is
+        the one that ships.
 
-    Raises ValueError, in one line, for traces or a predictor that cannot be used, or if nothing is
-    left to judge.
+    Raises ValueError, in one line, for traces or a predictor that cannot be used, or if no session
+    is left to judge.
     """
     cache_mode = config.cache_mode
     predictors = {
-        # Policy payoff takes predictors of both kinds.
+        # Policy payoff accepts both kinds of predictors.
         "predictor": PayoffPredictor.of_config(config.for_policy("payoff")),
         "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
     }
@@ -113,10 +118,10 @@ def analyze_walks(
     prompts: Sequence[PromptCounts],
     predictors: Mapping[str, PayoffPredictor],
 ) -> Analysis:
-    """The figures of walks of the same recordings, whose prompts are in the same order. All of
-    their sessions are judged.
+    """The figures of two walks of the same recordings. Every session in them is judged.
 
-    predictors: "predictor", the one that is analysed, and others to compare with.
+    prompts: in the order of the walks.
+    predictors: "predictor" is the one that is analysed, the others are compared with it.
 
     Raises ValueError, in one line, if no cycle had a cache draft.
     """
@@ -166,7 +171,7 @@ def analyze_walks(
 
 
 def payoffs_of(family: str, rows: TrainingRows) -> Payoffs:
-    """How long the drafts of these rows were right."""
+    """Accepted lengths of the drafts of a family, one per row."""
     accepted, verified = rows.accepted_lens, rows.accepted_lens[rows.is_verified]
     some = len(verified) > 0
     survival = _survival(rows)
@@ -187,8 +192,11 @@ def payoffs_of(family: str, rows: TrainingRows) -> Payoffs:
 
 
 def _survival(rows: TrainingRows) -> tuple[float, ...]:
-    """Shares of the drafts with at least 1, 2, ... accepted tokens, up to the most that one has.
-    Those that were right to where a cut text ends count up to there (Kaplan and Meier, 1958)."""
+    """Shares of the drafts with at least 1, 2, ... accepted tokens, up to the longest one.
+
+    A draft that is right up to the end of a cut text counts only up to there (Kaplan and Meier,
+    1958).
+    """
     accepted = rows.accepted_lens
     whole_lens = rows.features[:, FEATURE_NAMES.index("draft_len")]
     ends_with_text = (accepted == rows.draft_lens) & (rows.draft_lens < whole_lens)
@@ -207,8 +215,11 @@ def reliability(
     real: npt.NDArray[np.bool_] | npt.NDArray[np.int32],
     edges: Sequence[float],
 ) -> tuple[Bin, ...]:
-    """Groups predictions by the edges; the first group has no lower limit, the last no upper one.
-    Groups without a draft are left out."""
+    """Compares mean predictions with what was real, in groups of predictions between two edges.
+
+    The first group has no lower limit and the last no upper limit. Groups without a draft are left
+    out.
+    """
     limits = [None, *edges, None]
     group_of = np.searchsorted(np.array(edges, np.float32), predicted, side="right")
     return tuple(
@@ -232,11 +243,13 @@ def _together(walks: Sequence[RecordingWalk], indices: Sequence[int]) -> Recordi
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """Cycles of a file, and places of its outputs.
+    """Counts of a file: its cycles, and the places (tokens) of its outputs.
 
     num_drafts: cycles that had a cache draft.
-    num_copied: by origin, places where the draft's first token is right; num_copied_runs: where six
-        are. Estimates where a walk kept a part of its rows, and not whole numbers then.
+    num_copied: places where the draft's first token is right, by the draft's origin.
+    num_copied_runs: places where the draft's first six tokens are right.
+
+    The last two are estimates, not whole numbers, where a walk kept only a part of its rows.
     """
 
     totals: CycleTotals
@@ -249,12 +262,12 @@ class _Counted:
     def of(
         cls, cycles: RecordingWalk, positions: RecordingWalk, cache_mode: CacheMode
     ) -> "_Counted":
-        # The paper's cache does not tell the prompt from what the request generated.
+        # The paper's cache does not distinguish the prompt from what the request generated.
         origins = ("prompt", "output", "finished") if cache_mode == "votes" else ("own", "finished")
         drafts = positions.rows()
         num_copied, num_copied_runs = dict.fromkeys(origins, 0.0), 0.0
         if drafts is not None:
-            # Drafts for which each row stands.
+            # How many drafts each row stands for.
             each = positions.num_drafts() / len(drafts)
             in_prompt, in_output = (
                 drafts.features[:, FEATURE_NAMES.index(name)] > 0
@@ -283,7 +296,7 @@ class _Counted:
 def _structure(
     family: str, file: str | None, counted: Sequence[_Counted], prompts: PromptCounts
 ) -> Structure:
-    """counted: the file, or all of the family."""
+    """Figures of one file, or of a family if `file` is None. counted: the file, or each of them."""
     totals = sum((one.totals for one in counted), CycleTotals())
     num_places = sum(one.num_places for one in counted)
     has_prompts, cache_share = len(prompts.prompt_lens) > 0, totals.cache_share

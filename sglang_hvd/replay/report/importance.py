@@ -1,4 +1,4 @@
-"""What a predictor reads: how much worse it gets when some of its inputs are mixed up."""
+"""Permutation importance: how much worse a predictor gets when some of its inputs are shuffled."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.replay.training.evaluate import judged_by
 from sglang_hvd.replay.training.quality import payoff_quality
 
-# Which prefixes of feature names belong to which group; the first that fits counts.
+# Prefixes of feature names by group. A feature belongs to the first group that fits.
 _PREFIXES: Mapping[str, tuple[str, ...]] = {
     "what the votes propose": ("votes_",),
     "the draft's own probabilities": ("score", "logit_prob_", "draft_len"),
@@ -38,10 +38,8 @@ _PREFIXES: Mapping[str, tuple[str, ...]] = {
 }
 _POSITIONS = "each token of the draft"
 
-# Of the drafts that are given.
-_MAX_DRAFTS, _SEED = 2000, 42
-# How often a group is permuted, and a single feature.
-_REPEATS, _FEATURE_REPEATS = 5, 2
+_MAX_DRAFTS, _SEED = 2000, 42  # of the sample that it is measured on
+_REPEATS, _FEATURE_REPEATS = 5, 2  # permutations of a group, and of a single feature
 
 
 def _group_of(feature: str) -> str:
@@ -50,7 +48,6 @@ def _group_of(feature: str) -> str:
     return groups[0]
 
 
-# Every feature is in one group.
 FEATURE_GROUPS: Mapping[str, tuple[str, ...]] = {
     group: tuple(name for name in FEATURE_NAMES if _group_of(name) == group) for group in _PREFIXES
 }
@@ -58,10 +55,10 @@ FEATURE_GROUPS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """What average precision loses without some inputs.
+    """The loss of average precision when some inputs are permuted.
 
-    drop: mean over the repeats; below 0 where it gained.
-    deviation: standard deviation over the repeats.
+    drop: mean over the permutations. It is below 0 if average precision rose.
+    deviation: standard deviation over the permutations.
     """
 
     name: str
@@ -74,11 +71,10 @@ class Drop:
 class Importance:
     """Permutation importance of a predictor's inputs.
 
-    num_drafts: in the sample that it was measured on.
+    num_drafts: size of the sample that it was measured on.
     average_precision: with all inputs in place.
-    groups: all of them, the most important first. The group of each token's own inputs stands
-        beside those of FEATURE_GROUPS.
-    features: the most important single ones.
+    groups: the groups of FEATURE_GROUPS and the inputs of each token, most important first.
+    features: the most important single features.
     """
 
     num_drafts: int
@@ -90,12 +86,11 @@ class Importance:
 def permutation_importance(
     rows: TrainingRows, predictor: PayoffPredictor, *, num_features: int = 15
 ) -> Importance | None:
-    """Measures again after the values of some inputs were dealt out, together, to other drafts.
+    """Compares average precision before and after some inputs are permuted between drafts.
 
-    num_features: single features to return.
+    num_features: how many single features to return.
 
-    Returns None if no draft of the sample reaches the threshold: then there is no precision to
-    lose.
+    Returns None if no draft of the sample reaches the threshold: there is no precision to lose.
     """
     rows = rows.sample(_MAX_DRAFTS, _SEED)
     baseline = _average_precision(rows, predictor)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from sglang_hvd.payoff import FEATURE_NAMES
-from sglang_hvd.replay.analysis import RECALLS, Analysis, Bin
-from sglang_hvd.replay.analyze import analyze_walks, payoffs_of, reliability
 from sglang_hvd.replay.core.prompts import PromptCounts, num_repeated
 from sglang_hvd.replay.core.walk import RecordingWalk
-from sglang_hvd.replay.findings import findings
-from sglang_hvd.replay.importance import FEATURE_GROUPS, permutation_importance
+from sglang_hvd.replay.report.analysis import RECALLS, Analysis, Bin
+from sglang_hvd.replay.report.analyze import analyze_walks, payoffs_of, reliability
+from sglang_hvd.replay.report.findings import findings
+from sglang_hvd.replay.report.importance import FEATURE_GROUPS, permutation_importance
 from sglang_hvd.replay.training.evaluate import judge
 from tests.payoff.made_up import linear
 from tests.replay.conftest import WriteTraces
@@ -138,9 +138,9 @@ def test_drafts_that_a_cut_text_ends_count_as_far_as_it_goes() -> None:
 @pytest.mark.parametrize(
     ("accepted", "says"),
     [
-        ([9] * 2 + [2] * 8, "Half of the drafts bring 2 tokens or more, a tenth 9"),
-        ([1] * 2 + [0] * 8, "Most drafts bring nothing, a tenth bring 1 token or more"),
-        ([1] + [0] * 19, "More than nine drafts in ten bring nothing"),
+        ([9] * 2 + [2] * 8, "Half of the drafts yield 2 tokens or more, a tenth 9"),
+        ([1] * 2 + [0] * 8, "Most drafts yield nothing, a tenth yield 1 token or more"),
+        ([1] + [0] * 19, "More than nine drafts in ten yield nothing"),
     ],
 )
 def test_how_long_drafts_are_right_is_said(accepted: list[int], says: str) -> None:
