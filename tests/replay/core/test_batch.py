@@ -239,7 +239,7 @@ def test_a_place_begins_where_its_share_of_all_tokens_is() -> None:
         *((0.0, 0, 1), (0.05, 0, 2), (0.36, 0, 8), (0.4, 1, 1), (0.56, 1, 4)),
         *((0.6, 2, 1), (0.95, 2, 8), (0.999, 2, 8)),
     ):
-        request = replay("cache")._taken_up(turns, [], share)
+        request = replay("cache")._started_at(share, turns, [])
         assert (turns.index(request.drawn), request.position) == (turn, position), share
 
 
@@ -249,15 +249,15 @@ def test_a_place_knows_all_that_was_recorded_before_it() -> None:
     # 79 tokens of each: the second is reached with a share above one half.
     made = replay("cache")
     turns = [turn for of_session in sessions for turn in of_session]
-    request = made._taken_up(turns, [], 0.51)
+    request = made._started_at(0.51, turns, [])
     assert request.drawn is turns[1]
     assert made._step([request]).num_accepted > 0
-    request = replay("cache")._taken_up(turns, [], 0.49)
+    request = replay("cache")._started_at(0.49, turns, [])
     assert request.drawn is turns[0]
-    assert made._step([made._taken_up(turns, [], 0.3)]).num_accepted == 0
+    assert made._step([made._started_at(0.3, turns, [])]).num_accepted == 0
 
 
-def test_few_places_are_taken_up_elsewhere_meanwhile() -> None:
+def test_a_few_slots_move_to_other_places_meanwhile() -> None:
     # Only the last fifth of the text is a copy.
     num_novel, num_copied = 64_000, 16_000
     prompt = fresh(num_copied, 1000)

@@ -139,7 +139,9 @@ def test_files_that_no_server_writes_are_read_where_they_are(
 
 def test_no_file_is_called_as_the_mean(tmp_path: Path, write_traces: WriteTraces) -> None:
     write_traces(tmp_path / "mean.jsonl")
-    with pytest.raises(ValueError, match=r"mean\.jsonl: mean is what the mean .*: rename it"):
+    with pytest.raises(
+        ValueError, match=r"mean\.jsonl: results use the name mean .*: rename the file"
+    ):
         find_recordings(tmp_path)
 
 
@@ -158,7 +160,7 @@ def test_no_two_files_have_one_name_in_results(tmp_path: Path, write_traces: Wri
     write_traces(tmp_path / "chats.jsonl")
     with TraceWriter(tmp_path / "chats.hvdt"):
         pass
-    with pytest.raises(ValueError, match=r"chats\.jsonl: results .* chats, as .* chats\.hvdt: ren"):
+    with pytest.raises(ValueError, match=r"chats\.jsonl: results .* and chats\.hvdt chats: ren"):
         find_recordings(tmp_path)
 
 
@@ -182,7 +184,7 @@ def test_a_folder_in_which_nothing_is_complete_yet_is_told_from_an_empty_one(
         tmp_path, max_file_bytes=1 << 20, max_total_bytes=1 << 21, max_file_seconds=1000
     )
     writing.write(trace([1], [2]))
-    with pytest.raises(ValueError, match=r": 1 recording\(s\) still being written.*an hour"):
+    with pytest.raises(ValueError, match=r": 1 recording\(s\) are still being written.*an hour"):
         find_recordings(tmp_path)
     writing.complete()
     assert len(find_recordings(tmp_path)) == 1

@@ -40,15 +40,10 @@ def test_what_a_function_raises_is_raised_here_and_the_processes_end() -> None:
         list(started.map(int, ["1", "x", "2"]))
 
 
-def test_what_setting_up_raises_is_raised_here() -> None:
-    with pytest.raises(ValueError, match="invalid literal"), workers(2, int, "x"):
-        pass
-
-
 def test_an_error_says_where_in_the_process_it_came_from() -> None:
     with pytest.raises(ZeroDivisionError) as raised, workers(1, str) as started:
         list(started.map(_inverse, [1, 0]))
-    assert "in _inverse" in raised.value.__notes__[0]
+    assert "in _inverse" in str(raised.value.__cause__)
 
 
 def _inverse(number: int) -> float:
@@ -90,7 +85,7 @@ def test_ctrl_c_ends_them_all_without_a_word(seconds: float) -> None:
 
 def test_ctrl_c_is_no_error_of_a_command(made_up_traces: Path, number_tokenizer: Path) -> None:
     code = (
-        f"{_HEEDING}; from sglang_hvd.commands.exit_code import exit_code; "
+        f"{_HEEDING}; from sglang_hvd.commands.command_line import exit_code; "
         "from sglang_hvd.cli import main; "
         "raise SystemExit(exit_code(lambda: print(flush=True) or main()))"
     )
