@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score
 
 from sglang_hvd.replay.core.recordings import mean_over_families
 from sglang_hvd.replay.training.quality import (
@@ -78,19 +79,24 @@ ROWS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), min_size=1, max
 
 
 @given(ROWS)
-def test_average_precision_sums_precision_over_gained_recall(rows: list[tuple[int, int]]) -> None:
+def test_ranking_figures_equal_those_of_scikit_learn(rows: list[tuple[int, int]]) -> None:
     predicted, accepted = map(list, zip(*rows, strict=True))
-    num_worth = sum(a >= 6 for a in accepted)
-    if num_worth == 0:
-        assert quality(predicted, accepted).average_precision is None
-        return
-    expected = recall = 0.0
-    for threshold in sorted(set(predicted), reverse=True):
-        selected = [a for p, a in rows if p >= threshold]
-        num_hits = sum(a >= 6 for a in selected)
-        expected += (num_hits / num_worth - recall) * num_hits / len(selected)
-        recall = num_hits / num_worth
-    assert quality(predicted, accepted).average_precision == pytest.approx(expected)
+    worth = [a >= 6 for a in accepted]
+    measured = quality(predicted, accepted)
+    if not any(worth):
+        assert measured.average_precision is None
+        assert measured.precision_at_recall_60 is None
+    else:
+        assert measured.average_precision == pytest.approx(
+            average_precision_score(worth, predicted)
+        )
+        precision, recall, _ = precision_recall_curve(worth, predicted)
+        assert measured.precision_at_recall_60 == precision[recall >= 0.6].max()
+        assert measured.precision_at_recall_78 == precision[recall >= 0.78].max()
+    if all(worth) or not any(worth):
+        assert measured.roc_auc is None
+    else:
+        assert measured.roc_auc == pytest.approx(roc_auc_score(worth, predicted))
 
 
 def test_nothing_to_measure_is_refused() -> None:
