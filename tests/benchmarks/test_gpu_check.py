@@ -355,9 +355,9 @@ def test_kernels_are_compared_where_the_sanitizer_cannot_use_the_device(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--policies", "alocate"], "known are allocate"),
-        (["--setups", "99"], "--setups: 99: known are tree, chain"),
-        (["--shapes", "tiny,9b"], "--shapes: 9b: known are tiny, llama-3.1-8b"),
+        (["--policies", "alocate"], "alocate: unknown, choose from allocate"),
+        (["--setups", "99"], "--setups: 99: unknown, choose from tree, chain"),
+        (["--shapes", "tiny,9b"], "--shapes: 9b: unknown, choose from tiny, llama-3.1-8b"),
         (["--out", __file__], "is not a folder"),
         (["--servers-at-once", "1"], "2 or more"),
         (["--concurrency", "1,0"], "argument --concurrency: a whole number from 1 on, got 0"),
@@ -377,7 +377,7 @@ def test_options_that_would_run_nothing_are_refused(
 def test_a_part_that_is_not_known_needs_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         gpu_check._options(["--parts", "idenity"])
-    assert "--parts: idenity: known are memory" in capsys.readouterr().err
+    assert "--parts: idenity: unknown, choose from memory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("main", [gpu_check.main, trace_serving.main])

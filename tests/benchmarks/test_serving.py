@@ -102,16 +102,19 @@ def test_a_server_that_is_gone_is_named() -> None:
     [
         (
             ["--attach", "plain=http://a", "--attach", "plain=http://b"],
-            "name each server otherwise",
+            "give each server another name",
         ),
-        (["--attach", "plain=http://a", "--modes", "plain,payoff"], "leave it out beside --attach"),
+        (
+            ["--attach", "plain=http://a", "--modes", "plain,payoff"],
+            "--modes names servers to start, --attach running servers",
+        ),
         (["--attach", "plain"], "give MODE=URL"),
         (["--attach", "=http://a"], "give MODE=URL"),
-        (["--modes", "plain,fast"], "fast: known are plain"),
+        (["--modes", "plain,fast"], "fast: unknown, choose from plain"),
         (["--concurrency", "4,0"], "a whole number from 1 on, got 0"),
     ],
 )
-def test_flags_that_cannot_be_heeded_are_refused(
+def test_flags_that_make_no_sense_are_refused(
     flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):

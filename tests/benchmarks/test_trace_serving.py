@@ -117,7 +117,7 @@ def test_what_was_measured_before_needs_no_server(recorded_edits: list[str]) -> 
 
 def test_a_recording_that_is_not_there_is_named(recorded_edits: list[str]) -> None:
     options = options_of([*recorded_edits, "--files", "made", "nosuch"])
-    with pytest.raises(ValueError, match=r"^--files: nosuch: known are made$"):
+    with pytest.raises(ValueError, match=r"^--files: nosuch: unknown, choose from made$"):
         list(serve_traces(options))
 
 
