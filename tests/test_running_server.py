@@ -145,7 +145,7 @@ def test_the_costs_in_force_are_read_from_the_server(server: Server, tmp_path: P
 def test_a_server_that_weighs_no_costs_says_so(server: Server) -> None:
     state = {"hvd": {"costs": None}}
     server.answers["/server_info"] = 200, json.dumps({"internal_states": [state]})
-    with pytest.raises(ValueError, match="weighs no costs: its policy is not allocate"):
+    with pytest.raises(ValueError, match="uses no costs, because its policy is not allocate"):
         costs_in_force(server.url)
 
 
@@ -162,7 +162,7 @@ def test_half_a_table_of_costs_is_told_in_one_line(
 ) -> None:
     state = {"hvd": {"costs": costs}}
     server.answers["/server_info"] = 200, json.dumps({"internal_states": [state]})
-    with pytest.raises(ValueError, match="has no cost table of this version: ") as error:
+    with pytest.raises(ValueError, match="has a cost table of another version: ") as error:
         costs_in_force(server.url)
     assert says in str(error.value)
     assert "\n" not in str(error.value)

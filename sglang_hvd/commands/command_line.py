@@ -1,36 +1,47 @@
-"""How a command ends, and what it says then."""
+"""What all our commands do alike: parse a command line, and end with an exit code."""
 
+import argparse
 import contextlib
 import io
 import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from sglang_hvd.demo.server import ServerFailed
 
 
+class Parser(argparse.ArgumentParser):
+    """Reports an error in one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
+
+
 def exit_code(command: Callable[[], int | None]) -> int:
-    """Of a command that returns its own, None for 0. 2 for a mistake of the user's and for a server
-    that failed, in one line on stderr; 130 for ctrl-c; 141 where nobody reads on."""
+    """Runs a command and returns its exit code.
+
+    The code is the command's own, where None means 0; 2 for a user's mistake or a failed server,
+    which is one line on stderr; 130 for ctrl-c; 141 if the reader of stdout has closed it.
+    """
     try:
         code = command()
-        sys.stdout.flush()  # or what cannot be printed would be told at the exit, by a traceback
+        sys.stdout.flush()  # otherwise Python reports a failed write at exit, with a traceback
         return code or 0
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        _close_stdout()  # whoever reads it wanted no more
+        _discard_stdout()
         return 141
     except (ValueError, ServerFailed) as error:
-        told = str(error)
+        message = str(error)
     except OSError as error:
-        told = str(error)
-        _close_stdout()  # it may be what cannot be written
-    print(f"error: {told}", file=sys.stderr)
+        message = str(error)
+        _discard_stdout()  # stdout may be what cannot be written
+    print(f"error: {message}", file=sys.stderr)
     return 2
 
 
-def _close_stdout() -> None:
-    """What is still to be printed is dropped."""
-    with contextlib.suppress(io.UnsupportedOperation):  # not a stream of the system's
+def _discard_stdout() -> None:
+    with contextlib.suppress(io.UnsupportedOperation):  # stdout is not a stream of the system
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

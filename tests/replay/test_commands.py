@@ -770,8 +770,8 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
         ("evaluate", made_up_traces, number_tokenizer, ["--json", output / "p"], "no folder"),
         ("train", made_up_traces, number_tokenizer, ["--output", empty], "is a folder"),
         ("train", keyless, number_tokenizer, ["--output", output], "text trace without licence"),
-        ("train", made_up_traces, number_tokenizer, ["--output", number_tokenizer], "is read as"),
-        ("evaluate", mixed, number_tokenizer, ["--json", mixed], "is read as well"),
+        ("train", made_up_traces, number_tokenizer, ["--output", number_tokenizer], "is also read: name"),
+        ("evaluate", mixed, number_tokenizer, ["--json", mixed], "is also read: name"),
         (
             "evaluate",
             made_up_traces,
@@ -781,7 +781,7 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
         ),
         (
             *("analyze", made_up_traces, number_tokenizer),
-            *(["--json", output, "--html", output], "is written by --json as well"),
+            *(["--json", output, "--html", output], "is also written by --json"),
         ),
         (
             *("train", made_up_traces, number_tokenizer),
@@ -862,16 +862,16 @@ def test_a_predictor_of_other_settings_can_be_trained_and_judged(
     capsys.readouterr()
     flags = ("--predictor", output, "--cache-mode", "votes")
     assert run("replay", made_up_traces, number_tokenizer, *flags) == 2
-    assert "was trained for cache_mode paper, asked for is votes" in capsys.readouterr().err
+    assert "was trained for cache_mode paper, but votes was given" in capsys.readouterr().err
     config.write_text("history_window: 5")
     assert run("replay", made_up_traces, number_tokenizer, *flags[:2], "--config", config) == 2
-    assert "was trained for history_window 4, asked for is 5" in capsys.readouterr().err
+    assert "was trained for history_window 4, but 5 was given" in capsys.readouterr().err
     config.write_text("min_token_prob: null")  # the default of the predictor's cache mode
     assert run("replay", made_up_traces, number_tokenizer, *flags[:2], "--config", config) == 2
-    assert "was trained for min_token_prob 0.2, asked for is 0.1" in capsys.readouterr().err
+    assert "was trained for min_token_prob 0.2, but 0.1 was given" in capsys.readouterr().err
     config.write_text("predictor: p.safetensors")  # as the server's, from the file's folder
     assert run("evaluate", made_up_traces, number_tokenizer, "--config", config, *flags[2:]) == 2
-    assert "was trained for cache_mode paper, asked for is votes" in capsys.readouterr().err
+    assert "was trained for cache_mode paper, but votes was given" in capsys.readouterr().err
     config.write_text("min_token_prob: high")
     assert run("replay", made_up_traces, number_tokenizer, "--config", config) == 2
     assert "hvd.yaml: min_token_prob" in capsys.readouterr().err
@@ -885,7 +885,7 @@ def test_a_predictor_of_another_cache_mode_is_refused_by_the_mode(
     replace(predictor, settings=settings).save(path)
     flags = ("--predictor", path, "--cache-mode", "votes")
     assert run("evaluate", made_up_traces, number_tokenizer, *flags) == 2
-    assert "trained for cache_mode paper, asked for is votes: drop" in capsys.readouterr().err
+    assert "trained for cache_mode paper, but votes was given: drop" in capsys.readouterr().err
 
 
 def test_what_is_not_installed_is_named_with_the_remedy(tmp_path: Path) -> None:
