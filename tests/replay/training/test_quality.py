@@ -1,4 +1,4 @@
-"""Quality figures against their definitions."""
+"""Quality figures, compared with their definitions and with scikit-learn."""
 
 import numpy as np
 import pytest
@@ -36,13 +36,13 @@ def test_figures_worked_out_by_hand() -> None:
     assert measured.recall == 2 / 3
     assert measured.average_precision == pytest.approx((1 + 2 / 3 + 3 / 4) / 3)
     assert measured.mean_absolute_error == 2.0
-    assert measured.roc_auc == 4 / 6  # of the pairs of one that reaches it and one that does not
+    assert measured.roc_auc == 4 / 6  # of pairs of a draft that reaches it and one that does not
     assert measured.precision_at_recall_60 == 3 / 4
     assert measured.calibration_error is None
 
 
-def test_probabilities_rank_and_select_where_they_are_known() -> None:
-    # The lengths would rank and select the other way round.
+def test_probabilities_rank_and_select_if_they_are_known() -> None:
+    # Lengths would rank and select the other way round.
     measured = quality([1, 2, 9, 8], [8, 6, 0, 0], [0.9, 0.5, 0.4, 0.1])
     assert (measured.precision, measured.recall, measured.average_precision) == (1, 1, 1)
     assert measured.roc_auc == 1
@@ -53,7 +53,7 @@ def test_calibration_is_the_worst_tenth_of_the_drafts() -> None:
     probs = [index / 100 for index in range(100)]
     accepted = [6 * (index >= 90) for index in range(100)]
     measured = quality([0] * 100, accepted, probs)
-    # Of the drafts at .80-.89 none reaches it; the last tenth is off by less.
+    # None of the drafts at .80 to .89 reaches it; the last tenth differs by less.
     assert measured.calibration_error == pytest.approx(0.845, abs=1e-6)
     curve = reliability_curve(np.array(probs, np.float32), np.array(accepted) >= 6)
     assert [num for _, _, num in curve] == [10] * 10
