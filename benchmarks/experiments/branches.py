@@ -1,20 +1,22 @@
-"""What branches add to cache drafts, and how right the votes are beside the chain.
+"""What branches add to cache drafts, and how often votes off the chain are right.
 
-    python -m benchmarks.experiments.branches --traces DIR --tokenizer FILE [--starts N] [--json
-    FILE]
+    python -m benchmarks.experiments.branches --traces DIR --tokenizer FILE [--starts N]
+        [--json FILE]
 
-At the cycle starts of the payoff policy on sessions that the shipped predictor was not trained on,
-the model drafter having two tokens accepted in each of its cycles. The first table has the accepted
-tokens of the first 3, 7, 15, 31 tokens of the chain / of as many nodes of chain and branches
-(sglang_hvd/allocation/cache_trees.py). The second has the nodes that leave the chain where the text
-leaves it too, by their share of the votes that are not the chain's: how many were right.
+Both tables are about cycle starts of the payoff policy, on sessions that the shipped predictor was
+not trained on; the model drafter has two tokens accepted in each of its cycles. The first table
+compares drafts of 3, 7, 15 and 31 nodes: accepted tokens of a chain / of a chain with branches
+(sglang_hvd/allocation/cache_trees.py). The second table is about nodes that leave the chain where
+the text leaves it: how many are right, by their share of the votes that are not for the chain.
 """
 
 import argparse
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from tqdm import tqdm
 
 from benchmarks.command import parser_of, run, write_rows
@@ -27,6 +29,7 @@ from sglang_hvd.replay.core.recordings import find_recordings, session_fingerpri
 from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of, right_branch
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.core.trained_on import NOTHING_LEFT
+from sglang_hvd.replay.training.tables import markdown_table
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftBatch, TokenIds
@@ -53,23 +56,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
     if not rows:
         raise ValueError(NOTHING_LEFT)
-    print(f"\n| file | starts | {' | '.join(map(str, SIZES))} |\n|---|---|{'---|' * len(SIZES)}")
-    for row in rows:
-        cells = [f"{c:.2f} / {t:.2f}" for c, t in zip(row["chain"], row["tree"], strict=True)]
-        print(f"| {row['file']} | {row['starts']} | {' | '.join(cells)} |")
-    print("\n| share of the other votes | nodes | mean share | right |\n|---|---|---|---|")
-    found = np.array(shares).reshape(-1, 2)
-    for low, high in itertools.pairwise(SHARES):
-        of_bin = found[(found[:, 0] > low) & (found[:, 0] <= high)]
-        if len(of_bin):
-            share, right = of_bin.mean(axis=0)
-            print(f"| {low:g} to {high:g} | {len(of_bin)} | {share:.3f} | {right:.3f} |")
+    print(f"\n{_table_of_sizes(rows)}\n\n{_table_of_shares(np.array(shares).reshape(-1, 2))}")
     write_rows(options.json, rows)
     return 0
 
 
+def _table_of_sizes(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        pairs = zip(SIZES, row["chain"], row["tree"], strict=True)
+        cells = {str(size): f"{chain:.2f} / {tree:.2f}" for size, chain, tree in pairs}
+        lines.append({"file": row["file"], "starts": row["starts"], **cells})
+    return markdown_table({name: name for name in lines[0]}, lines)
+
+
+def _table_of_shares(shares: npt.NDArray[np.float64]) -> str:
+    """shares: float64[num_nodes, 2], share of the other votes and whether the node was right."""
+    lines = []
+    for low, high in itertools.pairwise(SHARES):
+        of_bin = shares[(shares[:, 0] > low) & (shares[:, 0] <= high)]
+        if len(of_bin):
+            share, right = of_bin.mean(axis=0).tolist()
+            lines.append(
+                {"bin": f"{low:g} to {high:g}", "num": len(of_bin), "share": share, "right": right}
+            )
+    columns = {"bin": "share of the other votes", "num": "nodes", "share": "mean share"}
+    return markdown_table({**columns, "right": "right"}, lines)
+
+
 class _Walk:
-    """Serves the sessions of one recording that the predictor does not know."""
+    """Serves the sessions of one recording that the predictor was not trained on."""
 
     def __init__(self, tokenizer: TraceTokenizer, traces: Sequence[Trace]) -> None:
         config = HvdConfig(policy="payoff")
@@ -89,9 +105,12 @@ class _Walk:
         self._votes = DraftBatch.of_size(1, SIZES[-1])
         self._trees = CacheTrees(1, 64)
 
-    def starts(self, most: int) -> Iterator[tuple[list[tuple[int, int]], list[tuple[float, bool]]]]:
-        """Of each cycle start with a cache draft: accepted tokens of chain and tree by size, and
-        (share of the other votes, was right) of the nodes that leave the chain where the text does.
+    def starts(
+        self, max_starts: int
+    ) -> Iterator[tuple[list[tuple[int, int]], list[tuple[float, bool]]]]:
+        """For each cycle start with a cache draft: accepted tokens of chain and tree by size, and,
+        for each node that leaves the chain where the text does, its share of the other votes and
+        whether it was right.
         """
         fingerprints, drafter, num = session_fingerprints(self._traces), self._drafter, 0
         for trace in self._traces:
@@ -101,7 +120,7 @@ class _Walk:
             if fingerprints[trace.session] in self._known:
                 drafter.extend(trace, trace.output_ids[1:])
                 position = len(trace.output_ids)
-            while position < len(trace.output_ids) and num < most:
+            while position < len(trace.output_ids) and num < max_starts:
                 rest = trace.output_ids[position:]
                 proposals = drafter.propose([trace])
                 chain = proposals.drafts.token_ids[0, : proposals.drafts.num_nodes[0]].copy()
@@ -114,7 +133,7 @@ class _Walk:
                         self._votes, [trace], np.full(1, SIZES[-1], np.int32), is_tree=True
                     )
                     survival = proposals.forecast.prediction.survival
-                    assert survival is not None, "the shipped predictor knows distributions"
+                    assert survival is not None, "the shipped predictor predicts distributions"
                     self._trees.join(proposals.drafts, survival, self._votes, FIRST_BRANCH_SHARE)
                     yield self._accepted(rest, right), self._shares(chain, rest, right)
                     num += 1
@@ -136,7 +155,7 @@ class _Walk:
         votes, num = self._votes, int(self._votes.num_nodes[0])
         on_text = right_branch(votes.token_ids[0, :num], votes.parents[0, :num], rest[:num_right])
         if len(on_text) < num_right:
-            return []  # the votes' tree ends before
+            return []  # the tree of votes ends before that
         above = on_text[-1] if on_text else -1
         following = np.flatnonzero(votes.parents[0, :num] == above)
         tokens, probs = votes.token_ids[0, following], votes.probs[0, following]
@@ -152,9 +171,14 @@ class _Walk:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = parser_of("experiments.branches", "What branches add to cache drafts.")
+    parser = parser_of("experiments.branches", "Measure what branches add to cache drafts.")
     add_texts(parser)
-    parser.add_argument("--starts", type=count, default=4000, help="most cycle starts of each file")
+    parser.add_argument(
+        "--starts",
+        type=count,
+        default=4000,
+        help="maximum of cycle starts of each file (default: %(default)s)",
+    )
     add_json(parser)
     return parser.parse_args(arguments)
 

@@ -1,11 +1,12 @@
-"""How well what ships ranks cache drafts at cycle starts, by who decides where cycles start.
+"""How well the shipped predictors rank cache drafts at cycle starts, by the policy that serves.
 
-    python -m benchmarks.experiments.deciders --traces DIR --tokenizer FILE [--cache-mode
-        votes|paper] [--json FILE]
+    python -m benchmarks.experiments.deciders --traces DIR --tokenizer FILE
+        [--cache-mode votes|paper] [--json FILE]
 
-As `sglang-hvd evaluate` judges, in the mean over families, on sessions that the predictors were not
-trained on. A policy that verifies good drafts has few cycles that start inside a copy, where it is
-easy to know that the copy goes on. `allocate` decides by the costs that ship, at batch size 1.
+The predictors are judged as by `sglang-hvd evaluate`, averaged over families, on sessions that they
+were not trained on. The policy decides where cycles start: one that verifies good drafts has few
+cycles inside a copy, where it is easy to predict that the copy continues. `allocate` uses the costs
+that ship, at batch size 1.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from sglang_hvd.replay.core.recordings import MEAN, find_recordings
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
 from sglang_hvd.replay.training.evaluate import judge, nothing_to_judge, trained_sessions
+from sglang_hvd.replay.training.tables import markdown_table
 
 _DECIDERS = {
     "model drafter always": HvdConfig(policy="model"),
@@ -33,15 +35,14 @@ _COSTS = Path(__file__).parents[2] / "configs/costs/llama-3.1-8b-h100.yaml"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = replay_options("experiments.deciders", "Average precision by who decides.", arguments)
+    options = replay_options("experiments.deciders", "Average precision by policy.", arguments)
     recordings = find_recordings(options.traces)
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     mode = options.cache_mode
     predictors = shipped_predictors(mode)
     without, costs = trained_sessions(predictors), StepCosts.load(_COSTS)
     rows = []
-    print("| who decides | drafts | oracle share | default | mlp | frequency |")
-    print("|---|---|---|---|---|---|")
+    lines = []
     for decider, of_decider in _DECIDERS.items():
         config = of_decider.model_copy(update={"cache_mode": mode, "calibrate": False})
         walks = walk_recordings(
@@ -55,20 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         means = [each for each in judged if each.file == MEAN]
         if not means:
             raise nothing_to_judge([walk.excluding(without) for walk in walks])
-        quality = means[0].quality
-        cells = [_figure(each.quality.average_precision) for each in means]
-        print(
-            f"| {decider} | {quality.num_drafts} | {_figure(quality.oracle_share)} | "
-            f"{' | '.join(cells)} |",
-            flush=True,
+        lines.append(
+            {
+                "policy": decider,
+                "drafts": means[0].quality.num_drafts,
+                "oracle share": means[0].quality.oracle_share,
+                **{each.predictor: each.quality.average_precision for each in means},
+            }
         )
         rows += [{"decides": decider, **each.row()} for each in means]
+    print(markdown_table({name: name for name in lines[0]}, lines))
     write_rows(options.json, rows)
     return 0
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""The gate that compares both predictions against fixed thresholds, with several model drafters.
+"""Compares the gate that weighs both predictions with fixed thresholds, for several model drafters.
 
     python -m benchmarks.experiments.gate --traces DIR --tokenizer FILE [--cache-mode votes|paper]
         [--json FILE]
 
 Sessions that the shipped predictor was trained on fill the shared cache and are not counted. The
-model drafters are simulated: see sglang_hvd/replay/core/model_drafter.py. Times at batch size 1, in
-milliseconds, as an 8B model in 16 bits has them on an H100 by its memory bandwidth (16 GB at 3.35
-TB/s for a step of the target) with eight rounds of a one-layer drafter; they are not measured.
+model drafters are simulated (sglang_hvd/replay/core/model_drafter.py). Times are for batch size 1,
+in milliseconds. They are derived for an 8B model in 16 bits from an H100's memory bandwidth (16 GB
+at 3.35 TB/s for a target step), with eight rounds of a one-layer drafter; they are not measured.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,9 @@ from sglang_hvd.replay.core.recordings import find_recordings, mean_over_familie
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.core.trained_on import NOTHING_LEFT
 from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
+from sglang_hvd.replay.training.tables import markdown_table
 
-# A verification costs the same at every width here: only the choice of the draft is looked at.
+# All widths have equal verification costs, so that only the choice of the draft matters.
 COSTS = StepCosts(
     about="8B in 16 bits on an H100 at batch size 1, by memory bandwidth",
     batch_sizes=(1, 2),
@@ -44,13 +45,11 @@ _THRESHOLDS: tuple[str | float | None, ...] = (_MODEL_ONLY, None, 1.0, 2.0, 3.0,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = replay_options("experiments.gate", "Gates of the payoff policy.", arguments)
+    options = replay_options("experiments.gate", "Compare gates of the payoff policy.", arguments)
     recordings = find_recordings(options.traces)
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[options.cache_mode]).trained_sessions
     rows = []
-    print("| model drafter | gate | cycles per 1K tokens | cache share | tokens per ms |")
-    print("|---|---|---|---|---|")
     for drafter_name, drafter in _DRAFTERS.items():
         for threshold in _THRESHOLDS:
             is_model_only = threshold == _MODEL_ONLY
@@ -73,20 +72,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 mean_over_families((family, getattr(totals, name)) for family, totals in found)
                 for name in ("cycles_per_1k_tokens", "cache_share", "tokens_per_ms")
             )
-            gate = "the better prediction" if threshold is None else str(threshold)
-            print(
-                f"| {drafter_name} | {gate} | {cycles:.1f} | {share:.3f} | {speed:.3f} |",
-                flush=True,
-            )
             rows.append(
                 {
                     "model_drafter": drafter_name,
-                    "gate": gate,
+                    "gate": "the better prediction" if threshold is None else str(threshold),
                     "cycles_per_1k_tokens": cycles,
                     "cache_share": share,
                     "tokens_per_ms": speed,
                 }
             )
+    columns = {
+        "model_drafter": "model drafter",
+        "gate": "gate",
+        "cycles_per_1k_tokens": "cycles per 1K tokens",
+        "cache_share": "cache share",
+        "tokens_per_ms": "tokens per ms",
+    }
+    print(markdown_table(columns, rows, num_labels=2))
     write_rows(options.json, rows)
     return 0
 

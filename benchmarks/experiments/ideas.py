@@ -1,11 +1,11 @@
-"""What each idea of the predictor brings, on the same drafts.
+"""What each idea of the predictor gains, on the same drafts.
 
     python -m benchmarks.experiments.ideas --traces DIR --tokenizer FILE [--cache-mode votes|paper]
         [--json FILE]
 
-Every row is one training and its quality on the last quarter of each recording's sessions, at the
-cycle starts of serving with the predictor that ships, in the mean over families. Inputs that a row
-leaves out are constant.
+Every row is one training. Its quality is measured on the last quarter of each recording's sessions,
+at the cycle starts of serving with the predictor that ships, averaged over families. Inputs that a
+row leaves out are constant.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 import numpy as np
+from tqdm import tqdm
 
 from benchmarks.command import run, write_rows
 from benchmarks.experiments.options import replay_options
@@ -35,6 +36,7 @@ from sglang_hvd.replay.core.walk import RecordingWalk, fingerprints_of, walk_rec
 from sglang_hvd.replay.report.importance import FEATURE_GROUPS
 from sglang_hvd.replay.training.evaluate import judged_by, judging_walks, qualities
 from sglang_hvd.replay.training.quality import PayoffQuality
+from sglang_hvd.replay.training.tables import markdown_table
 from sglang_hvd.replay.training.train import (
     TrainPlan,
     first_round,
@@ -43,7 +45,7 @@ from sglang_hvd.replay.training.train import (
     lessons_of,
 )
 
-# Groups of inputs beyond the paper's, in the order in which they are added.
+# Groups of inputs that the paper does not have, in the order in which they are added.
 _GROUPS = (
     "the draft's own probabilities",
     "the match",
@@ -56,7 +58,7 @@ _GROUPS = (
     "what else has votes",
     "tokens where the draft begins",
 )
-# Inputs of draft tokens that the suffix cache looks up for them.
+# Inputs of draft tokens that come from the suffix cache.
 _LOOKED_UP = frozenset({"logit_follows", "log_token_age"})
 
 _Drafts = TypeVar("_Drafts", TrainingRows, Lessons)
@@ -110,30 +112,26 @@ def _ideas() -> list[_Idea]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = replay_options("experiments.ideas", "What each idea yields.", arguments)
+    options = replay_options("experiments.ideas", "Measure what each idea gains.", arguments)
     study = _Study.load(options)
     rows = []
-    print("| idea | average precision | ROC area | precision | recall | calibration error |")
-    print("|---|---|---|---|---|---|")
-    for idea in _ideas():
-        rows.append(_show(idea.name, study.mean_of(idea)))
-    rows.append(_show("all, on families left out of training", study.mean_of_families_left_out()))
-    rows.append(_show("frequency score", study.mean_of_frequency()))
+    for idea in tqdm(_ideas(), unit="idea", disable=None):
+        rows.append({"idea": idea.name, **asdict(study.mean_of(idea))})
+        write_rows(options.json, rows)  # the rows so far
+    left_out, frequency = study.mean_of_families_left_out(), study.mean_of_frequency()
+    rows.append({"idea": "all, on families left out of training", **asdict(left_out)})
+    rows.append({"idea": "frequency score", **asdict(frequency)})
+    columns = {
+        "idea": "idea",
+        "average_precision": "average precision",
+        "roc_auc": "ROC area",
+        "precision": "precision",
+        "recall": "recall",
+        "calibration_error": "calibration error",
+    }
+    print(markdown_table(columns, rows))
     write_rows(options.json, rows)
     return 0
-
-
-def _show(name: str, quality: PayoffQuality) -> dict[str, object]:
-    figures = (
-        quality.average_precision,
-        quality.roc_auc,
-        quality.precision,
-        quality.recall,
-        quality.calibration_error,
-    )
-    cells = " | ".join("-" if figure is None else f"{figure:.3f}" for figure in figures)
-    print(f"| {name} | {cells} |", flush=True)
-    return {"idea": name, **asdict(quality)}
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ class _Study:
         return self._mean(idea, lambda _: predictor)
 
     def mean_of_families_left_out(self) -> PayoffQuality:
-        """Each family judged by a predictor that saw none of its recordings."""
+        """Each family is judged by a predictor that was trained without its recordings."""
         idea = _Idea("left out")
         families = {walk.family for walk in self.judged}
         predictors = {family: self._train(idea, without_family=family) for family in families}
@@ -183,7 +181,7 @@ class _Study:
         return self._mean(_Idea("frequency"), lambda _: None)
 
     def _mean(self, idea: _Idea, judging: Callable[[str], PayoffPredictor | None]) -> PayoffQuality:
-        """judging: the predictor of a family; None: the frequency score."""
+        """judging: returns the predictor that judges a family; None: the frequency score."""
         judged = {}
         for walk in self.judged:
             rows = walk.rows()
@@ -215,7 +213,7 @@ class _Study:
 
 
 def _without(drafts: _Drafts, idea: _Idea) -> _Drafts:
-    """The drafts with the inputs that the idea does not have set to 0."""
+    """The drafts, with all inputs set to 0 that the idea does not have."""
     of_draft, of_token = (
         np.array([name in kept for name in names], np.float32)
         for names, kept in ((FEATURE_NAMES, idea.features), (POSITION_FEATURES, idea.positions))

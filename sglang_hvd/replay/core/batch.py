@@ -1,14 +1,15 @@
-"""Replays recorded texts as a server under load serves them: N at a time, without end.
+"""Replays recorded texts as a server under load serves them: a full batch all the time.
 
-The recording is the target model and says which draft tokens it accepts; the model drafter is drawn
-(model_drafter.py) and time comes from a table of costs. Each place of the batch goes through the
-recording by itself, in a namespace that holds what was recorded before: at its end it begins again,
-in another namespace, so no session meets the outputs of its own repetition.
+The recording is the target model and says which draft tokens are accepted. The model drafter is
+simulated (model_drafter.py), and times come from a table of costs. Each slot of the batch goes
+through the recording by itself, in a namespace that holds the texts before its own. At the end of
+the recording it starts over in a new namespace, so no session sees the outputs of its own
+repetition.
 
-The places begin spread over all tokens of the recording, as if the server had been running for a
-while. So a batch is full of unlike texts from the first step on, and all policies, which go at
-different speeds, begin with the same texts. Few places see little of a long recording: they are
-taken up elsewhere some times meanwhile.
+The slots start at places that are spread over all tokens of the recording, as if the server had
+been running for a while. So the batch holds different texts from the first step on, and all
+policies, which differ in speed, start with the same texts. A few slots see little of a long
+recording, so they are moved to other places several times.
 """
 
 import itertools
@@ -30,27 +31,27 @@ from sglang_hvd.types import DraftPlans, DraftSource, TokenIds
 
 Int32 = npt.NDArray[np.int32]
 
-# The drafts whose payoff an oracle knows.
+# The drafts whose accepted length an oracle knows.
 ORACLE = frozenset({DraftSource.CACHE, DraftSource.MODEL})
 
-# The golden section: the fractions of its multiples are spread evenly, however many they are.
+# The golden ratio: the fractional parts of its multiples are spread evenly, however many there are.
 _SPREAD = (5**0.5 - 1) / 2
 
-# Where the texts are taken up, at least, if that leaves so many tokens for each time.
-_FEWEST_PLACES = 8
-_FEWEST_TOKENS = 256
+# Minimum of places at which serving starts, if each start still has so many tokens to measure.
+_MIN_PLACES = 8
+_MIN_TOKENS = 256
 
-# Tokens for each place of the batch that are not counted: with them begins the history of a request
-# that is taken up in the middle of a text.
+# Tokens of each slot that are not counted: a request that starts in the middle of a text has no
+# history yet.
 _WARM_UP_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnTrace:
-    """A trace and what the model drafter has accepted in it.
+    """A trace and the acceptance that was drawn for the model drafter.
 
-    accepted: by size of the model drafter's draft in nodes, int32[num_output]: accepted tokens of a
-        cycle that starts at each token of the output.
+    accepted: by the draft's size in nodes, int32[num_output]: accepted tokens of the cycle that
+        starts at each output token.
     """
 
     trace: Trace
@@ -58,14 +59,16 @@ class DrawnTrace:
 
     @property
     def num_decoded(self) -> int:
-        """Tokens behind the first one, which the prefill yields."""
+        """Output tokens after the first one, which the prefill generates."""
         return max(len(self.trace.output_ids) - 1, 0)
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """One request that is being served. later: those that follow it in its place of the batch, with
-    their namespaces."""
+    """The request that runs in one slot of the batch.
+
+    later: the requests that follow in this slot, with their namespaces.
+    """
 
     drawn: DrawnTrace
     namespace: str
@@ -75,23 +78,23 @@ class _Running:
 
     @property
     def num_tokens(self) -> int:
-        """Of prompt and output so far."""
+        """Tokens of the prompt and of the output so far."""
         return len(self.drawn.trace.prompt_ids) + self.position
 
 
 class BatchReplay:
-    """A drafter, and the engine that its plans run on.
+    """A drafter, and a simulated engine that runs its plans.
 
-    knows: drafters whose drafts are expected to bring exactly what the recording accepts of them;
-        ORACLE: both. The payoffs of other drafts are predicted, and where that takes payoffs of the
-        known drafts, it takes predicted ones.
-    picks_nodes: of known cache drafts the right nodes alone are verified; else as many of the first
-        nodes as it takes to have the right ones.
-    model_sizes, num_model_steps: sizes and steps of the model drafter's drafts, needed only where
+    knows: sources whose drafts get their true accepted length instead of a predicted one; ORACLE:
+        both sources. Where the prediction for another draft depends on a known draft, it uses the
+        predicted length of the known draft.
+    picks_nodes: only the right nodes of known cache drafts are verified. Otherwise the first nodes
+        are verified, up to the last right one.
+    model_sizes, num_model_steps: sizes and steps of the model drafter's drafts; needed only if
         these are known.
-    runs_ahead: behind a step without drafts the next one is launched before its tokens are known,
-        and what it wants is known one step late (docs/allocation.md, "Waiting for tokens"). The
-        drafter's allocator has to run ahead, too. Prefills take no time here and end no run.
+    runs_ahead: after a step without drafts, the next step is launched before the tokens are known,
+        so its drafts are known one step late (docs/allocation.md, "Waiting for tokens"). The
+        drafter's allocator must run ahead as well. Prefills take no time here and end no run.
     """
 
     def __init__(
@@ -123,27 +126,28 @@ class BatchReplay:
         num_tokens: int,
         seed: int = 0,
     ) -> CycleTotals:
-        """Serves sessions until num_tokens tokens were generated. Warm-ups are not counted: a
-        quarter as many tokens, in even parts before each time that the places are taken up, or 64
-        times the batch size each time if that is more.
+        """Serves sessions until num_tokens tokens were generated.
 
-        sessions: the turns of each, in order.
-        seed: each begins at other places of the texts.
+        Each time that the slots move to new places, a warm-up is served first and not counted. All
+        warm-ups together have a quarter of num_tokens, and each has at least 64 tokens per slot.
+
+        sessions: the turns of each session, in order.
+        seed: different seeds start at different places of the texts.
         earlier: traces that each namespace holds from the beginning.
         """
         turns = [drawn for of_session in sessions for drawn in of_session if drawn.num_decoded]
         if not turns:
             return CycleTotals()
-        num_takes = min(-(-_FEWEST_PLACES // batch_size), max(num_tokens // _FEWEST_TOKENS, 1))
-        num_warm = max(num_tokens // (4 * num_takes), _WARM_UP_TOKENS * batch_size)
-        places = itertools.count(seed * num_takes * batch_size)
+        num_starts = min(-(-_MIN_PLACES // batch_size), max(num_tokens // _MIN_TOKENS, 1))
+        num_warm = max(num_tokens // (4 * num_starts), _WARM_UP_TOKENS * batch_size)
+        places = itertools.count(seed * num_starts * batch_size)
         totals = CycleTotals()
-        for take in range(1, num_takes + 1):
+        for start in range(1, num_starts + 1):
             shares = (next(places) * _SPREAD % 1 for _ in range(batch_size))
-            running = [self._taken_up(turns, earlier, share) for share in shares]
+            running = [self._started_at(share, turns, earlier) for share in shares]
             self._is_ahead, self._num_plain = False, 0
             num_left = num_warm
-            while totals.num_tokens < num_tokens * take / num_takes:
+            while totals.num_tokens < num_tokens * start / num_starts:
                 of_step = self._step(running)
                 if num_left > 0:
                     num_left -= of_step.num_tokens
@@ -153,11 +157,11 @@ class BatchReplay:
                 self._drafter.finish(request, output_ids=None, keep=False)
         return totals
 
-    def _taken_up(
-        self, turns: Sequence[DrawnTrace], earlier: Sequence[Trace], share: float
+    def _started_at(
+        self, share: float, turns: Sequence[DrawnTrace], earlier: Sequence[Trace]
     ) -> _Running:
-        """A request that has come to where this share of all tokens has been generated: the cache
-        knows the turns before it, and the model drafter lacks nothing."""
+        """A request at the place where this share of all tokens has been generated. The cache knows
+        the turns before it, and the model drafter's KV cache is complete."""
         ends = np.cumsum([drawn.num_decoded for drawn in turns])
         at = int(share * ends[-1])
         first = int(np.searchsorted(ends, at, side="right"))
@@ -172,12 +176,12 @@ class BatchReplay:
     def _in_turn(
         self, turns: Sequence[DrawnTrace], earlier: Sequence[Trace], first: int
     ) -> Iterator[tuple[DrawnTrace, str]]:
-        """The turns from this one on, over and over, and the namespace of each repetition."""
+        """The turns from the first given one on, over and over, with the namespace of each pass."""
         while True:
             namespace = str(self._num_namespaces)
             self._num_namespaces += 1
             for trace in (*earlier, *(drawn.trace for drawn in turns[:first])):
-                # Outputs alone are shared.
+                # Only outputs are shared, so the prompt can be empty.
                 self._drafter.start(trace, (), namespace=f"{namespace}/{trace.namespace}")
                 self._drafter.finish(trace, output_ids=trace.output_ids, keep=True)
             yield from ((drawn, namespace) for drawn in turns[first:])
@@ -252,7 +256,7 @@ class BatchReplay:
     ) -> Proposals:
         right = np.array(num_right)[:, None] > np.arange(MAX_DRAFT_LEN)
         forecast = proposals.forecast
-        assert isinstance(forecast, AllocationForecast), "who knows drafts allocates"
+        assert isinstance(forecast, AllocationForecast), "only policy allocate can know drafts"
         for row, request in enumerate(running):
             rest = request.drawn.trace.output_ids[request.position :]
             _label(forecast.trees, row, rest, picks_nodes=self._picks_nodes)
@@ -272,15 +276,15 @@ class BatchReplay:
             np.float32,
         )
         forecast = proposals.forecast
-        assert isinstance(forecast, AllocationForecast), "who knows drafts allocates"
+        assert isinstance(forecast, AllocationForecast), "only policy allocate can know drafts"
         forecast = replace(forecast, model_reaches=ModelReaches(reaches, reaches))
         return replace(proposals, forecast=forecast)
 
 
 def _label(trees: CacheTrees, row: int, text: TokenIds, *, picks_nodes: bool) -> None:
-    """Makes the nodes of a draft that are right certain and the others impossible.
+    """Gives the right nodes of a draft probability 1 and the others 0.
 
-    picks_nodes: puts the right ones before the others.
+    picks_nodes: the right nodes also move before the others.
     """
     num = int(trees.num_nodes[row])
     right = right_branch(trees.token_ids[row, :num], trees.parents[row, :num], text)

@@ -1,13 +1,13 @@
-"""The model drafter in replay: recordings do not hold what it would have drafted.
+"""Simulates the model drafter, because recordings do not contain its drafts.
 
-Either it has a fixed number of tokens accepted in each cycle, or it has each token of the text
-right with some probability and is accepted up to the first that it has wrong. Which tokens those
-are is drawn once for a recording, so every policy meets the same model drafter.
+Either every cycle has a fixed number of its tokens accepted, or each token is right with some
+probability and tokens are accepted up to the first wrong one. Which tokens are right is drawn once
+per recording, so every policy meets the same model drafter.
 
-Text that an earlier occurrence predicts is easy for a model as well. With odds_ratio above 1 a
-token is that much more likely, in odds, to be right where the cache would have it right. The
-overall probability is chosen so that the mean accepted length over all positions of a recording is
-the strength that was asked for.
+Text that an earlier occurrence predicts is easy for a model as well. With an odds_ratio above 1,
+the odds that a token is right are that much higher where the cache would have it right. The overall
+probability is chosen so that the mean accepted length over all positions of a recording equals
+mean_accepted.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,11 +25,11 @@ Int32 = npt.NDArray[np.int32]
 Bool = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
 
-# By name: odds that a token is right where the cache has it right, over those where it has not.
-# None: every cycle has the same.
+# By name: the odds that a token is right where the cache has it right, relative to the odds where
+# it does not. None: the same number is accepted in every cycle.
 ODDS_RATIOS = {"constant": None, "independent": 1.0, "correlated": 8.0}
 
-# By name: mean accepted tokens.
+# By name: accepted tokens per cycle, on average.
 STRENGTHS = {"weak": 0.75, "usual": 2.7, "strong": 4.2}
 
 _BISECTIONS = 40
@@ -37,18 +37,19 @@ _BISECTIONS = 40
 
 @dataclass(frozen=True, slots=True)
 class ModelDrafter:
-    """What each cycle of the model drafter has accepted.
+    """How many tokens of the model drafter's drafts are accepted.
 
-    mean_accepted: tokens in the mean over all positions, bonus token not counted. 2 lies between
-        those with the paper's three models (appendix C: 3.2, 2.2 and 0.8).
-    odds_ratio: None: exactly mean_accepted tokens in each cycle, which is then a whole number.
-    num_steps: the most tokens that are accepted in a cycle; 8 is the paper's (table 7).
-    num_nodes: of the full tree, root not counted.
-    size_effect: log odds of a token that each doubling of the nodes adds.
-    spread: standard deviation between sessions, in log odds: a drafter knows some better.
-    seed: of the draw.
+    mean_accepted: accepted tokens on average over all positions, bonus token not counted. The
+        paper's three models have 3.2, 2.2 and 0.8 (appendix C).
+    odds_ratio: see ODDS_RATIOS. None: exactly mean_accepted tokens in each cycle, which must then
+        be a whole number.
+    num_steps: maximum of accepted tokens in a cycle; the paper's is 8 (table 7).
+    num_nodes: nodes of the full tree, root not counted.
+    size_effect: log odds that each doubling of the nodes adds to a token.
+    spread: standard deviation between sessions in log odds: a drafter is better at some sessions.
+    seed: seed of the draw.
 
-    Raises ValueError for a strength that cannot be.
+    Raises ValueError for a mean_accepted that is impossible.
     """
 
     mean_accepted: float = 2.0
@@ -62,20 +63,21 @@ class ModelDrafter:
     def __post_init__(self) -> None:
         if not 0 <= self.mean_accepted < self.num_steps:
             raise ValueError(
-                f"a model drafter of {self.num_steps} steps has 0 to less than {self.num_steps} "
-                f"tokens accepted, got {self.mean_accepted:g}: lower --model-accepted"
+                f"a model drafter of {self.num_steps} steps has at least 0 and fewer than "
+                f"{self.num_steps} tokens accepted, got {self.mean_accepted:g}: lower "
+                f"--model-accepted"
             )
         if self.odds_ratio is None and self.mean_accepted != int(self.mean_accepted):
             raise ValueError(
-                f"{self.mean_accepted:g} tokens in every cycle cannot be: give a whole number, or "
-                f"let them vary (--model-drafter independent)"
+                f"{self.mean_accepted:g} accepted tokens in every cycle is not a whole number: "
+                f"give one, or let the number vary with --model-drafter independent"
             )
 
     def accepted_lens(self, traces: Sequence[Trace], config: HvdConfig) -> list[Int32]:
         """Accepted tokens of the cycle that starts at each token of each output: int32[num_output].
 
-        traces: a recording, in order.
-        config: of the cache that odds_ratio is about.
+        traces: all traces of a recording, in order.
+        config: configuration of the cache that odds_ratio refers to.
         """
         return self.accepted_by_size(traces, config, [self.num_nodes])[self.num_nodes]
 
@@ -86,9 +88,9 @@ class ModelDrafter:
         sizes: Sequence[int],
         copied: Callable[[], Sequence[Bool]] | None = None,
     ) -> dict[int, list[Int32]]:
-        """accepted_lens for trees of each of these numbers of nodes, root not counted.
+        """accepted_lens by the tree's number of nodes, root not counted.
 
-        copied: gives copied_tokens(traces, config), which take long, where they are kept.
+        copied: returns copied_tokens(traces, config), for callers that keep them: they take long.
         """
         if self.odds_ratio is None:
             num = int(self.mean_accepted)
@@ -105,7 +107,7 @@ class ModelDrafter:
             is_copied = copied_tokens(traces, config) if copied is None else copied()
             easier += np.log(self.odds_ratio) * np.concatenate(is_copied)
         draws = np.concatenate([_draws(trace, self.seed) for trace in traces])
-        # The highest log odds with at most the strength: the mean grows with them.
+        # Bisect for the log odds that give mean_accepted: the mean grows with the log odds.
         low, high = -30.0, 30.0
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
@@ -141,8 +143,8 @@ class ModelDrafter:
 
 
 def copied_tokens(traces: Sequence[Trace], config: HvdConfig) -> list[Bool]:
-    """Whether the cache would have had each output token right, knowing all before it:
-    bool[num_output] of each trace."""
+    """Whether the cache, knowing all tokens before it, would have drafted each output token:
+    bool[num_output] for each trace."""
     cache = SuffixCache.of_config(config, background=False)
     copied = []
     for rid, trace in enumerate(traces):
@@ -158,7 +160,7 @@ def copied_tokens(traces: Sequence[Trace], config: HvdConfig) -> list[Bool]:
 
 
 def _draws(trace: Trace, seed: int) -> npt.NDArray[np.float64]:
-    """Uniform in 0..1 for each output token, the same in every replay of this text."""
+    """A number between 0 and 1 for each output token, the same in every replay of this text."""
     text = np.frombuffer(trace.output_ids.tobytes(), np.uint32)
     entropy = [seed] if seed else []
     generator = np.random.default_rng([*entropy, len(trace.prompt_ids), *text.tolist()])
@@ -166,5 +168,5 @@ def _draws(trace: Trace, seed: int) -> npt.NDArray[np.float64]:
 
 
 def _of_session(session: str, seed: int) -> float:
-    """Standard normal, the same for all turns of a session."""
+    """A standard normal number, the same for all turns of a session."""
     return float(np.random.default_rng([seed, *session.encode()]).normal())

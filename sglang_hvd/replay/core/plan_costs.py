@@ -1,4 +1,4 @@
-"""What the engine's steps cost in replay."""
+"""The time that the engine's steps take in replay, by a table of costs."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from sglang_hvd.types import DraftPlan
 class PlanCosts:
     """The time of a step by its plans.
 
-    widths: nodes per request that a step can verify, root included. A step takes the narrowest that
-        holds what was planned.
-    draft_extend: when the model drafter's KV cache is brought up to date.
+    widths: nodes per request that a step can verify, root included. A step has the narrowest width
+        that holds what was planned.
+    draft_extend: decides when the model drafter's KV cache is brought up to date.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class PlanCosts:
     ) -> float:
         """The time in milliseconds.
 
-        num_missing: tokens of each request that the model drafter's KV cache lacks.
+        num_missing: tokens of each request that are missing from the model drafter's KV cache.
         num_plain: see DraftExtend.
         num_context: tokens in the KV caches of all requests.
-        is_ahead: it did not wait for the tokens of the last step.
+        is_ahead: the step did not wait for the tokens of the step before it.
         """
         width = self._width(plans)
         ms = self._costs.verify_ms(len(plans), [width])[0] + self._costs.context_ms(num_context)
@@ -57,11 +57,12 @@ class PlanCosts:
         return float(ms)
 
     def num_plain(self, plans: Sequence[DraftPlan], before: int) -> int:
-        """That of a step with these plans behind one with so many; see DraftExtend."""
+        """num_plain of a step with these plans; `before` is that of the step before it. See
+        DraftExtend."""
         return before + 1 if self._width(plans) == 1 else 0
 
     def ends_run(self, num_missing: Sequence[int]) -> bool:
-        """Whether the next step has to wait; see DraftExtend."""
+        """Whether the next step has to wait for the tokens of this one; see DraftExtend."""
         return self._draft_extend.ends_run(max(num_missing), len(num_missing))
 
     def missing_after(
@@ -71,9 +72,10 @@ class PlanCosts:
         num_tokens: Sequence[int],
         num_plain: int,
     ) -> list[int]:
-        """Tokens of each request that the model drafter's KV cache lacks after a step.
+        """Tokens of each request that are missing from the model drafter's KV cache after a step.
 
-        num_missing: before it. num_tokens: committed in it. num_plain: see DraftExtend.
+        num_missing: missing before the step. num_tokens: committed in the step.
+        num_plain: see DraftExtend.
         """
         num_model_nodes = [plan.num_model_nodes for plan in plans]
         return self._draft_extend.missing_after(num_model_nodes, num_missing, num_tokens, num_plain)

@@ -1,4 +1,4 @@
-"""`sglang-hvd replay`: what each policy makes of recorded generations, without a model."""
+"""`sglang-hvd replay`: compares the policies on recorded generations, without a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,15 +19,17 @@ from sglang_hvd.replay.core.walk import RecordingWalk, WalkSettings, walk_record
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
-    """What a policy made of a file's measured sessions, or the mean over the families.
+    """A policy's figures on a file's measured sessions, or their mean over the families.
 
     mean_accepted: draft tokens per cycle, bonus token not counted.
     cache_share: share of the cycles that verified a cache draft, alone or in one tree with the
-        model drafter's; both_share: in one tree.
-    oracle_share: share of the cycles' cache drafts that reach the paper's threshold.
-    precision, recall: the cache drafts that were verified against those that reach it.
-    payoff_quantiles: accepted lengths of the cache drafts, at 10, 50, 90 and 99 %.
-    tokens_per_ms: under the cost table; None without one.
+        model drafter's draft.
+    both_share: share of the cycles that verified both drafts in one tree.
+    oracle_share: share of the cache drafts that reach the paper's threshold.
+    precision, recall: of the choice of the verified cache drafts; those that reach the threshold
+        are the right ones.
+    payoff_quantiles: accepted lengths of the cache drafts at 10, 50, 90 and 99 %.
+    tokens_per_ms: by the cost table; None without one.
     """
 
     file: str
@@ -56,17 +58,17 @@ def replay_policies(
     model_drafter: ModelDrafter,
     num_processes: int,
 ) -> list[PolicyResult]:
-    """Rows per file and policy, and the mean over families.
+    """A row for each file and policy, and for each policy's mean over the families.
 
-    Sessions that the predictor was trained on only fill the shared cache, under every policy, which
-    is said on stderr.
+    Under every policy, sessions that the predictor was trained on only fill the shared cache; a
+    line on stderr says so.
 
-    config: of the server; each policy in turns.
-    threshold: of the payoff policy; None: it has none.
-    warm_up: share of each recording's sessions, the first ones, that only fill the shared cache.
+    config: the server's configuration, to which each policy is applied.
+    threshold: threshold of the payoff policy; None: it has none.
+    warm_up: share of each recording's sessions, from the first on, that only fill the shared cache.
     shares_cache: False: requests draft from their own session only.
-    costs: at batch size 1; without them, and with a predictor of kind "mlp", policy `allocate` is
-        left out.
+    costs: step costs, used at batch size 1. Without them, or with a predictor of kind "mlp", policy
+        `allocate` is left out.
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used.
     """
@@ -76,7 +78,7 @@ def replay_policies(
     if width <= model_drafter.num_steps + 1:
         raise ValueError(
             f"verify_width {width} has no room for both a cache draft and the model drafter's "
-            f"{model_drafter.num_steps} nodes: widen it"
+            f"{model_drafter.num_steps} nodes: set it to at least {model_drafter.num_steps + 2}"
         )
     tell_trained_on(recordings, trained_on, warm_up=warm_up)
     results = []
@@ -149,7 +151,7 @@ def _result(
 
 
 def _widest(config: HvdConfig, verify_width: int) -> int:
-    """The most nodes that a server of a dense model on a GPU verifies for one request."""
+    """Maximum of nodes that a server of a dense model on a GPU verifies for one request."""
     if config.policy != "allocate":
         return verify_width
     wide = config.wide_width or config.default_wide_width(verify_width)
@@ -157,7 +159,7 @@ def _widest(config: HvdConfig, verify_width: int) -> int:
 
 
 def _mean(results: Sequence[PolicyResult], policy: str) -> PolicyResult:
-    """The mean over the families of the mean over their files, for each figure."""
+    """Each figure's mean over the families, where a family's figure is the mean over its files."""
     figures = {
         name: mean_over_families((result.family, getattr(result, name)) for result in results)
         for name in PolicyResult.__dataclass_fields__

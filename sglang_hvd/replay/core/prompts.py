@@ -1,4 +1,4 @@
-"""What prompts look like: length, repetition, and the kinds of tokens (paper, section 5.1)."""
+"""Statistics of prompts: length, repetition and classes of tokens (paper, section 5.1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from sglang_hvd.payoff.token_classes import PAPER_CLASSES
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import TokenIds
 
-# Tokens that have to come again for a place to count as repeated.
+# A place counts as repeated if so many tokens from it on occurred before.
 _REPEATED_LEN = 4
 
 Counts = npt.NDArray[np.int64]
@@ -19,11 +19,11 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptCounts:
-    """Counts of some requests, one entry per request. A prompt that was left out of the recording
-    has no entry in the first three.
+    """Counts over some requests, one entry per request. Requests that were recorded without their
+    prompts have no entry in the first three.
 
     prompt_lens: int64[num_prompts], tokens.
-    num_repeated: int64[num_prompts], runs of four tokens that the prompt had before.
+    num_repeated: int64[num_prompts], runs of four tokens that occurred earlier in the prompt.
     num_of_class: int64[num_prompts, len(PAPER_CLASSES)], tokens of each class.
     output_lens: int64[num_requests], tokens.
     """
@@ -56,13 +56,13 @@ class PromptCounts:
 
     @property
     def repeated_share(self) -> float | None:
-        """Share of the prompts' runs of four tokens that came before in the same prompt."""
+        """Share of the prompts' runs of four tokens that occurred earlier in the same prompt."""
         num_runs = np.maximum(self.prompt_lens - _REPEATED_LEN + 1, 0).sum()
         return float(self.num_repeated.sum() / num_runs) if num_runs else None
 
     @property
     def class_shares(self) -> dict[str, float | None]:
-        """Share of the prompts' tokens in each class; a token may be in several."""
+        """Share of the prompts' tokens in each class. A token may be in several classes."""
         num_tokens = self.prompt_lens.sum()
         return {
             str(token_class.name).lower(): float(number / num_tokens) if num_tokens else None
@@ -73,11 +73,11 @@ class PromptCounts:
 
 
 def num_repeated(token_ids: TokenIds) -> int:
-    """Runs of four tokens that are equal to an earlier one."""
+    """Number of runs of four tokens that are equal to an earlier run."""
     num_runs = len(token_ids) - _REPEATED_LEN + 1
     if num_runs < 1:
         return 0
-    # Pairs get numbers, then pairs of pairs: exact, and faster than sorting rows of four.
+    # Number the pairs, then the pairs of pairs: exact, and faster than sorting rows of four.
     ids = token_ids.astype(np.int64)
     _, pairs = np.unique((ids[:-1] << 32) | ids[1:], return_inverse=True)
     return num_runs - len(np.unique((pairs[:-2] << 32) | pairs[2:]))

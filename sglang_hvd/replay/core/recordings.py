@@ -1,4 +1,4 @@
-"""Recordings: files of traces from one source each."""
+"""Recordings: files of traces, each from one source."""
 
 import contextlib
 import hashlib
@@ -17,19 +17,19 @@ from sglang_hvd.traces.shared_prompts import share_prompts
 from sglang_hvd.traces.text_traces import read_text_traces
 from sglang_hvd.traces.trace import Trace
 
-# What the mean over all families is called in results: no file and no family may be called so.
+# Name of the mean over all families in results. No file and no family may have it.
 MEAN = "mean"
 
 SUFFIXES = (".jsonl", ".hvdt")
 
-# Tokens at the beginning of a session that tell it from one of another recording. Few: they are in
-# the prompt of its later turns too.
+# So many tokens at the beginning of a session tell it from sessions of other recordings. They must
+# be few, so that the prompts of all its turns contain them.
 _NUM_NAMING = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """repository: on GitHub, its owner's name before its own."""
+    """repository: OWNER/NAME on GitHub."""
 
     repository: str
     licence: str
@@ -39,8 +39,8 @@ class Source:
 class Recording:
     """A file of traces from one source.
 
-    source: where the text of a file of text traces is from.
-    link: another name of the file, by which it is read; see held.
+    source: origin of the text; None for recordings of a server.
+    link: hard link through which the file is read; see held.
     """
 
     path: Path
@@ -57,18 +57,18 @@ class Recording:
 
     @property
     def is_permissive(self) -> bool:
-        """The repository is MIT or Apache-2.0, and no text in it is for non-commercial use only."""
+        """The licence is MIT or Apache-2.0, and all of the text may be used commercially."""
         return self.licence.startswith(("MIT", "Apache-2.0")) and "NC" not in self.licence
 
     def traces(self, tokenizer: TraceTokenizer) -> list[Trace]:
-        """All traces of the file. Raises ValueError, in one line, if it is not whole and sound."""
+        """All traces of the file. Raises ValueError, in one line, if it is cut off or corrupt."""
         with self._named() as path:
-            # Recordings hold token ids: only text needs the token that ends an output.
+            # Recordings contain token ids, so only text needs the token that ends an output.
             eos_token_id = None if is_recording(path) else tokenizer.eos_token_id
             return list(share_prompts(read_traces(path, tokenizer.loaded, eos_token_id)))
 
     def session_fingerprints(self) -> list[str]:
-        """Those of its sessions, in their order, without the time that tokens of text take. Raises
+        """Fingerprints of its sessions, in order, without tokenizing text, which takes long. Raises
         ValueError as `traces` does."""
         with self._named() as path:
             tokenizer = None if is_recording(path) else Tokenizer(WordLevel({"": 0}, unk_token=""))
@@ -76,7 +76,7 @@ class Recording:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[Path]:
-        """The file to read. What is wrong with it is told of the name that the user knows."""
+        """The file to read. Errors name the file as the user knows it."""
         path = self.link or self.path
         try:
             yield path
@@ -85,12 +85,14 @@ class Recording:
 
 
 def find_recordings(traces: Path) -> list[Recording]:
-    """The files of a folder, by name, or the one file. What a killed server left unfinished there
-    is completed first. Raises ValueError, in one line, if there are none or they cannot be listed.
+    """The recordings of a folder, sorted by name, or the one file. Files that a killed server left
+    unfinished are completed first.
+
+    Raises ValueError, in one line, if there are no recordings or they cannot be listed.
     """
     try:
         if traces.is_dir():
-            with contextlib.suppress(OSError):  # a folder that may only be read
+            with contextlib.suppress(OSError):  # the folder is read-only
                 salvage(traces)
             paths = sorted(path for path in traces.iterdir() if path.suffix in SUFFIXES)
         else:
@@ -99,8 +101,8 @@ def find_recordings(traces: Path) -> list[Recording]:
         raise ValueError(f"{traces}: cannot read the folder: {error.strerror}") from None
     if not paths and (num_growing := num_unfinished(traces)):
         raise ValueError(
-            f"{traces}: {num_growing} recording(s) still being written, none complete: one is "
-            "after record_file_mb, after an hour, or when its server is ended"
+            f"{traces}: {num_growing} recording(s) are still being written, and none is complete: "
+            "wait for record_file_mb or an hour, or stop the server"
         )
     if not paths:
         raise ValueError(
@@ -109,11 +111,13 @@ def find_recordings(traces: Path) -> list[Recording]:
     by_name: dict[str, Path] = {}
     for path in paths:
         if path.stem == MEAN:
-            raise ValueError(f"{path}: {MEAN} is what the mean of all files is called: rename it")
+            raise ValueError(
+                f"{path}: results use the name {MEAN} for the mean of all files: rename the file"
+            )
         if path.stem in by_name:
             raise ValueError(
-                f"{path}: results call it {path.stem}, as they do {by_name[path.stem].name}: "
-                "rename one"
+                f"{path}: results would call both this file and {by_name[path.stem].name} "
+                f"{path.stem}: rename one of them"
             )
         by_name[path.stem] = path
     return [Recording(path, _source_of(path)) for path in paths]
@@ -121,11 +125,11 @@ def find_recordings(traces: Path) -> list[Recording]:
 
 @contextlib.contextmanager
 def held(recordings: Sequence[Recording]) -> Iterator[list[Recording]]:
-    """The same, to be read until the end even if a server that records into their folder removes
-    the oldest meanwhile. Those that it has removed already are left out.
+    """The same recordings, which can be read even if a server that records into their folder
+    removes the oldest ones meanwhile. Recordings that it has already removed are left out.
 
-    They are hard links in a hidden folder beside them. Where that cannot be, the recordings stay as
-    they are; what no server writes does so anyway.
+    Files that a server wrote are read through hard links in a hidden folder next to them. All other
+    recordings, and those on a file system without links, are returned as they are.
     """
     with contextlib.ExitStack() as stack:
         folders: dict[Path, Path] = {}
@@ -143,17 +147,18 @@ def held(recordings: Sequence[Recording]) -> Iterator[list[Recording]]:
                 kept.append(replace(recording, link=link))
             except FileNotFoundError:
                 continue
-            except OSError:  # a folder that may only be read, a file system without links
+            except OSError:  # a read-only folder, or a file system without links
                 kept.append(recording)
         yield kept
 
 
 def session_fingerprints(traces: Iterable[Trace]) -> dict[str, str]:
-    """Names each session of a file, whatever the file is called.
+    """Fingerprint of each session of a file, by the session's name. It does not depend on the
+    file's name.
 
-    Text: by its first turn, so the name is the same with every tokenizer.
-    Tokens: by the name that the recording gave it, since a recording that goes on in another file
-    splits sessions, and by its first tokens, since other recordings may give the same names.
+    A session of text is known by its first turn, so every tokenizer gives the same fingerprint.
+    A session of tokens is known by its name, since a recording may continue in another file and
+    split the session, and by its first tokens, since other recordings may use the same names.
     """
     fingerprints: dict[str, str] = {}
     for trace in traces:
@@ -163,10 +168,11 @@ def session_fingerprints(traces: Iterable[Trace]) -> dict[str, str]:
 
 
 def mean_over_families(values: Iterable[tuple[str, float | None]]) -> float | None:
-    """The mean over the families of the mean over each one's files, so that a family of many files
-    counts as one of few; None without any value.
+    """The mean over the families of each family's mean over its files: a family of many files
+    counts no more than a family of one.
 
-    values: family and value of each file; None: it has none, and is left out.
+    values: family and value of each file. Files whose value is None are left out. Returns None if
+        no value is left.
     """
     families: dict[str, list[float]] = {}
     for family, value in values:
@@ -186,5 +192,5 @@ def _source_of(path: Path) -> Source | None:
     try:
         first = next(read_text_traces(path), None)
     except ValueError:
-        return None  # another form; what is wrong with it, if anything, its reader says
+        return None  # not a text trace; its own reader reports what is wrong with it
     return None if first is None else Source(first.source_repo, first.licence)

@@ -1,8 +1,8 @@
-"""Recorded generations, replayed through the drafter with the recording as the target model.
+"""Replays a recorded generation through the drafter, with the recording as the target model.
 
-Under greedy decoding the target accepts of a cache draft exactly what agrees with the recording
-(paper, section 3.3), so no model is needed. The model drafter is not run either: what its drafts
-bring is given.
+Under greedy decoding the target accepts exactly those tokens of a cache draft that agree with the
+recording (paper, section 3.3), so no model is needed. The model drafter is not run either: the
+caller says how many of its tokens are accepted.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ from sglang_hvd.types import DraftPlan, DraftSource, TokenIds, VerifyOutcome
 class ReplayedCycle:
     """One cycle of a replayed generation.
 
-    draft: the cache draft's label and features; None without a draft or in a drafter without
+    draft: the cache draft's label and features. None without a draft, or if the drafter has no
         token classes.
     """
 
@@ -36,13 +36,13 @@ class ReplayedCycle:
 class ReplayedDraft:
     """A cache draft, verified or not.
 
-    num_tokens: of which it is known whether they are right: where the text was cut, those before
-        its end; else all.
-    accepted_len: tokens of it that the target would accept. Tokens behind the end of a text that
-        was not cut are not accepted: they bring nothing.
-    is_verified: whether it was the draft that was verified.
-    is_worth_known: whether the text shows if six of its tokens, which make a draft worth its
-        verification, are right: False where it was cut before them.
+    num_tokens: tokens that are known to be right or wrong. If the recorded text was cut, tokens
+        after its end are unknown; otherwise all are known.
+    accepted_len: tokens that the target would accept. It accepts none after the end of a text that
+        was not cut.
+    is_verified: whether this draft was verified.
+    is_worth_known: whether the text is long enough to show if six tokens of the draft are right,
+        which makes a draft worth its verification.
     features: float32[num_features]. positions: float32[num_tokens, num_position_features].
     """
 
@@ -65,13 +65,13 @@ def replay(
 ) -> list[ReplayedCycle]:
     """Generates a trace's output again, cycle by cycle.
 
-    num_model_accepted: accepted tokens of each cycle that verifies the model drafter's draft, if
-        it has as many steps; or, by size of that draft in nodes, int32[num_output], those of the
-        cycle that starts at each token of the output. 0 makes every position of the output the
-        start of a cycle, if no cache draft is verified.
+    num_model_accepted: accepted tokens of the model drafter's draft, at most its number of steps.
+        Either one number for all cycles, or, by the draft's size in nodes, int32[num_output] for
+        the cycle that starts at each output token. With 0 every output position starts a cycle,
+        if no cache draft is verified.
     max_cache_draft_tokens: longest cache draft; None: the drafter's own limit.
-    keep: the output enters the drafter's shared cache.
-    namespace: of that cache.
+    keep: whether the output enters the drafter's shared cache.
+    namespace: namespace of the shared cache.
     """
     output_ids = trace.output_ids
     if not len(output_ids):
@@ -109,7 +109,7 @@ def replay(
 
 
 def training_rows(cycles: Iterable[ReplayedCycle]) -> TrainingRows:
-    """The cycles that had a cache draft. Raises ValueError if none had."""
+    """The rows of the cycles that had a cache draft. Raises ValueError if none had."""
     drafts = [cycle.draft for cycle in cycles if cycle.draft is not None]
     if not drafts:
         raise ValueError("no cycle had a cache draft with features")
@@ -131,7 +131,7 @@ def training_rows(cycles: Iterable[ReplayedCycle]) -> TrainingRows:
 def outcome_of(
     plan: DraftPlan, rest: TokenIds, num_cache_accepted: int, num_model_accepted: int
 ) -> VerifyOutcome:
-    """What the target model makes of a cycle.
+    """The result of a cycle's verification.
 
     rest: tokens of the recording from the start of the cycle on.
     num_cache_accepted, num_model_accepted: tokens of the cache's chain and of the model drafter's
@@ -160,7 +160,7 @@ def num_agreeing(draft_ids: TokenIds, text_ids: TokenIds) -> int:
 
 
 def right_branch(token_ids: TokenIds, parents: npt.NDArray[np.int32], text: TokenIds) -> list[int]:
-    """The nodes of a tree that go on as the text does, from its first token on."""
+    """The nodes of the branch that agrees with the text, from its first token on."""
     branch: list[int] = []
     for token in text.tolist():
         before = branch[-1] if branch else -1

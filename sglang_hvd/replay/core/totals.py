@@ -1,4 +1,4 @@
-"""Totals: counts over replayed cycles, and the figures that follow from them."""
+"""Counts over replayed cycles, and the figures that follow from them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,13 @@ from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
 class CycleTotals:
     """Counts over cycles.
 
-    num_tokens: generated in the cycles; the token that prefill generates is not among them.
-    num_drafted, num_cache, num_both: cycles that verified a draft, those that verified the cache's
-        alone, and those that verified both.
+    num_tokens: tokens generated in the cycles. The token that prefill generates does not count.
+    num_drafted: cycles that verified any draft.
+    num_cache: cycles that verified a cache draft alone.
+    num_both: cycles that verified a cache draft and the model drafter's draft in one tree.
     num_accepted: accepted draft tokens.
-    num_steps: steps of the engine in which the cycles ran.
-    ms: time of these steps, 0 where no costs are known.
+    num_steps: engine steps in which the cycles ran.
+    ms: time of these steps in milliseconds; 0 if no costs are known.
     """
 
     num_cycles: int = 0
@@ -59,12 +60,12 @@ class CycleTotals:
 
     @property
     def tokens_per_ms(self) -> float | None:
-        """None where no costs are known."""
+        """None if no costs are known."""
         return self.num_tokens / self.ms if self.ms else None
 
     @property
     def num_model(self) -> int:
-        """Cycles that verified the model drafter's draft, alone or with the cache's."""
+        """Cycles that verified the model drafter's draft, alone or with a cache draft."""
         return self.num_drafted - self.num_cache
 
 
@@ -73,8 +74,8 @@ def count_cycles(
 ) -> CycleTotals:
     """Totals of the cycles of one request that ran alone (paper, appendices A and G).
 
-    costs: what gives their time.
-    num_context: tokens that the request has before the first of them.
+    costs: gives the steps' times; None: no times.
+    num_context: tokens of the request before its first cycle.
     """
     totals, num_missing, num_plain = CycleTotals(), [0], 0
     for cycle in cycles:
@@ -101,9 +102,10 @@ def count_step(
     num_context: int = 0,
     is_ahead: bool = False,
 ) -> CycleTotals:
-    """Totals of one step, which has a cycle of each request.
+    """Totals of one step, which runs one cycle of each request.
 
-    num_missing: tokens of each request that the model drafter's KV cache lacks before it.
+    num_missing: tokens of each request that are missing from the model drafter's KV cache before
+        the step.
     num_plain: see DraftExtend.
     num_context, is_ahead: see PlanCosts.ms.
     """

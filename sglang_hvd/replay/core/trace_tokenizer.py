@@ -1,4 +1,4 @@
-"""The tokenizer that traces are read with."""
+"""The tokenizer that recordings are read with, loaded once."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,15 +15,15 @@ class TraceTokenizer:
     """The tokenizer that traces are read with.
 
     path: its tokenizer.json.
-    eos_token: ends every output of a text trace; None or empty: outputs end with their text.
+    eos_token: token that ends every output of a text trace. None or empty: nothing follows the
+        text.
     """
 
     path: Path
     eos_token: str | None
 
     def check(self) -> None:
-        """Raises ValueError, in one line, for a file that holds no tokenizer, before any trace is
-        read."""
+        """Loads the file now. Raises ValueError, in one line, if it holds no tokenizer."""
         _ = self.loaded
 
     @cached_property
@@ -41,7 +41,9 @@ class TraceTokenizer:
             return None
         token_id = self.loaded.token_to_id(self.eos_token)
         if token_id is None:
-            raise ValueError(f"{self.path} has no token {self.eos_token}: set --eos-token")
+            raise ValueError(
+                f"{self.path} has no token {self.eos_token}: set --eos-token to one that it has"
+            )
         return int(token_id)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Sessions that predictors were trained on: they only fill the shared cache."""
+"""Tells the user which sessions are not judged because a predictor was trained on them."""
 
 import sys
 from collections.abc import Sequence
@@ -6,29 +6,29 @@ from collections.abc import Sequence
 from sglang_hvd.replay.core.recordings import Recording
 
 NOTHING_LEFT = (
-    "no session is left to judge, the predictors were trained on all of them: give --traces that "
-    "none of them was trained on"
+    "no session is left to judge, because the predictors were trained on all of them: give other "
+    "--traces"
 )
-_NOTHING_BEHIND_WARM_UP = (
-    "no session is left to judge, the predictors were trained on those that --warm-up leaves: "
-    "lower --warm-up or give other --traces"
+_NOTHING_AFTER_WARM_UP = (
+    "no session is left to judge, because the predictors were trained on all sessions after "
+    "--warm-up: lower --warm-up or give other --traces"
 )
 NOTHING_DECODED = (
-    "nothing was decoded in the sessions that are judged, their replies are empty: give other "
-    "--traces"
+    "nothing was decoded in the sessions that are judged, because their replies are empty: give "
+    "other --traces"
 )
 
 
 def tell_trained_on(
     recordings: Sequence[Recording], trained_on: frozenset[str], *, warm_up: float = 0.0
 ) -> None:
-    """Says on stderr how many of the sessions are among these, and in which files.
+    """Prints on stderr how many sessions a predictor was trained on, and in which files. Such
+    sessions only fill the shared cache.
 
-    trained_on: fingerprints.
-    warm_up: share of each recording's sessions, the first ones, that are not judged either.
+    trained_on: fingerprints of the sessions that a predictor was trained on.
+    warm_up: share of each recording's sessions, from the first on, that are not judged either.
 
-    Raises ValueError, in one line, if no session is left to judge, or for a file that cannot be
-    read.
+    Raises ValueError, in one line, if no session is left to judge or a file cannot be read.
     """
     sessions = {recording.path: recording.session_fingerprints() for recording in recordings}
     judged = [
@@ -39,7 +39,7 @@ def tell_trained_on(
     ]
     num_sessions = sum(map(len, sessions.values()))
     if num_sessions and not judged:
-        raise ValueError(_NOTHING_BEHIND_WARM_UP if warm_up else NOTHING_LEFT)
+        raise ValueError(_NOTHING_AFTER_WARM_UP if warm_up else NOTHING_LEFT)
     num_trained = {
         path.stem: sum(fingerprint in trained_on for fingerprint in of_file)
         for path, of_file in sessions.items()

@@ -1,4 +1,4 @@
-"""Walks recordings as a server would serve them, several at a time."""
+"""Walks recordings: replays all sessions of each, as a server would serve them one by one."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,19 +35,20 @@ from sglang_hvd.traces.trace import Trace
 class WalkSettings:
     """How recordings are walked.
 
-    config: of the server. calibrate corrects the predictor along the way, as the server does;
-        without it rows show a predictor as it is.
-    model_drafter: what each cycle of the model drafter, which is not run, has accepted.
-    draft_limits: longest cache drafts, in tokens; traces take them in turns.
-    costs: step costs of the machine, for the time of the cycles and policy `allocate`; None:
-        neither.
-    shares_cache: a session's finished outputs are drafts for later ones of its namespace;
-        False: for itself only.
+    config: the server's configuration. With calibrate the predictor is corrected along the way, as
+        in a server; without it the rows show the predictor as it is.
+    model_drafter: simulates the model drafter: how many tokens each of its drafts has accepted.
+    draft_limits: longest cache drafts, in tokens. The first trace uses the first limit, the second
+        trace the second one, and so on, over and over.
+    costs: step costs of the machine, for the time of the cycles and for policy `allocate`. None:
+        no times, and no policy `allocate`.
+    shares_cache: later sessions of a namespace draft from a session's finished outputs. False: each
+        session drafts from its own outputs only.
     row_stride: one cycle in this many of a session gives a row.
     without: fingerprints of sessions that give no rows.
-    max_rows: the most rows of all recordings together, of which each has an even part. One that
-        has more gives every second of them, or every fourth, ...; a row takes up to 3 KB, or 5.5
-        in a walk with drafts of 63 tokens, and while a walk ends twice as much.
+    max_rows: limit on the rows of all recordings together; each recording may have an equal part.
+        A recording with more keeps every second row, or every fourth, and so on. A row needs up to
+        3 KB (5.5 KB with drafts of 63 tokens), and twice that while a walk ends.
     """
 
     config: HvdConfig
@@ -61,8 +62,8 @@ class WalkSettings:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Nodes per request that a step can verify: the configured widths or else powers of two,
-        and the width that the longest drafts need."""
+        """Nodes per request that a step can verify: the configured widths, or powers of two if none
+        are configured, and the width that the longest drafts need."""
         widest, narrow = max(self.draft_limits) + 1, self.config.narrow_widths
         if narrow is None:
             return (*powers_of_two_below(widest), widest)
@@ -70,24 +71,23 @@ class WalkSettings:
 
     @property
     def plan_costs(self) -> PlanCosts | None:
-        """The time of plans; None without costs."""
+        """The times of steps by their plans; None without costs."""
         if self.costs is None:
             return None
         return PlanCosts(self.costs, self.widths, self.draft_extend)
 
     @property
     def draft_extend(self) -> DraftExtend:
-        """Behind every step, unless something else is asked for."""
+        """After every step, unless the configuration says otherwise."""
         return DraftExtend.of(self.config, default="never")
 
     @property
     def model_drafts(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Sizes in nodes and numbers of steps that the model drafter's drafts can have; the last
-        are the full draft's.
+        """Sizes in nodes and numbers of steps that the model drafter's drafts can have. The last of
+        each are the full draft's.
 
-        Policy allocate chooses among those of a server whose drafter has ModelDrafter's tree. Other
-        policies' drafts, and those of a drafter that brings the same in every cycle, count as
-        chains.
+        Policy allocate chooses among the sizes and steps of a server with ModelDrafter's tree.
+        Under other policies, and if every cycle has the same number accepted, drafts are chains.
         """
         num_steps = self.model_drafter.num_steps
         if self.config.policy != "allocate" or self.model_drafter.odds_ratio is None:
@@ -99,8 +99,8 @@ class WalkSettings:
 class SessionWalk:
     """One session of a walk.
 
-    rows: None if none of the cycles that give one had a cache draft, or none of those is left.
-    num_drafts: the rows that there would be if all were kept.
+    rows: None if no cycle that gives a row had a cache draft, or if no such row was kept.
+    num_drafts: number of rows before some were dropped for WalkSettings.max_rows.
     """
 
     fingerprint: str
@@ -111,10 +111,10 @@ class SessionWalk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordingWalk:
-    """All sessions of a recording, in order: each has those before it, of its namespace, in its
-    shared cache.
+    """All sessions of a recording, in order. The shared cache of each session holds the earlier
+    sessions of its namespace.
 
-    thinning: rows for which each one stands, where there were more than max_rows.
+    thinning: one row in this many was kept, because there were more than max_rows.
     """
 
     name: str
@@ -123,17 +123,17 @@ class RecordingWalk:
     thinning: int = 1
 
     def excluding(self, fingerprints: frozenset[str]) -> "RecordingWalk":
-        """The sessions that are not among these."""
+        """The walk without the sessions of these fingerprints."""
         kept = tuple(s for s in self.sessions if s.fingerprint not in fingerprints)
         return replace(self, sessions=kept)
 
     def rows(self) -> TrainingRows | None:
-        """Those of all sessions; None without any."""
+        """The rows of all sessions; None without any."""
         parts = [session.rows for session in self.sessions if session.rows is not None]
         return TrainingRows.concatenate(parts) if parts else None
 
     def judged_rows(self) -> TrainingRows | None:
-        """Those of the drafts of which it is known whether they were worth their verification; None
+        """The rows of drafts that are known to be worth their verification, or not to be; None
         without any."""
         rows = self.rows()
         if rows is None or rows.is_worth_known.all():
@@ -141,11 +141,11 @@ class RecordingWalk:
         return rows.select(rows.is_worth_known) if rows.is_worth_known.any() else None
 
     def num_drafts(self) -> int:
-        """The rows that there would be if all were kept."""
+        """Number of rows before some were dropped for WalkSettings.max_rows."""
         return sum(session.num_drafts for session in self.sessions)
 
     def every(self, stride: int) -> "RecordingWalk":
-        """The same with one row in so many."""
+        """The same walk with one row in `stride`."""
         if stride == 1:
             return self
         num_rows, sessions = 0, []
@@ -159,24 +159,27 @@ class RecordingWalk:
         return RecordingWalk(self.name, self.family, tuple(sessions), self.thinning * stride)
 
     def totals(self) -> CycleTotals:
-        """Those of all sessions."""
+        """The totals of all sessions."""
         return sum((session.totals for session in self.sessions), CycleTotals())
 
 
 def strides(walks: Sequence[RecordingWalk]) -> list[int]:
-    """One row of each walk in how many stands for as many as where rows stand for most: else those
-    of which all rows are kept would count for more than others where rows are put together."""
-    most = max((walk.thinning for walk in walks), default=1)
-    return [most // walk.thinning for walk in walks]
+    """For each walk, the stride that leaves it as thin as the thinnest of all.
+
+    Otherwise a walk that kept all its rows would count for more than the others once their rows are
+    combined.
+    """
+    max_thinning = max((walk.thinning for walk in walks), default=1)
+    return [max_thinning // walk.thinning for walk in walks]
 
 
 def evened(walks: Sequence[RecordingWalk]) -> list[RecordingWalk]:
-    """The same walks, with rows that each stand for as many."""
+    """The same walks, all equally thinned."""
     return [walk.every(stride) for walk, stride in zip(walks, strides(walks), strict=True)]
 
 
 def fingerprints_of(walks: Sequence[RecordingWalk]) -> frozenset[str]:
-    """The sessions of all recordings."""
+    """Fingerprints of the sessions of all recordings."""
     return frozenset(session.fingerprint for walk in walks for session in walk.sessions)
 
 
@@ -188,15 +191,15 @@ def walk_recordings(
     label: str,
     num_processes: int,
 ) -> list[RecordingWalk]:
-    """Walks each recording, with a progress bar of that label on stderr, if that is a terminal.
+    """Walks each recording. Shows a progress bar with this label on stderr if stderr is a terminal.
 
     Raises ValueError, in one line, for a recording or predictor that cannot be used, or if a
-    process has not enough memory.
+    process ran out of memory.
     """
-    most_rows = max(1, settings.max_rows // max(1, len(recordings)))
+    max_rows = max(1, settings.max_rows // max(1, len(recordings)))
     with tqdm(total=len(recordings), desc=label, unit="file", leave=False, disable=None) as bar:
         walks = []
-        for walk in _walk_all(recordings, tokenizer, settings, most_rows, num_processes):
+        for walk in _walk_all(recordings, tokenizer, settings, max_rows, num_processes):
             walks.append(walk)
             bar.update()
         return walks
@@ -206,24 +209,24 @@ def _walk_all(
     recordings: Sequence[Recording],
     tokenizer: TraceTokenizer,
     settings: WalkSettings,
-    most_rows: int,
+    max_rows: int,
     num_processes: int,
 ) -> Iterator[RecordingWalk]:
     if num_processes == 1:
         for recording in recordings:
-            yield walk_recording(recording, tokenizer, settings, most_rows)
+            yield walk_recording(recording, tokenizer, settings, max_rows)
         return
-    # Each is given the tokenizer once, not with every recording.
-    with workers(num_processes, _set_up_worker, tokenizer, settings, most_rows) as started:
-        yield from started.map(_walk_in_worker, recordings)
+    # Each process receives the tokenizer once, not with every recording.
+    with workers(num_processes, _set_up_worker, tokenizer, settings, max_rows) as pool:
+        yield from pool.map(_walk_in_worker, recordings)
 
 
 _of_worker: tuple[TraceTokenizer, WalkSettings, int]
 
 
-def _set_up_worker(tokenizer: TraceTokenizer, settings: WalkSettings, most_rows: int) -> None:
+def _set_up_worker(tokenizer: TraceTokenizer, settings: WalkSettings, max_rows: int) -> None:
     global _of_worker
-    _of_worker = tokenizer, settings, most_rows
+    _of_worker = tokenizer, settings, max_rows
 
 
 def _walk_in_worker(recording: Recording) -> RecordingWalk:
@@ -231,11 +234,11 @@ def _walk_in_worker(recording: Recording) -> RecordingWalk:
 
 
 def walk_recording(
-    recording: Recording, tokenizer: TraceTokenizer, settings: WalkSettings, most_rows: int
+    recording: Recording, tokenizer: TraceTokenizer, settings: WalkSettings, max_rows: int
 ) -> RecordingWalk:
     """Walks one recording in this process.
 
-    most_rows: of the recording, see WalkSettings.max_rows.
+    max_rows: limit on the recording's rows; see WalkSettings.max_rows.
 
     Raises ValueError, in one line, for a recording or predictor that cannot be used.
     """
@@ -243,13 +246,13 @@ def walk_recording(
     drafter = _drafter(settings, tokenizer.token_classes)
     fingerprints = session_fingerprints(traces)
     costs = settings.plan_costs
-    rows = _RecordingRows(most_rows)
-    # In the order in which the sessions begin.
+    rows = _RecordingRows(max_rows)
+    # Sessions are in the order in which they begin.
     totals = dict.fromkeys(fingerprints, CycleTotals())
     num_cycles = dict.fromkeys(fingerprints, 0)
     for trace, cycles in _replayed(traces, drafter, settings):
         session = trace.session
-        num_context = len(trace.prompt_ids) + 1  # and the token that its prefill generates
+        num_context = len(trace.prompt_ids) + 1  # the prefill generates one token
         totals[session] += count_cycles(cycles, costs, num_context=num_context)
         if fingerprints[session] not in settings.without:
             first = -num_cycles[session] % settings.row_stride
@@ -267,21 +270,21 @@ def walk_recording(
 
 
 class _RecordingRows:
-    """The rows of a recording's sessions: all, or every second, or every fourth, ..., so that no
-    more than `most` are kept.
+    """Collects the rows of a recording's sessions. If there are more than max_rows, it keeps every
+    second row, or every fourth, and so on.
 
-    num_drafts: by session, the rows that it was given.
+    num_drafts: rows of each session before any were dropped.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
         self._parts: dict[str, list[_NumberedRows]] = {}
         self._num_seen = self._num_kept = 0
         self.thinning = 1
         self.num_drafts: Counter[str] = Counter()
 
     def add(self, session: str, cycles: Sequence[ReplayedCycle]) -> None:
-        """Takes the rows of cycles, if any of these had a cache draft."""
+        """Adds the rows of the cycles that had a cache draft."""
         if all(cycle.draft is None for cycle in cycles):
             return
         rows = training_rows(cycles)
@@ -291,7 +294,7 @@ class _RecordingRows:
         of_session = self._parts.setdefault(session, [])
         of_session.append(_NumberedRows(numbers, rows).every(self.thinning))
         self._num_kept += len(of_session[-1].rows)
-        while self._num_kept > self._most:
+        while self._num_kept > self._max_rows:
             self.thinning *= 2
             self._parts = {
                 session: [part.every(self.thinning) for part in parts]
@@ -300,20 +303,20 @@ class _RecordingRows:
             self._num_kept = sum(len(p.rows) for parts in self._parts.values() for p in parts)
 
     def of(self, session: str) -> TrainingRows | None:
-        """None if none of the session's cycles had a cache draft, or none of those is left."""
+        """The kept rows of a session; None without any."""
         parts = [part.rows for part in self._parts.pop(session, []) if len(part.rows)]
         return TrainingRows.concatenate(parts) if parts else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NumberedRows:
-    """numbers: int64[num_rows], which of the recording's rows these are."""
+    """numbers: int64[num_rows], the rows' places among all rows of the recording."""
 
     numbers: npt.NDArray[np.int64]
     rows: TrainingRows
 
     def every(self, stride: int) -> "_NumberedRows":
-        """Those whose number is a multiple of it."""
+        """The rows whose number is a multiple of the stride."""
         is_kept = self.numbers % stride == 0
         if is_kept.all():
             return self
@@ -327,13 +330,13 @@ def _replayable_traces(recording: Recording, tokenizer: TraceTokenizer) -> list[
     families = sorted({trace.family for trace in traces})
     if len(families) > 1 or families == [MEAN]:
         raise ValueError(
-            f"{recording.path}: of the families {', '.join(families)}: results are by family, of "
-            f"which a file has one, not called {MEAN}"
+            f"{recording.path}: has traces of the families {', '.join(families)}: give every file "
+            f"traces of one family, which is not called {MEAN}"
         )
     if not all(trace.has_prompt for trace in traces):
         raise ValueError(
-            f"{recording.path}: recorded without prompts, which drafts come from, it cannot be "
-            f"replayed: record with --hvd-record-prompts true"
+            f"{recording.path}: recorded without prompts, so it cannot be replayed: record with "
+            f"--hvd-record-prompts true"
         )
     return traces
 
@@ -365,13 +368,13 @@ def _drafter(settings: WalkSettings, token_classes: TokenClasses) -> HybridDraft
 def _replayed(
     traces: Sequence[Trace], drafter: HybridDrafter, settings: WalkSettings
 ) -> Iterator[tuple[Trace, list[ReplayedCycle]]]:
-    """The cycles of one trace after the other."""
-    drafter_of_model = settings.model_drafter
+    """Each trace with its cycles, in order."""
+    model_drafter = settings.model_drafter
     sizes, _ = settings.model_drafts
-    if len(sizes) == 1:  # a chain has what the full tree has
-        by_size = {sizes[0]: drafter_of_model.accepted_lens(traces, settings.config)}
+    if len(sizes) == 1:  # a chain has as many tokens accepted as the full tree
+        by_size = {sizes[0]: model_drafter.accepted_lens(traces, settings.config)}
     else:
-        by_size = drafter_of_model.accepted_by_size(traces, settings.config, sizes)
+        by_size = model_drafter.accepted_by_size(traces, settings.config, sizes)
     for index, trace in enumerate(traces):
         yield (
             trace,

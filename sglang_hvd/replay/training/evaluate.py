@@ -1,5 +1,5 @@
-"""`sglang-hvd evaluate`: judges a predictor on recorded generations, beside the one that ships, the
-paper's and the frequency score."""
+"""`sglang-hvd evaluate`: judges a predictor on recorded generations, next to the predictor that
+ships, the paper's predictor and the frequency score."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -34,11 +34,11 @@ NO_DRAFT = "no cycle of the traces had a cache draft: give more or longer traces
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A predictor on the drafts of a file, or its mean over the families (file: "mean").
+    """A predictor's quality on the drafts of a file, or its mean over the families (file: "mean").
 
-    at: "cycle": at the starts of the cycles of serving with the default predictor and the paper's
-        threshold, the only places where a gate acts. "position": at every token of the outputs, as
-        the paper counts.
+    at: "cycle": drafts at cycle starts, served with the default predictor and the paper's
+        threshold. Only there does a gate act. "position": drafts at every output token, as the
+        paper counts.
     """
 
     file: str
@@ -49,7 +49,7 @@ class Evaluation:
     quality: PayoffQuality
 
     def row(self) -> dict[str, object]:
-        """The row of the JSON file."""
+        """The row in the JSON file."""
         fields = asdict(self)
         quality: Mapping[str, object] = fields.pop("quality")
         return fields | dict(quality)
@@ -62,14 +62,14 @@ def evaluate(
     config: HvdConfig,
     num_processes: int,
 ) -> list[Evaluation]:
-    """Rows per file and in the mean. All predictors are judged on the same drafts.
+    """Evaluations for each file, and their means. All predictors are judged on the same drafts.
 
-    Sessions that one of the predictors was trained on fill the shared cache and are not judged,
-    which is said on stderr. A file without other sessions is left out.
+    Sessions that any of the predictors was trained on only fill the shared cache; a line on stderr
+    says so. A file without other sessions is left out.
 
-    config: how the suffix cache drafts, and a predictor to judge too. If the predictors that ship
-        were trained for other settings, they are judged all the same, and the given one decides
-        what is verified.
+    config: how the suffix cache drafts, and an additional predictor to judge. If the predictors
+        that ship were trained for other settings, they are still judged, but the given predictor
+        decides which drafts are verified.
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used, or if nothing is
     left to judge.
@@ -78,7 +78,7 @@ def evaluate(
     predictors = shipped_predictors(cache_mode)
     deciding = config
     if config.predictor is not None:
-        # Policy payoff takes predictors of both kinds.
+        # Policy payoff accepts predictors of both kinds.
         given = PayoffPredictor.of_config(config.for_policy("payoff"))
         predictors = {"given": given, **predictors}
         if dict(predictors["default"].settings) == feature_settings(config):
@@ -98,7 +98,7 @@ def evaluate(
 
 
 def nothing_to_judge(walks: Sequence[RecordingWalk]) -> ValueError:
-    """What is said of walks of the sessions that are judged, if none had a draft."""
+    """The error if no draft was found. walks: of the sessions that are judged."""
     if not fingerprints_of(walks):
         return ValueError(NOTHING_LEFT)
     has_cycles = any(walk.totals().num_cycles for walk in walks)
@@ -111,7 +111,7 @@ def trained_sessions(predictors: Mapping[str, PayoffPredictor]) -> frozenset[str
 
 
 def judging_walks(config: HvdConfig, *, without: frozenset[str]) -> dict[str, WalkSettings]:
-    """The walks whose drafts predictors are judged on, by where these stand (see Evaluation).
+    """Settings of the walks whose drafts are judged, by Evaluation.at.
 
     config: its predictor decides which drafts are verified at cycle starts.
     without: fingerprints of sessions that are not judged.
@@ -131,13 +131,12 @@ def judge(
     cache_mode: CacheMode,
     at: str,
 ) -> list[Evaluation]:
-    """Judges predictors, and the frequency score, on the drafts of walks, but for those of which a
-    cut text does not tell whether they were worth their verification.
+    """Judges predictors and the frequency score on the drafts of walks. Drafts are left out if a
+    cut text hides whether they were worth their verification.
 
-    A family's figures are those of all its files' drafts together, where files of which a part of
-    the drafts was kept (WalkSettings.max_rows) count like others. The mean is over families.
-    The mean's calibration error is that of the mean reliability curve: predicted and real share of
-    each tenth of the drafts, averaged over families.
+    A family's figures are computed from the drafts of all its files together, equally thinned
+    (WalkSettings.max_rows). The mean is over the families. The mean's calibration error is that of
+    the mean reliability curve, which averages each tenth of the drafts over the families.
     """
     rows = {walk: found for walk in walks if (found := walk.judged_rows()) is not None}
     evaluations = []
@@ -153,7 +152,7 @@ def judge(
 def qualities(
     judged: Mapping[RecordingWalk, Judgement],
 ) -> list[tuple[RecordingWalk | None, PayoffQuality]]:
-    """The figures of each walk, and last their mean over the families, with None for a walk; see
+    """The quality on each walk, and last the mean over the families, whose walk is None; see
     judge."""
     members: dict[str, list[RecordingWalk]] = {}
     for walk in judged:
@@ -175,7 +174,7 @@ def qualities(
 
 
 def judged_by(rows: TrainingRows, predictor: PayoffPredictor | None) -> Judgement:
-    """What a predictor says of the drafts; None: what the frequency score says."""
+    """A predictor's judgement of drafts. None: the frequency score's."""
     if predictor is None:
         scores = rows.features[:, FEATURE_NAMES.index("score")]
         return Judgement(scores, None, rows.accepted_lens)
@@ -188,7 +187,7 @@ def _quality(judgement: Judgement) -> PayoffQuality:
 
 
 def _mean(families: Mapping[str, PayoffQuality]) -> PayoffQuality:
-    """The mean of each figure over the families that have it; num_drafts is the sum."""
+    """The mean of each figure over the families that have it. num_drafts is the sum."""
     figures = {
         name: mean_over_families((of, getattr(quality, name)) for of, quality in families.items())
         for name in PayoffQuality.__dataclass_fields__

@@ -11,13 +11,13 @@ NUM_BINS = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judgement:
-    """What a predictor says of some drafts, and what came of them.
+    """A predictor's predictions for some drafts, and the drafts' true accepted lengths.
 
     payoffs: float32[num_drafts], predicted accepted lengths, which the gate compares with its
         threshold.
-    probs: float32[num_drafts], predicted probability that the accepted length reaches the
-        threshold; None from a predictor that gives a bare number.
-    accepted_lens: int32[num_drafts], real accepted lengths.
+    probs: float32[num_drafts], predicted probabilities that the accepted length reaches the
+        threshold; None from a predictor of bare numbers.
+    accepted_lens: int32[num_drafts], true accepted lengths.
     """
 
     payoffs: npt.NDArray[np.float32]
@@ -26,7 +26,7 @@ class Judgement:
 
     @classmethod
     def concatenate(cls, parts: Sequence["Judgement"]) -> "Judgement":
-        """All drafts of the parts, in order, which one predictor judged."""
+        """All drafts of the parts, in order. One predictor must have judged all parts."""
         probs = [part.probs for part in parts if part.probs is not None]
         return cls(
             np.concatenate([part.payoffs for part in parts]),
@@ -36,30 +36,30 @@ class Judgement:
 
     @property
     def ranking(self) -> npt.NDArray[np.float32]:
-        """The values that tell the drafts worth verifying from the others best."""
+        """The values that best tell the drafts worth verifying from the others."""
         return self.payoffs if self.probs is None else self.probs
 
     def every(self, stride: int) -> "Judgement":
-        """One draft in so many."""
+        """One draft in `stride`."""
         probs = None if self.probs is None else self.probs[::stride]
         return Judgement(self.payoffs[::stride], probs, self.accepted_lens[::stride])
 
 
 @dataclass(frozen=True, slots=True)
 class PayoffQuality:
-    """A predictor's decisions against the drafts whose accepted length reaches the threshold.
+    """How well a predictor finds the drafts whose accepted length reaches the threshold.
 
-    oracle_share: share of the drafts that reach it.
-    precision, recall: of the decisions. A draft is selected if it is more likely than not to reach
-        the threshold, or, without probabilities, if its predicted length does. precision is None if
-        none is selected, recall if none reaches it.
-    average_precision: area under precision over recall for all thresholds; None likewise.
+    oracle_share: share of the drafts that reach the threshold.
+    precision, recall: of the selected drafts. A draft is selected if it is more likely than not to
+        reach the threshold, or, without probabilities, if its predicted length reaches it.
+        precision is None if no draft is selected, and recall is None if no draft reaches it.
+    average_precision: area under precision over recall; None if no draft reaches the threshold.
     roc_auc: probability that a draft that reaches the threshold ranks above one that does not;
-        None if all or none do.
+        None if all drafts reach it or none does.
     precision_at_recall_60, precision_at_recall_78: highest precision with a recall of at least .6
-        and .78; None likewise.
-    calibration_error: of the probabilities, the largest difference between predicted and real
-        share in any tenth of the drafts; None without probabilities.
+        and .78; None if no draft reaches the threshold.
+    calibration_error: largest difference between mean predicted probability and true share in any
+        tenth of the drafts; None without probabilities.
     mean_absolute_error: of the predicted accepted length, in tokens.
     """
 
@@ -76,7 +76,7 @@ class PayoffQuality:
 
 
 def payoff_quality(judgement: Judgement, *, threshold: float) -> PayoffQuality:
-    """Compares predicted with real accepted lengths. Raises ValueError if there are no drafts."""
+    """Compares predicted with true accepted lengths. Raises ValueError if there are no drafts."""
     accepted_lens = judgement.accepted_lens
     if not len(accepted_lens):
         raise ValueError("no drafts to measure")
@@ -102,8 +102,8 @@ def payoff_quality(judgement: Judgement, *, threshold: float) -> PayoffQuality:
 def reliability_curve(
     probs: npt.NDArray[np.float32], happened: npt.NDArray[np.bool_]
 ) -> list[tuple[float, float, int]]:
-    """Predicted mean, real share and number of each of NUM_BINS equally large groups, by rising
-    prediction; equal predictions may fall into different groups."""
+    """Mean prediction, true share and number of drafts in each of NUM_BINS equally large groups, by
+    rising prediction. Equal predictions may fall into different groups."""
     order = np.argsort(probs, kind="stable")
     return [
         (float(probs[group].mean()), float(happened[group].mean()), len(group))
@@ -120,7 +120,7 @@ def precision_at_recalls(
     Raises ValueError if no draft is worth verifying.
     """
     if not worth.any():
-        raise ValueError("no draft is worth verifying: there is no recall")
+        raise ValueError("no draft is worth verifying, so there is no recall")
     curve = _precision_recall(ranking, worth)
     return tuple(_precision_at(wanted, *curve) for wanted in recalls)
 
@@ -132,7 +132,8 @@ def _calibration_error(probs: npt.NDArray[np.float32], happened: npt.NDArray[np.
 def _precision_recall(
     ranking: npt.NDArray[np.float32], worth: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Precision and recall at each distinct value, highest first."""
+    """Precision and recall if all drafts from a value up are selected, for each distinct value,
+    highest first."""
     order = np.argsort(-ranking, kind="stable")
     hits = np.cumsum(worth[order])
     is_last_of_ties = np.append(np.diff(ranking[order]) != 0, True)
@@ -150,12 +151,12 @@ def _precision_at(
 def _average_precision(
     precision: npt.NDArray[np.float64], recall: npt.NDArray[np.float64]
 ) -> float:
-    """Sum over the distinct predictions, highest first, of precision x gain in recall."""
+    """Sum of precision times gain in recall over the distinct values, highest first."""
     return float((precision * np.diff(recall, prepend=0)).sum())
 
 
 def _roc_auc(ranking: npt.NDArray[np.float32], worth: npt.NDArray[np.bool_]) -> float:
-    """Area under the ROC curve by the ranks of the drafts (Mann-Whitney), ties counting half."""
+    """Area under the ROC curve from the drafts' ranks (Mann-Whitney); a tie counts half."""
     _, group, sizes = np.unique(ranking, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(sizes) - (sizes - 1) / 2)[group]
     num_worth = worth.sum()

@@ -1,10 +1,10 @@
-"""Trains the predictors that ship in the package: the default and the paper's, for a cache mode.
+"""Trains the two predictors that ship in the package for a cache mode: the default, the paper's.
 
-    python -m sglang_hvd.replay.training.ship --traces DIR --tokenizer FILE... --output
-        sglang_hvd/payoff [--cache-mode votes|paper]
+    python -m sglang_hvd.replay.training.ship --traces DIR --tokenizer FILE...
+        --output sglang_hvd/payoff [--cache-mode votes|paper]
 
-Recordings without a permissive licence are left out. Both are trained on the same cycles. With
-several tokenizers the texts are learned from as each of them cuts them.
+Recordings without a permissive licence are left out. Both predictors are trained on the same
+cycles. With several tokenizers they learn from the texts as read with each tokenizer.
 """
 
 import argparse
@@ -22,18 +22,18 @@ from sglang_hvd.replay.training.tables import heldout_table
 from sglang_hvd.replay.training.train import TrainPlan, train_predictors
 from sglang_hvd.whole_file import check_place
 
-# Each round makes the cycles learned from more like those of the server. In the paper's mode the
-# second brings the calibration error below .02. By votes a third and a fourth bring less than seeds
-# differ by (.018 to .032).
+# Each round makes the training cycles more like the server's. In mode "paper" the second round
+# lowers the calibration error below .02. In mode "votes" the third and the fourth round change it
+# by less than seeds do (.018 to .032).
 _NUM_ROUNDS: Mapping[CacheMode, int] = {"votes": 4, "paper": 2}
 
-# All tokens bring precision over positions where the drafts are the paper's (.817 to .822); by
-# votes they leave cycle starts, where the gate acts, worse calibrated (.024 to .037).
+# In mode "paper" learning from every token raises the precision over positions (.817 to .822). In
+# mode "votes" it worsens the calibration at cycle starts, where the gate acts (.024 to .037).
 _TOKEN_STRIDE: Mapping[CacheMode, int] = {"votes": 3, "paper": 1}
 
-# Rows of three tokenizers together; one alone has .6 million by votes and .9 million in the paper's
-# mode, where every token begins a cycle.
-_MOST_ROWS = 1_500_000
+# For three tokenizers together. One alone has .6 million rows in mode "votes" and .9 million in
+# mode "paper", where every token gives a row.
+_MAX_ROWS = 1_500_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,10 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         nargs="+",
         required=True,
-        help="tokenizer.json for them; the first is judged with",
+        help="tokenizer.json files; the predictors are judged with the first",
     )
     parser.add_argument(
-        "--eos-token", default="<|im_end|>", help="ends every output; empty: nothing does"
+        "--eos-token",
+        default="<|im_end|>",
+        help="token that ends every output; empty: no such token",
     )
     parser.add_argument("--cache-mode", choices=get_args(CacheMode), default="votes")
     parser.add_argument(
@@ -55,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         required=True,
         metavar="DIR",
-        help="where both are written, under the names that they have in the package; "
-        "sglang_hvd/payoff: in place of those that ship",
+        help="folder for both predictors, which get the names that they have in the package; "
+        "sglang_hvd/payoff replaces those that ship",
     )
     options = parser.parse_args(arguments)
     paths = [
@@ -75,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             TrainPlan(
                 HvdConfig(cache_mode=options.cache_mode),
                 num_rounds=_NUM_ROUNDS[options.cache_mode],
-                max_rows=_MOST_ROWS,
+                max_rows=_MAX_ROWS,
                 token_stride=_TOKEN_STRIDE[options.cache_mode],
             ),
             ("survival", "mlp"),
@@ -83,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ours, papers = (_average_precision(trained[kind]) for kind in ("survival", "mlp"))
         if ours <= papers:
             raise ValueError(
-                f"average precision {ours:.3f}, the paper's predictor has {papers:.3f}: not shipped"
+                f"average precision {ours:.3f} is not above {papers:.3f} of the paper's predictor: "
+                "nothing was written"
             )
         for path, predictor in zip(paths, (trained["survival"], trained["mlp"]), strict=True):
             predictor.save(path)
@@ -95,9 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _average_precision(predictor: PayoffPredictor) -> float:
-    """Average precision on the held-out sessions, in the mean over families."""
+    """Average precision on the held-out sessions, averaged over families."""
     rows = predictor.provenance["heldout"]
-    assert isinstance(rows, list), "training judges what it trained"
+    assert isinstance(rows, list), "train_predictors judges what it trained"
     [mean] = [row["average_precision"] for row in rows if row["file"] == MEAN]
     return float(mean)
 

@@ -1,6 +1,7 @@
-"""What replays found, as Markdown tables."""
+"""Tables of results, in Markdown: on a terminal and in a file they look the same."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.replay.core.policies import PolicyResult
@@ -30,22 +31,25 @@ _POLICY = {
     "tokens_per_ms": "tokens per ms",
 }
 
-_TEXTS = ("at", "file", "predictor", "policy")
+_POLICY_COLUMNS = ("file", "policy", *_POLICY)
+
+# Wider than any table: rich would fold lines to the width of the terminal.
+_WIDTH = 10_000
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> str:
-    """One row per file and predictor, by file, the means last."""
+    """One row per file and predictor, sorted by file; means come last."""
     rows = sorted(
-        (evaluation.row() for evaluation in evaluations),
+        (_with_sum_of_drafts(evaluation.row()) for evaluation in evaluations),
         key=lambda row: (row["at"] != "cycle", *_by_file(row)),
     )
     labels = {"at": "at", "file": "file", "predictor": "predictor"}
-    return _table({**labels, **_QUALITY}, rows)
+    return markdown_table({**labels, **_QUALITY}, rows, num_labels=3)
 
 
 def heldout_table(predictor: PayoffPredictor) -> str:
-    """A predictor's quality on the sessions that were held out of its training, or why there is
-    none."""
+    """A predictor's quality on the sessions that were held out of its training, or the reason why
+    there is none."""
     rows = predictor.provenance["heldout"]
     assert isinstance(rows, list)
     if not rows:
@@ -54,48 +58,59 @@ def heldout_table(predictor: PayoffPredictor) -> str:
             "no held-out session had a cache draft" if has_sessions else "nothing was held out"
         )
         return f"{without}: not judged"
-    return _table({"file": "file", **_QUALITY}, rows)
+    return markdown_table({"file": "file", **_QUALITY}, map(_with_sum_of_drafts, rows))
 
 
 def policy_table(results: Sequence[PolicyResult]) -> str:
-    """One row per file and policy, by file, the means last."""
+    """One row per file and policy, sorted by file; means come last."""
     rows = [{name: getattr(result, name) for name in _POLICY_COLUMNS} for result in results]
     columns = {"file": "file", "policy": "policy", **_POLICY}
-    return _table(columns, sorted(rows, key=_by_file))
+    return markdown_table(columns, sorted(rows, key=_by_file), num_labels=2)
 
 
-_POLICY_COLUMNS = ("file", "policy", *_POLICY)
+def markdown_table(
+    columns: Mapping[str, str],
+    rows: Iterable[Mapping[str, object]],
+    *,
+    num_labels: int = 1,
+    digits: int = 3,
+) -> str:
+    """A Markdown table, with all columns as wide as they need to be.
+
+    columns: titles by the names of the rows' values.
+    num_labels: so many columns, from the left, are flush left; the others are flush right.
+    digits: decimal places of floats.
+    """
+    # Imported here: a GPU server's environment may lack rich, and runs benchmarks.gpu_check.
+    from rich.box import MARKDOWN
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=MARKDOWN)
+    for place, title in enumerate(columns.values()):
+        side: Literal["left", "right"] = "left" if place < num_labels else "right"
+        table.add_column(Text(title), justify=side, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(_cell(row[name], digits)) for name in columns))
+    console = Console(width=_WIDTH, color_system=None)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().strip()
+
+
+def _cell(value: object, digits: int) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return f"{value:.{digits}f}" if isinstance(value, float) else str(value).replace("|", "\\|")
+
+
+def _with_sum_of_drafts(row: Mapping[str, object]) -> Mapping[str, object]:
+    """The row; that of the mean says that its drafts are those of all files."""
+    return {**row, "num_drafts": f"{row['num_drafts']} in all"} if row["file"] == MEAN else row
 
 
 def _by_file(row: Mapping[str, object]) -> tuple[bool, str]:
     return row["file"] == MEAN, str(row["file"])
-
-
-def _table(columns: Mapping[str, str], rows: Iterable[Mapping[str, object]]) -> str:
-    """Columns of figures are flush right."""
-    lines = [[*columns.values()], *([_cell(name, row) for name in columns] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    is_text = [name in _TEXTS for name in columns]
-    rule = [
-        "-" * width if text else "-" * (width - 1) + ":"
-        for width, text in zip(widths, is_text, strict=True)
-    ]
-    lines.insert(1, rule)
-    return "\n".join(
-        "| "
-        + " | ".join(
-            cell.ljust(width) if text else cell.rjust(width)
-            for cell, width, text in zip(line, widths, is_text, strict=True)
-        )
-        + " |"
-        for line in lines
-    )
-
-
-def _cell(name: str, row: Mapping[str, object]) -> str:
-    value = row[name]
-    if value is None:
-        return "-"
-    if name == "num_drafts" and row["file"] == MEAN:
-        return f"{value} in all"
-    return f"{value:.3f}" if isinstance(value, float) else str(value).replace("|", "\\|")

@@ -1,9 +1,9 @@
-"""`sglang-hvd train`: learns a predictor from recorded generations.
+"""`sglang-hvd train`: trains a predictor on recorded generations.
 
-The features of a draft depend on what was verified before it, so training goes in rounds. The
-first walks decode with the model drafter alone, token by token, and with the cache alone; then a
-predictor trained on these decides, and the cycles its decisions lead to are learned from too
-(docs/payoff.md says what that is worth).
+The features of a draft depend on what was verified before it, so training goes in rounds. In the
+first round the recordings are decoded with the model drafter alone, token by token, and with the
+cache alone. In later rounds the predictor trained so far decides, and the next one learns from
+these cycles too (docs/payoff.md has the gain).
 """
 
 import tempfile
@@ -27,39 +27,39 @@ from sglang_hvd.replay.core.walk import (
 )
 from sglang_hvd.replay.training.evaluate import NO_DRAFT, judge, judging_walks
 
-# Longest cache drafts in training, in turns: what is verified of a draft depends on the server's
-# verify width. Most drafts have the default's.
+# Longest cache drafts in training; traces take turns. The server's verify width limits how much of
+# a draft is verified, and most servers have the default width.
 _DRAFT_LIMITS = (31, 31, 7, 31, 31, 15, 31, 31, 63)
 
-# Who decodes in the first round, and how many tokens the model drafter has accepted in each cycle.
-# With none accepted every token begins a cycle, also in the middle of a copy (see token_stride).
+# The first round's walks: the policy, and the tokens that the model drafter has accepted in each
+# cycle. With 0 every token begins a cycle, also in the middle of a copy (see token_stride).
 _FIRST_ROUND: tuple[tuple[Policy, ModelDrafter], ...] = (
     ("model", ModelDrafter()),
     ("model", ModelDrafter(0)),
     ("cache", ModelDrafter()),
 )
 
-# Thresholds of the payoff policy in the later rounds: the server's default and the paper's.
+# Thresholds of the payoff policy in later rounds: the server's default and the paper's.
 _THRESHOLDS = (None, PAPER_THRESHOLD)
 
-# Weight of the rows of other tokenizers than the first, with which a predictor is judged
+# Weight of rows of all tokenizers but the first. Predictors are judged with the first
 # (docs/payoff.md, "What each idea brought").
 _OTHERS = 0.4
 
-# A recording's rows count with its number of rows to this power, so that the longest do not drown
-# the others; 1 would count every row the same.
+# All rows of a recording together have the weight num_rows ** _POWER_OF_SIZE, so that the longest
+# recordings do not outweigh the others. With 1 every row would count the same.
 _POWER_OF_SIZE = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class TrainPlan:
-    """What a training does.
+    """Settings of a training.
 
     config: how the suffix cache drafts.
-    held_out: share of each recording's sessions, the last ones, that is not trained on and on which
-        the predictor is judged. One session of a recording with several is always held out.
-    token_stride: where every token begins a cycle, one cycle in this many is learned from.
-    max_rows: that are learned from, of all walks; each walk gives no more (WalkSettings.max_rows).
+    held_out: share of each recording's sessions, the last ones, that are held out to judge the
+        predictor on. Of a recording with several sessions at least one is held out.
+    token_stride: in walks where every token begins a cycle, one cycle in this many gives a row.
+    max_rows: limit on the rows to learn from, and on each walk's rows (WalkSettings.max_rows).
     """
 
     config: HvdConfig
@@ -77,11 +77,12 @@ def train_predictors(
     plan: TrainPlan,
     kinds: Sequence[Kind],
 ) -> Mapping[Kind, PayoffPredictor]:
-    """Predictors of one kind, or of several from the same cycles, to compare: with their quality on
-    the held-out sessions in their provenance. The first kind decides in the later rounds.
+    """Trains a predictor of each kind on the same cycles. The first kind decides in later rounds.
 
-    tokenizers: the recordings are learned from as each of these reads them, and must be texts if
-        there are several; the predictors are judged with the first.
+    A predictor's provenance has its quality on the held-out sessions.
+
+    tokenizers: the predictors learn from the recordings as read with each of these. If there are
+        several, recordings must be texts. The predictors are judged with the first.
 
     Raises ValueError, in one line, if the recordings cannot be used or hold nothing to learn from.
     """
@@ -93,9 +94,11 @@ def train_predictors(
             if not fingerprints:
                 held_out = held_out_sessions(walks, plan.held_out)
                 fingerprints = fingerprints_of(walks)
-            assert fingerprints_of(walks) == fingerprints, "sessions are known by their text"
+            assert fingerprints_of(walks) == fingerprints, (
+                "a session's fingerprint must not depend on the tokenizer"
+            )
             lessons += _weighed(walks, without=held_out)
-            del walks  # whole drafts take four times the memory of lessons
+            del walks  # they need four times the memory of lessons
         first.append(_all_of(lessons))
     parts = first
     predictor = _fit(parts, plan, kinds[0])
@@ -142,7 +145,7 @@ def train_predictors(
 def first_round(
     recordings: Sequence[Recording], tokenizer: TraceTokenizer, plan: TrainPlan
 ) -> Iterator[list[RecordingWalk]]:
-    """The walks of all recordings that no predictor decides, by who does."""
+    """The walks of the first round: for each policy, those of all recordings."""
     for policy, model_drafter in _FIRST_ROUND:
         yield walk_recordings(
             recordings,
@@ -167,9 +170,9 @@ def later_round(
     *,
     without: frozenset[str],
 ) -> Iterator[list[RecordingWalk]]:
-    """The walks of all recordings that a predictor decides, by threshold.
+    """The walks of a later round: for each threshold, those of all recordings.
 
-    deciding: its file.
+    deciding: file of the predictor that decides.
     without: fingerprints of sessions that give no rows.
     """
     for threshold in _THRESHOLDS:
@@ -190,8 +193,8 @@ def later_round(
 
 
 def held_out_sessions(walks: Sequence[RecordingWalk], share: float) -> frozenset[str]:
-    """Fingerprints of the last sessions of each recording: that share of the sessions, and at least
-    one where there are several; none for a share of 0."""
+    """Fingerprints of each recording's last sessions, by share of its sessions. Of several sessions
+    at least one is held out, unless the share is 0."""
     held_out: set[str] = set()
     for walk in walks:
         sessions = [session.fingerprint for session in walk.sessions]
@@ -201,10 +204,9 @@ def held_out_sessions(walks: Sequence[RecordingWalk], share: float) -> frozenset
 
 
 def lessons_of(walks: Sequence[RecordingWalk], *, without: frozenset[str]) -> Lessons:
-    """The lessons of walks. The rows of a walk together count as a power of their number; the mean
-    weight is 1.
+    """The lessons of walks. See _POWER_OF_SIZE for their weights, whose mean is 1.
 
-    without: fingerprints of sessions that are not learned from.
+    without: fingerprints of sessions that give no lessons.
 
     Raises ValueError if no cycle had a cache draft.
     """
@@ -228,7 +230,7 @@ def _all_of(parts: Sequence[Lessons]) -> Lessons:
 
 
 def _together(parts: Sequence[Lessons]) -> Lessons:
-    """All lessons. parts: by tokenizer, the one that counts most first."""
+    """All lessons. parts: lessons by tokenizer, those of the first tokenizer first."""
     first, *others = map(_normalised, parts)
     if not others:
         return first
@@ -240,8 +242,8 @@ def _normalised(lessons: Lessons) -> Lessons:
 
 
 def _fit(parts: Sequence[Lessons], plan: TrainPlan, kind: Kind) -> PayoffPredictor:
-    """Trains a predictor. parts: lessons by tokenizer; the paper's predictor learns from the first
-    alone, with equal weights."""
+    """Trains a predictor. parts: lessons by tokenizer. The paper's predictor learns from those of
+    the first tokenizer only, with equal weights."""
     if kind == "mlp":
         lessons = parts[0].sample(plan.max_rows, plan.seed).unweighted()
         settings = TrainingSettings.of_paper(len(lessons))

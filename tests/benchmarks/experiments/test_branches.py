@@ -1,4 +1,4 @@
-"""The benchmark of what branches add to cache drafts, on small made-up recordings."""
+"""The experiment with branches of cache drafts, on small made-up recordings."""
 
 import json
 from pathlib import Path
@@ -19,6 +19,6 @@ def test_larger_drafts_have_more_accepted(
         for drafts in ("chain", "tree"):
             accepted = row[drafts]
             assert accepted == sorted(accepted)
-            # Copies of the prompt, but for every seventeenth token.
+            # Copies of the prompt, except every seventeenth token.
             assert 1 < accepted[0] <= SIZES[0]
             assert SIZES[1] / 2 < accepted[2] < SIZES[2]

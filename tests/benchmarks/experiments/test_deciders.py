@@ -1,4 +1,4 @@
-"""The benchmark of average precision by who decides, on small made-up recordings."""
+"""The experiment with average precision by policy, on small made-up recordings."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.experiments.deciders import main
 
 
-def test_a_policy_that_verifies_copies_has_fewer_drafts_inside_of_them(
+def test_a_policy_that_verifies_copies_has_fewer_drafts_inside_them(
     made_up_traces: Path, number_tokenizer: Path, tmp_path: Path
 ) -> None:
     found = tmp_path / "rows.json"

@@ -1,4 +1,4 @@
-"""Replay of many sessions at a time: what is served, what it costs, what the oracle knows."""
+"""Replay of many sessions at a time: what is served, its costs, and what the oracle knows."""
 
 from collections.abc import Collection
 
@@ -22,7 +22,7 @@ CLASSES = TokenClasses.from_strings(["a", ",", "("])
 WIDTHS, SIZES = (1, 2, 4, 8), (1, 3)
 NUM_STEPS = 3
 
-# A step takes 10 ms and one for each request, a round of the model drafter 2 and draft-extend 1.
+# A step takes 10 ms and 1 ms for each request, a drafter round 2 ms and a draft-extend 1 ms.
 COSTS = StepCosts(
     about="made up",
     batch_sizes=(1, 2),
@@ -48,7 +48,7 @@ def drawn(prompt: list[int], output: list[int], accepted: int = 0) -> DrawnTrace
 
 
 def fresh(num_tokens: int, seed: int) -> list[int]:
-    """Text that no draft has."""
+    """Text that no draft contains."""
     return list(range(1000 * seed, 1000 * seed + num_tokens))
 
 
@@ -104,7 +104,7 @@ def test_steps_that_run_ahead_do_not_wait_and_find_copies_a_token_late() -> None
     }
     assert found["novel", False].ms == 100 * (11 + 1 + 5)
     assert found["novel", True].ms == 100 * (11 + 1)
-    # In each copy a step without drafts more, and some waits less.
+    # Each copy has one more step without drafts, and some waits fewer.
     ahead, waits = found["copying", True], found["copying", False]
     assert ahead.num_accepted > 0
     assert ahead.cycles_per_1k_tokens is not None
@@ -122,7 +122,7 @@ def test_a_cycle_costs_what_the_table_says() -> None:
     assert (totals.num_model, totals.num_accepted) == (totals.num_cycles, 200)
 
 
-def test_the_longer_a_text_the_longer_its_steps_where_the_table_says_so() -> None:
+def test_longer_texts_have_longer_steps_if_the_table_says_so() -> None:
     table = COSTS.model_copy(update={"context": 2.0})
     plain = DraftPlan(DraftSource.PLAIN, None, None)
     priced = PlanCosts(table, WIDTHS, DraftExtend.EVERY_STEP)
@@ -131,7 +131,7 @@ def test_the_longer_a_text_the_longer_its_steps_where_the_table_says_so() -> Non
     totals = replay("cache", costs=table).serve(
         [[drawn(prompt, output)]], batch_size=1, num_tokens=100
     )
-    # Ten plain steps for each repetition, of which the first has the prompt and a token.
+    # Ten plain steps for each repetition. The first has a context of the prompt and one token.
     mean = len(prompt) + 1 + 9 / 2
     assert totals.num_steps == 100
     assert totals.ms == pytest.approx(100 * (11 + 0.002 * mean))  # policy `cache` extends nothing
@@ -153,11 +153,11 @@ def test_a_postponed_draft_extend_is_paid_for_when_a_request_drafts() -> None:
     assert priced.ms([model, plain], [6, 20], 0) - without == pytest.approx(
         table.draft_extend_ms(1, [6])[0]
     )
-    # One that lacks more joins.
+    # A request with more missing tokens joins.
     assert priced.ms([model, plain], [6, 40], 0) - without == pytest.approx(
         table.draft_extend_ms(2, [23])[0]
     )
-    # Not for ever: then it is caught up with anyway.
+    # It does not wait forever: at some point it catches up anyway.
     assert priced.ms([plain], [MAX_POSTPONED_TOKENS], 1) > priced.ms([plain], [40], 1)
     always = PlanCosts(table, WIDTHS, DraftExtend.EVERY_STEP)
     assert always.ms([plain], [40], 1) == pytest.approx(
@@ -165,7 +165,7 @@ def test_a_postponed_draft_extend_is_paid_for_when_a_request_drafts() -> None:
     )
 
 
-def test_a_run_of_steps_without_drafts_is_paid_for_by_the_step_behind_it() -> None:
+def test_a_run_of_steps_without_drafts_is_paid_for_by_the_step_after_it() -> None:
     table = costs_with_extend(per_token=0.5)
     priced = PlanCosts(table, WIDTHS, DraftExtend.BEHIND_DRAFTS)
     plain = DraftPlan(DraftSource.PLAIN, None, None)
@@ -177,7 +177,7 @@ def test_a_run_of_steps_without_drafts_is_paid_for_by_the_step_behind_it() -> No
     assert priced.ms([plain, plain], [5, 9], 20) == of_step
     without = PlanCosts(table, WIDTHS, DraftExtend.EVERY_STEP).ms([model, plain], [0, 0], 0)
     assert priced.ms([model, plain], [0, 0], 0) == without
-    # Both, in one forward.
+    # Both requests catch up in one forward pass.
     assert priced.ms([model, plain], [5, 9], 0) - without == pytest.approx(
         table.catch_up_ms([2], 7)[0]
     )
@@ -185,7 +185,7 @@ def test_a_run_of_steps_without_drafts_is_paid_for_by_the_step_behind_it() -> No
     assert priced.missing_after([model, plain], [5, 9], [3, 1], 0) == [0, 0]
 
 
-def test_a_run_ahead_waits_where_it_is_to_catch_up() -> None:
+def test_a_run_ahead_waits_if_it_must_catch_up() -> None:
     dear = costs_with_extend(per_token=0.5).model_copy(
         update={"draft_round": (500, 500), "wait": (5, 5)}
     )
@@ -193,7 +193,7 @@ def test_a_run_ahead_waits_where_it_is_to_catch_up() -> None:
     made = replay("allocate", costs=dear, runs_ahead=True)
     made._costs = PlanCosts(dear, WIDTHS, DraftExtend.BEHIND_DRAFTS)
     totals = made.serve(novel, batch_size=1, num_tokens=128)
-    # Of 128 steps two catch up, and wait for it.
+    # Two of 128 steps catch up, and wait.
     assert totals.num_steps == 128
     caught_up = 2 * (5 + dear.catch_up_ms([1], MAX_POSTPONED_TOKENS)[0])
     assert totals.ms == pytest.approx(128 * 11 + caught_up)
@@ -224,7 +224,7 @@ def test_a_batch_shares_its_steps_and_is_always_full() -> None:
     assert totals.ms == 12 * totals.num_steps
 
 
-def test_a_batch_begins_spread_over_the_texts() -> None:
+def test_a_batch_starts_spread_over_the_texts() -> None:
     text = fresh(400, 1)  # new in the first turn, known in the second
     totals = replay("cache").serve(
         [[drawn([1], text), drawn([2], text)]], batch_size=16, num_tokens=160
@@ -232,32 +232,32 @@ def test_a_batch_begins_spread_over_the_texts() -> None:
     assert 0.2 < totals.num_cache / totals.num_cycles < 0.6
 
 
-def test_a_place_begins_where_its_share_of_all_tokens_is() -> None:
+def test_a_slot_starts_at_its_share_of_all_tokens() -> None:
     turns = [drawn([1], fresh(9, 1)), drawn([4], fresh(5, 2)), drawn([5], fresh(9, 3))]
-    # Each turn's first token is of its prefill: 8, 4 and 8 tokens of 20.
+    # Prefill generates each turn's first token: 8, 4 and 8 of 20 tokens remain.
     for share, turn, position in (
         *((0.0, 0, 1), (0.05, 0, 2), (0.36, 0, 8), (0.4, 1, 1), (0.56, 1, 4)),
         *((0.6, 2, 1), (0.95, 2, 8), (0.999, 2, 8)),
     ):
-        request = replay("cache")._taken_up(turns, [], share)
+        request = replay("cache")._started_at(share, turns, [])
         assert (turns.index(request.drawn), request.position) == (turn, position), share
 
 
-def test_a_place_knows_all_that_was_recorded_before_it() -> None:
+def test_a_slot_knows_all_texts_before_its_own() -> None:
     text = fresh(80, 1)
     sessions = [[drawn([1], text)], [drawn([2], text)]]
-    # 79 tokens of each: the second is reached with a share above one half.
+    # Both have 79 tokens, so the second starts at a share of one half.
     made = replay("cache")
     turns = [turn for of_session in sessions for turn in of_session]
-    request = made._taken_up(turns, [], 0.51)
+    request = made._started_at(0.51, turns, [])
     assert request.drawn is turns[1]
     assert made._step([request]).num_accepted > 0
-    request = replay("cache")._taken_up(turns, [], 0.49)
+    request = replay("cache")._started_at(0.49, turns, [])
     assert request.drawn is turns[0]
-    assert made._step([made._taken_up(turns, [], 0.3)]).num_accepted == 0
+    assert made._step([made._started_at(0.3, turns, [])]).num_accepted == 0
 
 
-def test_few_places_are_taken_up_elsewhere_meanwhile() -> None:
+def test_a_few_slots_move_to_other_places_meanwhile() -> None:
     # Only the last fifth of the text is a copy.
     num_novel, num_copied = 64_000, 16_000
     prompt = fresh(num_copied, 1000)
@@ -271,7 +271,7 @@ def test_few_places_are_taken_up_elsewhere_meanwhile() -> None:
     assert 0.05 < num_accepted / found[8 * 256].num_tokens < 0.25
 
 
-def test_places_of_a_batch_do_not_draft_from_each_other() -> None:
+def test_slots_of_a_batch_do_not_draft_from_each_other() -> None:
     sessions = [[drawn([1], fresh(40, 1))], [drawn([2], fresh(40, 2))]]
     totals = replay("cache").serve(sessions, batch_size=16, num_tokens=2000)
     assert totals.num_accepted == 0
@@ -281,7 +281,7 @@ def test_turns_follow_each_other_and_draft_from_those_before() -> None:
     output = fresh(65, 1)
     once = [drawn([1], output)]
     twice = [drawn([1], output), drawn([2], output)]
-    # The first 64 tokens are not counted: of two turns the second is.
+    # The first 64 tokens are not counted, so of two turns only the second counts.
     of_once = replay("cache").serve([once], batch_size=1, num_tokens=60)
     of_twice = replay("cache").serve([twice], batch_size=1, num_tokens=60)
     assert of_once.num_cache == 0
@@ -297,7 +297,7 @@ def test_a_session_does_not_draft_from_its_own_repetition() -> None:
             assert totals.num_accepted == 0
 
 
-def test_every_repetition_begins_with_what_came_earlier() -> None:
+def test_every_repetition_starts_with_the_earlier_traces() -> None:
     output = fresh(40, 1)
     totals = replay("cache").serve(
         [[drawn([1], output)]],
@@ -335,11 +335,11 @@ def test_the_oracle_verifies_what_is_right_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("known", [DraftSource.CACHE, DraftSource.MODEL])
-def test_who_knows_one_draft_knows_nothing_of_the_other(known: DraftSource) -> None:
+def test_knowing_one_draft_says_nothing_about_the_other(known: DraftSource) -> None:
     # Both drafts are always right, or neither; the predictor trusts no cache draft.
     text = fresh(40, 1)
     of_right = [[drawn(text, text, accepted=2)]]
-    # Behind every token of the text the prompt has another one.
+    # In the prompt another token follows each token of the text.
     wrong_copy = [token for kept in text for token in (kept, kept + 500)]
     of_wrong = [[drawn(wrong_copy, text, accepted=0)]]
     right, wrong = (
@@ -377,7 +377,7 @@ def test_a_draft_of_both_has_the_longer_of_the_two() -> None:
     text = fresh(60, 1)
     sessions = [[drawn(text, text, accepted=1)]]
     totals = replay("both").serve(sessions, batch_size=1, num_tokens=50)
-    # The cache draft has 4 tokens beside the model drafter's 3.
+    # The cache draft has 4 tokens, the model drafter's draft 3.
     assert totals.num_both > 0.8 * totals.num_cycles
     assert totals.num_tokens / totals.num_cycles == pytest.approx(5, abs=0.3)
 

@@ -1,4 +1,4 @@
-"""What the model drafter brings in replay."""
+"""The simulated model drafter."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from tests.traces.made_up import trace
 
 
 def texts(num: int = 6) -> list[Trace]:
-    """The first half of each output copies its prompt, the second is of random tokens."""
+    """The first half of each output copies its prompt; the second half is random tokens."""
     random = np.random.default_rng(3)
     made = []
     for _ in range(num):
@@ -22,14 +22,14 @@ def texts(num: int = 6) -> list[Trace]:
 
 
 def halves(accepted: list[np.ndarray]) -> tuple[float, float]:
-    """Mean over the copied halves, and over the others."""
+    """Means over the copied halves and over the other halves."""
     return (
         float(np.mean([of_trace[2:290] for of_trace in accepted])),
         float(np.mean([of_trace[300:] for of_trace in accepted])),
     )
 
 
-def test_a_constant_drafter_has_the_same_in_every_cycle() -> None:
+def test_a_constant_drafter_has_the_same_number_accepted_in_every_cycle() -> None:
     for accepted, of_trace in zip(
         ModelDrafter(3).accepted_lens(texts(), HvdConfig()), texts(), strict=True
     ):
@@ -64,7 +64,7 @@ def test_sessions_may_differ_in_how_well_they_are_drafted() -> None:
         assert np.mean(of_turns) == pytest.approx(2.7, abs=0.1)
         means[spread] = np.reshape(of_turns, (-1, 2))
     assert means[1.5].mean(axis=1).std() > 4 * means[0.0].mean(axis=1).std()
-    # Turns of a session are alike.
+    # All turns of a session have the same offset.
     assert np.corrcoef(means[1.5].T)[0, 1] > 0.9
 
 
@@ -72,7 +72,7 @@ def test_what_another_namespace_generated_is_not_copied() -> None:
     drafter = ModelDrafter(2.2, ODDS_RATIOS["correlated"])
 
     def second_of(namespace: str) -> float:
-        """Mean of a text of random tokens that another request generated before."""
+        """Mean for a text of random tokens that another request generated before."""
         output = texts(1)[0].output_ids[300:]
         given = [trace([5], output), trace([6], output, namespace=namespace)]
         return float(drafter.accepted_lens([*texts(), *given], HvdConfig())[-1].mean())
@@ -80,7 +80,7 @@ def test_what_another_namespace_generated_is_not_copied() -> None:
     assert second_of("") > 2 * second_of("another")
 
 
-def test_a_cycle_that_begins_inside_another_draft_goes_on_as_that_would() -> None:
+def test_a_cycle_that_begins_inside_another_draft_continues_it() -> None:
     [accepted] = ModelDrafter(2.2, 1.0).accepted_lens(texts(1), HvdConfig())
     num_steps = ModelDrafter().num_steps
     for place in range(len(accepted) - 1):
@@ -89,7 +89,7 @@ def test_a_cycle_that_begins_inside_another_draft_goes_on_as_that_would() -> Non
     assert all(accepted[place] <= len(accepted) - place for place in range(len(accepted)))
 
 
-def test_it_is_the_same_every_time_and_of_an_empty_output_nothing() -> None:
+def test_it_is_the_same_every_time_and_empty_for_an_empty_output() -> None:
     given = [*texts(2), trace([1, 2], [])]
     drafter = ModelDrafter(2.2, ODDS_RATIOS["correlated"])
     first, second = (drafter.accepted_lens(given, HvdConfig()) for _ in range(2))
@@ -99,6 +99,6 @@ def test_it_is_the_same_every_time_and_of_an_empty_output_nothing() -> None:
 
 
 @pytest.mark.parametrize(("strength", "odds_ratio"), [(-1, 1.0), (8, 1.0), (2.5, None)])
-def test_a_strength_that_cannot_be_is_refused(strength: float, odds_ratio: float | None) -> None:
+def test_an_impossible_strength_is_refused(strength: float, odds_ratio: float | None) -> None:
     with pytest.raises(ValueError, match="tokens"):
         ModelDrafter(strength, odds_ratio)

@@ -1,4 +1,4 @@
-"""Sessions keep their names, so that a predictor is never judged on what it was trained on."""
+"""Recordings and the names of their sessions, by which sessions of a training are recognised."""
 
 import errno
 import json
@@ -78,7 +78,7 @@ def test_sessions_can_be_named_without_their_tokens(
     assert recording.session_fingerprints() == list(by_tokens.values())
 
 
-def test_a_session_that_goes_on_in_another_file_keeps_its_name(
+def test_a_session_that_continues_in_another_file_keeps_its_name(
     tmp_path: Path, number_tokenizer: Path
 ) -> None:
     tokenizer = TraceTokenizer(number_tokenizer, None)
@@ -93,14 +93,14 @@ def test_a_session_that_goes_on_in_another_file_keeps_its_name(
     folder.complete()
     first, second = sorted((tmp_path / "recorded").iterdir())
     assert fingerprints(first, tokenizer) == fingerprints(second, tokenizer)
-    # Other recordings may give the same names to their sessions.
+    # Other recordings may use the same names for their sessions.
     other = tmp_path / "other.jsonl"
     with TraceWriter(other, **of_model) as writer:
         writer.write(trace([9, 9, 9], [1], session="a", **of_model))
     assert fingerprints(other, tokenizer)["a"] != fingerprints(first, tokenizer)["a"]
 
 
-def test_recordings_can_be_read_though_their_server_removes_them(
+def test_recordings_can_be_read_although_their_server_removes_them(
     tmp_path: Path, number_tokenizer: Path
 ) -> None:
     tokenizer = TraceTokenizer(number_tokenizer, None)
@@ -119,7 +119,7 @@ def test_recordings_can_be_read_though_their_server_removes_them(
             recording.path.unlink()
         sessions = [one.session for recording in kept for one in recording.traces(tokenizer)]
         assert sessions == ["1", "2"]
-        # What is wrong is told of the name that the user knows.
+        # Errors name the file as the user knows it.
         assert kept[0].link is not None
         kept[0].link.write_bytes(b"x")
         with pytest.raises(ValueError, match=f"^{kept[0].path}:1: no traces"):
@@ -137,9 +137,11 @@ def test_files_that_no_server_writes_are_read_where_they_are(
         assert [path.name for path in tmp_path.iterdir()] == ["text.jsonl"]
 
 
-def test_no_file_is_called_as_the_mean(tmp_path: Path, write_traces: WriteTraces) -> None:
+def test_no_file_may_have_the_name_of_the_mean(tmp_path: Path, write_traces: WriteTraces) -> None:
     write_traces(tmp_path / "mean.jsonl")
-    with pytest.raises(ValueError, match=r"mean\.jsonl: mean is what the mean .*: rename it"):
+    with pytest.raises(
+        ValueError, match=r"mean\.jsonl: results use the name mean .*: rename the file"
+    ):
         find_recordings(tmp_path)
 
 
@@ -154,15 +156,17 @@ def test_the_turns_of_a_session_share_the_memory_of_their_prompts(
     assert np.shares_memory(before.prompt_ids, last.prompt_ids)
 
 
-def test_no_two_files_have_one_name_in_results(tmp_path: Path, write_traces: WriteTraces) -> None:
+def test_no_two_files_may_have_one_name_in_results(
+    tmp_path: Path, write_traces: WriteTraces
+) -> None:
     write_traces(tmp_path / "chats.jsonl")
     with TraceWriter(tmp_path / "chats.hvdt"):
         pass
-    with pytest.raises(ValueError, match=r"chats\.jsonl: results .* chats, as .* chats\.hvdt: ren"):
+    with pytest.raises(ValueError, match=r"chats\.jsonl: results .* and chats\.hvdt chats: ren"):
         find_recordings(tmp_path)
 
 
-def test_a_folder_that_cannot_be_listed_is_told_of(
+def test_a_folder_that_cannot_be_listed_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path) -> NoReturn:
@@ -173,7 +177,7 @@ def test_a_folder_that_cannot_be_listed_is_told_of(
         find_recordings(tmp_path)
 
 
-def test_a_folder_in_which_nothing_is_complete_yet_is_told_from_an_empty_one(
+def test_a_folder_without_complete_recordings_has_another_message_than_an_empty_one(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ValueError, match=r"no traces .*: give another folder"):
@@ -182,16 +186,35 @@ def test_a_folder_in_which_nothing_is_complete_yet_is_told_from_an_empty_one(
         tmp_path, max_file_bytes=1 << 20, max_total_bytes=1 << 21, max_file_seconds=1000
     )
     writing.write(trace([1], [2]))
-    with pytest.raises(ValueError, match=r": 1 recording\(s\) still being written.*an hour"):
+    with pytest.raises(ValueError, match=r": 1 recording\(s\) are still being written.*an hour"):
         find_recordings(tmp_path)
     writing.complete()
     assert len(find_recordings(tmp_path)) == 1
 
 
-def test_what_a_killed_server_left_unfinished_is_read_too(tmp_path: Path) -> None:
+def test_recordings_that_a_killed_server_left_unfinished_are_read_too(tmp_path: Path) -> None:
     with another_process(tmp_path, "kill") as process:
         assert process.wait(60) == -9
     assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
     [recording] = find_recordings(tmp_path)
     assert recording.path.suffix == ".hvdt"
     assert len(list(read_traces(recording.path))) == 3
+
+
+@pytest.mark.parametrize(
+    ("licence", "is_permissive"),
+    [
+        ("MIT", True),
+        ("Apache-2.0 (repo); source texts keep their own terms", True),
+        ("MIT (repo); HotpotQA CC BY-SA 4.0", True),
+        ("MIT (repo); Alpaca instructions CC BY-NC 4.0", False),
+        ("GPL-3.0", False),
+    ],
+)
+def test_only_permissive_recordings_ship(
+    tmp_path: Path, write_traces: WriteTraces, licence: str, is_permissive: bool
+) -> None:
+    path = write_traces(tmp_path / "one.jsonl", licence=licence)
+    [recording] = find_recordings(path)
+    assert isinstance(recording, Recording)
+    assert recording.is_permissive is is_permissive

@@ -100,8 +100,8 @@ def test_a_copied_passage_is_accepted_up_to_where_it_departs() -> None:
     assert [cycle.outcome.token_ids.tolist() for cycle in cycles] == [[2, 3], [4, 9]]
 
 
-def test_where_the_text_ends_inside_a_draft_the_rest_brings_nothing() -> None:
-    # At [1, 2, 3] the draft is [4, 5, 6]; the output ends with 4, or goes on with 9.
+def test_draft_tokens_after_the_end_of_the_text_are_not_accepted() -> None:
+    # At [1, 2, 3] the draft is [4, 5, 6]; the output ends with 4, or continues with 9.
     for output in [1, 2, 3, 4], [1, 2, 3, 4, 9]:
         cycles = replay(trace(list(range(8)), output), drafter("model"), num_model_accepted=0)
         draft = cycles[2 if len(output) == 5 else -1].draft
@@ -109,8 +109,8 @@ def test_where_the_text_ends_inside_a_draft_the_rest_brings_nothing() -> None:
         assert (draft.num_tokens, draft.accepted_len) == (3, 1)
 
 
-def test_where_the_text_was_cut_inside_a_draft_its_rest_is_not_known() -> None:
-    # At [1, 2, 3] the draft is [4, 5, 6]; the output was cut behind 4.
+def test_draft_tokens_after_a_cut_of_the_text_are_unknown() -> None:
+    # At [1, 2, 3] the draft is [4, 5, 6]; the output was cut after 4.
     made = replace(trace(list(range(8)), [1, 2, 3, 4]), is_cut=True)
     cycles = replay(made, drafter("model"), num_model_accepted=0)
     assert [(c.draft.num_tokens, c.draft.accepted_len) for c in cycles if c.draft] == [
@@ -124,8 +124,8 @@ def test_where_the_text_was_cut_inside_a_draft_its_rest_is_not_known() -> None:
         assert cut.draft.features.tobytes() == uncut.draft.features.tobytes()
 
 
-def test_of_a_text_that_was_cut_the_last_drafts_are_neither_right_nor_wrong() -> None:
-    # Drafts grow with the match, and the output is cut behind ten tokens, all of them right.
+def test_the_last_drafts_of_a_cut_text_are_neither_right_nor_wrong() -> None:
+    # Drafts grow with the match, and the output is cut after ten tokens that are all right.
     made = replace(trace(list(range(20)), list(range(1, 12))), is_cut=True)
     cycles = replay(made, drafter("model"), num_model_accepted=0)
     assert [(c.draft.num_tokens, c.draft.is_worth_known) for c in cycles if c.draft] == [
@@ -270,7 +270,7 @@ def test_recorded_generations_need_fewer_cycles_with_the_hybrid_than_with_either
 
 
 def test_a_tree_goes_as_far_as_one_of_its_branches() -> None:
-    # 5 and, behind it, 6 or 7; behind 7 another 6.
+    # 5, and after it 6 or 7; after 7 another 6.
     token_ids, parents = np.array([5, 6, 7, 6], np.int32), np.array([-1, 0, 0, 2], np.int32)
     for text, branch in (
         ([5, 7, 6, 6], [0, 2, 3]),

@@ -1,9 +1,10 @@
-"""Quality figures against their definitions."""
+"""Quality figures, compared with their definitions and with scikit-learn."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score
 
 from sglang_hvd.replay.core.recordings import mean_over_families
 from sglang_hvd.replay.training.quality import (
@@ -35,13 +36,13 @@ def test_figures_worked_out_by_hand() -> None:
     assert measured.recall == 2 / 3
     assert measured.average_precision == pytest.approx((1 + 2 / 3 + 3 / 4) / 3)
     assert measured.mean_absolute_error == 2.0
-    assert measured.roc_auc == 4 / 6  # of the pairs of one that reaches it and one that does not
+    assert measured.roc_auc == 4 / 6  # of pairs of a draft that reaches it and one that does not
     assert measured.precision_at_recall_60 == 3 / 4
     assert measured.calibration_error is None
 
 
-def test_probabilities_rank_and_select_where_they_are_known() -> None:
-    # The lengths would rank and select the other way round.
+def test_probabilities_rank_and_select_if_they_are_known() -> None:
+    # Lengths would rank and select the other way round.
     measured = quality([1, 2, 9, 8], [8, 6, 0, 0], [0.9, 0.5, 0.4, 0.1])
     assert (measured.precision, measured.recall, measured.average_precision) == (1, 1, 1)
     assert measured.roc_auc == 1
@@ -52,7 +53,7 @@ def test_calibration_is_the_worst_tenth_of_the_drafts() -> None:
     probs = [index / 100 for index in range(100)]
     accepted = [6 * (index >= 90) for index in range(100)]
     measured = quality([0] * 100, accepted, probs)
-    # Of the drafts at .80-.89 none reaches it; the last tenth is off by less.
+    # None of the drafts at .80 to .89 reaches it; the last tenth differs by less.
     assert measured.calibration_error == pytest.approx(0.845, abs=1e-6)
     curve = reliability_curve(np.array(probs, np.float32), np.array(accepted) >= 6)
     assert [num for _, _, num in curve] == [10] * 10
@@ -78,19 +79,24 @@ ROWS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), min_size=1, max
 
 
 @given(ROWS)
-def test_average_precision_sums_precision_over_gained_recall(rows: list[tuple[int, int]]) -> None:
+def test_ranking_figures_equal_those_of_scikit_learn(rows: list[tuple[int, int]]) -> None:
     predicted, accepted = map(list, zip(*rows, strict=True))
-    num_worth = sum(a >= 6 for a in accepted)
-    if num_worth == 0:
-        assert quality(predicted, accepted).average_precision is None
-        return
-    expected = recall = 0.0
-    for threshold in sorted(set(predicted), reverse=True):
-        selected = [a for p, a in rows if p >= threshold]
-        num_hits = sum(a >= 6 for a in selected)
-        expected += (num_hits / num_worth - recall) * num_hits / len(selected)
-        recall = num_hits / num_worth
-    assert quality(predicted, accepted).average_precision == pytest.approx(expected)
+    worth = [a >= 6 for a in accepted]
+    measured = quality(predicted, accepted)
+    if not any(worth):
+        assert measured.average_precision is None
+        assert measured.precision_at_recall_60 is None
+    else:
+        assert measured.average_precision == pytest.approx(
+            average_precision_score(worth, predicted)
+        )
+        precision, recall, _ = precision_recall_curve(worth, predicted)
+        assert measured.precision_at_recall_60 == precision[recall >= 0.6].max()
+        assert measured.precision_at_recall_78 == precision[recall >= 0.78].max()
+    if all(worth) or not any(worth):
+        assert measured.roc_auc is None
+    else:
+        assert measured.roc_auc == pytest.approx(roc_auc_score(worth, predicted))
 
 
 def test_nothing_to_measure_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What ships, judged by the code of today on recorded generations it was not trained on."""
+"""The shipped predictors, judged by the current code on sessions that they were not trained on."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.core.recordings import find_recordings, session_fingerprints
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 
-# Short recordings of two families; their sessions are split as those of all others.
+# Short recordings of two families. Their sessions are split like those of all recordings.
 FILES = ("structured_tool__spider_intercode_gpt4", "multihop_qa__hotpotqa_react_reflexion")
 
 
@@ -33,7 +33,7 @@ def test_the_shipped_predictor_knows_more_than_the_papers_and_the_score(
     tokenizer = TraceTokenizer(tokenizer_file, None)
     for recording in find_recordings(folder):
         sessions = set(session_fingerprints(recording.traces(tokenizer)).values())
-        # A quarter is held out of training, which must find the others again.
+        # Training held out a quarter; it must recognise the other sessions.
         assert 0.7 < len(sessions & trained_on) / len(sessions) < 0.85
     assert {file for file, _, _ in rows} == {*FILES, "mean"}
     for at in ("cycle", "position"):

@@ -16,7 +16,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.replace("\\|", "/").strip("|").split("|")]
 
 
-def test_columns_stand_below_each_other() -> None:
+def test_columns_are_aligned() -> None:
     results = [_RESULT, replace(_RESULT, file="a name that is long", cycles_per_1k_tokens=1.5)]
     lines = policy_table(results).splitlines()
     places = [[at for at, sign in enumerate(line) if sign == "|"] for line in lines]
@@ -25,7 +25,7 @@ def test_columns_stand_below_each_other() -> None:
     assert "250.000 |" in lines[3]
 
 
-def test_rows_go_file_by_file_and_the_means_are_last() -> None:
+def test_rows_are_sorted_by_file_and_means_come_last() -> None:
     results = [
         replace(_RESULT, file=file, policy=policy)
         for policy in ("payoff", "cache")
@@ -47,7 +47,7 @@ def test_drafts_of_a_mean_are_those_of_all_files() -> None:
     ]
 
 
-def test_a_name_makes_no_columns() -> None:
+def test_a_bar_in_a_name_makes_no_column() -> None:
     head, _, row = policy_table([replace(_RESULT, file="a|b")]).splitlines()
     assert "a\\|b" in row
     assert len(cells(row)) == len(cells(head))
