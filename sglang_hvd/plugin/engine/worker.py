@@ -41,7 +41,7 @@ from sglang_hvd.plugin.device.flashinfer_plans import (
 from sglang_hvd.plugin.device.host_transfer import copy_stream
 from sglang_hvd.plugin.device.memory import DeviceMemory
 from sglang_hvd.plugin.device.rank_group import RankGroup
-from sglang_hvd.plugin.engine.draft_extend import draft_extend_of
+from sglang_hvd.plugin.engine.catch_up import draft_extend_of
 from sglang_hvd.plugin.engine.draft_states import DraftStates
 from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.engine.kept_costs import costs_folder, profiled_costs
@@ -187,7 +187,12 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._time_costs()
 
     def _build_width_states(self, memory: DeviceMemory) -> None:
-        states = WidthStates(self, self._launch.widths, memory)
+        states = WidthStates(
+            self,
+            self._launch.widths,
+            memory,
+            has_draft_extend=self._draft_extend.follows(num_plain=0),
+        )
         self._draft_worker.use_width_states(states)
         self._launch = replace(self._launch, widths=self._launch.widths.only(states.widths))
         if self._allocator is not None:
@@ -214,9 +219,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._runs_ahead &= self._launch.widths.values[0] == 1 and not plans_wait
         if self._launch.config.run_ahead and not self._runs_ahead:
             raise ValueError(
-                "--hvd-run-ahead needs overlap scheduling, which this server does not have with "
-                "--disable-overlap-schedule or on a CPU, a verify width of 1, and, with "
-                "FlashInfer, CUDA graphs and host_plans (docs/operation.md)"
+                "--hvd-set run_ahead=true needs a verify width of 1, overlap scheduling (which is "
+                "off on a CPU and with --disable-overlap-schedule) and, with FlashInfer, CUDA "
+                "graphs and host_plans (docs/operation.md): drop it or change these"
             )
 
     def _build_draft_states(self, memory: DeviceMemory) -> None:
@@ -425,7 +430,7 @@ def check_sampling(most_nodes: int, vocab_size: int) -> None:
         raise ValueError(
             "SGLang's sampling kernel numbers the probabilities of a step by 32 bits, and "
             f"{most_nodes} nodes of all requests and {vocab_size} words have more: lower "
-            "--max-running-requests, --hvd-verify-width or --hvd-wide-width"
+            "--max-running-requests, --hvd-verify-width or --hvd-set wide_width"
         )
 
 

@@ -151,13 +151,13 @@ def test_other_weight_updates_are_sglangs() -> None:
 
 
 OF_WIDTHS = (
-    "HVD cannot recapture graphs of several verify widths: start with --hvd-narrow-widths [] and "
-    "without --hvd-wide-width"
+    "HVD cannot recapture graphs of several verify widths: start with --hvd-set narrow_widths=[] "
+    "and without --hvd-set wide_width"
 )
 OF_PLANS = (
-    "HVD cannot recapture graphs with FlashInfer, whose plans it may make on the host: leave out "
-    "recapture_cuda_graph, or start with SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=0 or another "
-    "attention backend"
+    "HVD cannot recapture graphs with FlashInfer, because it makes FlashInfer's plans on the host: "
+    "leave out recapture_cuda_graph, or start with SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=0 or "
+    "another attention backend"
 )
 
 
