@@ -50,7 +50,7 @@ from benchmarks.command import parser_of, run, write_rows
 from benchmarks.replay.jobs import Job, run_job, set_up_process
 from benchmarks.replay.rows import Row, beside_oracle, plain_table_of, summary_of, table_of
 from benchmarks.replay.settings import MODEL_TREES, WAITING, Setting, settings_of
-from sglang_hvd.allocation import OWN_PACE, StepCosts
+from sglang_hvd.allocation import StepCosts
 from sglang_hvd.commands.arguments import add_cache_mode, add_json, add_texts, count, not_negative
 from sglang_hvd.config import PostponeExtend
 from sglang_hvd.payoff import SIZE_EFFECT
@@ -104,7 +104,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     max(options.tokens, options.tokens_per_request * batch_size),
                     options.seeds,
                     options.postpone_extend,
-                    options.own_pace,
                 )
                 for recording in recordings
             ]
@@ -232,13 +231,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=0.0,
         help="milliseconds that the device waits for the host before a step that needs the tokens "
         "of the step before it (default: the table's own wait, if it has one)",
-    )
-    parser.add_argument(
-        "--own-pace",
-        type=not_negative,
-        default=OWN_PACE,
-        help="how `allocate` weighs tokens against time: from 0, by the pace of recent steps, to "
-        f"1, by the step itself (default: {OWN_PACE})",
     )
     known = settings_of(MODEL_TREES[-1], [], has_wait=True)
     policies = [name for name in known if name != "oracle"]

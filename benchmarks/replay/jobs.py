@@ -42,7 +42,6 @@ class Job:
     num_tokens: int
     num_seeds: int
     postpone_extend: PostponeExtend | None
-    own_pace: float
 
 
 _tokenizer: TraceTokenizer
@@ -146,7 +145,6 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
             model_sizes=sizes,
             num_steps=steps,
             draft_extend=draft_extend,
-            own_pace=job.own_pace,
         )
         if runs_ahead:
             allocator.run_ahead()

@@ -1,6 +1,6 @@
 """Which draft each request verifies, and how much of it."""
 
-from sglang_hvd.allocation.allocator import OWN_PACE, Allocation, DraftOdds, StepAllocator
+from sglang_hvd.allocation.allocator import Allocation, DraftOdds, StepAllocator
 from sglang_hvd.allocation.cache_trees import CacheTrees, TakenDrafts, num_branch_tokens
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
 from sglang_hvd.allocation.cost_scale import CostScale
@@ -22,7 +22,6 @@ from sglang_hvd.allocation.widths import (
 __all__ = [
     "MAX_POSTPONED_TOKENS",
     "MOST_WIDE_REQUESTS",
-    "OWN_PACE",
     "Allocation",
     "BatchTimes",
     "CacheTrees",

@@ -26,10 +26,6 @@ _TYPICAL_MISSING = 8
 # Batch sizes whose costs are kept: each takes memory linear in it.
 _MOST_BATCHES = 256
 
-# Pace by which tokens and time are valued: recent^(1 - p) * own^p. p = 0: the latest steps alone;
-# 1: this step alone.
-OWN_PACE = 0.5
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftOdds:
@@ -87,8 +83,6 @@ class StepAllocator:
     most_nodes: nodes that its draft can have, root not included, by num_steps; None: any number.
     merges: a request may verify both drafts in one tree.
     draft_extend: when the model drafter's KV cache is brought up to date.
-    own_pace: how far what tokens and time are worth follows what the step itself brings and takes,
-        from 0, where the pace of the latest steps holds, to 1.
 
     Raises ValueError where they do not fit each other.
     """
@@ -104,7 +98,6 @@ class StepAllocator:
         most_nodes: Sequence[int] | None = None,
         merges: bool = True,
         draft_extend: DraftExtend = DraftExtend.EVERY_STEP,
-        own_pace: float = OWN_PACE,
     ) -> None:
         for name, values in (
             ("widths", widths),
@@ -132,7 +125,7 @@ class StepAllocator:
             raise ValueError("most_nodes must have one number for each of num_steps, 1 or more")
         self._most_nodes = np.array(most_nodes, np.int32)
         self._draft_extend = draft_extend
-        self._native = _StepAllocator.of(self._model_sizes, own_pace, merges, _LOOK_AFTER)
+        self._native = _StepAllocator.of(self._model_sizes, merges, _LOOK_AFTER)
         self._runs_ahead = False
         self._of_batch: dict[int, BatchCosts] = {}
 

@@ -129,9 +129,8 @@ struct Limits {
 
 class Allocator {
 public:
-    // own_pace: how far the rates follow what the step itself brings and takes, from 0, not at all, to 1.
     // merges: a request may verify both drafts.
-    Allocator(double own_pace, bool merges) : own_pace_(own_pace), merges_(merges) {}
+    explicit Allocator(bool merges) : merges_(merges) {}
 
     const Allocation& allocate(const Drafts& drafts, const Rates& rates, const BatchCosts& costs,
                                const Limits& limits) {
@@ -145,15 +144,6 @@ public:
             look_at(at_widths_[end_width_++], drafts, room, costs);
         }
         search(num, rates, costs, limits);
-        // A step that looks at the model drafter does not tell what steps usually take.
-        if (own_pace_ == 0 || num == 0 || limits.must_draft) return weighed(rates, costs);
-        const auto all = static_cast<double>(num + limits.num_pinned);
-        values_.resize(num);
-        for (std::size_t i = 0; i < num; ++i)
-            values_[i] = rates.values[i] * std::pow(rates.values[i] * (1 + best_.expected[i]), -own_pace_);
-        const double own_ms = best_.ms + (best_.width > 0 ? costs.wait : 0.0);
-        const double own_price = rates.price * std::pow(rates.price * own_ms / all, -own_pace_);
-        search(num, {values_, own_price}, costs, limits);
         return weighed(rates, costs);
     }
 
@@ -315,12 +305,11 @@ private:
 
     static constexpr double kRounding = 1e-9;
 
-    double own_pace_;
     bool merges_;
     Allocation best_;
     std::vector<AtWidth> at_widths_;  // by place in BatchCosts, from min_width up to end_width_
     std::size_t end_width_ = 0;
-    std::vector<double> values_, by_depth_, by_steps_;
+    std::vector<double> by_depth_, by_steps_;
     std::vector<Gain> gains_;
     bool wants_more_ = false;
 };

@@ -86,10 +86,9 @@ void see_tokens(Seer& seer, const Pace& pace, const Input<std::int32_t, 1>& slot
     seer.see_tokens(span_of(slots), span_of(num_tokens));
 }
 
-StepAllocator allocator_of(const Input<std::int32_t, 1>& sizes, double own_pace, bool merges, int look_after) {
+StepAllocator allocator_of(const Input<std::int32_t, 1>& sizes, bool merges, int look_after) {
     require(rises(span_of(sizes)), "sizes must rise from 1 or more");
-    require(own_pace >= 0 && own_pace <= 1, "own_pace goes from 0 to 1");
-    return {copy_of(sizes), own_pace, merges, look_after};
+    return {copy_of(sizes), merges, look_after};
 }
 
 // context_ms: what a step of this batch takes more for the contexts of its requests.
@@ -341,7 +340,7 @@ NB_MODULE(_native, m) {
         .def_static("of", &costs_of, "widths"_a.noconvert(), "step_ms"_a.noconvert(), "num_steps"_a.noconvert(),
                     "most_nodes"_a.noconvert(), "draft_ms"_a.noconvert(), "wait_ms"_a);
     nb::class_<StepAllocator>(m, "StepAllocator", "See allocator.py, which names things.")
-        .def_static("of", &allocator_of, "sizes"_a.noconvert(), "own_pace"_a, "merges"_a, "look_after"_a)
+        .def_static("of", &allocator_of, "sizes"_a.noconvert(), "merges"_a, "look_after"_a)
         .def_prop_ro("pace", &StepAllocator::pace)
         .def("start", [](StepAllocator& allocator, int slot) {
             require(slot >= 0, "a slot is negative");

@@ -41,12 +41,12 @@ struct StepShape {
 
 class StepAllocator {
 public:
-    // sizes: of the model drafter's draft, rising. own_pace, merges: see Allocator.
+    // sizes: of the model drafter's draft, rising. merges: see Allocator.
     // look_after: so many steps without any draft of one kind, and one request verifies one; without one
     // in some number of steps, and all do to which it brings anything; without one of some width, and one
     // has it.
-    StepAllocator(std::vector<std::int32_t> sizes, double own_pace, bool merges, int look_after)
-        : sizes_(std::move(sizes)), look_after_(look_after), width_looks_(look_after), allocator_(own_pace, merges) {}
+    StepAllocator(std::vector<std::int32_t> sizes, bool merges, int look_after)
+        : sizes_(std::move(sizes)), look_after_(look_after), width_looks_(look_after), allocator_(merges) {}
 
     std::span<const std::int32_t> sizes() const { return sizes_; }
     Pace& pace() { return pace_; }
