@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SGLANG := $(shell sed -n 's/^cuda = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 PATCHES := $(patsubst %/pyproject.toml,%,$(wildcard patches/*/pyproject.toml))
-NATIVE := CMakeLists.txt $(wildcard sglang_hvd/native/* sglang_hvd/*/native/*)
+NATIVE := CMakeLists.txt $(wildcard sglang_hvd/native/* sglang_hvd/*/native/* sglang_hvd/*/*/native/*)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # What the caller lets this see, for gpu-check.

@@ -64,9 +64,9 @@ def _lay_out(device: str) -> int:
     """
     from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 
-    from sglang_hvd.plugin import host_trees
-    from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
-    from sglang_hvd.plugin.tree_layout import lay_out, merge_eagle_trees
+    from sglang_hvd.plugin.trees import host_layout
+    from sglang_hvd.plugin.trees.draft_trees import DraftNodes, EagleTrees
+    from sglang_hvd.plugin.trees.layout import lay_out, merge_eagle_trees
 
     torch.manual_seed(0)
     topk, num_model, differ = 4, 15, 0
@@ -94,7 +94,7 @@ def _lay_out(device: str) -> int:
         kept = torch.randint(1, num_model + 1, (k,), device=device)
         ranks = index if has_ranks else None
         trees = EagleTrees(index % topk, parents, index, topk, ranks, kept)
-        is_wanted = host_trees.merge(copied, trees, rows)
+        is_wanted = host_layout.merge(copied, trees, rows)
         is_model_node = merge_eagle_trees(nodes, trees, rows)
         differ += not torch.equal(is_model_node, is_wanted)
         seq_lens = torch.randint(1, 300, (n,), device=device)
@@ -103,7 +103,7 @@ def _lay_out(device: str) -> int:
             found = lay_out(nodes, seq_lens, mode=mode, num_cells=num_cells, buffer=None)
             mask = torch.ones_like(found.mask)
             is_full = mode == TreeMaskMode.FULL_MASK
-            expected = (*host_trees.lay_out(copied, seq_lens, mask, is_full_mask=is_full), mask)
+            expected = (*host_layout.lay_out(copied, seq_lens, mask, is_full_mask=is_full), mask)
             layout = (found.positions, found.next_token, found.next_sibling, found.mask)
             differ += not all(map(torch.equal, layout, expected))
     print(f"{differ} of the layouts differ from those on the host")
@@ -116,7 +116,7 @@ def _move_paths(device: str) -> int:
     torch. Returns 1 if results differ, else 0."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-    from sglang_hvd.plugin.kv_kernel import is_moved_by_kernel, move_paths
+    from sglang_hvd.plugin.trees.accepted_kv import is_moved_by_kernel, move_paths
 
     num_slots, differ = 4096, 0
     pool = MHATokenToKVPool(

@@ -64,13 +64,13 @@ class Setup:
         flags = [*(MODEL_TREE_FLAGS if self.is_tree else _CHAIN_FLAGS)]
         if not self.has_default_widths:
             flags += ["--hvd-verify-width", str(self.verify_width)]
-            flags += ["--hvd-narrow-widths", str(list(self.narrow_widths))]
+            flags += ["--hvd-set", f"narrow_widths={list(self.narrow_widths)}"]
         if policy == "allocate" and self.wide_width is not None:
-            flags += ["--hvd-wide-width", str(self.wide_width)]
+            flags += ["--hvd-set", f"wide_width={self.wide_width}"]
         if self.postpones is not None:
-            flags += ["--hvd-postpone-extend", self.postpones]
+            flags += ["--hvd-set", f"postpone_extend={self.postpones}"]
         if policy == "allocate" and self.runs_ahead:
-            flags += ["--hvd-run-ahead", "true", "--hvd-costs", str(_FEW_DRAFTS)]
+            flags += ["--hvd-set", "run_ahead=true", "--hvd-costs", str(_FEW_DRAFTS)]
         return flags
 
     def refuses(self, policy: Mode) -> bool:

@@ -78,8 +78,8 @@ def _costs(shape: str, options: argparse.Namespace) -> Iterator[Row]:
         with logged_server(
             [
                 *server_flags("allocate", models),
-                *("--hvd-cost-profile", "fresh", "--hvd-verify-width", str(widest)),
-                *("--hvd-narrow-widths", str(narrow)),
+                *("--hvd-set", "cost_profile=fresh", "--hvd-verify-width", str(widest)),
+                *("--hvd-set", f"narrow_widths={narrow}"),
                 *("--load-format", "dummy", *_running(options)),
             ],
             log_file=options.logs / f"costs-{shape}.log",

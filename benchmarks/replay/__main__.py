@@ -224,7 +224,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--postpone-extend",
         choices=get_args(PostponeExtend),
-        help="as --hvd-postpone-extend (default: plain if steps run ahead, else never)",
+        help="as the setting postpone_extend (default: plain if steps run ahead, else never)",
     )
     parser.add_argument(
         "--wait",

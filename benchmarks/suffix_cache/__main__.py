@@ -133,14 +133,6 @@ def _timing_rows(arctic: ModuleType | None, peer_folder: Path) -> list[Row]:
             of_peer(timings.evict_8k_ms),
             None,
         ),
-        higher_is_better(
-            "two_thread_speedup",
-            "propose, 32 requests each",
-            "x",
-            timings.two_thread_speedup(Ours()),
-            of_peer(timings.two_thread_speedup),
-            None,
-        ),
     ]
     return rows
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 
@@ -134,30 +133,6 @@ def evict_8k_ms(cache: Contestant) -> float:
         num_tokens = num_left * RESPONSE_TOKENS
         times.append(_seconds(partial(cache.evict_to, num_tokens)))
     return statistics.median(times) * 1e3
-
-
-def two_thread_speedup(cache: Contestant) -> float:
-    """Throughput of proposals of two threads over that of one."""
-    batch = Batch(cache, 96_000)
-    halves = (batch.rids[:32], batch.rids[32:])
-
-    def work(rids: list[int]) -> None:
-        for _ in range(400):
-            cache.propose(rids)
-
-    def together() -> None:
-        threads = [Thread(target=work, args=(half,)) for half in halves]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def one_by_one() -> None:
-        for half in halves:
-            work(half)
-
-    alone = statistics.median(_seconds(one_by_one) for _ in range(3))
-    return alone / statistics.median(_seconds(together) for _ in range(3))
 
 
 def memory(peer_folder: Path | None) -> tuple[float, float]:

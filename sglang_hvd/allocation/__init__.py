@@ -12,7 +12,7 @@ from sglang_hvd.allocation.model_drafts import (
     most_tree_nodes,
 )
 from sglang_hvd.allocation.timed_costs import BatchTimes, costs_of_times, shortest_times
-from sglang_hvd.allocation.verify_widths import (
+from sglang_hvd.allocation.widths import (
     MOST_WIDE_REQUESTS,
     VerifyWidths,
     powers_of_two_below,

@@ -10,7 +10,7 @@ from sglang_hvd.allocation._native import BatchCosts
 from sglang_hvd.allocation._native import StepAllocator as _StepAllocator
 from sglang_hvd.allocation.costs import StepCosts
 from sglang_hvd.allocation.draft_extend import DraftExtend
-from sglang_hvd.allocation.verify_widths import VerifyWidths
+from sglang_hvd.allocation.widths import VerifyWidths
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]

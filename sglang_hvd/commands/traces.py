@@ -194,10 +194,10 @@ def add_analyze(parser: argparse.ArgumentParser) -> None:
 
 
 def run_analyze(options: argparse.Namespace) -> int:
-    from sglang_hvd.replay.analyze import analyze
-    from sglang_hvd.replay.findings import findings
-    from sglang_hvd.replay.page import write_page
-    from sglang_hvd.replay.plots import plain
+    from sglang_hvd.replay.report.analyze import analyze
+    from sglang_hvd.replay.report.findings import findings
+    from sglang_hvd.replay.report.page import write_page
+    from sglang_hvd.replay.report.svg import plain
 
     if options.json is None and options.html is None:
         raise ValueError("analyze has nothing to write: give --json, --html or both")

@@ -31,7 +31,7 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import Process, spawn
-from sglang_hvd.plugin.verify_widths import TargetAttention, _verify_width
+from sglang_hvd.plugin.startup.verify_widths import TargetAttention, _verify_width
 from tests.e2e.forked_server import Nursery
 
 
@@ -400,7 +400,7 @@ def test_setups_have_names_numbers_and_flags(capsys: pytest.CaptureFixture[str])
         gpu_check._options(["--device", "cpu", "--list-setups"])
     tree, chain = capsys.readouterr().out.splitlines()
     assert tree.startswith("0 tree: ")
-    assert "--hvd-narrow-widths '[2, 4, 8]'" in chain
+    assert "--hvd-set 'narrow_widths=[2, 4, 8]'" in chain
     # A GPU's setups can be listed without a GPU.
     with pytest.raises(SystemExit, match="0"):
         gpu_check._options(["--list-setups"])

@@ -140,9 +140,6 @@ def _fork_servers() -> None:
     import sglang.srt.models.registry
     import sglang.srt.speculative.eagle_worker_v2  # noqa: F401
 
-    import sglang_hvd.plugin.hooks
-    import sglang_hvd.plugin.worker  # noqa: F401
-
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would copy what threads hold"
     for line in sys.stdin:
         what, about = json.loads(line)

@@ -7,8 +7,6 @@ import numpy as np
 
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES
 from sglang_hvd.payoff.rows import TrainingRows
-from sglang_hvd.replay.analysis import About, Analysis
-from sglang_hvd.replay.analyze import analyze_walks
 from sglang_hvd.replay.core.prompts import PromptCounts
 from sglang_hvd.replay.core.recordings import find_recordings
 from sglang_hvd.replay.core.totals import CycleTotals
@@ -19,6 +17,8 @@ from sglang_hvd.replay.core.walk import (
     WalkSettings,
     walk_recordings,
 )
+from sglang_hvd.replay.report.analysis import About, Analysis
+from sglang_hvd.replay.report.analyze import analyze_walks
 from tests.payoff.made_up import linear
 
 ABOUT = About(

@@ -102,7 +102,7 @@ def find_recordings(traces: Path) -> list[Recording]:
     if not paths and (num_growing := num_unfinished(traces)):
         raise ValueError(
             f"{traces}: {num_growing} recording(s) are still being written, and none is complete: "
-            "wait for --hvd-record-file-mb or an hour, or stop the server"
+            "wait for record_file_mb or an hour, or stop the server"
         )
     if not paths:
         raise ValueError(
