@@ -233,9 +233,8 @@ def test_a_wrong_import_is_found(path: str, line: str) -> None:
         ("plugin/hooks/reload.py", "from sglang_hvd.plugin.engine.worker import HvdWorker"),
         ("drafter/proposals.py", "from sglang_hvd.payoff.predictor import PayoffPredictor"),
         ("suffix_cache/cache.py", "from sglang_hvd.suffix_cache._native import CacheCore"),
-        ("replay/training/train.py", "from sglang_hvd.replay.core.walk import RecordingWalk")(
-            "replay/core/walk.py", "from sglang_hvd.replay.core.totals import CycleTotals"
-        ),
+        ("replay/training/train.py", "from sglang_hvd.replay.core.walk import RecordingWalk"),
+        ("replay/core/walk.py", "from sglang_hvd.replay.core.totals import CycleTotals"),
         ("commands/traces.py", "from sglang_hvd.replay.training import train"),
     ],
 )
