@@ -37,6 +37,7 @@ def main(flags: list[str]) -> None:
     from sglang.srt.server_args import prepare_server_args
 
     load_plugins()
+    HookRegistry.apply_hooks()  # where plugins were loaded before, load_plugins does nothing
     missing = sorted(set(HOOKED) - HookRegistry._patched)
     if missing:
         raise RuntimeError(

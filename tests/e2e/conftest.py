@@ -33,13 +33,6 @@ SMALL_TREE = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder starts servers."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.e2e)
-
-
 @dataclass(frozen=True)
 class Server:
     """A running server and short names for what tests do with it."""

@@ -64,7 +64,7 @@ OWN_HELPERS = {
     *("use_draft_extend", "_choose_draft_extend", "_kept_gb"),
     *("_host_nodes", "_add_model_trees", "_run_model_drafter", "_num_cached"),
     *("_num_draft_tokens", "_publish", "_build_width_states", "_build_draft_states"),
-    *("_compile_kernels", "_time_costs", "attach", "run_draft", "drafting"),
+    *("_compile_kernels", "_time_costs", "attach", "run_draft"),
     *("use_width", "use_base_width", "use_width_states"),
     *("describe", "use_predictor", "on_idle", "on_pause", "let_go"),
     "note_finished_at_prefill",

@@ -29,6 +29,7 @@ from sglang_hvd.allocation import (
     costs_of_times,
     shortest_times,
 )
+from sglang_hvd.plugin.engine.drafting import drafting
 from sglang_hvd.plugin.trees.draft_trees import DraftNodes
 from sglang_hvd.plugin.trees.verify_input import build_verify_input
 
@@ -84,7 +85,7 @@ class CostProfile:
     def _times(self, n: int) -> BatchTimes:
         widths = [w for w in self._widths.of_step(n) if n * w <= _MOST_NODES]
         verify = [self._ms(partial(self._verify, n, w)) for w in widths]
-        with self._draft_worker.drafting():
+        with drafting(self._draft_worker):
             draft = [self._ms(partial(self._draft, n, steps)) for steps in self._draft_steps()]
             extend = [self._ms(partial(self._extend, n, w)) for w in widths]
         return BatchTimes(n, tuple(verify), tuple(extend), tuple(draft))

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.utils.common import log_info_on_rank0
 
 from sglang_hvd.plugin.device.graph_sizes import capturing, sizes_of_few_steps
+from sglang_hvd.plugin.engine.drafting import drafting
 
 if TYPE_CHECKING:
+    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+
     from sglang_hvd.plugin.device.memory import DeviceMemory
-    from sglang_hvd.plugin.engine.worker import HvdWorker
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,9 @@ class DraftStates:
     theirs.
     """
 
-    def __init__(self, worker: HvdWorker, num_steps: Sequence[int], memory: DeviceMemory) -> None:
+    def __init__(
+        self, worker: EAGLEWorkerV2, num_steps: Sequence[int], memory: DeviceMemory
+    ) -> None:
         """num_steps: to choose from, rising; the last is SGLang's own."""
         self._worker, self._draft_worker = worker, worker._draft_worker
         of_all = self._present(self._draft_worker.cuda_graph_runner)
@@ -114,7 +118,7 @@ class DraftStates:
             worker, draft_worker = self._worker, self._draft_worker
             graphs = draft_worker.cuda_graph_runner
             base_width = worker.speculative_num_draft_tokens
-            with worker._override_worker_state(num_steps, base_width), draft_worker.drafting():
+            with worker._override_worker_state(num_steps, base_width), drafting(draft_worker):
                 if num_steps == 1:  # it only selects, without a forward
                     draft_worker.draft_attn_backend = None
                     return self._present(None)

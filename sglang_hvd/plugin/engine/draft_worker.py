@@ -9,20 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sglang.srt.layers.moe.utils import (
-    speculative_moe_a2a_backend_context,
-    speculative_moe_backend_context,
-)
 from sglang.srt.speculative import eagle_worker_v2
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_hvd.allocation import DraftExtend, most_tree_nodes
 from sglang_hvd.plugin.device.flashinfer_plans import PlanFence
 from sglang_hvd.plugin.device.host_transfer import to_device
-from sglang_hvd.plugin.engine.batch_rows import rows_of
 from sglang_hvd.plugin.engine.catch_up import CatchUp
+from sglang_hvd.plugin.engine.drafting import rows_of
 from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.startup.launch import launch_of
 from sglang_hvd.plugin.trees.draft_trees import DraftNodes, EagleTrees
@@ -75,6 +70,7 @@ class HvdDraftWorker(EagleDraftWorker):
         self._cuts_trees = launch.config.policy == "allocate"
         self._step_width = launch.widths.base
         self._num_plain = 0  # see DraftExtend
+        self._cached_lens: list[int] = []  # of the step's requests
         self.num_model_draft_rounds = 0
         self.num_partial_draft_rounds = 0  # for some requests of the batch only
         self.num_steps_by_width = dict.fromkeys(launch.widths.values, 0)
@@ -115,7 +111,11 @@ class HvdDraftWorker(EagleDraftWorker):
         if self.catch_up is not None:
             cached_lens = self._held.cached_lens(batch.reqs) if seq_lens is None else seq_lens
             num_model_nodes = plans.num_model_nodes.tolist()
-            self.catch_up.run(batch, num_model_nodes, cached_lens, self._num_plain)
+            self._cached_lens = cached_lens
+            rows = self.catch_up.due_rows(batch.reqs, num_model_nodes, cached_lens, self._num_plain)
+            if rows:
+                self.use_base_width()
+                self.catch_up.run(batch, rows, cached_lens)
         self.use_width(width)
         self.num_steps_by_width[self._step_width] += 1
         nodes = self._host_nodes(plans.drafts, bonus_tokens)
@@ -148,7 +148,11 @@ class HvdDraftWorker(EagleDraftWorker):
     def use_draft_extend(self, draft_extend: DraftExtend) -> None:
         """Before any step: when draft-extend runs."""
         self.draft_extend = draft_extend
-        self.catch_up = CatchUp(self, draft_extend) if draft_extend.catches_up else None
+        self.catch_up = (
+            CatchUp(self, draft_extend, costs=self.costs, clock=self.clock)
+            if draft_extend.catches_up
+            else None
+        )
 
     def ends_run(self, num_requests: int) -> bool:
         """Whether the next step of so many requests has to wait, to catch up."""
@@ -164,16 +168,6 @@ class HvdDraftWorker(EagleDraftWorker):
         self._step_width = width
         if self.width_states is not None:
             self.width_states.use(width)
-
-    @contextmanager
-    def drafting(self) -> Iterator[None]:
-        """What SGLang sets up around all that runs the draft model."""
-        with (
-            draft_tp_context(self.parallel_layout),
-            speculative_moe_backend_context(),
-            speculative_moe_a2a_backend_context(),
-        ):
-            yield
 
     @property
     def mask_mode(self) -> TreeMaskMode:
@@ -218,7 +212,7 @@ class HvdDraftWorker(EagleDraftWorker):
             return
         self._stub_draft_extend(batch, batch_result)
         if self.catch_up is not None:
-            self.catch_up.see(batch, batch_result)
+            self.catch_up.keep(batch.reqs, self._cached_lens, batch_result)
 
     def _draft_extend_for_prefill(
         self,

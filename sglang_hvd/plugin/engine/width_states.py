@@ -25,10 +25,12 @@ from sglang.srt.utils.common import log_info_on_rank0
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.plugin.device.flashinfer_plans import plan_verifications_on_host
 from sglang_hvd.plugin.device.graph_sizes import capturing, needs_all_sizes, sizes_of_width
+from sglang_hvd.plugin.engine.drafting import drafting
 
 if TYPE_CHECKING:
+    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+
     from sglang_hvd.plugin.device.memory import DeviceMemory
-    from sglang_hvd.plugin.engine.worker import HvdWorker
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +56,18 @@ class _WidthState:
 class WidthStates:
     """The widths to choose from, built as SGLang builds the base width and once that is there."""
 
-    def __init__(self, worker: HvdWorker, widths: VerifyWidths, memory: DeviceMemory) -> None:
+    def __init__(
+        self,
+        worker: EAGLEWorkerV2,
+        widths: VerifyWidths,
+        memory: DeviceMemory,
+        *,
+        has_draft_extend: bool,
+    ) -> None:
+        """has_draft_extend: draft-extend follows verifications, so that each width needs a backend
+        and graphs for it."""
         self._worker, self._widths = worker, widths
+        self._has_draft_extend = has_draft_extend
         self._target = worker.target_worker.model_runner
         self._draft_worker = worker._draft_worker
         graphs = self._target.decode_cuda_graph_runner
@@ -133,7 +145,7 @@ class WidthStates:
                 worker._override_worker_state(worker.speculative_num_steps, width),
                 self._capturing(width),
             ):
-                if self._draft_worker.draft_extend.follows(num_plain=0):
+                if self._has_draft_extend:
                     self._build_extend(before)
                 self._build_verify(before, width)
                 return self._present(0.0)
@@ -170,7 +182,7 @@ class WidthStates:
             # Runners share this buffer, capture with what is in it, and fill it at each replay.
             width = draft_worker.speculative_num_draft_tokens
             before.extend_graphs.buffers.extend_seq_lens.fill_(width)
-        with draft_worker.drafting():
+        with drafting(draft_worker):
             draft_worker.init_attention_backend()
             if before.extend_graphs is not None:
                 graphs = type(before.extend_graphs)(draft_worker)

@@ -40,7 +40,7 @@ from sglang_hvd.plugin.device.flashinfer_plans import (
 from sglang_hvd.plugin.device.host_transfer import copy_stream
 from sglang_hvd.plugin.device.memory import DeviceMemory
 from sglang_hvd.plugin.device.rank_group import RankGroup
-from sglang_hvd.plugin.engine.draft_extend import draft_extend_of
+from sglang_hvd.plugin.engine.catch_up import draft_extend_of
 from sglang_hvd.plugin.engine.draft_states import DraftStates
 from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.engine.kept_costs import costs_folder, profiled_costs
@@ -186,7 +186,12 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._time_costs()
 
     def _build_width_states(self, memory: DeviceMemory) -> None:
-        states = WidthStates(self, self._launch.widths, memory)
+        states = WidthStates(
+            self,
+            self._launch.widths,
+            memory,
+            has_draft_extend=self._draft_extend.follows(num_plain=0),
+        )
         self._draft_worker.use_width_states(states)
         self._launch = replace(self._launch, widths=self._launch.widths.only(states.widths))
         if self._allocator is not None:

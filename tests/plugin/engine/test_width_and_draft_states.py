@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.configs.draft_parallel import DraftParallelLayout
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 from sglang.srt.runtime_context import get_context, get_schedule
 
-from sglang_hvd.allocation import DraftExtend, VerifyWidths
+from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.plugin.device import graph_sizes
 from sglang_hvd.plugin.device import memory as device_memory
 from sglang_hvd.plugin.device.graph_sizes import sizes_of_width, thinned
@@ -64,7 +65,6 @@ class Device:
         self._draft_worker = SimpleNamespace(
             draft_extend_attn_backend=None,
             cuda_graph_runner_for_draft_extend=None,
-            draft_extend=DraftExtend.NEVER,
         )
 
     def _make_backend(self) -> str:
@@ -103,7 +103,8 @@ def states_of(
     worker: Any = device
     memory = memory_of(worker, most_nodes=1)
     asked_for = frozenset(set(values) - {32}) if are_asked_for else frozenset[int]()
-    return WidthStates(worker, VerifyWidths(values, 32, asked_for), memory)
+    widths = VerifyWidths(values, 32, asked_for)
+    return WidthStates(worker, widths, memory, has_draft_extend=False)
 
 
 def test_the_narrowest_come_first_and_leave_room_for_prefills(
@@ -246,7 +247,8 @@ def test_what_is_asked_for_has_the_memory_first(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
-    states = WidthStates(device, VerifyWidths((4, 32, 64), 32, frozenset({64})), memory)
+    widths = VerifyWidths((4, 32, 64), 32, frozenset({64}))
+    states = WidthStates(device, widths, memory, has_draft_extend=False)
     assert states.widths == (32, 64)
     assert states.memory_gb == {64: 4.0}
 
@@ -398,6 +400,7 @@ class DraftWorker:
     """A draft worker with the device's memory, which backends and graphs take by their steps."""
 
     topk = 4
+    parallel_layout = DraftParallelLayout(tp_group=None, attn_tp_size=1)
 
     def __init__(self, device: Device, *, has_graphs: bool) -> None:
         self.device = device
@@ -409,10 +412,6 @@ class DraftWorker:
         )
         self.cuda_graph_runner = Graphs(self) if has_graphs else None
         self._topk1_parents_prealloc = self._topk1_score_indices_prealloc = "chain of 8"
-
-    @contextmanager
-    def drafting(self) -> Iterator[None]:
-        yield
 
     def init_attention_backend(self) -> None:
         self.draft_attn_backend = f"backend of {self.speculative_num_steps}"

@@ -1,13 +1,12 @@
-"""Draft-extend later than behind a verification.
+"""What the model drafter's KV cache lacks of each request, kept until a draft-extend writes it.
 
-Draft-extend brings the model drafter's KV cache up to date: it needs the committed tokens and the
-target's hidden states at the positions before them. These are kept until requests catch up
-(allocation/draft_extend.py), with all of them in one forward, over committed tokens only.
+Draft-extend needs the committed tokens, and the target's hidden states at the positions before
+them. Where it is postponed (allocation/draft_extend.py), both are kept here. Then one forward runs
+for several requests, over committed tokens only.
 
-What a request lacks when it ends stays missing. A later turn that finds its tokens in the prefix
-cache drafts with what an earlier owner left in these slots, a little worse: MAX_POSTPONED_TOKENS
-and one verification at most. The hidden states that wait are as many: of an 8B model they take
-24 KB a token.
+What a request lacks when it ends stays missing: at most MAX_POSTPONED_TOKENS and one verification.
+A later turn that finds its tokens in the prefix cache drafts a little worse, with what an earlier
+owner left in these slots. The hidden states kept are as many: 24 KB for each token of an 8B model.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class _Missing:
-    """What a request's draft KV cache lacks.
+class _OfRequest:
+    """What the draft KV cache lacks of one request.
 
     token_ids: int64[num_tokens] each, the token after each position.
     hidden_states: [num_tokens, hidden_size] each, the target's at these positions.
@@ -42,26 +41,27 @@ class _Missing:
 
 @dataclass(frozen=True, slots=True)
 class _Verified:
-    """The last verification; how much of it was committed is not known yet.
+    """The last verification. How much of it was committed is not known yet.
 
-    reqs: held weakly, since some may end before the next step; None: prefilled again since.
-    num_cached: tokens in the KV cache of each request before it.
+    reqs: weak references, since some requests may end before the next step. None: the request was
+        prefilled again in between.
+    cached_lens: tokens in the KV cache of each request before it.
     token_ids: int64[num_requests * width]; the committed ones at the front of each row.
-    hidden_states: [num_requests * width, hidden_size], likewise.
+    hidden_states: [num_requests * width, hidden_size]; rows as those of token_ids.
     """
 
     reqs: list[weakref.ref[Req] | None]
-    num_cached: list[int]
+    cached_lens: list[int]
     token_ids: torch.Tensor
     hidden_states: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class MissingTokens:
-    """What some requests lack, one after the other.
+class TokensToWrite:
+    """What some requests lack, one request after the other.
 
     lengths: tokens of each request, at least 1.
-    token_ids, hidden_states: those of _Missing, of all requests.
+    token_ids, hidden_states: those of _OfRequest, of all requests.
     """
 
     lengths: list[int]
@@ -69,58 +69,58 @@ class MissingTokens:
     hidden_states: torch.Tensor
 
 
-class PostponedExtend:
+class MissingTokens:
     """Keeps what each request's draft KV cache lacks.
 
-    `see` follows each verification; `settle` comes before the next.
+    `keep` follows each verification; `settle` comes before the next.
 
-    in_runs: all requests of a batch catch up together, so that none keeps what others lack.
+    in_runs: all requests of a batch catch up together, so that no request keeps what others lack.
     """
 
-    _missing: weakref.WeakKeyDictionary[Req, _Missing]
+    _of_request: weakref.WeakKeyDictionary[Req, _OfRequest]
 
     def __init__(self, *, in_runs: bool = False) -> None:
         self._split = torch.split if in_runs else _split
-        self._missing = weakref.WeakKeyDictionary()
+        self._of_request = weakref.WeakKeyDictionary()
         self._verified: _Verified | None = None
 
-    def see(
+    def keep(
         self,
         reqs: Sequence[Req],
-        num_cached: Sequence[int],
+        cached_lens: Sequence[int],
         token_ids: torch.Tensor,
         hidden_states: torch.Tensor,
     ) -> None:
-        """Takes in a verification.
+        """Keeps a verification until `settle` says how much of it was committed.
 
-        num_cached: tokens in the KV cache of each request before it.
+        cached_lens: tokens in the KV cache of each request before it.
         token_ids, hidden_states: one row for each slot; the committed ones at the front of each
             request's slots.
         """
         # Copies: another graph may write where they are.
         self._verified = _Verified(
             [weakref.ref(req) for req in reqs],
-            list(num_cached),
+            list(cached_lens),
             token_ids.clone(),
             hidden_states.clone(),
         )
 
-    def settle(self, reqs: Sequence[Req], num_cached: Sequence[int]) -> None:
-        """Takes in how much of the last verification was committed.
+    def settle(self, reqs: Sequence[Req], cached_lens: Sequence[int]) -> None:
+        """Adds what was committed of the last verification to what is missing.
 
-        num_cached: tokens in the KV cache of each of these requests now. What is kept of others is
-            dropped: they come back with a prefill, if at all.
+        cached_lens: tokens in the KV cache of each of these requests now. What is kept of other
+            requests is dropped: if they come back, a prefill writes it.
         """
         verified, self._verified = self._verified, None
-        now = dict(zip(map(id, reqs), num_cached, strict=True))
-        for req in [req for req in self._missing if id(req) not in now]:
-            del self._missing[req]
+        now = dict(zip(map(id, reqs), cached_lens, strict=True))
+        for req in [req for req in self._of_request if id(req) not in now]:
+            del self._of_request[req]
         if verified is None:
             return
         width = len(verified.token_ids) // len(verified.reqs)
         found: list[tuple[Req, int]] = []
         slots: list[range] = []
-        for row, (ref, before) in enumerate(zip(verified.reqs, verified.num_cached, strict=True)):
+        for row, (ref, before) in enumerate(zip(verified.reqs, verified.cached_lens, strict=True)):
             req = None if ref is None else ref()
             if req is None or id(req) not in now:
                 continue
@@ -142,14 +142,14 @@ class PostponedExtend:
             self._split(token_ids, lengths), self._split(hidden_states, lengths), strict=True
         )
         for (req, num_new), (token_ids, hidden_states) in zip(found, pieces, strict=True):
-            missing = self._missing.setdefault(req, _Missing())
+            missing = self._of_request.setdefault(req, _OfRequest())
             missing.num_tokens += num_new
             missing.token_ids.append(token_ids)
             missing.hidden_states.append(hidden_states)
 
     def forget(self, req: Req) -> None:
         """A prefill wrote all of the request's draft KV cache."""
-        self._missing.pop(req, None)
+        self._of_request.pop(req, None)
         if self._verified is not None:
             verified = self._verified.reqs
             for row, ref in enumerate(verified):
@@ -157,19 +157,19 @@ class PostponedExtend:
                     verified[row] = None
 
     def clear(self) -> None:
-        """Every request that goes on is prefilled first."""
-        self._missing.clear()
+        """Forgets everything: every request that goes on is prefilled first."""
+        self._of_request.clear()
         self._verified = None
 
-    def num_missing(self, req: Req) -> int:
+    def num_of(self, req: Req) -> int:
         """Tokens that the request's draft KV cache lacks."""
-        missing = self._missing.get(req)
+        missing = self._of_request.get(req)
         return 0 if missing is None else missing.num_tokens
 
-    def take(self, reqs: Sequence[Req]) -> MissingTokens:
-        """What these requests lack; nothing of it is missing any more. Each lacks something."""
-        missing = [self._missing.pop(req) for req in reqs]
-        return MissingTokens(
+    def take(self, reqs: Sequence[Req]) -> TokensToWrite:
+        """What these requests lack, each something. It no longer counts as missing."""
+        missing = [self._of_request.pop(req) for req in reqs]
+        return TokensToWrite(
             [of_req.num_tokens for of_req in missing],
             torch.cat([piece for of_req in missing for piece in of_req.token_ids]),
             torch.cat([piece for of_req in missing for piece in of_req.hidden_states]),
@@ -177,8 +177,8 @@ class PostponedExtend:
 
 
 def _split(values: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
-    """Each request's part, in memory of its own: as views they would keep those of the whole batch.
-    One kernel on a GPU, where a copy of each would be as many."""
+    """Each request's part in memory of its own: a view would keep that of the whole batch. On a GPU
+    this is one kernel, where copies would be one for each request."""
     parts = [values.new_empty((num, *values.shape[1:])) for num in lengths]
     torch.split_with_sizes_copy(values, lengths, out=parts)
     return parts

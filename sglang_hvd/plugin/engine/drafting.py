@@ -1,17 +1,37 @@
-"""Some requests of a batch as a batch of their own."""
+"""What every forward of the draft model needs: SGLang's contexts, and some requests of a batch."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from sglang.srt.layers.moe.utils import (
+    speculative_moe_a2a_backend_context,
+    speculative_moe_backend_context,
+)
+from sglang.srt.speculative.spec_utils import draft_tp_context
 
 if TYPE_CHECKING:
     import torch
     from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+
+
+@contextmanager
+def drafting(draft_worker: EagleDraftWorker) -> Iterator[None]:
+    """What SGLang sets up around everything that runs the draft model."""
+    with (
+        draft_tp_context(draft_worker.parallel_layout),
+        speculative_moe_backend_context(),
+        speculative_moe_a2a_backend_context(),
+    ):
+        yield
 
 
 def rows_of(batch: ScheduleBatch, rows: list[int], on_device: torch.Tensor) -> ScheduleBatch:
-    """These rows of a batch, as far as the model drafter's forwards look at it.
+    """These rows of a batch as a batch of their own, as far as forwards of the draft model read it.
 
     on_device: int64[len(rows)]; the rows, on the batch's device.
     """
@@ -28,7 +48,7 @@ def rows_of(batch: ScheduleBatch, rows: list[int], on_device: torch.Tensor) -> S
         some.seq_lens_cpu = batch.seq_lens_cpu[rows]
         some.seq_lens_sum = int(some.seq_lens_cpu.sum())
     some.spec_info = copy.copy(batch.spec_info)
-    # Under overlap scheduling it would filter only these, which the scheduler has used by now.
+    # Under overlap scheduling filter_batch would cut only these, which the scheduler has used.
     some.spec_info.future_indices = None
     some.spec_info.filter_batch(on_device)
     return some

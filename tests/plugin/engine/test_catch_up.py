@@ -8,7 +8,7 @@ import pytest
 
 from sglang_hvd.allocation import DraftExtend
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.plugin.engine.draft_extend import draft_extend_of
+from sglang_hvd.plugin.engine.catch_up import draft_extend_of
 
 
 @pytest.mark.parametrize(
