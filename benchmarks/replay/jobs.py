@@ -10,7 +10,7 @@ import numpy.typing as npt
 from benchmarks.command import silence_servers
 from benchmarks.replay.rows import Row
 from benchmarks.replay.settings import MODEL_SIZES, MODEL_STEPS, MODEL_TREES, WIDTHS, Setting
-from sglang_hvd.allocation import DraftExtend, StepAllocator, StepCosts
+from sglang_hvd.allocation import DrafterChoices, DraftExtend, StepAllocator, StepCosts
 from sglang_hvd.config import CacheMode, HvdConfig, PostponeExtend
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
@@ -142,12 +142,10 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
         allocator = StepAllocator(
             costs,
             widths=[width for width in WIDTHS if width <= setting.width],
-            model_sizes=sizes,
-            num_steps=steps,
+            drafters=[DrafterChoices(tuple(sizes), tuple(steps))],
+            runs_ahead=runs_ahead,
             draft_extend=draft_extend,
         )
-        if runs_ahead:
-            allocator.run_ahead()
     drafter = HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),

@@ -7,7 +7,6 @@ from typing import Literal
 from sglang_hvd.allocation import draft_step_choices
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, Policy
 from sglang_hvd.replay.core.batch import ORACLE
-from sglang_hvd.types import DraftSource
 
 # Name of the row of `allocate` on a server that never runs ahead.
 WAITING = "allocate, waits"
@@ -36,7 +35,7 @@ class Setting:
     tree: tuple[int, int]
     width: int = WIDTHS[-1]
     threshold: float | None = None
-    knows: frozenset[DraftSource] = frozenset()
+    knows: frozenset[str] = frozenset()
     picks_nodes: bool = False
     is_flexible: bool = False
     has_branches: bool = True
@@ -93,10 +92,10 @@ def _settings_of(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str
             Setting("allocate", tree, knows=ORACLE, picks_nodes=True, is_flexible=True)
         ],
         **{
-            f"knows {source.value} drafts": [
+            f"knows {source} drafts": [
                 Setting("allocate", tree, knows=frozenset({source}), is_flexible=True)
             ]
-            for source in (DraftSource.CACHE, DraftSource.MODEL)
+            for source in ("cache", "model")
         },
     }
 

@@ -13,7 +13,7 @@ from sglang.srt.speculative import eagle_worker_v2
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
-from sglang_hvd.allocation import DraftExtend, most_tree_nodes
+from sglang_hvd.allocation import DraftExtend, max_tree_nodes
 from sglang_hvd.plugin.device.flashinfer_plans import PlanFence
 from sglang_hvd.plugin.device.host_transfer import to_device
 from sglang_hvd.plugin.engine.catch_up import CatchUp
@@ -24,7 +24,7 @@ from sglang_hvd.plugin.trees.draft_trees import DraftNodes, EagleTrees
 from sglang_hvd.plugin.trees.layout import merge_eagle_trees
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput, build_verify_input
 from sglang_hvd.step_clock import Phase, StepClock
-from sglang_hvd.types import CacheDrafts, DraftPlans
+from sglang_hvd.types import DraftPlans, HostDrafts
 
 if TYPE_CHECKING:
     from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
@@ -238,10 +238,10 @@ class HvdDraftWorker(EagleDraftWorker):
     @property
     def _tree_width(self) -> int:
         """Nodes of the model drafter's tree in the steps it drafts now, root included."""
-        widest = 1 + most_tree_nodes(self.topk, self.speculative_num_steps)
+        widest = 1 + max_tree_nodes(self.topk, self.speculative_num_steps)
         return min(self._model_tree_width, widest)
 
-    def _host_nodes(self, drafts: CacheDrafts, bonus_tokens: torch.Tensor) -> DraftNodes:
+    def _host_nodes(self, drafts: HostDrafts, bonus_tokens: torch.Tensor) -> DraftNodes:
         """The drafts the host knows: cache drafts; a bare root for every other request."""
         n, w = len(drafts), self._step_width
         # One array, one transfer: w columns of tokens, w of parents, the number of used nodes.

@@ -22,12 +22,13 @@ from sglang.srt.runtime_context import get_observability, get_parallel
 from sglang.srt.speculative import eagle_worker_v2
 
 from sglang_hvd.allocation import (
+    DrafterChoices,
     DraftExtend,
     StepAllocator,
     StepCosts,
     draft_step_choices,
+    max_tree_nodes,
     model_tree_sizes,
-    most_tree_nodes,
 )
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.device import flashinfer_plans
@@ -158,7 +159,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         """SGLang's call when pools and attention backends are there: captures graphs. With them
         steps can be timed."""
         target = self.target_worker.model_runner
-        most_nodes = self._launch.widths.most_nodes(target.max_running_requests)
+        most_nodes = self._launch.widths.max_nodes(target.max_running_requests)
         if self.device == "cuda":
             check_sampling(most_nodes, target.model_config.vocab_size)
         plan_drafts_on_host()
@@ -201,7 +202,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         """Hidden states of what the draft KV cache lacks, and as many again while it is caught up
         with. most_nodes: verified in a step."""
         of_token = _NUM_HIDDEN_STATES * target.model_config.hidden_size * target.dtype.itemsize
-        return 2.0 * self._draft_extend.most_missing(most_nodes) * of_token / 2**30
+        return 2.0 * self._draft_extend.max_missing(most_nodes) * of_token / 2**30
 
     def _choose_draft_extend(self) -> DraftExtend:
         return draft_extend_of(
@@ -237,7 +238,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._draft_worker.mask_mode,
             self._launch.widths.values,
             [
-                min(self._launch.num_model_nodes, most_tree_nodes(self.topk, steps))
+                min(self._launch.num_model_nodes, max_tree_nodes(self.topk, steps))
                 for steps in self._draft_worker.draft_states.num_steps
             ],
             self.topk,
@@ -452,9 +453,7 @@ def _allocator(
         before_any_step(launch.widths.values) if costs is None else StepCosts.load(costs),
         widths=launch.widths.values,
         base_width=launch.widths.base,
-        model_sizes=sizes,
-        num_steps=steps,
-        most_nodes=[most_tree_nodes(topk, num) for num in steps],
+        drafters=[DrafterChoices(sizes, steps, tuple(max_tree_nodes(topk, num) for num in steps))],
         merges=merges,
         draft_extend=draft_extend,
     )

@@ -29,7 +29,7 @@ from sglang_hvd.plugin.requests.recording import RequestRecorder
 from sglang_hvd.plugin.requests.sampling import has_penalties
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
-from sglang_hvd.types import DraftPlans, DraftSource, TokenIds, VerifyOutcomes
+from sglang_hvd.types import SOURCES, DraftPlans, TokenIds, VerifyOutcomes
 
 if TYPE_CHECKING:
     import torch
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 class _Held:
     """One request the drafter knows.
 
-    num_tokens counts prompt and committed output tokens. without_cache: its cycles are those of the
-    model drafter alone, whatever pays. prompt_ids is there to be recorded; None:
+    num_tokens counts prompt and committed output tokens. model_only: it never verifies a
+    cache draft. prompt_ids is there to be recorded; None:
     nothing is recorded of this request. earlier has what it brought before it was started anew.
     """
 
@@ -51,9 +51,9 @@ class _Held:
     rid: str
     req: weakref.ref[Req]
     num_tokens: int
-    without_cache: bool
+    model_only: bool
     prompt_ids: TokenIds | None
-    source: DraftSource = DraftSource.PLAIN
+    source: str = "plain"
     cycles: list[tuple[str, int]] = field(default_factory=list)
     earlier: RequestStats = RequestStats()  # noqa: RUF009  it is immutable
 
@@ -111,8 +111,8 @@ class HeldRequests:
         self._next_key = 0
         self._num_resyncs = 0
         self._num_steps_ahead = 0
-        self._num_cycles = dict.fromkeys(DraftSource, 0)
-        self._num_accepted_drafts = dict.fromkeys(DraftSource, 0)
+        self._num_cycles = dict.fromkeys(SOURCES.labels, 0)
+        self._num_accepted_drafts = dict.fromkeys(SOURCES.labels, 0)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -199,7 +199,7 @@ class HeldRequests:
             self.drop_ended(reqs)
         if not last.is_planned:
             self._plan_launched(last)
-        held = [h for req in reqs if (h := self._find(req)) is not None and not h.without_cache]
+        held = [h for req in reqs if (h := self._find(req)) is not None and not h.model_only]
         if self._wants_drafts or len(held) < len(reqs):
             return False
         coming = _keys_of(last)
@@ -331,8 +331,8 @@ class HeldRequests:
             "num_requests": len(self),
             "num_resyncs": self._num_resyncs,
             "num_steps_ahead": self._num_steps_ahead,
-            "num_cycles": {s.value: n for s, n in self._num_cycles.items()},
-            "num_accepted_drafts": {s.value: n for s, n in self._num_accepted_drafts.items()},
+            "num_cycles": dict(self._num_cycles),
+            "num_accepted_drafts": dict(self._num_accepted_drafts),
             "num_request_tokens": cache.num_request_tokens,
             "num_shared_requests": cache.num_shared_requests,
             "num_shared_tokens": cache.num_shared_tokens,
@@ -362,13 +362,13 @@ class HeldRequests:
         # Where embeddings are given, the ids say nothing.
         is_valid = req.input_embeds is None and bool(self._is_token(given_ids).all())
         prompt_ids = given_ids.astype(np.int32) if is_valid else np.empty(0, np.int32)
-        without_cache = not is_valid or has_penalties(req.sampling_params)
+        model_only = not is_valid or has_penalties(req.sampling_params)
         held = _Held(
             key=key,
             rid=req.rid,
             req=weakref.ref(req, lambda _: self._dead.append(key)),
             num_tokens=num_tokens,
-            without_cache=without_cache,
+            model_only=model_only,
             prompt_ids=prompt_ids if is_valid and self._recorder is not None else None,
             cycles=[] if before is None else before.cycles,
             earlier=earlier,
@@ -377,7 +377,7 @@ class HeldRequests:
             held.key,
             prompt_ids,
             namespace=_namespace(req),
-            without_cache=without_cache,
+            model_only=model_only,
             num_prompt_tokens=len(req.origin_input_ids),
         )
         if req.output_ids:  # retracted before: comes back as a prefill with its output
@@ -425,7 +425,7 @@ class HeldRequests:
         step.is_planned = True
         held = [h for h in step.held if h is not None and h.key in self._held]
         for h in held:
-            h.source = DraftSource.PLAIN
+            h.source = "plain"
         if held and self._drafter.plan_launched([h.key for h in held]):
             self._wants_drafts = True
 
@@ -457,13 +457,13 @@ class HeldRequests:
         outcomes = VerifyOutcomes(
             tokens, lengths, lengths - 1, num_model_accepted[rows].astype(np.int32)
         )
-        self._drafter.commit_batch([h.key for h in held], outcomes)
+        self._drafter.commit([h.key for h in held], outcomes)
 
     def _count(self, held: _Held, num_accepted: int) -> None:
         self._num_cycles[held.source] += 1
         self._num_accepted_drafts[held.source] += num_accepted
         if self._report_cycles:
-            held.cycles.append((held.source.value, num_accepted))
+            held.cycles.append((held.source, num_accepted))
 
     def _end(self, req: Req, held: _Held) -> None:
         while self._launched and held.num_tokens < len(req.origin_input_ids) + len(req.output_ids):
@@ -519,7 +519,7 @@ def _namespace(req: Req) -> str:
 
 def _figures(stats: RequestStats, cycles: list[tuple[str, int]] | None) -> dict[str, Any]:
     """What `meta_info["hvd"]` shows; plain numbers and strings."""
-    figures: dict[str, Any] = asdict(stats)
+    figures: dict[str, Any] = dict(stats.figures())
     if cycles is not None:
         figures["cycles"] = cycles
     return figures

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from sglang_hvd.allocation import (
+    DrafterChoices,
     DraftExtend,
     StepAllocator,
     StepCosts,
@@ -204,8 +205,7 @@ def _drafter(settings: WalkSettings, token_classes: TokenClasses) -> HybridDraft
         allocator = StepAllocator(
             settings.costs,
             widths=settings.widths,
-            model_sizes=sizes,
-            num_steps=steps,
+            drafters=[DrafterChoices(tuple(sizes), tuple(steps))],
             draft_extend=settings.draft_extend,
         )
     return HybridDrafter(

@@ -16,7 +16,7 @@ from sglang.srt.managers.schedule_batch import (
 )
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_hvd.allocation import StepAllocator, StepCosts
+from sglang_hvd.allocation import DrafterChoices, StepAllocator, StepCosts
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
@@ -25,7 +25,6 @@ from sglang_hvd.plugin.requests.marks import figures_of
 from sglang_hvd.plugin.requests.metrics import ServerMetrics
 from sglang_hvd.step_clock import StepClock
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import DraftSource
 from tests.payoff.made_up import constant_survival
 
 VOCAB_SIZE = 100
@@ -45,7 +44,7 @@ def held_requests(
 ) -> HeldRequests:
     """allocates: by costs, of which those of the model drafter are too high for it."""
     config = HvdConfig(policy="allocate" if allocates else "cache")
-    allocator = StepAllocator(COSTS, widths=(1, 8), model_sizes=[7], num_steps=[3])
+    allocator = StepAllocator(COSTS, widths=(1, 8), drafters=[DrafterChoices((7,), (3,))])
     drafter = HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
@@ -91,7 +90,7 @@ def test_requests_that_end_with_their_prefill_are_let_go_by_the_next() -> None:
         assert len(held) <= 3  # the one that runs, this one and the one before
     running.output_ids.append(3)
     [plan] = held.plan([running], [2])
-    assert plan.source is DraftSource.PLAIN
+    assert plan.source == "plain"
     assert held.describe()["num_resyncs"] == 0
 
 
@@ -153,7 +152,7 @@ def test_a_prompt_that_is_no_text_of_the_vocabulary_is_never_drafted_from() -> N
         prefill(held, req)
         req.output_ids.append(3)
         [plan] = held.plan([req], [4])
-        assert plan.source is DraftSource.PLAIN
+        assert plan.source == "plain"
         end(held, req, [7])
     assert held.describe()["num_request_tokens"] == 0
 
@@ -345,7 +344,7 @@ def test_embeddings_are_no_prompt_to_draft_from() -> None:
     assert held.describe()["num_request_tokens"] == 0
     req.output_ids.append(1)
     [plan] = held.plan([req], [6])
-    assert plan.source is DraftSource.PLAIN
+    assert plan.source == "plain"
 
 
 def test_a_request_for_which_there_is_no_memory_at_all_is_let_go() -> None:
@@ -383,15 +382,15 @@ def test_a_copy_of_a_request_is_another_one() -> None:
 @pytest.mark.parametrize(
     ("params", "source"),
     [
-        ({}, DraftSource.CACHE),
-        ({"frequency_penalty": 0.1}, DraftSource.PLAIN),
-        ({"presence_penalty": -0.1}, DraftSource.PLAIN),
-        ({"repetition_penalty": 1.1}, DraftSource.PLAIN),
-        ({"min_new_tokens": 1}, DraftSource.PLAIN),
+        ({}, "cache"),
+        ({"frequency_penalty": 0.1}, "plain"),
+        ({"presence_penalty": -0.1}, "plain"),
+        ({"repetition_penalty": 1.1}, "plain"),
+        ({"min_new_tokens": 1}, "plain"),
     ],
 )
 def test_requests_whose_penalties_follow_the_cycles_verify_no_cache_draft(
-    params: dict[str, float], source: DraftSource
+    params: dict[str, float], source: str
 ) -> None:
     held = held_requests()
     req = request("a", [1, 2, 3, 4, 1, 2])
@@ -423,7 +422,7 @@ def test_behind_a_step_without_drafts_the_next_runs_ahead_until_drafts_pay() -> 
     prefill(held, req)
     assert not held.runs_ahead([req])  # nothing was decoded yet
     [plan] = held.plan([req], [8])
-    assert plan.source is DraftSource.PLAIN
+    assert plan.source == "plain"
     assert held.num_context == 9
     verify_plain(held, [req], [9])
     take_in([req], [3], is_prefill=True)
@@ -434,7 +433,7 @@ def test_behind_a_step_without_drafts_the_next_runs_ahead_until_drafts_pay() -> 
         assert held.cached_lens([req]) == [cached]
         assert held.num_context == cached + 1
         [plan] = held.plan([req], None)
-        assert (plan.source, plan.num_nodes) == (DraftSource.PLAIN, 0)
+        assert (plan.source, plan.num_nodes) == ("plain", 0)
         verify_plain(held, [req], [token])
         assert not held.is_ahead
         take_in([req], [before])
@@ -500,7 +499,7 @@ def test_requests_bound_to_the_model_drafter_do_not_run_ahead() -> None:
     assert not held.runs_ahead([first, bound])
     take_in([bound], [3], is_prefill=True)
     plans = list(held.plan([first, bound], [3, 2]))
-    assert [plan.source for plan in plans][1] is DraftSource.MODEL
+    assert [plan.source for plan in plans][1] == "model"
 
 
 def test_what_a_run_found_is_heeded_though_a_prefill_came_between() -> None:
