@@ -239,7 +239,7 @@ EVIDENCE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftBatch:
-    """Preallocated drafts: row i belongs to request i, and its first num_nodes[i] entries are valid.
+    """Preallocated drafts: row i belongs to request i; its first num_nodes[i] entries are valid.
 
     Parents stand before their children. A chain is a tree in which node j follows node j - 1.
 
