@@ -11,7 +11,6 @@ from sglang_hvd.plugin.hooks import (
     context_limits,
     reload,
     responses,
-    run_ahead,
     scheduler_events,
     server_args,
     stop_strings,
@@ -75,19 +74,19 @@ HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
     ),
     "sglang.srt.managers.scheduler.Scheduler.run_batch": (
         HookType.AROUND,
-        run_ahead.launch_step,
+        scheduler_events.launch_step,
     ),
     "sglang.srt.managers.scheduler.Scheduler.on_idle": (
         HookType.AFTER,
-        scheduler_events.let_go_when_idle,
+        scheduler_events.note_idle,
     ),
     "sglang.srt.managers.scheduler.Scheduler.pause_generation": (
         HookType.AFTER,
-        scheduler_events.end_step_at_pause,
+        scheduler_events.note_pause,
     ),
     "sglang.srt.managers.scheduler.Scheduler._release_aborted_request": (
         HookType.AFTER,
-        scheduler_events.let_go_of_aborted,
+        scheduler_events.note_aborted,
     ),
     "sglang.srt.managers.scheduler_components.batch_result_processor."
     "SchedulerBatchResultProcessor._maybe_collect_routed_experts": (
