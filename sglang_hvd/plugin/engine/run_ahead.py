@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.engine.catch_up import CatchUp
-from sglang_hvd.plugin.requests.figures import ServedFigures
 from sglang_hvd.plugin.requests.held_requests import HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
+from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.types import DraftPlans
 

@@ -42,10 +42,10 @@ from sglang_hvd.plugin.engine.step_parts import (
     check_sampling,
     has_metrics,
 )
-from sglang_hvd.plugin.requests.figures import ServedFigures
 from sglang_hvd.plugin.requests.held_requests import HeldRequest, HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
 from sglang_hvd.plugin.requests.metrics import PredictorMetrics, ServerMetrics
+from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.plugin.requests.token_strings import token_strings
 from sglang_hvd.plugin.startup.launch import launch_of

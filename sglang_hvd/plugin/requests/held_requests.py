@@ -22,10 +22,10 @@ import numpy.typing as npt
 from sglang.srt.managers.schedule_batch import FINISH_MATCHED_STR
 
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.plugin.requests.figures import ServedFigures
 from sglang_hvd.plugin.requests.marks import held_of, leave_figures, mark_held
 from sglang_hvd.plugin.requests.recording import RequestRecorder
 from sglang_hvd.plugin.requests.sampling import has_penalties
+from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.types import TokenIds

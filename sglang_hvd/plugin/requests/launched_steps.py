@@ -17,8 +17,8 @@ import numpy as np
 
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.device.host_transfer import HostCopy
-from sglang_hvd.plugin.requests.figures import ServedFigures
 from sglang_hvd.plugin.requests.held_requests import HeldRequest, HeldRequests
+from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.types import VerifyOutcomes

@@ -18,10 +18,10 @@ from sglang_hvd.payoff import TokenClasses
 from sglang_hvd.plugin.engine.catch_up import CatchUp
 from sglang_hvd.plugin.engine.run_ahead import RunAhead
 from sglang_hvd.plugin.engine.worker import HvdWorker
-from sglang_hvd.plugin.requests.figures import ServedFigures
 from sglang_hvd.plugin.requests.held_requests import HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
 from sglang_hvd.plugin.requests.metrics import ServerMetrics
+from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.step_clock import StepClock
 from sglang_hvd.suffix_cache import SuffixCache
