@@ -3,15 +3,17 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "sglang_hvd"
 
-# What each part of the package may import from the others. suffix_cache, payoff and allocation
-# never see each other: values of types.py are all that passes between them.
+# What each part of the package may import from the others. A part is a file or a folder of the
+# package, or a room: a folder inside a folder, such as "replay/core". A part that may import a
+# folder may import all its rooms. suffix_cache, payoff and allocation never see each other: values
+# of types.py are all that passes between them.
 CORE = {
     "types",
     "config",
@@ -40,7 +42,9 @@ MAY_IMPORT = {
     "allocation": {"types", "config", "yaml_text"},
     "drafter": CORE - {"drafter"},
     "traces": {"types"},
-    "replay": CORE | {"traces"},
+    "replay/core": CORE | {"traces"},
+    "replay/training": CORE | {"traces", "replay/core"},
+    "replay/report": CORE | {"traces", "replay/core", "replay/training"},
     "plugin": set(),
     "plugin/device": {"types", "allocation"},
     "plugin/startup": OUTSIDE_PLUGIN,
@@ -81,24 +85,25 @@ def imported_modules(source: str, package: str) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def part_of(module: str) -> str | None:
-    """The part of sglang_hvd that a dotted name belongs to, a room where a package has rooms; None
-    outside the package."""
-    names = module.split(".")
-    if names[0] != "sglang_hvd" or len(names) == 1:
-        return None
-    room = "/".join(names[1:3])
-    return room if room in MAY_IMPORT else names[1]
+def part_of(names: Sequence[str]) -> str:
+    """The part that a module belongs to, by its folders in the package and its own name."""
+    room = "/".join(names[:2])
+    return room if room in MAY_IMPORT else names[0]
+
+
+def may_import(part: str, other: str) -> bool:
+    allowed = MAY_IMPORT.get(part, set())
+    return other == part or other in allowed or other.split("/")[0] in allowed
 
 
 def breaches(path: str, source: str) -> list[str]:
     """What the file at `path`, relative to the package, imports against the rules."""
     names = path.removesuffix(".py").split("/")
-    part = part_of(".".join(["sglang_hvd", *names]))
+    part = part_of(names)
     found = []
     for module in imported_modules(source, ".".join(["sglang_hvd", *names[:-1]])):
-        other = part_of(module)
-        if other is not None and other != part and other not in MAY_IMPORT.get(part, set()):
+        package, *inside = module.split(".")
+        if package == "sglang_hvd" and inside and not may_import(part, part_of(inside)):
             found.append(f"{path} imports {module}")
         allowed = FRAMEWORKS.get(module.split(".")[0])
         if allowed is not None and not path.startswith(allowed):
@@ -116,7 +121,8 @@ def test_imports_point_one_way(path: str) -> None:
 
 
 def test_every_part_has_its_place_in_the_order() -> None:
-    parts = {path.split("/")[0].removesuffix(".py") for path in source_files()} - {"__init__"}
+    files = [path for path in source_files() if not path.endswith("__init__.py")]
+    parts = {part_of(path.removesuffix(".py").split("/")) for path in files}
     assert parts <= MAY_IMPORT.keys()
 
 
@@ -199,7 +205,10 @@ def test_the_command_loads_no_framework_before_it_needs_one() -> None:
         ("payoff/features.py", "from sglang_hvd import suffix_cache"),
         ("payoff/features.py", "from ..suffix_cache import SuffixCache"),
         ("payoff/features.py", "import sglang_hvd.drafter"),
-        ("drafter/proposals.py", "from ..replay import totals"),
+        ("drafter/proposals.py", "from ..replay.core import totals"),
+        ("replay/core/walk.py", "from sglang_hvd.replay.training.train import TrainPlan"),
+        ("replay/core/walk.py", "from ..training import train"),
+        ("replay/core/walk.py", "from sglang_hvd.replay import training"),
         ("drafter/proposals.py", "from sglang_hvd.traces.trace import Trace"),
         ("traces/recorder.py", "from sglang_hvd.config import HvdConfig"),
         ("plugin/engine/worker.py", "from sglang_hvd.demo.models import build"),
@@ -224,6 +233,9 @@ def test_a_wrong_import_is_found(path: str, line: str) -> None:
         ("plugin/hooks/reload.py", "from sglang_hvd.plugin.engine.worker import HvdWorker"),
         ("drafter/proposals.py", "from sglang_hvd.payoff.predictor import PayoffPredictor"),
         ("suffix_cache/cache.py", "from sglang_hvd.suffix_cache._native import CacheCore"),
+        ("replay/training/train.py", "from sglang_hvd.replay.core.walk import RecordingWalk"),
+        ("replay/core/walk.py", "from sglang_hvd.replay.core.totals import CycleTotals"),
+        ("commands/traces.py", "from sglang_hvd.replay.training import train"),
     ],
 )
 def test_a_right_import_passes(path: str, line: str) -> None:

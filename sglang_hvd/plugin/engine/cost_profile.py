@@ -21,7 +21,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftI
 from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
 
 from sglang_hvd.allocation import (
-    MOST_WIDE_REQUESTS,
+    MAX_WIDE_REQUESTS,
     BatchTimes,
     DraftExtend,
     StepCosts,
@@ -70,8 +70,8 @@ class CostProfile:
         batch_sizes = [1]
         while batch_sizes[-1] < most_requests:
             batch_sizes.append(min(4 * batch_sizes[-1], most_requests))
-        if self._widths.widest > self._widths.base and most_requests > MOST_WIDE_REQUESTS:
-            batch_sizes.insert(1, MOST_WIDE_REQUESTS)
+        if self._widths.widest > self._widths.base and most_requests > MAX_WIDE_REQUESTS:
+            batch_sizes.insert(1, MAX_WIDE_REQUESTS)
         # Not inference mode: what a forward makes once and keeps could not be written in serving.
         with torch.no_grad():
             rounds = [[self._times(n) for n in batch_sizes] for _ in range(_NUM_ROUNDS)]

@@ -10,7 +10,7 @@ import torch
 from sglang.srt.speculative import eagle_worker_v2
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
-from sglang_hvd.allocation import most_tree_nodes
+from sglang_hvd.allocation import max_tree_nodes
 from sglang_hvd.plugin.startup.launch import HvdLaunch
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class HvdDraftWorker(EagleDraftWorker):
     @property
     def _tree_width(self) -> int:
         """Nodes of the model drafter's tree in the steps it drafts now, root included."""
-        widest = 1 + most_tree_nodes(self.topk, self.speculative_num_steps)
+        widest = 1 + max_tree_nodes(self.topk, self.speculative_num_steps)
         return min(self._model_tree_width, widest)
 
     @contextmanager

@@ -39,9 +39,9 @@ def check_run_ahead(
     can_run_ahead = may_run_ahead and widths.values[0] == 1 and not plans_wait
     if config.run_ahead and not can_run_ahead:
         raise ValueError(
-            "--hvd-run-ahead needs overlap scheduling, which this server does not have with "
-            "--disable-overlap-schedule or on a CPU, a verify width of 1, and, with "
-            "FlashInfer, CUDA graphs and host_plans (docs/operation.md)"
+            "--hvd-set run_ahead=true needs a verify width of 1, overlap scheduling (which is "
+            "off on a CPU and with --disable-overlap-schedule) and, with FlashInfer, CUDA "
+            "graphs and host_plans (docs/operation.md): drop it or change these"
         )
 
 

@@ -7,11 +7,12 @@ import logging
 from sglang.srt.runtime_context import get_observability, get_parallel
 
 from sglang_hvd.allocation import (
+    DrafterChoices,
     DraftExtend,
     StepAllocator,
     StepCosts,
+    max_tree_nodes,
     model_tree_sizes,
-    most_tree_nodes,
 )
 from sglang_hvd.plugin.device.rank_group import RankGroup
 from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
@@ -47,19 +48,16 @@ def build_allocator(
     if topk == 1:  # a chain, which is cut by its steps
         sizes = sizes[-1:]
     steps = states.of_draft_steps.num_steps
-    allocator = StepAllocator(
+    nodes = tuple(max_tree_nodes(topk, num) for num in steps)
+    return StepAllocator(
         before_any_step(widths.values) if costs is None else StepCosts.load(costs),
         widths=widths.values,
         base_width=widths.base,
-        model_sizes=sizes,
-        num_steps=steps,
-        most_nodes=[most_tree_nodes(topk, num) for num in steps],
+        drafters=[DrafterChoices(sizes, steps, nodes)],
         merges=verifies_trees,
         draft_extend=draft_extend,
+        runs_ahead=runs_ahead,
     )
-    if runs_ahead:
-        allocator.run_ahead()
-    return allocator
 
 
 def build_costs(
@@ -133,5 +131,5 @@ def check_sampling(max_nodes: int, vocab_size: int) -> None:
         raise ValueError(
             "SGLang's sampling kernel numbers the probabilities of a step by 32 bits, and "
             f"{max_nodes} nodes of all requests and {vocab_size} words have more: lower "
-            "--max-running-requests, --hvd-verify-width or --hvd-wide-width"
+            "--max-running-requests, --hvd-verify-width or --hvd-set wide_width"
         )

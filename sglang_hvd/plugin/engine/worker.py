@@ -89,7 +89,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         launch, config = self._launch, self._launch.config
         target, draft_worker = self.target_worker.model_runner, self._draft_worker
         if self.device == "cuda":
-            max_nodes = launch.widths.most_nodes(target.max_running_requests)
+            max_nodes = launch.widths.max_nodes(target.max_running_requests)
             check_sampling(max_nodes, target.model_config.vocab_size)
         plan_drafts_on_host()
         super().init_cuda_graphs()

@@ -1,11 +1,11 @@
-"""Where a request ends at the end of the context, and what its row of KV slots has room for.
+"""Limits requests at the end of the context, and makes room for the KV slots that are taken ahead.
 
-SGLang refuses a request that asks for more tokens than the context holds beside the slots of a
-verification. One that names no limit, as chat completions need not, it lets go on to the last token
-of the context. In either case slots are taken two verifications, or drafts of the model drafter,
-ahead; where they end behind the request's row of the table, entries of the next request's are
-overwritten. So requests without a limit end as those with the largest one do, and rows hold what is
-taken ahead at every page size. (SGLang makes them so long for pages of several tokens.)
+Slots are taken ahead for two verifications, or for the model drafter's drafts. SGLang refuses a
+request whose limit exceeds the context minus the slots of a verification, but lets a request
+without a limit, such as most chat completions, run to the last token of the context. Slots taken
+ahead would then exceed the request's row of the slot table and overwrite the next request's row. So
+a request without a limit gets the largest allowed one, and rows have room for the slots ahead at
+every page size. (SGLang itself makes that room only for pages of several tokens.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def hold_slots_ahead(get_req_to_token_extra_context_len: Callable[[], int]) -> int:
-    """AROUND hook: the columns of the table of KV slots beside those of the context."""
+    """AROUND hook: the extra columns of the slot table, in addition to those of the context."""
     columns = get_req_to_token_extra_context_len()
     if launch_of(get_context().server_args) is None:
         return columns
@@ -36,19 +36,19 @@ def hold_slots_ahead(get_req_to_token_extra_context_len: Callable[[], int]) -> i
 
 
 def limit_new_tokens(_result: None, scheduler: Scheduler, req: Req) -> None:
-    """AFTER hook of Scheduler.init_req_max_new_tokens, which bounds them by the context alone."""
+    """AFTER hook of Scheduler.init_req_max_new_tokens, which considers only the context length."""
     if launch_of(scheduler.server_args) is None:
         return
     context_len, num_reserved = scheduler.model_config.context_len, compute_num_reserved_tokens()
     params, num_prompt_tokens = req.sampling_params, len(req.origin_input_ids)
-    most = max(context_len - num_reserved - num_prompt_tokens, 0)
-    if most == 0 and params.max_new_tokens > 0:
-        # A prompt that SGLang cut off to fit, or put together from a session. It refuses longer
-        # ones or, with --allow-auto-truncate, asks for no token itself.
+    max_tokens = max(context_len - num_reserved - num_prompt_tokens, 0)
+    if max_tokens == 0 and params.max_new_tokens > 0:
+        # SGLang truncated this prompt to fit, or assembled it from a session. It refuses other
+        # prompts of this length or, with --allow-auto-truncate, asks for no token itself.
         req.set_finish_with_abort(
             f"The prompt has {num_prompt_tokens} tokens, which leaves no room for new ones: of the "
-            f"context of {context_len} tokens, {num_reserved} are kept for drafts. Shorten it to "
-            f"{context_len - num_reserved - 1} tokens, or serve with narrower verifications "
-            "(--hvd-verify-width, --hvd-wide-width)."
+            f"context of {context_len} tokens, {num_reserved} are reserved for drafts. Shorten it "
+            f"to {context_len - num_reserved - 1} tokens, or serve with narrower verifications "
+            "(--hvd-verify-width, --hvd-set wide_width)."
         )
-    params.max_new_tokens = min(params.max_new_tokens, most)
+    params.max_new_tokens = min(params.max_new_tokens, max_tokens)

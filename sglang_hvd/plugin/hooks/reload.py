@@ -1,8 +1,10 @@
-"""Another payoff predictor for a running server: `/update_weights_from_disk` with our load format.
+"""Replaces the payoff predictor of a running server: `/update_weights_from_disk` with our load
+format.
 
-SGLang's own handling of that request waits until nothing runs. Ours takes the way of the requests
-that the scheduler answers between two steps, on every tensor-parallel rank between the same two.
-Of these, the dumper's is the one that carries any text and answers with a reason.
+SGLang's own handling of that request waits until no request runs. Ours uses a control request,
+which the scheduler answers between two steps, and between the same two steps on every
+tensor-parallel rank. The dumper's control request is the one that carries any text and answers with
+a reason.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 _SEVERAL_WIDTHS = (
-    "HVD cannot recapture graphs of several verify widths: start with --hvd-narrow-widths [] and "
-    "without --hvd-wide-width"
+    "HVD cannot recapture graphs of several verify widths: start with --hvd-set narrow_widths=[] "
+    "and without --hvd-set wide_width"
 )
 _HOST_PLANS = (
-    "HVD cannot recapture graphs with FlashInfer, whose plans it may make on the host: leave out "
-    "recapture_cuda_graph, or start with SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=0 or another "
-    "attention backend"
+    "HVD cannot recapture graphs with FlashInfer, because it makes FlashInfer's plans on the host: "
+    "leave out recapture_cuda_graph, or start with SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=0 or "
+    "another attention backend"
 )
 
 
@@ -51,7 +53,7 @@ async def ask_for_predictor(
         return await update_weights_from_disk(manager, obj, *args, **kwargs)
     request = DumperControlReqInput(method=PREDICTOR_LOAD_FORMAT, body={"path": obj.model_path})
     answers = await manager.dumper_control(request)
-    # One answer of each data-parallel group; they have their traffic, and predictors, apart.
+    # One answer per data-parallel group; each group has its own traffic and predictor.
     faults = [answer.error for answer in answers if not answer.success]
     if faults:
         return False, "; ".join(dict.fromkeys(faults)), 0
@@ -61,7 +63,7 @@ async def ask_for_predictor(
 def answer_for_predictor(
     handle_dumper_control: Callable[..., None], scheduler: Scheduler, request: DumperControlReqInput
 ) -> DumperControlReqOutput | None:
-    """AROUND hook of Scheduler.handle_dumper_control; what it returns is the answer."""
+    """AROUND hook of Scheduler.handle_dumper_control; the return value is the answer."""
     if request.method != PREDICTOR_LOAD_FORMAT:
         handle_dumper_control(scheduler, request)
         return None
@@ -71,7 +73,7 @@ def answer_for_predictor(
             raise ValueError("this server does not run HVD")
         path = request.body.get("path")
         if not isinstance(path, str):
-            raise ValueError("a predictor is given by its path")
+            raise ValueError("the request does not name the path of a predictor")
         worker.use_predictor(Path(path))
     except ValueError as error:
         return DumperControlReqOutput(success=False, response=[], error=str(error))
@@ -79,7 +81,7 @@ def answer_for_predictor(
 
 
 def _recapture_fault(launch: HvdLaunch) -> str | None:
-    """Why graphs are not captured anew, if they are not."""
+    """Why graphs cannot be captured again; None if they can."""
     if launch.has_width_states:
         return _SEVERAL_WIDTHS
     # New graphs would have FlashInfer's own plans (see device/flashinfer_plans.py).

@@ -1,4 +1,4 @@
-"""Per-request figures in every response: `meta_info["hvd"]`, one entry when the request ends."""
+"""Adds per-request figures to every response: `meta_info["hvd"]`, once the request has ended."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ def keep_hvd_figures(
     last_output_offset: int,
     customized_info_keys: Iterable[str] | None = None,
 ) -> None:
-    """AROUND hook of what --incremental-streaming-output leaves of the meta_info of a chunk: of a
-    list what its new tokens have. Ours has one entry, whatever the tokens are."""
+    """AROUND hook of the function that cuts the lists in a chunk's meta_info to its new tokens
+    under --incremental-streaming-output. Our list has one entry, whatever the tokens, and stays
+    whole."""
     keys = None
     if customized_info_keys is not None:
         keys = [key for key in customized_info_keys if key != META_INFO_KEY]

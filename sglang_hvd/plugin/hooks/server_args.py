@@ -1,7 +1,7 @@
-"""`--speculative-algorithm HVD`: an alias that resolves to EAGLE3 with our worker.
+"""Resolves `--speculative-algorithm HVD`: an alias of EAGLE3 that runs our worker.
 
-Every check in SGLang that compares the algorithm's name keeps working, as NEXTN does for EAGLE.
-What makes it HVD is the `HvdLaunch` on the arguments record, which travels to every process.
+So every check in SGLang that compares the algorithm's name keeps working, as for NEXTN, its alias
+of EAGLE. The `HvdLaunch` on the arguments record makes it HVD; the record travels to every process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 ALGORITHM_NAME = "HVD"
 
-# These read the width of each verification from the batch, not from the settings.
+# These backends read the width of each verification from the batch, not from the settings.
 _BACKENDS_OF_ANY_WIDTH = {"torch_native", "intel_amx"}
 
 
@@ -75,12 +75,12 @@ def resolve_hvd_config(
 def resolve_hvd_alias(
     resolve_alias: Callable[..., str | None], algorithm: str | None, *args: Any, **kwargs: Any
 ) -> str | None:
-    """AROUND hook: HVD is EAGLE3 wherever SGLang compares names."""
+    """AROUND hook: the name HVD becomes EAGLE3."""
     if algorithm == ALGORITHM_NAME:
         from sglang_hvd.plugin.startup.supported import require_hooks
 
         try:
-            require_hooks()  # or a server without our worker would serve under this name
+            require_hooks()  # else a server without our worker could serve under this name
         except RuntimeError as error:
             raise SystemExit(f"error: {error}") from error
     return resolve_alias("EAGLE3" if algorithm == ALGORITHM_NAME else algorithm, *args, **kwargs)
@@ -91,15 +91,15 @@ def resolve_verify_width(
 ) -> None:
     """AROUND hook: `speculative_num_draft_tokens` becomes the verify width.
 
-    SGLang sizes masks and graphs by that field; the model drafter's own node count, which the user
-    gave under the same name, is kept in the launch.
+    SGLang sizes masks and graphs by that field. The user gave the model drafter's node count under
+    the same name; the launch keeps it.
     """
     handle_eagle_family(server_args)
     config = server_args.__dict__.get("_hvd_config")
     if config is None:
         return
     cfg = resolved_view(server_args)
-    refuse_untested(cfg)  # again: SGLang may have switched features on by itself
+    refuse_untested(cfg)  # again, because SGLang may have switched features on by itself
     model_tree_width = cfg.speculative_num_draft_tokens
     check_model_tree(model_tree_width, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
     attention = _target_attention(cfg)
@@ -122,13 +122,13 @@ def resolve_verify_width(
         backends=backends,
         attention=attention,
     )
-    # Refused before the models load, where the config file tells.
+    # Checked again once the models are loaded; here the config file already tells most of it.
     launch.check_draft_shapes(cfg.speculative_eagle_topk, has_window=False)
     server_args._hvd_launch = launch
     _warn_of_default_penalty(config, cfg)
     logger.info(
-        "HVD: policy %s, verify width %d (model drafter's tree %d)%s. The width takes %d tokens "
-        "from the usable context; each running request reserves at least %d KV slots.",
+        "HVD: policy %s, verify width %d (model drafter's tree %d)%s. The width reduces the usable "
+        "context by %d tokens; each running request reserves at least %d KV slots.",
         config.policy,
         widths.base,
         model_tree_width,
@@ -139,21 +139,21 @@ def resolve_verify_width(
 
 
 def resolve_widest(
-    resolve_most_draft_tokens: Callable[..., int | None],
+    resolve_max_draft_tokens: Callable[..., int | None],
     algorithm: SpeculativeAlgorithm,
     server_args: ServerArgs,
 ) -> int | None:
-    """AROUND hook: SGLang's KV windows follow the widest verification of a server, as they do where
-    its own adaptive speculation changes the width."""
+    """AROUND hook: SGLang sizes KV windows by the server's widest verification, as for its own
+    adaptive speculation."""
     launch = launch_of(server_args)
     if launch is None:
-        return resolve_most_draft_tokens(algorithm, server_args)
+        return resolve_max_draft_tokens(algorithm, server_args)
     return launch.widths.widest
 
 
 def count_logits_rows(max_decode_logits_rows: Callable[..., int], runner: ModelRunner) -> int:
-    """AROUND hook: SGLang's array for the logits of its graphs has the rows of the largest graph.
-    SGLang would make room for the widest verification of as many requests as any graph has."""
+    """AROUND hook: sizes SGLang's array for the logits of its graphs by the largest graph. SGLang
+    would multiply the widest verification by the largest batch, a graph that is never captured."""
     launch = launch_of(runner.server_args)
     if launch is None:
         return max_decode_logits_rows(runner)
@@ -169,7 +169,7 @@ def create_hvd_worker(
     algorithm: SpeculativeAlgorithm,
     server_args: ServerArgs,
 ) -> type | None:
-    """AROUND hook: our worker class where an HVD launch was resolved."""
+    """AROUND hook: returns our worker class if an HVD launch was resolved."""
     if launch_of(server_args) is None:
         raw_name = server_args.speculative_algorithm or ""
         assert raw_name.upper() != ALGORITHM_NAME, "HVD was asked for but its launch is missing"
@@ -187,7 +187,7 @@ def _is_requested(server_args: ServerArgs) -> bool:
 def _checked_config(server_args: ServerArgs) -> HvdConfig:
     config_file, overrides = config_file_and_overrides(server_args)
     config = load_config(config_file, overrides, os.environ)
-    # A file that cannot be used is refused before any model loads.
+    # Refuse unusable files before any model loads.
     if config.predicts:
         PayoffPredictor.of_config(config)
     if config.costs is not None:
@@ -200,7 +200,7 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
     if cfg.enable_deterministic_inference:
         logger.warning(
             "HVD: drafts are chains, and greedy output is deterministic. Sampled output is not: "
-            "SGLang draws by a node's slot, and what stands there depends on earlier requests."
+            "SGLang draws random numbers by a node's slot, which depends on earlier requests."
         )
     return config
 
@@ -209,15 +209,16 @@ def _warn_of_default_penalty(config: HvdConfig, cfg: Any) -> None:
     penalty = model_config_of(cfg).get_default_sampling_params().get("repetition_penalty", 1.0)
     if penalty != 1.0 and config.policy != "model":
         logger.warning(
-            "HVD: by the model's generation_config.json chat requests have a repetition_penalty "
-            "of %s, and requests with penalties never verify cache drafts. "
-            "--sampling-defaults openai, or a repetition_penalty of 1 in a request, leaves it out.",
+            "HVD: the model's generation_config.json gives chat requests a repetition_penalty of "
+            "%s, and requests with penalties never verify cache drafts. To avoid the penalty, "
+            "start with --sampling-defaults openai or send a repetition_penalty of 1 with the "
+            "request.",
             penalty,
         )
 
 
 def _target_attention(cfg: Any) -> TargetAttention:
-    """What the target model's config file, and SGLang's settings, say of it."""
+    """The target model's attention, by its config file and SGLang's settings."""
     model_config = model_config_of(cfg)
     return TargetAttention(
         is_mla=use_mla_backend(cfg),

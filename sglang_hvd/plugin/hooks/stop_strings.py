@@ -1,8 +1,9 @@
-"""Stop strings and patterns end a request where plain serving ends it, however long its cycles are.
+"""Makes stop strings and patterns end a request where plain serving ends it, whatever was drafted.
 
-Plain serving searches the last k + 1 tokens, k being the token length of the longest stop string;
-under speculation SGLang searches the whole cycle too. So it finds stop strings that plain serving
-misses, since the text spells them in more tokens, and those behind an end token within the cycle.
+Plain serving searches the last k + 1 tokens, where k is the token length of the longest stop
+string. Under speculation SGLang also searches the whole cycle. So it finds stop strings that plain
+serving misses because the text spells them in more tokens, and stop strings after an end token in
+the cycle.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ def end_as_plain_serving(
         new_accepted_len <= 1
         or not (stops.stop_strs or stops.stop_regex_strs)
         or req.finished()
-        or req.grammar is not None  # it has taken in the whole cycle already
+        or req.grammar is not None  # the grammar has already consumed the whole cycle
         or not is_held(req)
     ):
         update(req, new_accepted_len)
         return
     if not stops.stop_regex_strs:
-        # What is not in the whole cycle is in no part of it, and decoding takes time. One that is
-        # found behind max_new_tokens is reported as that.
+        # A stop string that is not in the whole cycle is in no part of it: then no token needs to
+        # be looked at alone, which costs decoding. If it comes after max_new_tokens, the reason is
+        # the length.
         update(req, new_accepted_len)
         reason = req.finished_reason
         is_stop = isinstance(reason, FINISH_MATCHED_STR) and reason.matched in stops.stop_strs

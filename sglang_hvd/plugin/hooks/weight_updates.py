@@ -1,9 +1,9 @@
-"""Weights that a running server is sent are the target model's.
+"""Sends weight updates to the target model only.
 
-SGLang loads them into the draft model, too, unless a request names one of the two. An EAGLE3
-drafter has other weights, of which some have the target's names: those of another shape, as the
-head of a smaller vocabulary, end the server, and others, as its last norm, would replace its own.
-Its embedding is the target's, and follows.
+SGLang loads updated weights into the draft model too, unless the request names one of the models.
+An EAGLE3 drafter has different weights, some under the same names: a weight of another shape, such
+as the head of a smaller vocabulary, would end the server, and others, such as the last norm, would
+be overwritten. The drafter's embedding is shared with the target and follows it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def select_target(
     manager: SchedulerWeightUpdaterManager,
     selector: str | None = None,
 ) -> list[tuple[str, Any]]:
-    """AROUND hook of SchedulerWeightUpdaterManager._select_runners. Updates whose requests name no
-    model, from disk and by IPC, give it no selector."""
+    """AROUND hook of SchedulerWeightUpdaterManager._select_runners. Updates from disk and by IPC
+    pass no selector if the request names no model."""
     if selector is None:
         selector = "target" if _has_hvd(manager) else "all"
     return select_runners(manager, selector)
@@ -44,8 +44,8 @@ def select_target(
 def send_to_target(
     update: Callable[..., Any], manager: SchedulerWeightUpdaterManager, request: _Request
 ) -> Any:
-    """AROUND hook of SchedulerWeightUpdaterManager.update_weights_from_tensor, and
-    .update_weights_from_distributed. A request that names no model has the selector "all"."""
+    """AROUND hook of SchedulerWeightUpdaterManager.update_weights_from_tensor and
+    .update_weights_from_distributed. Here a request that names no model has the selector "all"."""
     if request.selector == "all" and _has_hvd(manager):
         request = msgspec.structs.replace(request, selector="target")
     return update(manager, request)

@@ -14,7 +14,7 @@ import hashlib
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -221,7 +221,7 @@ class HeldRequests:
             key,
             prompt_ids,
             namespace=_namespace(req),
-            without_cache=held.model_only,
+            model_only=held.model_only,
             num_prompt_tokens=len(req.origin_input_ids),
         )
         if req.output_ids:  # retracted before: it comes back as a prefill with its output
@@ -264,7 +264,7 @@ def _namespace(req: Req) -> str:
 
 def _figures(stats: RequestStats, cycles: list[tuple[str, int]] | None) -> dict[str, Any]:
     """What `meta_info["hvd"]` shows; plain numbers and strings."""
-    figures: dict[str, Any] = asdict(stats)
+    figures: dict[str, Any] = dict(stats.figures())
     if cycles is not None:
         figures["cycles"] = cycles
     return figures

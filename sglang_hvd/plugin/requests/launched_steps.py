@@ -206,10 +206,10 @@ class LaunchedSteps:
             h.num_tokens += num_tokens
             self._figures.count_cycle(sources[row], num_tokens - 1)
             if h.cycles is not None:
-                h.cycles.append((sources[row].value, num_tokens - 1))
+                h.cycles.append((sources[row], num_tokens - 1))
         if num_model_accepted is None:
             num_model_accepted = np.full(len(plan.held), -1, np.int32)
         outcomes = VerifyOutcomes(
             tokens, lengths, lengths - 1, num_model_accepted[rows].astype(np.int32)
         )
-        self._drafter.commit_batch([h.key for h in held], outcomes)
+        self._drafter.commit([h.key for h in held], outcomes)

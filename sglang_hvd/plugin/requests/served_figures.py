@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.requests.recording import RequestRecorder
 from sglang_hvd.step_clock import StepClock
-from sglang_hvd.types import DraftSource
+from sglang_hvd.types import SOURCES
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.requests.metrics import ServerMetrics
@@ -33,11 +33,12 @@ class ServedFigures:
         self._recorder, self._metrics = recorder, metrics
         self.num_resyncs = 0
         self.num_steps_ahead = 0
-        self._num_cycles = dict.fromkeys(DraftSource, 0)
-        self._num_accepted_drafts = dict.fromkeys(DraftSource, 0)
+        self._num_cycles = dict.fromkeys(SOURCES.labels, 0)
+        self._num_accepted_drafts = dict.fromkeys(SOURCES.labels, 0)
 
-    def count_cycle(self, source: DraftSource, num_accepted: int) -> None:
-        """Counts a request's cycle, and the tokens of its draft that were accepted."""
+    def count_cycle(self, source: str, num_accepted: int) -> None:
+        """Counts a request's cycle, by the label of the sources that it verified, and the tokens of
+        its draft that were accepted."""
         self._num_cycles[source] += 1
         self._num_accepted_drafts[source] += num_accepted
 
@@ -62,8 +63,8 @@ class ServedFigures:
             "num_requests": num_requests,
             "num_resyncs": self.num_resyncs,
             "num_steps_ahead": self.num_steps_ahead,
-            "num_cycles": {s.value: n for s, n in self._num_cycles.items()},
-            "num_accepted_drafts": {s.value: n for s, n in self._num_accepted_drafts.items()},
+            "num_cycles": dict(self._num_cycles),
+            "num_accepted_drafts": dict(self._num_accepted_drafts),
             "num_request_tokens": cache.num_request_tokens,
             "num_shared_requests": cache.num_shared_requests,
             "num_shared_tokens": cache.num_shared_tokens,

@@ -1,22 +1,23 @@
-"""Which shapes of drafts the attention of a target model verifies rightly.
+"""Which attention backends verify which shapes of drafts correctly.
 
-A chain only needs causal attention. A tree needs a mask that lets every node see its ancestors
-alone, and whatever else a layer derives from a place must come from the node's depth. What SGLang
-0.5.23 does instead, where it does:
+A chain only needs causal attention. A tree needs a mask that lets every node see only its
+ancestors, and layers must derive positions from a node's depth. SGLang 0.5.23 deviates from that
+here:
 
-- fa3 with topk 1, trtllm_mha: no mask, every draft is taken for a chain.
-- fa3 with topk above 1 and pages of several tokens: of an MLA model it takes slots for pages, and
-  with a sliding window it stops at the first verification.
-- fa3 of a model that attends in chunks (Llama 4): a verification attends to the whole text.
-- flashinfer of an MLA model: drops the mask (flashinfer_mla_backend.py, "TODO: Support topk > 1").
-- triton with a sliding window: the window begins by a node's slot, not by its depth. What the CPU's
-  backends do there was not looked at.
-- flashinfer with a sliding window: a verification's window begins at the first token of the text.
-- linear attention with topk 1: states go from slot to slot.
+- fa3 with topk 1, and trtllm_mha: there is no mask, every draft is treated as a chain.
+- fa3 with topk above 1 and pages of several tokens: with an MLA model it mistakes slots for pages,
+  and with a sliding window it crashes at the first verification.
+- fa3 with a model that attends in chunks (Llama 4): a verification attends to the whole text.
+- flashinfer with an MLA model: it drops the mask (see "TODO: Support topk > 1" in
+  flashinfer_mla_backend.py).
+- triton with a sliding window: the window starts by a node's slot, not by its depth. The CPU
+  backends were not examined.
+- flashinfer with a sliding window: a verification's window starts at the first token of the text.
+- linear attention with topk 1: states pass from slot to slot.
 
-With --enable-deterministic-inference drafts are chains on every backend. In a tree the slots of a
-path, and with them how its attention is summed up, depend on what else was drafted, which comes of
-other clients' texts and of measured times. In a chain a node's slot is its depth.
+With --enable-deterministic-inference drafts are chains on every backend. In a tree, the slots of a
+path depend on what else was drafted, and so does the order in which its attention is summed. In a
+chain a node's slot is its depth.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-# The CPU host registers a backend of its own under torch_native.
+# On the CPU, patches/ registers its own backend as torch_native.
 _MASKED = frozenset({"flashinfer", "triton", "torch_native", "intel_amx"})
 _MASKED_WITH_TREES = _MASKED | {"fa3"}
 _CAUSAL = _MASKED_WITH_TREES | {"trtllm_mha"}
@@ -32,13 +33,13 @@ _CAUSAL = _MASKED_WITH_TREES | {"trtllm_mha"}
 
 @dataclass(frozen=True, slots=True)
 class TargetAttention:
-    """What in a target model decides which drafts are verified rightly.
+    """The properties of a target model that decide which drafts are verified correctly.
 
-    is_mla: latent attention, as DeepSeek's.
+    is_mla: latent attention, as in DeepSeek's models.
     is_linear: some layers keep a state instead of a KV cache.
-    is_chunked: some layers attend to their chunk of the text only, as Llama 4's.
-    has_window: some layers attend to the latest tokens only.
-    page_size: of the KV cache.
+    is_chunked: some layers attend only to their chunk of the text, as in Llama 4.
+    has_window: some layers attend only to the latest tokens.
+    page_size: tokens per page of the KV cache.
     is_deterministic: sums must not depend on what else was drafted.
     """
 
@@ -50,7 +51,7 @@ class TargetAttention:
     is_deterministic: bool = False
 
     def backends_of_chains(self) -> frozenset[str]:
-        """Backends that verify chains rightly."""
+        """Backends that verify chains correctly."""
         backends = _CAUSAL
         if self.has_window:
             backends -= {"flashinfer"}
@@ -61,7 +62,7 @@ class TargetAttention:
         return backends
 
     def backends_of_trees(self, topk: int) -> frozenset[str]:
-        """Backends that verify trees rightly beside a model drafter with this topk."""
+        """Backends that verify trees correctly if the model drafter has this topk."""
         if self.is_deterministic:
             return frozenset()
         backends = (_MASKED_WITH_TREES if topk > 1 else _MASKED) & self.backends_of_chains()
@@ -74,7 +75,7 @@ class TargetAttention:
         return backends
 
     def of_model(self) -> str:
-        """For messages: " of a model with ...", or nothing where there is nothing to say."""
+        """For messages: " of a model with ...", or nothing for an ordinary model."""
         traits = {
             "latent attention (MLA)": self.is_mla,
             "a sliding window": self.has_window,
@@ -88,12 +89,11 @@ class TargetAttention:
 def check_draft_shapes(
     backends: Collection[str], attention: TargetAttention, *, topk: int, needs_trees: bool
 ) -> None:
-    """Raises ValueError if the model drafter's drafts would not be verified rightly, or if trees
-    are needed and would not.
+    """Raises ValueError if these backends would not verify the server's drafts correctly.
 
-    backends: of prefill and decode; verifications may run on either.
-    topk: of the model drafter; above 1 its own drafts branch.
-    needs_trees: the policy verifies trees with any topk.
+    backends: those of prefill and decode; verifications may run on either.
+    topk: the model drafter's; above 1 its drafts branch.
+    needs_trees: the policy verifies trees whatever the topk.
     """
     if attention.is_deterministic and (topk > 1 or needs_trees):
         what, instead = ("--hvd-policy both", "use another policy")
@@ -101,7 +101,7 @@ def check_draft_shapes(
             what = f"--speculative-eagle-topk {topk}"
             instead = "use --speculative-eagle-topk 1, with --speculative-num-steps"
         raise ValueError(
-            f"HVD verifies chains only with --enable-deterministic-inference, not {what}: {instead}"
+            f"With --enable-deterministic-inference HVD verifies chains only, not {what}: {instead}"
         )
     chains, trees = attention.backends_of_chains(), attention.backends_of_trees(topk)
     shape = f"trees (topk {topk})" if topk > 1 else "both drafts" if needs_trees else "chains"
@@ -122,8 +122,8 @@ def check_draft_shapes(
 
 
 def may_branch(backends: Collection[str], attention: TargetAttention, *, topk: int) -> bool:
-    """Whether drafts may branch: both of a request in one tree, and the cache's own. Else they must
-    be chains.
+    """Whether drafts may branch: two drafts of a request in one tree, or a cache draft that
+    branches itself. If not, every draft must be a chain.
 
     backends, topk: see check_draft_shapes.
     """

@@ -1,4 +1,5 @@
-"""What was resolved for a server that runs HVD, on the arguments record that all processes get."""
+"""HvdLaunch: the resolved configuration of a server that runs HVD. It travels on SGLang's arguments
+record to every process."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ class HvdLaunch:
         config: the settings in force.
         model_tree_width: nodes of the model drafter's tree, root included.
         widths: nodes per request in one verification.
-        has_width_states: attention backends and graphs are of one width each.
+        has_width_states: each width has its own attention backends and graphs.
         backends: attention backends of the target model.
-        attention: what is known of the target model's before it is loaded.
+        attention: what is known of the target model's attention before the model is loaded.
     """
 
     config: HvdConfig
@@ -43,9 +44,9 @@ class HvdLaunch:
         return self.model_tree_width - 1
 
     def check_draft_shapes(self, topk: int, *, has_window: bool) -> None:
-        """Raises ValueError where drafts would be verified wrongly.
+        """Raises ValueError if drafts would be verified wrongly.
 
-        has_window: what is known for certain once the target model is loaded.
+        has_window: whether the target model has a sliding window, known once it is loaded.
         """
         check_draft_shapes(
             self.backends,
@@ -55,7 +56,7 @@ class HvdLaunch:
         )
 
     def may_branch(self, topk: int, *, has_window: bool) -> bool:
-        """Whether drafts may branch, where they are not refused."""
+        """Whether drafts may branch; check_draft_shapes refuses what is never correct."""
         return may_branch(self.backends, self._attention(has_window=has_window), topk=topk)
 
     def _attention(self, *, has_window: bool) -> TargetAttention:
@@ -66,13 +67,13 @@ class HvdLaunch:
 
 
 def launch_of(server_args: ServerArgs) -> HvdLaunch | None:
-    """The launch that was resolved for these arguments, None when HVD was not asked for."""
+    """The launch that was resolved for these arguments; None on a server without HVD."""
     return server_args.__dict__.get("_hvd_launch")
 
 
 def _arrive(*launch: Any) -> HvdLaunch:
-    # Runs when a scheduler process unpickles its arguments. Without this check a process in
-    # which the plugin failed to load would serve plain EAGLE3 under the name of HVD.
+    # Runs when a scheduler process unpickles its arguments. Without this check, a process in which
+    # the plugin failed to load would serve plain EAGLE3 under the name of HVD.
     from sglang_hvd.plugin.startup.supported import require_hooks
 
     require_hooks()

@@ -1,4 +1,4 @@
-"""What HVD refuses before any weights load: settings of SGLang's, and draft models."""
+"""Refuses settings of SGLang, and draft models, that HVD cannot serve. Runs before weights load."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.environ import envs
 from sglang.srt.utils.hf_transformers_utils import get_config
 
-from sglang_hvd.allocation import most_tree_nodes
-from sglang_hvd.config import flag_name
+from sglang_hvd.allocation import max_tree_nodes
+from sglang_hvd.config import option_name
 from sglang_hvd.plugin.startup.flags import config_file_and_overrides
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def refuse_stray_flags(server_args: ServerArgs) -> None:
-    """Raises SystemExit for HVD's flags on a server that was not asked for HVD."""
+    """Raises SystemExit if HVD flags are given without --speculative-algorithm HVD."""
     config_file, overrides = config_file_and_overrides(server_args)
     if config_file is not None or overrides:
-        given = [flag_name(name) for name in overrides]
+        given = [option_name(name) for name in overrides]
         given += ["--hvd-config"] if config_file is not None else []
         raise SystemExit(
             f"error: {', '.join(sorted(given))} given without --speculative-algorithm HVD: "
@@ -29,45 +29,45 @@ def refuse_stray_flags(server_args: ServerArgs) -> None:
 
 
 def refuse_untested(cfg: Any) -> None:
-    """Raises ValueError for what SGLang does that is known wrong, or was not tested, with HVD."""
+    """Raises ValueError for features of SGLang that are wrong or untested with HVD."""
     refusals = {
         "--speculative-adaptive": cfg.speculative_adaptive,
         "--speculative-use-rejection-sampling": cfg.speculative_use_rejection_sampling,
         "--speculative-use-block-verification": cfg.speculative_use_block_verification,
-        # Below 1 a token may be accepted because it was drafted: what other clients were answered,
-        # which cache drafts come from, would change an answer.
+        # Below 1 a token may be accepted because it was drafted. Cache drafts come from other
+        # clients' outputs, which would then change this client's output.
         "--speculative-accept-threshold-single below 1": (
             cfg.speculative_accept_threshold_single < 1
         ),
         "--speculative-accept-threshold-acc below 1": cfg.speculative_accept_threshold_acc < 1,
-        # It has to know which step of the draft loop a forward belongs to.
+        # It needs to know which step of the draft loop a forward belongs to.
         f"--kv-canary {cfg.kv_canary}": cfg.kv_canary != "none",
         "--speculative-num-steps 0": cfg.speculative_num_steps == 0,
         "--enable-two-batch-overlap": cfg.enable_two_batch_overlap,
         "--enable-hisparse": cfg.enable_hisparse,
         "--enable-multi-layer-eagle": cfg.enable_multi_layer_eagle,
         "--enable-mixed-chunk": cfg.enable_mixed_chunk,
-        # SGLang moves the KV of an accepted path to where it belongs, and not what it captured.
+        # SGLang moves the KV of an accepted path to its place, but not the captured experts.
         "--enable-return-routed-experts": cfg.enable_return_routed_experts,
         "--enable-watermark": cfg.enable_watermark,
         "--enable-dp-attention": cfg.enable_dp_attention or (cfg.attn_dp_size or 1) > 1,
-        # Ranks then run a step's tokens in parts, by numbers that only SGLang's own batches carry.
+        # Ranks then split a step's tokens by numbers that only SGLang's own batches carry.
         f"--moe-a2a-backend {cfg.moe_a2a_backend}": cfg.moe_a2a_backend not in (None, "none"),
         "--moe-dense-tp-size": cfg.moe_dense_tp_size is not None,
-        # Its ring of states is made for fewer nodes, and nothing checks that for all models.
+        # Its ring of states has room for fewer nodes, which SGLang does not check for all models.
         "--enable-linear-replayssm-spec": cfg.enable_linear_replayssm_spec,
-        # It keeps attention backends of its own, for one width.
+        # It keeps its own attention backends, for one width.
         "--enable-pdmux": cfg.enable_pdmux,
         "--pp-size above 1": cfg.pp_size > 1,
-        # Moves of accepted tokens take slots for the rank's own.
+        # Moving accepted tokens treats all slots as the rank's own.
         "--dcp-size above 1": (cfg.dcp_size or 1) > 1,
-        # Ranks then prefill parts of a prompt; not tried.
+        # Ranks then prefill parts of a prompt, which is untested.
         "--attn-cp-size above 1": cfg.attn_cp_size > 1,
         "--enable-prefill-cp": cfg.enable_prefill_cp,
         f"--disaggregation-mode {cfg.disaggregation_mode}": cfg.disaggregation_mode != "null",
-        # It hands on no figures of a plugin's in meta_info.
+        # It does not pass a plugin's figures on to meta_info.
         "SGLANG_RUST_SERVER": envs.SGLANG_RUST_SERVER.get(),
-        # Made-up tokens would be drafted from, learned from and recorded.
+        # The simulated tokens would be drafted from, learned from and recorded.
         "SGLANG_SIMULATE_ACC_LEN": envs.SGLANG_SIMULATE_ACC_LEN.get() > 0,
     }
     for flag, is_given in refusals.items():
@@ -78,9 +78,9 @@ def refuse_untested(cfg: Any) -> None:
 def check_model_tree(width: int, topk: int, num_steps: int) -> None:
     """Raises ValueError for a tree that the model drafter's steps cannot fill.
 
-    width: its nodes, root included.
+    width: nodes of the tree, root included.
     """
-    widest = 1 + most_tree_nodes(topk, num_steps)
+    widest = 1 + max_tree_nodes(topk, num_steps)
     if width > widest:
         raise ValueError(
             f"--speculative-num-draft-tokens {width} is more than the model drafter can "
@@ -90,7 +90,7 @@ def check_model_tree(width: int, topk: int, num_steps: int) -> None:
 
 
 def check_draft_model(cfg: Any) -> None:
-    """Raise ValueError unless the arguments name an EAGLE3 drafter made for this target model.
+    """Raises ValueError unless the arguments name an EAGLE3 drafter made for this target model.
 
     Args:
         cfg: SGLang's view of the arguments under resolution.
@@ -104,7 +104,7 @@ def check_draft_model(cfg: Any) -> None:
         path, cfg, cfg.speculative_draft_model_revision, cfg.decrypted_draft_config_file
     )
     architectures = ", ".join(draft.architectures or ["of no named architecture"])
-    # Some published drafters carry the target's architecture name; the draft vocabulary tells.
+    # Some published drafters carry the target's architecture name; their draft vocabulary tells.
     if "eagle3" not in architectures.lower() and "draft_vocab_size" not in draft.to_dict():
         raise ValueError(
             f"draft model {path} is {architectures}, not an EAGLE3 drafter: give one that was "
@@ -127,7 +127,7 @@ def check_draft_model(cfg: Any) -> None:
 
 
 def _config(path: str, cfg: Any, revision: str | None, decrypted: str | None) -> Any:
-    """As SGLang reads it for the model that it serves."""
+    """The model's config, as SGLang reads it."""
     file = {"_configuration_file": decrypted.strip()} if decrypted else {}
     try:
         return get_config(

@@ -28,6 +28,7 @@ from sglang_hvd.plugin.device.flashinfer_plans import (
     plan_drafts_on_host,
     plan_verifications_on_host,
 )
+from tests.e2e.forked_server import Nursery
 from tests.triton_interpreter import assert_passes_interpreted
 
 VERIFY = "SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN"
@@ -168,5 +169,8 @@ def test_sglang_plans_so() -> None:
     assert "envs.SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR.get()" in draft
 
 
-def test_masks_are_packed_as_flashinfer_packs_them() -> None:
-    assert_passes_interpreted(Path(__file__).with_name("flashinfer_plan_twins.py"))
+@pytest.mark.xdist_group("interpreter")
+def test_masks_are_packed_as_flashinfer_packs_them(nursery: Nursery, tmp_path: Path) -> None:
+    assert_passes_interpreted(
+        Path(__file__).with_name("flashinfer_plan_twins.py"), nursery, tmp_path
+    )

@@ -15,7 +15,6 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.engine.catch_up import CatchUp
 from sglang_hvd.plugin.engine.run_ahead import RunAhead, check_run_ahead
 from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
-from sglang_hvd.types import DraftSource
 from tests.plugin.requests.served_requests import ServedRequests, read_results, request
 
 
@@ -60,7 +59,7 @@ def test_a_server_that_cannot_run_ahead_does_not_start(
     if can:
         check_run_ahead(HvdConfig(run_ahead=True), widths, **settings)
     else:
-        with pytest.raises(ValueError, match="--hvd-run-ahead needs overlap scheduling"):
+        with pytest.raises(ValueError, match="--hvd-set run_ahead=true needs a verify width of 1"):
             check_run_ahead(HvdConfig(run_ahead=True), widths, **settings)
     check_run_ahead(HvdConfig(), widths, **settings)
 
@@ -104,7 +103,7 @@ def test_after_a_plain_step_the_next_runs_ahead_until_drafts_pay() -> None:
     served.prefill(req)
     assert not served.plan_ahead([req])  # nothing was decoded yet
     [plan] = served.plan([req], [8])
-    assert plan.source is DraftSource.PLAIN
+    assert plan.source == "plain"
     assert served.step is not None
     assert served.step.num_context == 9
     served.verify([9])
@@ -117,7 +116,7 @@ def test_after_a_plain_step_the_next_runs_ahead_until_drafts_pay() -> None:
         assert step.cached_lens == [cached]
         assert step.num_context == cached + 1
         [plan] = step.drafts
-        assert (plan.source, plan.num_nodes) == (DraftSource.PLAIN, 0)
+        assert (plan.source, plan.num_nodes) == ("plain", 0)
         served.verify([token])
         read_results([req], [before])
     assert not served.plan_ahead([req])
@@ -182,7 +181,7 @@ def test_requests_that_verify_model_drafts_only_do_not_run_ahead() -> None:
     assert not served.plan_ahead([first, model_only])
     read_results([model_only], [3], is_prefill=True)
     plans = list(served.plan([first, model_only], [3, 2]))
-    assert [plan.source for plan in plans][1] is DraftSource.MODEL
+    assert [plan.source for plan in plans][1] == "model"
 
 
 def test_what_a_run_found_holds_though_a_prefill_came_between() -> None:

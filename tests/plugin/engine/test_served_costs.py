@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_hvd.allocation import DraftOdds, StepAllocator, StepCosts
+from sglang_hvd.allocation import DrafterChoices, PredictedDrafts, StepAllocator, StepCosts
 from sglang_hvd.plugin.device.rank_group import RankGroup
 from sglang_hvd.plugin.engine.served_costs import ServedCosts, before_any_step
 from sglang_hvd.step_clock import StepClock
@@ -22,7 +22,7 @@ NUM_RANK_STEPS = 100_000
 
 def allocator() -> StepAllocator:
     made = StepAllocator(
-        before_any_step(WIDTHS), widths=WIDTHS, model_sizes=SIZES, num_steps=[NUM_STEPS]
+        before_any_step(WIDTHS), widths=WIDTHS, drafters=[DrafterChoices(SIZES, (NUM_STEPS,))]
     )
     for slot in range(8):
         made.start(slot)
@@ -70,7 +70,7 @@ def serve(
             reaches = np.cumprod(random.random((n, len(SIZES), NUM_STEPS)), axis=2)
             of_all = np.sort(reaches.astype(np.float32), axis=1)
             kinds.append(
-                DraftOdds(
+                PredictedDrafts(
                     np.cumprod(hazards, axis=1),
                     np.tile(np.arange(1, 17, dtype=np.int32), (n, 1)),
                     random.integers(0, 17, n).astype(np.int32),
@@ -84,7 +84,7 @@ def serve(
         costs.begin_step(n)
         num_context = int(contexts.integers(50, 5000, n).sum())
         found = made.allocate(slots[:n], odds, num_context=num_context)
-        digest.update(found.num_cache.tobytes() + found.num_model.tobytes())
+        digest.update(found.num_host.tobytes() + found.num_model.tobytes())
         digest.update(bytes([found.width]))
         with costs.time_draft(int((found.num_model > 0).sum()), NUM_STEPS):
             watch.seconds += duration(n, 2)
@@ -93,7 +93,7 @@ def serve(
         with costs.time_extend(n, found.width):
             watch.seconds += duration(n, 1) / 10
         costs.end_step()
-        made.observe(slots[:n], np.minimum(found.num_cache, 3) + np.int32(1))
+        made.observe(slots[:n], np.minimum(found.num_host, 3) + np.int32(1))
     return digest.hexdigest()
 
 
@@ -246,7 +246,7 @@ def test_on_a_machine_where_nodes_are_free_steps_are_wider() -> None:
         probs = np.cumprod(np.full((4, 16), 0.8, np.float32), axis=1)
         nothing = np.zeros((4, len(SIZES), NUM_STEPS), np.float32)
         depths = np.tile(np.arange(1, 17, dtype=np.int32), (4, 1))
-        odds = DraftOdds(probs, depths, np.full(4, 15, np.int32), nothing, nothing)
+        odds = PredictedDrafts(probs, depths, np.full(4, 15, np.int32), nothing, nothing)
         widths.append(made.allocate(np.arange(4, dtype=np.int32), odds).width)
     assert widths[0] == 16
     assert widths[1] < 8

@@ -53,7 +53,7 @@ def test_a_request_leaves_room_for_a_verification(
     if limit == 0 < asked_for:
         [fault] = faults
         assert f"The prompt has {num_prompt_tokens} tokens" in fault
-        assert "of the context of 512 tokens, 80 are kept for drafts" in fault
+        assert "of the context of 512 tokens, 80 are reserved for drafts" in fault
         assert "Shorten it to 431 tokens" in fault
     else:
         assert not faults

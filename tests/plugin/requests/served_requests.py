@@ -11,7 +11,13 @@ import torch
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_hvd.allocation import DraftExtend, StepAllocator, StepCosts, VerifyWidths
+from sglang_hvd.allocation import (
+    DrafterChoices,
+    DraftExtend,
+    StepAllocator,
+    StepCosts,
+    VerifyWidths,
+)
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
@@ -55,7 +61,7 @@ class ServedRequests:
         allocates: bool = False,
     ) -> None:
         config = HvdConfig(policy="allocate" if allocates else "cache")
-        allocator = StepAllocator(COSTS, widths=WIDTHS, model_sizes=[7], num_steps=[3])
+        allocator = StepAllocator(COSTS, widths=WIDTHS, drafters=[DrafterChoices((7,), (3,))])
         classes = TokenClasses.from_strings(map(str, range(VOCAB_SIZE)))
         clock = StepClock()
         self.widths = VerifyWidths(WIDTHS if allocates else WIDTHS[-1:], WIDTHS[-1])

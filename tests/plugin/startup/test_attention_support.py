@@ -93,7 +93,7 @@ def test_chains_are_offered_where_they_are_verified() -> None:
 def test_drafts_are_chains_where_output_must_not_depend_on_other_drafts(backend: str) -> None:
     deterministic = TargetAttention(is_deterministic=True)
     assert branches(deterministic, backend, topk=1) is False
-    only = "HVD verifies chains only with --enable-deterministic-inference, not "
+    only = "With --enable-deterministic-inference HVD verifies chains only, not "
     for needs_trees in (False, True):
         assert branches(deterministic, backend, topk=4, needs_trees=needs_trees) == (
             f"{only}--speculative-eagle-topk 4: use --speculative-eagle-topk 1, with "

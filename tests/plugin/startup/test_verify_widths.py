@@ -159,13 +159,15 @@ def test_the_context_has_room_for_every_width() -> None:
     assert widths_of(context_len=64).values[-1] == 32
     with pytest.raises(ValueError, match="--hvd-verify-width 32 leaves nothing of the context of"):
         widths_of(context_len=32)
-    with pytest.raises(ValueError, match="--hvd-wide-width 64 leaves nothing of the context of"):
+    with pytest.raises(
+        ValueError, match="--hvd-set wide_width=64 leaves nothing of the context of"
+    ):
         widths_of(context_len=64, wide_width=64)
 
 
 def test_what_a_full_step_verifies_of_all_requests() -> None:
     widths = VerifyWidths((4, 32, 64), base=32)
-    assert [widths.most_nodes(requests) for requests in (1, 2, 3, 4, 5, 48)] == [
+    assert [widths.max_nodes(requests) for requests in (1, 2, 3, 4, 5, 48)] == [
         *(64, 128, 128),
         *(128, 160, 48 * 32),
     ]
@@ -183,7 +185,7 @@ def test_a_wide_width_that_is_asked_for() -> None:
     )
     assert widths.values == (1, 2, 4, 8, 16, 32, 48)
     assert widths_of(wide_width=32).values[-1] == 32
-    with pytest.raises(ValueError, match=r"--hvd-wide-width 24 is narrower than .* width 32"):
+    with pytest.raises(ValueError, match=r"--hvd-set wide_width=24 is narrower than .* width 32"):
         widths_of(wide_width=24)
 
 
@@ -199,7 +201,7 @@ def test_a_wide_width_that_is_asked_for() -> None:
 def test_where_sglang_follows_the_base_a_wide_width_is_refused(
     settings: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"does not support --hvd-wide-width with .*{reason}"):
+    with pytest.raises(ValueError, match=f"does not support --hvd-set wide_width with .*{reason}"):
         widths_of(wide_width=64, **settings)
     assert widths_of(wide_width=widths_of(**settings).base, **settings) == widths_of(**settings)
 
@@ -229,7 +231,7 @@ def test_both_drafts_of_a_request_have_room() -> None:
     assert widths_of(policy="both").values == (32,)
     assert widths_of(tree=32, policy="both").values == (40,)
     assert widths_of(tree=32, policy="both", verify_width=33).values == (33,)
-    with pytest.raises(ValueError, match="no room for a cache draft beside"):
+    with pytest.raises(ValueError, match="no room for a cache draft next to"):
         widths_of(tree=32, policy="both", verify_width=32)
 
 
@@ -249,7 +251,7 @@ def test_narrow_widths_follow_the_number_of_requests() -> None:
 )
 def test_what_keeps_a_gpu_to_one_width(settings: dict[str, Any], reason: str) -> None:
     assert widths_of(**settings).values == (32,)
-    with pytest.raises(ValueError, match=f"--hvd-narrow-widths with {reason}: drop one"):
+    with pytest.raises(ValueError, match=f"--hvd-set narrow_widths with {reason}: drop one"):
         widths_of(narrow_widths=(4,), **settings)
 
 

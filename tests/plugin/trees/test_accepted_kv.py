@@ -12,11 +12,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sglang_hvd.plugin.trees import accepted_kv
+from tests.e2e.forked_server import Nursery
 from tests.triton_interpreter import assert_passes_interpreted
 
 
-def test_the_kernel_equals_torch() -> None:
-    assert_passes_interpreted(Path(__file__).with_name("accepted_kv_twins.py"))
+@pytest.mark.xdist_group("interpreter")
+def test_the_kernel_equals_torch(nursery: Nursery, tmp_path: Path) -> None:
+    assert_passes_interpreted(Path(__file__).with_name("accepted_kv_twins.py"), nursery, tmp_path)
 
 
 @pytest.mark.parametrize("capability", [90, 100])  # H100 and H200, B200

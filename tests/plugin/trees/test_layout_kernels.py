@@ -13,13 +13,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sglang_hvd.plugin.trees import layout_kernels
+from tests.e2e.forked_server import Nursery
 from tests.triton_interpreter import assert_passes_interpreted
 
 H100, B200 = 90, 100  # compute capability; an H200 has that of an H100
 
 
-def test_the_kernels_equal_the_native_core() -> None:
-    assert_passes_interpreted(Path(__file__).with_name("layout_kernel_twins.py"))
+@pytest.mark.xdist_group("interpreter")
+def test_the_kernels_equal_the_native_core(nursery: Nursery, tmp_path: Path) -> None:
+    assert_passes_interpreted(Path(__file__).with_name("layout_kernel_twins.py"), nursery, tmp_path)
 
 
 def _compiled(kernel: Any, capability: int, num_warps: int, **constants: Any) -> Any:

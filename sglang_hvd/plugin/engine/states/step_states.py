@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_hvd.allocation import DraftExtend, VerifyWidths, most_tree_nodes
+from sglang_hvd.allocation import DraftExtend, VerifyWidths, max_tree_nodes
 from sglang_hvd.plugin.device import flashinfer_plans
 from sglang_hvd.plugin.device.memory import DeviceMemory
 from sglang_hvd.plugin.device.rank_group import RankGroup
@@ -60,7 +60,7 @@ class StepStates:
         draft_step_choices: rising; the last is SGLang's own.
         """
         target = worker.target_worker.model_runner
-        max_nodes = launch.widths.most_nodes(target.max_running_requests)
+        max_nodes = launch.widths.max_nodes(target.max_running_requests)
         has_host_plans = flashinfer_plans.plan_verifications_on_host(target.attn_backend)
         memory = DeviceMemory(
             target,
@@ -108,7 +108,7 @@ class StepStates:
             worker._draft_worker.mask_mode,
             widths,
             [
-                min(num_model_nodes, most_tree_nodes(worker.topk, steps))
+                min(num_model_nodes, max_tree_nodes(worker.topk, steps))
                 for steps in self.of_draft_steps.num_steps
             ],
             worker.topk,
@@ -122,4 +122,4 @@ def _kept_gb(target: Any, draft_extend: DraftExtend, max_nodes: int) -> float:
     """Memory of the hidden states that the draft KV cache lacks, and of as many again while it
     catches up. max_nodes: verified in a step."""
     of_token = _NUM_HIDDEN_STATES * target.model_config.hidden_size * target.dtype.itemsize
-    return 2.0 * draft_extend.most_missing(max_nodes) * of_token / 2**30
+    return 2.0 * draft_extend.max_missing(max_nodes) * of_token / 2**30

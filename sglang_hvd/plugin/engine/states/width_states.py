@@ -80,7 +80,7 @@ class WidthStates:
         if obstacle is not None:
             if widths.asked_for:
                 raise ValueError(
-                    f"HVD does not support --hvd-narrow-widths with {obstacle.what}: "
+                    f"HVD does not support --hvd-set narrow_widths with {obstacle.what}: "
                     f"{obstacle.remedy}"
                 )
             log_info_on_rank0(logger, f"HVD: one verify width, because of {obstacle.what}")
@@ -156,8 +156,8 @@ class WidthStates:
         state, taken_gb = memory.build(
             build,
             name=f"verify width {width}",
-            remedy="lower --mem-fraction-static or name fewer with --hvd-narrow-widths or "
-            "--hvd-wide-width",
+            remedy="lower --mem-fraction-static or name fewer with --hvd-set "
+            "narrow_widths or wide_width",
         )
         self._target.attn_backend = before.target_backend
         self._target.decode_cuda_graph_runner = before.target_graphs
