@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from sglang_hvd.allocation import StepCosts
+from sglang_hvd.costs import StepCosts
 
 # Tells plugin/reload.py that an /update_weights_from_disk means the predictor.
 PREDICTOR_LOAD_FORMAT = "hvd_predictor"

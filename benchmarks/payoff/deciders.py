@@ -13,8 +13,8 @@ from pathlib import Path
 
 from benchmarks.command import run, write_rows
 from benchmarks.payoff.options import replay_options
-from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff.predictor import shipped_predictors
 from sglang_hvd.replay.evaluate import judge, nothing_to_judge, trained_sessions
 from sglang_hvd.replay.recordings import MEAN, find_recordings

@@ -42,9 +42,10 @@ from benchmarks.command import parser_of, run, write_rows
 from benchmarks.replay.jobs import Job, run_job, set_up_process
 from benchmarks.replay.rows import Row, beside_oracle, plain_table_of, summary_of, table_of
 from benchmarks.replay.settings import MODEL_TREES, WAITING, Setting, settings_of
-from sglang_hvd.allocation import OWN_PACE, StepCosts
+from sglang_hvd.allocation import OWN_PACE
 from sglang_hvd.commands.arguments import add_cache_mode, add_json, add_texts, count, not_negative
 from sglang_hvd.config import PostponeExtend
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff import SIZE_EFFECT
 from sglang_hvd.replay.metrics import mean_over_families
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter

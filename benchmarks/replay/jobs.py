@@ -10,8 +10,9 @@ import numpy.typing as npt
 from benchmarks.command import silence_servers
 from benchmarks.replay.rows import Row
 from benchmarks.replay.settings import MODEL_SIZES, MODEL_STEPS, MODEL_TREES, WIDTHS, Setting
-from sglang_hvd.allocation import DraftExtend, StepAllocator, StepCosts
+from sglang_hvd.allocation import DraftExtend, StepAllocator
 from sglang_hvd.config import CacheMode, HvdConfig, PostponeExtend
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace

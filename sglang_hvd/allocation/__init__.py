@@ -4,14 +4,12 @@ from sglang_hvd.allocation.allocator import OWN_PACE, Allocation, DraftOdds, Ste
 from sglang_hvd.allocation.cache_trees import CacheTrees, TakenDrafts, num_branch_tokens
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
 from sglang_hvd.allocation.cost_scale import CostScale
-from sglang_hvd.allocation.costs import StepCosts
 from sglang_hvd.allocation.draft_extend import MAX_POSTPONED_TOKENS, DraftExtend
 from sglang_hvd.allocation.model_drafts import (
     draft_step_choices,
     model_tree_sizes,
     most_tree_nodes,
 )
-from sglang_hvd.allocation.timed_costs import BatchTimes, costs_of_times, shortest_times
 from sglang_hvd.allocation.verify_widths import (
     MOST_WIDE_REQUESTS,
     VerifyWidths,
@@ -24,23 +22,19 @@ __all__ = [
     "MOST_WIDE_REQUESTS",
     "OWN_PACE",
     "Allocation",
-    "BatchTimes",
     "CacheTrees",
     "CostFit",
     "CostScale",
     "DraftExtend",
     "DraftOdds",
     "StepAllocator",
-    "StepCosts",
     "TakenDrafts",
     "VerifyWidths",
     "costs_of",
-    "costs_of_times",
     "draft_step_choices",
     "model_tree_sizes",
     "most_tree_nodes",
     "num_branch_tokens",
     "powers_of_two_below",
-    "shortest_times",
     "widths_that_save",
 ]

@@ -20,15 +20,8 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput
 from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
 
-from sglang_hvd.allocation import (
-    MOST_WIDE_REQUESTS,
-    BatchTimes,
-    DraftExtend,
-    StepCosts,
-    VerifyWidths,
-    costs_of_times,
-    shortest_times,
-)
+from sglang_hvd.allocation import MOST_WIDE_REQUESTS, DraftExtend, VerifyWidths
+from sglang_hvd.costs import BatchTimes, StepCosts, costs_of_times, shortest_times
 from sglang_hvd.plugin.draft_trees import DraftNodes
 from sglang_hvd.plugin.verify_input import build_verify_input
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglang_hvd.allocation import CostFit, CostScale, StepAllocator, StepCosts, costs_of
+from sglang_hvd.allocation import CostFit, CostScale, StepAllocator, costs_of
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.plugin.device_timer import DeviceTimer
 from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.step_clock import Phase, StepClock

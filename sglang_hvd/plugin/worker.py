@@ -24,11 +24,11 @@ from sglang.srt.speculative import eagle_worker_v2
 from sglang_hvd.allocation import (
     DraftExtend,
     StepAllocator,
-    StepCosts,
     draft_step_choices,
     model_tree_sizes,
     most_tree_nodes,
 )
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin import host_plans, kv_kernel
 from sglang_hvd.plugin.device_memory import DeviceMemory

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from sglang_hvd.allocation import DraftExtend, StepCosts
+from sglang_hvd.allocation import DraftExtend
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.types import DraftPlan
 
 

@@ -5,7 +5,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sglang_hvd.allocation import Allocation, DraftOdds, StepAllocator, StepCosts, allocator
+from sglang_hvd.allocation import Allocation, DraftOdds, StepAllocator, allocator
+from sglang_hvd.costs import StepCosts
 from tests.allocation import pace_oracle
 
 SIZES, STEPS, WIDTHS = (1, 3), (1, 2), (1, 2, 4, 7)

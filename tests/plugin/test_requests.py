@@ -16,8 +16,9 @@ from sglang.srt.managers.schedule_batch import (
 )
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_hvd.allocation import StepAllocator, StepCosts
+from sglang_hvd.allocation import StepAllocator
 from sglang_hvd.config import HvdConfig
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
 from sglang_hvd.plugin.metrics import ServerMetrics

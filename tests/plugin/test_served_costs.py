@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_hvd.allocation import DraftOdds, StepAllocator, StepCosts
+from sglang_hvd.allocation import DraftOdds, StepAllocator
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
 from sglang_hvd.step_clock import StepClock

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from sglang_hvd.allocation import StepCosts
 from sglang_hvd.cli import main
 from sglang_hvd.config import HvdConfig, Policy, PostponeExtend
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
 from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, Kind
