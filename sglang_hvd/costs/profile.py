@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_hvd.costs import StepCosts
+from sglang_hvd.costs.table import StepCosts
 
 
 @dataclass(frozen=True, slots=True)
