@@ -39,9 +39,23 @@ from typing import get_args
 from tqdm import tqdm
 
 from benchmarks.command import parser_of, run, write_rows
+from benchmarks.replay.disturbed import DISTURBANCES, LEARNERS
 from benchmarks.replay.jobs import Job, run_job, set_up_process
-from benchmarks.replay.rows import Row, beside_oracle, plain_table_of, summary_of, table_of
-from benchmarks.replay.settings import MODEL_TREES, WAITING, Setting, settings_of
+from benchmarks.replay.rows import (
+    Row,
+    beside_oracle,
+    disturbed_table_of,
+    plain_table_of,
+    summary_of,
+    table_of,
+)
+from benchmarks.replay.settings import (
+    MODEL_TREES,
+    WAITING,
+    Setting,
+    disturbed_settings,
+    settings_of,
+)
 from sglang_hvd.allocation import OWN_PACE
 from sglang_hvd.commands.arguments import add_cache_mode, add_json, add_texts, count, not_negative
 from sglang_hvd.config import PostponeExtend
@@ -82,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for batch_size in options.batch_sizes
         for drafter_name, drafter in drafters.items()
     ]
+    documents = next(r for r in recordings if "qmsum" in r.name) if options.disturbed else None
     rows: list[Row] = []
     with workers(options.processes, set_up_process, tokenizer) as pool:
         bar = tqdm(cells, unit="cell", disable=None)
@@ -99,9 +114,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     options.seeds,
                     options.postpone_extend,
                     options.own_pace,
+                    documents,
                 )
                 for recording in recordings
+                if not options.files or recording.name in options.files
             ]
+            if options.disturbed:
+                has_wait = costs.wait is not None
+                learning = disturbed_settings(
+                    options.disturbed, options.learners, has_wait=has_wait
+                )
+                of_cell = _rows(pool, jobs, learning)
+                rows += of_cell
+                print(f"\n{name}, batch size {batch_size}, model drafter {drafter_name}\n")
+                print(disturbed_table_of(of_cell), flush=True)
+                write_rows(options.json, map(asdict, rows))
+                continue
             trees = {"model": [Setting("model", tree) for tree in MODEL_TREES]}
             of_model = _best(pool, jobs, trees)
             has_wait = costs.wait is not None
@@ -116,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if "plain" in chosen:
                 print(f"\n{plain_table_of(of_cell)}", flush=True)
             write_rows(options.json, map(asdict, rows))  # what there is, so far
-    for name in tables:
+    for name in tables if not options.disturbed else ():
         print(f"\n{name}\n\n{summary_of([row for row in rows if row.costs == name])}")
     return 0
 
@@ -231,6 +259,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="how far `allocate` weighs tokens and time by the step itself, from 0, by the pace of "
         f"the latest steps, to 1 (default: {OWN_PACE})",
     )
+    parser.add_argument(
+        "--disturbed",
+        choices=DISTURBANCES,
+        nargs="+",
+        help="instead of the policies: `allocate` on servers that differ so from the table and "
+        "learn from their steps, over `allocate` with the right table",
+    )
+    parser.add_argument("--learners", choices=LEARNERS, nargs="+", default=list(LEARNERS))
+    parser.add_argument("--files", nargs="+", help="only these recordings, by name")
     known = settings_of(MODEL_TREES[-1], [], has_wait=True)
     policies = [name for name in known if name != "oracle"]
     parser.add_argument(

@@ -105,6 +105,17 @@ def plain_table_of(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def disturbed_table_of(rows: Sequence[Row]) -> str:
+    """Speeds of learners over that of the right table: mean over the families, and worst file."""
+    speeds = _Speeds.of(rows)
+    lines = ["| tokens/ms over the right table | mean | worst file |", "|---|---|---|"]
+    for policy in speeds.by_policy:
+        found = speeds.over(policy, "allocate")
+        worst = min(speed for _, speed in found)
+        lines.append(f"| {policy} | {mean_over_families(found):.3f} | {worst:.3f} |")
+    return "\n".join(lines)
+
+
 def summary_of(rows: Sequence[Row]) -> str:
     """Of one table of costs, cell by cell: speeds over that of policy `model`, mean of the
     families; what is missing of the speeds of those that know more; and `allocate` beside the best

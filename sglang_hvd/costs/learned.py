@@ -59,6 +59,7 @@ class LearnedCosts:
         # Milliseconds of a token of context, and the sums of its regression within shapes.
         self._token_ms = (base.context or 0.0) / 1000
         self._square = self._product = 0.0
+        self._speed = 1.0  # ratio of verifications with the fewest nodes, as last known
         # What the base says does not change, and every step asks.
         self._verify_ms = cache(lambda num, width: float(base.verify_ms(num, [width])[0]))
         self._extend_ms = cache(lambda num, width: float(base.draft_extend_ms(num, [width])[0]))
@@ -110,7 +111,7 @@ class LearnedCosts:
         if mean is not None:
             rest.add(step, mean, min(milliseconds, limit))
 
-    def coefficients(self) -> Float64:
+    def times(self) -> Float64:
         """The times of the corrected table, float64[num_times], for `table` in any process that has
         the same base."""
         base, step, overall = self._base, self.num_observed, self._verify.mean
@@ -119,12 +120,12 @@ class LearnedCosts:
             prior = _PRIOR * overall.factor**2 * (base.context or 0.0) / 1000
             self._token_ms = max((self._product + prior) / square, 0.0)
         knots, ratio = (base.batch_sizes, base.widths), self._ratio()
-        times = np.array(base.verify)
+        of_base = np.array(base.verify)
         ratios, weight = self._verify.at(
-            step, *knots, np.full(times.shape, ratio), self._token_ms, scale=times
+            step, *knots, self._unseen_ratios(ratio), self._token_ms, scale=of_base
         )
-        verify = _capped(np.maximum(ratios, _MIN_RATIO) * times, weight)
-        extend = self._with_overhead(self._extend, *knots, ratio * np.array(base.draft_extend))[0]
+        verify = _capped(np.maximum(ratios, _MIN_RATIO) * of_base, weight)
+        extend = self._with_overhead(self._extend, *knots, np.array(base.draft_extend))[0]
         rest, waited = (
             part.at(step, base.batch_sizes, (0,), np.full((len(knots[0]), 1), part.mean.residual))
             for part in (self._rest_before_ahead, self._rest)
@@ -143,17 +144,17 @@ class LearnedCosts:
                 [1000 * self._token_ms],
                 _rising(verify + rest[:, None]).ravel(),
                 _rising(extend).ravel(),
-                *self._draft_lines(ratio),
+                *self._draft_lines(),
                 wait,
             ]
         )
 
-    def table(self, coefficients: Float64) -> StepCosts:
+    def table(self, times: Float64) -> StepCosts:
         """The base with these times."""
         base, num = self._base, len(self._base.batch_sizes)
         size = num * len(base.widths)
         context, verify, extend, once, per_round, wait = np.split(
-            coefficients, np.cumsum([1, size, size, num, num])
+            times, np.cumsum([1, size, size, num, num])
         )
         return StepCosts(
             about=f"{base.about}, refined by its steps",
@@ -172,35 +173,64 @@ class LearnedCosts:
         ratio = self._verify.mean.shrunk(self.num_observed, 1.0, self._token_ms)
         return max(ratio, _MIN_RATIO)
 
+    def _unseen_ratios(self, ratio: float) -> Float64:
+        """Of verifications that never ran to the table: a line by nodes through those that did, so
+        that nodes that are cheaper than the table says are cheaper everywhere.
+
+        ratio: of all verifications.
+        """
+        base = self._base
+        per_ms = np.outer(base.batch_sizes, np.array(base.widths) - 1) / np.array(base.verify)
+        found, weights = self._verify.residuals(self.num_observed, self._token_ms)
+        if not weights.any():
+            return np.full(per_ms.shape, ratio)
+        nodes = np.array(
+            [n * (width - 1) / self._verify_ms(n, width) for n, width in self._verify.shapes]
+        )
+        mean_nodes, mean_ratio = (np.average(x, weights=weights) for x in (nodes, found))
+        centred = nodes - mean_nodes
+        square = weights @ centred**2 + _PRIOR * nodes.max() ** 2
+        slope = weights @ (centred * (found - mean_ratio)) / max(square, 1e-9)
+        # Beyond the shapes that ran, the line would say anything.
+        line = mean_ratio + slope * (np.clip(per_ms, nodes.min(), nodes.max()) - mean_nodes)
+        line = ratio * np.maximum(line / max(mean_ratio, _MIN_RATIO), _MIN_RATIO)
+        self._speed = float(line[0, 0])
+        times = np.array(base.verify)
+        return _rising(line * times) / times
+
     def _observe_overhead(
         self, part: "_Part", shape: _Shape, expected: float, milliseconds: float
     ) -> None:
-        step, scaled = self.num_observed, expected * self._ratio()
-        mean, overall = part.shapes.get(shape), float(part.overhead(step, np.array(scaled)))
-        overhead = overall if mean is None else mean.shrunk(step, overall)
-        limit = _CLIP * max(scaled + overhead, expected, _MIN_MS)
+        step, speed = self.num_observed, self._speed
+        mean, overall = (
+            part.shapes.get(shape),
+            float(part.overhead(step, np.array(expected), speed)),
+        )
+        overhead = overall if mean is None else mean.shrunk(step, overall, speed)
+        limit = _CLIP * max(speed * expected + overhead, expected, _MIN_MS)
         mean = part.mean_of(step, shape, is_outlier=milliseconds > limit)
         if mean is not None:
-            part.add(step, mean, min(milliseconds, limit) - scaled, scaled)
+            part.add(step, mean, min(milliseconds, limit), expected)
 
     def _with_overhead(
-        self, part: "_Part", batch_sizes: Sequence[int], columns: Sequence[int], scaled: Float64
+        self, part: "_Part", batch_sizes: Sequence[int], columns: Sequence[int], of_base: Float64
     ) -> tuple[Float64, Float64]:
         """Times and weights of a part: float64[num_batch_sizes, num_columns] each.
 
-        scaled: the base times the ratio of all verifications, same shape.
+        of_base: its times by the base, same shape.
         """
-        overall = part.overhead(self.num_observed, scaled)
-        overhead, weight = part.at(self.num_observed, batch_sizes, columns, overall)
-        return _capped(np.maximum(scaled + overhead, 0.0), weight), weight
+        step, speed = self.num_observed, self._speed
+        overall = part.overhead(step, of_base, speed)
+        overhead, weight = part.at(step, batch_sizes, columns, overall, speed)
+        return _capped(np.maximum(speed * of_base + overhead, 0.0), weight), weight
 
-    def _draft_lines(self, ratio: float) -> tuple[Float64, Float64]:
+    def _draft_lines(self) -> tuple[Float64, Float64]:
         """What a draft takes once and in each round, float64[num_batch_sizes] each: the line
         through what drafts in several numbers of steps take."""
         sizes = self._base.batch_sizes
         steps = sorted({1, 2, *(steps for _, steps in self._draft.shapes)})
-        scaled = ratio * np.array([self._base.draft_ms(sizes, num) for num in steps]).T
-        times, weight = self._with_overhead(self._draft, sizes, steps, scaled)
+        of_base = np.array([self._base.draft_ms(sizes, num) for num in steps]).T
+        times, weight = self._with_overhead(self._draft, sizes, steps, of_base)
         weight, rounds = weight + 1.0, np.array(steps) - 1.0
         total = weight.sum(axis=1)
         mean_time, mean_rounds = ((weight * x).sum(axis=1) / total for x in (times, rounds))
@@ -267,12 +297,18 @@ class _Part:
         self.mean.add(step, residual, factor)
         mean.add(step, residual, factor)
 
-    def overhead(self, step: int, scaled: Float64) -> Float64:
-        """What shapes that never ran are expected to take beyond `scaled` milliseconds: as much as
+    def residuals(self, step: int, of_factor: float = 0.0) -> tuple[Float64, Float64]:
+        """Of each shape, and the weight of what they are learned from: float64[num_shapes] each."""
+        means = self.shapes.values()
+        found = np.array([mean.residual - of_factor * mean.factor for mean in means])
+        return found, np.array([mean.weight(step) for mean in means])
+
+    def overhead(self, step: int, of_base: Float64, speed: float) -> Float64:
+        """What shapes that never ran are expected to take beyond the base at that speed: as much as
         those that did, or in proportion, whichever is less, since what seems expensive is never
         tried."""
-        share = np.minimum((scaled + 1e-9) / (self.mean.factor + 1e-9), 1.0)
-        return self.mean.shrunk(step, 0.0) * share
+        share = np.minimum((of_base + 1e-9) / (self.mean.factor + 1e-9), 1.0)
+        return self.mean.shrunk(step, 0.0, speed) * share
 
     def at(
         self,
@@ -300,9 +336,7 @@ class _Part:
         if scale is not None:
             shares = shares * scale.ravel()
             shares /= shares.sum(axis=1, keepdims=True)
-        means = self.shapes.values()
-        weights = np.array([mean.weight(step) for mean in means])
-        found = np.array([mean.residual - of_factor * mean.factor for mean in means])
+        found, weights = self.residuals(step, of_factor)
         beyond = found - shares @ prior.ravel()
         gram = (shares.T * weights) @ shares + _PRIOR * np.eye(prior.size)
         fitted = np.linalg.solve(gram, shares.T @ (weights * beyond)).reshape(prior.shape)
@@ -320,7 +354,7 @@ def _capped(times: Float64, weights: Float64) -> Float64:
     entry that was timed on a disturbed machine must not make all larger ones as expensive."""
     rows, columns = (place.ravel() for place in np.indices(times.shape))
     is_larger = (rows >= rows[:, None]) & (columns >= columns[:, None])
-    has_more = weights.ravel() > weights.ravel()[:, None]
+    has_more = weights.ravel() >= weights.ravel()[:, None]
     caps = np.where(is_larger & has_more, times.ravel(), np.inf).min(axis=1)
     return np.minimum(times, caps.reshape(times.shape))
 

@@ -109,3 +109,20 @@ def rising_table(
         filled.append([of_row[0]] * first + of_row)
     table = np.maximum.accumulate(np.maximum.accumulate(np.array(filled), axis=0), axis=1)
     return tuple(tuple(row) for row in table.round(4).tolist())
+
+
+def assumed_costs(widths: Sequence[int]) -> StepCosts:
+    """A made-up table for a server that is not timed before it serves.
+
+    widths: nodes per request that its steps can verify, root included.
+    """
+    batch_sizes, columns = tuple(2**k for k in range(9)), sorted({1, 2, *widths})
+    nodes = np.outer(batch_sizes, columns)
+    return StepCosts(
+        about="assumed",
+        batch_sizes=batch_sizes,
+        widths=tuple(columns),
+        verify=(5.0 + 0.1 * nodes).tolist(),
+        draft_round=tuple(0.5 + 0.02 * n for n in batch_sizes),
+        draft_extend=(0.5 + 0.01 * nodes).tolist(),
+    )

@@ -28,7 +28,7 @@ from sglang_hvd.allocation import (
     model_tree_sizes,
     most_tree_nodes,
 )
-from sglang_hvd.costs import StepCosts
+from sglang_hvd.costs import StepCosts, assumed_costs
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin import host_plans, kv_kernel
 from sglang_hvd.plugin.device_memory import DeviceMemory
@@ -50,7 +50,7 @@ from sglang_hvd.plugin.rank_group import RankGroup
 from sglang_hvd.plugin.recording import RequestRecorder
 from sglang_hvd.plugin.requests import HeldRequests
 from sglang_hvd.plugin.run_ahead import may_run_ahead
-from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
+from sglang_hvd.plugin.served_costs import ServedCosts
 from sglang_hvd.plugin.served_predictor import ServedPredictor
 from sglang_hvd.plugin.tree_layout import warm_up
 from sglang_hvd.plugin.verify_input import num_accepted_of_model
@@ -132,7 +132,6 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._costs = ServedCosts(
             allocator,
             is_fixed=launch.config.costs is not None,
-            widths=launch.widths.values,
             device=self.device,
             ranks=ranks,
             clock=self._clock,
@@ -441,7 +440,7 @@ def _allocator(
         sizes = sizes[-1:]
     steps = draft_step_choices(num_steps)
     return StepAllocator(
-        before_any_step(launch.widths.values) if costs is None else StepCosts.load(costs),
+        assumed_costs(launch.widths.values) if costs is None else StepCosts.load(costs),
         widths=launch.widths.values,
         base_width=launch.widths.base,
         model_sizes=sizes,

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from sglang_hvd.allocation import DraftOdds, StepAllocator
-from sglang_hvd.costs import StepCosts
+from sglang_hvd.costs import StepCosts, assumed_costs
 from sglang_hvd.plugin.rank_group import RankGroup
-from sglang_hvd.plugin.served_costs import ServedCosts, before_any_step
+from sglang_hvd.plugin.served_costs import ServedCosts
 from sglang_hvd.step_clock import StepClock
 
 WIDTHS, SIZES, NUM_STEPS = (1, 4, 8, 16), (3, 7), 3
@@ -23,7 +23,7 @@ NUM_RANK_STEPS = 100_000
 
 def allocator() -> StepAllocator:
     made = StepAllocator(
-        before_any_step(WIDTHS), widths=WIDTHS, model_sizes=SIZES, num_steps=[NUM_STEPS]
+        assumed_costs(WIDTHS), widths=WIDTHS, model_sizes=SIZES, num_steps=[NUM_STEPS]
     )
     for slot in range(8):
         made.start(slot)
@@ -104,7 +104,6 @@ def served(
     return ServedCosts(
         made,
         is_fixed=is_fixed,
-        widths=WIDTHS,
         device="cpu",
         ranks=ranks or RankGroup(),
         clock=StepClock(),
@@ -183,7 +182,6 @@ def test_a_gpu_that_waits_for_the_host_takes_that_long_beside_its_parts(
     costs = ServedCosts(
         made,
         is_fixed=False,
-        widths=WIDTHS,
         device="cuda",
         ranks=RankGroup(),
         clock=StepClock(),
@@ -265,7 +263,6 @@ def test_without_an_allocator_nothing_is_timed() -> None:
     costs = ServedCosts(
         None,
         is_fixed=False,
-        widths=WIDTHS,
         device="cpu",
         ranks=RankGroup(),
         clock=StepClock(),
@@ -327,7 +324,7 @@ def _serve_as_rank(rank: int, folder: str, has_profile: bool) -> None:
 def test_what_contexts_take_is_a_part_of_the_table() -> None:
     made, watch = allocator(), Stopwatch()
     costs = served(made, watch)
-    costs.begin_with(before_any_step(WIDTHS))
+    costs.begin_with(assumed_costs(WIDTHS))
     for step in range(256):
         costs.begin_step(2)
         num_context = 1000 if step % 20 < 10 else 8000
