@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_hvd.allocation import CostFit, CostScale, DraftExtend, StepAllocator
-from sglang_hvd.costs import StepCosts, assumed_costs
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.costs.learned import LearnedCosts
 from sglang_hvd.replay.plan_costs import PlanCosts
 from sglang_hvd.types import DraftPlan
@@ -80,7 +80,7 @@ def _with_contexts(costs: StepCosts) -> StepCosts:
 
 def _assumed(costs: StepCosts) -> StepCosts:
     """A server that is not timed before it serves."""
-    return assumed_costs(costs.widths)
+    return StepCosts.assumed(costs.widths)
 
 
 DISTURBANCES = {
@@ -183,7 +183,8 @@ class LearnedPlanCosts(PlanCosts):
 
 
 def _dbg(self, plans):  # DBG
-    import os, sys
+    import os
+    import sys
     from collections import Counter
 
     N = int(os.environ.get("HVD_DBG", "0"))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_hvd.costs.table import StepCosts
+from sglang_hvd.costs.table import StepCosts, rising
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,22 +107,4 @@ def rising_table(
             else:
                 of_row.append(of_row[-1] * filled[-1][at] / filled[-1][at - 1])
         filled.append([of_row[0]] * first + of_row)
-    table = np.maximum.accumulate(np.maximum.accumulate(np.array(filled), axis=0), axis=1)
-    return tuple(tuple(row) for row in table.round(4).tolist())
-
-
-def assumed_costs(widths: Sequence[int]) -> StepCosts:
-    """A made-up table for a server that is not timed before it serves.
-
-    widths: nodes per request that its steps can verify, root included.
-    """
-    batch_sizes, columns = tuple(2**k for k in range(9)), sorted({1, 2, *widths})
-    nodes = np.outer(batch_sizes, columns)
-    return StepCosts(
-        about="assumed",
-        batch_sizes=batch_sizes,
-        widths=tuple(columns),
-        verify=(5.0 + 0.1 * nodes).tolist(),
-        draft_round=tuple(0.5 + 0.02 * n for n in batch_sizes),
-        draft_extend=(0.5 + 0.01 * nodes).tolist(),
-    )
+    return tuple(tuple(row) for row in rising(np.array(filled)).round(4).tolist())

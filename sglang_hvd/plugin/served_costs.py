@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from sglang_hvd.allocation import StepAllocator
 from sglang_hvd.costs import LearnedCosts, StepCosts
 from sglang_hvd.plugin.device_timer import DeviceTimer
@@ -126,8 +124,7 @@ class ServedCosts:
             return
         with self._clock.measure(Phase.COSTS):
             self._timer.collect()
-            times = self._ranks.of_first(torch.from_numpy(self._learned.times()))
-            self._allocator.use_costs(self._learned.table(times.numpy()))
+            self._allocator.use_costs(self._ranks.of_first(self._learned.table()))
 
     def describe(self) -> dict[str, Any] | None:
         """For /server_info; plain values. None without an allocator."""

@@ -28,7 +28,7 @@ from sglang_hvd.allocation import (
     model_tree_sizes,
     most_tree_nodes,
 )
-from sglang_hvd.costs import StepCosts, assumed_costs
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin import host_plans, kv_kernel
 from sglang_hvd.plugin.device_memory import DeviceMemory
@@ -440,7 +440,7 @@ def _allocator(
         sizes = sizes[-1:]
     steps = draft_step_choices(num_steps)
     return StepAllocator(
-        assumed_costs(launch.widths.values) if costs is None else StepCosts.load(costs),
+        StepCosts.assumed(launch.widths.values) if costs is None else StepCosts.load(costs),
         widths=launch.widths.values,
         base_width=launch.widths.base,
         model_sizes=sizes,

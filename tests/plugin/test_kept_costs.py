@@ -12,7 +12,7 @@ import pytest
 from sglang.srt.arg_groups.fields.exec_ import ExecComm, ExecDeterministic, ExecKernel, ExecMoe
 
 from sglang_hvd.allocation import DraftExtend, VerifyWidths
-from sglang_hvd.costs import assumed_costs
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.plugin import kept_costs
 from sglang_hvd.plugin.rank_group import RankGroup
 
@@ -146,7 +146,7 @@ def test_a_table_is_of_who_plans_verifications(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # FlashInfer's own plans wait for the device, within what is timed.
-    costs = assumed_costs((1, 2))
+    costs = StepCosts.assumed((1, 2))
     profile = SimpleNamespace(table=lambda most_requests: costs)
     monkeypatch.setattr(kept_costs, "CostProfile", lambda *args, **kwargs: profile)
     draft_worker.draft_states, draft_worker.topk = SimpleNamespace(num_steps=(1,)), 1
