@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sglang_hvd.allocation import StepCosts
+from sglang_hvd.costs import StepCosts
 
 TIMED = "timed on this server before it served"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hvd.allocation import StepCosts
+from sglang_hvd.costs import StepCosts
 from tests.e2e.conftest import CHAIN, SMALL_TREE, assert_same_alone_and_together, mixing
 
 pytestmark = pytest.mark.xdist_group("interpreted servers")
