@@ -15,7 +15,7 @@ from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer
 from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.recording_folder import recordings, salvage
-from sglang_hvd.traces.tokenizer import load_tokenizer
+from sglang_hvd.traces.tokenizer_json import load_tokenizer
 
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 0.8, "top_p": 0.9}

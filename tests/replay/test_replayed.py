@@ -15,7 +15,7 @@ from sglang_hvd.replay.replayed import ReplayedCycle, replay, training_rows
 from sglang_hvd.replay.totals import CycleTotals, count_cycles
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.text_traces import read_text_traces, tokenize
-from sglang_hvd.traces.tokenizer import load_tokenizer
+from sglang_hvd.traces.tokenizer_json import load_tokenizer
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftSource, VerifyOutcome
 from tests.payoff.made_up import linear
