@@ -25,7 +25,7 @@ _SOURCES = (
     "types.py", "config.py", "native/*", "drafter/*.py", "payoff/*.py", "payoff/native/*",
     "suffix_cache/*.py", "suffix_cache/native/*",
     "replay/core/replayed.py",
-    "traces/trace.py", "traces/tokenizer.py", "traces/vocabulary.py",
+    "traces/trace.py", "traces/tokenizer_json.py",
     "demo/corpus/*.py", "demo/build.py", "demo/checkpoint.py", "demo/dataset.py",
     "demo/distillation.py", "demo/eagle3.py", "demo/gradients.py", "demo/induction.py",
     "demo/predictor.py", "demo/rollout.py", "demo/target.py", "demo/tokenizer.py",

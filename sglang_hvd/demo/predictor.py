@@ -13,7 +13,7 @@ from sglang_hvd.payoff.predictor import feature_settings
 from sglang_hvd.payoff.training import TrainingSettings, train
 from sglang_hvd.replay.core.replayed import replay, training_rows
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.traces.tokenizer import token_strings
+from sglang_hvd.traces.tokenizer_json import token_strings
 from sglang_hvd.traces.trace import Trace
 
 # Steps of the model drafter in the demo, and accepted tokens in each of its cycles.

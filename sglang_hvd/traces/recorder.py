@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from sglang_hvd.traces.recording_folder import RecordingFolder, salvage
-from sglang_hvd.traces.sessions import SessionFinder
+from sglang_hvd.traces.session_finder import SessionFinder
 from sglang_hvd.traces.trace import Trace
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from sglang_hvd.traces.tokenizer import load_tokenizer, token_strings, tokenizer_fingerprint
-from sglang_hvd.traces.vocabulary import vocabulary_fingerprint
+from sglang_hvd.traces.tokenizer_json import (
+    load_tokenizer,
+    token_strings,
+    tokenizer_fingerprint,
+    vocabulary_fingerprint,
+)
 
 
 def test_every_token_id_has_its_text(tokenizer: Tokenizer, words: list[str]) -> None:

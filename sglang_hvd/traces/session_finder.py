@@ -1,4 +1,4 @@
-"""Which session a request continues, told by its tokens."""
+"""Finds the session that a request continues, by its tokens."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -23,14 +23,14 @@ class Session:
     num_turns: int = 0
 
     def next_turn(self) -> int:
-        """Begins one; its number, from 0."""
+        """Begins the next turn and returns its number, from 0."""
         self.num_turns += 1
         return self.num_turns - 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A text that later prompts may begin with, by its length and digest."""
+    """A text that later prompts may begin with, known by its length and digest."""
 
     namespace: str
     num_tokens: int
@@ -40,25 +40,26 @@ class _Mark:
 class SessionFinder:
     """Finds the session of each request among the latest ones of its namespace.
 
-    A prompt continues the session of the longest earlier text that it begins with: the prompt and
-    output of an earlier request, the same without the output's last token (a template writes the
-    end of a turn itself), or its prompt alone (an output may come back changed: thinking taken
-    out, or tokenized in other words). Equal prompts are no sessions: they are samples of one.
+    A prompt continues the session of the longest earlier text that it begins with. Three texts of
+    an earlier request count: its prompt and output; the same without the output's last token,
+    since a template writes the end of a turn itself; its prompt alone, since an output may come
+    back without its thinking or tokenized differently. Equal prompts do not continue each other:
+    they are samples of one prompt.
 
-    All marks are compared with a prompt at once, by sums over its beginnings; only those that agree
+    All marks are compared with a prompt at once, by sums over its beginnings. Only marks that agree
     are compared by their digests. Python code for each mark would hold the interpreter for
     milliseconds, and a server's scheduler needs it.
 
     prefix: what the names of its sessions begin with.
-    max_marks: texts that are remembered, three per request; the oldest are forgotten. About 300
-        bytes each.
+    max_marks: how many texts are remembered, three per request and about 300 bytes each. The oldest
+        are forgotten.
     """
 
     def __init__(self, prefix: str, *, max_marks: int = 3_072) -> None:
         self._prefix = prefix
         self._num_sessions = 0
         self._sessions: dict[_Mark, Session] = {}  # oldest first
-        # Each mark has a place in arrays of lengths, 0 where there is none, and of sums.
+        # Each mark has a place in an array of lengths (0 where there is no mark) and one of sums.
         self._places: dict[_Mark, int] = {}
         self._free = list(range(max_marks))
         self._lengths = np.zeros(max_marks, np.int64)
@@ -93,7 +94,7 @@ class SessionFinder:
         return found
 
     def _remember(self, mark: _Mark, of_sum: np.uint64, session: Session) -> None:
-        """Makes a mark the latest; where there are too many the oldest is forgotten."""
+        """Makes a mark the latest, and forgets the oldest if there are too many."""
         if self._sessions.pop(mark, None) is None:
             if not self._free:
                 self._forget(next(iter(self._sessions)))
@@ -108,19 +109,21 @@ class SessionFinder:
         self._free.append(place)
 
     def _sums_of(self, token_ids: TokenIds) -> _Uint64:
-        """A hash of each beginning of a text, uint64[num_tokens + 1]: token ids times powers of a
-        base, modulo 2^64."""
+        """A hash of each beginning of a text, uint64[num_tokens + 1].
+
+        It is the sum of the token ids times powers of a base, modulo 2^64.
+        """
         if len(self._factors) < len(token_ids):
             self._factors = np.cumprod(np.full(2 * len(token_ids), _BASE), dtype=np.uint64)
-        # Ids begin at 1: a beginning with zeros behind it is another.
+        # Ids count from 1, so that appending a zero changes the hash.
         terms = (token_ids.astype(np.uint64) + np.uint64(1)) * self._factors[: len(token_ids)]
         return np.concatenate((np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)))
 
 
 def _marks(parts: Sequence[TokenIds], lengths: Sequence[int], namespace: str) -> Iterator[_Mark]:
-    """The beginnings of these lengths (ascending) of the parts put together."""
+    """The beginnings of these lengths (ascending) of the concatenated parts."""
     hasher = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    part, begin = 0, 0  # of what is not hashed yet
+    part, begin = 0, 0  # where the text that is not hashed yet starts
     position = 0
     for length in lengths:
         while position < length:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sglang_hvd.traces.sessions import SessionFinder
+from sglang_hvd.traces.session_finder import SessionFinder
 
 
 def place(
