@@ -126,7 +126,7 @@ class ServedCosts:
         def observe_rest(milliseconds: float, is_before_ahead: bool) -> None:
             self._fit.observe_rest(num_requests, milliseconds, is_before_ahead=is_before_ahead)
 
-        self._timer.begin_step(observe_rest, is_ahead=is_ahead)
+        self._timer.mark_step(observe_rest, is_ahead=is_ahead)
 
     def interrupt(self) -> None:
         """A prefill, or nothing to do: the next decode step does not follow on the last."""

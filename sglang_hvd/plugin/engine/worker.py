@@ -216,7 +216,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             # Propose cache drafts, predict what is accepted of both drafts, and allocate.
             keys = [request.key for request in held]
             drafts = self._drafter.plan(keys, next_waits=batch.has_grammar)
-            plan = self._plan_of(held, drafts)
+            plan = self._step_plan(held, drafts)
         elif plan.gives_lengths:
             # For this step alone: SGLang restores what the batch had.
             batch.seq_lens_cpu = torch.tensor(plan.cached_lens)
@@ -247,7 +247,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._extend(batch, plan, result, verify_input)
         return result
 
-    def _plan_of(self, held: list[HeldRequest], drafts: DraftPlans) -> StepPlan:
+    def _step_plan(self, held: list[HeldRequest], drafts: DraftPlans) -> StepPlan:
         width = self._launch.widths.narrowest(1 + int(drafts.num_nodes.max()))
         return StepPlan(
             held,
@@ -318,7 +318,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         gives_lengths: see StepPlan.
         """
         if self._run_ahead is not None:
-            self._ahead = self._run_ahead.plan(batch, gives_lengths=gives_lengths)
+            self._ahead = self._run_ahead.step_plan(batch, gives_lengths=gives_lengths)
         return self._ahead is not None
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:

@@ -45,7 +45,7 @@ class _Rule:
         self.runs_ahead = runs_ahead
         self.gave_lengths: list[bool] = []
 
-    def plan(self, batch: Any, *, gives_lengths: bool) -> Any:
+    def step_plan(self, batch: Any, *, gives_lengths: bool) -> Any:
         self.gave_lengths.append(gives_lengths)
         return "a plan" if self.runs_ahead else None
 
