@@ -20,14 +20,8 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput
 from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
 
-from sglang_hvd.allocation import (
-    MAX_WIDE_REQUESTS,
-    BatchTimes,
-    DraftExtend,
-    StepCosts,
-    costs_of_times,
-    shortest_times,
-)
+from sglang_hvd.allocation import MAX_WIDE_REQUESTS, DraftExtend
+from sglang_hvd.costs import BatchTimes, StepCosts, costs_of_times, shortest_times
 from sglang_hvd.plugin.engine.drafting import drafting
 from sglang_hvd.plugin.trees.draft_trees import DraftNodes
 from sglang_hvd.plugin.trees.verify_input import build_verify_input

@@ -16,7 +16,8 @@ from sglang.srt.arg_groups.fields.exec_ import ExecComm, ExecDeterministic, Exec
 from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_exec, get_parallel, get_spec
 
-from sglang_hvd.allocation import DraftExtend, StepCosts
+from sglang_hvd.allocation import DraftExtend
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.plugin.device.rank_group import RankGroup
 from sglang_hvd.plugin.engine.cost_profile import CostProfile
 from sglang_hvd.plugin.startup.supported import SUPPORTED_SGLANG

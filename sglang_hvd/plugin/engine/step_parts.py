@@ -10,14 +10,14 @@ from sglang_hvd.allocation import (
     DrafterChoices,
     DraftExtend,
     StepAllocator,
-    StepCosts,
     max_tree_nodes,
     model_tree_sizes,
 )
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.plugin.device.rank_group import RankGroup
 from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.engine.kept_costs import costs_folder, profiled_costs
-from sglang_hvd.plugin.engine.served_costs import ServedCosts, before_any_step
+from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.engine.states.step_states import StepStates
 from sglang_hvd.plugin.requests.recording import RequestRecorder
 from sglang_hvd.plugin.startup.launch import HvdLaunch
@@ -50,7 +50,7 @@ def build_allocator(
     steps = states.of_draft_steps.num_steps
     nodes = tuple(max_tree_nodes(topk, num) for num in steps)
     return StepAllocator(
-        before_any_step(widths.values) if costs is None else StepCosts.load(costs),
+        StepCosts.assumed(widths.values) if costs is None else StepCosts.load(costs),
         widths=widths.values,
         base_width=widths.base,
         drafters=[DrafterChoices(sizes, steps, nodes)],
@@ -80,7 +80,6 @@ def build_costs(
     costs = ServedCosts(
         allocator,
         is_fixed=config.costs is not None,
-        widths=launch.widths.values,
         device=draft_worker.device,
         ranks=ranks,
         clock=clock,

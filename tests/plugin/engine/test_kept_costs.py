@@ -12,9 +12,9 @@ import pytest
 from sglang.srt.arg_groups.fields.exec_ import ExecComm, ExecDeterministic, ExecKernel, ExecMoe
 
 from sglang_hvd.allocation import DraftExtend, VerifyWidths
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.plugin.device.rank_group import RankGroup
 from sglang_hvd.plugin.engine import kept_costs
-from sglang_hvd.plugin.engine.served_costs import before_any_step
 from sglang_hvd.plugin.engine.states.step_states import StepStates
 
 
@@ -147,7 +147,7 @@ def test_a_table_is_of_who_plans_verifications(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # FlashInfer's own plans wait for the device, within what is timed.
-    costs = before_any_step((1, 2))
+    costs = StepCosts.assumed((1, 2))
     profile = SimpleNamespace(table=lambda most_requests: costs)
     monkeypatch.setattr(kept_costs, "CostProfile", lambda *args, **kwargs: profile)
     draft_worker.topk = 1

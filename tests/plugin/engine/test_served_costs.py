@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_hvd.allocation import DrafterChoices, PredictedDrafts, StepAllocator, StepCosts
+from sglang_hvd.allocation import DrafterChoices, PredictedDrafts, StepAllocator
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.plugin.device.rank_group import RankGroup
-from sglang_hvd.plugin.engine.served_costs import ServedCosts, before_any_step
+from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.step_clock import StepClock
 
 WIDTHS, SIZES, NUM_STEPS = (1, 4, 8, 16), (3, 7), 3
@@ -22,7 +23,7 @@ NUM_RANK_STEPS = 100_000
 
 def allocator() -> StepAllocator:
     made = StepAllocator(
-        before_any_step(WIDTHS), widths=WIDTHS, drafters=[DrafterChoices(SIZES, (NUM_STEPS,))]
+        StepCosts.assumed(WIDTHS), widths=WIDTHS, drafters=[DrafterChoices(SIZES, (NUM_STEPS,))]
     )
     for slot in range(8):
         made.start(slot)
@@ -103,7 +104,6 @@ def served(
     return ServedCosts(
         made,
         is_fixed=is_fixed,
-        widths=WIDTHS,
         device="cpu",
         ranks=ranks or RankGroup(),
         clock=StepClock(),
@@ -124,8 +124,12 @@ def test_the_table_becomes_that_of_the_machine() -> None:
     made, watch = allocator(), Stopwatch()
     costs = served(made, watch)
     serve(made, costs, watch, clock(fixed=7, per_node=0.25, noise=0, seed=1), 600)
-    for n, w in ((1, 1), (4, 8), (8, 16)):
-        assert made.costs.verify_ms(n, [w])[0] == pytest.approx(7 + 0.25 * n * w, rel=0.02)
+    for n in (1, 2, 4, 8):
+        for width in WIDTHS:
+            # Steps of four and eight nodes are the usual ones.
+            is_usual = width == (8 if n == 1 else 4)
+            wanted = pytest.approx(7 + 0.25 * n * width, rel=0.01 if is_usual else 0.1)
+            assert made.costs.verify_ms(n, [width])[0] == wanted
     described = costs.describe()
     assert described is not None
     assert described["num_timed_steps"] == 600
@@ -182,7 +186,6 @@ def test_a_gpu_that_waits_for_the_host_takes_that_long_beside_its_parts(
     costs = ServedCosts(
         made,
         is_fixed=False,
-        widths=WIDTHS,
         device="cuda",
         ranks=RankGroup(),
         clock=StepClock(),
@@ -264,7 +267,6 @@ def test_without_an_allocator_nothing_is_timed() -> None:
     costs = ServedCosts(
         None,
         is_fixed=False,
-        widths=WIDTHS,
         device="cpu",
         ranks=RankGroup(),
         clock=StepClock(),
@@ -326,7 +328,7 @@ def _serve_as_rank(rank: int, folder: str, has_profile: bool) -> None:
 def test_what_contexts_take_is_a_part_of_the_table() -> None:
     made, watch = allocator(), Stopwatch()
     costs = served(made, watch)
-    costs.begin_with(before_any_step(WIDTHS))
+    costs.begin_with(StepCosts.assumed(WIDTHS))
     for step in range(256):
         costs.begin_step(2)
         num_context = 1000 if step % 20 < 10 else 8000

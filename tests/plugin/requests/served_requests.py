@@ -11,14 +11,9 @@ import torch
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_hvd.allocation import (
-    DrafterChoices,
-    DraftExtend,
-    StepAllocator,
-    StepCosts,
-    VerifyWidths,
-)
+from sglang_hvd.allocation import DrafterChoices, DraftExtend, StepAllocator, VerifyWidths
 from sglang_hvd.config import HvdConfig
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
 from sglang_hvd.plugin.engine.catch_up import CatchUp
