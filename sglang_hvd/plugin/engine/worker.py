@@ -31,12 +31,12 @@ from sglang_hvd.plugin.engine.catch_up import CatchUp, draft_extend_of
 from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.engine.drafting import drafting
 from sglang_hvd.plugin.engine.run_ahead import RunAhead, check_run_ahead
+from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.engine.served_predictor import ServedPredictor
 from sglang_hvd.plugin.engine.states.step_states import StepStates
 from sglang_hvd.plugin.engine.step_drafts import StepDrafts
 from sglang_hvd.plugin.engine.step_parts import (
     build_allocator,
-    build_costs,
     build_ranks,
     build_recorder,
     check_sampling,
@@ -115,20 +115,19 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         verifies_trees = launch.may_branch(self.topk, has_window=self._has_window)
         allocator = build_allocator(
             launch,
+            draft_worker,
             states,
-            topk=self.topk,
             verifies_trees=verifies_trees,
             draft_extend=draft_extend,
             runs_ahead=runs_ahead,
-        )
-        costs = build_costs(
-            launch,
-            draft_worker,
-            states,
-            allocator,
-            draft_extend=draft_extend,
-            runs_ahead=runs_ahead,
             has_mrope=has_mrope,
+            ranks=ranks,
+        )
+        costs = ServedCosts(
+            allocator,
+            is_fixed=config.costs is not None,
+            runs_ahead=runs_ahead,
+            device=self.device,
             ranks=ranks,
             clock=clock,
         )

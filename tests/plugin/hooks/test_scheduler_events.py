@@ -121,7 +121,7 @@ def test_a_pause_is_no_step() -> None:
     now = [0.0]
     clock = StepClock(lambda: now[0])
     costs = ServedCosts(
-        None, is_fixed=False, widths=[1], device="cpu", ranks=RankGroup(), clock=clock
+        None, is_fixed=False, runs_ahead=False, device="cpu", ranks=RankGroup(), clock=clock
     )
     of_worker = {"_clock": clock, "_costs": costs, "_publish": lambda *, at_once: None}
     clock.begin_step()
