@@ -58,7 +58,7 @@ class RunAhead:
         self._held, self._launched, self._figures = held, launched, figures
         self._catch_up = catch_up
 
-    def plan(self, batch: ScheduleBatch, *, gives_lengths: bool) -> StepPlan | None:
+    def step_plan(self, batch: ScheduleBatch, *, gives_lengths: bool) -> StepPlan | None:
         """The plan of the step that SGLang is about to launch; None if that step has to be planned
         from the tokens of the last one.
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sglang_hvd.allocation import StepAllocator
-from sglang_hvd.costs import LearnedCosts, StepCosts
+from sglang_hvd.costs import LearnedCosts
 from sglang_hvd.plugin.device.rank_group import RankGroup
 from sglang_hvd.plugin.device.timer import DeviceTimer
 from sglang_hvd.step_clock import Phase, StepClock
@@ -26,7 +26,9 @@ class ServedCosts:
     """Times the parts of each step and corrects an allocator's table of costs by them.
 
     allocator: None under policies that weigh no costs: then nothing is timed.
+        Otherwise it begins with a table that is the same on every rank.
     is_fixed: the user gave the allocator's table, and it stays.
+    runs_ahead: steps without drafts may be launched before the tokens of the last step are known.
     clock: measures what this class itself takes.
     now: the time of the host in seconds, to be replaced in tests.
     """
@@ -36,6 +38,7 @@ class ServedCosts:
         allocator: StepAllocator | None,
         *,
         is_fixed: bool,
+        runs_ahead: bool,
         device: str,
         ranks: RankGroup,
         clock: StepClock,
@@ -45,25 +48,10 @@ class ServedCosts:
         self._allocator = allocator
         self._timer = DeviceTimer(device, now) if allocator is not None and not is_fixed else None
         self._ranks = ranks
-        self._learned = None if allocator is None else LearnedCosts(allocator.costs)
-        self._has_profile = self._runs_ahead = False
+        self._learned = (
+            None if allocator is None else LearnedCosts(allocator.costs, runs_ahead=runs_ahead)
+        )
         self._num_steps = 0
-
-    def run_ahead(self) -> None:
-        """Steps without drafts may be launched before the tokens of the last step are known.
-        Called before begin_with and before any step."""
-        assert self._allocator is not None, "a policy that weighs no costs"
-        assert not self._has_profile, "the table of begin_with would be lost"
-        self._runs_ahead = True
-        self._learned = LearnedCosts(self._allocator.costs, runs_ahead=True)
-
-    def begin_with(self, costs: StepCosts) -> None:
-        """Starts from a table that was timed before the first step. Every rank starts from the
-        same one."""
-        assert self._allocator is not None, "a policy that weighs no costs"
-        self._has_profile = True
-        self._allocator.use_costs(costs)
-        self._learned = LearnedCosts(costs, runs_ahead=self._runs_ahead)
 
     @contextmanager
     def time_draft(self, num_requests: int, num_steps: int) -> Iterator[None]:
@@ -108,7 +96,7 @@ class ServedCosts:
         def observe_rest(milliseconds: float, is_before_ahead: bool) -> None:
             learned.observe_rest(num_requests, milliseconds, is_before_ahead=is_before_ahead)
 
-        self._timer.begin_step(observe_rest, is_ahead=is_ahead)
+        self._timer.mark_step(observe_rest, is_ahead=is_ahead)
 
     def interrupt(self) -> None:
         """A prefill, or nothing to do: the next decode step does not follow on the last."""

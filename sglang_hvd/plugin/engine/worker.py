@@ -31,12 +31,12 @@ from sglang_hvd.plugin.engine.catch_up import CatchUp, draft_extend_of
 from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
 from sglang_hvd.plugin.engine.drafting import drafting
 from sglang_hvd.plugin.engine.run_ahead import RunAhead, check_run_ahead
+from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.engine.served_predictor import ServedPredictor
 from sglang_hvd.plugin.engine.states.step_states import StepStates
 from sglang_hvd.plugin.engine.step_drafts import StepDrafts
 from sglang_hvd.plugin.engine.step_parts import (
     build_allocator,
-    build_costs,
     build_ranks,
     build_recorder,
     check_sampling,
@@ -115,20 +115,19 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         verifies_trees = launch.may_branch(self.topk, has_window=self._has_window)
         allocator = build_allocator(
             launch,
+            draft_worker,
             states,
-            topk=self.topk,
             verifies_trees=verifies_trees,
             draft_extend=draft_extend,
             runs_ahead=runs_ahead,
-        )
-        costs = build_costs(
-            launch,
-            draft_worker,
-            states,
-            allocator,
-            draft_extend=draft_extend,
-            runs_ahead=runs_ahead,
             has_mrope=has_mrope,
+            ranks=ranks,
+        )
+        costs = ServedCosts(
+            allocator,
+            is_fixed=config.costs is not None,
+            runs_ahead=runs_ahead,
+            device=self.device,
             ranks=ranks,
             clock=clock,
         )
@@ -216,7 +215,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             # Propose cache drafts, predict what is accepted of both drafts, and allocate.
             keys = [request.key for request in held]
             drafts = self._drafter.plan(keys, next_waits=batch.has_grammar)
-            plan = self._plan_of(held, drafts)
+            plan = self._step_plan(held, drafts)
         elif plan.gives_lengths:
             # For this step alone: SGLang restores what the batch had.
             batch.seq_lens_cpu = torch.tensor(plan.cached_lens)
@@ -247,7 +246,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._extend(batch, plan, result, verify_input)
         return result
 
-    def _plan_of(self, held: list[HeldRequest], drafts: DraftPlans) -> StepPlan:
+    def _step_plan(self, held: list[HeldRequest], drafts: DraftPlans) -> StepPlan:
         width = self._launch.widths.narrowest(1 + int(drafts.num_nodes.max()))
         return StepPlan(
             held,
@@ -318,7 +317,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         gives_lengths: see StepPlan.
         """
         if self._run_ahead is not None:
-            self._ahead = self._run_ahead.plan(batch, gives_lengths=gives_lengths)
+            self._ahead = self._run_ahead.step_plan(batch, gives_lengths=gives_lengths)
         return self._ahead is not None
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:

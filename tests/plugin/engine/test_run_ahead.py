@@ -91,7 +91,7 @@ def test_a_step_waits_if_it_is_no_plain_decode_step(
         forward_mode=SimpleNamespace(is_decode=lambda: is_decode),
     )
     rule = RunAhead(served.held, served.launched, served.figures, catch_up)
-    plan = rule.plan(batch, gives_lengths=True)
+    plan = rule.step_plan(batch, gives_lengths=True)
     assert (plan is not None) is (is_decode and not has_grammar and not catches_up)
     assert plan is None or plan.gives_lengths
 

@@ -21,9 +21,12 @@ WIDTHS, SIZES, NUM_STEPS = (1, 4, 8, 16), (3, 7), 3
 NUM_RANK_STEPS = 100_000
 
 
-def allocator() -> StepAllocator:
+def allocator(costs: StepCosts | None = None) -> StepAllocator:
+    """costs: a table that was timed before the first step; None: the assumed one."""
     made = StepAllocator(
-        StepCosts.assumed(WIDTHS), widths=WIDTHS, drafters=[DrafterChoices(SIZES, (NUM_STEPS,))]
+        costs or StepCosts.assumed(WIDTHS),
+        widths=WIDTHS,
+        drafters=[DrafterChoices(SIZES, (NUM_STEPS,))],
     )
     for slot in range(8):
         made.start(slot)
@@ -99,11 +102,17 @@ def serve(
 
 
 def served(
-    made: StepAllocator, watch: Stopwatch, *, is_fixed: bool = False, ranks: RankGroup | None = None
+    made: StepAllocator,
+    watch: Stopwatch,
+    *,
+    is_fixed: bool = False,
+    runs_ahead: bool = False,
+    ranks: RankGroup | None = None,
 ) -> ServedCosts:
     return ServedCosts(
         made,
         is_fixed=is_fixed,
+        runs_ahead=runs_ahead,
         device="cpu",
         ranks=ranks or RankGroup(),
         clock=StepClock(),
@@ -186,6 +195,7 @@ def test_a_gpu_that_waits_for_the_host_takes_that_long_beside_its_parts(
     costs = ServedCosts(
         made,
         is_fixed=False,
+        runs_ahead=False,
         device="cuda",
         ranks=RankGroup(),
         clock=StepClock(),
@@ -208,8 +218,7 @@ def test_a_gpu_that_waits_for_the_host_takes_that_long_beside_its_parts(
 
 def test_a_wait_is_that_of_the_steps_before_those_that_did_not_run_ahead() -> None:
     made, watch = allocator(), Stopwatch()
-    costs = served(made, watch)
-    costs.run_ahead()
+    costs = served(made, watch, runs_ahead=True)
     for number in range(128):
         is_ahead = number % 4 != 0
         watch.seconds += 0.0001 if is_ahead else 0.003  # since the last
@@ -219,13 +228,6 @@ def test_a_wait_is_that_of_the_steps_before_those_that_did_not_run_ahead() -> No
         costs.end_step()
     assert made.costs.verify_ms(2, [8])[0] == pytest.approx(5.1, abs=0.05)
     assert made.costs.wait_ms(2) == pytest.approx(2.9, abs=0.05)
-
-
-def test_steps_cannot_begin_to_run_ahead_behind_a_table_that_was_timed() -> None:
-    costs = served(allocator(), Stopwatch())
-    costs.begin_with(PROFILE)
-    with pytest.raises(AssertionError, match="would be lost"):
-        costs.run_ahead()
 
 
 def test_a_step_that_had_nothing_beside_its_parts_soon_has_it_counted() -> None:
@@ -267,6 +269,7 @@ def test_without_an_allocator_nothing_is_timed() -> None:
     costs = ServedCosts(
         None,
         is_fixed=False,
+        runs_ahead=False,
         device="cpu",
         ranks=RankGroup(),
         clock=StepClock(),
@@ -289,9 +292,8 @@ PROFILE = StepCosts(
 
 
 def test_a_profile_is_in_force_at_once_and_refined_by_the_steps() -> None:
-    made, watch = allocator(), Stopwatch()
+    made, watch = allocator(PROFILE), Stopwatch()
     costs = served(made, watch)
-    costs.begin_with(PROFILE)
     assert made.costs is PROFILE
     serve(made, costs, watch, clock(fixed=60, per_node=0, noise=0, seed=0), 300)
     described = costs.describe()
@@ -315,10 +317,8 @@ def _serve_as_rank(rank: int, folder: str, has_profile: bool) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2
     )
-    made, watch = allocator(), Stopwatch()
+    made, watch = allocator(PROFILE if has_profile else None), Stopwatch()
     costs = served(made, watch, ranks=RankGroup(torch.distributed.group.WORLD))
-    if has_profile:
-        costs.begin_with(PROFILE)
     digest = serve(made, costs, watch, _clock_of(rank), NUM_RANK_STEPS)
     Path(folder, str(rank)).write_text(f"{digest} {costs.describe()}")
     torch.distributed.barrier()  # a rank that leaves early takes the connection along
@@ -328,7 +328,6 @@ def _serve_as_rank(rank: int, folder: str, has_profile: bool) -> None:
 def test_what_contexts_take_is_a_part_of_the_table() -> None:
     made, watch = allocator(), Stopwatch()
     costs = served(made, watch)
-    costs.begin_with(StepCosts.assumed(WIDTHS))
     for step in range(256):
         costs.begin_step(2)
         num_context = 1000 if step % 20 < 10 else 8000
@@ -360,9 +359,7 @@ def test_two_ranks_with_different_clocks_decide_alike(tmp_path: Path, has_profil
 def test_left_to_themselves_these_ranks_would_not(has_profile: bool) -> None:
     digests = set()
     for rank in range(2):
-        made, watch = allocator(), Stopwatch()
+        made, watch = allocator(PROFILE if has_profile else None), Stopwatch()
         costs = served(made, watch)
-        if has_profile:
-            costs.begin_with(PROFILE)
         digests.add(serve(made, costs, watch, _clock_of(rank), 2000))
     assert len(digests) == 2

@@ -45,7 +45,7 @@ class _Rule:
         self.runs_ahead = runs_ahead
         self.gave_lengths: list[bool] = []
 
-    def plan(self, batch: Any, *, gives_lengths: bool) -> Any:
+    def step_plan(self, batch: Any, *, gives_lengths: bool) -> Any:
         self.gave_lengths.append(gives_lengths)
         return "a plan" if self.runs_ahead else None
 
@@ -121,7 +121,7 @@ def test_a_pause_is_no_step() -> None:
     now = [0.0]
     clock = StepClock(lambda: now[0])
     costs = ServedCosts(
-        None, is_fixed=False, widths=[1], device="cpu", ranks=RankGroup(), clock=clock
+        None, is_fixed=False, runs_ahead=False, device="cpu", ranks=RankGroup(), clock=clock
     )
     of_worker = {"_clock": clock, "_costs": costs, "_publish": lambda *, at_once: None}
     clock.begin_step()

@@ -101,14 +101,14 @@ class ServedRequests:
         self.launched.commit()
         held = self.held.of_step(reqs, cached_lens)
         drafts = self.drafter.plan([request.key for request in held])
-        self.step = self.worker()._plan_of(held, drafts)
+        self.step = self.worker()._step_plan(held, drafts)
         return drafts
 
     def plan_ahead(self, reqs: Sequence[Req], *, has_grammar: bool = False) -> bool:
         """Whether the next step runs ahead of the tokens of the last; it is planned then."""
         mode = SimpleNamespace(is_decode=lambda: True)
         batch: Any = SimpleNamespace(reqs=reqs, has_grammar=has_grammar, forward_mode=mode)
-        self.step = self.run_ahead.plan(batch, gives_lengths=False)
+        self.step = self.run_ahead.step_plan(batch, gives_lengths=False)
         return self.step is not None
 
     def prefill(self, *reqs: Req) -> None:
