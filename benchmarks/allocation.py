@@ -17,7 +17,13 @@ import numpy as np
 
 from benchmarks.command import parser_of, run, silence_servers, write_rows
 from benchmarks.roofline import h100
-from sglang_hvd.allocation import DraftOdds, StepAllocator, draft_step_choices, most_tree_nodes
+from sglang_hvd.allocation import (
+    DrafterChoices,
+    PredictedDrafts,
+    StepAllocator,
+    draft_step_choices,
+    max_tree_nodes,
+)
 from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
@@ -72,9 +78,7 @@ def _allocator(num_requests: int) -> StepAllocator:
     made = StepAllocator(
         h100(),
         widths=WIDTHS,
-        model_sizes=SIZES,
-        num_steps=steps,
-        most_nodes=[most_tree_nodes(TOPK, num) for num in steps],
+        drafters=[DrafterChoices(SIZES, steps, tuple(max_tree_nodes(TOPK, num) for num in steps))],
     )
     for slot in range(num_requests):
         made.start(slot)
@@ -87,7 +91,7 @@ def _search(num_requests: int) -> Callable[[], object]:
     hazards = random.random((num_requests, 64)) ** 0.3
     reaches = np.cumprod(random.random((num_requests, len(SIZES), NUM_STEPS)) ** 0.5, axis=2)
     of_all = np.sort(reaches.astype(np.float32), axis=1)
-    odds = DraftOdds(
+    predicted = PredictedDrafts(
         np.cumprod(hazards, axis=1).astype(np.float32),
         np.tile(np.arange(1, 65, dtype=np.int32), (num_requests, 1)),
         random.integers(0, 32, num_requests).astype(np.int32),
@@ -95,8 +99,8 @@ def _search(num_requests: int) -> Callable[[], object]:
         of_all,
     )
     slots = np.arange(num_requests, dtype=np.int32)
-    is_pinned = np.zeros(num_requests, np.bool_)
-    return lambda: made.allocate(slots, odds, is_pinned)
+    model_only = np.zeros(num_requests, np.bool_)
+    return lambda: made.allocate(slots, predicted, model_only)
 
 
 def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:
@@ -125,7 +129,7 @@ def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:
         times = [time.perf_counter()]
         proposals = drafter.propose(rids)
         times.append(time.perf_counter())
-        plans = drafter.allocate(rids, proposals)
+        plans = drafter.choose(rids, proposals)
         times.append(time.perf_counter())
         rests = [texts[rid, begins[rid] :] for rid in rids]
         drafts = proposals.drafts
@@ -140,7 +144,7 @@ def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:
         outcomes = VerifyOutcomes(token_ids, lengths, lengths - 1, np.minimum(lengths - 1, 2))
         begins += lengths
         times.append(time.perf_counter())
-        drafter.commit_batch(rids, outcomes)
+        drafter.commit(rids, outcomes)
         times.append(time.perf_counter())
         seconds.append((times[1] - times[0], times[2] - times[1], times[4] - times[3]))
     low, mid, high = 1e6 * np.quantile(seconds[_FIRST_STEPS:], (0.25, 0.5, 0.75), axis=0)

@@ -23,8 +23,8 @@ from benchmarks.command import parser_of, run, write_rows
 from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.commands.arguments import add_json, add_texts, count
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.drafter import HybridDrafter, PayoffForecast
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, FIRST_BRANCH_SHARE, PayoffPredictor
+from sglang_hvd.drafter import ChainPrediction, HybridDrafter
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.core.recordings import find_recordings, session_fingerprints
 from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of, right_branch
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
@@ -32,7 +32,7 @@ from sglang_hvd.replay.core.trained_on import NOTHING_LEFT
 from sglang_hvd.replay.training.tables import markdown_table
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.types import DraftBatch, TokenIds
+from sglang_hvd.types import DraftBatch, TokenIds, VerifyOutcomes
 
 SIZES = (3, 7, 15, 31)
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
@@ -125,19 +125,19 @@ class _Walk:
                 proposals = drafter.propose([trace])
                 chain = proposals.drafts.token_ids[0, : proposals.drafts.num_nodes[0]].copy()
                 right = num_agreeing(chain, rest)
-                [plan] = drafter.allocate([trace], proposals)
+                [plan] = drafter.choose([trace], proposals)
                 outcome = outcome_of(plan, rest, right, _MODEL_ACCEPTED)
                 if len(chain):
-                    assert isinstance(proposals.forecast, PayoffForecast)
+                    assert isinstance(proposals.predicted, ChainPrediction)
                     self._cache.propose_into(
                         self._votes, [trace], np.full(1, SIZES[-1], np.int32), is_tree=True
                     )
-                    survival = proposals.forecast.prediction.survival
+                    survival = proposals.predicted.prediction.survival
                     assert survival is not None, "the shipped predictor predicts distributions"
-                    self._trees.join(proposals.drafts, survival, self._votes, FIRST_BRANCH_SHARE)
+                    self._trees.join(proposals.drafts, survival, self._votes)
                     yield self._accepted(rest, right), self._shares(chain, rest, right)
                     num += 1
-                drafter.commit([trace], [outcome])
+                drafter.commit([trace], VerifyOutcomes.of([outcome]))
                 position += len(outcome.token_ids)
             drafter.finish(trace, output_ids=None, keep=True)
 

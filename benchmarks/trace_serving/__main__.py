@@ -37,7 +37,7 @@ from benchmarks.serving.measure import Cell, Row, measure, table_of
 from benchmarks.trace_serving.gpu_use import GpuUse, profiled
 from benchmarks.trace_serving.models import SHAPES, OwnVocabulary, write_models
 from benchmarks.trace_serving.script import Script, rid_of
-from sglang_hvd.allocation import model_tree_sizes, most_tree_nodes
+from sglang_hvd.allocation import max_tree_nodes, model_tree_sizes
 from sglang_hvd.commands.arguments import add_json, add_texts, count, share
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.models import DemoModels
@@ -462,7 +462,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.max_tokens < 2:
         parser.error("--max-tokens: prefill generates the first token of a reply: give 2 or more")
     steps, topk, num_nodes = options.tree
-    max_nodes = 1 + most_tree_nodes(topk, steps)
+    max_nodes = 1 + max_tree_nodes(topk, steps)
     if not 2 <= num_nodes <= max_nodes:
         parser.error(
             f"--tree: {steps} steps with topk {topk} have 2 to {max_nodes} nodes, got {num_nodes}"

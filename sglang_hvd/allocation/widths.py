@@ -1,14 +1,15 @@
-"""How wide the verifications of a server may be."""
+"""The widths that the verifications of a server may have."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-# Steps of so few requests may verify more nodes of each than others can. In replay 64 in place of
-# 32 are worth .09 to .10 of the speed at one request, .07 at two, and nothing from four on.
-MOST_WIDE_REQUESTS = 2
+# Steps of at most so many requests may verify more nodes per request than others. In replay, 64
+# instead of 32 nodes gain 9 to 10 % speed at one request, 7 % at two, and nothing from four on.
+MAX_WIDE_REQUESTS = 2
 
 # Tokens that a GPU verifies in little more than the time of one, since reading the weights takes
-# as long: 1.17 of it for one request and 1.15 for four, as timed on an H200 (configs/costs).
+# most of the time: 1.17 times as long for one request and 1.15 for four, on an H200
+# (configs/costs).
 _NEARLY_FREE_TOKENS = 64
 
 
@@ -18,8 +19,8 @@ class VerifyWidths:
 
     values: widths to choose from, rising.
     base: the widest width for any number of requests, for which SGLang makes its own backends and
-        graphs. Wider ones are for steps of at most MOST_WIDE_REQUESTS.
-    asked_for: widths that the settings name, beside the base.
+        graphs. Wider ones are for steps of at most MAX_WIDE_REQUESTS.
+    asked_for: widths that the settings name, in addition to the base.
     """
 
     values: tuple[int, ...]
@@ -33,7 +34,7 @@ class VerifyWidths:
 
     def widest_of(self, num_requests: int) -> int:
         """The widest that a step of so many requests can verify."""
-        return self.widest if num_requests <= MOST_WIDE_REQUESTS else self.base
+        return self.widest if num_requests <= MAX_WIDE_REQUESTS else self.base
 
     def of_step(self, num_requests: int) -> tuple[int, ...]:
         """The widths that a step of so many requests can choose from, rising."""
@@ -48,9 +49,9 @@ class VerifyWidths:
         """The most requests in a step that verifies so wide, on a server that runs so many."""
         if width <= self.base:
             return max_running_requests
-        return min(MOST_WIDE_REQUESTS, max_running_requests)
+        return min(MAX_WIDE_REQUESTS, max_running_requests)
 
-    def most_nodes(self, max_running_requests: int) -> int:
+    def max_nodes(self, max_running_requests: int) -> int:
         """The most nodes that a step of such a server verifies, of all its requests together."""
         return max(width * self.batch_limit(width, max_running_requests) for width in self.values)
 
@@ -60,12 +61,12 @@ class VerifyWidths:
 
 
 def powers_of_two_below(widest: int) -> tuple[int, ...]:
-    """Narrower widths to choose from beside the widest."""
+    """Narrower widths to choose from, in addition to the widest."""
     return tuple(2**k for k in range(widest.bit_length()) if 2**k < widest)
 
 
-def widths_that_save(widest: int, most_requests: int) -> tuple[int, ...]:
+def widths_that_save(widest: int, max_requests: int) -> tuple[int, ...]:
     """Narrower widths worth their memory on a GPU that serves at most so many requests at once:
     powers of two, from the widest at which a full batch stays nearly free to verify."""
-    narrowest = max(_NEARLY_FREE_TOKENS // most_requests, 1)
+    narrowest = max(_NEARLY_FREE_TOKENS // max_requests, 1)
     return tuple(width for width in powers_of_two_below(widest) if 2 * width > narrowest)

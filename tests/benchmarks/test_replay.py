@@ -159,7 +159,7 @@ def test_mistakes_end_in_one_line(
     for flag in ("--batch-sizes", "--tokens", "--tokens-per-request", "--seeds", "--processes"):
         line = error_of([*flags, flag, "0"], capsys)
         assert f"argument {flag}: a whole number from 1 on, got 0" in line
-    for flag in ("--wait", "--thresholds", "--size-effect", "--spread", "--own-pace"):
+    for flag in ("--wait", "--thresholds", "--size-effect", "--spread"):
         assert f"argument {flag}: at least 0, got -5" in error_of([*flags, flag, "-5"], capsys)
     costs = tmp_path / "costs.yaml"
     asked = [*flags, "--policies", "plain", "allocate, waits"]

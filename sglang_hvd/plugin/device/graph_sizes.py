@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
 from sglang.srt.runtime_context import get_exec
 
-from sglang_hvd.allocation import MOST_WIDE_REQUESTS, VerifyWidths
+from sglang_hvd.allocation import MAX_WIDE_REQUESTS, VerifyWidths
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -31,7 +31,7 @@ def sizes_of_width(runner: ModelRunner, widths: VerifyWidths, width: int) -> lis
     if width > widths.base:
         # As draft-extend's are aligned, more strictly than the target's.
         sizes, _ = get_batch_sizes_to_capture(runner)
-        num_fewer = sum(size < MOST_WIDE_REQUESTS for size in sizes)
+        num_fewer = sum(size < MAX_WIDE_REQUESTS for size in sizes)
         return sizes[: num_fewer + 1]
     gathers = any(runner.decode_graph_gather_requirements())
     sizes, _ = get_batch_sizes_to_capture(runner, width, gathered_buffer_required=gathers)

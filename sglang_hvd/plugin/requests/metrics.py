@@ -14,7 +14,7 @@ from sglang_hvd.payoff import ModelFigures, OriginFigures
 from sglang_hvd.step_clock import StepClock, StepTimes
 from sglang_hvd.suffix_cache import SuffixCacheStats
 from sglang_hvd.traces.recorder import RecorderStats
-from sglang_hvd.types import DraftSource
+from sglang_hvd.types import SOURCES
 
 if TYPE_CHECKING:
     from prometheus_client import Counter
@@ -76,7 +76,7 @@ class ServerMetrics:
             labelnames=["outcome"],
         )
         self._totals = _Totals()
-        no_cycles = dict.fromkeys(DraftSource, 0)
+        no_cycles = dict.fromkeys(SOURCES.labels, 0)
         self.publish(
             num_requests=0,
             num_cycles=no_cycles,
@@ -92,8 +92,8 @@ class ServerMetrics:
         self,
         *,
         num_requests: int,
-        num_cycles: Mapping[DraftSource, int],
-        num_accepted_drafts: Mapping[DraftSource, int],
+        num_cycles: Mapping[str, int],
+        num_accepted_drafts: Mapping[str, int],
         num_resyncs: int,
         num_steps_ahead: int,
         times: StepTimes,
@@ -105,9 +105,9 @@ class ServerMetrics:
         cache, recorder: None where the server has none.
         """
         self._num_requests.set(num_requests)
-        for source in DraftSource:
-            self._totals.advance(self._num_cycles.labels(source.value), num_cycles[source])
-            accepted = self._num_accepted_drafts.labels(source.value)
+        for source in SOURCES.labels:
+            self._totals.advance(self._num_cycles.labels(source), num_cycles[source])
+            accepted = self._num_accepted_drafts.labels(source)
             self._totals.advance(accepted, num_accepted_drafts[source])
         self._totals.advance(self._num_steps, times.num_steps)
         self._totals.advance(self._num_steps_ahead, num_steps_ahead)

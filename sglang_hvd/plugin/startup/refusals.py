@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.environ import envs
 from sglang.srt.utils.hf_transformers_utils import get_config
 
-from sglang_hvd.allocation import most_tree_nodes
+from sglang_hvd.allocation import max_tree_nodes
 from sglang_hvd.config import option_name
 from sglang_hvd.plugin.startup.flags import config_file_and_overrides
 
@@ -80,7 +80,7 @@ def check_model_tree(width: int, topk: int, num_steps: int) -> None:
 
     width: nodes of the tree, root included.
     """
-    widest = 1 + most_tree_nodes(topk, num_steps)
+    widest = 1 + max_tree_nodes(topk, num_steps)
     if width > widest:
         raise ValueError(
             f"--speculative-num-draft-tokens {width} is more than the model drafter can "

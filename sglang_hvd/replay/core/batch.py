@@ -20,19 +20,19 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.allocation import CacheTrees
-from sglang_hvd.drafter import AllocationForecast, HybridDrafter, Proposals
+from sglang_hvd.drafter import HybridDrafter, Proposals, TreePrediction
 from sglang_hvd.payoff import ModelReaches, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.replay.core.plan_costs import PlanCosts
 from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of, right_branch
 from sglang_hvd.replay.core.totals import CycleTotals, count_step
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.types import DraftPlans, DraftSource, TokenIds
+from sglang_hvd.types import DraftPlans, TokenIds, VerifyOutcomes
 
 Int32 = npt.NDArray[np.int32]
 
 # The drafts whose accepted length an oracle knows.
-ORACLE = frozenset({DraftSource.CACHE, DraftSource.MODEL})
+ORACLE = frozenset({"cache", "model"})
 
 # The golden ratio: the fractional parts of its multiples are spread evenly, however many there are.
 _SPREAD = (5**0.5 - 1) / 2
@@ -102,7 +102,7 @@ class BatchReplay:
         drafter: HybridDrafter,
         costs: PlanCosts,
         *,
-        knows: Collection[DraftSource] = (),
+        knows: Collection[str] = (),
         picks_nodes: bool = False,
         model_sizes: Sequence[int] = (),
         num_model_steps: int = 1,
@@ -209,18 +209,18 @@ class BatchReplay:
             )
             for row, request in enumerate(running)
         ]
-        if DraftSource.CACHE in self._knows:
+        if "cache" in self._knows:
             proposals = self._with_cache_labels(proposals, running, num_right)
-        if DraftSource.MODEL in self._knows:
+        if "model" in self._knows:
             proposals = self._with_model_labels(proposals, running)
         num_context = sum(request.num_tokens for request in running)
         num_missing = [request.num_missing for request in running]
         is_ahead = self._is_ahead and not self._costs.ends_run(num_missing)
         if is_ahead:
-            self._is_ahead = not self._drafter.allocate_launched(running, proposals)
+            self._is_ahead = not self._drafter.choose_launched(running, proposals)
             plans = list(DraftPlans.plain(len(running)))
         else:
-            plans = list(self._drafter.allocate(running, proposals))
+            plans = list(self._drafter.choose(running, proposals))
             has_drafts = any(plan.num_nodes for plan in plans)
             self._is_ahead = self._runs_ahead and not has_drafts
         outcomes = []
@@ -231,7 +231,7 @@ class BatchReplay:
                 of_model = min(int(accepted), plan.num_model_steps)
             rest = request.drawn.trace.output_ids[request.position :]
             outcomes.append(outcome_of(plan, rest, of_cache, of_model))
-        self._drafter.commit(running, outcomes)
+        self._drafter.commit(running, VerifyOutcomes.of(outcomes))
         num_plain = self._num_plain = self._costs.num_plain(plans, self._num_plain)
         of_step = count_step(
             plans,
@@ -255,13 +255,13 @@ class BatchReplay:
         self, proposals: Proposals, running: Sequence[_Running], num_right: Sequence[int]
     ) -> Proposals:
         right = np.array(num_right)[:, None] > np.arange(MAX_DRAFT_LEN)
-        forecast = proposals.forecast
-        assert isinstance(forecast, AllocationForecast), "only policy allocate can know drafts"
+        predicted = proposals.predicted
+        assert isinstance(predicted, TreePrediction), "only policy allocate can know drafts"
         for row, request in enumerate(running):
             rest = request.drawn.trace.output_ids[request.position :]
-            _label(forecast.trees, row, rest, picks_nodes=self._picks_nodes)
+            _label(predicted.trees, row, rest, picks_nodes=self._picks_nodes)
         prediction = Prediction(np.array(num_right, np.float32), right.astype(np.float32))
-        return replace(proposals, forecast=replace(forecast, prediction=prediction))
+        return replace(proposals, predicted=replace(predicted, prediction=prediction))
 
     def _with_model_labels(self, proposals: Proposals, running: Sequence[_Running]) -> Proposals:
         steps = np.arange(self._num_model_steps)
@@ -275,10 +275,10 @@ class BatchReplay:
             ],
             np.float32,
         )
-        forecast = proposals.forecast
-        assert isinstance(forecast, AllocationForecast), "only policy allocate can know drafts"
-        forecast = replace(forecast, model_reaches=ModelReaches(reaches, reaches))
-        return replace(proposals, forecast=forecast)
+        predicted = proposals.predicted
+        assert isinstance(predicted, TreePrediction), "only policy allocate can know drafts"
+        predicted = replace(predicted, model_acceptance=ModelReaches(reaches, reaches))
+        return replace(proposals, predicted=predicted)
 
 
 def _label(trees: CacheTrees, row: int, text: TokenIds, *, picks_nodes: bool) -> None:

@@ -16,7 +16,7 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN, POSITION_FEATURES
 from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.types import DraftPlan, DraftSource, TokenIds, VerifyOutcome
+from sglang_hvd.types import DraftPlan, TokenIds, VerifyOutcome, VerifyOutcomes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +82,7 @@ def replay(
     position = 1
     while position < len(output_ids):
         proposals = drafter.propose([trace], max_cache_draft_tokens)
-        [plan] = drafter.allocate([trace], proposals)
+        [plan] = drafter.choose([trace], proposals)
         rest = output_ids[position:]
         draft_len = int(proposals.drafts.num_nodes[0])
         accepted_len = num_agreeing(proposals.drafts.token_ids[0, :draft_len], rest)
@@ -90,7 +90,7 @@ def replay(
         if isinstance(of_model, Mapping):
             of_model = int(of_model[plan.num_model_nodes][position]) if plan.num_model_nodes else 0
         outcome = outcome_of(plan, rest, accepted_len, min(of_model, plan.num_model_steps))
-        drafter.commit([trace], [outcome])
+        drafter.commit([trace], VerifyOutcomes.of([outcome]))
         draft = None
         if proposals.features is not None and draft_len > 0:
             known_len = min(draft_len, len(rest)) if trace.is_cut else draft_len
@@ -142,13 +142,13 @@ def outcome_of(
         of_cache = min(num_cache_accepted, plan.cache_draft.num_tokens)
         if plan.cache_draft.parents is not None:
             of_cache = len(right_branch(plan.cache_draft.token_ids, plan.cache_draft.parents, rest))
-    if plan.source in (DraftSource.MODEL, DraftSource.BOTH):
+    if plan.num_model_nodes:
         of_model = min(num_model_accepted, len(rest))
     num_accepted = max(of_cache, of_model)
     return VerifyOutcome(
         rest[: num_accepted + 1],
         num_accepted,
-        of_model if plan.source is DraftSource.BOTH else None,
+        of_model if plan.cache_draft is not None and plan.num_model_nodes else None,
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sglang_hvd.replay.core.plan_costs import PlanCosts
 from sglang_hvd.replay.core.replayed import ReplayedCycle
-from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
+from sglang_hvd.types import DraftPlan, VerifyOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ def count_step(
     return CycleTotals(
         num_cycles=len(plans),
         num_tokens=sum(len(outcome.token_ids) for outcome in outcomes),
-        num_drafted=len(plans) - sources.count(DraftSource.PLAIN),
-        num_cache=sources.count(DraftSource.CACHE),
-        num_both=sources.count(DraftSource.BOTH),
+        num_drafted=len(plans) - sources.count("plain"),
+        num_cache=sources.count("cache"),
+        num_both=sources.count("both"),
         num_accepted=sum(outcome.num_accepted_drafts for outcome in outcomes),
         num_steps=1,
         ms=ms,

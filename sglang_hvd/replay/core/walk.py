@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from sglang_hvd.allocation import (
+    DrafterChoices,
     DraftExtend,
     StepAllocator,
-    StepCosts,
     draft_step_choices,
     model_tree_sizes,
     powers_of_two_below,
 )
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import PayoffPredictor, TokenClasses
 from sglang_hvd.replay.core.model_drafter import ModelDrafter
@@ -204,8 +205,7 @@ def _drafter(settings: WalkSettings, token_classes: TokenClasses) -> HybridDraft
         allocator = StepAllocator(
             settings.costs,
             widths=settings.widths,
-            model_sizes=sizes,
-            num_steps=steps,
+            drafters=[DrafterChoices(tuple(sizes), tuple(steps))],
             draft_extend=settings.draft_extend,
         )
     return HybridDrafter(

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_hvd.allocation import DraftOdds, StepAllocator, StepCosts
+from sglang_hvd.allocation import DrafterChoices, PredictedDrafts, StepAllocator
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.plugin.device.rank_group import RankGroup
-from sglang_hvd.plugin.engine.served_costs import ServedCosts, before_any_step
+from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.step_clock import StepClock
 
 WIDTHS, SIZES, NUM_STEPS = (1, 4, 8, 16), (3, 7), 3
@@ -22,7 +23,7 @@ NUM_RANK_STEPS = 100_000
 
 def allocator() -> StepAllocator:
     made = StepAllocator(
-        before_any_step(WIDTHS), widths=WIDTHS, model_sizes=SIZES, num_steps=[NUM_STEPS]
+        StepCosts.assumed(WIDTHS), widths=WIDTHS, drafters=[DrafterChoices(SIZES, (NUM_STEPS,))]
     )
     for slot in range(8):
         made.start(slot)
@@ -70,7 +71,7 @@ def serve(
             reaches = np.cumprod(random.random((n, len(SIZES), NUM_STEPS)), axis=2)
             of_all = np.sort(reaches.astype(np.float32), axis=1)
             kinds.append(
-                DraftOdds(
+                PredictedDrafts(
                     np.cumprod(hazards, axis=1),
                     np.tile(np.arange(1, 17, dtype=np.int32), (n, 1)),
                     random.integers(0, 17, n).astype(np.int32),
@@ -84,7 +85,7 @@ def serve(
         costs.begin_step(n)
         num_context = int(contexts.integers(50, 5000, n).sum())
         found = made.allocate(slots[:n], odds, num_context=num_context)
-        digest.update(found.num_cache.tobytes() + found.num_model.tobytes())
+        digest.update(found.num_host.tobytes() + found.num_model.tobytes())
         digest.update(bytes([found.width]))
         with costs.time_draft(int((found.num_model > 0).sum()), NUM_STEPS):
             watch.seconds += duration(n, 2)
@@ -93,7 +94,7 @@ def serve(
         with costs.time_extend(n, found.width):
             watch.seconds += duration(n, 1) / 10
         costs.end_step()
-        made.observe(slots[:n], np.minimum(found.num_cache, 3) + np.int32(1))
+        made.observe(slots[:n], np.minimum(found.num_host, 3) + np.int32(1))
     return digest.hexdigest()
 
 
@@ -103,7 +104,6 @@ def served(
     return ServedCosts(
         made,
         is_fixed=is_fixed,
-        widths=WIDTHS,
         device="cpu",
         ranks=ranks or RankGroup(),
         clock=StepClock(),
@@ -124,8 +124,12 @@ def test_the_table_becomes_that_of_the_machine() -> None:
     made, watch = allocator(), Stopwatch()
     costs = served(made, watch)
     serve(made, costs, watch, clock(fixed=7, per_node=0.25, noise=0, seed=1), 600)
-    for n, w in ((1, 1), (4, 8), (8, 16)):
-        assert made.costs.verify_ms(n, [w])[0] == pytest.approx(7 + 0.25 * n * w, rel=0.02)
+    for n in (1, 2, 4, 8):
+        for width in WIDTHS:
+            # Steps of four and eight nodes are the usual ones.
+            is_usual = width == (8 if n == 1 else 4)
+            wanted = pytest.approx(7 + 0.25 * n * width, rel=0.01 if is_usual else 0.1)
+            assert made.costs.verify_ms(n, [width])[0] == wanted
     described = costs.describe()
     assert described is not None
     assert described["num_timed_steps"] == 600
@@ -182,7 +186,6 @@ def test_a_gpu_that_waits_for_the_host_takes_that_long_beside_its_parts(
     costs = ServedCosts(
         made,
         is_fixed=False,
-        widths=WIDTHS,
         device="cuda",
         ranks=RankGroup(),
         clock=StepClock(),
@@ -246,7 +249,7 @@ def test_on_a_machine_where_nodes_are_free_steps_are_wider() -> None:
         probs = np.cumprod(np.full((4, 16), 0.8, np.float32), axis=1)
         nothing = np.zeros((4, len(SIZES), NUM_STEPS), np.float32)
         depths = np.tile(np.arange(1, 17, dtype=np.int32), (4, 1))
-        odds = DraftOdds(probs, depths, np.full(4, 15, np.int32), nothing, nothing)
+        odds = PredictedDrafts(probs, depths, np.full(4, 15, np.int32), nothing, nothing)
         widths.append(made.allocate(np.arange(4, dtype=np.int32), odds).width)
     assert widths[0] == 16
     assert widths[1] < 8
@@ -264,7 +267,6 @@ def test_without_an_allocator_nothing_is_timed() -> None:
     costs = ServedCosts(
         None,
         is_fixed=False,
-        widths=WIDTHS,
         device="cpu",
         ranks=RankGroup(),
         clock=StepClock(),
@@ -326,7 +328,7 @@ def _serve_as_rank(rank: int, folder: str, has_profile: bool) -> None:
 def test_what_contexts_take_is_a_part_of_the_table() -> None:
     made, watch = allocator(), Stopwatch()
     costs = served(made, watch)
-    costs.begin_with(before_any_step(WIDTHS))
+    costs.begin_with(StepCosts.assumed(WIDTHS))
     for step in range(256):
         costs.begin_step(2)
         num_context = 1000 if step % 20 < 10 else 8000

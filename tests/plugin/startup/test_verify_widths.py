@@ -167,7 +167,7 @@ def test_the_context_has_room_for_every_width() -> None:
 
 def test_what_a_full_step_verifies_of_all_requests() -> None:
     widths = VerifyWidths((4, 32, 64), base=32)
-    assert [widths.most_nodes(requests) for requests in (1, 2, 3, 4, 5, 48)] == [
+    assert [widths.max_nodes(requests) for requests in (1, 2, 3, 4, 5, 48)] == [
         *(64, 128, 128),
         *(128, 160, 48 * 32),
     ]

@@ -5,8 +5,9 @@ from collections.abc import Collection
 import numpy as np
 import pytest
 
-from sglang_hvd.allocation import MAX_POSTPONED_TOKENS, DraftExtend, StepAllocator, StepCosts
+from sglang_hvd.allocation import MAX_POSTPONED_TOKENS, DrafterChoices, DraftExtend, StepAllocator
 from sglang_hvd.config import HvdConfig, Policy
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
 from sglang_hvd.replay.core.batch import ORACLE, BatchReplay, DrawnTrace
@@ -14,7 +15,7 @@ from sglang_hvd.replay.core.plan_costs import PlanCosts
 from sglang_hvd.replay.core.replayed import ReplayedCycle
 from sglang_hvd.replay.core.totals import CycleTotals, count_cycles
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
+from sglang_hvd.types import DraftPlan, VerifyOutcome
 from tests.payoff.made_up import constant_survival
 from tests.traces.made_up import trace
 
@@ -56,7 +57,7 @@ def replay(
     policy: Policy,
     *,
     prob: float = 0.5,
-    knows: Collection[DraftSource] = (),
+    knows: Collection[str] = (),
     picks_nodes: bool = False,
     costs: StepCosts = COSTS,
     shared_cache_tokens: int = 10_000,
@@ -65,7 +66,9 @@ def replay(
     config = HvdConfig(policy=policy, calibrate=False, shared_cache_tokens=shared_cache_tokens)
     allocator = None
     if policy == "allocate":
-        allocator = StepAllocator(costs, widths=WIDTHS, model_sizes=SIZES, num_steps=[NUM_STEPS])
+        allocator = StepAllocator(
+            costs, widths=WIDTHS, drafters=[DrafterChoices(SIZES, (NUM_STEPS,))]
+        )
         if runs_ahead:
             allocator.run_ahead()
     drafter = HybridDrafter(
@@ -124,7 +127,7 @@ def test_a_cycle_costs_what_the_table_says() -> None:
 
 def test_longer_texts_have_longer_steps_if_the_table_says_so() -> None:
     table = COSTS.model_copy(update={"context": 2.0})
-    plain = DraftPlan(DraftSource.PLAIN, None, None)
+    plain = DraftPlan("plain", None, None)
     priced = PlanCosts(table, WIDTHS, DraftExtend.EVERY_STEP)
     assert priced.ms([plain], [0], 0, num_context=500) == 11 + 1 + 1
     prompt, output = fresh(30, 1), fresh(11, 2)
@@ -146,8 +149,8 @@ def test_longer_texts_have_longer_steps_if_the_table_says_so() -> None:
 def test_a_postponed_draft_extend_is_paid_for_when_a_request_drafts() -> None:
     table = costs_with_extend(per_token=0.5)
     priced = PlanCosts(table, WIDTHS, DraftExtend.WHEN_DRAFTING)
-    plain = DraftPlan(DraftSource.PLAIN, None, None)
-    model = DraftPlan(DraftSource.MODEL, None, None, SIZES[0], NUM_STEPS)
+    plain = DraftPlan("plain", None, None)
+    model = DraftPlan("model", None, None, SIZES[0], NUM_STEPS)
     assert priced.ms([plain], [40], 1) == table.verify_ms(1, [1])[0]
     without = priced.ms([model, plain], [0, 20], 0)
     assert priced.ms([model, plain], [6, 20], 0) - without == pytest.approx(
@@ -168,8 +171,8 @@ def test_a_postponed_draft_extend_is_paid_for_when_a_request_drafts() -> None:
 def test_a_run_of_steps_without_drafts_is_paid_for_by_the_step_after_it() -> None:
     table = costs_with_extend(per_token=0.5)
     priced = PlanCosts(table, WIDTHS, DraftExtend.BEHIND_DRAFTS)
-    plain = DraftPlan(DraftSource.PLAIN, None, None)
-    model = DraftPlan(DraftSource.MODEL, None, None, SIZES[0], NUM_STEPS)
+    plain = DraftPlan("plain", None, None)
+    model = DraftPlan("model", None, None, SIZES[0], NUM_STEPS)
     assert WIDTHS[0] == 1
     assert (priced.num_plain([plain, plain], 7), priced.num_plain([model, plain], 7)) == (8, 0)
     of_step = table.verify_ms(2, [1])[0]
@@ -334,8 +337,8 @@ def test_the_oracle_verifies_what_is_right_and_nothing_else() -> None:
     assert oracle.num_tokens / oracle.ms > blind.num_tokens / blind.ms
 
 
-@pytest.mark.parametrize("known", [DraftSource.CACHE, DraftSource.MODEL])
-def test_knowing_one_draft_says_nothing_about_the_other(known: DraftSource) -> None:
+@pytest.mark.parametrize("known", ["cache", "model"])
+def test_knowing_one_draft_says_nothing_about_the_other(known: str) -> None:
     # Both drafts are always right, or neither; the predictor trusts no cache draft.
     text = fresh(40, 1)
     of_right = [[drawn(text, text, accepted=2)]]
@@ -346,7 +349,7 @@ def test_knowing_one_draft_says_nothing_about_the_other(known: DraftSource) -> N
         replay("allocate", prob=0.01, knows=[known]).serve(sessions, batch_size=1, num_tokens=39)
         for sessions in (of_right, of_wrong)
     )
-    if known is DraftSource.CACHE:
+    if known == "cache":
         assert right.num_cache == right.num_cycles
         assert wrong.num_cache == wrong.num_both == 0
         assert wrong.num_model > 0  # thought well of until it is known

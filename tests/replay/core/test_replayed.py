@@ -17,7 +17,7 @@ from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.text_traces import read_text_traces, tokenize
 from sglang_hvd.traces.tokenizer import load_tokenizer
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.types import DraftSource, VerifyOutcome
+from sglang_hvd.types import VerifyOutcome, VerifyOutcomes
 from tests.payoff.made_up import linear
 
 CLASSES = TokenClasses.from_strings(["a", ",", "("])
@@ -58,7 +58,7 @@ def labels(cycles: list[ReplayedCycle]) -> list[int | None]:
 
 
 def sources(cycles: list[ReplayedCycle]) -> list[str]:
-    return [cycle.plan.source.value for cycle in cycles]
+    return [cycle.plan.source for cycle in cycles]
 
 
 @given(POLICIES, st.integers(0, 4), TOKENS, TOKENS)
@@ -83,7 +83,7 @@ def test_the_cycles_generate_the_recording(
             assert cycle.draft is not None
             assert cycle.draft.accepted_len == accepted == label
             assert cycle.draft.is_verified
-        elif cycle.plan.source is DraftSource.MODEL:
+        elif cycle.plan.source == "model":
             assert accepted == min(num_model_accepted, cycle.plan.num_model_steps, len(rest))
         else:
             assert accepted == 0
@@ -181,24 +181,24 @@ def test_replay_plans_what_a_batch_in_serving_plans() -> None:
     for index, each in enumerate(recordings):
         serving.start(index, each.prompt_ids)
         serving.extend(index, each.output_ids[:1])
-    served: list[list[tuple[DraftSource, float | None]]] = [[] for _ in recordings]
+    served: list[list[tuple[str, float | None]]] = [[] for _ in recordings]
     while running := [i for i, p in positions.items() if p < len(recordings[i].output_ids)]:
         plans = serving.plan(running)
         outcomes = []
         for index, plan in zip(running, plans, strict=True):
-            served[index].append((plan.source, plan.payoff))
+            served[index].append((plan.source, plan.predicted_len))
             cycle = replayed[index][len(served[index]) - 1]
             outcomes.append(
                 VerifyOutcome(cycle.outcome.token_ids, cycle.outcome.num_accepted_drafts)
             )
             positions[index] += len(cycle.outcome.token_ids)
-        serving.commit(running, outcomes)
+        serving.commit(running, VerifyOutcomes.of(outcomes))
     assert served == [
-        [(cycle.plan.source, cycle.plan.payoff) for cycle in cycles] for cycles in replayed
+        [(cycle.plan.source, cycle.plan.predicted_len) for cycle in cycles] for cycles in replayed
     ]
     assert {source for cycles in served for source, _ in cycles} == {
-        DraftSource.CACHE,
-        DraftSource.MODEL,
+        "cache",
+        "model",
     }
 
 

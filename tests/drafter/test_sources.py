@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from sglang_hvd.config import HvdConfig, Policy
-from sglang_hvd.drafter import HybridDrafter, PayoffForecast
+from sglang_hvd.drafter import ChainPrediction, HybridDrafter
 from sglang_hvd.payoff import PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.predictor import feature_settings
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome
+from sglang_hvd.types import DraftPlan, VerifyOutcome, VerifyOutcomes
 from tests.payoff.made_up import constant_survival, random_predictor
 
 CLASSES = TokenClasses.from_strings([chr(33 + token) for token in range(60)])
@@ -45,9 +45,9 @@ def cycle(made: HybridDrafter, *, num_right: int) -> DraftPlan:
     made.start(rid, PROMPT)
     made.extend(rid, [3])
     [plan] = made.plan([rid])
-    num_accepted = num_right if plan.source is DraftSource.CACHE else 0
+    num_accepted = num_right if plan.source == "cache" else 0
     committed = [*DRAFT[:num_accepted], 0 if num_right == num_accepted else DRAFT[0]]
-    made.commit([rid], [VerifyOutcome(committed, num_accepted)])
+    made.commit([rid], VerifyOutcomes.of([VerifyOutcome(committed, num_accepted)]))
     made.finish(rid, output_ids=None, keep=False)
     return plan
 
@@ -64,14 +64,14 @@ def with_planned_batch() -> HybridDrafter:
 
 
 def payoff(plan: DraftPlan) -> float:
-    assert plan.payoff is not None
-    return plan.payoff
+    assert plan.predicted_len is not None
+    return plan.predicted_len
 
 
 def test_the_reported_payoff_is_the_corrected_one() -> None:
     made = drafter(threshold=1.0)
     plans = [cycle(made, num_right=7) for _ in range(90)]
-    assert all(plan.source is DraftSource.CACHE for plan in plans)
+    assert all(plan.source == "cache" for plan in plans)
     first, last = payoff(plans[0]), payoff(plans[-1])
     assert first == pytest.approx(sum(0.99**k for k in range(1, 32)), rel=1e-4)
     assert last < first - 0.1
@@ -89,7 +89,7 @@ def test_the_reported_payoff_is_the_corrected_one() -> None:
 def test_reliability_is_that_of_reaching_the_threshold(threshold: float, share: float) -> None:
     made = drafter(threshold=threshold)
     for _ in range(5):
-        assert cycle(made, num_right=4).source is DraftSource.CACHE
+        assert cycle(made, num_right=4).source == "cache"
     calibration = made.calibration()
     assert calibration is not None
     assert {of_bin.share for of_bin in calibration["prompt"].bins} == {None, share}
@@ -97,7 +97,7 @@ def test_reliability_is_that_of_reaching_the_threshold(threshold: float, share: 
 
 def test_without_calibration_the_payoff_stays_the_predictors() -> None:
     made = drafter(threshold=1.0, calibrate=False)
-    assert len({cycle(made, num_right=0).payoff for _ in range(150)}) == 1
+    assert len({cycle(made, num_right=0).predicted_len for _ in range(150)}) == 1
     assert made.calibration() is None
 
 
@@ -108,12 +108,12 @@ def test_the_frequency_rule_decides_while_the_predictor_is_off(
     made = drafter(threshold=2.0, frequency_threshold=frequency_threshold)
     sources = [cycle(made, num_right=0).source for _ in range(160)]
     num_verified = 106  # the weight of that many passes a hundred
-    assert sources[:num_verified] == [DraftSource.CACHE] * num_verified
-    assert sources[num_verified:] == [DraftSource(source)] * (160 - num_verified)
+    assert sources[:num_verified] == ["cache"] * num_verified
+    assert sources[num_verified:] == [source] * (160 - num_verified)
     [message] = [record.getMessage() for record in caplog.records]
     assert "origin prompt" in message
     assert "0.00 accepted" in message
-    assert "The predictor is off and not heeded for them" in message
+    assert "The predictor is wrong and is ignored for them" in message
     calibration = made.calibration()
     assert calibration is not None
     assert {name: f.is_fallback for name, f in calibration.items()} == {
@@ -127,12 +127,12 @@ def test_drafts_of_another_origin_are_still_the_predictors_to_decide() -> None:
     made = drafter(threshold=2.0, frequency_threshold=31.0)
     for _ in range(120):
         cycle(made, num_right=0)
-    assert cycle(made, num_right=0).source is DraftSource.MODEL
+    assert cycle(made, num_right=0).source == "model"
     made.start("r", [0])
     made.extend("r", PROMPT)  # the match lies in the output
     made.extend("r", [3])
     [plan] = made.plan(["r"])
-    assert plan.source is DraftSource.CACHE
+    assert plan.source == "cache"
 
 
 def test_the_predictor_decides_again_when_it_is_right_again(
@@ -152,19 +152,24 @@ def test_the_predictor_decides_again_when_it_is_right_again(
 
 def test_outcomes_belong_to_their_requests_in_any_order() -> None:
     made = with_planned_batch()
-    made.commit(["b", "without draft"], [VerifyOutcome([*DRAFT[:8], 0], 8), VerifyOutcome([41], 0)])
+    made.commit(
+        ["b", "without draft"],
+        VerifyOutcomes.of([VerifyOutcome([*DRAFT[:8], 0], 8), VerifyOutcome([41], 0)]),
+    )
     calibration = made.calibration()
     assert calibration is not None
     assert calibration["prompt"].num_verified == 1
     assert calibration["prompt"].mean_accepted == 8
-    made.commit(["a"], [VerifyOutcome([*DRAFT[:4], 0], 4)])
+    made.commit(["a"], VerifyOutcomes.of([VerifyOutcome([*DRAFT[:4], 0], 4)]))
     assert (made.calibration() or {})["prompt"].mean_accepted == pytest.approx(6, abs=0.01)
 
 
 def test_a_whole_batch_may_be_committed_in_another_order() -> None:
     made = with_planned_batch()
     of_drafts = [VerifyOutcome([*DRAFT[:num], 0], num) for num in (8, 4)]
-    made.commit(["without draft", "b", "a"], [VerifyOutcome([41], 0), *of_drafts])
+    made.commit(
+        ["without draft", "b", "a"], VerifyOutcomes.of([VerifyOutcome([41], 0), *of_drafts])
+    )
     figures = (made.calibration() or {})["prompt"]
     assert (figures.num_verified, figures.mean_accepted) == (2, pytest.approx(6, abs=0.01))
 
@@ -174,7 +179,7 @@ def test_a_text_that_ends_inside_its_draft_had_no_more_of_it() -> None:
     made.start("r", PROMPT)
     made.extend("r", [3])
     made.plan(["r"])
-    made.commit(["r"], [VerifyOutcome(DRAFT[:2], 2)])
+    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome(DRAFT[:2], 2)]))
     figures = (made.calibration() or {})["prompt"]
     assert (figures.num_verified, figures.mean_accepted) == (1, 2)
     assert figures.first_token.share == 1
@@ -184,7 +189,7 @@ def test_equal_calls_give_equal_plans() -> None:
     first, second = drafter(threshold=3.0), drafter(threshold=3.0)
     for num_right in np.random.default_rng(0).integers(0, 6, 300).tolist():
         one, other = cycle(first, num_right=num_right), cycle(second, num_right=num_right)
-        assert (one.source, one.payoff) == (other.source, other.payoff)
+        assert (one.source, one.predicted_len) == (other.source, other.predicted_len)
 
 
 def test_another_predictor_takes_over_from_the_next_plan_on_and_starts_uncorrected() -> None:
@@ -196,7 +201,9 @@ def test_another_predictor_takes_over_from_the_next_plan_on_and_starts_uncorrect
     [before] = made.plan(["running"])
     made.use_predictor(UNSURE)
     assert made.predictor is UNSURE
-    made.commit(["running"], [VerifyOutcome([*DRAFT[:7], 0], 7)])  # of the old one's cycle
+    made.commit(
+        ["running"], VerifyOutcomes.of([VerifyOutcome([*DRAFT[:7], 0], 7)])
+    )  # of the old one's cycle
     calibration = made.calibration()
     assert calibration is not None
     assert {f.num_verified for f in calibration.values()} == {0}
@@ -237,10 +244,10 @@ def test_a_request_that_never_verifies_cache_drafts_corrects_nothing() -> None:
     made = drafter(threshold=1.0)
     for _ in range(50):
         rid = object()
-        made.start(rid, PROMPT, without_cache=True)
+        made.start(rid, PROMPT, model_only=True)
         made.extend(rid, [3])
         made.plan([rid])
-        made.commit([rid], [VerifyOutcome([0], 0)])  # the draft says 4
+        made.commit([rid], VerifyOutcomes.of([VerifyOutcome([0], 0)]))  # the draft says 4
         made.finish(rid, output_ids=None, keep=False)
     calibration = made.calibration()
     assert calibration is not None
@@ -263,12 +270,12 @@ def test_a_corrected_prediction_does_not_depend_on_the_batch() -> None:
         made.start(rid, [*PROMPT[rid % 15 :], *range(rid % 7), *PROMPT[rid % 15 :]])
         made.extend(rid, [3])
     together = made.propose(rids)
-    assert isinstance(together.forecast, PayoffForecast)
-    payoffs = together.forecast.prediction.payoffs.copy()
-    of_model = together.forecast.model_payoffs.copy()
+    assert isinstance(together.predicted, ChainPrediction)
+    payoffs = together.predicted.prediction.payoffs.copy()
+    of_model = together.predicted.model_lens.copy()
     assert len(np.unique(payoffs)) > 30
     for rid in rids:
-        alone = made.propose([rid]).forecast
-        assert isinstance(alone, PayoffForecast)
+        alone = made.propose([rid]).predicted
+        assert isinstance(alone, ChainPrediction)
         assert alone.prediction.payoffs.tobytes() == payoffs[rid : rid + 1].tobytes()
-        assert alone.model_payoffs.tobytes() == of_model[rid : rid + 1].tobytes()
+        assert alone.model_lens.tobytes() == of_model[rid : rid + 1].tobytes()

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_hvd.config import CacheMode, HvdConfig, Policy
-from sglang_hvd.drafter import HybridDrafter, PayoffForecast
+from sglang_hvd.drafter import ChainPrediction, HybridDrafter
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES, DraftFeatures, TokenClasses
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import DraftPlan, DraftPlans, DraftSource, VerifyOutcome
+from sglang_hvd.types import DraftPlan, DraftPlans, VerifyOutcome, VerifyOutcomes
 from tests.payoff.made_up import constant_survival, linear
 
 CLASSES = TokenClasses.from_strings([chr(33 + token) for token in range(60)])
@@ -66,8 +66,8 @@ def test_payoff_policy_verifies_the_cache_draft_from_the_threshold_on(
     threshold: float, source: str
 ) -> None:
     [plan] = started(drafter(threshold=threshold)).plan(["r"])
-    assert plan.source is DraftSource(source)
-    assert plan.payoff == 3.0
+    assert plan.source == source
+    assert plan.predicted_len == 3.0
     assert drafted(plan) == ([4, 5, 6] if source == "cache" else None)
 
 
@@ -89,8 +89,8 @@ def test_with_a_distribution_the_draft_has_to_reach_the_threshold_more_likely_th
         verify_width=65,
     )
     [plan] = started(made).plan(["r"])
-    assert plan.source is DraftSource(source)
-    assert plan.payoff == pytest.approx(prob + prob**2 + prob**3)
+    assert plan.source == source
+    assert plan.predicted_len == pytest.approx(prob + prob**2 + prob**3)
 
 
 @pytest.mark.parametrize(("of_model", "source"), [(1, "cache"), (3, "cache"), (4, "model")])
@@ -107,19 +107,19 @@ def test_without_a_threshold_the_better_draft_is_verified(of_model: int, source:
     for number in range(300):  # without a cache draft
         made.start(number, [number % 50])
         [plan] = made.plan([number])
-        assert plan.source is DraftSource.MODEL
+        assert plan.source == "model"
         committed = [50 + token for token in range(of_model + 1)]
-        made.commit([number], [VerifyOutcome(committed, of_model)])
+        made.commit([number], VerifyOutcomes.of([VerifyOutcome(committed, of_model)]))
         made.finish(number, output_ids=None, keep=False)
     figures = made.model_figures()
     assert figures is not None
     assert figures.mean_accepted == pytest.approx(of_model)
     [plan] = started(made, "r").plan(["r"])
-    assert plan.source is DraftSource(source)
+    assert plan.source == source
 
 
 def test_the_gate_compares_to_the_last_bit_and_does_not_depend_on_the_batch() -> None:
-    def plans(payoff: float, num_requests: int) -> set[DraftSource]:
+    def plans(payoff: float, num_requests: int) -> set[str]:
         made = HybridDrafter(
             HvdConfig(policy="payoff", calibrate=False),
             cache=SuffixCache.as_in_paper(),
@@ -137,9 +137,9 @@ def test_the_gate_compares_to_the_last_bit_and_does_not_depend_on_the_batch() ->
     prob = 0.9  # before anything was seen
     of_model = np.float32(prob + prob * prob + prob * prob * prob)
     for num_requests in (1, 2, 33):
-        assert plans(float(of_model), num_requests) == {DraftSource.CACHE}
+        assert plans(float(of_model), num_requests) == {"cache"}
         below = float(np.nextafter(of_model, np.float32(0)))
-        assert plans(below, num_requests) == {DraftSource.MODEL}
+        assert plans(below, num_requests) == {"model"}
 
 
 def test_a_confident_cache_raises_what_is_expected_of_the_model_drafter() -> None:
@@ -156,14 +156,14 @@ def test_a_confident_cache_raises_what_is_expected_of_the_model_drafter() -> Non
         started(made, number)
         made.plan([number])
         outcome = VerifyOutcome([4, 5, 6, 7], 3) if number % 2 else VerifyOutcome([9], 0)
-        made.commit([number], [outcome])
+        made.commit([number], VerifyOutcomes.of([outcome]))
         made.finish(number, output_ids=None, keep=False)
     for prob in (0.9, 0.2):
         made.use_predictor(constant_survival(prob))
         proposals = started(made, prob).propose([prob])
-        assert isinstance(proposals.forecast, PayoffForecast)
+        assert isinstance(proposals.predicted, ChainPrediction)
         expected = prob + prob**2 + prob**3  # as far as the cache is right, so is the model
-        assert proposals.forecast.model_payoffs.tolist() == [pytest.approx(expected, abs=0.3)]
+        assert proposals.predicted.model_lens.tolist() == [pytest.approx(expected, abs=0.3)]
 
 
 def features_of_repeat(mode: CacheMode) -> DraftFeatures:
@@ -214,7 +214,7 @@ def test_payoff_policy_without_a_cache_draft_predicts_nothing() -> None:
     made = drafter()
     made.start("r", [1, 2, 3])
     [plan] = made.plan(["r"])
-    assert (plan.source, plan.cache_draft, plan.payoff) == (DraftSource.MODEL, None, None)
+    assert (plan.source, plan.cache_draft, plan.predicted_len) == ("model", None, None)
 
 
 @pytest.mark.parametrize(
@@ -227,20 +227,20 @@ def test_frequency_policy_compares_the_score_with_the_model_steps_or_its_own_thr
     config = {} if frequency_threshold is None else {"frequency_threshold": frequency_threshold}
     made = started(drafter("frequency", num_model_steps=num_model_steps, **config))
     [plan] = made.plan(["r"])
-    assert plan.source is DraftSource(source)
+    assert plan.source == source
 
 
 def test_cache_policy_takes_a_plain_step_without_a_draft() -> None:
     made = started(drafter("cache"))
     made.start("s", [1, 2, 3])
     with_draft, without = made.plan(["r", "s"])
-    assert (with_draft.source, drafted(with_draft)) == (DraftSource.CACHE, [4, 5, 6])
-    assert (without.source, without.cache_draft) == (DraftSource.PLAIN, None)
+    assert (with_draft.source, drafted(with_draft)) == ("cache", [4, 5, 6])
+    assert (without.source, without.cache_draft) == ("plain", None)
 
 
 def test_model_policy_proposes_nothing() -> None:
     [plan] = started(drafter("model")).plan(["r"])
-    assert (plan.source, plan.cache_draft, plan.payoff) == (DraftSource.MODEL, None, None)
+    assert (plan.source, plan.cache_draft, plan.predicted_len) == ("model", None, None)
 
 
 def test_no_cache_draft_is_longer_than_one_verification_takes() -> None:
@@ -250,8 +250,8 @@ def test_no_cache_draft_is_longer_than_one_verification_takes() -> None:
 
 def test_where_a_verification_has_room_for_the_root_alone_nothing_is_verified() -> None:
     made = started(drafter("cache", verify_width=1))
-    [plan] = made.allocate(["r"], made.propose(["r"], 5))
-    assert (plan.source, plan.cache_draft) == (DraftSource.PLAIN, None)
+    [plan] = made.choose(["r"], made.propose(["r"], 5))
+    assert (plan.source, plan.cache_draft) == ("plain", None)
 
 
 @pytest.mark.parametrize("rids", [[], ["r"]])
@@ -259,15 +259,15 @@ def test_each_request_that_is_committed_needs_its_outcome(rids: list[str]) -> No
     made = started(drafter("cache"))
     made.plan(["r"])
     with pytest.raises(ValueError, match="each needs one"):
-        made.commit(rids, [VerifyOutcome([4], 0)] * (len(rids) + 1))
-    made.commit(["r"], [VerifyOutcome([4], 0)])
+        made.commit(rids, VerifyOutcomes.of([VerifyOutcome([4], 0)] * (len(rids) + 1)))
+    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4], 0)]))
 
 
 def test_requests_of_one_batch_choose_on_their_own() -> None:
     made = started(drafter(threshold=3.0))
     made.start("short", [1, 2, 3, 9, 1])
     made.start("none", [1])
-    sources = [plan.source.value for plan in made.plan(["none", "r", "short"])]
+    sources = [plan.source for plan in made.plan(["none", "r", "short"])]
     assert sources == ["model", "cache", "model"]
 
 
@@ -278,14 +278,14 @@ def test_a_plan_does_not_depend_on_the_batch() -> None:
     together = made.plan(range(12))
     for rid, plan in enumerate(together):
         [alone] = made.plan([rid])
-        assert (alone.source, alone.payoff) == (plan.source, plan.payoff)
+        assert (alone.source, alone.predicted_len) == (plan.source, plan.predicted_len)
         assert drafted(alone) == drafted(plan)
 
 
 def test_generated_tokens_and_history_reach_the_features() -> None:
     made = started(drafter("cache"))
     made.plan(["r"])
-    made.commit(["r"], [VerifyOutcome([4, 5, 9], 2)])
+    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4, 5, 9], 2)]))
     made.extend("r", [1, 2])
     features = made.propose(["r"]).features
     assert features is not None
@@ -302,31 +302,29 @@ def test_a_cycle_counts_for_the_source_planned_last() -> None:
     [first] = made.plan(["r"])  # 2 tokens match: not worth it
     made.extend("r", [3])
     [second] = made.plan(["r"])
-    assert (first.source, second.source) == (DraftSource.MODEL, DraftSource.CACHE)
-    made.commit(["r"], [VerifyOutcome([4, 5, 6, 8], 3)])
-    assert made.stats("r") == RequestStats(
-        num_cache_cycles=1, num_cache_accepted_drafts=3, num_target_tokens=2
-    )
+    assert (first.source, second.source) == ("model", "cache")
+    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4, 5, 6, 8], 3)]))
+    assert made.stats("r") == RequestStats({"cache": 1}, {"cache": 3}, num_target_tokens=2)
 
 
 def test_every_source_has_its_own_counts() -> None:
     made = drafter("cache")
     made.start("r", [1, 2, 3])
     made.plan(["r"])
-    made.commit(["r"], [VerifyOutcome([1], 0)])
+    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([1], 0)]))
     made.plan(["r"])
-    made.commit(["r"], [VerifyOutcome([2, 3], 2)])
+    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([2, 3], 2)]))
     assert made.finish("r", output_ids=None, keep=False) == RequestStats(
-        num_cache_cycles=1, num_plain_cycles=1, num_cache_accepted_drafts=2, num_target_tokens=1
+        {"cache": 1, "plain": 1}, {"cache": 2}, num_target_tokens=1
     )
 
 
 def test_a_cycle_must_be_planned_before_it_is_committed() -> None:
     made = started(drafter())
     made.plan(["r"])
-    made.commit(["r"], [VerifyOutcome([9], 0)])
+    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([9], 0)]))
     with pytest.raises(AssertionError, match="planned before"):
-        made.commit(["r"], [VerifyOutcome([9], 0)])
+        made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([9], 0)]))
 
 
 def test_a_bad_commit_changes_nothing() -> None:
@@ -334,12 +332,12 @@ def test_a_bad_commit_changes_nothing() -> None:
     made.start("s", [1])
     made.plan(["r", "s"])
     before = made.stats("r")
-    with pytest.raises(ValueError, match="from 0 to"):
-        made.commit(["r", "s"], [VerifyOutcome([4], 0), VerifyOutcome([-1], 0)])
+    with pytest.raises(ValueError, match="must not be negative"):
+        made.commit(["r", "s"], VerifyOutcomes.of([VerifyOutcome([4], 0), VerifyOutcome([-1], 0)]))
     with pytest.raises(KeyError):
-        made.commit(["r", "t"], [VerifyOutcome([4], 0), VerifyOutcome([1], 0)])
+        made.commit(["r", "t"], VerifyOutcomes.of([VerifyOutcome([4], 0), VerifyOutcome([1], 0)]))
     assert made.stats("r") == before
-    made.commit(["r", "s"], [VerifyOutcome([4], 0), VerifyOutcome([1], 0)])
+    made.commit(["r", "s"], VerifyOutcomes.of([VerifyOutcome([4], 0), VerifyOutcome([1], 0)]))
 
 
 def test_a_finished_request_serves_the_next_one_until_flush() -> None:
@@ -362,7 +360,7 @@ def test_what_drafts_had_right_counts_in_their_namespace_until_flush() -> None:
     def logits(rid: str) -> tuple[float, float]:
         proposals = made.propose([rid])
         assert proposals.features is not None
-        made.allocate([rid], proposals)
+        made.choose([rid], proposals)
         row = proposals.features.features[0]
         own, of_all = COLUMN["own_logit_right_1"], COLUMN["logit_right_1"]
         return float(row[own]), float(row[of_all])
@@ -373,8 +371,8 @@ def test_what_drafts_had_right_counts_in_their_namespace_until_flush() -> None:
     unknown, known = logits("first"), logits("second")
     assert known == unknown
     assert unknown == pytest.approx((math.log(3), math.log(3)))
-    made.allocate(["first"], made.propose(["first"]))
-    made.commit(["first"], [VerifyOutcome([9], 0)])  # the draft has a 4 there
+    made.choose(["first"], made.propose(["first"]))
+    made.commit(["first"], VerifyOutcomes.of([VerifyOutcome([9], 0)]))  # the draft has a 4 there
     known = logits("second")
     assert known[0] == unknown[0]
     # One wrong token after its predecessor, and after any.
@@ -391,16 +389,16 @@ def test_a_request_without_cache_tells_the_others_nothing_of_its_drafts() -> Non
     def logit() -> float:
         proposals = made.propose(["other"])
         assert proposals.features is not None
-        made.allocate(["other"], proposals)
+        made.choose(["other"], proposals)
         return float(proposals.features.features[0, COLUMN["logit_right_1"]])
 
     made.start("other", REPEATS)
     made.extend("other", [3])
     unknown = logit()
-    made.start("without", REPEATS, without_cache=True)
+    made.start("without", REPEATS, model_only=True)
     made.extend("without", [3])
     made.plan(["without"])
-    made.commit(["without"], [VerifyOutcome([9], 0)])  # the draft has a 4 there
+    made.commit(["without"], VerifyOutcomes.of([VerifyOutcome([9], 0)]))  # the draft has a 4 there
     assert logit() == unknown
 
 
@@ -419,7 +417,7 @@ def test_a_request_that_is_not_active_is_named(call: str) -> None:
     made.finish("r", output_ids=None, keep=True)
     calls = {
         "plan": lambda: made.plan(["r"]),
-        "commit": lambda: made.commit(["r"], [VerifyOutcome([1], 0)]),
+        "commit": lambda: made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([1], 0)])),
         "extend": lambda: made.extend("r", [1]),
         "finish": lambda: made.finish("r", output_ids=None, keep=False),
         "stats": lambda: made.stats("r"),
@@ -447,21 +445,19 @@ def test_any_object_can_name_a_request() -> None:
     made, key = drafter(), object()
     started(made, key)
     [plan] = made.plan([key])
-    assert plan.source is DraftSource.CACHE
-    made.commit([key], [VerifyOutcome([4, 9], 1)])
-    assert made.finish(key, output_ids=None, keep=True).num_cache_cycles == 1
+    assert plan.source == "cache"
+    made.commit([key], VerifyOutcomes.of([VerifyOutcome([4, 9], 1)]))
+    assert made.finish(key, output_ids=None, keep=True).num_cycles["cache"] == 1
 
 
-@pytest.mark.parametrize(
-    ("policy", "instead"), [("payoff", DraftSource.MODEL), ("cache", DraftSource.PLAIN)]
-)
+@pytest.mark.parametrize(("policy", "instead"), [("payoff", "model"), ("cache", "plain")])
 def test_a_request_without_cache_never_verifies_its_cache_draft(
-    policy: Policy, instead: DraftSource
+    policy: Policy, instead: str
 ) -> None:
     made = started(drafter(policy, threshold=0))
-    made.start("s", REPEATS, without_cache=True)
+    made.start("s", REPEATS, model_only=True)
     free, bound = made.plan(["r", "s"])
-    assert (free.source, bound.source) == (DraftSource.CACHE, instead)
+    assert (free.source, bound.source) == ("cache", instead)
     assert bound.cache_draft is None
 
 
@@ -578,7 +574,7 @@ def test_the_shipped_predictor_makes_a_drafter() -> None:
             deterministic=True,
         )
         [plan] = started(made).plan(["r"])
-        assert plan.payoff is not None
+        assert plan.predicted_len is not None
 
 
 @given(
@@ -602,23 +598,25 @@ def test_counts_add_up_and_nothing_is_left(
         elif ends:
             stats = made.finish(rid, output_ids=None, keep=True)
             assert num_committed.pop(rid) == (
-                stats.num_cache_accepted_drafts
-                + stats.num_model_accepted_drafts
+                stats.num_accepted_drafts.get("cache", 0)
+                + stats.num_accepted_drafts.get("model", 0)
                 + stats.num_target_tokens
             )
             assert num_cycles.pop(rid) == (
-                stats.num_cache_cycles + stats.num_model_cycles + stats.num_plain_cycles
+                stats.num_cycles.get("cache", 0)
+                + stats.num_cycles.get("model", 0)
+                + stats.num_cycles.get("plain", 0)
             )
         elif token_ids:
             running = sorted(num_committed)
             plans = made.plan(running)
             outcomes = [
                 VerifyOutcome(token_ids[:1], 0)
-                if plan.source is DraftSource.PLAIN
+                if plan.source == "plain"
                 else VerifyOutcome(token_ids, len(token_ids) - 1)
                 for plan in plans
             ]
-            made.commit(running, outcomes)
+            made.commit(running, VerifyOutcomes.of(outcomes))
             for each, outcome in zip(running, outcomes, strict=True):
                 num_committed[each] += len(outcome.token_ids)
                 num_cycles[each] += 1

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_hvd.allocation.costs import StepCosts
+from sglang_hvd.costs.table import StepCosts, rising
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,5 +107,4 @@ def rising_table(
             else:
                 of_row.append(of_row[-1] * filled[-1][at] / filled[-1][at - 1])
         filled.append([of_row[0]] * first + of_row)
-    table = np.maximum.accumulate(np.maximum.accumulate(np.array(filled), axis=0), axis=1)
-    return tuple(tuple(row) for row in table.round(4).tolist())
+    return tuple(tuple(row) for row in rising(np.array(filled)).round(4).tolist())

@@ -7,14 +7,15 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from sglang_hvd.allocation import StepAllocator, StepCosts
+from sglang_hvd.allocation import DrafterChoices, StepAllocator
 from sglang_hvd.config import HvdConfig, Policy
-from sglang_hvd.drafter import AllocationForecast, HybridDrafter
+from sglang_hvd.costs import StepCosts
+from sglang_hvd.drafter import HybridDrafter, TreePrediction
 from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import DraftPlan, DraftSource, VerifyOutcome, VerifyOutcomes
+from sglang_hvd.types import DraftPlan, VerifyOutcome, VerifyOutcomes
 from tests.payoff.made_up import constant_survival, linear
 
 CLASSES = TokenClasses.from_strings(["a", ",", "("])
@@ -54,8 +55,7 @@ def drafter(
         costs(per_node, of_round, of_context),
         widths=widths,
         base_width=base_width,
-        model_sizes=SIZES,
-        num_steps=[NUM_STEPS],
+        drafters=[DrafterChoices(SIZES, (NUM_STEPS,))],
     )
     config = HvdConfig(policy=policy, **settings)
     if predictor is None and config.predicts:
@@ -86,7 +86,7 @@ def drafted(plan: DraftPlan) -> list[int]:
 
 def test_both_drafts_share_the_verification() -> None:
     plan = planned(drafter("both"))
-    assert plan.source is DraftSource.BOTH
+    assert plan.source == "both"
     assert (plan.num_model_nodes, plan.num_model_steps) == (7, 3)
     assert drafted(plan) == [4, 5, 6, 7, 8, 9, 1, 2]
     assert plan.num_nodes == 15
@@ -95,25 +95,25 @@ def test_both_drafts_share_the_verification() -> None:
 def test_the_cache_draft_gets_the_room_that_the_model_tree_leaves() -> None:
     assert drafted(planned(drafter("both", verify_width=10))) == [4, 5]
     plan = planned(drafter("both", verify_width=8))
-    assert (plan.source, drafted(plan)) == (DraftSource.MODEL, [])
+    assert (plan.source, drafted(plan)) == ("model", [])
 
 
 def test_without_a_cache_draft_both_is_the_model_draft() -> None:
     made = drafter("both")
     made.start("r", [1, 2, 3])
     [plan] = made.plan(["r"])
-    assert (plan.source, plan.cache_draft, plan.num_model_nodes) == (DraftSource.MODEL, None, 7)
+    assert (plan.source, plan.cache_draft, plan.num_model_nodes) == ("model", None, 7)
 
 
 @pytest.mark.parametrize(
     ("prob", "per_node", "source"),
     [
-        (0.999, 0.01, DraftSource.CACHE),
-        (0.5, 0.01, DraftSource.BOTH),
-        (0.001, 9.0, DraftSource.PLAIN),
+        (0.999, 0.01, "cache"),
+        (0.5, 0.01, "both"),
+        (0.001, 9.0, "plain"),
     ],
 )
-def test_what_pays_is_allocated(prob: float, per_node: float, source: DraftSource) -> None:
+def test_what_pays_is_allocated(prob: float, per_node: float, source: str) -> None:
     assert planned(drafter(prob=prob, per_node=per_node)).source is source
 
 
@@ -126,7 +126,7 @@ def test_what_contexts_take_follows_prompts_and_all_that_was_committed() -> None
         for output in outputs:
             made.extend(rid, output)
         [plan] = made.plan([rid])
-        made.commit([rid], [VerifyOutcome(np.array([11], np.int32), 0, None)])
+        made.commit([rid], VerifyOutcomes.of([VerifyOutcome(np.array([11], np.int32), 0, None)]))
         made.finish(rid, output_ids=None, keep=False)
         return plan.num_nodes
 
@@ -155,13 +155,11 @@ def test_steps_are_priced_by_the_tokens_of_all_requests(monkeypatch: pytest.Monk
     made = drafter()
     planned, launched = (contexts_priced(monkeypatch, of) for of in ("allocate", "wants_drafts"))
     made.start("text", [1, 2, 3])
-    made.start("image", [], without_cache=True, num_prompt_tokens=500)
+    made.start("image", [], model_only=True, num_prompt_tokens=500)
     for _ in range(2):
         made.plan(["text", "image"])
-        made.commit(
-            ["text", "image"],
-            [VerifyOutcome(np.array([7, 8], np.int32), 1), VerifyOutcome([9], 0)],
-        )
+        outcomes = [VerifyOutcome(np.array([7, 8], np.int32), 1), VerifyOutcome([9], 0)]
+        made.commit(["text", "image"], VerifyOutcomes.of(outcomes))
     made.extend("text", [1, 2, 3, 4], counts=False)
     made.plan_launched(["text"])
     assert planned == [503, 506]
@@ -181,19 +179,19 @@ def test_a_cut_draft_tells_of_the_match_as_the_whole_one_does() -> None:
 @pytest.mark.parametrize("policy", ["allocate", "both"])
 def test_a_request_without_cache_verifies_the_whole_model_tree(policy: Policy) -> None:
     made = drafter(policy, prob=0.999)
-    made.start("r", REPEATS, without_cache=True)
+    made.start("r", REPEATS, model_only=True)
     made.extend("r", [3])
     for _ in range(3):
         [plan] = made.plan(["r"])
-        assert (plan.source, plan.cache_draft) == (DraftSource.MODEL, None)
+        assert (plan.source, plan.cache_draft) == ("model", None)
         assert (plan.num_model_nodes, plan.num_model_steps) == (7, 3)
-        made.commit(["r"], [VerifyOutcome([4], 0)])
+        made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4], 0)]))
 
 
 def figures(made: HybridDrafter, rids: Sequence[str]) -> str:
     """All that is learned."""
     stats = [made.stats(rid) for rid in rids]
-    return repr((stats, made.calibration(), made.model_figures(), made.branch_share()))
+    return repr((stats, made.calibration(), made.model_figures()))
 
 
 def outcomes_of(plans: Sequence[DraftPlan], random: np.random.Generator) -> list[VerifyOutcome]:
@@ -202,7 +200,7 @@ def outcomes_of(plans: Sequence[DraftPlan], random: np.random.Generator) -> list
     for plan in plans:
         draft = drafted(plan)[: random.integers(0, 4)]
         of_model = 1 if plan.num_model_nodes else 0
-        is_both = plan.source is DraftSource.BOTH
+        is_both = plan.source == "both"
         tokens = [*(draft or [88] * of_model), 99]
         outcomes.append(VerifyOutcome(tokens, len(tokens) - 1, of_model if is_both else None))
     return outcomes
@@ -213,16 +211,16 @@ def test_a_batch_may_be_committed_in_parts() -> None:
     whole, parts = drafter(prob=0.5), drafter(prob=0.5)
     for made in (whole, parts):
         for rid in rids:
-            made.start(rid, REPEATS, without_cache=rid == "b")
+            made.start(rid, REPEATS, model_only=rid == "b")
             made.extend(rid, [3])
     random, num_learned = np.random.default_rng(0), 0
     for cycle in range(30):
         plans = whole.plan(rids)
         assert [plan.source for plan in parts.plan(rids)] == [plan.source for plan in plans]
         outcomes = dict(zip(rids, outcomes_of(plans, random), strict=True))
-        whole.commit(rids, list(outcomes.values()))
+        whole.commit(rids, VerifyOutcomes.of(list(outcomes.values())))
         for part in (["a"], ["b"], ["c", "d"]) if cycle % 2 else (["a", "b"], ["c", "d"]):
-            parts.commit(part, [outcomes[rid] for rid in part])
+            parts.commit(part, VerifyOutcomes.of([outcomes[rid] for rid in part]))
         assert figures(parts, spaced) == figures(whole, spaced)
         num_learned = sum(f.num_verified for f in (whole.calibration() or {}).values())
         for made in (whole, parts):
@@ -242,10 +240,10 @@ def test_a_request_that_is_gone_is_left_out_of_a_commit() -> None:
     without.plan("abc")
     first, second, third = outcomes_of(plans, random)
     without.finish("a", output_ids=None, keep=False)
-    without.commit("bc", [second, third])
-    whole.commit("bc", [second, third])
+    without.commit("bc", VerifyOutcomes.of([second, third]))
+    whole.commit("bc", VerifyOutcomes.of([second, third]))
     assert figures(without, "bc") == figures(whole, "bc")
-    whole.commit("a", [first])
+    whole.commit("a", VerifyOutcomes.of([first]))
     assert figures(without, "bc") != figures(whole, "bc")
 
 
@@ -260,13 +258,13 @@ def test_arrays_are_committed_as_outcomes_are() -> None:
         plans = listed.plan(rids)
         in_arrays.plan(rids)
         outcomes = outcomes_of(plans, random)
-        listed.commit(rids, outcomes)
+        listed.commit(rids, VerifyOutcomes.of(outcomes))
         token_ids = np.full((2, 9), 7, np.int32)  # what stands behind a row's length does not count
         for row, outcome in zip(token_ids, outcomes, strict=True):
             row[: len(outcome.token_ids)] = outcome.token_ids
         num_accepted = np.array([o.num_accepted_drafts for o in outcomes], np.int32)
         of_model = [-1 if o.num_model_accepted is None else 1 for o in outcomes]
-        in_arrays.commit_batch(
+        in_arrays.commit(
             rids,
             VerifyOutcomes(token_ids, num_accepted + 1, num_accepted, np.array(of_model, np.int32)),
         )
@@ -276,17 +274,15 @@ def test_arrays_are_committed_as_outcomes_are() -> None:
 def test_a_cycle_of_both_counts_for_both() -> None:
     made = drafter("both")
     planned(made)
-    made.commit(["r"], [VerifyOutcome([4, 5, 99], 2, num_model_accepted=1)])
-    assert made.stats("r") == RequestStats(
-        num_both_cycles=1, num_both_accepted_drafts=2, num_target_tokens=2
-    )
+    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4, 5, 99], 2, num_model_accepted=1)]))
+    assert made.stats("r") == RequestStats({"both": 1}, {"both": 2}, num_target_tokens=2)
 
 
 def test_both_drafts_are_learned_from_a_cycle_that_verified_both() -> None:
     made = drafter(prob=0.5)
-    assert planned(made).source is DraftSource.BOTH
+    assert planned(made).source == "both"
     # The cache draft had two tokens right, the model drafter three.
-    made.commit(["r"], [VerifyOutcome([4, 5, 99, 98], 3, num_model_accepted=3)])
+    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4, 5, 99, 98], 3, num_model_accepted=3)]))
     of_model, of_cache = made.model_figures(), made.calibration()
     assert of_model is not None
     assert (of_model.num_verified, of_model.mean_accepted) == (1, 3)
@@ -297,8 +293,8 @@ def test_both_drafts_are_learned_from_a_cycle_that_verified_both() -> None:
 
 def test_where_it_is_not_known_what_the_model_drafter_had_right_nothing_is_learned_of_it() -> None:
     made = drafter(prob=0.5)
-    assert planned(made).source is DraftSource.BOTH
-    made.commit(["r"], [VerifyOutcome([4, 5, 99], 2)])
+    assert planned(made).source == "both"
+    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4, 5, 99], 2)]))
     figures = made.model_figures()
     assert figures is not None
     assert figures.num_verified == 0
@@ -309,7 +305,7 @@ def test_what_a_cut_draft_brings_is_compared_with_what_was_expected_of_its_part(
     plan = planned(made)
     num = plan.cache_draft.num_tokens if plan.cache_draft else 0
     assert 0 < num < 8
-    made.commit(["r"], [VerifyOutcome([*drafted(plan), 99], num)])
+    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([*drafted(plan), 99], num)]))
     figures = made.calibration()
     assert figures is not None
     [origin] = [each for each in figures.values() if each.num_verified]
@@ -359,77 +355,15 @@ def test_a_cache_draft_branches_where_the_votes_differ() -> None:
 def test_what_a_branch_brings_says_of_the_chain_that_it_was_wrong() -> None:
     made = drafter(prob=0.5)
     _, branch = chain_and_branch(branching(made))
-    made.commit(["r"], [VerifyOutcome([*branch[:2], 99], 2, num_model_accepted=0)])
+    made.commit(
+        ["r"], VerifyOutcomes.of([VerifyOutcome([*branch[:2], 99], 2, num_model_accepted=0)])
+    )
     figures = made.calibration()
     assert figures is not None
     [origin] = [each for each in figures.values() if each.num_verified]
     assert (origin.num_verified, origin.mean_accepted) == (1, 0)
     stats = made.stats("r")
-    assert stats.num_both_accepted_drafts + stats.num_cache_accepted_drafts == 2
-
-
-@pytest.mark.parametrize("source", [DraftSource.CACHE, DraftSource.BOTH])
-def test_what_branches_bring_is_expected_of_later_ones(source: DraftSource) -> None:
-    shares = {}
-    for right in (True, False):
-        # The model drafter does not pay, or does.
-        made = drafter(prob=0.5, **({"of_round": 50} if source is DraftSource.CACHE else {}))
-        first = made.branch_share()
-        assert first is not None
-        plan = branching(made)
-        assert plan.source is source
-        _, branch = chain_and_branch(plan)
-        # With both drafts in a tree the model drafter's may go further than the cache's.
-        accepted = [*branch[:2], 98] if source is DraftSource.BOTH else branch[:2]
-        outcome = VerifyOutcome([99], 0, num_model_accepted=0)
-        if right:
-            outcome = VerifyOutcome(
-                [*accepted, 99], len(accepted), num_model_accepted=len(accepted)
-            )
-        made.commit(["r"], [outcome])
-        share = made.branch_share()
-        assert share is not None
-        shares[right] = share
-    assert shares[True] > first > shares[False]
-
-
-def after_wrong_branches(**settings: bool) -> HybridDrafter:
-    made = drafter(prob=0.5, **settings)
-    branching(made)
-    made.commit(["r"], [VerifyOutcome([99], 0, num_model_accepted=0)])
-    return made
-
-
-def test_a_commit_between_propose_and_allocate_does_not_change_what_was_proposed() -> None:
-    def share(*, commits_between: bool) -> float | None:
-        made = drafter(prob=0.5)
-        branching(made)
-        made.start("other", DIFFERS)
-        made.extend("other", [3])
-        proposals = made.propose(["other"])
-        wrong = VerifyOutcome([99], 0, num_model_accepted=0)
-        if commits_between:  # after which less is expected of branches
-            made.commit(["r"], [wrong])
-        [plan] = made.allocate(["other"], proposals)
-        assert plan.cache_draft is not None
-        assert plan.cache_draft.parents is not None
-        if not commits_between:
-            made.commit(["r"], [wrong])
-        made.commit(["other"], [wrong])
-        return made.branch_share()
-
-    assert share(commits_between=True) == share(commits_between=False)
-
-
-def test_another_predictor_leaves_other_branches() -> None:
-    made, first = after_wrong_branches(), drafter().branch_share()
-    assert made.branch_share() != first
-    made.use_predictor(constant_survival(0.5))
-    assert made.branch_share() == first
-
-
-def test_branches_are_not_learned_where_nothing_is_corrected() -> None:
-    assert after_wrong_branches(calibrate=False).branch_share() == drafter().branch_share()
+    assert stats.num_accepted_drafts.get("both", 0) + stats.num_accepted_drafts.get("cache", 0) == 2
 
 
 def test_the_allocator_sees_how_far_every_request_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +378,7 @@ def test_the_allocator_sees_how_far_every_request_came(monkeypatch: pytest.Monke
     made = drafter()
     for rid in "ab":
         planned(made, rid)
-    made.commit("ab", [VerifyOutcome([4, 5, 99], 2), VerifyOutcome([99], 0)])
+    made.commit("ab", VerifyOutcomes.of([VerifyOutcome([4, 5, 99], 2), VerifyOutcome([99], 0)]))
     assert seen == [[3, 1]]
 
 
@@ -471,12 +405,12 @@ def test_a_cycle_that_verified_a_branch_alone_tells_of_the_chains_first_token() 
     made.start("r", DIFFERS)
     made.extend("r", [3])
     proposals = made.propose(["r"])
-    assert isinstance(proposals.forecast, AllocationForecast)
-    proposals.forecast.trees.num_nodes[0] = 1
-    [plan] = made.allocate(["r"], proposals)
+    assert isinstance(proposals.predicted, TreePrediction)
+    proposals.predicted.trees.num_nodes[0] = 1
+    [plan] = made.choose(["r"], proposals)
     chain = int(proposals.drafts.token_ids[0, 0])
     assert drafted(plan) == [{4: 7, 7: 4}[chain]]
-    made.commit(["r"], [VerifyOutcome([chain], 0, 0)])
+    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([chain], 0, 0)]))
     figures = made.calibration()
     assert figures is not None
     [origin] = [each for each in figures.values() if each.num_verified]
@@ -500,18 +434,18 @@ def test_drafts_are_no_longer_than_what_a_step_of_so_many_can_verify() -> None:
         proposals = made.propose(rids[:num])
         longest = 7 if num > 2 else WIDTHS[-1] - 1
         assert proposals.drafts.num_nodes[:num].tolist() == [longest] * num
-        plans = made.allocate(rids[:num], proposals)
+        plans = made.choose(rids[:num], proposals)
         assert [len(drafted(plan)) for plan in plans] == [longest] * num
 
 
 def test_a_plan_of_a_batch_is_one_allocation() -> None:
     made = drafter(prob=0.999)
     planned(made, "sure")
-    made.commit(["sure"], [VerifyOutcome([4], 0)])
+    made.commit(["sure"], VerifyOutcomes.of([VerifyOutcome([4], 0)]))
     made.start("new", [50, 60, 70])
     sure, new = made.plan(["sure", "new"])
-    assert sure.source is DraftSource.CACHE
-    assert (new.source, new.cache_draft) == (DraftSource.MODEL, None)
+    assert sure.source == "cache"
+    assert (new.source, new.cache_draft) == ("model", None)
 
 
 def test_allocation_needs_an_allocator_and_a_distribution(tmp_path: Path) -> None:
@@ -541,7 +475,10 @@ def test_a_predictor_that_is_off_leaves_the_votes_to_decide_and_is_still_judged(
         made.start(number, [*text, *text[:3]])
         made.extend(number, [text[3]])
         [plan] = made.plan([number])
-        made.commit([number], [VerifyOutcome([77], 0, 0 if plan.num_model_nodes else None)])
+        made.commit(
+            [number],
+            VerifyOutcomes.of([VerifyOutcome([77], 0, 0 if plan.num_model_nodes else None)]),
+        )
         made.finish(number, output_ids=None, keep=False)
         figures = made.calibration()
         assert figures is not None
@@ -556,9 +493,9 @@ def test_a_finished_request_leaves_its_slot_to_the_next() -> None:
     made = drafter()
     for _ in range(3):
         made.start("r", REPEATS)
-        forecast = made.propose(["r"]).forecast
-        assert isinstance(forecast, AllocationForecast)
-        assert forecast.slots.tolist() == [0]
+        predicted = made.propose(["r"]).predicted
+        assert isinstance(predicted, TreePrediction)
+        assert predicted.slots.tolist() == [0]
         made.finish("r", output_ids=None, keep=False)
 
 
@@ -586,7 +523,7 @@ def test_a_part_that_was_accepted_whole_is_left_out_of_the_history(
     part = drafted(planned(made))
     assert 1 < len(part) < 8
     right = part[: len(part) - num_wrong]
-    made.commit(["r"], [VerifyOutcome([*right, 99], len(right))])
+    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([*right, 99], len(right))]))
     made.extend("r", [1, 2, 3])  # or there is no draft
     features = made.propose(["r"]).features
     assert features is not None
@@ -596,7 +533,7 @@ def test_a_part_that_was_accepted_whole_is_left_out_of_the_history(
 def test_an_empty_batch_needs_nothing() -> None:
     made = drafter()
     assert list(made.plan([])) == []
-    made.commit([], [])
+    made.commit([], VerifyOutcomes.of([]))
 
 
 def test_a_step_that_was_launched_without_drafts_is_planned_all_the_same() -> None:
@@ -607,10 +544,10 @@ def test_a_step_that_was_launched_without_drafts_is_planned_all_the_same() -> No
         of.extend("r", [3])
     assert made.plan_launched(["r"])  # four to nine follow, which is worth a verification
     [plan] = other.plan(["r"])
-    assert plan.source is DraftSource.CACHE
-    made.commit(["r"], [VerifyOutcome([4], 0)])
-    other.commit(["r"], [VerifyOutcome([4], 0)])
-    assert made.stats("r").num_plain_cycles == 1
+    assert plan.source == "cache"
+    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4], 0)]))
+    other.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4], 0)]))
+    assert made.stats("r").num_cycles["plain"] == 1
     assert made.stats("r").num_target_tokens == 2
     # The next is planned from the same text.
     [plan], [expected] = made.plan(["r"]), other.plan(["r"])

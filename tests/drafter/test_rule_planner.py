@@ -7,12 +7,12 @@ import numpy.typing as npt
 import pytest
 
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.drafter import PayoffForecast, Proposals
-from sglang_hvd.drafter.payoff_estimator import PayoffEstimator
+from sglang_hvd.drafter import ChainPrediction, Proposals
+from sglang_hvd.drafter.planners import RulePlanner
 from sglang_hvd.drafter.request import DraftedRequest
-from sglang_hvd.drafter.rule_planner import RulePlanner
+from sglang_hvd.drafter.sources import CacheSource
 from sglang_hvd.payoff import Prediction
-from sglang_hvd.types import SCORE, DraftBatch, DraftSource
+from sglang_hvd.types import SCORE, DraftBatch
 
 NO_DRAFT = math.nan
 
@@ -45,15 +45,16 @@ def takes_cache(
     values = np.where(has_draft, of_drafts, np.float32(1000))
     drafts.matches[:, SCORE] = values
     prediction = Prediction(values, values[:, None] if are_odds else None)
-    forecast = PayoffForecast(
+    predicted = ChainPrediction(
         prediction, np.zeros(num, np.float32) if of_model is None else of_model
     )
-    estimator = PayoffEstimator(config, None, None, has_branches=False)
-    planner = RulePlanner(config, estimator, room=8, num_model_steps=3, num_model_nodes=3)
-    requests = [DraftedRequest(slot, without_cache=False, num_tokens=1) for slot in range(num)]
-    plans, _ = planner.plan(requests, Proposals(num, drafts, forecast=forecast))
-    assert set(plans.sources) <= {DraftSource.CACHE, DraftSource.MODEL}
-    return [source is DraftSource.CACHE for source in plans.sources]
+    planner = RulePlanner(
+        config, CacheSource(config, None), room=8, num_model_steps=3, num_model_nodes=3
+    )
+    requests = [DraftedRequest(slot, model_only=False, num_tokens=1) for slot in range(num)]
+    plans = planner.choose(requests, Proposals(num, drafts, predicted=predicted))
+    assert set(plans.sources) <= {"cache", "model"}
+    return [source == "cache" for source in plans.sources]
 
 
 def by_payoff(threshold: float) -> HvdConfig:

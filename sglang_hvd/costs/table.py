@@ -88,6 +88,23 @@ class StepCosts(BaseModel):
         return type(self).model_validate({**self.model_dump(), **(update or {})})
 
     @classmethod
+    def assumed(cls, widths: Sequence[int]) -> "StepCosts":
+        """A made-up table for a server that is not timed before it serves.
+
+        widths: nodes per request that its steps can verify, root included.
+        """
+        batch_sizes, columns = tuple(2**k for k in range(9)), sorted({1, 2, *widths})
+        nodes = np.outer(batch_sizes, columns)
+        return cls(
+            about="assumed",
+            batch_sizes=batch_sizes,
+            widths=tuple(columns),
+            verify=(5.0 + 0.1 * nodes).tolist(),
+            draft_round=tuple(0.5 + 0.02 * n for n in batch_sizes),
+            draft_extend=(0.5 + 0.01 * nodes).tolist(),
+        )
+
+    @classmethod
     def load(cls, path: Path) -> "StepCosts":
         """Reads a YAML or JSON file. Raises ValueError in one line."""
         try:
@@ -147,8 +164,8 @@ class StepCosts(BaseModel):
         """Milliseconds of a draft-extend over so many tokens of each request, by the number of
         requests: float64[len(num_requests)], 0 for none."""
         numbers = np.asarray(num_requests)
-        [of_batch] = _interpolate(np.array([num_tokens]), self.widths, self._draft_extend.T)
-        times = _interpolate(numbers, self.batch_sizes, np.maximum.accumulate(of_batch))
+        [of_batch] = interpolate(np.array([num_tokens]), self.widths, self._draft_extend.T)
+        times = interpolate(numbers, self.batch_sizes, np.maximum.accumulate(of_batch))
         return np.where(numbers > 0, times, 0.0)
 
     def draft_ms(self, num_requests: Sequence[int], num_steps: int) -> Float64:
@@ -159,13 +176,13 @@ class StepCosts(BaseModel):
         times = np.asarray(self.draft_round, np.float64) * (num_steps - 1)
         if self.draft_once is not None:
             times = times + np.asarray(self.draft_once)
-        return np.where(numbers > 0, _interpolate(numbers, self.batch_sizes, times), 0.0)
+        return np.where(numbers > 0, interpolate(numbers, self.batch_sizes, times), 0.0)
 
     def wait_ms(self, num_requests: int) -> float:
         """Milliseconds between a step of so many requests and one that waits for its tokens."""
         if self.wait is None:
             return 0.0
-        [found] = _interpolate(np.array([num_requests]), self.batch_sizes, np.array(self.wait))
+        [found] = interpolate(np.array([num_requests]), self.batch_sizes, np.array(self.wait))
         return max(float(found), 0.0)
 
     @cached_property
@@ -177,20 +194,26 @@ class StepCosts(BaseModel):
         return np.array(self.draft_extend, np.float64)
 
     def _at(self, table: Float64, batch_size: int, widths: Sequence[int]) -> Float64:
-        [row] = _interpolate(np.array([batch_size]), self.batch_sizes, table)
+        [row] = interpolate(np.array([batch_size]), self.batch_sizes, table)
         # Beyond the last batch size the lines of two widths may cross.
-        return _interpolate(np.asarray(widths), self.widths, np.maximum.accumulate(row))
+        return interpolate(np.asarray(widths), self.widths, np.maximum.accumulate(row))
 
 
-def _interpolate(places: npt.NDArray[np.int64], knots: Sequence[int], values: Float64) -> Float64:
-    """Along the first axis of values, before the first knot as there, beyond the last with the last
-    slope."""
+def interpolate(places: npt.NDArray[np.int64], knots: Sequence[int], values: Float64) -> Float64:
+    """Values at places along their first axis, on lines between the knots. Places before the first
+    knot have its value, those beyond the last follow the last line."""
     found = np.asarray(knots, np.float64)
     left = np.clip(np.searchsorted(found, places, side="right") - 1, 0, len(found) - 2)
     share = (np.maximum(places, found[0]) - found[left]) / (found[left + 1] - found[left])
     share = share.reshape(-1, *[1] * (values.ndim - 1))
     # In this form what is level stays level to the last bit.
     return np.asarray(values[left] + share * (values[left + 1] - values[left]))
+
+
+def rising(times: Float64) -> Float64:
+    """The least table of two axes that is nowhere below these times and never falls."""
+    found: Float64 = np.maximum.accumulate(np.maximum.accumulate(times, axis=0), axis=1)
+    return found
 
 
 def _row(values: Sequence[float]) -> str:

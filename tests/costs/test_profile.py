@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_hvd.allocation import BatchTimes, costs_of_times, shortest_times
-from sglang_hvd.allocation.timed_costs import parts_of_draft, rising_table
+from sglang_hvd.costs import BatchTimes, costs_of_times, shortest_times
+from sglang_hvd.costs.profile import parts_of_draft, rising_table
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from sglang_hvd.allocation import StepCosts
+from sglang_hvd.costs import StepCosts
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "costs"
 
