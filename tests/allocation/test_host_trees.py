@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_hvd.allocation import CacheTrees
+from sglang_hvd.allocation import HostTrees
 from sglang_hvd.types import DraftBatch
 
 SHARE = 0.75
@@ -45,14 +45,14 @@ def _votes(rows: list[Row]) -> DraftBatch:
     return batch
 
 
-def _joined(rows: list[Row], room: int) -> CacheTrees:
+def _joined(rows: list[Row], room: int) -> HostTrees:
     chains = DraftBatch.of_size(len(rows), LONGEST)
     survival = np.zeros((len(rows), LONGEST), np.float32)
     for row, (chain, of_chain, _) in enumerate(rows):
         chains.token_ids[row, : len(chain)] = chain
         chains.num_nodes[row] = len(chain)
         survival[row, : len(chain)] = of_chain
-    trees = CacheTrees(len(rows), room)
+    trees = HostTrees(len(rows), room)
     trees.join(chains, survival, _votes(rows))
     return trees
 
@@ -133,7 +133,7 @@ def test_a_part_of_a_draft_is_a_chain_or_says_where_it_branches() -> None:
 
 
 def test_a_tree_whose_nodes_stand_before_their_parents_is_refused() -> None:
-    trees, chains = CacheTrees(1, 4), DraftBatch.of_size(1, LONGEST)
+    trees, chains = HostTrees(1, 4), DraftBatch.of_size(1, LONGEST)
     votes = _votes([([], [], [(-1, 1, 0.5)])])
     votes.parents[0, 0] = 0
     with pytest.raises(ValueError, match="a node stands after its parent"):
@@ -169,3 +169,53 @@ def test_a_part_of_each_draft_of_a_batch_is_taken(rows: list[Row], data: st.Data
             assert found[row].tolist() == [*whole[row, :num].tolist(), *[0] * (width - num)]
     assert taken.drafts.num_nodes.tolist() == num_nodes.tolist()
     assert taken.drafts.matches.tolist() == chains.matches.tolist()
+
+
+def _paths(trees: HostTrees, row: int) -> list[Path]:
+    paths: list[Path] = []
+    for node in range(int(trees.num_nodes[row])):
+        parent = int(trees.parents[row, node])
+        assert parent < node
+        before = paths[parent] if parent >= 0 else ()
+        paths.append((*before, int(trees.token_ids[row, node])))
+        assert trees.depths[row, node] == len(paths[-1])
+    assert len(set(paths)) == len(paths)
+    return paths
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_rows(), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
+def test_the_draft_of_another_source_joins_the_tree(rows: list[Row], seed: int) -> None:
+    """A made-up second source that the host knows: equal prefixes are shared."""
+    random = np.random.default_rng(seed)
+    shuffled = [rows[place] for place in random.permutation(len(rows))]
+    others: list[Row] = [([], [], votes[: random.integers(0, 9)]) for _, _, votes in shuffled]
+    drafts, trees = _votes(others), _joined(rows, 40)
+    of_cache = [
+        dict(zip(_paths(trees, row), trees.probs[row].tolist(), strict=False))
+        for row in range(len(rows))
+    ]
+    trees.add(drafts, len(rows), 4)
+    nothing = DraftBatch.of_size(len(rows), 1)
+    for row in range(len(rows)):
+        other: list[Path] = []
+        for parent, token, _ in others[row][2]:
+            other.append((*(other[parent] if parent >= 0 else ()), token))
+        of_other = dict(zip(other, drafts.probs[row].tolist(), strict=False))
+        paths = _paths(trees, row)
+        assert set(paths) == set(of_cache[row]) | set(of_other)
+        probs = dict(zip(paths, trees.probs[row].tolist(), strict=False))
+        assert list(probs.values()) == sorted(probs.values(), reverse=True)
+        for node, (path, prob) in enumerate(probs.items()):
+            sources = (1 if path in of_cache[row] else 0) | (4 if path in of_other else 0)
+            assert trees.sources[row, node] == sources
+            before = of_cache[row].get(path, 0.0)
+            assert before <= prob <= max(before, of_other.get(path, 0.0)) + 1e-6
+            children = [p for other_path, p in probs.items() if other_path[:-1] == path]
+            grown = sum(children) - sum(of_cache[row].get((*path, t), 0.0) for t in range(3))
+            assert grown <= 1e-6 or sum(children) <= prob + 1e-6
+        taken = trees.take(
+            trees.num_nodes[: len(rows)], np.zeros((len(rows), 64), np.float32), nothing, width=40
+        )
+        wanted = (1 if of_cache[row] else 0) | (4 if of_other else 0)
+        assert taken.source_sets[row] == wanted
