@@ -1,4 +1,4 @@
-"""The demo tokenizer: byte-level BPE trained on the corpus, ChatML messages."""
+"""The demo tokenizer: byte-level BPE that is trained on the corpus, with ChatML messages."""
 
 import json
 from collections.abc import Iterable
@@ -12,10 +12,10 @@ from sglang_hvd.demo.corpus.session import Session
 PAD, START, END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PAD_ID, START_ID, END_ID = range(3)  # the trainer numbers special tokens first
 
-# A newline takes the line number or the indentation after it and a bar the indentation after it,
-# so that lines begin with the same word token at every depth. A word takes one leading space,
-# underscore or dot. A number takes none and is cut the same way everywhere, so that copying it
-# never changes its tokens.
+# A newline includes the line number or indentation after it, and a bar the indentation after it, so
+# that lines begin with the same word token at every depth. A word includes one leading space,
+# underscore or dot. A number includes no prefix and is split the same way everywhere, so that
+# copying it never changes its tokens.
 _PIECES = r"\n\p{N}+|\n *|\| *|[ _.]?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s"
 
 CHAT_TEMPLATE = (
@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(sessions: Iterable[Session], *, vocab_size: int) -> Tokenizer:
-    """Byte-level BPE with at most `vocab_size` tokens; every text survives encode and decode."""
+    """Byte-level BPE with at most `vocab_size` tokens. Decoding restores every encoded text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -54,9 +54,9 @@ def train_tokenizer(sessions: Iterable[Session], *, vocab_size: int) -> Tokenize
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """A token as the word it stands for and the form in which it is written.
+    """A token as a word and the form in which the word is written.
 
-    ` name`, `_name`, `.name` and `Name` are one word in four forms.
+    For example ` name`, `_name`, `.name` and `Name` are one word in four forms.
     """
 
     word: str

@@ -1,4 +1,4 @@
-"""Sessions as token rows, grouped into batches of similar length."""
+"""Turns sessions into rows of tokens and batches of rows of similar length."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from sglang_hvd.demo.corpus.session import Session
-from sglang_hvd.demo.tokenizer import END_ID, PAD_ID, START_ID
+from sglang_hvd.demo.training.demo_tokenizer import END_ID, PAD_ID, START_ID
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
     """One session as the chat template writes it.
 
-    `turns[i]` is -1 for tokens of the prompt and the number of the reply for its tokens, with
-    the token that ends it.
+    turns: for each token, the number of the reply that it belongs to, or -1 for tokens of prompts.
+        The token that ends a reply belongs to it.
     """
 
     token_ids: list[int]
@@ -26,14 +26,14 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """int64 token_ids and bool is_reply, both [batch, length]; shorter rows are padded."""
+    """int64 token_ids and bool is_reply, both [batch, length]. Shorter rows are padded."""
 
     token_ids: Tensor
     is_reply: Tensor
 
 
 def encode(sessions: Iterable[Session], tokenizer: Tokenizer) -> list[Example]:
-    """The token ids of `tokenizer.apply_chat_template` for every session."""
+    """The token ids that `tokenizer.apply_chat_template` gives for every session."""
     newline = tokenizer.encode("\n").ids
     sessions = list(sessions)
     texts = [
@@ -57,7 +57,7 @@ def encode(sessions: Iterable[Session], tokenizer: Tokenizer) -> list[Example]:
 
 
 def make_batches(examples: Sequence[Example], *, num_tokens: int, seed: int) -> list[Batch]:
-    """Batches of at most `num_tokens` tokens each, padding included, in random order."""
+    """Batches of at most `num_tokens` tokens, padding included, in random order."""
     rows = sorted(examples, key=lambda example: len(example.token_ids))
     groups: list[list[Example]] = []
     for example in rows:

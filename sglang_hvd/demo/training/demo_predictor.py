@@ -1,4 +1,4 @@
-"""Trains the payoff predictor of the demo target by replay of replies."""
+"""Trains the payoff predictor of the demo target on replayed replies."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -16,7 +16,7 @@ from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.tokenizer_json import token_strings
 from sglang_hvd.traces.trace import Trace
 
-# Steps of the model drafter in the demo, and accepted tokens in each of its cycles.
+# Steps of the model drafter in the demo, and assumed accepted tokens in each of its cycles.
 _NUM_MODEL_STEPS = 3
 _NUM_MODEL_ACCEPTED = 2
 
@@ -27,14 +27,15 @@ def train_predictor(
     tokenizer: Tokenizer,
     settings: TrainingSettings,
 ) -> PayoffPredictor:
-    """Learns from the cycles of decoding with the model drafter alone and the cache alone.
+    """Learns from the cycles of decoding with the model drafter alone and with the cache alone.
 
-    Both serve each session twice: with the outputs of earlier ones to draft from, and alone, as a
-    server that has just started. Without the latter the predictor thinks too much of drafts from
-    prompts: where outputs of many sessions are at hand, a draft is from the prompt only if that
-    matches better than all of them.
+    Both policies serve each session twice: with the outputs of earlier sessions in the cache, and
+    alone, like a server that has just started. Without the second pass the predictor overrates
+    drafts from prompts: if the cache holds many outputs, a draft comes from the prompt only if the
+    prompt matches better than all of them.
 
-    replies: traces of the target. references: traces of what it was trained to reply.
+    replies: traces of the target.
+    references: traces of the replies that the target was trained to give.
     """
     token_classes = TokenClasses.from_strings(token_strings(tokenizer))
     policies: tuple[Policy, ...] = ("model", "cache")

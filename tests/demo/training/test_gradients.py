@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from sglang_hvd.demo.gradients import set_gradients, workers
+from sglang_hvd.demo.training.gradients import set_gradients, workers
 
 
 def test_gradients_of_parallel_losses_add_up() -> None:

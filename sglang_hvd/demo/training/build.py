@@ -1,4 +1,4 @@
-"""Builds tokenizer, target, drafter and predictor of the demo, one after the other."""
+"""Builds the demo's tokenizer, target, drafter and predictor, one after the other."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -7,27 +7,32 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import Never
+from typing import Any, Never
 
 from tokenizers import Tokenizer
 from tqdm import tqdm
+from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
-from sglang_hvd.demo.checkpoint import save_drafter, save_target
 from sglang_hvd.demo.corpus.session import FAMILIES, Family, Session
 from sglang_hvd.demo.corpus.sessions import train_sessions
-from sglang_hvd.demo.dataset import Batch, encode, make_batches
-from sglang_hvd.demo.distillation import distil_drafter, frequent_reply_tokens
-from sglang_hvd.demo.gradients import NUM_WORKERS
-from sglang_hvd.demo.predictor import train_predictor
-from sglang_hvd.demo.rollout import references, roll_out
-from sglang_hvd.demo.target import train_target
-from sglang_hvd.demo.tokenizer import END_ID, PAD_ID, save_tokenizer, spellings, train_tokenizer
-from sglang_hvd.demo.transformer import Architecture
+from sglang_hvd.demo.training.dataset import Batch, encode, make_batches
+from sglang_hvd.demo.training.demo_predictor import train_predictor
+from sglang_hvd.demo.training.demo_tokenizer import (
+    END_ID,
+    PAD_ID,
+    save_tokenizer,
+    spellings,
+    train_tokenizer,
+)
+from sglang_hvd.demo.training.distillation import distil_drafter, frequent_reply_tokens
+from sglang_hvd.demo.training.gradients import NUM_WORKERS
+from sglang_hvd.demo.training.rollout import references, roll_out
+from sglang_hvd.demo.training.target import train_target
 from sglang_hvd.payoff.training import TrainingSettings
 
 _TOKENIZER_SEED, _TARGET_SEED, _DRAFTER_SEED, _PREDICTOR_SEED, _REFERENCE_SEED = range(5)
 
-# Share of all tokens, and mean tokens of a session.
+# Share of all tokens, and mean tokens per session.
 _FAMILIES: Mapping[Family, tuple[float, int]] = MappingProxyType(
     {
         "editing": (0.38, 570),
@@ -45,11 +50,11 @@ class Recipe:
     """What to build and how long to train.
 
     Counts of tokens include prompts. The predictor learns from the trained target's replies to the
-    sessions of `predictor_tokens`, and from the reference replies in those of `reference_tokens`,
-    which are much like them and take no time to have.
+    sessions of `predictor_tokens` and from the reference replies in those of `reference_tokens`.
+    Reference replies resemble the target's and need no model.
     """
 
-    architecture: Architecture
+    config: PreTrainedConfig
     target_tokens: int
     drafter_tokens: int
     predictor_tokens: int
@@ -61,32 +66,24 @@ class Recipe:
     tokens_per_batch: int = 512
 
 
-_LLAMA = Architecture(
-    vocab_size=2048,
-    hidden_size=128,
-    num_layers=4,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    intermediate_size=256,
-    max_positions=4096,
-    rope_theta=1e6,
-    has_qk_norm=False,
-    is_tied=True,
+_SAME: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 2048,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": None,
+        "eos_token_id": END_ID,
+        "pad_token_id": PAD_ID,
+        "dtype": "float32",
+    }
 )
-_QWEN3 = Architecture(
-    vocab_size=2048,
-    hidden_size=96,
-    num_layers=4,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    intermediate_size=192,
-    max_positions=4096,
-    rope_theta=1e6,
-    has_qk_norm=True,
-    is_tied=False,
-)
+_LLAMA = LlamaConfig(**_SAME, hidden_size=128, intermediate_size=256, tie_word_embeddings=True)
+_QWEN3 = Qwen3Config(**_SAME, hidden_size=96, intermediate_size=192, tie_word_embeddings=False)
 RECIPES = MappingProxyType(
     {
         "llama": Recipe(_LLAMA, 1_000_000, 200_000, 20_000, 300_000, 1024, 3),
@@ -97,9 +94,8 @@ RECIPES = MappingProxyType(
 
 def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
     """Writes `target`, `drafter` and `predictor.safetensors` into `directory`."""
-    target_directory, drafter_directory = directory / "target", directory / "drafter"
+    target_directory = directory / "target"
     target_directory.mkdir()
-    drafter_directory.mkdir()
     every = 0.1 if sys.stderr.isatty() else 20.0  # seconds; a log needs no more lines
     with tqdm(total=100, disable=not progress, bar_format=_BAR, mininterval=every) as bar:
         stage = partial(_stage, bar)
@@ -107,43 +103,39 @@ def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
         advance = stage("tokenizer", 1, 1)
         tokenizer = train_tokenizer(
             [s for f in FAMILIES for s in train_sessions(f, count=200, seed=_TOKENIZER_SEED)],
-            vocab_size=recipe.architecture.vocab_size,
+            vocab_size=recipe.config.vocab_size,
         )
         advance()
-        save_tokenizer(tokenizer, target_directory, max_length=recipe.architecture.max_positions)
+        save_tokenizer(
+            tokenizer, target_directory, max_length=recipe.config.max_position_embeddings
+        )
 
         batches = _batches(recipe, recipe.target_tokens, tokenizer, _TARGET_SEED)
         target = train_target(
-            recipe.architecture,
+            recipe.config,
             spellings(tokenizer),
             batches,
             learning_rate=recipe.target_learning_rate,
             seed=_TARGET_SEED,
             on_step=stage("target model", 66, _num_steps(batches)),
         )
-        save_target(target, target_directory, eos_token_id=END_ID, pad_token_id=PAD_ID)
+        target.save_pretrained(target_directory)
 
         batches = _batches(recipe, recipe.drafter_tokens, tokenizer, _DRAFTER_SEED)
         draft_token_ids = frequent_reply_tokens(
-            batches, vocab_size=recipe.architecture.vocab_size, count=recipe.draft_vocab_size
+            batches, vocab_size=recipe.config.vocab_size, count=recipe.draft_vocab_size
         )
-        aux_layer_ids = list(range(recipe.architecture.num_layers - 1))
         drafter = distil_drafter(
             target,
             batches,
-            aux_layer_ids=aux_layer_ids,
+            aux_layer_ids=range(recipe.config.num_hidden_layers - 1),
             draft_token_ids=draft_token_ids,
             num_steps=recipe.drafting_steps,
             learning_rate=recipe.drafter_learning_rate,
             seed=_DRAFTER_SEED,
             on_step=stage("EAGLE3 drafter", 19, _num_steps(batches)),
         )
-        save_drafter(
-            drafter,
-            drafter_directory,
-            draft_token_ids=draft_token_ids,
-            aux_layer_ids=aux_layer_ids,
-        )
+        drafter.save_pretrained(directory / "drafter")
 
         sessions = _shuffled(recipe.predictor_tokens, _PREDICTOR_SEED)
         advance = stage("replies", 8, len(sessions))

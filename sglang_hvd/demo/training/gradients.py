@@ -1,8 +1,8 @@
-"""Gradients of several losses at once, one thread each.
+"""Computes the gradients of several losses at the same time, one thread each.
 
-At these sizes an operator is too small to be split between cores; whole micro-batches are not.
-Each gradient is computed by a single thread and the sum has a fixed order, so that the result is
-the same bytes on any number of cores.
+At the demo's sizes an operator is too small to be split between cores, but a micro-batch is not.
+A single thread computes each gradient and the sum has a fixed order, so the result is the same
+bytes on any number of cores.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,8 @@ NUM_WORKERS = 2
 
 @contextmanager
 def workers() -> Iterator[ThreadPoolExecutor]:
-    """`NUM_WORKERS` threads in which torch uses one thread each; so does the caller meanwhile."""
+    """A pool of `NUM_WORKERS` threads. Meanwhile torch uses one thread in each of them, and in the
+    caller."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Replies to whole sessions, as traces to replay: greedy ones of the target, and reference ones."""
+"""Replies to whole sessions as traces: the target's greedy replies, and the reference replies."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -6,11 +6,11 @@ from functools import partial
 import numpy as np
 import torch
 from tokenizers import Tokenizer
+from transformers import DynamicCache, PreTrainedModel
 
 from sglang_hvd.demo.corpus.session import Session
-from sglang_hvd.demo.gradients import workers
-from sglang_hvd.demo.tokenizer import END_ID, START_ID
-from sglang_hvd.demo.transformer import KeyValues, TargetModel
+from sglang_hvd.demo.training.demo_tokenizer import END_ID, START_ID
+from sglang_hvd.demo.training.gradients import workers
 from sglang_hvd.traces.trace import Trace
 
 _MAX_DRAFT = 64
@@ -18,16 +18,16 @@ _MAX_REPLY = 320
 
 
 def roll_out(
-    target: TargetModel,
+    target: PreTrainedModel,
     sessions: Sequence[Session],
     tokenizer: Tokenizer,
     *,
     on_session: Callable[[], None],
 ) -> list[Trace]:
-    """One trace per turn; the target's own replies are the history of the later turns."""
+    """One trace per turn. The target's own replies are the history of later turns."""
 
     def play(number: int) -> list[Trace]:
-        cache = KeyValues(target.a)
+        cache = DynamicCache()
         reply = partial(_greedy, target, cache)
         traces = _play(sessions[number], f"{number}", tokenizer, reply)
         on_session()
@@ -38,7 +38,7 @@ def roll_out(
 
 
 def references(sessions: Sequence[Session], tokenizer: Tokenizer) -> list[Trace]:
-    """One trace per turn with the reply that the target was trained to give: no model runs."""
+    """One trace per turn with the reply that the target was trained to give. No model runs."""
     return [
         trace
         for number, session in enumerate(sessions)
@@ -46,7 +46,7 @@ def references(sessions: Sequence[Session], tokenizer: Tokenizer) -> list[Trace]
     ]
 
 
-# The reply to a context, given the reference.
+# A function of the context and the reference that returns the reply.
 _Reply = Callable[[list[int], list[int]], list[int]]
 
 
@@ -84,11 +84,15 @@ def _reference(context: list[int], reference: list[int]) -> list[int]:
 
 @torch.no_grad()
 def _greedy(
-    target: TargetModel, cache: KeyValues, context: list[int], reference: list[int]
+    target: PreTrainedModel, cache: DynamicCache, context: list[int], reference: list[int]
 ) -> list[int]:
-    """The greedy reply, found by verifying drafts: the reference, then what followed before.
+    """The greedy reply, found by verifying drafts.
 
-    Trained targets mostly say the reference, so a reply costs a few forward passes.
+    A draft is the reference while the reply follows it, then an earlier continuation of the last
+    tokens. A trained target mostly says the reference, so a reply takes a few forward passes.
+
+    cache: keys and values of a prefix of the context. Afterwards it holds a prefix of the context
+        and the reply.
     """
     reply: list[int] = []
     while len(reply) < _MAX_REPLY and (not reply or reply[-1] != END_ID):
@@ -97,22 +101,21 @@ def _greedy(
         else:
             draft = _continuation([*context, *reference], reply)
         known = context + reply
-        tail = known[cache.num_tokens :]
-        fed = torch.tensor([tail + draft])
-        hidden = target.model(fed, cache)[-1][0, len(tail) - 1 :]
-        greedy: list[int] = target.lm_head(hidden).argmax(-1).tolist()
+        fed = torch.tensor([known[cache.get_seq_length() :] + draft])
+        logits = target(fed, past_key_values=cache, logits_to_keep=len(draft) + 1).logits
+        greedy: list[int] = logits[0].argmax(-1).tolist()
         num_accepted = 0
         while num_accepted < len(draft) and draft[num_accepted] == greedy[num_accepted]:
             num_accepted += 1
-        cache.truncate(len(known) + num_accepted)
+        cache.crop(len(known) + num_accepted)
         reply += greedy[: num_accepted + 1]
     reply = reply[: reply.index(END_ID) + 1] if END_ID in reply else reply[:_MAX_REPLY]
-    cache.truncate(len(context) + len(reply))
+    cache.crop(len(context) + len(reply))
     return reply
 
 
 def _continuation(earlier: list[int], reply: list[int]) -> list[int]:
-    """What followed the last three tokens of `reply` where they occurred last before."""
+    """The tokens after the latest earlier occurrence of the last three tokens of `reply`."""
     known = [*earlier, *reply]
     last = reply[-3:]
     for start in range(len(known) - len(last) - 1, -1, -1):

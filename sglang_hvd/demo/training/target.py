@@ -7,28 +7,28 @@ from math import cos, pi
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from sglang_hvd.demo.dataset import Batch
-from sglang_hvd.demo.gradients import NUM_WORKERS, set_gradients, workers
-from sglang_hvd.demo.induction import init_as_copier
-from sglang_hvd.demo.tokenizer import Spelling
-from sglang_hvd.demo.transformer import Architecture, TargetModel
+from sglang_hvd.demo.training.dataset import Batch
+from sglang_hvd.demo.training.demo_tokenizer import Spelling
+from sglang_hvd.demo.training.gradients import NUM_WORKERS, set_gradients, workers
+from sglang_hvd.demo.training.induction import init_as_copier
 
 
 def train_target(
-    architecture: Architecture,
+    config: PreTrainedConfig,
     spellings: Sequence[Spelling],
     batches: Sequence[Batch],
     *,
     learning_rate: float,
     seed: int,
     on_step: Callable[[], None],
-) -> TargetModel:
-    """One pass over `batches`; only the tokens of replies are learned.
+) -> PreTrainedModel:
+    """A causal language model after one pass over `batches`. It learns the tokens of replies only.
 
-    `spellings`: one for every token of the vocabulary.
+    spellings: one for every token of the vocabulary.
     """
-    target = TargetModel(architecture)
+    target = AutoModelForCausalLM.from_config(config)
     init_as_copier(target, spellings, generator=torch.Generator().manual_seed(seed))
     optimizer = torch.optim.AdamW(
         target.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
@@ -46,10 +46,10 @@ def train_target(
     return target.requires_grad_(False)
 
 
-def _loss(target: TargetModel, batch: Batch) -> Tensor:
+def _loss(target: PreTrainedModel, batch: Batch) -> Tensor:
     """The loss, summed over the tokens of replies."""
     is_learned = batch.is_reply[:, 1:]
-    hidden = target(batch.token_ids)[-1][:, :-1]
+    hidden = target.model(batch.token_ids, use_cache=False).last_hidden_state[:, :-1]
     logits = target.lm_head(hidden[is_learned])
     return F.cross_entropy(logits, batch.token_ids[:, 1:][is_learned], reduction="sum")
 
@@ -57,7 +57,7 @@ def _loss(target: TargetModel, batch: Batch) -> Tensor:
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, peak: float, step: int, num_steps: int
 ) -> None:
-    """20 steps of warm-up, then a cosine down to a fiftieth."""
+    """20 steps of warm-up, then a cosine down to a fiftieth of the peak."""
     warm_up = min(1.0, (step + 1) / 20)
     decay = 0.02 + 0.98 * (1 + cos(pi * step / num_steps)) / 2
     for group in optimizer.param_groups:

@@ -1,15 +1,14 @@
-"""Starts a decoder as an n-gram copier, so that minutes of training need not discover copying.
+"""Initialises a decoder as an n-gram copier, so that minutes of training suffice.
 
 Small decoders learn to copy by growing an induction circuit (Olsson et al. 2022, "In-context
-Learning and Induction Heads"): heads that fetch the preceding tokens, then a head that looks for
-an earlier place with the same preceding tokens and reads which token came next. It emerges late,
-long after the time that a demo may take. Here the weights begin as that circuit and training
-refines it: the target model of the demo is trained, its starting point is not random. The EAGLE3
-drafter begins with the same circuit on the target's states.
+Learning and Induction Heads"). Some heads fetch the preceding tokens. Another head looks for an
+earlier place with the same preceding tokens and reads which token came next. The circuit emerges
+late in training, long after the time that a demo may take. Here the weights begin as that circuit
+and training refines it. The EAGLE3 drafter begins with the same circuit on the target's states.
 
-Channels of the residual stream: one constant, the code of the token, and one slot for the code of
-each of the last `num_heads` tokens. A code begins with the form in which a word is written and
-ends with the word itself, so that ` name`, `_name` and `Name` start as relatives.
+The residual stream has one constant channel, channels for the code of the token, and one slot for
+the code of each of the last `num_attention_heads` tokens. The first channels of a code hold the
+form in which a word is written, the others the word. So ` name`, `_name` and `Name` start similar.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,20 +16,20 @@ from dataclasses import dataclass
 from math import sqrt
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from sglang_hvd.demo.eagle3 import Eagle3Model
-from sglang_hvd.demo.tokenizer import Spelling
-from sglang_hvd.demo.transformer import Architecture, Attention, TargetModel
+from sglang_hvd.demo.training.demo_tokenizer import Spelling
+from sglang_hvd.demo.training.eagle3 import LlamaForCausalLMEagle3
 
 _CONSTANT = 0.5  # channel 0 of every embedding; the norm of the token code is about one
-_POSITION_NATS = 8.0  # by how much a head prefers its own distance to the next ones
+_POSITION_NATS = 8.0  # by how much a head prefers its own distance to the neighbouring ones
 _MATCH_NATS = 6.0  # what each equal preceding token adds to the score of an earlier place
 _NUM_FORM_CHANNELS = 8
 _RECENCY_NATS = 0.3  # what one rotary frequency adds to the score of the query's own place
-# By head: which tokens have to be equal, as places back from the query and back from the copied
-# token. What followed the same three tokens; what followed the last token but one; the same two
-# tokens, whatever stands between them and the next.
+# For each head, the tokens that have to be equal, as places back from the query and places back
+# from the copied token. The heads copy what followed the same three tokens; what followed the last
+# token but one; the same two tokens; the same two tokens further back, whatever follows them.
 _MATCHES = (
     ((0, 1), (1, 2), (2, 3)),
     ((1, 1),),
@@ -38,7 +37,7 @@ _MATCHES = (
     ((2, 2), (3, 3)),
 )
 _COPY_GAINS = (3.0, 1.0, 3.0, 1.0)
-_NOISE = 0.1  # what is left of the random start where the circuit is written
+_NOISE = 0.1  # the part of the random weights that is kept where the circuit is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +47,20 @@ class _Layout:
     code_size: int
 
     @classmethod
-    def of(cls, a: Architecture) -> "_Layout":
-        slot_size = min(a.hidden_size // 2 // a.num_heads, a.head_dim)
-        return cls(a.num_heads, slot_size, a.hidden_size - 1 - a.num_heads * slot_size)
+    def of(cls, c: PreTrainedConfig) -> "_Layout":
+        num_slots = c.num_attention_heads
+        slot_size = min(c.hidden_size // 2 // num_slots, c.head_dim)
+        return cls(num_slots, slot_size, c.hidden_size - 1 - num_slots * slot_size)
 
     def code(self) -> slice:
         return slice(1, 1 + self.code_size)
 
     def form(self) -> slice:
-        """The part of the code that says how the word is written."""
+        """Channels of the code that say how the word is written."""
         return slice(1, 1 + _NUM_FORM_CHANNELS)
 
     def word(self) -> slice:
-        """The part of the code that says which word it is."""
+        """Channels of the code that say which word it is."""
         return slice(1 + _NUM_FORM_CHANNELS, 1 + self.code_size)
 
     def slot(self, index: int) -> slice:
@@ -71,12 +71,12 @@ class _Layout:
 
 @torch.no_grad()
 def init_as_copier(
-    target: TargetModel, spellings: Sequence[Spelling], *, generator: torch.Generator
+    target: PreTrainedModel, spellings: Sequence[Spelling], *, generator: torch.Generator
 ) -> None:
-    """Sets all weights: random, then the circuit in the embeddings and the first two layers."""
-    a = target.a
+    """Sets all weights at random, then writes the circuit into the embeddings and two layers."""
+    c = target.config
     _init_random(target, generator)
-    layout = _Layout.of(a)
+    layout = _Layout.of(c)
     embedding = target.model.embed_tokens.weight
     embedding[:, 0] = _CONSTANT
     for part, channels in (("form", layout.form()), ("word", layout.word())):
@@ -84,16 +84,16 @@ def init_as_copier(
         first = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
         embedding[:, channels] = embedding[[first[kind] for kind in kinds]][:, channels]
     embedding[:, 1 + layout.code_size :] *= 0.3
-    if not a.is_tied:
+    if not c.tie_word_embeddings:
         target.lm_head.weight.copy_(embedding)
-    code_norm = sqrt(layout.code_size / a.hidden_size)
+    code_norm = sqrt(layout.code_size / c.hidden_size)
     compress = _orthogonal(layout.slot_size, layout.code_size, generator)
     compress *= 0.9 * sqrt(layout.code_size / layout.slot_size)
     _write_previous_tokens(target, layout, compress, embedding.norm(dim=1).mean().item())
     _write_matches(target, layout, compress, 0.9 * code_norm, generator)
 
 
-def _init_random(target: TargetModel, generator: torch.Generator) -> None:
+def _init_random(target: PreTrainedModel, generator: torch.Generator) -> None:
     for name, weight in target.named_parameters():
         if weight.dim() == 2:
             std = 1 / sqrt(weight.shape[1])
@@ -105,14 +105,14 @@ def _init_random(target: TargetModel, generator: torch.Generator) -> None:
 
 
 def _write_previous_tokens(
-    target: TargetModel, layout: _Layout, compress: Tensor, embedding_norm: float
+    target: PreTrainedModel, layout: _Layout, compress: Tensor, embedding_norm: float
 ) -> None:
     """Layer 0: head h attends h + 1 places back and puts the token's code into slot h.
 
-    Queries and keys are constant vectors on the fast rotary frequencies; turning the query by
-    the wanted distance makes their product peak there.
+    Queries and keys are constant vectors on the fast rotary frequencies. The query is turned by the
+    wanted distance, so that their product peaks there.
     """
-    a = target.a
+    c = target.config
     attention = target.model.layers[0].self_attn
     query, key, value, output = (
         projection.weight
@@ -125,49 +125,51 @@ def _write_previous_tokens(
     )
     for weight in (query, key, value, output):
         weight *= _NOISE
-    frequencies = _frequencies(a)
+    frequencies = _frequencies(c)
     fast = torch.nonzero(frequencies > 0.03).flatten()
     drop = (1 - frequencies[fast].cos()).sum().item()  # of the score, one place off the peak
-    amplitude = sqrt(_POSITION_NATS * sqrt(a.head_dim) / drop)
-    scale = sqrt(a.hidden_size) / embedding_norm  # of the input norm
-    for group in range(a.num_kv_heads):
-        base = group * a.head_dim
+    amplitude = sqrt(_POSITION_NATS * sqrt(c.head_dim) / drop)
+    scale = sqrt(c.hidden_size) / embedding_norm  # of the input norm
+    for group in range(c.num_key_value_heads):
+        base = group * c.head_dim
         key[base + fast, 0] = amplitude / (_CONSTANT * scale)
         value[base : base + layout.slot_size] = 0
         value[base : base + layout.slot_size, layout.code()] = compress
-    half = a.head_dim // 2
-    for head in range(a.num_heads):
-        base = head * a.head_dim
+    half = c.head_dim // 2
+    for head in range(c.num_attention_heads):
+        base = head * c.head_dim
         turn = -(head + 1) * frequencies[fast]
         query[base + fast, 0] = turn.cos() * amplitude / (_CONSTANT * scale)
         query[base + half + fast, 0] = turn.sin() * amplitude / (_CONSTANT * scale)
         rows = torch.arange(layout.slot_size)
         output[layout.slot(head).start + rows, base + rows] = 1 / scale
-    if a.has_qk_norm:
-        norm = amplitude * sqrt(len(fast) / a.head_dim)
+    if hasattr(attention, "q_norm"):
+        norm = amplitude * sqrt(len(fast) / c.head_dim)
         attention.q_norm.weight.fill_(norm)
         attention.k_norm.weight.fill_(norm)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads a vector of about unit length off the normed input of an attention."""
+    """Reads a vector of about unit length from the normed input of an attention."""
 
     columns: slice
     matrix: Tensor  # [vector, columns]
 
 
 def _write_matches(
-    target: TargetModel,
+    target: PreTrainedModel,
     layout: _Layout,
     compress: Tensor,
     slot_norm: float,
     generator: torch.Generator,
 ) -> None:
-    """Layer 1 compares the slots, and the token itself, with the slots of earlier places."""
-    a = target.a
-    stream_norm = sqrt(_CONSTANT**2 + layout.code_size / a.hidden_size + a.num_heads * slot_norm**2)
-    scale = sqrt(a.hidden_size) / stream_norm  # of the input norm
+    """Layer 1: heads compare the token and the slots with the slots of earlier places."""
+    c = target.config
+    stream_norm = sqrt(
+        _CONSTANT**2 + layout.code_size / c.hidden_size + c.num_attention_heads * slot_norm**2
+    )
+    scale = sqrt(c.hidden_size) / stream_norm  # of the input norm
     slots = [
         _Reader(layout.slot(index), torch.eye(layout.slot_size) / (scale * slot_norm))
         for index in range(3)
@@ -185,33 +187,33 @@ def _write_matches(
 
 @torch.no_grad()
 def init_drafter_as_copier(
-    drafter: Eagle3Model, target: TargetModel, *, generator: torch.Generator
+    drafter: LlamaForCausalLMEagle3, target: PreTrainedModel, *, generator: torch.Generator
 ) -> None:
-    """Starts the drafter as a copier, too: it projects the target's state after layer 0, which
-    holds the slots, and compares them one token further on.
+    """Writes the circuit into the drafter. It reads the slots from the target's state after layer 0
+    and compares them one token further on.
 
-    Row j knows token j + 1 by its embedding, token j by the code in the target's state and earlier
-    tokens by its slots. Sought is a row whose embedding followed the same tokens.
+    Row j knows token j + 1 from its embedding, token j from the code in the target's state and
+    earlier tokens from the slots. It looks for a row whose embedding followed the same tokens.
     """
-    a = target.a
-    layout = _Layout.of(a)
+    c = target.config
+    layout = _Layout.of(c)
     drafter.fc.weight *= _NOISE
-    drafter.fc.weight[:, : a.hidden_size] += torch.eye(a.hidden_size)
+    drafter.fc.weight[:, : c.hidden_size] += torch.eye(c.hidden_size)
     embedding = target.model.embed_tokens.weight
-    embedding_scale = sqrt(a.hidden_size) / embedding.norm(dim=1).mean().item()
+    embedding_scale = sqrt(c.hidden_size) / embedding.norm(dim=1).mean().item()
     code = layout.code()
     code_norm = embedding[:, code].norm(dim=1).mean().item()
-    # What the target's first head makes of a code in the slot of the preceding token.
+    # How the target's first head writes a code into the slot of the preceding token.
     first = target.model.layers[0]
-    to_slot = first.self_attn.v_proj.weight[: a.head_dim] * first.input_layernorm.weight
-    to_slot = first.self_attn.o_proj.weight[layout.slot(0), : a.head_dim] @ to_slot[:, code]
+    to_slot = first.self_attn.v_proj.weight[: c.head_dim] * first.input_layernorm.weight
+    to_slot = first.self_attn.o_proj.weight[layout.slot(0), : c.head_dim] @ to_slot[:, code]
     to_slot *= embedding_scale
     slot_norm = (embedding[:, code] @ to_slot.T).norm(dim=1).mean().item()
     state_norm = sqrt(_CONSTANT**2 + code_norm**2 + layout.num_slots * slot_norm**2)
-    scale = sqrt(a.hidden_size) / state_norm
+    scale = sqrt(c.hidden_size) / state_norm
 
     def in_state(columns: slice) -> slice:
-        return slice(a.hidden_size + columns.start, a.hidden_size + columns.stop)
+        return slice(c.hidden_size + columns.start, c.hidden_size + columns.stop)
 
     token = _Reader(in_state(code), torch.eye(layout.code_size) / (scale * code_norm))
     slots = [
@@ -238,7 +240,7 @@ def init_drafter_as_copier(
 
 
 def _write_copying(
-    attention: Attention,
+    attention: nn.Module,
     *,
     known: Callable[[int, int], _Reader],
     sought: Sequence[_Reader],
@@ -246,18 +248,19 @@ def _write_copying(
     scale: float,
     generator: torch.Generator,
 ) -> None:
-    """Each head finds places that the same tokens preceded and copies the token there.
+    """Makes each head find places with the same preceding tokens and copy the token there.
 
-    Tokens are compared on rotary frequencies too slow to matter within the context; on the middle
-    ones a constant prefers the latest of the equal places.
+    Tokens are compared on rotary frequencies that are too slow to matter within the context. On the
+    middle frequencies a constant prefers the latest of the equal places.
 
-    known: the token so many places back from the query, as the second argument's `sought` has it.
-    sought: the tokens that a key can read, nearest before the copied token first.
-    value: input columns with the code of the copied token; they start at channel 1 in `value`'s
-        part of the input, and the code is added there to the output.
-    scale: of the norm on the part of the input that holds `value` and the constant.
+    known: the reader of the token that is a number of places back from the query (first argument),
+        in the form of an entry of `sought` (second argument).
+    sought: readers of the tokens before the copied token, the nearest first.
+    value: input columns with the code of the copied token, from channel 1 of their part of the
+        input. The head adds the code to the same channels of the output.
+    scale: factor of the norm on the part of the input that holds `value` and the constant.
     """
-    a = attention.a
+    c = attention.config
     weights = query, key, read, output = (
         attention.q_proj.weight,
         attention.k_proj.weight,
@@ -266,46 +269,47 @@ def _write_copying(
     )
     for weight in weights:
         weight *= _NOISE
-    frequencies = _frequencies(a)
-    half = a.head_dim // 2
+    frequencies = _frequencies(c)
+    half = c.head_dim // 2
     slow = torch.nonzero(frequencies < 2e-3).flatten()
     slow = torch.cat((slow, half + slow))
     middle = torch.nonzero((frequencies >= 2e-3) & (frequencies < 0.1)).flatten()
     share = len(slow) // len(sought)
-    recency = sqrt(_RECENCY_NATS * sqrt(a.head_dim)) / (scale * _CONSTANT)
-    copied = torch.arange(min(value.stop - value.start, a.head_dim))
-    heads_per_group = a.num_heads // a.num_kv_heads
-    for group in range(a.num_kv_heads):
-        keys = group * a.head_dim
+    recency = sqrt(_RECENCY_NATS * sqrt(c.head_dim)) / (scale * _CONSTANT)
+    copied = torch.arange(min(value.stop - value.start, c.head_dim))
+    heads_per_group = c.num_attention_heads // c.num_key_value_heads
+    for group in range(c.num_key_value_heads):
+        keys = group * c.head_dim
         rows = [slow[place * share : (place + 1) * share] for place in range(len(sought))]
         mixes: list[Tensor] = []
         for place, reader in enumerate(sought):
             size = len(reader.matrix)
             mix = _orthogonal(share, size, generator)
-            mixes.append(mix * sqrt(size / share) * sqrt(_MATCH_NATS * sqrt(a.head_dim)))
+            mixes.append(mix * sqrt(size / share) * sqrt(_MATCH_NATS * sqrt(c.head_dim)))
             key[keys + rows[place], reader.columns] = mixes[place] @ reader.matrix
         key[keys + middle, 0] = recency
         read[keys + copied, value.start + copied] = 1
         for head in range(group * heads_per_group, (group + 1) * heads_per_group):
             kind = head % len(_MATCHES)
-            queries = head * a.head_dim
+            queries = head * c.head_dim
             for known_back, sought_back in _MATCHES[kind]:
                 reader, place = known(known_back, sought_back), sought_back - 1
                 query[queries + rows[place], reader.columns] = mixes[place] @ reader.matrix
             query[queries + middle, 0] = recency
             output[1 + copied, queries + copied] = _COPY_GAINS[kind] / scale
-    if a.has_qk_norm:
-        norm = sqrt(len(sought) * _MATCH_NATS / sqrt(a.head_dim))
+    if hasattr(attention, "q_norm"):
+        norm = sqrt(len(sought) * _MATCH_NATS / sqrt(c.head_dim))
         attention.q_norm.weight.fill_(norm)
         attention.k_norm.weight.fill_(norm)
 
 
-def _frequencies(a: Architecture) -> Tensor:
-    return a.rope_theta ** -(torch.arange(0, a.head_dim, 2).float() / a.head_dim)
+def _frequencies(c: PreTrainedConfig) -> Tensor:
+    steps = torch.arange(0, c.head_dim, 2).float() / c.head_dim
+    return c.rope_parameters["rope_theta"] ** -steps
 
 
 def _orthogonal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """A matrix with orthonormal rows or columns, whichever are shorter in number."""
+    """A random matrix with orthonormal rows or columns, whichever are fewer."""
     tall = torch.randn(max(rows, columns), min(rows, columns), generator=generator)
     basis = torch.linalg.qr(tall)[0]
     return basis if rows >= columns else basis.T.contiguous()

@@ -8,8 +8,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions, train_sessions
-from sglang_hvd.demo.dataset import encode
-from sglang_hvd.demo.tokenizer import (
+from sglang_hvd.demo.training.dataset import encode
+from sglang_hvd.demo.training.demo_tokenizer import (
     END,
     END_ID,
     PAD,

@@ -1,24 +1,23 @@
 """Distils the EAGLE3 drafter from the target's states and output distributions."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import sqrt
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from sglang_hvd.demo.dataset import Batch
-from sglang_hvd.demo.eagle3 import Eagle3Model
-from sglang_hvd.demo.gradients import NUM_WORKERS, set_gradients, workers
-from sglang_hvd.demo.induction import init_drafter_as_copier
-from sglang_hvd.demo.target import set_learning_rate
-from sglang_hvd.demo.transformer import TargetModel
+from sglang_hvd.demo.training.dataset import Batch
+from sglang_hvd.demo.training.eagle3 import LlamaForCausalLMEagle3, drafter_config
+from sglang_hvd.demo.training.gradients import NUM_WORKERS, set_gradients, workers
+from sglang_hvd.demo.training.induction import init_drafter_as_copier
+from sglang_hvd.demo.training.target import set_learning_rate
 
 
 def frequent_reply_tokens(batches: Sequence[Batch], *, vocab_size: int, count: int) -> Tensor:
-    """int64 [count], ascending: the tokens that replies use most, the draft vocabulary."""
+    """The draft vocabulary: the tokens that replies use most, int64 [count], ascending."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for batch in batches:
         counts += torch.bincount(batch.token_ids[batch.is_reply], minlength=vocab_size)
@@ -26,7 +25,7 @@ def frequent_reply_tokens(batches: Sequence[Batch], *, vocab_size: int, count: i
 
 
 def distil_drafter(
-    target: TargetModel,
+    target: PreTrainedModel,
     batches: Sequence[Batch],
     *,
     aux_layer_ids: Sequence[int],
@@ -35,16 +34,17 @@ def distil_drafter(
     learning_rate: float,
     seed: int,
     on_step: Callable[[], None],
-) -> Eagle3Model:
-    """One pass over `batches`, `num_steps` drafting steps unrolled in each.
+) -> LlamaForCausalLMEagle3:
+    """A drafter after one pass over `batches` with `num_steps` drafting steps unrolled in each.
 
-    `draft_token_ids`: int64 [draft vocabulary], ascending. The target's distribution over these
-    tokens is the label; later drafting steps weigh less (EAGLE-3 section 3.2).
+    aux_layer_ids: layers after which the drafter reads the target's states.
+    draft_token_ids: int64 [draft vocabulary], ascending. The target's distribution over these
+        tokens is the label. Later drafting steps weigh less (EAGLE-3 section 3.2).
     """
-    architecture = replace(target.a, has_qk_norm=False, is_tied=False)
-    drafter = Eagle3Model(
-        architecture, num_aux=len(aux_layer_ids), draft_vocab_size=len(draft_token_ids)
+    config = drafter_config(
+        target.config, aux_layer_ids=aux_layer_ids, draft_vocab_size=len(draft_token_ids)
     )
+    drafter = LlamaForCausalLMEagle3(config, draft_token_ids)
     _init(drafter, target, draft_token_ids, torch.Generator().manual_seed(seed))
     optimizer = torch.optim.AdamW(
         drafter.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
@@ -74,8 +74,8 @@ def distil_drafter(
 
 
 def _loss(
-    drafter: Eagle3Model,
-    target: TargetModel,
+    drafter: LlamaForCausalLMEagle3,
+    target: PreTrainedModel,
     batch: Batch,
     *,
     aux_layer_ids: Sequence[int],
@@ -84,14 +84,15 @@ def _loss(
 ) -> Tensor:
     """Cross entropy with the target's distribution, summed over the drafted tokens."""
     with torch.no_grad():
-        states = target(batch.token_ids)
+        output = target.model(batch.token_ids, use_cache=False, output_hidden_states=True)
+        states = output.hidden_states  # the input of every layer, then the normed output
         aux = torch.cat([states[layer + 1] for layer in aux_layer_ids], dim=-1)[:, :-1]
         embeds = states[0][:, 1:]
         is_learned = _drafted_rows(batch)
         logits = target.lm_head(states[-1][:, 1:][is_learned])
         best = logits.argmax(-1)
         logits = logits[:, draft_token_ids]
-        # The drafter cannot say a token outside its vocabulary: nothing to learn there.
+        # The drafter cannot say a token outside its vocabulary, so it learns nothing there.
         is_sayable = torch.isin(best, draft_token_ids)
         wanted = logits.softmax(-1) * is_sayable[:, None]
     loss = torch.zeros(())
@@ -102,13 +103,16 @@ def _loss(
 
 
 def _drafted_rows(batch: Batch) -> Tensor:
-    """bool [batch, length - 1]: row j when tokens j + 1 and j + 2 belong to a reply."""
+    """bool [batch, length - 1]: whether tokens j + 1 and j + 2 of row j belong to a reply."""
     return F.pad(batch.is_reply[:, 1:-1] & batch.is_reply[:, 2:], (0, 1))
 
 
 @torch.no_grad()
 def _init(
-    drafter: Eagle3Model, target: TargetModel, draft_token_ids: Tensor, generator: torch.Generator
+    drafter: LlamaForCausalLMEagle3,
+    target: PreTrainedModel,
+    draft_token_ids: Tensor,
+    generator: torch.Generator,
 ) -> None:
     for name, weight in drafter.named_parameters():
         if weight.dim() == 2:
