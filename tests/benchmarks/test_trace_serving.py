@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sglang_hvd.demo.tokenizer import train_tokenizer
-from sglang_hvd.plugin.tree_layout import merge_eagle_trees
 from tokenizers import Tokenizer
 
 from benchmarks.serving import measure as serving_measure
