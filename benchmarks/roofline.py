@@ -16,7 +16,7 @@ size 1): 158 tokens/s, or 6.3 ms a step, without speculation, and 373 tokens/s w
 from collections.abc import Sequence
 
 from benchmarks.command import parser_of, run
-from sglang_hvd.allocation import StepCosts
+from sglang_hvd.costs import StepCosts
 
 _BYTES_PER_MS = 3.35e12 * 0.85 / 1e3
 _FLOPS_PER_MS = 989e12 * 0.60 / 1e3

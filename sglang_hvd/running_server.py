@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from sglang_hvd.allocation import StepCosts
+from sglang_hvd.costs import StepCosts
 
 # The load_format of an /update_weights_from_disk that means the predictor and not the model.
 PREDICTOR_LOAD_FORMAT = "hvd_predictor"

@@ -24,6 +24,7 @@ CORE = {
     "request_stats",
     "suffix_cache",
     "payoff",
+    "costs",
     "allocation",
     "drafter",
 }
@@ -39,7 +40,8 @@ MAY_IMPORT = {
     "request_stats": {"types"},
     "suffix_cache": {"types", "config"},
     "payoff": {"types", "config", "whole_file"},
-    "allocation": {"types", "config", "yaml_text"},
+    "costs": {"yaml_text"},
+    "allocation": {"types", "config", "costs"},
     "drafter": CORE - {"drafter"},
     "traces": {"types"},
     "replay/core": CORE | {"traces"},
@@ -56,7 +58,7 @@ MAY_IMPORT = {
     | {"plugin/engine", "plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"},
     "plugin/entry": {"plugin/hooks", "plugin/startup"},
     "demo": CORE | {"traces", "replay"},
-    "running_server": {"allocation"},
+    "running_server": {"costs"},
     "commands": CORE | {"traces", "replay", "demo", "running_server"},
     "cli": {"commands", "demo"},
 }
@@ -67,7 +69,7 @@ FRAMEWORKS = {
     "sgl_kernel": ("plugin/",),
     "torch": ("plugin/", "demo/", "payoff/training.py"),
     "triton": ("plugin/",),
-    "transformers": ("plugin/", "demo/"),
+    "transformers": ("plugin/", "demo/", "traces/chat_templates.py"),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hvd.allocation import StepCosts
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.running_server import costs_in_force, reload_predictor
 
 INFO: dict[str, Any] = {"internal_states": [{"hvd": {}}]}

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.command import run, write_rows
 from benchmarks.experiments.options import replay_options
-from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff.predictor import shipped_predictors
 from sglang_hvd.replay.core.recordings import MEAN, find_recordings
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from benchmarks.command import run, write_rows
 from benchmarks.experiments.options import replay_options
-from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import HvdConfig
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.replay.core.recordings import find_recordings, mean_over_families

@@ -47,12 +47,26 @@ from typing import get_args
 from tqdm import tqdm
 
 from benchmarks.command import parser_of, run, write_rows
+from benchmarks.replay.disturbed import DISTURBANCES, LEARNERS
 from benchmarks.replay.jobs import Job, run_job, set_up_process
-from benchmarks.replay.rows import Row, beside_oracle, plain_table_of, summary_of, table_of
-from benchmarks.replay.settings import MODEL_TREES, WAITING, Setting, settings_of
-from sglang_hvd.allocation import StepCosts
+from benchmarks.replay.rows import (
+    Row,
+    beside_oracle,
+    disturbed_table_of,
+    plain_table_of,
+    summary_of,
+    table_of,
+)
+from benchmarks.replay.settings import (
+    MODEL_TREES,
+    WAITING,
+    Setting,
+    disturbed_settings,
+    settings_of,
+)
 from sglang_hvd.commands.arguments import add_cache_mode, add_json, add_texts, count, not_negative
 from sglang_hvd.config import PostponeExtend
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff import SIZE_EFFECT
 from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
 from sglang_hvd.replay.core.recordings import find_recordings, mean_over_families
@@ -88,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for batch_size in options.batch_sizes
         for drafter_name, drafter in drafters.items()
     ]
+    documents = next(r for r in recordings if "qmsum" in r.name) if options.disturbed else None
     rows: list[Row] = []
     with workers(options.processes, set_up_process, tokenizer) as pool:
         bar = tqdm(cells, unit="cell", disable=None)
@@ -104,9 +119,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     max(options.tokens, options.tokens_per_request * batch_size),
                     options.seeds,
                     options.postpone_extend,
+                    documents,
                 )
                 for recording in recordings
+                if not options.files or recording.name in options.files
             ]
+            if options.disturbed:
+                has_wait = costs.wait is not None
+                learning = disturbed_settings(
+                    options.disturbed, options.learners, has_wait=has_wait
+                )
+                of_cell = _rows(pool, jobs, learning)
+                rows += of_cell
+                print(f"\n{name}, batch size {batch_size}, model drafter {drafter_name}\n")
+                print(disturbed_table_of(of_cell), flush=True)
+                write_rows(options.json, map(asdict, rows))
+                continue
             trees = {"model": [Setting("model", tree) for tree in MODEL_TREES]}
             of_model = _best(pool, jobs, trees)
             has_wait = costs.wait is not None
@@ -121,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if "plain" in chosen:
                 print(f"\n{plain_table_of(of_cell)}", flush=True)
             write_rows(options.json, map(asdict, rows))  # the rows so far
-    for name in tables:
+    for name in tables if not options.disturbed else ():
         print(f"\n{name}\n\n{summary_of([row for row in rows if row.costs == name])}")
     return 0
 
@@ -268,6 +296,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="milliseconds that the device waits for the host before a step that needs the tokens "
         "of the step before it (default: the table's own wait, if it has one)",
     )
+    parser.add_argument(
+        "--disturbed",
+        choices=DISTURBANCES,
+        nargs="+",
+        help="instead of the policies: `allocate` on servers that differ so from the table and "
+        "learn from their steps, over `allocate` with the right table",
+    )
+    parser.add_argument("--learners", choices=LEARNERS, nargs="+", default=list(LEARNERS))
+    parser.add_argument("--files", nargs="+", help="only these recordings, by name")
     known = settings_of(MODEL_TREES[-1], [], has_wait=True)
     policies = [name for name in known if name != "oracle"]
     parser.add_argument(

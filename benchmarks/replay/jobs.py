@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.command import silence_servers
+from benchmarks.replay.disturbed import DISTURBANCES, LearnedPlanCosts
 from benchmarks.replay.rows import Row
 from benchmarks.replay.settings import MODEL_SIZES, MODEL_STEPS, MODEL_TREES, WIDTHS, Setting
-from sglang_hvd.allocation import DrafterChoices, DraftExtend, StepAllocator, StepCosts
+from sglang_hvd.allocation import DrafterChoices, DraftExtend, StepAllocator
 from sglang_hvd.config import CacheMode, HvdConfig, PostponeExtend
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.core.batch import ORACLE, BatchReplay, DrawnTrace
@@ -42,6 +44,7 @@ class Job:
     num_tokens: int
     num_seeds: int
     postpone_extend: PostponeExtend | None
+    documents: Recording | None = None
 
 
 _tokenizer: TraceTokenizer
@@ -156,22 +159,42 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
         verify_width=setting.width,
         allocator=allocator,
     )
+    plan_costs = PlanCosts(costs, WIDTHS, draft_extend)
+    if setting.disturbed is not None:
+        assert allocator is not None, "only `allocate` has costs to learn"
+        plan_costs = LearnedPlanCosts(
+            costs,
+            WIDTHS,
+            draft_extend,
+            disturbance=DISTURBANCES[setting.disturbed],
+            allocator=allocator,
+            learner=setting.learner,
+            runs_ahead=runs_ahead,
+            seed=texts.seed,
+        )
     replay = BatchReplay(
         drafter,
-        PlanCosts(costs, WIDTHS, draft_extend),
+        plan_costs,
         knows=setting.knows,
         picks_nodes=setting.picks_nodes,
         model_sizes=sizes,
         num_model_steps=num_steps,
         runs_ahead=runs_ahead,
     )
-    return replay.serve(
-        texts.sessions,
-        earlier=texts.earlier,
-        batch_size=job.batch_size,
-        num_tokens=job.num_tokens,
-        seed=texts.seed,
-    )
+
+    def serve(texts: _Texts) -> CycleTotals:
+        return replay.serve(
+            texts.sessions,
+            earlier=texts.earlier,
+            batch_size=job.batch_size,
+            num_tokens=job.num_tokens,
+            seed=texts.seed,
+        )
+
+    if setting.disturbed is not None and DISTURBANCES[setting.disturbed].follows_documents:
+        assert job.documents is not None, "the longest contexts are known"
+        serve(_texts(job.documents, job.cache_mode, replace(job.model_drafter, seed=texts.seed)))
+    return serve(texts)
 
 
 def _speed(totals: CycleTotals) -> float:

@@ -102,6 +102,17 @@ def plain_table_of(rows: Sequence[Row]) -> str:
     return markdown_table(columns | of_families, lines, digits=2)
 
 
+def disturbed_table_of(rows: Sequence[Row]) -> str:
+    """Speeds of learners over that of the right table: mean over the families, and worst file."""
+    speeds = _Speeds.of(rows)
+    lines = ["| tokens/ms over the right table | mean | worst file |", "|---|---|---|"]
+    for policy in speeds.by_policy:
+        found = speeds.over(policy, "allocate")
+        worst = min(speed for _, speed in found)
+        lines.append(f"| {policy} | {mean_over_families(found):.3f} | {worst:.3f} |")
+    return "\n".join(lines)
+
+
 def summary_of(rows: Sequence[Row]) -> str:
     """All cells of one cost table: each policy's speed relative to policy `model`, averaged over
     the

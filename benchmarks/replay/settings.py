@@ -27,6 +27,8 @@ class Setting:
     picks_nodes: only the right nodes of known cache drafts are verified.
     is_flexible: `allocate` may choose the number of steps too.
     has_branches: cache drafts may branch.
+    disturbed: how its server differs from the table (disturbed.py), which it then learns; None: it
+        has the right table.
     waits: whether a step waits for the tokens of the step before it: always; never, as in plain
         serving; or only where `allocate` finds that it pays.
     """
@@ -40,6 +42,8 @@ class Setting:
     is_flexible: bool = False
     has_branches: bool = True
     waits: Literal["always", "never", "if it pays"] = "always"
+    disturbed: str | None = None
+    learner: str = "new"
 
     def __str__(self) -> str:
         parts = [f"tree {self.tree[0]} x {self.tree[1]}", f"width {self.width}"]
@@ -64,6 +68,25 @@ def settings_of(
         if of_name and of_name[0].policy == "allocate":
             by_name[name] = [replace(setting, waits="if it pays") for setting in of_name]
     return {**by_name, WAITING: waiting}
+
+
+def disturbed_settings(
+    names: Sequence[str], learners: Sequence[str], *, has_wait: bool = False
+) -> dict[str, list[Setting]]:
+    """`allocate` with the right table, then where it learns on servers that are disturbed so.
+
+    has_wait: see settings_of.
+    """
+    waits: Literal["always", "if it pays"] = "if it pays" if has_wait else "always"
+    right = Setting("allocate", MODEL_TREES[-1], is_flexible=True, waits=waits)
+    return {
+        "allocate": [right],
+        **{
+            f"{name}, {learner}": [replace(right, disturbed=name, learner=learner)]
+            for name in names
+            for learner in learners
+        },
+    }
 
 
 def _settings_of(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str, list[Setting]]:

@@ -8,10 +8,10 @@ import numpy.typing as npt
 
 from sglang_hvd.allocation._native import BatchCosts
 from sglang_hvd.allocation._native import StepAllocator as _StepAllocator
-from sglang_hvd.allocation.costs import StepCosts
 from sglang_hvd.allocation.draft_extend import DraftExtend
 from sglang_hvd.allocation.model_drafts import DrafterChoices, require_rising
 from sglang_hvd.allocation.widths import VerifyWidths
+from sglang_hvd.costs import StepCosts
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]

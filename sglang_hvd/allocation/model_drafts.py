@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation.costs import StepCosts
+from sglang_hvd.costs import StepCosts
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
 
 
 def run_replay(options: argparse.Namespace) -> int:
-    from sglang_hvd.allocation import StepCosts
+    from sglang_hvd.costs import StepCosts
     from sglang_hvd.replay.core.policies import replay_policies
     from sglang_hvd.replay.training.tables import policy_table
 

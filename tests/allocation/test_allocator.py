@@ -15,9 +15,9 @@ from sglang_hvd.allocation import (
     DraftExtend,
     PredictedDrafts,
     StepAllocator,
-    StepCosts,
     widths_that_save,
 )
+from sglang_hvd.costs import StepCosts
 
 WIDTHS, SIZES, STEPS = (1, 2, 4, 7), (1, 3), (1, 2)
 MAX_NODES = 4

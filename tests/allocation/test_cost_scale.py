@@ -8,14 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_hvd.allocation import (
-    CostFit,
-    CostScale,
-    DrafterChoices,
-    PredictedDrafts,
-    StepAllocator,
-    StepCosts,
-)
+from sglang_hvd.allocation import CostFit, CostScale, DrafterChoices, PredictedDrafts, StepAllocator
+from sglang_hvd.costs import StepCosts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

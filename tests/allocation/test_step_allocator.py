@@ -10,9 +10,9 @@ from sglang_hvd.allocation import (
     DrafterChoices,
     PredictedDrafts,
     StepAllocator,
-    StepCosts,
     allocator,
 )
+from sglang_hvd.costs import StepCosts
 from tests.allocation import pace_oracle
 
 SIZES, STEPS, WIDTHS = (1, 3), (1, 2), (1, 2, 4, 7)

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sglang_hvd.allocation import DrafterChoices, PredictedDrafts, StepAllocator, StepCosts
+from sglang_hvd.allocation import DrafterChoices, PredictedDrafts, StepAllocator
+from sglang_hvd.costs import StepCosts
 
 NUM = 16
 WIDTHS = (1, 2, 4, 8)

@@ -7,8 +7,9 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from sglang_hvd.allocation import DrafterChoices, StepAllocator, StepCosts
+from sglang_hvd.allocation import DrafterChoices, StepAllocator
 from sglang_hvd.config import HvdConfig, Policy
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter, TreePrediction
 from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor, TokenClasses
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN

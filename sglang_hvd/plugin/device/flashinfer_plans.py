@@ -1,18 +1,19 @@
-"""FlashInfer's plans, made of lengths that the host has: it need not wait for the device.
+"""FlashInfer's plans, made from lengths that the host has, so that it need not wait for the device.
 
 A plan cuts the attention of a verification or a draft into work for the device, and needs the
-length of each request. FlashInfer's own reads lengths back from the device, four times in a
-verification, and the host waits for all that it has launched, the model drafter's rounds too, where
-it could prepare the verification. The lengths are on the host by then, and SGLang has plans that
-are made of them. It uses these for draft-extends, for drafts under
-SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR, and for verifications of chains under
-SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN. A tree differs from a chain in nothing that they look at: it
-is as many tokens of each request, whose mask is packed bit by bit.
+length of each request. FlashInfer's own plans read lengths back from the device, four times in a
+verification. The host then waits for everything that it has launched, the model drafter's rounds
+included, instead of preparing the verification.
 
-Here both are on. The two variables, set to 0, leave SGLang's defaults.
+The lengths are on the host by then, and SGLang has plans that use them: for draft-extends, for
+drafts under SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR, and for verifications of chains under
+SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN. These plans cannot tell a tree from a chain: both are the
+same number of tokens for each request, and their masks are packed bit by bit.
 
-A plan is made in memory that it is copied to the device from. Without the waits the host could make
-the next plan of the same graph before the device has got so far: a fence keeps the two apart.
+Here both are on. Each variable, set to 0, leaves SGLang's default.
+
+A plan is made in host memory and copied to the device from there. Without the waits, the host could
+overwrite it with the next plan of the same graph before the copy: a fence keeps the two apart.
 """
 
 from __future__ import annotations
@@ -27,26 +28,27 @@ from sglang.srt.environ import EnvField, envs
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend, fast_prefill_plan
 from sglang.srt.runtime_context import attention_backends, get_spec
 
-# Of the KV cache; those that SGLang's own condition has.
+# Data types of the KV cache in SGLang's own condition for such plans.
 _DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def plan_drafts_on_host() -> None:
-    """From now on, in this process, unless SGLang's variable says otherwise."""
+    """Plans drafts on the host from now on in this process, unless SGLang's variable is set."""
     if not envs.SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR.is_set():
         envs.SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR.set(True)
 
 
 def plan_verifications_on_host(backend: Any) -> bool:
-    """The graphs that a target's attention backend has captured get such plans from now on.
+    """Plans verifications on the host from now on, for the graphs that a target's attention backend
+    has captured. Graphs that are captured later have FlashInfer's own plans.
 
-    Returns whether there are any: of FlashInfer's FA2 kernels, and where all layers attend to whole
-    texts. Whatever is captured later has FlashInfer's own plans.
+    Returns whether there are such graphs. They need FlashInfer's FA2 kernels, and layers that all
+    attend to whole texts.
     """
     if _is_off(envs.SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN):
         return False
-    # It replays what a plan had launched, without the host's part: the lengths would stay the same.
-    # FlashInfer's own plans cannot be captured, so that it leaves these alone.
+    # It replays what a plan launched, without the host's part: the lengths would never change.
+    # FlashInfer's own plans cannot be captured, so that they are planned again each time.
     if envs.SGLANG_ENABLE_METADATA_GLUE_GRAPH.get():
         return False
     if type(backend) is not FlashInferAttnBackend or not _has_lengths_of_plans(backend):
@@ -62,10 +64,10 @@ def _is_off(variable: EnvField) -> bool:
 
 
 def _has_lengths_of_plans(backend: FlashInferAttnBackend) -> bool:
-    """What fast_prefill_plan asks for."""
+    """Whether the backend fulfils what fast_prefill_plan asks for."""
     return (
         backend.prefill_backend == "fa2"
-        and backend.dispatch_reason is None  # else layers differ in what they attend to
+        and backend.dispatch_reason is None  # otherwise layers attend to different parts of a text
         and backend.flashinfer_kv_cache_dtype in _DTYPES
     )
 
@@ -76,7 +78,7 @@ def uses_flashinfer() -> bool:
 
 
 def warm_up(device: torch.device, widths: Sequence[int]) -> None:
-    """Compiles the kernel that packs masks of verifications, of each width one."""
+    """Compiles the kernel that packs the masks of verifications, once for each width."""
     for width in widths:
         pack_verify_mask_into(
             torch.ones(width * width, dtype=torch.bool, device=device),
@@ -90,9 +92,9 @@ def warm_up(device: torch.device, widths: Sequence[int]) -> None:
 
 
 class PlanFence:
-    """Between what the device does by one plan, and the next plan in the same memory.
+    """Keeps the next plan from overwriting one that the device still needs.
 
-    is_needed: the plans are FlashInfer's, on a GPU; else nothing is waited for.
+    is_needed: the plans are FlashInfer's, on a GPU. Otherwise there is no wait.
     """
 
     def __init__(self, *, is_needed: bool) -> None:
@@ -100,16 +102,16 @@ class PlanFence:
 
     @classmethod
     def of(cls, device: str) -> PlanFence:
-        """That of this server, whose drafter may have another attention than the target."""
+        """The fence of this server, whose drafter may have another attention than the target."""
         is_drafters = get_spec().speculative_draft_attention_backend == "flashinfer"
         return cls(is_needed=device == "cuda" and (uses_flashinfer() or is_drafters))
 
     def wait(self) -> None:
-        """Until the device has come to where `record` was called last."""
+        """Waits until the device has reached the last `record`."""
         if self._reached is not None:
             self._reached.synchronize()
 
     def record(self) -> None:
-        """The plan was launched, with or without what is done by it."""
+        """Marks that the plan was launched, with or without the work that it plans."""
         if self._reached is not None:
             self._reached.record()

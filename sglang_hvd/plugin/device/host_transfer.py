@@ -11,8 +11,8 @@ import torch
 class HostCopy:
     """Device tensors on their way to the host.
 
-    On CUDA the copy starts at once on a side stream and ends while later work of the step
-    (draft-extend, scheduling) still runs. On CPU there is nothing to copy.
+    On CUDA the copy starts at once on a side stream, and ends while later work of the step
+    (draft-extend, scheduling) still runs. On a CPU there is nothing to copy.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], stream: torch.cuda.Stream | None) -> None:
@@ -46,7 +46,7 @@ def copy_stream(device: str) -> torch.cuda.Stream | None:
 
 
 def to_device(array: np.ndarray, device: str) -> torch.Tensor:
-    """Send an array without waiting for the device."""
+    """Sends an array without waiting for the device."""
     tensor = torch.from_numpy(array)
     if device == "cpu":
         return tensor

@@ -1,4 +1,4 @@
-"""The tensor-parallel ranks of a server, as far as they talk to each other on the host."""
+"""The tensor-parallel ranks of a server, which exchange values on the host."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _T = TypeVar("_T")
 
 
 class RankGroup:
-    """All ranks call its methods in the same order.
+    """Exchanges values between ranks. All of them call its methods in the same order.
 
-    process_group: their group on the host; None for a process that is alone.
+    process_group: their group on the host; None for a single process.
     """
 
     def __init__(self, process_group: torch.distributed.ProcessGroup | None = None) -> None:
@@ -20,7 +20,7 @@ class RankGroup:
         self.is_first = process_group is None or torch.distributed.get_rank(process_group) == 0
 
     def of_first(self, value: _T) -> _T:
-        """The first rank's value; a tensor's is written into that of the others."""
+        """The first rank's value. A tensor is written into that of the other ranks."""
         if self.process_group is None:
             return value
         if isinstance(value, torch.Tensor):

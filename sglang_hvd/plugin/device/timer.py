@@ -1,4 +1,4 @@
-"""Times what a device runs, while the host does not wait for it."""
+"""Times what a device runs, without a wait of the host."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-# What a step takes beside its parts, over these, at most: more was a pause that nothing announced.
-_MOST_REST = 10.0
-
+# The rest of a step is at most this many times its parts. A longer rest was a pause that nothing
+# announced.
+_MAX_REST = 10.0
 
 ObserveRest = Callable[[float, bool], None]
 
 
 class _Step:
-    """A decode step as far as it was timed.
+    """A decode step, as far as it was timed.
 
     began: the event before its first part; None before that.
     parts_ms: milliseconds of its parts, as far as they are known.
-    is_before_ahead: the next one was launched ahead of its tokens.
+    is_before_ahead: the next step was launched before this one's tokens were known.
     """
 
     def __init__(self, observe_rest: ObserveRest) -> None:
@@ -31,14 +31,17 @@ class _Step:
         self.parts_ms = 0.0
 
     def end(self, milliseconds: float) -> None:
-        """Takes in how long the step took, from its first part to the next step's first."""
+        """Hands over the rest of the step.
+
+        milliseconds: from its first part to the first part of the next step.
+        """
         rest = max(milliseconds - self.parts_ms, 0.0)
-        self._observe_rest(min(rest, _MOST_REST * self.parts_ms), self.is_before_ahead)
+        self._observe_rest(min(rest, _MAX_REST * self.parts_ms), self.is_before_ahead)
 
 
 class DeviceTimer:
-    """Times what is launched inside `measure`, without waiting for it, and what decode steps take
-    beside it.
+    """Times the parts of decode steps, which are launched inside `measure`, and the rest of each
+    step.
 
     On CUDA a time is known later, on the host at once.
     """
@@ -48,26 +51,26 @@ class DeviceTimer:
         self._now = now
         self._pending: deque[tuple[Any, Any, Callable[[float], None]]] = deque()
         self._step: _Step | None = None
-        self._last: _Step | None = None  # the one that it follows on
+        self._last: _Step | None = None  # the step before it
 
-    def begin_step(self, observe_rest: ObserveRest, *, is_ahead: bool = False) -> None:
-        """A decode step begins; what it takes beside its parts is observed when the next has begun,
-        unless it is interrupted before.
+    def mark_step(self, observe_rest: ObserveRest, *, is_ahead: bool = False) -> None:
+        """A decode step begins. Its rest, which is no part's, is known once the next step has
+        begun, unless something comes between.
 
-        observe_rest: gets milliseconds, and whether the next step was launched ahead.
-        is_ahead: it is launched ahead of the tokens of the last.
+        observe_rest: gets milliseconds, and whether the next step ran ahead.
+        is_ahead: the step is launched before the tokens of the last one are known.
         """
         self._last, self._step = self._step, _Step(observe_rest)
         if self._last is not None:
             self._last.is_before_ahead = is_ahead
 
     def interrupt(self) -> None:
-        """The next decode step does not follow on the last."""
+        """Something comes between the last decode step and the next."""
         self._step = None
 
     @contextmanager
     def measure(self, observe: Callable[[float], None]) -> Iterator[None]:
-        """Times a part of the step that has begun, or what runs outside of steps."""
+        """Times a part of the step that has begun, or work outside of steps."""
         step = self._step
 
         def observe_part(milliseconds: float) -> None:
@@ -77,7 +80,7 @@ class DeviceTimer:
 
         begin, end = (self._mark() for _ in range(2))
         begin.record()
-        self._see_first(begin)
+        self._note_first(begin)
         yield
         end.record()
         self._pending.append((begin, end, observe_part))
@@ -85,13 +88,13 @@ class DeviceTimer:
             self.collect()
 
     def collect(self) -> None:
-        """Hands over the times that are known by now."""
+        """Hands over all times that are known by now."""
         while self._pending and self._pending[0][1].query():
             begin, end, observe = self._pending.popleft()
             observe(begin.elapsed_time(end))
 
-    def _see_first(self, begin: Any) -> None:
-        """Notes the event before a part; the first one of a step begins it."""
+    def _note_first(self, begin: Any) -> None:
+        """Notes the event before a part. The first part begins the step."""
         if self._step is None or self._step.began is not None:
             return
         self._step.began = begin

@@ -1,4 +1,4 @@
-"""The payoff predictor of a server: which it is, how right it is, and another one instead."""
+"""The payoff predictor of a server: its file, how accurate it is, and its replacement."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServedPredictor:
-    """The predictor of a drafter that one scheduler process has."""
+    """The predictor of the drafter of one scheduler process."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class ServedPredictor:
         self._fingerprint = _fingerprint(drafter)
 
     def replace(self, path: Path) -> None:
-        """Predict with another one from the next step on; all ranks call this between the same
-        two steps.
+        """Predicts with another predictor from the next step on. All ranks call this between the
+        same two steps.
 
-        Raises ValueError, in one line and on all ranks alike, if any of them cannot use the file,
-        or if they do not read the same; then the old one stays.
+        Raises ValueError, in one line and on every rank, if any rank cannot use the file, or if
+        they do not all read the same content. Then the old predictor stays.
         """
         predictor, fingerprint, fault = None, "", ""
         try:
@@ -48,7 +48,7 @@ class ServedPredictor:
             fingerprint = predictor.fingerprint
         except ValueError as error:
             fault = str(error)
-        except Exception as error:  # a rank that left here would let the others wait for ever
+        except Exception as error:  # the other ranks would wait forever for a rank that left here
             logger.exception("HVD: predictor %s", path)
             fault = f"predictor {path}: {type(error).__name__}: {error}"
         found = self._ranks.of_all((fingerprint, fault))
@@ -63,7 +63,7 @@ class ServedPredictor:
         self._file, self._fingerprint = path, fingerprint
 
     def publish(self) -> None:
-        """Bring the Prometheus metrics up to date."""
+        """Brings the Prometheus metrics up to date."""
         if self._metrics is not None and self._fingerprint is not None:
             self._metrics.publish(
                 self._fingerprint,

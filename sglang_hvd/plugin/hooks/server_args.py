@@ -21,8 +21,8 @@ from sglang.srt.arg_groups.overrides import (
 )
 from sglang.srt.configs.hybrid_arch import mambaish_config
 
-from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import HvdConfig, load_config
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.plugin.startup.attention_support import TargetAttention
 from sglang_hvd.plugin.startup.flags import config_file_and_overrides, is_from_command_line

@@ -1,4 +1,4 @@
-"""What HVD leaves on SGLang's requests, by attributes that no other file names."""
+"""The attributes that HVD sets on SGLang's requests. No other file names them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def mark_held(req: Req, held: object) -> None:
-    """The drafter knows this request; held: as what."""
+    """Marks a request that the drafter knows. held: its state there."""
     req._hvd_held = held
 
 
@@ -19,15 +19,16 @@ def is_held(req: Req) -> bool:
 
 
 def held_of(req: Req) -> Any:
-    """As what the drafter knows this request; None for a request that was never marked."""
+    """The state of the request in the drafter; None for a request that was never marked."""
     return req.__dict__.get("_hvd_held")
 
 
 def leave_figures(req: Req, figures: dict[str, Any]) -> None:
-    """The request has ended; figures: what its response shows."""
+    """Leaves the figures of a request that has ended, for its response."""
     req._hvd_figures = figures
 
 
 def figures_of(req: Req) -> dict[str, Any] | None:
-    """What the response shows; None for a request that has not ended, or had no decode step."""
+    """The figures that the response shows; None before the request has ended, and for a request
+    without a decode step."""
     return req.__dict__.get("_hvd_figures")

@@ -1,7 +1,7 @@
 """Prometheus metrics of one scheduler process; SGLang's `/metrics` gathers them.
 
-prometheus_client picks its storage when it is imported, so that is after SGLang set the shared
-directory: here, when metrics are made.
+prometheus_client picks its storage when it is imported. SGLang must have set the shared directory
+before, so that the import is here, where metrics are made.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ class ServerMetrics:
 
         self._num_requests = Gauge(
             "sglang:hvd_num_requests",
-            "Requests whose tokens the HVD drafter holds; zero when idle.",
+            "Requests whose tokens the HVD drafter holds. Zero when idle.",
             multiprocess_mode="livesum",
         )
         self._num_cycles = Counter(
             "sglang:hvd_cycles",
-            "Decoding cycles by the draft that was verified.",
+            "Decoding cycles, by the source of the verified draft.",
             labelnames=["source"],
         )
         self._num_accepted_drafts = Counter(
             "sglang:hvd_accepted_drafts",
-            "Accepted draft tokens (bonus token not counted) by draft source.",
+            "Accepted draft tokens (bonus tokens not counted), by the source of the draft.",
             labelnames=["source"],
         )
         self._num_steps = Counter("sglang:hvd_steps", "Decode steps of the batch.")
         self._num_steps_ahead = Counter(
             "sglang:hvd_steps_ahead",
-            "Of these, those that were launched before the tokens of the last were known.",
+            "Decode steps that were launched before the tokens of the step before were known.",
         )
         self._step_seconds = Counter(
-            "sglang:hvd_step_seconds", "Duration of the decode steps, all together."
+            "sglang:hvd_step_seconds", "Total duration of the decode steps."
         )
         self._host_seconds = Counter(
             "sglang:hvd_host_seconds",
-            "What the host spent in HVD's own code during the decode steps, by phase.",
+            "Time that the host spent in HVD's own code during the decode steps, by phase.",
             labelnames=["phase"],
         )
         self._num_resyncs = Counter(
             "sglang:hvd_resyncs",
-            "Requests whose tokens were not those counted on, and were taken in anew.",
+            "Requests whose tracked tokens diverged from SGLang's and were indexed again.",
         )
         self._cache_tokens = Gauge(
             "sglang:hvd_cache_tokens",
-            "Tokens in the suffix cache: of running requests, outputs of finished ones, prompts "
-            "kept for their sessions' next turns.",
+            "Tokens in the suffix cache: those of running requests, outputs of finished requests, "
+            "and prompts that are kept for the next turns of their sessions.",
             labelnames=["kind"],
             multiprocess_mode="livesum",
         )
@@ -100,9 +100,9 @@ class ServerMetrics:
         cache: SuffixCacheStats | None,
         recorder: RecorderStats | None,
     ) -> None:
-        """Set the metrics to these totals; takes some 50 microseconds.
+        """Sets the metrics to these totals, in some 50 microseconds.
 
-        cache, recorder: None where the server has none.
+        cache, recorder: None if the server has none.
         """
         self._num_requests.set(num_requests)
         for source in SOURCES.labels:
@@ -127,7 +127,7 @@ class ServerMetrics:
 
 
 class PredictorMetrics:
-    """Metrics of how right the predictions of one scheduler process are."""
+    """Metrics of how accurate the predictions of one scheduler process are."""
 
     def __init__(self) -> None:
         from prometheus_client import Counter, Gauge
@@ -137,7 +137,7 @@ class PredictorMetrics:
 
         self._num_verified = Counter(
             "sglang:hvd_verified_cache_drafts",
-            "Verified cache drafts, by where they were found.",
+            "Verified cache drafts, by where the match was found.",
             labelnames=["origin"],
         )
         self._predictor = gauge("predictor", "1 for the predictor in use.", "fingerprint")
@@ -149,12 +149,12 @@ class PredictorMetrics:
         )
         self._shift = gauge("shift", "Correction of the predictor, in log odds.", "origin")
         self._fallback = gauge(
-            "fallback", "1 where the predictor is off, and not heeded.", "origin"
+            "fallback", "1 while the predictor is wrong and its predictions are ignored.", "origin"
         )
         self._bin_predicted = gauge(
             "reliability_predicted",
-            "Mean predicted probability that a verified cache draft reaches the threshold, six "
-            "tokens where there is none.",
+            "Mean predicted probability that a verified cache draft reaches the threshold, or six "
+            "tokens if none is set.",
             *("origin", "bin"),
         )
         self._bin_share = gauge(
@@ -176,7 +176,7 @@ class PredictorMetrics:
         calibration: Mapping[str, OriginFigures],
         model_figures: ModelFigures | None,
     ) -> None:
-        """Set the metrics to these figures: of cache drafts by origin, and of model drafts."""
+        """Sets the metrics to these figures: of cache drafts by origin, and of model drafts."""
         if fingerprint != self._fingerprint:
             if self._fingerprint is not None:
                 self._predictor.labels(self._fingerprint).set(0)
@@ -200,7 +200,7 @@ class PredictorMetrics:
 
 
 class _Totals:
-    """Counters that are told totals."""
+    """Raises counters to given totals."""
 
     def __init__(self) -> None:
         self._of: dict[Counter, float] = {}
@@ -214,10 +214,10 @@ class _Totals:
         self._of[counter] = total
 
     def forget(self) -> None:
-        """Lets all totals count from zero."""
+        """From now on all totals count from zero."""
         self._of.clear()
 
 
 def _number(mean: float | None) -> float:
-    """The mean; NaN says in Prometheus that there is none."""
+    """The mean; NaN, which tells Prometheus that there is none."""
     return math.nan if mean is None else mean

@@ -24,7 +24,7 @@ _FAMILY = "recorded"
 
 
 class RequestRecorder:
-    """Hands SGLang's finished requests to a recorder, which ends with the process."""
+    """Hands SGLang's finished requests to a recorder, which closes when the process ends."""
 
     def __init__(self, config: HvdConfig) -> None:
         assert config.record is not None, "nothing is to be recorded"
@@ -36,15 +36,15 @@ class RequestRecorder:
         )
         self._model: str = get_serving().served_model_name
         self._tokenizer_fingerprint = served_fingerprint()
-        # A killed server has no such end: its recording is salvaged by the next one.
+        # A killed server does not close it: the next server salvages the recording.
         atexit.register(self._recorder.close)
 
     def record(self, req: Req, prompt_ids: TokenIds, *, namespace: str) -> None:
-        """Record a request that ended, unless it was aborted or asked for no output.
+        """Records a request that ended, unless it was aborted or asked for no output.
 
         Args:
-            prompt_ids: int32[num_tokens]; not changed any more.
-            namespace: a digest, whose beginning is recorded. Empty: the common one.
+            prompt_ids: int32[num_tokens]; nobody writes into it from now on.
+            namespace: a digest, of which the beginning is recorded; empty for the common namespace.
         """
         output_ids = np.array(req.output_ids_through_stop, dtype=np.int32)
         if (
@@ -69,5 +69,5 @@ class RequestRecorder:
         self._recorder.record(trace)
 
     def stats(self) -> RecorderStats:
-        """What became of the requests so far."""
+        """Counts of the requests so far, by what became of them."""
         return self._recorder.stats()

@@ -1,4 +1,5 @@
-"""The target's vocabulary: its tokens as text, for the predictor's token classes, and its name."""
+"""The target's vocabulary: its tokens as text, for the predictor's token classes, and its
+fingerprint."""
 
 from __future__ import annotations
 
@@ -8,26 +9,27 @@ from typing import Any
 from sglang.srt.runtime_context import get_model, get_serving
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
-from sglang_hvd.traces.vocabulary import texts_of_tokens, vocabulary_fingerprint
+from sglang_hvd.traces.tokenizer_json import texts_of_tokens, vocabulary_fingerprint
 
 
 def token_strings() -> Iterator[str]:
     """What each token adds to a text, in the order of their ids.
 
-    Loads the tokenizer when it is first read, also under --skip-tokenizer-init: the predictor
-    needs the classes of tokens, whoever turns text into them.
+    Loads the tokenizer when the first one is read, also under --skip-tokenizer-init: the predictor
+    needs the classes of tokens, whoever tokenizes the text.
     """
     tokenizer = _tokenizer()
     yield from texts_of_tokens(tokenizer.batch_decode, len(tokenizer))
 
 
 def served_fingerprint() -> str:
-    """What recordings carry to be read with the same tokenizer; loads the tokenizer."""
+    """Fingerprint of the tokenizer, by which a reader of a recording finds the same one. Loads the
+    tokenizer."""
     return vocabulary_fingerprint(_tokenizer().get_vocab())
 
 
 def _tokenizer() -> Any:
-    # As SGLang's scheduler does: where it downloaded the model, the path is not the one given.
+    # As SGLang's scheduler loads it. If SGLang downloaded the model, the path is not the given one.
     serving, model = get_serving(), get_model()
     return get_tokenizer(
         serving.tokenizer_path,

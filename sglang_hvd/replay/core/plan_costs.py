@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from sglang_hvd.allocation import DraftExtend, StepCosts
+from sglang_hvd.allocation import DraftExtend
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.types import DraftPlan
 
 
@@ -40,21 +41,41 @@ class PlanCosts:
         num_context: tokens in the KV caches of all requests.
         is_ahead: the step did not wait for the tokens of the step before it.
         """
-        width = self._width(plans)
-        ms = self._costs.verify_ms(len(plans), [width])[0] + self._costs.context_ms(num_context)
-        if not is_ahead:
-            ms += self._costs.wait_ms(len(plans))
-        drafting = [plan.num_model_steps for plan in plans if plan.num_model_nodes]
-        if drafting:
-            ms += self._costs.draft_ms([len(drafting)], max(drafting))[0]
-        if self._draft_extend.follows(num_plain):
-            ms += self._costs.draft_extend_ms(len(plans), [width])[0]
+        num, width = len(plans), self._width(plans)
+        ms = 0.0 if is_ahead else self.wait_ms(num)
         num_model_nodes = [plan.num_model_nodes for plan in plans]
         catching_up = self._draft_extend.catching_up(num_model_nodes, num_missing, num_plain)
         if catching_up:
             mean = round(sum(num_missing[row] for row in catching_up) / len(catching_up))
-            ms += self._costs.catch_up_ms([len(catching_up)], mean)[0]
+            ms += self.catch_up_ms(len(catching_up), mean)
+        drafting = [plan.num_model_steps for plan in plans if plan.num_model_nodes]
+        if drafting:
+            ms += self.draft_ms(len(drafting), max(drafting))
+        ms += self.verify_ms(num, width, num_context)
+        if self._draft_extend.follows(num_plain):
+            ms += self.draft_extend_ms(num, width)
+        return ms
+
+    def wait_ms(self, num_requests: int) -> float:
+        """Time before a step that waits for the tokens of the last."""
+        return self._costs.wait_ms(num_requests)
+
+    def catch_up_ms(self, num_requests: int, num_tokens: int) -> float:
+        """Time of a draft-extend of so many requests over so many tokens of each."""
+        return float(self._costs.catch_up_ms([num_requests], num_tokens)[0])
+
+    def draft_ms(self, num_requests: int, num_steps: int) -> float:
+        """Time of a draft of the model drafter."""
+        return float(self._costs.draft_ms([num_requests], num_steps)[0])
+
+    def verify_ms(self, num_requests: int, width: int, num_context: int) -> float:
+        """Time of a verification."""
+        ms = self._costs.verify_ms(num_requests, [width])[0] + self._costs.context_ms(num_context)
         return float(ms)
+
+    def draft_extend_ms(self, num_requests: int, width: int) -> float:
+        """Time of a draft-extend after a verification."""
+        return float(self._costs.draft_extend_ms(num_requests, [width])[0])
 
     def num_plain(self, plans: Sequence[DraftPlan], before: int) -> int:
         """num_plain of a step with these plans; `before` is that of the step before it. See

@@ -6,8 +6,8 @@ from typing import get_args
 
 import numpy as np
 
-from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, WORTH_LEN, HvdConfig, Policy
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff import PayoffPredictor
 from sglang_hvd.payoff.predictor import predictor_file
 from sglang_hvd.replay.core.model_drafter import ModelDrafter

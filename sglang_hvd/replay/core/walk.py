@@ -9,12 +9,12 @@ from sglang_hvd.allocation import (
     DrafterChoices,
     DraftExtend,
     StepAllocator,
-    StepCosts,
     draft_step_choices,
     model_tree_sizes,
     powers_of_two_below,
 )
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import PayoffPredictor, TokenClasses
 from sglang_hvd.replay.core.model_drafter import ModelDrafter

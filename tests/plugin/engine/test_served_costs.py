@@ -11,18 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_hvd.allocation import DrafterChoices, PredictedDrafts, StepAllocator, StepCosts
+from sglang_hvd.allocation import DrafterChoices, PredictedDrafts, StepAllocator
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.plugin.device.rank_group import RankGroup
-from sglang_hvd.plugin.engine.served_costs import ServedCosts, before_any_step
+from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.step_clock import StepClock
 
 WIDTHS, SIZES, NUM_STEPS = (1, 4, 8, 16), (3, 7), 3
 NUM_RANK_STEPS = 100_000
 
 
-def allocator() -> StepAllocator:
+def allocator(costs: StepCosts | None = None) -> StepAllocator:
+    """costs: a table that was timed before the first step; None: the assumed one."""
     made = StepAllocator(
-        before_any_step(WIDTHS), widths=WIDTHS, drafters=[DrafterChoices(SIZES, (NUM_STEPS,))]
+        costs or StepCosts.assumed(WIDTHS),
+        widths=WIDTHS,
+        drafters=[DrafterChoices(SIZES, (NUM_STEPS,))],
     )
     for slot in range(8):
         made.start(slot)
@@ -98,12 +102,17 @@ def serve(
 
 
 def served(
-    made: StepAllocator, watch: Stopwatch, *, is_fixed: bool = False, ranks: RankGroup | None = None
+    made: StepAllocator,
+    watch: Stopwatch,
+    *,
+    is_fixed: bool = False,
+    runs_ahead: bool = False,
+    ranks: RankGroup | None = None,
 ) -> ServedCosts:
     return ServedCosts(
         made,
         is_fixed=is_fixed,
-        widths=WIDTHS,
+        runs_ahead=runs_ahead,
         device="cpu",
         ranks=ranks or RankGroup(),
         clock=StepClock(),
@@ -124,8 +133,12 @@ def test_the_table_becomes_that_of_the_machine() -> None:
     made, watch = allocator(), Stopwatch()
     costs = served(made, watch)
     serve(made, costs, watch, clock(fixed=7, per_node=0.25, noise=0, seed=1), 600)
-    for n, w in ((1, 1), (4, 8), (8, 16)):
-        assert made.costs.verify_ms(n, [w])[0] == pytest.approx(7 + 0.25 * n * w, rel=0.02)
+    for n in (1, 2, 4, 8):
+        for width in WIDTHS:
+            # Steps of four and eight nodes are the usual ones.
+            is_usual = width == (8 if n == 1 else 4)
+            wanted = pytest.approx(7 + 0.25 * n * width, rel=0.01 if is_usual else 0.1)
+            assert made.costs.verify_ms(n, [width])[0] == wanted
     described = costs.describe()
     assert described is not None
     assert described["num_timed_steps"] == 600
@@ -182,7 +195,7 @@ def test_a_gpu_that_waits_for_the_host_takes_that_long_beside_its_parts(
     costs = ServedCosts(
         made,
         is_fixed=False,
-        widths=WIDTHS,
+        runs_ahead=False,
         device="cuda",
         ranks=RankGroup(),
         clock=StepClock(),
@@ -205,8 +218,7 @@ def test_a_gpu_that_waits_for_the_host_takes_that_long_beside_its_parts(
 
 def test_a_wait_is_that_of_the_steps_before_those_that_did_not_run_ahead() -> None:
     made, watch = allocator(), Stopwatch()
-    costs = served(made, watch)
-    costs.run_ahead()
+    costs = served(made, watch, runs_ahead=True)
     for number in range(128):
         is_ahead = number % 4 != 0
         watch.seconds += 0.0001 if is_ahead else 0.003  # since the last
@@ -216,13 +228,6 @@ def test_a_wait_is_that_of_the_steps_before_those_that_did_not_run_ahead() -> No
         costs.end_step()
     assert made.costs.verify_ms(2, [8])[0] == pytest.approx(5.1, abs=0.05)
     assert made.costs.wait_ms(2) == pytest.approx(2.9, abs=0.05)
-
-
-def test_steps_cannot_begin_to_run_ahead_behind_a_table_that_was_timed() -> None:
-    costs = served(allocator(), Stopwatch())
-    costs.begin_with(PROFILE)
-    with pytest.raises(AssertionError, match="would be lost"):
-        costs.run_ahead()
 
 
 def test_a_step_that_had_nothing_beside_its_parts_soon_has_it_counted() -> None:
@@ -264,7 +269,7 @@ def test_without_an_allocator_nothing_is_timed() -> None:
     costs = ServedCosts(
         None,
         is_fixed=False,
-        widths=WIDTHS,
+        runs_ahead=False,
         device="cpu",
         ranks=RankGroup(),
         clock=StepClock(),
@@ -287,9 +292,8 @@ PROFILE = StepCosts(
 
 
 def test_a_profile_is_in_force_at_once_and_refined_by_the_steps() -> None:
-    made, watch = allocator(), Stopwatch()
+    made, watch = allocator(PROFILE), Stopwatch()
     costs = served(made, watch)
-    costs.begin_with(PROFILE)
     assert made.costs is PROFILE
     serve(made, costs, watch, clock(fixed=60, per_node=0, noise=0, seed=0), 300)
     described = costs.describe()
@@ -313,10 +317,8 @@ def _serve_as_rank(rank: int, folder: str, has_profile: bool) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2
     )
-    made, watch = allocator(), Stopwatch()
+    made, watch = allocator(PROFILE if has_profile else None), Stopwatch()
     costs = served(made, watch, ranks=RankGroup(torch.distributed.group.WORLD))
-    if has_profile:
-        costs.begin_with(PROFILE)
     digest = serve(made, costs, watch, _clock_of(rank), NUM_RANK_STEPS)
     Path(folder, str(rank)).write_text(f"{digest} {costs.describe()}")
     torch.distributed.barrier()  # a rank that leaves early takes the connection along
@@ -326,7 +328,6 @@ def _serve_as_rank(rank: int, folder: str, has_profile: bool) -> None:
 def test_what_contexts_take_is_a_part_of_the_table() -> None:
     made, watch = allocator(), Stopwatch()
     costs = served(made, watch)
-    costs.begin_with(before_any_step(WIDTHS))
     for step in range(256):
         costs.begin_step(2)
         num_context = 1000 if step % 20 < 10 else 8000
@@ -358,9 +359,7 @@ def test_two_ranks_with_different_clocks_decide_alike(tmp_path: Path, has_profil
 def test_left_to_themselves_these_ranks_would_not(has_profile: bool) -> None:
     digests = set()
     for rank in range(2):
-        made, watch = allocator(), Stopwatch()
+        made, watch = allocator(PROFILE if has_profile else None), Stopwatch()
         costs = served(made, watch)
-        if has_profile:
-            costs.begin_with(PROFILE)
         digests.add(serve(made, costs, watch, _clock_of(rank), 2000))
     assert len(digests) == 2

@@ -19,9 +19,9 @@ from sglang_hvd.allocation import (
     DrafterChoices,
     PredictedDrafts,
     StepAllocator,
-    StepCosts,
     allocator,
 )
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.plugin.trees.draft_trees import DraftNodes
 from sglang_hvd.plugin.trees.layout import lay_out, merge_eagle_trees
 from sglang_hvd.types import SOURCES, DraftPlans, DraftSource, SourceTable

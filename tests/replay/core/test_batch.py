@@ -5,14 +5,9 @@ from collections.abc import Collection
 import numpy as np
 import pytest
 
-from sglang_hvd.allocation import (
-    MAX_POSTPONED_TOKENS,
-    DrafterChoices,
-    DraftExtend,
-    StepAllocator,
-    StepCosts,
-)
+from sglang_hvd.allocation import MAX_POSTPONED_TOKENS, DrafterChoices, DraftExtend, StepAllocator
 from sglang_hvd.config import HvdConfig, Policy
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
 from sglang_hvd.replay.core.batch import ORACLE, BatchReplay, DrawnTrace

@@ -9,8 +9,8 @@ from typing import cast
 import numpy as np
 import pytest
 
-from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import HvdConfig, Policy, PostponeExtend
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff import FEATURE_NAMES
 from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.replay.core.recording_walk import RecordingWalk
