@@ -193,7 +193,7 @@ def test_a_request_without_cache_verifies_the_whole_model_tree(policy: Policy) -
 def figures(made: HybridDrafter, rids: Sequence[str]) -> str:
     """All that is learned."""
     stats = [made.stats(rid) for rid in rids]
-    return repr((stats, made.calibration(), made.model_figures(), made.branch_share()))
+    return repr((stats, made.calibration(), made.model_figures()))
 
 
 def outcomes_of(plans: Sequence[DraftPlan], random: np.random.Generator) -> list[VerifyOutcome]:
@@ -366,70 +366,6 @@ def test_what_a_branch_brings_says_of_the_chain_that_it_was_wrong() -> None:
     assert (origin.num_verified, origin.mean_accepted) == (1, 0)
     stats = made.stats("r")
     assert stats.num_both_accepted_drafts + stats.num_cache_accepted_drafts == 2
-
-
-@pytest.mark.parametrize("source", [DraftSource.CACHE, DraftSource.BOTH])
-def test_what_branches_bring_is_expected_of_later_ones(source: DraftSource) -> None:
-    shares = {}
-    for right in (True, False):
-        # The model drafter does not pay, or does.
-        made = drafter(prob=0.5, **({"of_round": 50} if source is DraftSource.CACHE else {}))
-        first = made.branch_share()
-        assert first is not None
-        plan = branching(made)
-        assert plan.source is source
-        _, branch = chain_and_branch(plan)
-        # With both drafts in a tree the model drafter's may go further than the cache's.
-        accepted = [*branch[:2], 98] if source is DraftSource.BOTH else branch[:2]
-        outcome = VerifyOutcome([99], 0, num_model_accepted=0)
-        if right:
-            outcome = VerifyOutcome(
-                [*accepted, 99], len(accepted), num_model_accepted=len(accepted)
-            )
-        made.commit(["r"], [outcome])
-        share = made.branch_share()
-        assert share is not None
-        shares[right] = share
-    assert shares[True] > first > shares[False]
-
-
-def after_wrong_branches(**settings: bool) -> HybridDrafter:
-    made = drafter(prob=0.5, **settings)
-    branching(made)
-    made.commit(["r"], [VerifyOutcome([99], 0, num_model_accepted=0)])
-    return made
-
-
-def test_a_commit_between_propose_and_allocate_does_not_change_what_was_proposed() -> None:
-    def share(*, commits_between: bool) -> float | None:
-        made = drafter(prob=0.5)
-        branching(made)
-        made.start("other", DIFFERS)
-        made.extend("other", [3])
-        proposals = made.propose(["other"])
-        wrong = VerifyOutcome([99], 0, num_model_accepted=0)
-        if commits_between:  # after which less is expected of branches
-            made.commit(["r"], [wrong])
-        [plan] = made.allocate(["other"], proposals)
-        assert plan.cache_draft is not None
-        assert plan.cache_draft.parents is not None
-        if not commits_between:
-            made.commit(["r"], [wrong])
-        made.commit(["other"], [wrong])
-        return made.branch_share()
-
-    assert share(commits_between=True) == share(commits_between=False)
-
-
-def test_another_predictor_leaves_other_branches() -> None:
-    made, first = after_wrong_branches(), drafter().branch_share()
-    assert made.branch_share() != first
-    made.use_predictor(constant_survival(0.5))
-    assert made.branch_share() == first
-
-
-def test_branches_are_not_learned_where_nothing_is_corrected() -> None:
-    assert after_wrong_branches(calibrate=False).branch_share() == drafter().branch_share()
 
 
 def test_the_allocator_sees_how_far_every_request_came(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def takes_cache(
     forecast = PayoffForecast(
         prediction, np.zeros(num, np.float32) if of_model is None else of_model
     )
-    estimator = PayoffEstimator(config, None, None, has_branches=False)
+    estimator = PayoffEstimator(config, None, None)
     planner = RulePlanner(config, estimator, room=8, num_model_steps=3, num_model_nodes=3)
     requests = [DraftedRequest(slot, without_cache=False, num_tokens=1) for slot in range(num)]
     plans, _ = planner.plan(requests, Proposals(num, drafts, forecast=forecast))

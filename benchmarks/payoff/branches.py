@@ -21,7 +21,7 @@ from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.commands.arguments import add_json, add_texts, count
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter, PayoffForecast
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, FIRST_BRANCH_SHARE, PayoffPredictor
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
 from sglang_hvd.replay.acceptance import num_agreeing, outcome_of, right_branch
 from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
@@ -114,7 +114,7 @@ class _Walk:
                     )
                     survival = proposals.forecast.prediction.survival
                     assert survival is not None, "the shipped predictor knows distributions"
-                    self._trees.join(proposals.drafts, survival, self._votes, FIRST_BRANCH_SHARE)
+                    self._trees.join(proposals.drafts, survival, self._votes)
                     yield self._accepted(rest, right), self._shares(chain, rest, right)
                     num += 1
                 drafter.commit([trace], [outcome])

@@ -1,7 +1,7 @@
 """Which draft each request verifies, and how much of it."""
 
 from sglang_hvd.allocation.allocator import OWN_PACE, Allocation, DraftOdds, StepAllocator
-from sglang_hvd.allocation.cache_trees import CacheTrees, TakenDrafts, num_branch_tokens
+from sglang_hvd.allocation.cache_trees import CacheTrees, TakenDrafts
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
 from sglang_hvd.allocation.cost_scale import CostScale
 from sglang_hvd.allocation.costs import StepCosts
@@ -39,7 +39,6 @@ __all__ = [
     "draft_step_choices",
     "model_tree_sizes",
     "most_tree_nodes",
-    "num_branch_tokens",
     "powers_of_two_below",
     "shortest_times",
     "widths_that_save",

@@ -18,7 +18,6 @@ class CacheTreeJoiner:
         depths: _Int32,
         probs: _Float32,
         num_nodes: _Int32,
-        branch_share: float,
         out_tokens: _Int32,
         out_parents: _Int32,
         out_depths: _Int32,
@@ -30,7 +29,6 @@ class CacheTreeJoiner:
         self,
         tokens: _Int32,
         parents: _Int32,
-        probs: _Float32,
         is_chain: _Bool,
         survival: _Float32,
         of_chains: _Int32,
@@ -40,21 +38,7 @@ class CacheTreeJoiner:
         are_trees: _Bool,
         chain_lens: _Int32,
         expected: _Float32,
-        branch_expected: _Float64,
     ) -> None: ...
-
-def count_branches(
-    tokens: _Int32,
-    parents: _Int32,
-    num_nodes: _Int32,
-    texts: _Int32,
-    lengths: _Int32,
-    num_accepted: _Int32,
-    model_sizes: _Int32,
-    model_accepted: _Int32,
-    chain_accepted: _Int32,
-    num_branches: _Int32,
-) -> None: ...
 
 class Pace:
     def __init__(self) -> None: ...

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation._native import CacheTreeJoiner, count_branches
-from sglang_hvd.types import CacheDrafts, DraftBatch, TokenIds, VerifyOutcomes
+from sglang_hvd.allocation._native import CacheTreeJoiner
+from sglang_hvd.types import CacheDrafts, DraftBatch, TokenIds
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -37,17 +37,13 @@ class CacheTrees:
         self.num_nodes: Int32 = np.zeros(max_requests, np.int32)
         self._joiner = CacheTreeJoiner()
 
-    def join(
-        self, chains: DraftBatch, survival: Float32, votes: DraftBatch, branch_share: float
-    ) -> None:
+    def join(self, chains: DraftBatch, survival: Float32, votes: DraftBatch) -> None:
         """Makes the drafts of a batch.
 
         chains: row i belongs to request i.
         survival: float32[num_requests, at least the longest chain], probability that more than j
             tokens of a chain are accepted.
         votes: trees that the suffix cache proposes; of 0 nodes where drafts shall not branch.
-        branch_share: how often a text that leaves the chain goes on as the other votes say, over
-            their share.
 
         Raises ValueError for arrays that do not fit.
         """
@@ -60,7 +56,6 @@ class CacheTrees:
             votes.depths,
             votes.probs,
             votes.num_nodes,
-            branch_share,
             self.token_ids,
             self.parents,
             self.depths,
@@ -86,11 +81,10 @@ class CacheTrees:
         num = len(num_nodes)
         token_ids, parents = np.empty((num, width), np.int32), np.empty((num, width), np.int32)
         are_trees, chain_lens = np.empty(num, np.bool_), np.empty(num, np.int32)
-        expected, of_branches = np.empty(num, np.float32), np.empty(num)
+        expected = np.empty(num, np.float32)
         self._joiner.take(
             self.token_ids,
             self.parents,
-            self.probs,
             self.is_chain,
             survival,
             chains.num_nodes,
@@ -100,11 +94,10 @@ class CacheTrees:
             are_trees,
             chain_lens,
             expected,
-            of_branches,
         )
         matches = chains.matches[:num].copy()
         drafts = CacheDrafts.read_only(token_ids, parents, num_nodes.copy(), are_trees, matches)
-        return TakenDrafts(drafts, chain_lens, expected, of_branches)
+        return TakenDrafts(drafts, chain_lens, expected)
 
 
 class TakenDrafts(NamedTuple):
@@ -113,40 +106,8 @@ class TakenDrafts(NamedTuple):
     chain_lens: int32[num_requests], tokens of the chain in each; 1 where a branch alone was taken,
         which tells of the chain's first token.
     chain_expected: float32[num_requests], accepted tokens expected of these.
-    branch_expected: float64[num_requests], of the nodes beside the chain, were branch_share 1.
     """
 
     drafts: CacheDrafts
     chain_lens: Int32
     chain_expected: Float32
-    branch_expected: npt.NDArray[np.float64]
-
-
-def num_branch_tokens(
-    drafts: CacheDrafts, outcomes: VerifyOutcomes, model_sizes: Int32, chain_accepted: Int32
-) -> Int32:
-    """Tokens of each cache draft that were right beyond its chain: int32[num_requests]; of requests
-    that verified one.
-
-    Of both drafts in one tree the accepted path is the longer one: as far as it lies in the cache
-    draft, and no further, that was right.
-
-    model_sizes: int32[num_requests], nodes of the model drafter's draft, 0 where it was not
-        verified.
-    chain_accepted: int32[num_requests], tokens of each chain that were right; below 0 where none of
-        it was verified.
-    """
-    num_branches = np.empty(len(drafts), np.int32)
-    count_branches(
-        drafts.token_ids,
-        drafts.parents,
-        drafts.num_nodes,
-        outcomes.token_ids,
-        outcomes.lengths,
-        outcomes.num_accepted_drafts,
-        model_sizes,
-        outcomes.num_model_accepted,
-        chain_accepted,
-        num_branches,
-    )
-    return num_branches

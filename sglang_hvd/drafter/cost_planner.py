@@ -98,7 +98,6 @@ def _cycles(
         drafts=taken.drafts,
         chain_lens=taken.chain_lens,
         chain_expected=taken.chain_expected,
-        branch_expected=taken.branch_expected,
         model_sizes=model_sizes,
         model_steps=model_steps,
         model_expected=model_expected,

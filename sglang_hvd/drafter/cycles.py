@@ -23,8 +23,6 @@ class Cycles:
         shows whether the chain's first was right.
     chain_expected: float32[num_requests], expected accepted tokens of these. Not a number: the
         prediction for the whole chain counts, which the calibration has.
-    branch_expected: float64[num_requests], expected accepted tokens of the branches, were
-        branch_share 1.
     model_sizes: int32[num_requests], nodes of the model drafter's draft, 0 where it is not
         verified. In few steps it may have fewer.
     model_steps: int32[num_requests], steps that it comes from; unspecified where it is not
@@ -36,7 +34,6 @@ class Cycles:
     drafts: CacheDrafts
     chain_lens: Int32
     chain_expected: Float32
-    branch_expected: npt.NDArray[np.float64]
     model_sizes: Int32
     model_steps: Int32
     model_expected: Float32

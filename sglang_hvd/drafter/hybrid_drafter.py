@@ -86,22 +86,20 @@ class HybridDrafter:
         elif config.policy == "payoff":
             model_payoff = ModelPayoff(num_model_steps)
         # SuffixDecoding drafts chains only, and its votes are not the predictor's.
-        self._has_branches = (
+        has_branches = (
             self._allocator is not None
             and config.branches
             and config.cache_mode == "votes"
             and verifies_trees
         )
-        estimator = self._estimator = PayoffEstimator(
-            config, predictor, model_payoff, has_branches=self._has_branches
-        )
+        estimator = self._estimator = PayoffEstimator(config, predictor, model_payoff)
         self._proposer = Proposer(
             config,
             cache,
             self._tracker,
             estimator,
             max_cache_draft_tokens=max_cache_draft_tokens,
-            has_branches=self._has_branches,
+            has_branches=has_branches,
             clock=self._clock,
         )
         self._planner: CostPlanner | RulePlanner
@@ -171,11 +169,6 @@ class HybridDrafter:
     def model_figures(self) -> ModelFigures | None:
         """How right the predictions of the model drafter's payoff are; None without any."""
         return self._estimator.model_figures()
-
-    def branch_share(self) -> float | None:
-        """How right the votes are found to be beside the chain (docs/allocation.md); None where
-        drafts do not branch."""
-        return self._estimator.branch_share if self._has_branches else None
 
     def read_predictor(self, path: Path) -> PayoffPredictor:
         """A predictor that use_predictor takes.

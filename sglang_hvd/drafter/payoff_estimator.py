@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import CacheTrees, num_branch_tokens
+from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.drafter.cycles import Cycles
 from sglang_hvd.drafter.forecasts import AllocationForecast, PayoffForecast
 from sglang_hvd.drafter.request import DraftedRequest
 from sglang_hvd.payoff import (
-    BranchPayoff,
     DraftFeatures,
     FallbackChange,
     ModelDrafts,
@@ -38,7 +37,6 @@ class PayoffEstimator:
 
     predictor, model_payoff: of the cache drafts and of the model drafter's; None for a policy that
         predicts nothing.
-    has_branches: cache drafts branch.
     """
 
     def __init__(
@@ -46,14 +44,11 @@ class PayoffEstimator:
         config: HvdConfig,
         predictor: PayoffPredictor | None,
         model_payoff: ModelPayoff | None,
-        *,
-        has_branches: bool,
     ) -> None:
         self._config = config
-        self._model_payoff, self._has_branches = model_payoff, has_branches
+        self._model_payoff = model_payoff
         self._predictor: PayoffPredictor | None = None
         self._calibration: OnlineCalibration | None = None
-        self._branch_payoff = BranchPayoff()
         if predictor is not None:
             self.use_predictor(predictor)
 
@@ -61,12 +56,6 @@ class PayoffEstimator:
     def predictor(self) -> PayoffPredictor | None:
         """The predictor in use."""
         return self._predictor
-
-    @property
-    def branch_share(self) -> float:
-        """How right the votes are found to be beside the chain (docs/allocation.md). It changes
-        when cycles are observed."""
-        return self._branch_payoff.share
 
     def calibration(self) -> Mapping[str, OriginFigures] | None:
         """How right the predictor is, by origin of the draft; None where it is not calibrated."""
@@ -82,7 +71,6 @@ class PayoffEstimator:
         if self._config.policy == "allocate":
             assert predictor.kind == "survival", "of_config refuses others"
         self._predictor = predictor
-        self._branch_payoff = BranchPayoff()  # of what this predictor leaves to branches
         if self._config.calibrate:
             threshold = self._config.threshold
             self._calibration = OnlineCalibration(
@@ -121,7 +109,7 @@ class PayoffEstimator:
         prediction = self._predict(slots, drafts, features)
         survival = self._heeded(prediction, drafts, len(slots))
         reaches = self._model_payoff.expect_sizes(slots, drafts, survival)
-        trees.join(drafts, survival, branches, self.branch_share)
+        trees.join(drafts, survival, branches)
         return AllocationForecast(slots, prediction, trees, reaches)
 
     def in_fallback(self, drafts: DraftBatch, num_requests: int) -> list[bool] | None:
@@ -147,8 +135,6 @@ class PayoffEstimator:
         if self._model_payoff is None and self._calibration is None:
             return
         token_ids, lengths = outcomes.token_ids, outcomes.lengths
-        if self._has_branches and self._config.calibrate:
-            self._observe_branches(cycles, outcomes, chain_accepted)
         of_model = np.where(
             cycles.drafts.num_nodes > 0, outcomes.num_model_accepted, outcomes.num_accepted_drafts
         )
@@ -172,17 +158,6 @@ class PayoffEstimator:
                 cycles.chain_expected,
             ):
                 _log(change)
-
-    def _observe_branches(
-        self, cycles: Cycles, outcomes: VerifyOutcomes, chain_accepted: Int32
-    ) -> None:
-        expected = cycles.branch_expected.tolist()
-        if not any(expected):
-            return
-        came = num_branch_tokens(cycles.drafts, outcomes, cycles.model_sizes, chain_accepted)
-        for of_branches, num_tokens in zip(expected, came.tolist(), strict=True):
-            if of_branches:
-                self._branch_payoff.observe(of_branches, num_tokens)
 
     def _predict(self, slots: Int32, drafts: DraftBatch, features: DraftFeatures) -> Prediction:
         """The calibrated prediction for the cache drafts."""

@@ -65,7 +65,6 @@ class RulePlanner:
             drafts=drafts,
             chain_lens=num_cache,
             chain_expected=whole,
-            branch_expected=np.zeros(num),
             model_sizes=num_model,
             model_steps=np.full(num, self._num_model_steps, np.int32),
             model_expected=whole,

@@ -1,6 +1,5 @@
 """Payoff: how many tokens of a cache draft the target model will accept, predicted beforehand."""
 
-from sglang_hvd.payoff.branch_payoff import FIRST_BRANCH_SHARE, BranchPayoff
 from sglang_hvd.payoff.calibration import (
     FallbackChange,
     OnlineCalibration,
@@ -21,11 +20,9 @@ from sglang_hvd.payoff.tracker import DraftFeatures, RequestTracker
 __all__ = [
     "DEFAULT_PREDICTORS",
     "FEATURE_NAMES",
-    "FIRST_BRANCH_SHARE",
     "PAPER_FEATURES",
     "POSITION_FEATURES",
     "SIZE_EFFECT",
-    "BranchPayoff",
     "DraftFeatures",
     "FallbackChange",
     "ModelDrafts",

@@ -84,7 +84,6 @@ class ServedPredictor:
             if figures is None
             else {origin: asdict(of_origin) for origin, of_origin in figures.items()},
             "model_drafter": None if model_figures is None else asdict(model_figures),
-            "branch_share": self._drafter.branch_share(),
         }
 
 

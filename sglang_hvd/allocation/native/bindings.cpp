@@ -172,7 +172,7 @@ public:
     void join(const Input<std::int32_t, 2>& chain_tokens, const Input<std::int32_t, 1>& chain_lens,
               const Input<float, 2>& survival, const Input<std::int32_t, 2>& tokens,
               const Input<std::int32_t, 2>& parents, const Input<std::int32_t, 2>& depths,
-              const Input<float, 2>& probs, const Input<std::int32_t, 1>& num_nodes, double branch_share,
+              const Input<float, 2>& probs, const Input<std::int32_t, 1>& num_nodes,
               const Output<std::int32_t, 2>& out_tokens, const Output<std::int32_t, 2>& out_parents,
               const Output<std::int32_t, 2>& out_depths, const Output<float, 2>& out_probs,
               const Output<bool, 2>& out_is_chain, const Output<std::int32_t, 1>& out_num) {
@@ -199,8 +199,6 @@ public:
                         "a node stands after its parent");
             }
         }
-        require(branch_share > 0 && branch_share <= 1, "branches are right with some probability");
-        branch_share_ = branch_share;
         const nb::gil_scoped_release release;
         for (std::size_t i = 0; i < num; ++i) {
             const auto len = static_cast<std::size_t>(chain_lens.data()[i]);
@@ -217,27 +215,23 @@ public:
                                  {out_depths.data() + out, room},
                                  {out_probs.data() + out, room},
                                  {out_is_chain.data() + out, room}};
-            out_num.data()[i] = static_cast<std::int32_t>(
-                joiner_.join(chain, votes, static_cast<float>(branch_share), result));
+            out_num.data()[i] = static_cast<std::int32_t>(joiner_.join(chain, votes, result));
         }
     }
 
     void take(const Input<std::int32_t, 2>& tokens, const Input<std::int32_t, 2>& parents,
-              const Input<float, 2>& probs, const Input<bool, 2>& is_chain, const Input<float, 2>& survival,
+              const Input<bool, 2>& is_chain, const Input<float, 2>& survival,
               const Input<std::int32_t, 1>& of_chains, const Input<std::int32_t, 1>& num_taken,
               const Output<std::int32_t, 2>& out_tokens, const Output<std::int32_t, 2>& out_parents,
               const Output<bool, 1>& are_trees,
-              const Output<std::int32_t, 1>& chain_lens, const Output<float, 1>& expected,
-              const Output<double, 1>& branch_expected) const {
-        const std::size_t num = num_taken.size(), room = probs.shape(1), width = out_tokens.shape(1);
+              const Output<std::int32_t, 1>& chain_lens, const Output<float, 1>& expected) const {
+        const std::size_t num = num_taken.size(), room = is_chain.shape(1), width = out_tokens.shape(1);
         for (const auto* array : {&tokens, &parents})
             require(array->shape(0) >= num && array->shape(1) == room, "drafts need one row per request");
-        require(probs.shape(0) >= num && is_chain.shape(0) >= num && is_chain.shape(1) == room &&
-                    survival.shape(0) >= num && of_chains.size() >= num,
+        require(is_chain.shape(0) >= num && survival.shape(0) >= num && of_chains.size() >= num,
                 "drafts need one row per request");
         require(out_tokens.shape(0) == num && out_parents.shape(0) == num && out_parents.shape(1) == width &&
-                    are_trees.size() == num && chain_lens.size() == num && expected.size() == num &&
-                    branch_expected.size() == num,
+                    are_trees.size() == num && chain_lens.size() == num && expected.size() == num,
                 "results need one row per request");
         for (std::size_t i = 0; i < num; ++i)
             require(num_taken.data()[i] >= 0 &&
@@ -251,12 +245,10 @@ public:
             const std::size_t at = i * room, out = i * width;
             const float* of_chain = survival.data() + i * survival.shape(1);
             const PartOfTree part =
-                measure({probs.data() + at, taken}, {is_chain.data() + at, taken}, of_chain,
-                        static_cast<std::size_t>(of_chains.data()[i]));
+                measure({is_chain.data() + at, taken}, of_chain, static_cast<std::size_t>(of_chains.data()[i]));
             are_trees.data()[i] = part.is_tree;
             chain_lens.data()[i] = static_cast<std::int32_t>(part.chain_len);
             expected.data()[i] = static_cast<float>(part.chain_expected);
-            branch_expected.data()[i] = part.branch_expected / branch_share_;
             write_row(tokens.data() + at, taken, out_tokens.data() + out, width);
             write_row(parents.data() + at, taken, out_parents.data() + out, width);
         }
@@ -269,39 +261,7 @@ private:
     }
 
     TreeJoiner joiner_;
-    double branch_share_ = 1;  // by which the drafts were joined last
 };
-
-// num_branches: by request, tokens of its draft that were right beyond its chain. See cache_trees.py.
-void count_branches(const Input<std::int32_t, 2>& tokens, const Input<std::int32_t, 2>& parents,
-                    const Input<std::int32_t, 1>& num_nodes, const Input<std::int32_t, 2>& texts,
-                    const Input<std::int32_t, 1>& lengths, const Input<std::int32_t, 1>& num_accepted,
-                    const Input<std::int32_t, 1>& model_sizes, const Input<std::int32_t, 1>& model_accepted,
-                    const Input<std::int32_t, 1>& chain_accepted,
-                    const Output<std::int32_t, 1>& num_branches) {
-    const std::size_t num = num_nodes.size(), width = tokens.shape(1), longest = texts.shape(1);
-    require(tokens.shape(0) == num && parents.shape(0) == num && parents.shape(1) == width,
-            "drafts need one row per request");
-    require(texts.shape(0) == num, "texts need one row per request");
-    for (const auto* array : {&lengths, &num_accepted, &model_sizes, &model_accepted, &chain_accepted})
-        require(array->size() == num, "each request needs its counts");
-    require(num_branches.size() == num, "results need one row per request");
-    for (std::size_t i = 0; i < num; ++i) {
-        require(num_nodes.data()[i] >= 0 && static_cast<std::size_t>(num_nodes.data()[i]) <= width,
-                "a draft is larger than its row");
-        require(lengths.data()[i] >= 0 && static_cast<std::size_t>(lengths.data()[i]) <= longest,
-                "a text is longer than its row");
-    }
-    for (std::size_t i = 0; i < num; ++i) {
-        const auto nodes = static_cast<std::size_t>(num_nodes.data()[i]);
-        const CycleCounts counts{num_accepted.data()[i],
-                                 model_sizes.data()[i] > 0 ? model_accepted.data()[i] : 0,
-                                 chain_accepted.data()[i]};
-        num_branches.data()[i] = count_branch_tokens(
-            {tokens.data() + i * width, nodes}, {parents.data() + i * width, nodes},
-            {texts.data() + i * longest, static_cast<std::size_t>(lengths.data()[i])}, counts);
-    }
-}
 
 }  // namespace
 }  // namespace sglang_hvd
@@ -313,17 +273,13 @@ NB_MODULE(_native, m) {
         .def(nb::init<>())
         .def("join", &CacheTreeJoiner::join, "chain_tokens"_a.noconvert(), "chain_lens"_a.noconvert(),
              "survival"_a.noconvert(), "tokens"_a.noconvert(), "parents"_a.noconvert(),
-             "depths"_a.noconvert(), "probs"_a.noconvert(), "num_nodes"_a.noconvert(), "branch_share"_a,
+             "depths"_a.noconvert(), "probs"_a.noconvert(), "num_nodes"_a.noconvert(),
              "out_tokens"_a.noconvert(), "out_parents"_a.noconvert(), "out_depths"_a.noconvert(),
              "out_probs"_a.noconvert(), "out_is_chain"_a.noconvert(), "out_num"_a.noconvert())
         .def("take", &CacheTreeJoiner::take, "tokens"_a.noconvert(), "parents"_a.noconvert(),
-             "probs"_a.noconvert(), "is_chain"_a.noconvert(), "survival"_a.noconvert(),
+             "is_chain"_a.noconvert(), "survival"_a.noconvert(),
              "of_chains"_a.noconvert(), "num_taken"_a.noconvert(), "out_tokens"_a.noconvert(),
-             "out_parents"_a.noconvert(), "are_trees"_a.noconvert(), "chain_lens"_a.noconvert(), "expected"_a.noconvert(), "branch_expected"_a.noconvert());
-    m.def("count_branches", &count_branches, "tokens"_a.noconvert(), "parents"_a.noconvert(),
-          "num_nodes"_a.noconvert(), "texts"_a.noconvert(), "lengths"_a.noconvert(),
-          "num_accepted"_a.noconvert(), "model_sizes"_a.noconvert(), "model_accepted"_a.noconvert(),
-          "chain_accepted"_a.noconvert(), "num_branches"_a.noconvert());
+             "out_parents"_a.noconvert(), "are_trees"_a.noconvert(), "chain_lens"_a.noconvert(), "expected"_a.noconvert());
     nb::class_<Pace>(m, "Pace", "See pace.hpp. Bound for the tests, which have its oracle.")
         .def(nb::init<>())
         .def("start", [](Pace& pace, int slot) {

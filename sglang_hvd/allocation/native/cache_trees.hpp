@@ -11,6 +11,10 @@
 
 namespace sglang_hvd {
 
+// A text that leaves the chain continues as the other votes say less often than their shares of the votes. The
+// factor is the one that serves recorded texts fastest (docs/allocation.md).
+constexpr float kBranchShare = 0.45f;
+
 struct ChainDraft {
     std::span<const std::int32_t> tokens;
     const float* survival;  // by token: P(it and all before it are right)
@@ -28,26 +32,20 @@ struct TreeRow {
     std::span<bool> is_chain;
 };
 
-// The first nodes of a tree. What is expected: accepted tokens.
+// The first nodes of a tree.
 struct PartOfTree {
-    bool is_tree = false;        // it has nodes beside the chain
-    std::size_t chain_len = 0;   // first tokens of the chain of which it tells
-    double chain_expected = 0;   // of these
-    double branch_expected = 0;  // of the nodes beside the chain
+    bool is_tree = false;       // it has nodes that are not of the chain
+    std::size_t chain_len = 0;  // leading chain tokens that the verification gives evidence about
+    double chain_expected = 0;  // expected accepted tokens of these
 };
 
 // survival: of the chain that the tree was made of, which has chain_len tokens.
-inline PartOfTree measure(std::span<const float> probs, std::span<const bool> is_chain,
-                          const float* survival, std::size_t chain_len) {
+inline PartOfTree measure(std::span<const bool> is_chain, const float* survival, std::size_t chain_len) {
     PartOfTree part;
-    for (std::size_t node = 0; node < probs.size(); ++node) {
-        if (is_chain[node])
-            part.chain_expected += survival[part.chain_len++];
-        else
-            part.branch_expected += probs[node];
-    }
-    part.is_tree = part.chain_len < probs.size();
-    // A branch alone: the first token that is committed tells of the chain's first, if any.
+    for (const bool of_chain : is_chain)
+        if (of_chain) part.chain_expected += survival[part.chain_len++];
+    part.is_tree = part.chain_len < is_chain.size();
+    // Only a branch is verified: the first committed token still shows whether the chain's first was right.
     if (part.is_tree && part.chain_len == 0 && chain_len > 0) {
         part.chain_len = 1;
         part.chain_expected = survival[0];
@@ -55,45 +53,10 @@ inline PartOfTree measure(std::span<const float> probs, std::span<const bool> is
     return part;
 }
 
-// Nodes of a draft that go on as the text does, from its first token on.
-inline std::size_t count_right(std::span<const std::int32_t> tokens, std::span<const std::int32_t> parents,
-                               std::span<const std::int32_t> text) {
-    std::int32_t before = -1;
-    std::size_t count = 0;
-    for (const std::int32_t token : text) {
-        auto node = static_cast<std::size_t>(before + 1);  // parents stand before their children
-        while (node < tokens.size() && !(parents[node] == before && tokens[node] == token)) ++node;
-        if (node == tokens.size()) break;
-        before = static_cast<std::int32_t>(node);
-        ++count;
-    }
-    return count;
-}
-
-// What came of a cycle that verified a draft, tokens. of_model: right of the model drafter's draft,
-// below 0 where that is not known; 0 where it was not verified. of_chain: likewise of the chain.
-struct CycleCounts {
-    std::int32_t num_accepted, of_model, of_chain;
-};
-
-// Tokens of a draft that were right beyond its chain. text: committed.
-inline std::int32_t count_branch_tokens(std::span<const std::int32_t> tokens,
-                                        std::span<const std::int32_t> parents,
-                                        std::span<const std::int32_t> text, const CycleCounts& counts) {
-    std::int32_t right = counts.num_accepted;
-    // Where the model drafter's draft was right less far, all of them were the cache draft's.
-    if (counts.of_model < 0 || counts.of_model == right)
-        right = static_cast<std::int32_t>(count_right(tokens, parents, text));
-    // A chain whose first token was right but not verified had nothing accepted.
-    return std::max(right - std::max(counts.of_chain, 0), 0);
-}
-
 class TreeJoiner {
 public:
     // Writes the most probable nodes of both, as many as there is room for, each after its parent.
-    // branch_share: how right the votes are beside the chain.
-    std::size_t join(const ChainDraft& chain, const VotesTree& votes, float branch_share,
-                     const TreeRow& out) {
+    std::size_t join(const ChainDraft& chain, const VotesTree& votes, const TreeRow& out) {
         const std::size_t len = chain.tokens.size();
         nodes_.clear();
         float reach = 1;
@@ -122,7 +85,7 @@ public:
                 const float goes_on = depth <= len ? nodes_[depth - 1].prob : 0.0f;
                 const float others = before - (depth <= len ? votes_of_chain_[depth - 1] : 0.0f);
                 if (others > 0)
-                    prob = branch_share * (of_parent - goes_on) * std::min(votes.probs[i] / others, 1.0f);
+                    prob = kBranchShare * (of_parent - goes_on) * std::min(votes.probs[i] / others, 1.0f);
             } else if (before > 0) {
                 prob = of_parent * std::min(votes.probs[i] / before, 1.0f);
             }
