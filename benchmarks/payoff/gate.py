@@ -15,7 +15,7 @@ from benchmarks.command import run, write_rows
 from benchmarks.payoff.options import replay_options
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
 from sglang_hvd.replay.metrics import mean_over_families
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.replay.recordings import find_recordings
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = replay_options("payoff.gate", "Gates of the payoff policy.", arguments)
     recordings = find_recordings(options.traces)
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
-    trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[options.cache_mode]).trained_sessions
+    trained_on = AcceptancePredictor.load(DEFAULT_PREDICTORS[options.cache_mode]).trained_sessions
     rows = []
     print("| model drafter | gate | cycles per 1K tokens | cache share | tokens per ms |")
     print("|---|---|---|---|---|")

@@ -47,7 +47,7 @@ from sglang_hvd.demo.server import (
     flush_cache,
     grace_of,
 )
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
 from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
 from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
@@ -171,7 +171,7 @@ def _texts(
     tokenizer: TraceTokenizer, options: argparse.Namespace
 ) -> tuple[list[Trace], list[Playlist], OwnVocabulary]:
     """The texts that are played, by recording, in their own vocabulary."""
-    trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS["votes"]).trained_sessions
+    trained_on = AcceptancePredictor.load(DEFAULT_PREDICTORS["votes"]).trained_sessions
     texts: list[Trace] = []
     played = []
     recordings = find_recordings(options.traces)

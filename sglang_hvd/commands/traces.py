@@ -23,7 +23,7 @@ from sglang_hvd.commands.arguments import (
     share,
 )
 from sglang_hvd.config import HvdConfig, load_config
-from sglang_hvd.payoff.predictor import Kind, PayoffPredictor, feature_settings
+from sglang_hvd.payoff.predictor import AcceptancePredictor, Kind, feature_settings
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.whole_file import write_whole
 
@@ -240,7 +240,7 @@ def _config(options: argparse.Namespace, *, has_predictor: bool = True) -> HvdCo
     asked = load_config(options.config, settings, {})
     if asked.predictor is None or not has_predictor:
         return asked
-    trained = PayoffPredictor.load(asked.predictor).settings
+    trained = AcceptancePredictor.load(asked.predictor).settings
     unasked = {name: trained[name] for name in trained.keys() - asked.model_fields_set}
     # Some settings of a predictor belong to its cache mode alone.
     is_of_mode = "cache_mode" in unasked or asked.cache_mode == trained["cache_mode"]

@@ -40,7 +40,7 @@ class CostPlanner:
         )
         steps = np.full(len(requests), found.num_steps, np.int32)
         cycles = _cycles(taken, found.model_size, steps, found.model_expected)
-        payoffs = forecast.prediction.payoffs
+        payoffs = forecast.prediction.accepted_lens
         plans = DraftPlans(taken.drafts, payoffs, found.num_model, found.num_steps)
         return plans, cycles
 

@@ -28,7 +28,7 @@ class Cycles:
     model_steps: int32[num_requests], steps that it comes from; unspecified where it is not
         verified.
     model_expected: float32[num_requests], expected accepted tokens of it. Not a number: the
-        prediction for the full size counts, which ModelPayoff has.
+        prediction for the full size counts, which ModelPredictor has.
     """
 
     drafts: CacheDrafts

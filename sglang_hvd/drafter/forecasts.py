@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.allocation import CacheTrees
-from sglang_hvd.payoff import ModelReaches, Prediction
+from sglang_hvd.payoff import ModelAcceptance, Prediction
 
 Float32 = npt.NDArray[np.float32]
 
@@ -42,10 +42,12 @@ class AllocationForecast:
     slots: npt.NDArray[np.int32]
     prediction: Prediction
     trees: CacheTrees
-    model_reaches: ModelReaches
+    model_reaches: ModelAcceptance
 
     @property
     def prediction_survival(self) -> Float32:
         """The prediction's survival: float32[num_requests, MAX_DRAFT_LEN]."""
-        assert self.prediction.survival is not None, "PayoffPredictor.of_config refuses others"
-        return self.prediction.survival
+        assert self.prediction.acceptance is not None, (
+            "AcceptancePredictor.of_config refuses others"
+        )
+        return self.prediction.acceptance

@@ -15,10 +15,10 @@ from sglang_hvd.drafter.proposer import Proposer
 from sglang_hvd.drafter.request import DraftedRequest, cycles_of, slots_of
 from sglang_hvd.drafter.rule_planner import RulePlanner
 from sglang_hvd.payoff import (
+    AcceptancePredictor,
     ModelFigures,
-    ModelPayoff,
+    ModelPredictor,
     OriginFigures,
-    PayoffPredictor,
     RequestTracker,
     TokenClasses,
 )
@@ -41,7 +41,7 @@ class HybridDrafter:
         config: HvdConfig,
         *,
         cache: SuffixCache,
-        predictor: PayoffPredictor | None,
+        predictor: AcceptancePredictor | None,
         token_classes: TokenClasses | None,
         num_model_steps: int,
         num_model_nodes: int,
@@ -73,18 +73,18 @@ class HybridDrafter:
             None if token_classes is None else RequestTracker(config.history_window, token_classes)
         )
         self._allocator: StepAllocator | None = None
-        model_payoff: ModelPayoff | None = None
+        model_predictor: ModelPredictor | None = None
         room = verify_width - 1
         max_cache_draft_tokens = min(config.max_draft_tokens, room)
         if config.policy == "allocate":
             if allocator is None:
                 raise ValueError("the allocate policy needs an allocator")
             self._allocator = allocator
-            model_payoff = ModelPayoff(num_model_steps, allocator.model_sizes)
+            model_predictor = ModelPredictor(num_model_steps, allocator.model_sizes)
             # Of the tokens behind nothing is known.
             max_cache_draft_tokens = min(max_cache_draft_tokens, MAX_DRAFT_LEN)
         elif config.policy == "payoff":
-            model_payoff = ModelPayoff(num_model_steps)
+            model_predictor = ModelPredictor(num_model_steps)
         # SuffixDecoding drafts chains only, and its votes are not the predictor's.
         has_branches = (
             self._allocator is not None
@@ -92,7 +92,7 @@ class HybridDrafter:
             and config.cache_mode == "votes"
             and verifies_trees
         )
-        estimator = self._estimator = PayoffEstimator(config, predictor, model_payoff)
+        estimator = self._estimator = PayoffEstimator(config, predictor, model_predictor)
         self._proposer = Proposer(
             config,
             cache,
@@ -137,7 +137,7 @@ class HybridDrafter:
         """
         predictor = token_classes = None
         if config.predicts:
-            predictor = PayoffPredictor.of_config(config)
+            predictor = AcceptancePredictor.of_config(config)
             token_classes = TokenClasses.from_strings(token_strings)
         return cls(
             config,
@@ -158,7 +158,7 @@ class HybridDrafter:
         return len(self._requests)
 
     @property
-    def predictor(self) -> PayoffPredictor | None:
+    def predictor(self) -> AcceptancePredictor | None:
         """The predictor in use."""
         return self._estimator.predictor
 
@@ -170,7 +170,7 @@ class HybridDrafter:
         """How right the predictions of the model drafter's payoff are; None without any."""
         return self._estimator.model_figures()
 
-    def read_predictor(self, path: Path) -> PayoffPredictor:
+    def read_predictor(self, path: Path) -> AcceptancePredictor:
         """A predictor that use_predictor takes.
 
         Raises ValueError, in one line, if the policy has no use for one, or for a file that cannot
@@ -178,9 +178,9 @@ class HybridDrafter:
         """
         if not self._config.predicts:
             raise ValueError(f"the {self._config.policy} policy has no predictor to replace")
-        return PayoffPredictor.of_config(self._config.model_copy(update={"predictor": path}))
+        return AcceptancePredictor.of_config(self._config.model_copy(update={"predictor": path}))
 
-    def use_predictor(self, predictor: PayoffPredictor) -> None:
+    def use_predictor(self, predictor: AcceptancePredictor) -> None:
         """Predicts with this one from the next plan on, and calibrates it from the start. Active
         requests stay, and so does what is known of the model drafter."""
         self._estimator.use_predictor(predictor)

@@ -12,15 +12,15 @@ from sglang_hvd.drafter.cycles import Cycles
 from sglang_hvd.drafter.forecasts import AllocationForecast, PayoffForecast
 from sglang_hvd.drafter.request import DraftedRequest
 from sglang_hvd.payoff import (
+    AcceptancePredictor,
     DraftFeatures,
     FallbackChange,
-    ModelDrafts,
     ModelFigures,
-    ModelPayoff,
+    ModelPredictor,
     OnlineCalibration,
     OriginFigures,
-    PayoffPredictor,
     Prediction,
+    VerifiedModelDrafts,
 )
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.types import DraftBatch, VerifyOutcomes
@@ -35,25 +35,25 @@ class PayoffEstimator:
     """Estimates before each cycle what drafts bring, and observes after it what they brought.
     Requests are known by slots.
 
-    predictor, model_payoff: of the cache drafts and of the model drafter's; None for a policy that
-        predicts nothing.
+    predictor, model_predictor: of the cache drafts and of the model drafter's; None for a policy
+        that predicts nothing.
     """
 
     def __init__(
         self,
         config: HvdConfig,
-        predictor: PayoffPredictor | None,
-        model_payoff: ModelPayoff | None,
+        predictor: AcceptancePredictor | None,
+        model_predictor: ModelPredictor | None,
     ) -> None:
         self._config = config
-        self._model_payoff = model_payoff
-        self._predictor: PayoffPredictor | None = None
+        self._model_predictor = model_predictor
+        self._predictor: AcceptancePredictor | None = None
         self._calibration: OnlineCalibration | None = None
         if predictor is not None:
             self.use_predictor(predictor)
 
     @property
-    def predictor(self) -> PayoffPredictor | None:
+    def predictor(self) -> AcceptancePredictor | None:
         """The predictor in use."""
         return self._predictor
 
@@ -63,9 +63,9 @@ class PayoffEstimator:
 
     def model_figures(self) -> ModelFigures | None:
         """How right the predictions of the model drafter's payoff are; None without any."""
-        return None if self._model_payoff is None else self._model_payoff.figures()
+        return None if self._model_predictor is None else self._model_predictor.figures()
 
-    def use_predictor(self, predictor: PayoffPredictor) -> None:
+    def use_predictor(self, predictor: AcceptancePredictor) -> None:
         """Predicts with this one from now on, and calibrates it from the start. What is known of
         the model drafter stays."""
         if self._config.policy == "allocate":
@@ -79,15 +79,15 @@ class PayoffEstimator:
 
     def start(self, slot: int) -> None:
         """A new request has this slot."""
-        if self._model_payoff is not None:
-            self._model_payoff.start(slot)
+        if self._model_predictor is not None:
+            self._model_predictor.start(slot)
 
     def estimate(self, slots: Int32, drafts: DraftBatch, features: DraftFeatures) -> PayoffForecast:
         """The forecast of policy payoff. Row i of drafts and features belongs to slots[i]."""
-        assert self._model_payoff is not None, "a policy that predicts weighs both drafts"
+        assert self._model_predictor is not None, "a policy that predicts weighs both drafts"
         prediction = self._predict(slots, drafts, features)
         return PayoffForecast(
-            prediction, self._model_payoff.expect(slots, drafts, prediction.survival)
+            prediction, self._model_predictor.predict(slots, drafts, prediction.acceptance)
         )
 
     def estimate_trees(
@@ -105,10 +105,10 @@ class PayoffEstimator:
             not branch.
         trees: the forecast's, written here.
         """
-        assert self._model_payoff is not None, "a policy that predicts weighs both drafts"
+        assert self._model_predictor is not None, "a policy that predicts weighs both drafts"
         prediction = self._predict(slots, drafts, features)
         survival = self._heeded(prediction, drafts, len(slots))
-        reaches = self._model_payoff.expect_sizes(slots, drafts, survival)
+        reaches = self._model_predictor.predict_sizes(slots, drafts, survival)
         trees.join(drafts, survival, branches)
         return AllocationForecast(slots, prediction, trees, reaches)
 
@@ -132,7 +132,7 @@ class PayoffEstimator:
         chain_accepted: int32[num_requests], accepted tokens of what was verified of each chain; -1
             where nothing was.
         """
-        if self._model_payoff is None and self._calibration is None:
+        if self._model_predictor is None and self._calibration is None:
             return
         token_ids, lengths = outcomes.token_ids, outcomes.lengths
         of_model = np.where(
@@ -145,9 +145,11 @@ class PayoffEstimator:
             slots, token_ids, lengths = slots[told], token_ids[told], lengths[told]
             cycles, of_model = cycles.select(told), of_model[told]
             chain_accepted = chain_accepted[told]
-        if self._model_payoff is not None:
-            verified = ModelDrafts(cycles.model_sizes, cycles.model_steps, cycles.model_expected)
-            self._model_payoff.observe(slots, token_ids, lengths, of_model, verified)
+        if self._model_predictor is not None:
+            verified = VerifiedModelDrafts(
+                cycles.model_sizes, cycles.model_steps, cycles.model_expected
+            )
+            self._model_predictor.observe(slots, token_ids, lengths, of_model, verified)
         if self._calibration is not None:
             for change in self._calibration.observe(
                 slots,
@@ -165,13 +167,13 @@ class PayoffEstimator:
         prediction = self._predictor.predict(features)
         if self._calibration is None:
             return prediction
-        return self._calibration.expect(slots, drafts, prediction)
+        return self._calibration.correct(slots, drafts, prediction)
 
     def _heeded(self, prediction: Prediction, drafts: DraftBatch, num_requests: int) -> Float32:
         """The survival by which to allocate: that of the prediction, but the suffix cache's own
         where the predictor is not heeded."""
-        assert prediction.survival is not None, "use_predictor takes no other"
-        survival, in_fallback = prediction.survival, self.in_fallback(drafts, num_requests)
+        assert prediction.acceptance is not None, "use_predictor takes no other"
+        survival, in_fallback = prediction.acceptance, self.in_fallback(drafts, num_requests)
         if in_fallback is None:
             return survival
         longest = min(drafts.probs.shape[1], MAX_DRAFT_LEN)

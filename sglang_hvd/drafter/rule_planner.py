@@ -70,7 +70,7 @@ class RulePlanner:
             model_expected=whole,
         )
         forecast = proposals.forecast
-        predicted = None if forecast is None else forecast.prediction.payoffs
+        predicted = None if forecast is None else forecast.prediction.accepted_lens
         return DraftPlans(drafts, predicted, num_model, self._num_model_steps), cycles
 
     def _takes_cache(self, proposals: Proposals) -> Bool:
@@ -94,13 +94,13 @@ class RulePlanner:
 
     def _by_payoff(self, proposals: Proposals, forecast: PayoffForecast) -> Bool:
         threshold = self._config.threshold
-        payoffs = forecast.prediction.payoffs
+        payoffs = forecast.prediction.accepted_lens
         if threshold is None:
             # The draft of which more tokens are expected to be accepted. It counts tokens, not
             # time: a cycle that drafts with the model takes longer.
             found: Bool = proposals.where_drafted(payoffs) >= forecast.model_payoffs
             return found
-        probs = forecast.prediction.reaches(math.ceil(threshold))
+        probs = forecast.prediction.prob_accepted(math.ceil(threshold))
         if probs is None:  # the paper's gate (section 3.4)
             return _reach(proposals.where_drafted(payoffs), threshold)
         # The same where the distribution is known: as likely as not to reach the threshold.

@@ -1,4 +1,4 @@
-"""Payoff: how many tokens of a cache draft the target model will accept, predicted beforehand."""
+"""Predicts how many tokens of each draft the target model will accept, before it is verified."""
 
 from sglang_hvd.payoff.calibration import (
     FallbackChange,
@@ -6,14 +6,14 @@ from sglang_hvd.payoff.calibration import (
     OriginFigures,
 )
 from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
-from sglang_hvd.payoff.model_payoff import (
+from sglang_hvd.payoff.model_predictor import (
     SIZE_EFFECT,
-    ModelDrafts,
+    ModelAcceptance,
     ModelFigures,
-    ModelPayoff,
-    ModelReaches,
+    ModelPredictor,
+    VerifiedModelDrafts,
 )
-from sglang_hvd.payoff.predictor import DEFAULT_PREDICTORS, PayoffPredictor, Prediction
+from sglang_hvd.payoff.predictor import DEFAULT_PREDICTORS, AcceptancePredictor, Prediction
 from sglang_hvd.payoff.token_classes import TokenClasses
 from sglang_hvd.payoff.tracker import DraftFeatures, RequestTracker
 
@@ -23,16 +23,16 @@ __all__ = [
     "PAPER_FEATURES",
     "POSITION_FEATURES",
     "SIZE_EFFECT",
+    "AcceptancePredictor",
     "DraftFeatures",
     "FallbackChange",
-    "ModelDrafts",
+    "ModelAcceptance",
     "ModelFigures",
-    "ModelPayoff",
-    "ModelReaches",
+    "ModelPredictor",
     "OnlineCalibration",
     "OriginFigures",
-    "PayoffPredictor",
     "Prediction",
     "RequestTracker",
     "TokenClasses",
+    "VerifiedModelDrafts",
 ]

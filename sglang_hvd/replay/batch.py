@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from sglang_hvd.allocation import CacheTrees
 from sglang_hvd.drafter import AllocationForecast, HybridDrafter, Proposals
-from sglang_hvd.payoff import ModelReaches, Prediction
+from sglang_hvd.payoff import ModelAcceptance, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.replay.acceptance import num_agreeing, outcome_of, right_branch
 from sglang_hvd.replay.plan_costs import PlanCosts
@@ -273,7 +273,7 @@ class BatchReplay:
         )
         forecast = proposals.forecast
         assert isinstance(forecast, AllocationForecast), "who knows drafts allocates"
-        forecast = replace(forecast, model_reaches=ModelReaches(reaches, reaches))
+        forecast = replace(forecast, model_reaches=ModelAcceptance(reaches, reaches))
         return replace(proposals, forecast=forecast)
 
 

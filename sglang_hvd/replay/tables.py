@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.replay.evaluate import Evaluation
 from sglang_hvd.replay.policies import PolicyResult
 from sglang_hvd.replay.recordings import MEAN
@@ -43,7 +43,7 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> str:
     return _table({**labels, **_QUALITY}, rows)
 
 
-def heldout_table(predictor: PayoffPredictor) -> str:
+def heldout_table(predictor: AcceptancePredictor) -> str:
     """A predictor's quality on the sessions that were held out of its training, or why there is
     none."""
     rows = predictor.provenance["heldout"]

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 MAX_SHIFT, NUM_BINS, MAX_DRAFT_LEN = 1.0, 10, 64
 FIRST_VARIANCE, DRIFT = 0.25, 5e-6
-SCATTER, LEAST_SCATTER, FIRST_TOKEN_SCATTER = 3.0, 0.5, 10.0
+SCATTER, MIN_SCATTER, FIRST_TOKEN_SCATTER = 3.0, 0.5, 10.0
 FALLBACK_RATIO, FALLBACK_WEIGHT, FALLBACK_DEVIATIONS = 2.0, 100.0, 3.0
 RETURN_RATIO, RETURN_WEIGHT = 1.5, 400.0
-TRIAL_AFTER, LAST_TRIAL_AFTER, TRIAL_LASTS = 10_000, 10_240_000, 100_000
+TRIAL_AFTER, MAX_TRIAL_AFTER, MAX_TRIAL_DRAFTS = 10_000, 10_240_000, 100_000
 KEPT = 0.999
 
 
@@ -35,7 +35,7 @@ class Sums:
         left = 1 - self.weight * (1 - KEPT)
         squared_weight = (1 - left * left) / (1 - KEPT * KEPT)
         mean = self.predicted / self.weight
-        variance = squared_weight * (SCATTER * mean * (1 + mean) + LEAST_SCATTER)
+        variance = squared_weight * (SCATTER * mean * (1 + mean) + MIN_SCATTER)
         return abs(self.came - self.predicted) > FALLBACK_DEVIATIONS * math.sqrt(variance)
 
 
@@ -57,7 +57,7 @@ class Origin:
         self,
         *,
         first_prob: float,
-        reach_prob: float,
+        threshold_prob: float,
         draft_len: int,
         depth: int,
         is_first_right: bool,
@@ -70,7 +70,7 @@ class Origin:
         self.num_in_fallback += self.is_fallback
         if self.is_on_trial and not self.is_fallback:
             self.num_on_trial += 1
-            if self.num_on_trial > TRIAL_LASTS:
+            if self.num_on_trial > MAX_TRIAL_DRAFTS:
                 self.trial_after, self.is_on_trial = TRIAL_AFTER, False
         self.first_tokens.add(first_prob, is_first_right)
         if verified is None:
@@ -81,13 +81,11 @@ class Origin:
             self.num_verified += 1
             self.verified.add(mean, accepted)
             if num_tokens >= min(depth, draft_len):
-                self.bins[min(int(reach_prob * NUM_BINS), NUM_BINS - 1)].add(
-                    reach_prob, accepted >= depth
+                self.bins[min(int(threshold_prob * NUM_BINS), NUM_BINS - 1)].add(
+                    threshold_prob, accepted >= depth
                 )
             scatter = mean * (1 + mean) * max(1 - mean / min(num_tokens, MAX_DRAFT_LEN), 0.0)
-            self._track(
-                accepted - mean, scatter / (1 + 2 * mean), SCATTER * scatter + LEAST_SCATTER
-            )
+            self._track(accepted - mean, scatter / (1 + 2 * mean), SCATTER * scatter + MIN_SCATTER)
         if self.num_in_fallback >= self.trial_after:
             self.is_on_trial, self.num_on_trial = True, 0
             return self._turn()
@@ -104,7 +102,7 @@ class Origin:
             self.trial_after, self.is_on_trial = TRIAL_AFTER, False
         if is_right == self.is_fallback and (self.is_fallback or self.verified.is_far_off):
             if self.is_on_trial:
-                self.trial_after = min(2 * self.trial_after, LAST_TRIAL_AFTER)
+                self.trial_after = min(2 * self.trial_after, MAX_TRIAL_AFTER)
             self.is_on_trial = False
             return self._turn()
         return None

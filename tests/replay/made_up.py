@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES
-from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.payoff.training_rows import TrainingRows
 from sglang_hvd.replay.analysis import About, Analysis
 from sglang_hvd.replay.analyze import analyze_walks
 from sglang_hvd.replay.prompts import PromptCounts

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from sglang_hvd.allocation import StepCosts
 from sglang_hvd.cli import main
 from sglang_hvd.config import HvdConfig, Policy, PostponeExtend
-from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
-from sglang_hvd.payoff.lessons import Lessons
+from sglang_hvd.payoff import FEATURE_NAMES, AcceptancePredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, Kind
+from sglang_hvd.payoff.training_rows import Lessons
 from sglang_hvd.replay import policies, ship
 from sglang_hvd.replay.evaluate import judge, judging_walks
 from sglang_hvd.replay.model_drafter import ODDS_RATIOS, ModelDrafter
@@ -78,7 +78,7 @@ def trained(made_up_traces: Path, number_tokenizer: Path, tmp_path: Path) -> Pat
 def test_train_writes_a_predictor_that_says_where_it_comes_from(
     trained: Path, made_up_traces: Path
 ) -> None:
-    predictor = PayoffPredictor.load(trained)
+    predictor = AcceptancePredictor.load(trained)
     assert predictor.kind == "survival"
     assert predictor.provenance["recordings"] == [
         {"name": name, "repository": "github.com/nobody/nothing", "licence": "MIT"}
@@ -92,7 +92,7 @@ def test_train_writes_a_predictor_that_says_where_it_comes_from(
 
 
 def test_train_learns(made_up_traces: Path, number_tokenizer: Path, trained: Path) -> None:
-    [_, _, mean] = PayoffPredictor.load(trained).provenance["heldout"]  # type: ignore[misc]
+    [_, _, mean] = AcceptancePredictor.load(trained).provenance["heldout"]  # type: ignore[misc]
     assert 0.05 < mean["oracle_share"] < 0.95
     assert mean["average_precision"] > mean["oracle_share"] + 0.2
 
@@ -612,7 +612,7 @@ def test_rows_of_other_tokenizers_count_less_and_the_papers_predictor_sees_none(
 ) -> None:
     seen: dict[str, Lessons] = {}
 
-    def note(lessons: Lessons, *, kind: Kind, **settings: Any) -> PayoffPredictor:
+    def note(lessons: Lessons, *, kind: Kind, **settings: Any) -> AcceptancePredictor:
         seen[kind] = lessons
         return constant_survival(0.5)
 
@@ -846,7 +846,7 @@ def test_a_predictor_of_other_settings_can_be_trained_and_judged(
     config.write_text("{min_token_prob: 0.2, history_window: 4, cache_mode: paper}")
     flags = ("--config", config, "--output", output, "--rounds", 1)
     assert run("train", made_up_traces, number_tokenizer, *flags) == 0
-    settings = PayoffPredictor.load(output).settings
+    settings = AcceptancePredictor.load(output).settings
     assert [settings[n] for n in ("min_token_prob", "history_window", "cache_mode")] == [
         0.2,
         4,
