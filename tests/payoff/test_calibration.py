@@ -144,7 +144,7 @@ def test_a_predictor_that_is_right_stays_nearly_uncorrected(seed: int) -> None:
 @pytest.mark.parametrize("off", [-0.6, 0.6])
 def test_the_shift_follows_the_error_in_log_odds(off: float) -> None:
     def truth(drafts: Drafts) -> Float64:
-        """Hazards of acceptance probabilities that are all off by so much."""
+        """Hazards of acceptance probabilities that are all off by this much."""
         acceptance = sigmoid(logit(np.cumprod(drafts.hazards, axis=1)) + off)
         before = np.hstack([np.ones((len(acceptance), 1)), acceptance[:, :-1]])
         return acceptance / before
@@ -211,7 +211,7 @@ def test_a_predictor_that_is_far_off_is_corrected_within_tens_of_drafts() -> Non
     assert shifts(calibration)[1] == -1
 
 
-def test_a_draft_that_was_not_verified_tells_of_its_first_token_only() -> None:
+def test_a_draft_that_was_not_verified_shows_only_its_first_token() -> None:
     calibration = OnlineCalibration(THRESHOLD)
     random = np.random.default_rng(1)
     drafts = some_drafts(random)
@@ -410,7 +410,7 @@ def test_each_trial_that_fails_makes_the_next_wait_twice_as_long() -> None:
     calibration = OnlineCalibration(THRESHOLD)
     trials: list[int] = []
     for cycle in range(15_000):
-        # All drafts while the predictor is heeded, none of an origin where it is not.
+        # All drafts while the predictor decides, none of an origin in fallback.
         changes = serve(
             calibration,
             1,

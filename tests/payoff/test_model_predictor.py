@@ -98,8 +98,8 @@ def test_the_prediction_is_what_is_accepted_on_average(hazards: Sequence[float])
     assert learned == pytest.approx(probs, abs=0.05)
     made.start(0)
     [predicted] = predict(made, [0], [hazards])
-    came = np.mean([cycle(ModelPredictor(NUM_STEPS), random, probs, hazards) for _ in range(8000)])
-    assert predicted == pytest.approx(came, abs=0.15)
+    mean = np.mean([cycle(ModelPredictor(NUM_STEPS), random, probs, hazards) for _ in range(8000)])
+    assert predicted == pytest.approx(mean, abs=0.15)
 
 
 def test_a_kind_that_was_not_seen_is_taken_for_the_others() -> None:
@@ -174,7 +174,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 def test_parts_of_drafts_are_learned_from_as_the_definitions_say() -> None:
     made, random = ModelPredictor(NUM_STEPS, [3, 7]), np.random.default_rng(7)
     right, seen = np.zeros(4), np.zeros(4)  # where the cache is right, wrong, after that, without
-    came, predicted = np.zeros(3), np.zeros(3)
+    sum_accepted, sum_predicted = np.zeros(3), np.zeros(3)
     slots = np.arange(4, dtype=np.int32)  # the last one is never verified
     for slot in slots.tolist():
         made.start(slot)
@@ -190,7 +190,7 @@ def test_parts_of_drafts_are_learned_from_as_the_definitions_say() -> None:
             ([*DRAFT[:a], 99, 98, 97, 96])[: num + 1]
             for a, num in zip(agreed, accepted, strict=True)
         ]
-        expected = random.uniform(0.1, 3, 4).astype(np.float32)
+        predicted = random.uniform(0.1, 3, 4).astype(np.float32)
         for slot in np.flatnonzero(is_verified).tolist():
             odds = np.exp(SIZE_EFFECT * np.log2(sizes[slot] / 7))
             common = min(agreed[slot], int(accepted[slot]) + 1)
@@ -205,12 +205,12 @@ def test_parts_of_drafts_are_learned_from_as_the_definitions_say() -> None:
                 is_right = token < accepted[slot]
                 right[kind] = 0.9995 * right[kind] + is_right
                 seen[kind] = 0.9995 * seen[kind] + (1 if is_right else odds)
-            ratio = (came[slot] + 16) / (predicted[slot] + 16)
-            came[slot] = 0.98 * came[slot] + accepted[slot]
-            predicted[slot] = 0.98 * predicted[slot] + expected[slot] / ratio
+            ratio = (sum_accepted[slot] + 16) / (sum_predicted[slot] + 16)
+            sum_accepted[slot] = 0.98 * sum_accepted[slot] + accepted[slot]
+            sum_predicted[slot] = 0.98 * sum_predicted[slot] + predicted[slot] / ratio
         num_accepted = np.where(is_verified, accepted, -1).astype(np.int32)
         made.observe(
-            slots, *padded(committed), num_accepted, VerifiedModelDrafts(sizes, steps, expected)
+            slots, *padded(committed), num_accepted, VerifiedModelDrafts(sizes, steps, predicted)
         )
     figures = made.figures()
     of_all = (right.sum() + 0.9 * 16) / (seen.sum() + 16)
@@ -222,7 +222,7 @@ def test_parts_of_drafts_are_learned_from_as_the_definitions_say() -> None:
     ]
     assert learned == pytest.approx((right + of_all * 16) / (seen + 16), rel=1e-9)
     *of_requests, of_new = predict(made, slots.tolist(), [[]] * 4)
-    ratios = (came + 16) / (predicted + 16)
+    ratios = (sum_accepted + 16) / (sum_predicted + 16)
     wanted = np.minimum(of_new * ratios, NUM_STEPS)
     assert of_requests == pytest.approx(wanted.tolist(), rel=1e-6)
     assert np.ptp(ratios) > 0.01
