@@ -1,4 +1,4 @@
-"""Fixtures for data that lives outside the repository, and for the servers of several folders."""
+"""Fixtures for data outside the repository, the forked servers, and which tests share a process."""
 
 import os
 from collections.abc import Iterator
@@ -10,9 +10,24 @@ from hypothesis import settings
 from sglang_hvd.demo.server import demo_environment
 from tests.e2e.forked_server import PROJECT_FIRST, Nursery
 
-# Nothing asserts on time: an example may be slow because the machine is busy.
+# No test asserts on time: an example may be slow because the machine is busy.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests with servers first, and give each file without a group its own.
+
+    pytest-xdist runs a group in one process (`--dist loadgroup`). Files with a common group share
+    servers and the process that forks them. Small groups come last, so that no process waits long.
+    """
+    for item in items:
+        if item.path.parent.name == "e2e":
+            item.add_marker(pytest.mark.e2e)
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
 
 
 def _path_from(variable: str, what: str) -> Path:
@@ -39,7 +54,7 @@ def tokenizer_file() -> Path:
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
-    """Forks servers; what it imports, it imports with the environment of all of them."""
+    """Forks servers. It imports their modules once, with the environment common to all of them."""
     nursery = Nursery({**os.environ, **demo_environment(), **PROJECT_FIRST})
     yield nursery
     nursery.close()

@@ -53,15 +53,16 @@ class BatchCosts:
     def of(
         widths: _Int32,
         step_ms: _Float64,
+        drafters: _Int32,
         num_steps: _Int32,
-        most_nodes: _Int32,
+        max_nodes: _Int32,
         draft_ms: _Float64,
         wait_ms: float,
     ) -> BatchCosts: ...
 
 class StepAllocator:
     @staticmethod
-    def of(sizes: _Int32, own_pace: float, merges: bool, look_after: int) -> StepAllocator: ...
+    def of(sizes: _Int32, drafters: _Int32, merges: bool, look_after: int) -> StepAllocator: ...
     @property
     def pace(self) -> Pace: ...
     def start(self, slot: int) -> None: ...
@@ -69,29 +70,29 @@ class StepAllocator:
     def allocate(
         self,
         slots: _Int32,
-        is_pinned: _Bool | None,
+        model_only: _Bool | None,
         probs: _Float32,
         depths: _Int32,
         num_nodes: _Int32,
-        reaches: _Float32,
-        reaches_if_right: _Float32,
+        model_probs: _Float32,
+        model_probs_if_right: _Float32,
         costs: BatchCosts,
         context_ms: float,
         next_waits: bool,
-        num_cache: _Int32,
+        num_host: _Int32,
         num_model: _Int32,
         model_size: _Int32,
-        model_expected: _Float32,
+        model_predicted: _Float32,
     ) -> tuple[int, int, int]: ...
     def wants_drafts(
         self,
         slots: _Int32,
-        is_pinned: _Bool | None,
+        model_only: _Bool | None,
         probs: _Float32,
         depths: _Int32,
         num_nodes: _Int32,
-        reaches: _Float32,
-        reaches_if_right: _Float32,
+        model_probs: _Float32,
+        model_probs_if_right: _Float32,
         costs: BatchCosts,
         context_ms: float,
     ) -> bool: ...

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.allocation._native import CacheTreeJoiner
-from sglang_hvd.types import CacheDrafts, DraftBatch, TokenIds
+from sglang_hvd.types import DraftBatch, HostDrafts, TokenIds
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -96,7 +96,7 @@ class CacheTrees:
             expected,
         )
         matches = chains.matches[:num].copy()
-        drafts = CacheDrafts.read_only(token_ids, parents, num_nodes.copy(), are_trees, matches)
+        drafts = HostDrafts.read_only(token_ids, parents, num_nodes.copy(), are_trees, matches)
         return TakenDrafts(drafts, chain_lens, expected)
 
 
@@ -105,9 +105,9 @@ class TakenDrafts(NamedTuple):
 
     chain_lens: int32[num_requests], tokens of the chain in each; 1 where a branch alone was taken,
         which tells of the chain's first token.
-    chain_expected: float32[num_requests], accepted tokens expected of these.
+    chain_predicted: float32[num_requests], accepted tokens expected of these.
     """
 
-    drafts: CacheDrafts
+    drafts: HostDrafts
     chain_lens: Int32
-    chain_expected: Float32
+    chain_predicted: Float32

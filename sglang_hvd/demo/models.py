@@ -24,7 +24,7 @@ Shape = Literal["llama", "qwen3"]
 _SOURCES = (
     "types.py", "config.py", "native/*", "drafter/*.py", "payoff/*.py", "payoff/native/*",
     "suffix_cache/*.py", "suffix_cache/native/*",
-    "replay/acceptance.py", "replay/replayed.py",
+    "replay/core/replayed.py",
     "traces/trace.py", "traces/tokenizer.py", "traces/vocabulary.py",
     "demo/corpus/*.py", "demo/build.py", "demo/checkpoint.py", "demo/dataset.py",
     "demo/distillation.py", "demo/eagle3.py", "demo/gradients.py", "demo/induction.py",

@@ -11,7 +11,7 @@ from sglang_hvd.payoff import AcceptancePredictor, TokenClasses
 from sglang_hvd.payoff.predictor import feature_settings
 from sglang_hvd.payoff.training import TrainingSettings, train
 from sglang_hvd.payoff.training_rows import Lessons
-from sglang_hvd.replay.replayed import replay, training_rows
+from sglang_hvd.replay.core.replayed import replay, training_rows
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.tokenizer import token_strings
 from sglang_hvd.traces.trace import Trace

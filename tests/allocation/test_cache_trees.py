@@ -122,7 +122,7 @@ def test_a_part_of_a_draft_is_a_chain_or_says_where_it_branches() -> None:
     for num, parents, chain_len in ((2, None, 2), (3, None, 3), (4, [-1, 0, 1, 0], 3)):
         taken = trees.take(np.array([num], np.int32), survival, chains, width=4)
         assert taken.chain_lens.tolist() == [chain_len]
-        assert taken.chain_expected == pytest.approx([survival[0, :chain_len].sum()])
+        assert taken.chain_predicted == pytest.approx([survival[0, :chain_len].sum()])
         [draft] = taken.drafts
         assert draft is not None
         assert draft.token_ids.tolist() == [1, 2, 3, 4][:num]
@@ -161,7 +161,7 @@ def test_a_part_of_each_draft_of_a_batch_is_taken(rows: list[Row], data: st.Data
         if num and not chain_len and rows[row][0]:
             chain_len = 1  # what is committed tells of the chain's first token
         assert taken.chain_lens[row] == chain_len
-        assert taken.chain_expected[row] == pytest.approx(survival[row, :chain_len].sum())
+        assert taken.chain_predicted[row] == pytest.approx(survival[row, :chain_len].sum())
         for found, whole in (
             (taken.drafts.token_ids, trees.token_ids),
             (taken.drafts.parents, trees.parents),

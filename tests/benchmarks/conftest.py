@@ -1,4 +1,4 @@
-"""Made-up recordings, as the commands on recordings are tested with, and edits as the demo has."""
+"""Made-up recordings, shared with the tests of replay, and recordings of the demo's edits."""
 
 import json
 from pathlib import Path

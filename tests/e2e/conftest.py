@@ -33,13 +33,6 @@ SMALL_TREE = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder starts servers."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.e2e)
-
-
 @dataclass(frozen=True)
 class Server:
     """A running server and short names for what tests do with it."""
@@ -186,7 +179,7 @@ def running_ahead() -> tuple[str, ...]:
     """Flags with which steps run ahead, under overlap scheduling: by the table of the check on a
     GPU, nothing but a sure cache draft is worth more than a plain step, and a wait."""
     path = Path(__file__).parents[2] / "benchmarks" / "gpu_check" / "few_drafts.yaml"
-    return ("--hvd-costs", str(path), "--hvd-run-ahead", "true")
+    return ("--hvd-costs", str(path), "--hvd-set", "run_ahead=true")
 
 
 @pytest.fixture(scope="session")

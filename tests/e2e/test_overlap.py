@@ -47,9 +47,9 @@ def test_output_is_that_of_plain_serving_under_overlap_scheduling(
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--hvd-postpone-extend", "always"),
-        ("--hvd-postpone-extend", "plain", "--enable-metrics"),
-        ("--hvd-postpone-extend", "never", "--chunked-prefill-size", "64"),
+        ("--hvd-set", "postpone_extend=always"),
+        ("--hvd-set", "postpone_extend=plain", "--enable-metrics"),
+        ("--hvd-set", "postpone_extend=never", "--chunked-prefill-size", "64"),
     ],
     ids=["postponed", "as on a GPU", "chunked"],
 )
@@ -103,8 +103,8 @@ def test_a_long_run_ahead_waits_to_catch_up(
     params = {"max_new_tokens": 160, "ignore_eos": True}
     expected = plain_ids(prompts[:2], **params)
     server = start_hvd(
-        *("allocate", "--hvd-costs", str(costs), "--hvd-run-ahead", "true"),
-        *("--hvd-postpone-extend", "plain"),
+        *("allocate", "--hvd-costs", str(costs), "--hvd-set", "run_ahead=true"),
+        *("--hvd-set", "postpone_extend=plain"),
         environment=INTERPRETED,
     )
     answers = server.generate_all(prompts[:2], concurrency=2, **params)
@@ -166,8 +166,8 @@ def test_widths_and_draft_steps_with_backends_and_graphs_of_their_own(
     expected = plain_ids(copying, **params)
     server = start_hvd(
         *("allocate", "--hvd-costs", str(table), *TRITON),
-        *("--hvd-verify-width", str(verify_width), "--hvd-narrow-widths", str(narrow_widths)),
-        *(() if wide_width is None else ("--hvd-wide-width", str(wide_width))),
+        *("--hvd-verify-width", str(verify_width), "--hvd-set", f"narrow_widths={narrow_widths}"),
+        *(() if wide_width is None else ("--hvd-set", f"wide_width={wide_width}")),
         *("--cuda-graph-bs-decode", *map(str, batch_sizes)),
         drafting=drafting,
         environment=REPLAYED,
@@ -223,7 +223,7 @@ def test_graphs_of_steps_that_run_ahead(
     expected = plain_ids(copying, **params)
     server = start_hvd(
         *("allocate", *running_ahead, *TRITON),
-        *("--hvd-verify-width", "16", "--hvd-narrow-widths", "[1]"),
+        *("--hvd-verify-width", "16", "--hvd-set", "narrow_widths=[1]"),
         *("--cuda-graph-bs-decode", "2", "4"),  # three are padded to four
         drafting=SMALL_TREE,
         environment=REPLAYED,

@@ -32,7 +32,7 @@ def server(models: DemoModels, tmp_path: Path) -> SglangServer:
             *("--speculative-algorithm", "HVD", "--hvd-predictor", str(models.predictor)),
             *("--speculative-draft-model-path", str(models.drafter), *MODEL_TREE_FLAGS),
             *("--served-model-name", "demo", "--skip-server-warmup"),
-            *("--hvd-record", str(tmp_path / "recorded"), "--hvd-cost-profile", "skip"),
+            *("--hvd-record", str(tmp_path / "recorded"), "--hvd-set", "cost_profile=skip"),
             "--enable-metrics",
         ],
         log_file=tmp_path / "server.log",

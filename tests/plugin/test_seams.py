@@ -52,11 +52,11 @@ from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import (
 from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
 
 from sglang_hvd.allocation import VerifyWidths
-from sglang_hvd.plugin.draft_worker import HvdDraftWorker
-from sglang_hvd.plugin.entry import SUPPORTED_SGLANG, require_hooks
-from sglang_hvd.plugin.hooks import HOOKS
-from sglang_hvd.plugin.verify_input import HvdVerifyInput
-from sglang_hvd.plugin.worker import HvdWorker, check_sampling
+from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
+from sglang_hvd.plugin.engine.worker import HvdWorker, check_sampling
+from sglang_hvd.plugin.hooks.table import HOOKS
+from sglang_hvd.plugin.startup.supported import SUPPORTED_SGLANG, require_hooks
+from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput
 
 # Methods of ours that extend nothing.
 OWN_HELPERS = {
@@ -64,7 +64,7 @@ OWN_HELPERS = {
     *("use_draft_extend", "_choose_draft_extend", "_kept_gb"),
     *("_host_nodes", "_add_model_trees", "_run_model_drafter", "_num_cached"),
     *("_num_draft_tokens", "_publish", "_build_width_states", "_build_draft_states"),
-    *("_compile_kernels", "_time_costs", "attach", "run_draft", "drafting"),
+    *("_compile_kernels", "_time_costs", "attach", "run_draft"),
     *("use_width", "use_base_width", "use_width_states"),
     *("describe", "use_predictor", "on_idle", "on_pause", "let_go"),
     "note_finished_at_prefill",
