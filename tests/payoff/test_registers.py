@@ -47,8 +47,8 @@ def bits(lanes: int, mode: CacheMode) -> list[bytes]:
     for _ in range(20):
         proposals = made.propose(rids)
         assert proposals.features is not None
-        assert proposals.forecast is not None
-        prediction = proposals.forecast.prediction
+        assert proposals.predicted is not None
+        prediction = proposals.predicted.prediction
         assert prediction.acceptance is not None
         found += [
             proposals.features.features[:NUM_REQUESTS].tobytes(),
