@@ -35,7 +35,8 @@ def _options(
     parser = Parser(prog="sglang-hvd", description="Hybrid Verified Decoding for SGLang.")
     subparsers = parser.add_subparsers(dest="command", required=True)
     for name, command in commands.items():
-        command.add(subparsers.add_parser(name, help=command.summary))
+        description = f"{command.summary[0].upper()}{command.summary[1:]}."
+        command.add(subparsers.add_parser(name, help=command.summary, description=description))
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command != "serve":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "traces": {"types"},
     "replay/core": CORE | {"traces"},
     "replay/training": CORE | {"traces", "replay/core"},
-    "replay": CORE | {"traces", "replay/core", "replay/training"},
+    "replay/report": CORE | {"traces", "replay/core", "replay/training"},
     "plugin": set(),
     "plugin/device": {"types", "allocation"},
     "plugin/startup": OUTSIDE_PLUGIN,

@@ -112,8 +112,8 @@ def test_a_server_without_hvd_is_not_asked_to_load_anything(
 
 def test_an_unreachable_server_is_named() -> None:
     assert refused("http://127.0.0.1:9") == (
-        "http://127.0.0.1:9/server_info: Connection refused: is a server running there? else give "
-        "its --url"
+        "http://127.0.0.1:9/server_info: Connection refused: is a server running there? "
+        "Otherwise give its --url"
     )
 
 

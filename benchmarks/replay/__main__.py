@@ -185,13 +185,47 @@ def _best(
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("replay", "Compare policies by tables of costs.")
     add_texts(parser)
-    parser.add_argument("--costs", type=Path, nargs="+", required=True)
+    parser.add_argument(
+        "--costs",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="tables of step costs (see configs/costs)",
+    )
     add_cache_mode(parser, default="votes")
-    parser.add_argument("--batch-sizes", type=count, nargs="+", default=[1, 8, 32, 64])
-    parser.add_argument("--strengths", choices=STRENGTHS, nargs="+", default=["usual"])
+    parser.add_argument(
+        "--batch-sizes",
+        type=count,
+        nargs="+",
+        default=[1, 8, 32, 64],
+        metavar="N",
+        help="(default: 1 8 32 64)",
+    )
+    parser.add_argument(
+        "--strengths",
+        choices=STRENGTHS,
+        nargs="+",
+        default=["usual"],
+        help="how many tokens of the simulated model drafter are accepted (default: usual)",
+    )
     kinds = [kind for kind, ratio in ODDS_RATIOS.items() if ratio is not None]
-    parser.add_argument("--kinds", choices=kinds, nargs="+", default=kinds)
-    parser.add_argument("--thresholds", type=not_negative, nargs="+", default=[1, 2, 3, 4.5])
+    parser.add_argument(
+        "--kinds",
+        choices=kinds,
+        nargs="+",
+        default=kinds,
+        help="whether the simulated model drafter is better where the cache is right (default: "
+        "both kinds)",
+    )
+    parser.add_argument(
+        "--thresholds",
+        type=not_negative,
+        nargs="+",
+        default=[1, 2, 3, 4.5],
+        metavar="N",
+        help='thresholds that "payoff fixed" chooses from (default: 1 2 3 4.5)',
+    )
     parser.add_argument(
         "--size-effect",
         type=not_negative,
@@ -219,7 +253,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=128,
         help="minimum of tokens for each request of the batch (default: %(default)s)",
     )
-    parser.add_argument("--seeds", type=count, default=1, help="(default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=count, default=1, help="draws of the model drafter (default: %(default)s)"
+    )
     parser.add_argument(
         "--postpone-extend",
         choices=get_args(PostponeExtend),
@@ -238,9 +274,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--policies",
         nargs="+",
         choices=policies,
-        help="policies to compare with model and oracle (default: all)",
+        metavar="POLICY",
+        help=f"policies to compare with model and oracle: {'; '.join(policies)} (default: all)",
     )
-    parser.add_argument("--processes", type=count, default=2)
+    parser.add_argument(
+        "--processes",
+        type=count,
+        default=2,
+        help="recordings that are replayed at a time (default: %(default)s)",
+    )
     add_json(parser)
     return parser.parse_args(arguments)
 

@@ -133,8 +133,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="MODE=URL",
         help="measure a server that is already running, instead of --modes; may be repeated",
     )
-    parser.add_argument("--concurrency", type=counts, default=[1, 4, 16])
-    parser.add_argument("--workloads", type=_workloads, default=list(FAMILIES))
+    parser.add_argument(
+        "--concurrency",
+        type=counts,
+        default=[1, 4, 16],
+        help="comma-separated numbers of requests at a time (default: 1,4,16)",
+    )
+    parser.add_argument(
+        "--workloads",
+        type=_workloads,
+        default=list(FAMILIES),
+        help=f"some of {','.join(FAMILIES)} (default: all)",
+    )
     parser.add_argument(
         "--sessions",
         type=count,
@@ -145,7 +155,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--max-tokens", type=count, default=128, help="of each reply (default: %(default)s)"
     )
-    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument(
+        "--rounds", type=count, default=3, help="measured rounds (default: %(default)s)"
+    )
     add_json(parser)
     options = parser.parse_args(arguments)
     attached = [mode for mode, _ in options.attach]

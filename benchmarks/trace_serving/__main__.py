@@ -360,12 +360,30 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=["plain", "eagle3", "cache", "frequency", "payoff", "allocate"],
         help=f"comma-separated, some of {','.join(MODES)}",
     )
-    parser.add_argument("--concurrency", type=counts, default=[1, 16, 64])
-    parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument(
+        "--concurrency",
+        type=counts,
+        default=[1, 16, 64],
+        help="comma-separated numbers of requests at a time (default: 1,16,64)",
+    )
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="tiny", help="size of the models (default: %(default)s)"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--strength", choices=STRENGTHS, default="usual")
+    parser.add_argument(
+        "--strength",
+        choices=STRENGTHS,
+        default="usual",
+        help="how many tokens of the simulated model drafter are accepted (default: %(default)s)",
+    )
     kinds = [kind for kind, ratio in ODDS_RATIOS.items() if ratio is not None]
-    parser.add_argument("--kind", choices=kinds, default="correlated")
+    parser.add_argument(
+        "--kind",
+        choices=kinds,
+        default="correlated",
+        help="whether the simulated model drafter is better where the cache is right (default: "
+        "%(default)s)",
+    )
     parser.add_argument(
         "--tree",
         type=count,
@@ -414,7 +432,9 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         "%(default)s)",
     )
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs here")
-    parser.add_argument("--rounds", type=count, default=1)
+    parser.add_argument(
+        "--rounds", type=count, default=1, help="measured rounds (default: %(default)s)"
+    )
     parser.add_argument(
         "--warm-up",
         choices=["none", "kernels", "round"],

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.trace_serving.script import Script
 from benchmarks.trace_serving.tree_shape import TreeShape
-from sglang_hvd.types import DraftPlans
+from sglang_hvd.plugin.requests.step_plan import StepPlan
 
 _LARGE = 1e30
 
@@ -74,19 +74,17 @@ class Dictation:
         tree = self._tree(batch, shape, [num] * len(batch.reqs), draft_tokens)
         return build(batch, draft_input, *tree, *args, **kw)
 
-    def add_model_trees(
-        self, run: Callable[..., Any], worker: Any, batch: Any, plans: DraftPlans, nodes: Any
-    ) -> Any:
-        """AROUND HvdDraftWorker._add_model_trees. Notes the sizes of the trees."""
-        self._num_nodes = [num for num in plans.num_model_nodes.tolist() if num]
-        return run(worker, batch, plans, nodes)
+    def draft(self, draft: Callable[..., Any], step_drafts: Any, batch: Any, plan: StepPlan) -> Any:
+        """AROUND StepDrafts.draft. Notes the sizes of the trees that the plan asks for."""
+        self._num_nodes = [num for num in plan.drafts.num_model_nodes.tolist() if num]
+        return draft(step_drafts, batch, plan)
 
     def run_model_drafter(
-        self, run: Callable[..., Any], worker: Any, batch: Any, num_steps: int
+        self, run: Callable[..., Any], step_drafts: Any, batch: Any, num_steps: int, width: int
     ) -> Any:
-        """AROUND HvdDraftWorker._run_model_drafter."""
-        (_, _, draft_tokens, _), kv_loc_plan = run(worker, batch, num_steps)
-        shape = self._shape(worker.topk, num_steps, draft_tokens.shape[1], draft_tokens.device)
+        """AROUND StepDrafts._run_model_drafter."""
+        (_, _, draft_tokens, _), kv_loc_plan = run(step_drafts, batch, num_steps, width)
+        shape = self._shape(step_drafts.topk, num_steps, draft_tokens.shape[1], draft_tokens.device)
         # With few steps a tree has fewer nodes than its size says.
         sizes = [min(s for s in self._script.accepted if s >= num) for num in self._num_nodes]
         tree = self._tree(batch, shape, sizes, draft_tokens)
@@ -101,8 +99,7 @@ class Dictation:
         draft_tokens: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Parents, candidates and tokens as EAGLE's draft loop returns them. They are contiguous,
-        as
-        the GPU kernel that lays trees out requires."""
+        which the GPU kernel that lays trees out requires."""
         device = draft_tokens.device
         known = [self._script.start_of(req.rid) for req in batch.reqs]
         starts = [-1 if start is None else start for start in known]

@@ -16,8 +16,8 @@ from benchmarks.trace_serving.script import Script
 HOOKED = {
     "sglang.srt.model_executor.model_runner.ModelRunner.forward": "forward",
     "sglang.srt.speculative.eagle_worker_v2.build_eagle_verify_input": "build_eagle_verify_input",
-    "sglang_hvd.plugin.engine.draft_worker.HvdDraftWorker._add_model_trees": "add_model_trees",
-    "sglang_hvd.plugin.engine.draft_worker.HvdDraftWorker._run_model_drafter": "run_model_drafter",
+    "sglang_hvd.plugin.engine.step_drafts.StepDrafts.draft": "draft",
+    "sglang_hvd.plugin.engine.step_drafts.StepDrafts._run_model_drafter": "run_model_drafter",
 }
 
 

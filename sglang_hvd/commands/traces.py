@@ -20,7 +20,7 @@ from sglang_hvd.commands.arguments import (
     seed,
     share,
 )
-from sglang_hvd.commands.inputs import config_of, read_traces, show
+from sglang_hvd.commands.files import config_of, open_recordings, write_results
 from sglang_hvd.payoff.predictor import Kind
 from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.whole_file import write_whole
@@ -81,7 +81,7 @@ def run_replay(options: argparse.Namespace) -> int:
 
     config = config_of(options)
     costs = options.costs or config.costs
-    with read_traces(options) as (recordings, tokenizer):
+    with open_recordings(options) as (recordings, tokenizer):
         results = replay_policies(
             recordings,
             tokenizer,
@@ -96,7 +96,7 @@ def run_replay(options: argparse.Namespace) -> int:
     if all(result.policy != "allocate" for result in results):
         needed = "--costs FILE (configs/costs)" if costs is None else "a predictor of kind survival"
         print(f"policy allocate is left out: it needs {needed}", file=sys.stderr)
-    return show(options, policy_table(results), [asdict(result) for result in results])
+    return write_results(options, policy_table(results), [asdict(result) for result in results])
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
@@ -151,7 +151,7 @@ def run_train(options: argparse.Namespace) -> int:
         seed=options.seed,
         num_processes=options.processes,
     )
-    with read_traces(options) as (recordings, tokenizer):
+    with open_recordings(options) as (recordings, tokenizer):
         trained = train_predictors(recordings, [tokenizer], plan, [options.kind])
     predictor = trained[options.kind]
     predictor.save(options.output)
@@ -175,11 +175,11 @@ def run_evaluate(options: argparse.Namespace) -> int:
     from sglang_hvd.replay.training.tables import evaluation_table
 
     config = config_of(options)
-    with read_traces(options) as (recordings, tokenizer):
+    with open_recordings(options) as (recordings, tokenizer):
         evaluations = evaluate(
             recordings, tokenizer, config=config, num_processes=options.processes
         )
-    return show(
+    return write_results(
         options, evaluation_table(evaluations), [evaluation.row() for evaluation in evaluations]
     )
 
@@ -202,7 +202,7 @@ def run_analyze(options: argparse.Namespace) -> int:
     if options.json is None and options.html is None:
         raise ValueError("analyze has nothing to write: give --json, --html or both")
     config = config_of(options)
-    with read_traces(options) as (recordings, tokenizer):
+    with open_recordings(options) as (recordings, tokenizer):
         analysis = analyze(
             options.traces,
             recordings,

@@ -1,4 +1,4 @@
-"""A user's mistake ends the start with one clear line and a non-zero exit, before serving."""
+"""A user's mistake ends the launcher before it serves, with one clear line and an exit code."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import pytest
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import CPU_FLAGS, demo_environment, spawn
+from tests.e2e.conftest import HANGS_AFTER_S
 from tests.e2e.forked_server import Nursery
-
-HANGS_AFTER_S = 300.0
 
 
 @pytest.fixture
@@ -129,7 +128,7 @@ def test_yaml_with_an_unknown_key(fails_with: Callable[..., str], tmp_path: Path
 
 
 def _drafter_with(models: DemoModels, folder: Path, **settings: int) -> Path:
-    """A copy of the demo's drafter that says other things of itself."""
+    """Copy the demo's drafter and change its config."""
     shutil.copytree(models.drafter, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **settings}))
@@ -207,7 +206,7 @@ def test_hvd_flags_without_hvd(failed_launch: Callable[..., str]) -> None:
 
 @pytest.mark.xdist_group("the patches alone")
 def test_a_plugin_that_is_kept_out(failed_launch: Callable[..., str], models: DemoModels) -> None:
-    # SGLang itself then knows neither the flags nor the name; nothing serves under it.
+    # SGLang without the plugin knows neither the flags nor the algorithm.
     printed = failed_launch(
         *("--speculative-algorithm", "HVD"),
         *("--speculative-draft-model-path", str(models.drafter), *MODEL_TREE_FLAGS),

@@ -1,4 +1,4 @@
-"""The engine's steps are timed before it serves, once for a server and machine."""
+"""The engine times its steps before it serves, once for each kind of server and machine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def test_costs_are_timed_kept_and_used_at_the_next_start(
     assert server.hvd_state()["costs"]["about"].startswith(TIMED)
     [kept] = (tmp_path / "sglang_hvd" / "costs").iterdir()
     costs = StepCosts.load(kept)
-    # Up to as many as can run, and as many as may verify most.
+    # Up to the largest batch, with the one up to which requests may verify the widest.
     assert costs.batch_sizes == (1, 2, 4, 16)
-    assert costs.widths[-1] == 48  # as many as one request can verify
+    assert costs.widths[-1] == 48  # the most that one request can verify
     assert costs.verify[-1][-1] > costs.verify[0][0]
     assert costs.draft_round[0] > 0
     assert costs.draft_extend[0][0] > 0

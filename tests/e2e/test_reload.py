@@ -1,4 +1,4 @@
-"""A running server takes another predictor, and its clients do not notice."""
+"""A running server loads another predictor, and its clients do not notice."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.running_server import reload_predictor
 
+pytestmark = pytest.mark.xdist_group("policies")
+
 
 @pytest.fixture
 def server(start_hvd: Callable[..., Any]) -> Any:
@@ -24,7 +26,7 @@ def server(start_hvd: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def other(models: DemoModels, tmp_path: Path) -> Path:
-    """A predictor that expects less than that of the demo."""
+    """A predictor that expects less than the demo's."""
     demo = AcceptancePredictor.load(models.predictor)
     path = tmp_path / "other.safetensors"
     replace(demo, biases=(*demo.biases[:-1], demo.biases[-1] - 0.5)).save(path)
@@ -32,7 +34,7 @@ def other(models: DemoModels, tmp_path: Path) -> Path:
 
 
 def _predictor_in_metrics(server: Any) -> list[str]:
-    """Fingerprints that /metrics shows as in use."""
+    """Return the fingerprints that /metrics shows as in use."""
     pattern = r'^sglang:hvd_predictor\{.*fingerprint="(\w+)".*\} 1\.0$'
     return re.findall(pattern, server.process.get("/metrics"), re.MULTILINE)
 

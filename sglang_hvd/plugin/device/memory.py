@@ -34,7 +34,7 @@ class DeviceMemory:
 
     target: SGLang's model runner of the target model.
     device, gpu_id: the device that it is on, as SGLang names it.
-    most_nodes: nodes that a step verifies at most, of all requests together.
+    max_nodes: nodes that a step verifies at most, of all requests together.
     kept_gb: what decode steps keep for later ones.
     ranks: they build the same.
     """
@@ -45,17 +45,17 @@ class DeviceMemory:
         *,
         device: str,
         gpu_id: int,
-        most_nodes: int,
+        max_nodes: int,
         ranks: RankGroup,
         kept_gb: float = 0.0,
     ) -> None:
         self._target, self._ranks = target, ranks
         self._device, self._gpu_id = device, gpu_id
         schedule = get_schedule()
-        logits = most_nodes * target.model_config.vocab_size * 4 / 2**30
+        logits = max_nodes * target.model_config.vocab_size * 4 / 2**30
         chunk = schedule.chunked_prefill_size or -1
-        most_tokens = chunk if chunk > 0 else schedule.max_prefill_tokens or 0
-        prefill = most_tokens * _GB_PER_PREFILL_TOKEN
+        max_tokens = chunk if chunk > 0 else schedule.max_prefill_tokens or 0
+        prefill = max_tokens * _GB_PER_PREFILL_TOKEN
         self._spare_gb = _SPARE_GB + kept_gb + max(prefill, _LOGIT_ARRAYS * logits)
 
     def has_room(self, needed_gb: float, *, name: str) -> bool:

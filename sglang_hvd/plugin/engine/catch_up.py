@@ -28,6 +28,7 @@ from sglang_hvd.plugin.device.host_transfer import to_device
 from sglang_hvd.plugin.engine.drafting import rows_of
 from sglang_hvd.plugin.engine.missing_tokens import MissingTokens, TokensToWrite
 from sglang_hvd.plugin.engine.served_costs import ServedCosts
+from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.step_clock import Phase, StepClock
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class CatchUp:
     """Runs a postponed draft-extend for the requests whose turn it is.
 
     A step asks `due_rows` before it drafts, and calls `run` with them. It calls `keep` once it has
-    verified, if no draft-extend follows.
+    verified, if no draft-extend follows. On a server that postpones nothing, no row is ever due.
     """
 
     def __init__(
@@ -74,31 +75,22 @@ class CatchUp:
         self._missing = MissingTokens(in_runs=draft_extend is DraftExtend.BEHIND_DRAFTS)
         self._max_missing = 0  # of any request, after the last step
 
-    def due_rows(
-        self,
-        reqs: Sequence[Req],
-        num_model_nodes: Sequence[int],
-        cached_lens: Sequence[int],
-        num_plain: int,
-    ) -> list[int]:
-        """Rows of the requests that catch up before the step's verification.
-
-        num_model_nodes: of each request's draft that the model drafter is about to make.
-        cached_lens: tokens in the KV cache of each request.
-        num_plain: see DraftExtend.
-        """
-        self._missing.settle(reqs, cached_lens)
+    def due_rows(self, reqs: Sequence[Req], plan: StepPlan) -> list[int]:
+        """Rows of the requests that catch up before the step's verification."""
+        if not self._draft_extend.catches_up:
+            return []
+        self._missing.settle(reqs, plan.cached_lens)
         num_missing = [self._missing.num_of(req) for req in reqs]
-        rows = self._draft_extend.catching_up(num_model_nodes, num_missing, num_plain)
+        num_model_nodes = plan.drafts.num_model_nodes.tolist()
+        rows = self._draft_extend.catching_up(num_model_nodes, num_missing, plan.num_plain)
         self._max_missing = 0 if rows else max(num_missing)
         return rows
 
-    def run(self, batch: ScheduleBatch, rows: list[int], cached_lens: Sequence[int]) -> None:
-        """Writes what these requests lack to the draft KV cache, and lets them draft from there.
-        The worker is at its base width meanwhile.
+    def run(self, batch: ScheduleBatch, plan: StepPlan, rows: list[int]) -> None:
+        """Writes what these requests lack to the draft KV cache, so that they can draft. The worker
+        is at its base width meanwhile.
 
         rows: see due_rows; at least one.
-        cached_lens: tokens in the KV cache of each request of the batch.
         """
         self.num_catch_ups += 1
         tokens = self._missing.take([batch.reqs[row] for row in rows])
@@ -106,23 +98,20 @@ class CatchUp:
             on_device = to_device(np.array(rows), self._draft_worker.device)
         with self._time(len(rows), len(tokens.token_ids)):
             drafted = self._extend(
-                rows_of(batch, rows, on_device), tokens, [cached_lens[row] for row in rows]
+                rows_of(batch, rows, on_device), tokens, [plan.cached_lens[row] for row in rows]
             )
         spec_info = copy.copy(batch.spec_info)
         for name, values in drafted.items():
             setattr(spec_info, name, getattr(spec_info, name).index_copy(0, on_device, values))
         batch.spec_info = spec_info
 
-    def keep(
-        self, reqs: Sequence[Req], cached_lens: Sequence[int], result: GenerationBatchResult
-    ) -> None:
-        """Keeps what a verification committed, since no draft-extend follows it.
-
-        cached_lens: tokens in the KV cache of each request before it.
-        """
-        self._max_missing += 1  # one token of each request where runs are told apart
+    def keep(self, reqs: Sequence[Req], plan: StepPlan, result: GenerationBatchResult) -> None:
+        """Keeps what the step's verification committed, if it is to be caught up with."""
+        if not self._draft_extend.catches_up:
+            return
+        self._max_missing += 1  # only runs of plain steps read it, which commit one token each
         self._missing.keep(
-            reqs, cached_lens, result.next_token_ids, result.logits_output.hidden_states
+            reqs, plan.cached_lens, result.next_token_ids, result.logits_output.hidden_states
         )
 
     def ends_run(self, num_requests: int) -> bool:

@@ -25,7 +25,6 @@ from sglang_hvd.allocation import (
     BatchTimes,
     DraftExtend,
     StepCosts,
-    VerifyWidths,
     costs_of_times,
     shortest_times,
 )
@@ -35,6 +34,7 @@ from sglang_hvd.plugin.trees.verify_input import build_verify_input
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
+    from sglang_hvd.plugin.engine.states.step_states import StepStates
 
 # The shortest time counts: what else runs on the machine makes times longer only. Rounds over the
 # whole table lie further apart than a start of another process takes to pass.
@@ -53,10 +53,10 @@ class CostProfile:
     """Times the parts of a server's steps for one table."""
 
     def __init__(
-        self, draft_worker: HvdDraftWorker, *, widths: VerifyWidths, draft_extend: DraftExtend
+        self, draft_worker: HvdDraftWorker, states: StepStates, draft_extend: DraftExtend
     ) -> None:
-        self._draft_worker = draft_worker
-        self._widths = widths
+        self._draft_worker, self._states = draft_worker, states
+        self._widths = states.widths
         self._is_postponed = draft_extend is DraftExtend.WHEN_DRAFTING
         self._target = draft_worker.target_worker.model_runner
         self._device = torch.device(draft_worker.device)
@@ -92,7 +92,7 @@ class CostProfile:
 
     def _draft_steps(self) -> list[int]:
         """Numbers of steps that are timed: few, if there is a choice, and all."""
-        *fewer, all_steps = self._draft_worker.draft_states.num_steps
+        *fewer, all_steps = self._states.of_draft_steps.num_steps
         few = [steps for steps in fewer if steps > 1] or fewer  # one alone prepares no attention
         return [*few[:1], all_steps]
 
@@ -118,7 +118,7 @@ class CostProfile:
         return min(times[1:])
 
     def _verify(self, n: int, width: int) -> Callable[[], object]:
-        self._draft_worker.use_width(width)
+        self._states.use_width(width)
         runner = self._target
         seq_lens = self._full(n, self._context)
         nodes = DraftNodes(
@@ -181,10 +181,10 @@ class CostProfile:
         )
         draft_runner.kv_index_translator.bind_runner_slots(forward_batch)
 
-        return partial(draft_worker.run_draft, forward_batch, num_steps)
+        return partial(self._states.of_draft_steps.run, forward_batch, num_steps)
 
     def _extend(self, n: int, width: int) -> Callable[[], object]:
-        self._draft_worker.use_width(width)
+        self._states.use_width(width)
         draft_worker, draft_runner = self._draft_worker, self._draft_worker.draft_runner
         assert self._hidden is not None, "a verification runs first"
         hidden = self._hidden.expand(n * width, -1).contiguous()

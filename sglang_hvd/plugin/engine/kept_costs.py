@@ -16,7 +16,7 @@ from sglang.srt.arg_groups.fields.exec_ import ExecComm, ExecDeterministic, Exec
 from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_exec, get_parallel, get_spec
 
-from sglang_hvd.allocation import DraftExtend, StepCosts, VerifyWidths
+from sglang_hvd.allocation import DraftExtend, StepCosts
 from sglang_hvd.plugin.device.rank_group import RankGroup
 from sglang_hvd.plugin.engine.cost_profile import CostProfile
 from sglang_hvd.plugin.startup.supported import SUPPORTED_SGLANG
@@ -25,6 +25,7 @@ from sglang_hvd.whole_file import write_whole
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
+    from sglang_hvd.plugin.engine.states.step_states import StepStates
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +35,10 @@ _PROFILE = 7
 
 def profiled_costs(
     draft_worker: HvdDraftWorker,
-    widths: VerifyWidths,
+    states: StepStates,
     *,
     model_tree_width: int,
     draft_extend: DraftExtend,
-    has_host_plans: bool,
     use_kept: bool,
     folder: Path | None,
     most_requests: int,
@@ -47,15 +47,15 @@ def profiled_costs(
     """The table that was kept, or one that is timed now and kept. All ranks call it and get that of
     the first.
 
-    widths, model_tree_width: of the launch.
-    has_host_plans: see device/flashinfer_plans.py.
+    model_tree_width: of the launch.
     use_kept: a kept table may be used.
     folder: holds the kept tables; None: none is kept. A table that cannot be read is reported and
         timed anew, one that cannot be written is reported.
     """
-    tree = [draft_worker.draft_states.num_steps, draft_worker.topk, model_tree_width]
+    widths = states.widths
+    tree = [states.of_draft_steps.num_steps, draft_worker.topk, model_tree_width]
     is_postponed = draft_extend is DraftExtend.WHEN_DRAFTING
-    host_plans = [has_host_plans, envs.SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR.get()]
+    host_plans = [states.has_host_plans, envs.SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR.get()]
     steps = [list(widths.values), widths.base, tree, is_postponed, host_plans, most_requests]
     key = _key(draft_worker, steps)
     path = None if folder is None else folder / f"{key}.yaml"
@@ -68,7 +68,7 @@ def profiled_costs(
     text = ranks.of_first(None if kept is None else kept.to_yaml())
     if text is not None:
         return StepCosts.from_yaml(text)
-    profile = CostProfile(draft_worker, widths=widths, draft_extend=draft_extend)
+    profile = CostProfile(draft_worker, states, draft_extend)
     text = ranks.of_first(profile.table(most_requests).to_yaml())
     if ranks.is_first and path is not None:
         _keep(path, text)

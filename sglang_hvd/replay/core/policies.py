@@ -11,10 +11,11 @@ from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, WORTH_LEN, HvdConfig, Policy
 from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.payoff.predictor import predictor_file
 from sglang_hvd.replay.core.model_drafter import ModelDrafter
+from sglang_hvd.replay.core.recording_walk import RecordingWalk
 from sglang_hvd.replay.core.recordings import MEAN, Recording, mean_over_families
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.core.trained_on import NOTHING_DECODED, tell_trained_on
-from sglang_hvd.replay.core.walk import RecordingWalk, WalkSettings, walk_recordings
+from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, resource_tracker
+from multiprocessing.process import BaseProcess
 
 
 @contextmanager
@@ -21,13 +22,13 @@ def workers(
     others = set(active_children())
     # Fresh interpreters: a fork would copy locks that threads of this process may hold.
     pool = ProcessPoolExecutor(num_processes, get_context("spawn"), set_up, arguments)
+    processes: set[BaseProcess] = set()
     try:
         with _uninterrupted():
             # The pool starts a process for each call that finds no idle one.
-            starts = [pool.submit(_do_nothing) for _ in range(num_processes)]
-            processes = set(active_children()) - others
-        for start in starts:
-            start.result()
+            for _ in range(num_processes):
+                pool.submit(_do_nothing)
+                processes |= set(active_children()) - others
         yield pool
     except BrokenProcessPool:
         pool.shutdown()  # waits until all processes have ended

@@ -16,17 +16,12 @@ from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, WORTH_LEN, 
 from sglang_hvd.payoff import FEATURE_NAMES, AcceptancePredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, predictor_file
 from sglang_hvd.payoff.training_rows import TrainingRows
-from sglang_hvd.replay.core.prompts import PromptCounts
+from sglang_hvd.replay.core.recording_walk import RecordingWalk, evened, fingerprints_of
 from sglang_hvd.replay.core.recordings import Recording, session_fingerprints
 from sglang_hvd.replay.core.totals import CycleTotals
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.core.trained_on import tell_trained_on
-from sglang_hvd.replay.core.walk import (
-    RecordingWalk,
-    evened,
-    fingerprints_of,
-    walk_recordings,
-)
+from sglang_hvd.replay.core.walk import walk_recordings
 from sglang_hvd.replay.report.analysis import (
     MARGINAL_LEN,
     RECALLS,
@@ -39,6 +34,7 @@ from sglang_hvd.replay.report.analysis import (
     Structure,
 )
 from sglang_hvd.replay.report.importance import permutation_importance
+from sglang_hvd.replay.report.prompts import PromptCounts
 from sglang_hvd.replay.training.evaluate import (
     judge,
     judged_by,

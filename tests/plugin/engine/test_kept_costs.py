@@ -15,6 +15,7 @@ from sglang_hvd.allocation import DraftExtend, VerifyWidths
 from sglang_hvd.plugin.device.rank_group import RankGroup
 from sglang_hvd.plugin.engine import kept_costs
 from sglang_hvd.plugin.engine.served_costs import before_any_step
+from sglang_hvd.plugin.engine.states.step_states import StepStates
 
 
 def _runner(dtype: str = "bfloat16") -> SimpleNamespace:
@@ -149,14 +150,14 @@ def test_a_table_is_of_who_plans_verifications(
     costs = before_any_step((1, 2))
     profile = SimpleNamespace(table=lambda most_requests: costs)
     monkeypatch.setattr(kept_costs, "CostProfile", lambda *args, **kwargs: profile)
-    draft_worker.draft_states, draft_worker.topk = SimpleNamespace(num_steps=(1,)), 1
+    draft_worker.topk = 1
+    of_draft_steps: Any = SimpleNamespace(num_steps=(1,))
     for num_tables, has_host_plans in ((1, True), (1, True), (2, False)):
         kept_costs.profiled_costs(
             draft_worker,
-            VerifyWidths((1, 2), base=2),
+            StepStates(VerifyWidths((1, 2), base=2), None, of_draft_steps, has_host_plans),
             model_tree_width=2,
             draft_extend=DraftExtend.EVERY_STEP,
-            has_host_plans=has_host_plans,
             use_kept=True,
             folder=tmp_path,
             most_requests=2,

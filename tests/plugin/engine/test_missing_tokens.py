@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 from sglang_hvd.allocation import DraftExtend
 from sglang_hvd.plugin.engine.catch_up import CatchUp
 from sglang_hvd.plugin.engine.missing_tokens import MissingTokens
-from sglang_hvd.plugin.engine.worker import HvdWorker
+from tests.plugin.requests.served_requests import ServedRequests
 
 WIDTH = 4
 
@@ -22,21 +21,21 @@ class Req:
     """Stands for a request: all that matters is which one it is."""
 
 
-def verified(step: int, num_requests: int) -> tuple[torch.Tensor, torch.Tensor]:
+def committed(step: int, num_requests: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids step*100 + slot, and hidden states that name them."""
     token_ids = 100 * step + torch.arange(num_requests * WIDTH)
     return token_ids, token_ids[:, None].float() * torch.tensor([1.0, -1.0])
 
 
-def see(missing: MissingTokens, step: int, reqs: list[Any], cached: list[int]) -> None:
-    missing.keep(reqs, cached, *verified(step, len(reqs)))
+def verify(missing: MissingTokens, step: int, reqs: list[Any], cached: list[int]) -> None:
+    missing.keep(reqs, cached, *committed(step, len(reqs)))
 
 
 def test_committed_tokens_wait_in_order_and_the_rest_is_dropped() -> None:
     missing, a, b = MissingTokens(), Req(), Req()
-    see(missing, 1, [a, b], [10, 20])
+    verify(missing, 1, [a, b], [10, 20])
     missing.settle([a, b], [12, 21])  # two and one were committed
-    see(missing, 2, [b, a], [21, 12])
+    verify(missing, 2, [b, a], [21, 12])
     missing.settle([b, a], [25, 13])
     assert (missing.num_of(a), missing.num_of(b)) == (3, 5)
     tokens = missing.take([b, a])
@@ -48,7 +47,7 @@ def test_committed_tokens_wait_in_order_and_the_rest_is_dropped() -> None:
 
 def test_a_prefill_leaves_nothing_missing() -> None:
     missing, a = MissingTokens(), Req()
-    see(missing, 1, [a], [10])
+    verify(missing, 1, [a], [10])
     missing.settle([a], [13])
     missing.forget(a)
     assert missing.num_of(a) == 0
@@ -57,7 +56,7 @@ def test_a_prefill_leaves_nothing_missing() -> None:
 
 def test_a_request_that_left_the_batch_is_not_kept() -> None:
     missing, a, b = MissingTokens(), Req(), Req()
-    see(missing, 1, [a, b], [10, 20])
+    verify(missing, 1, [a, b], [10, 20])
     del a
     gc.collect()
     missing.settle([b], [22])
@@ -65,11 +64,11 @@ def test_a_request_that_left_the_batch_is_not_kept() -> None:
     assert len(missing._of_request) == 1
 
 
-def test_a_request_that_came_back_with_another_length_starts_anew() -> None:
+def test_a_request_that_came_back_with_another_length_starts_again() -> None:
     missing, a = MissingTokens(), Req()
-    see(missing, 1, [a], [10])
+    verify(missing, 1, [a], [10])
     missing.settle([a], [12])
-    see(missing, 2, [a], [12])
+    verify(missing, 2, [a], [12])
     missing.settle([a], [40])
     assert missing.num_of(a) == 0
 
@@ -77,7 +76,7 @@ def test_a_request_that_came_back_with_another_length_starts_anew() -> None:
 @pytest.mark.parametrize("num_new", [1, 2, WIDTH, WIDTH + 1])
 def test_a_request_that_was_prefilled_again_is_not_settled_from_before(num_new: int) -> None:
     missing, a, b = MissingTokens(), Req(), Req()
-    see(missing, 1, [a, b], [10, 20])
+    verify(missing, 1, [a, b], [10, 20])
     missing.forget(a)  # retracted, and prefilled with what it had
     missing.settle([a, b], [10 + num_new, 21])
     assert (missing.num_of(a), missing.num_of(b)) == (0, 1)
@@ -85,7 +84,7 @@ def test_a_request_that_was_prefilled_again_is_not_settled_from_before(num_new: 
 
 def test_what_waits_takes_its_own_memory_only_and_not_for_requests_that_left() -> None:
     missing, a, b = MissingTokens(), Req(), Req()
-    see(missing, 1, [a, b], [10, 20])
+    verify(missing, 1, [a, b], [10, 20])
     missing.settle([a, b], [11, 24])
     assert len(missing._of_request) == 2
     missing.settle([a], [11])  # b waits to be prefilled again
@@ -96,7 +95,7 @@ def test_what_waits_takes_its_own_memory_only_and_not_for_requests_that_left() -
 
 def test_settling_twice_adds_nothing() -> None:
     missing, a = MissingTokens(), Req()
-    see(missing, 1, [a], [10])
+    verify(missing, 1, [a], [10])
     missing.settle([a], [12])
     missing.settle([a], [12])
     assert missing.num_of(a) == 2
@@ -125,22 +124,26 @@ def test_a_run_of_single_tokens_waits_by_request(in_runs: bool) -> None:
 
 
 def test_a_flush_leaves_no_copies() -> None:
-    nothing: Any = None
-    catch_up = CatchUp(nothing, DraftExtend.WHEN_DRAFTING, costs=nothing, clock=nothing)
-    worker = HvdWorker.__new__(HvdWorker)
-    worker._held = SimpleNamespace(flush=lambda: None)  # type: ignore[assignment]
-    worker._draft_worker = SimpleNamespace(catch_up=catch_up)
+    served, nothing = ServedRequests(), None
+    catch_up = CatchUp(nothing, DraftExtend.WHEN_DRAFTING, costs=nothing, clock=nothing)  # type: ignore[arg-type]
+    served.catch_up = catch_up
     reqs = [Req(), Req()]
-    see(catch_up._missing, 1, reqs, [10, 20])
+    verify(catch_up._missing, 1, reqs, [10, 20])
     catch_up._missing.settle(reqs, [11, 24])
-    see(catch_up._missing, 2, reqs, [11, 24])
+    verify(catch_up._missing, 2, reqs, [11, 24])
     verified = catch_up._missing._verified
     assert verified is not None
     copies = [weakref.ref(verified.hidden_states)]
     copies += [weakref.ref(m.hidden_states[0]) for m in catch_up._missing._of_request.values()]
     del verified
-    worker.clear_cache_pool()
+    served.worker().clear_cache_pool()
     gc.collect()
     assert [copy() for copy in copies] == [None] * 3
-    worker._draft_worker.catch_up = None  # draft-extend follows every step
-    worker.clear_cache_pool()
+
+
+def test_nothing_waits_where_draft_extend_follows_every_step() -> None:
+    nothing: Any = None
+    catch_up = CatchUp(nothing, DraftExtend.EVERY_STEP, costs=nothing, clock=nothing)
+    assert catch_up.due_rows([Req()], nothing) == []  # type: ignore[list-item]
+    catch_up.keep([Req()], nothing, nothing)  # type: ignore[list-item]
+    assert catch_up._missing._verified is None

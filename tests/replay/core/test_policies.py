@@ -3,8 +3,8 @@
 import pytest
 
 from sglang_hvd.replay.core import policies
+from sglang_hvd.replay.core.recording_walk import RecordingWalk, SessionWalk
 from sglang_hvd.replay.core.totals import CycleTotals
-from sglang_hvd.replay.core.walk import RecordingWalk, SessionWalk
 
 
 @pytest.mark.parametrize(

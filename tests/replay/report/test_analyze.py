@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from sglang_hvd.payoff import FEATURE_NAMES
-from sglang_hvd.replay.core.prompts import PromptCounts, num_repeated
-from sglang_hvd.replay.core.walk import RecordingWalk
+from sglang_hvd.replay.core.recording_walk import RecordingWalk
 from sglang_hvd.replay.report.analysis import RECALLS, Analysis, Bin
 from sglang_hvd.replay.report.analyze import analyze_walks, payoffs_of, reliability
 from sglang_hvd.replay.report.findings import findings
 from sglang_hvd.replay.report.importance import FEATURE_GROUPS, permutation_importance
+from sglang_hvd.replay.report.prompts import PromptCounts, num_repeated
 from sglang_hvd.replay.training.evaluate import judge
 from tests.payoff.made_up import linear
 from tests.replay.conftest import WriteTraces

@@ -7,7 +7,8 @@ import pytest
 
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.replay.core.model_drafter import ModelDrafter
-from sglang_hvd.replay.core.walk import RecordingWalk, WalkSettings
+from sglang_hvd.replay.core.recording_walk import RecordingWalk
+from sglang_hvd.replay.core.walk import WalkSettings
 from sglang_hvd.replay.training.evaluate import judge, judging_walks
 from sglang_hvd.traces.writer import TraceWriter
 from tests.payoff.made_up import constant_survival, linear

@@ -21,8 +21,8 @@ from sglang_hvd.plugin.device import memory as device_memory
 from sglang_hvd.plugin.device.graph_sizes import sizes_of_width, thinned
 from sglang_hvd.plugin.device.memory import DeviceMemory
 from sglang_hvd.plugin.device.rank_group import RankGroup
-from sglang_hvd.plugin.engine.draft_states import DraftStates
-from sglang_hvd.plugin.engine.width_states import WidthStates
+from sglang_hvd.plugin.engine.states.draft_states import DraftStates
+from sglang_hvd.plugin.engine.states.width_states import WidthStates
 from sglang_hvd.plugin.hooks.server_args import count_logits_rows
 
 WIDTHS = (2, 4, 8, 16, 32)
@@ -78,12 +78,12 @@ class Device:
         yield
 
 
-def memory_of(worker: Any, *, most_nodes: int, kept_gb: float = 0.0) -> DeviceMemory:
+def memory_of(worker: Any, *, max_nodes: int, kept_gb: float = 0.0) -> DeviceMemory:
     return DeviceMemory(
         worker.target_worker.model_runner,
         device=worker.device,
         gpu_id=worker.gpu_id,
-        most_nodes=most_nodes,
+        max_nodes=max_nodes,
         ranks=RankGroup(),
         kept_gb=kept_gb,
     )
@@ -101,7 +101,7 @@ def states_of(
 
     monkeypatch.setattr(device_memory, "get_available_gpu_memory", free_gb)
     worker: Any = device
-    memory = memory_of(worker, most_nodes=1)
+    memory = memory_of(worker, max_nodes=1)
     asked_for = frozenset(set(values) - {32}) if are_asked_for else frozenset[int]()
     widths = VerifyWidths(values, 32, asked_for)
     return WidthStates(worker, widths, memory, has_draft_extend=False)
@@ -157,7 +157,7 @@ def test_room_is_left_for_prefills_or_for_sampling(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
     with get_schedule().override(chunked_prefill_size=chunk, max_prefill_tokens=4096):
-        memory = memory_of(device, most_nodes=1, kept_gb=kept_gb)
+        memory = memory_of(device, max_nodes=1, kept_gb=kept_gb)
     assert memory.has_room(0, name="nothing")
     assert not memory.has_room(0.01, name="something")
 
@@ -243,7 +243,7 @@ def test_without_graphs_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_asked_for_has_the_memory_first(monkeypatch: pytest.MonkeyPatch) -> None:
     device: Any = CapturedSizes(monkeypatch, [1]).device(free_gb=5, per_node_gb=0.0625)
-    memory = memory_of(device, most_nodes=1)
+    memory = memory_of(device, max_nodes=1)
     monkeypatch.setattr(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
@@ -446,7 +446,7 @@ def draft_states_of(
     monkeypatch.setattr(
         device_memory, "get_available_gpu_memory", lambda *args, **kwargs: device.free_gb
     )
-    memory = memory_of(worker, most_nodes=32)
+    memory = memory_of(worker, max_nodes=32)
     return DraftStates(worker, (1, 2, 4, 8), memory), draft_worker
 
 

@@ -46,7 +46,7 @@ def config_of(options: argparse.Namespace, *, has_predictor: bool = True) -> Hvd
 
 
 @contextmanager
-def read_traces(
+def open_recordings(
     options: argparse.Namespace,
 ) -> Iterator[tuple[list[Recording], TraceTokenizer]]:
     """The recordings and the tokenizer of the command line.
@@ -91,7 +91,7 @@ def _check_outputs(options: argparse.Namespace, recordings: list[Path]) -> None:
         taken[place] = f"written by --{name}"
 
 
-def show(options: argparse.Namespace, table: str, rows: list[dict[str, object]]) -> int:
+def write_results(options: argparse.Namespace, table: str, rows: list[dict[str, object]]) -> int:
     """Writes the rows to --json and prints the table."""
     # Write the file first: printing fails if the reader of stdout has closed it.
     if options.json is not None:

@@ -1,15 +1,15 @@
-"""What each verify width has of its own: attention backends and captured graphs.
+"""Attention backends and captured graphs for each verify width.
 
-SGLang's backends take the width of a verification from the settings when they are made, and a graph
-is captured at one width. So each width gets a target backend, a draft-extend backend and, where
-graphs are captured, those of target-verify and draft-extend; the draft loop has no width and its
-graphs are shared. This is what SGLang's adaptive speculation keeps for each number of steps
-(EAGLEWorkerV2.build_adaptive_runtime_state), without its own draft graphs and without a change of
-the settings while serving.
+SGLang's backends read the width of a verification from the settings when they are made, and a graph
+is captured at one width. So each width gets a target backend and a draft-extend backend and, where
+graphs are captured, those of target-verify and draft-extend. The draft loop has no width: its
+graphs are shared. SGLang's adaptive speculation keeps the same for each number of steps
+(EAGLEWorkerV2.build_adaptive_runtime_state), but with draft graphs of its own, and it changes the
+settings while it serves.
 
-Widths that were asked for are built or the start fails; then those of the default, the fewest nodes
-of a full step first, as long as memory is left for what prefills take. One that is wider than the
-base has graphs for no more requests than may verify it.
+Widths that the settings name are built, or the start fails. Default widths follow, the fewest nodes
+of a full step first, as long as prefills keep their memory. A width above the base has graphs only
+for as many requests as may verify it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What the first width of the default may take: 8 MB that FlashInfer keeps for each captured batch
-# size, for the target and again for the drafter, of some 20 sizes up to 256 requests; and masks.
+# The first default width is expected to take at most this: FlashInfer keeps 8 MB for each captured
+# batch size, once for the target and once for the drafter, of some 20 sizes up to 256 requests.
+# Masks add to that.
 _FIRST_GB = 0.5
 
 
@@ -43,7 +44,7 @@ _FIRST_GB = 0.5
 class _WidthState:
     """What one width has.
 
-    memory_gb: memory that it took, as the device reports it.
+    memory_gb: memory that the device reports as taken by it.
     """
 
     target_backend: Any
@@ -54,7 +55,7 @@ class _WidthState:
 
 
 class WidthStates:
-    """The widths to choose from, built as SGLang builds the base width and once that is there."""
+    """The widths to choose from. They are built as SGLang builds the base width, after it."""
 
     def __init__(
         self,
@@ -64,8 +65,10 @@ class WidthStates:
         *,
         has_draft_extend: bool,
     ) -> None:
-        """has_draft_extend: draft-extend follows verifications, so that each width needs a backend
-        and graphs for it."""
+        """
+        has_draft_extend: draft-extend follows verifications, so that each width needs a backend and
+            graphs for it.
+        """
         self._worker, self._widths = worker, widths
         self._has_draft_extend = has_draft_extend
         self._target = worker.target_worker.model_runner
@@ -82,23 +85,23 @@ class WidthStates:
                 )
             log_info_on_rank0(logger, f"HVD: one verify width, because of {obstacle.what}")
             return
-        beside_base = [width for width in widths.values if width != widths.base]
-        for width in beside_base:
+        besides_base = [width for width in widths.values if width != widths.base]
+        for width in besides_base:
             if width in widths.asked_for:
                 self._of_width[width] = self._build(width, memory)
         before = None
         for width in sorted(
-            (width for width in beside_base if width not in widths.asked_for),
-            key=self._most_nodes,
+            (width for width in besides_base if width not in widths.asked_for),
+            key=self._max_nodes,
         ):
-            # A width of 1 has hardly any masks, and tells of no other how large these are.
-            most_gb = max([_FIRST_GB, *(state.memory_gb for state in self._of_width.values())])
+            # A width of 1 has hardly any masks, so that it says nothing about those of others.
+            max_gb = max([_FIRST_GB, *(state.memory_gb for state in self._of_width.values())])
             if before is not None:
-                # Masks grow with the nodes. What is kept by batch size stays the same, but a wide
-                # width has few of these, and may be the one before.
-                growth = max(self._most_nodes(width) / self._most_nodes(before), 2)
-                most_gb = max(growth * self._of_width[before].memory_gb, most_gb)
-            if not memory.has_room(most_gb, name=f"verify width {width}"):
+                # Masks grow with the nodes. What is kept for each batch size stays the same, but a
+                # wide width, which has few batch sizes, may be the one before.
+                growth = max(self._max_nodes(width) / self._max_nodes(before), 2)
+                max_gb = max(growth * self._of_width[before].memory_gb, max_gb)
+            if not memory.has_room(max_gb, name=f"verify width {width}"):
                 break
             self._of_width[width] = self._build(width, memory)
             before = width if width > 1 else None
@@ -110,7 +113,7 @@ class WidthStates:
 
     @property
     def memory_gb(self) -> dict[int, float]:
-        """Memory that each width took; without that of the base, which every server has."""
+        """Memory that each width took. That of the base, which every server has, is left out."""
         return {
             width: round(self._of_width[width].memory_gb, 2)
             for width in self.widths
@@ -161,7 +164,7 @@ class WidthStates:
         log_info_on_rank0(logger, f"HVD: verify width {width} takes {taken_gb:.2f} GB")
         return replace(state, memory_gb=taken_gb)
 
-    def _most_nodes(self, width: int) -> int:
+    def _max_nodes(self, width: int) -> int:
         """Nodes of a full step at this width, of all requests together."""
         if self._captures:
             return width * sizes_of_width(self._target, self._widths, width)[-1]
@@ -169,7 +172,7 @@ class WidthStates:
 
     @contextmanager
     def _capturing(self, width: int) -> Iterator[None]:
-        """Graphs are captured of the batch sizes of this width alone."""
+        """Only the batch sizes of this width are captured inside."""
         if not self._captures or (width < self._widths.base and needs_all_sizes(self._target)):
             yield
             return
@@ -179,7 +182,7 @@ class WidthStates:
     def _build_extend(self, before: _WidthState) -> None:
         draft_worker = self._draft_worker
         if before.extend_graphs is not None:
-            # Runners share this buffer, capture with what is in it, and fill it at each replay.
+            # Runners share this buffer: they capture with its content and fill it at each replay.
             width = draft_worker.speculative_num_draft_tokens
             before.extend_graphs.buffers.extend_seq_lens.fill_(width)
         with drafting(draft_worker):
@@ -190,8 +193,8 @@ class WidthStates:
 
     def _build_verify(self, before: _WidthState, width: int) -> None:
         target = self._target
-        # With the workspace of all of FlashInfer's backends, half a gigabyte: what a forward writes
-        # there is its own, no two run at once, and plans lie elsewhere.
+        # All of FlashInfer's backends share one workspace of half a gigabyte: no two forwards run
+        # at once, none reads what another wrote there, and plans lie elsewhere.
         target.attn_backend = target._get_attention_backend()
         if self._captures:
             target.decode_cuda_graph_runner = type(before.target_graphs)(
@@ -205,32 +208,32 @@ class WidthStates:
 
 @dataclass(frozen=True, slots=True)
 class _Obstacle:
-    """What keeps all verifications to the base width, and what to do about it."""
+    """What limits all verifications to the base width, and what to do about it."""
 
     what: str
     remedy: str = "drop it"
 
 
 def _obstacle(backend: Any) -> _Obstacle | None:
-    """That of the target's attention backend; None where nothing does."""
+    """The obstacle in the target's attention backend; None if there is none."""
     linear = getattr(backend, "linear_attn_backend", None)
     if linear is None:
         return None
-    # SGLang imports it with the models that have such layers, and for no others.
+    # SGLang imports it only with models that have such layers.
     from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 
-    # SGLang has room for the states of as many nodes as the base has for each request, and reads
-    # them by that; these kernels write them as if there were only as many as the step has.
+    # SGLang has room for the states of the base's nodes for each request, and reads the states at
+    # these distances. The following kernels write them at the distances of the step's width.
     if isinstance(linear, Mamba2AttnBackend):  # mamba.py, cache_steps
         return _Obstacle("Mamba-2 layers")
-    # The backend of GDN layers alone chooses so: its module need not be importable for others.
+    # Only the backend of GDN layers has it, whose module need not be importable for others.
     dispatcher = getattr(linear, "kernel_dispatcher", None)
     if getattr(dispatcher, "verify_kernel_is_flashinfer", False):
         return _Obstacle(  # flashinfer's gdn_kernels
             "FlashInfer's GDN verification", "drop it, or use --linear-attn-verify-backend triton"
         )
     if linear.accept_lens_pool is not None:
-        # What was accepted of a request's last verification is read from the backend, of which each
-        # width would have its own.
+        # The backend itself holds what was accepted of a request's last verification, and each
+        # width would have its own backend.
         return _Obstacle("fused KDA verification", "drop it, or do not disable the radix cache")
     return None

@@ -1,9 +1,9 @@
-"""What each number of the model drafter's steps has of its own: an attention backend, and graphs.
+"""An attention backend and graphs for each number of steps that the model drafter may run.
 
-SGLang's multi-step backends lay a draft's KV slots out for one number of steps, and a captured
-draft loop runs all of its steps. So each number that a plan may choose gets a backend and, where
-drafts are captured, a graph of its own, as SGLang's adaptive speculation has for each number of
-steps (EAGLEWorkerV2.build_adaptive_runtime_state).
+SGLang's multi-step backends lay out a draft's KV slots for one number of steps, and a captured
+draft loop runs all of its steps. So each number that a plan may choose gets a backend of its own,
+and a graph where drafts are captured. SGLang's adaptive speculation does the same
+(EAGLEWorkerV2.build_adaptive_runtime_state).
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from sglang_hvd.plugin.device.graph_sizes import capturing, sizes_of_few_steps
 from sglang_hvd.plugin.engine.drafting import drafting
 
 if TYPE_CHECKING:
+    import torch
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
     from sglang_hvd.plugin.device.memory import DeviceMemory
 
 logger = logging.getLogger(__name__)
 
-# What the first number of steps may take.
+# The first number of steps is expected to take at most this much memory.
 _FIRST_GB = 0.5
 
 
@@ -34,8 +36,8 @@ _FIRST_GB = 0.5
 class _DraftState:
     """What one number of steps has.
 
-    chain: SGLang's two constants of a chain of so many tokens; with a tree both are None.
-    memory_gb: memory that it took, as the device reports it.
+    chain: SGLang's two constants of a chain of so many tokens; both are None for a tree.
+    memory_gb: memory that the device reports as taken by it.
     """
 
     num_steps: int
@@ -46,30 +48,32 @@ class _DraftState:
 
 
 class DraftStates:
-    """The numbers of steps to choose from, built once SGLang has the backend and graphs of all
-    steps.
+    """The numbers of steps to choose from. They are built once SGLang has the backend and graphs of
+    all steps.
 
-    The smallest numbers are built first, since they take least memory, as long as prefills have
-    theirs.
+    The smallest numbers come first, because they take least memory, and only as long as prefills
+    keep theirs.
     """
 
     def __init__(
         self, worker: EAGLEWorkerV2, num_steps: Sequence[int], memory: DeviceMemory
     ) -> None:
-        """num_steps: to choose from, rising; the last is SGLang's own."""
+        """
+        num_steps: to choose from, rising; the last is SGLang's own.
+        """
         self._worker, self._draft_worker = worker, worker._draft_worker
         of_all = self._present(self._draft_worker.cuda_graph_runner)
         self._of_steps = {num_steps[-1]: of_all}
         before = None
         for steps in num_steps[:-1]:
             takes_memory = steps > 1 and of_all.graphs is not None
-            most_gb = _FIRST_GB
+            max_gb = _FIRST_GB
             if before is not None:
-                # A backend, and what graphs keep of it, for each step behind the first one; the
-                # indices of each grow with the steps.
+                # Each step after the first has a backend, of which graphs keep a part. Its indices
+                # grow with the steps.
                 growth = max((steps - 1) / (before - 1), 2)
-                most_gb = growth * self._of_steps[before].memory_gb
-            if takes_memory and not memory.has_room(most_gb, name=f"drafts of {steps} steps"):
+                max_gb = growth * self._of_steps[before].memory_gb
+            if takes_memory and not memory.has_room(max_gb, name=f"drafts of {steps} steps"):
                 break
             self._of_steps[steps] = self._build(steps, memory)
             before = steps if takes_memory else None
@@ -81,12 +85,12 @@ class DraftStates:
 
     @property
     def memory_gb(self) -> dict[int, float]:
-        """Memory that each number took; without that of all steps, which every server has."""
+        """Memory that each number took. That of all steps, which every server has, is left out."""
         return {steps: round(self._of_steps[steps].memory_gb, 2) for steps in self.num_steps[:-1]}
 
     @contextmanager
     def active(self, num_steps: int) -> Iterator[Any]:
-        """The model drafter drafts in so many steps meanwhile. Yields the graphs of its loop, or
+        """The model drafter drafts in so many steps inside. Yields the graphs of its loop, or
         None."""
         state, all_steps = self._of_steps[num_steps], self._of_steps[self.num_steps[-1]]
         self._set(state)
@@ -94,6 +98,20 @@ class DraftStates:
             yield state.graphs
         finally:
             self._set(all_steps)
+
+    def run(
+        self, forward_batch: ForwardBatch, num_steps: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The model drafter's draft of a batch that was prepared for so many steps, as
+        HvdDraftWorker.draft_forward returns it."""
+        draft_worker = self._draft_worker
+        with self.active(num_steps) as graphs:
+            if graphs is not None and graphs.can_run_graph(forward_batch):
+                return graphs.execute(forward_batch)
+            if num_steps > 1:  # one step only selects, without a forward
+                draft_worker.draft_attn_backend.init_forward_metadata(forward_batch)
+                forward_batch.mark_forward_metadata_ready()
+            return draft_worker.draft_forward(forward_batch)
 
     def _set(self, state: _DraftState) -> None:
         draft_worker = self._draft_worker
