@@ -61,7 +61,7 @@ from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput
 
 # Methods of ours that extend nothing.
 OWN_HELPERS = {
-    *("_decode", "_step_plan", "_verify", "_extend", "plan_ahead", "_record_prefill", "_publish"),
+    *("_decode", "_step_plan", "_extend", "plan_ahead", "_record_prefill", "_publish"),
     *("describe", "use_predictor", "on_idle", "on_pause", "drop", "note_finished_at_prefill"),
     *("extend", "_num_draft_tokens"),
 }
