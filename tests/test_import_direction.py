@@ -69,7 +69,7 @@ FRAMEWORKS = {
     "sgl_kernel": ("plugin/",),
     "torch": ("plugin/", "demo/", "payoff/training.py"),
     "triton": ("plugin/",),
-    "transformers": ("plugin/", "demo/"),
+    "transformers": ("plugin/", "demo/", "traces/chat_templates.py"),
 }
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from benchmarks.command import parser_of, run, write_rows
-from sglang_hvd.allocation import CacheTrees
+from sglang_hvd.allocation import HostTrees
 from sglang_hvd.commands.arguments import add_json, add_texts, count
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import ChainPrediction, HybridDrafter
@@ -103,7 +103,7 @@ class _Walk:
         self._traces = traces
         self._known = predictor.trained_sessions
         self._votes = DraftBatch.of_size(1, SIZES[-1])
-        self._trees = CacheTrees(1, 64)
+        self._trees = HostTrees(1, 64)
 
     def starts(
         self, max_starts: int

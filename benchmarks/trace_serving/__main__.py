@@ -462,10 +462,10 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.max_tokens < 2:
         parser.error("--max-tokens: prefill generates the first token of a reply: give 2 or more")
     steps, topk, num_nodes = options.tree
-    most = 1 + max_tree_nodes(topk, steps)
-    if not 2 <= num_nodes <= most:
+    max_nodes = 1 + max_tree_nodes(topk, steps)
+    if not 2 <= num_nodes <= max_nodes:
         parser.error(
-            f"--tree: {steps} steps with topk {topk} have 2 to {most} nodes, got {num_nodes}"
+            f"--tree: {steps} steps with topk {topk} have 2 to {max_nodes} nodes, got {num_nodes}"
         )
     if unknown:
         parser.error(f"--modes: {', '.join(unknown)}: unknown, choose from {', '.join(MODES)}")

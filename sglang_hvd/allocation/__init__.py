@@ -1,10 +1,10 @@
 """Which draft each request verifies, and how much of it."""
 
 from sglang_hvd.allocation.allocator import Allocation, PredictedDrafts, StepAllocator
-from sglang_hvd.allocation.cache_trees import CacheTrees, TakenDrafts
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
 from sglang_hvd.allocation.cost_scale import CostScale
 from sglang_hvd.allocation.draft_extend import MAX_POSTPONED_TOKENS, DraftExtend
+from sglang_hvd.allocation.host_trees import HostTrees, TakenDrafts
 from sglang_hvd.allocation.model_drafts import (
     DrafterChoices,
     draft_step_choices,
@@ -22,11 +22,11 @@ __all__ = [
     "MAX_POSTPONED_TOKENS",
     "MAX_WIDE_REQUESTS",
     "Allocation",
-    "CacheTrees",
     "CostFit",
     "CostScale",
     "DraftExtend",
     "DrafterChoices",
+    "HostTrees",
     "PredictedDrafts",
     "StepAllocator",
     "TakenDrafts",

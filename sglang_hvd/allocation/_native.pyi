@@ -4,40 +4,61 @@ import numpy.typing as npt
 _Int32 = npt.NDArray[np.int32]
 _Float32 = npt.NDArray[np.float32]
 _Float64 = npt.NDArray[np.float64]
-
 _Bool = npt.NDArray[np.bool_]
+_UInt8 = npt.NDArray[np.uint8]
 
-class CacheTreeJoiner:
+class HostTreeJoiner:
     def join(
         self,
         chain_tokens: _Int32,
         chain_lens: _Int32,
-        survival: _Float32,
+        acceptance: _Float32,
+        draft_tokens: _Int32,
+        draft_parents: _Int32,
+        draft_depths: _Int32,
+        draft_probs: _Float32,
+        draft_nodes: _Int32,
+        source: int,
         tokens: _Int32,
         parents: _Int32,
         depths: _Int32,
         probs: _Float32,
+        is_chain: _Bool,
+        sources: _UInt8,
         num_nodes: _Int32,
-        out_tokens: _Int32,
-        out_parents: _Int32,
-        out_depths: _Int32,
-        out_probs: _Float32,
-        out_is_chain: _Bool,
-        out_num: _Int32,
+    ) -> None: ...
+    def add(
+        self,
+        num: int,
+        draft_tokens: _Int32,
+        draft_parents: _Int32,
+        draft_depths: _Int32,
+        draft_probs: _Float32,
+        draft_nodes: _Int32,
+        source: int,
+        tokens: _Int32,
+        parents: _Int32,
+        depths: _Int32,
+        probs: _Float32,
+        is_chain: _Bool,
+        sources: _UInt8,
+        num_nodes: _Int32,
     ) -> None: ...
     def take(
         self,
         tokens: _Int32,
         parents: _Int32,
         is_chain: _Bool,
-        survival: _Float32,
+        sources: _UInt8,
+        acceptance: _Float32,
         of_chains: _Int32,
         num_taken: _Int32,
         out_tokens: _Int32,
         out_parents: _Int32,
         are_trees: _Bool,
+        source_sets: _UInt8,
         chain_lens: _Int32,
-        expected: _Float32,
+        chain_predicted: _Float32,
     ) -> None: ...
 
 class Pace:

@@ -60,6 +60,7 @@ def open_recordings(
     tokenizer.check()
     found = find_recordings(options.traces)
     _check_outputs(options, [recording.path for recording in found])
+    tokenizer.check_chats(recording.path for recording in found)
     with held(found) as recordings:
         yield recordings, tokenizer
 

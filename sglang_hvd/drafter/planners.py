@@ -14,7 +14,6 @@ from sglang_hvd.drafter.sources import CacheSource
 from sglang_hvd.types import SCORE, SOURCES, DraftPlans
 
 Bool = npt.NDArray[np.bool_]
-Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
 _CACHE, _MODEL = SOURCES.bit_of("cache"), SOURCES.bit_of("model")
@@ -71,7 +70,7 @@ class RulePlanner:
             chain_lens=num_cache,
             chain_predicted=whole,
             model_predicted=whole,
-            source_sets=_source_sets(num_cache, num_model),
+            source_sets=(num_cache > 0) * np.uint8(_CACHE) | (num_model > 0) * np.uint8(_MODEL),
         )
 
     def _takes_cache(self, proposals: Proposals) -> Bool:
@@ -148,7 +147,7 @@ class CostPlanner:
             chain_lens=taken.chain_lens,
             chain_predicted=taken.chain_predicted,
             model_predicted=found.model_predicted,
-            source_sets=_source_sets(found.num_host, found.num_model),
+            source_sets=taken.source_sets | (found.num_model > 0) * np.uint8(_MODEL),
         )
 
     def choose_launched(
@@ -185,12 +184,6 @@ def _predicted_drafts(predicted: TreePrediction, num: int) -> PredictedDrafts:
 
 def _num_context(requests: Sequence[DraftedRequest]) -> int:
     return sum(request.num_tokens for request in requests)
-
-
-def _source_sets(num_cache: Int32, num_model: Int32) -> npt.NDArray[np.uint8]:
-    sets: npt.NDArray[np.uint8] = (num_cache > 0) * np.uint8(_CACHE)
-    sets |= (num_model > 0) * np.uint8(_MODEL)
-    return sets
 
 
 def _reach(values: Float32, threshold: float) -> Bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import CacheTrees
+from sglang_hvd.allocation import HostTrees
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.request import DraftedRequest, slots_of
 from sglang_hvd.drafter.sources import CacheSource, ModelSource
@@ -48,7 +48,7 @@ class TreePrediction:
 
     slots: npt.NDArray[np.int32]
     prediction: Prediction
-    trees: CacheTrees
+    trees: HostTrees
     model_acceptance: ModelReaches
 
     @property
@@ -116,7 +116,7 @@ class Proposer:
         self._drafts = self._votes = DraftBatch.of_size(0, 0)
         self._features = DraftFeatures.of_size(0)
         # Under the allocate policy: trees of the votes, and the drafts with their branches.
-        self._branches, self._trees = DraftBatch.of_size(0, 0), CacheTrees(0, 1)
+        self._branches, self._trees = DraftBatch.of_size(0, 0), HostTrees(0, 1)
 
     def nothing(self, num_requests: int) -> Proposals:
         """No draft for any request of the batch."""
@@ -189,6 +189,6 @@ class Proposer:
             self._votes = DraftBatch.of_size(rows, width)
         if self._is_by_cost:
             self._branches = DraftBatch.of_size(rows, width)
-            self._trees = CacheTrees(rows, width)
+            self._trees = HostTrees(rows, width)
         if self._tracker is not None:
             self._features = DraftFeatures.of_size(rows)

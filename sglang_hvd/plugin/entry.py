@@ -17,7 +17,7 @@ def register() -> None:
         require_supported_sglang()
         from sglang.srt.plugins.hook_registry import HookRegistry
 
-        from sglang_hvd.plugin.hooks.table import HOOKS
+        from sglang_hvd.plugin.hooks.hook_table import HOOKS
     except (ImportError, AttributeError, RuntimeError) as error:
         if any(word.upper().removeprefix("--SPECULATIVE-ALGORITHM=") == "HVD" for word in sys.argv):
             raise SystemExit(f"error: the HVD plugin cannot load: {_reason(error)}") from error

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sglang_hvd.demo.tokenizer import train_tokenizer
+from sglang_hvd.plugin.tree_layout import merge_eagle_trees
 from tokenizers import Tokenizer
 
 from benchmarks.serving import measure as serving_measure
@@ -23,7 +25,7 @@ from benchmarks.trace_serving.tree_shape import TreeShape
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.reply_cycles import ReplyCycles
-from sglang_hvd.demo.tokenizer import train_tokenizer
+from sglang_hvd.demo.training.demo_tokenizer import train_tokenizer
 from sglang_hvd.plugin.trees.draft_trees import DraftNodes, EagleTrees
 from sglang_hvd.plugin.trees.layout import merge_eagle_trees
 from sglang_hvd.traces.trace import Trace

@@ -15,7 +15,7 @@ from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment
 from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.recording_folder import recordings, salvage
-from sglang_hvd.traces.tokenizer import load_tokenizer
+from sglang_hvd.traces.tokenizer_json import load_tokenizer
 from tests.e2e.conftest import HANGS_AFTER_S
 
 GREEDY = {"temperature": 0.0}

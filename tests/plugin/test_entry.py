@@ -11,7 +11,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 
 from sglang_hvd.plugin import entry
 from sglang_hvd.plugin.hooks import server_args
-from sglang_hvd.plugin.hooks.table import HOOKS
+from sglang_hvd.plugin.hooks.hook_table import HOOKS
 from sglang_hvd.plugin.startup import supported
 
 
@@ -46,7 +46,7 @@ def test_a_command_line_for_hvd_ends_on_another_sglang(monkeypatch: pytest.Monke
 def test_a_command_line_for_hvd_ends_when_our_code_cannot_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "sglang_hvd.plugin.hooks.table", None)
+    monkeypatch.setitem(sys.modules, "sglang_hvd.plugin.hooks.hook_table", None)
     with pytest.raises(SystemExit, match=r"^error: the HVD plugin cannot load: [^\n]*$"):
         entry.register()
 

@@ -442,7 +442,7 @@ def test_a_missing_package_is_named_with_the_remedy(tmp_path: Path) -> None:
 def test_recordings_without_prompts_are_refused(
     tmp_path: Path, number_tokenizer: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "recorded.jsonl"
+    path = tmp_path / "recorded.hvdt"
     fingerprint = TraceTokenizer(number_tokenizer, None).fingerprint
     of_model = {"model": "m", "tokenizer_fingerprint": fingerprint}
     with TraceWriter(path, **of_model) as writer:

@@ -17,7 +17,7 @@
 
 #include "allocate.hpp"
 #include "bound_arrays.hpp"
-#include "cache_trees.hpp"
+#include "host_trees.hpp"
 #include "pace.hpp"
 #include "step_allocator.hpp"
 
@@ -189,89 +189,149 @@ bool wants_drafts(StepAllocator& allocator, const Input<std::int32_t, 1>& slots,
     return allocator.wants_drafts(span_of(slots), data_of(model_only), predicted, costs);
 }
 
-// Reuses what it allocates from call to call.
-class CacheTreeJoiner {
-public:
-    void join(const Input<std::int32_t, 2>& chain_tokens, const Input<std::int32_t, 1>& chain_lens,
-              const Input<float, 2>& survival, const Input<std::int32_t, 2>& tokens,
-              const Input<std::int32_t, 2>& parents, const Input<std::int32_t, 2>& depths,
-              const Input<float, 2>& probs, const Input<std::int32_t, 1>& num_nodes,
-              const Output<std::int32_t, 2>& out_tokens, const Output<std::int32_t, 2>& out_parents,
-              const Output<std::int32_t, 2>& out_depths, const Output<float, 2>& out_probs,
-              const Output<bool, 2>& out_is_chain, const Output<std::int32_t, 1>& out_num) {
-        const std::size_t num = survival.shape(0), room = out_tokens.shape(1), row = tokens.shape(1);
-        require(chain_tokens.shape(0) >= num && chain_lens.size() >= num, "chains need one row per request");
-        for (const auto* array : {&tokens, &parents, &depths})
-            require(array->shape(0) >= num && array->shape(1) == row, "votes need one row per request");
-        require(probs.shape(0) >= num && probs.shape(1) == row && num_nodes.size() >= num,
-                "votes need one row per request");
-        for (const auto* array : {&out_tokens, &out_parents, &out_depths})
-            require(array->shape(0) >= num && array->shape(1) == room, "results need one row per request");
-        require(out_probs.shape(0) >= num && out_probs.shape(1) == room && out_is_chain.shape(0) >= num &&
-                    out_is_chain.shape(1) == room && out_num.size() >= num,
-                "results need one row per request");
+// The trees of a batch; see TreeRow and HostTrees, whose arrays these are.
+struct TreeArrays {
+    const Output<std::int32_t, 2>&tokens, &parents, &depths;
+    const Output<float, 2>& probs;
+    const Output<bool, 2>& is_chain;
+    const Output<std::uint8_t, 2>& sources;
+    const Output<std::int32_t, 1>& num_nodes;
+
+    std::size_t room() const { return tokens.shape(1); }
+
+    void require_rows(std::size_t num) const {
+        const auto has_rows = [&](const auto& array) { return array.shape(0) >= num && array.shape(1) == room(); };
+        require(has_rows(tokens) && has_rows(parents) && has_rows(depths) && has_rows(probs) &&
+                    has_rows(is_chain) && has_rows(sources) && num_nodes.size() >= num,
+                "trees need one row per request");
+    }
+
+    TreeRow row(std::size_t i) const {
+        const std::size_t at = i * room();
+        return {{tokens.data() + at, room()},   {parents.data() + at, room()},  {depths.data() + at, room()},
+                {probs.data() + at, room()},    {is_chain.data() + at, room()}, {sources.data() + at, room()}};
+    }
+};
+
+// The drafts of a batch as trees, to be joined with others.
+struct DraftArrays {
+    const Input<std::int32_t, 2>&tokens, &parents, &depths;
+    const Input<float, 2>& probs;
+    const Input<std::int32_t, 1>& num_nodes;
+
+    void require_rows(std::size_t num) const {
+        const std::size_t width = tokens.shape(1);
+        const auto has_rows = [&](const auto& array) { return array.shape(0) >= num && array.shape(1) == width; };
+        require(has_rows(tokens) && has_rows(parents) && has_rows(depths) && has_rows(probs) &&
+                    num_nodes.size() >= num,
+                "drafts need one row per request");
         for (std::size_t i = 0; i < num; ++i) {
-            const auto len = chain_lens.data()[i], nodes = num_nodes.data()[i];
-            require(len >= 0 && static_cast<std::size_t>(len) <= chain_tokens.shape(1) &&
-                        static_cast<std::size_t>(len) <= survival.shape(1),
-                    "a chain is longer than its row");
-            require(nodes >= 0 && static_cast<std::size_t>(nodes) <= row, "a tree is larger than its row");
+            const auto nodes = num_nodes.data()[i];
+            require(nodes >= 0 && static_cast<std::size_t>(nodes) <= width, "a draft is larger than its row");
             for (std::int32_t node = 0; node < nodes; ++node) {
-                const std::size_t at = i * row + static_cast<std::size_t>(node);
+                const std::size_t at = i * width + static_cast<std::size_t>(node);
                 require(parents.data()[at] >= -1 && parents.data()[at] < node && depths.data()[at] >= 1,
                         "a node stands after its parent");
             }
         }
+    }
+
+    TreeDraft row(std::size_t i) const {
+        const std::size_t at = i * tokens.shape(1);
+        const auto nodes = static_cast<std::size_t>(num_nodes.data()[i]);
+        return {{tokens.data() + at, nodes},
+                {parents.data() + at, nodes},
+                {depths.data() + at, nodes},
+                {probs.data() + at, nodes}};
+    }
+};
+
+// See HostTrees in host_trees.py. Reuses what it allocates from call to call.
+class HostTreeJoiner {
+public:
+    void join(const Input<std::int32_t, 2>& chain_tokens, const Input<std::int32_t, 1>& chain_lens,
+              const Input<float, 2>& acceptance, const Input<std::int32_t, 2>& draft_tokens,
+              const Input<std::int32_t, 2>& draft_parents, const Input<std::int32_t, 2>& draft_depths,
+              const Input<float, 2>& draft_probs, const Input<std::int32_t, 1>& draft_nodes, std::uint8_t source,
+              const Output<std::int32_t, 2>& tokens, const Output<std::int32_t, 2>& parents,
+              const Output<std::int32_t, 2>& depths, const Output<float, 2>& probs,
+              const Output<bool, 2>& is_chain, const Output<std::uint8_t, 2>& sources,
+              const Output<std::int32_t, 1>& num_nodes) {
+        const TreeArrays trees{tokens, parents, depths, probs, is_chain, sources, num_nodes};
+        const DraftArrays votes{draft_tokens, draft_parents, draft_depths, draft_probs, draft_nodes};
+        const std::size_t num = acceptance.shape(0);
+        require(chain_tokens.shape(0) >= num && chain_lens.size() >= num, "chains need one row per request");
+        for (std::size_t i = 0; i < num; ++i) {
+            const auto len = chain_lens.data()[i];
+            require(len >= 0 && static_cast<std::size_t>(len) <= chain_tokens.shape(1) &&
+                        static_cast<std::size_t>(len) <= acceptance.shape(1),
+                    "a chain is longer than its row");
+        }
+        votes.require_rows(num);
+        trees.require_rows(num);
         const nb::gil_scoped_release release;
         for (std::size_t i = 0; i < num; ++i) {
-            const auto len = static_cast<std::size_t>(chain_lens.data()[i]);
-            const auto nodes = static_cast<std::size_t>(num_nodes.data()[i]);
-            const std::size_t at = i * row, out = i * room;
-            const ChainDraft chain{{chain_tokens.data() + i * chain_tokens.shape(1), len},
-                                   survival.data() + i * survival.shape(1)};
-            const VotesTree votes{{tokens.data() + at, nodes},
-                                  {parents.data() + at, nodes},
-                                  {depths.data() + at, nodes},
-                                  {probs.data() + at, nodes}};
-            const TreeRow result{{out_tokens.data() + out, room},
-                                 {out_parents.data() + out, room},
-                                 {out_depths.data() + out, room},
-                                 {out_probs.data() + out, room},
-                                 {out_is_chain.data() + out, room}};
-            out_num.data()[i] = static_cast<std::int32_t>(joiner_.join(chain, votes, result));
+            const ChainDraft chain{{chain_tokens.data() + i * chain_tokens.shape(1),
+                                    static_cast<std::size_t>(chain_lens.data()[i])},
+                                   acceptance.data() + i * acceptance.shape(1)};
+            num_nodes.data()[i] =
+                static_cast<std::int32_t>(joiner_.join(chain, votes.row(i), source, trees.row(i)));
         }
     }
 
+    void add(std::size_t num, const Input<std::int32_t, 2>& draft_tokens, const Input<std::int32_t, 2>& draft_parents,
+             const Input<std::int32_t, 2>& draft_depths, const Input<float, 2>& draft_probs,
+             const Input<std::int32_t, 1>& draft_nodes, std::uint8_t source, const Output<std::int32_t, 2>& tokens,
+             const Output<std::int32_t, 2>& parents, const Output<std::int32_t, 2>& depths,
+             const Output<float, 2>& probs, const Output<bool, 2>& is_chain, const Output<std::uint8_t, 2>& sources,
+             const Output<std::int32_t, 1>& num_nodes) {
+        const TreeArrays trees{tokens, parents, depths, probs, is_chain, sources, num_nodes};
+        const DraftArrays drafts{draft_tokens, draft_parents, draft_depths, draft_probs, draft_nodes};
+        drafts.require_rows(num);
+        trees.require_rows(num);
+        for (std::size_t i = 0; i < num; ++i)
+            require(num_nodes.data()[i] >= 0 && static_cast<std::size_t>(num_nodes.data()[i]) <= trees.room(),
+                    "a tree is larger than its row");
+        const nb::gil_scoped_release release;
+        for (std::size_t i = 0; i < num; ++i)
+            num_nodes.data()[i] = static_cast<std::int32_t>(joiner_.add(
+                trees.row(i), static_cast<std::size_t>(num_nodes.data()[i]), drafts.row(i), source));
+    }
+
     void take(const Input<std::int32_t, 2>& tokens, const Input<std::int32_t, 2>& parents,
-              const Input<bool, 2>& is_chain, const Input<float, 2>& survival,
-              const Input<std::int32_t, 1>& of_chains, const Input<std::int32_t, 1>& num_taken,
-              const Output<std::int32_t, 2>& out_tokens, const Output<std::int32_t, 2>& out_parents,
-              const Output<bool, 1>& are_trees,
-              const Output<std::int32_t, 1>& chain_lens, const Output<float, 1>& expected) const {
+              const Input<bool, 2>& is_chain, const Input<std::uint8_t, 2>& sources,
+              const Input<float, 2>& acceptance, const Input<std::int32_t, 1>& of_chains,
+              const Input<std::int32_t, 1>& num_taken, const Output<std::int32_t, 2>& out_tokens,
+              const Output<std::int32_t, 2>& out_parents, const Output<bool, 1>& are_trees,
+              const Output<std::uint8_t, 1>& source_sets, const Output<std::int32_t, 1>& chain_lens,
+              const Output<float, 1>& chain_predicted) const {
         const std::size_t num = num_taken.size(), room = is_chain.shape(1), width = out_tokens.shape(1);
         for (const auto* array : {&tokens, &parents})
             require(array->shape(0) >= num && array->shape(1) == room, "drafts need one row per request");
-        require(is_chain.shape(0) >= num && survival.shape(0) >= num && of_chains.size() >= num,
+        require(is_chain.shape(0) >= num && sources.shape(0) >= num && sources.shape(1) == room &&
+                    acceptance.shape(0) >= num && of_chains.size() >= num,
                 "drafts need one row per request");
         require(out_tokens.shape(0) == num && out_parents.shape(0) == num && out_parents.shape(1) == width &&
-                    are_trees.size() == num && chain_lens.size() == num && expected.size() == num,
+                    are_trees.size() == num && source_sets.size() == num && chain_lens.size() == num &&
+                    chain_predicted.size() == num,
                 "results need one row per request");
         for (std::size_t i = 0; i < num; ++i)
             require(num_taken.data()[i] >= 0 &&
                         static_cast<std::size_t>(num_taken.data()[i]) <= std::min(room, width),
                     "a draft has fewer nodes");
         for (std::size_t i = 0; i < num; ++i) require(of_chains.data()[i] >= 0, "a chain has tokens or none");
-        require(survival.shape(1) >= std::max(room, std::size_t{1}), "a chain may be longer than its row");
+        require(acceptance.shape(1) >= std::max(room, std::size_t{1}), "a chain may be longer than its row");
         const nb::gil_scoped_release release;
         for (std::size_t i = 0; i < num; ++i) {
             const auto taken = static_cast<std::size_t>(num_taken.data()[i]);
             const std::size_t at = i * room, out = i * width;
-            const float* of_chain = survival.data() + i * survival.shape(1);
-            const PartOfTree part =
-                measure({is_chain.data() + at, taken}, of_chain, static_cast<std::size_t>(of_chains.data()[i]));
+            const PartOfTree part = measure({is_chain.data() + at, taken}, {sources.data() + at, taken},
+                                            acceptance.data() + i * acceptance.shape(1),
+                                            static_cast<std::size_t>(of_chains.data()[i]));
             are_trees.data()[i] = part.is_tree;
+            source_sets.data()[i] = part.sources;
             chain_lens.data()[i] = static_cast<std::int32_t>(part.chain_len);
-            expected.data()[i] = static_cast<float>(part.chain_expected);
+            chain_predicted.data()[i] = static_cast<float>(part.chain_predicted);
             write_row(tokens.data() + at, taken, out_tokens.data() + out, width);
             write_row(parents.data() + at, taken, out_parents.data() + out, width);
         }
@@ -292,17 +352,22 @@ private:
 NB_MODULE(_native, m) {
     using namespace sglang_hvd;
     nb::set_leak_warnings(false);  // an interpreter that ends may leave objects behind
-    nb::class_<CacheTreeJoiner>(m, "CacheTreeJoiner", "See cache_trees.py, which names things.")
+    nb::class_<HostTreeJoiner>(m, "HostTreeJoiner", "See host_trees.py, which names things.")
         .def(nb::init<>())
-        .def("join", &CacheTreeJoiner::join, "chain_tokens"_a.noconvert(), "chain_lens"_a.noconvert(),
-             "survival"_a.noconvert(), "tokens"_a.noconvert(), "parents"_a.noconvert(),
-             "depths"_a.noconvert(), "probs"_a.noconvert(), "num_nodes"_a.noconvert(),
-             "out_tokens"_a.noconvert(), "out_parents"_a.noconvert(), "out_depths"_a.noconvert(),
-             "out_probs"_a.noconvert(), "out_is_chain"_a.noconvert(), "out_num"_a.noconvert())
-        .def("take", &CacheTreeJoiner::take, "tokens"_a.noconvert(), "parents"_a.noconvert(),
-             "is_chain"_a.noconvert(), "survival"_a.noconvert(),
+        .def("join", &HostTreeJoiner::join, "chain_tokens"_a.noconvert(), "chain_lens"_a.noconvert(),
+             "acceptance"_a.noconvert(), "draft_tokens"_a.noconvert(), "draft_parents"_a.noconvert(),
+             "draft_depths"_a.noconvert(), "draft_probs"_a.noconvert(), "draft_nodes"_a.noconvert(), "source"_a,
+             "tokens"_a.noconvert(), "parents"_a.noconvert(), "depths"_a.noconvert(), "probs"_a.noconvert(),
+             "is_chain"_a.noconvert(), "sources"_a.noconvert(), "num_nodes"_a.noconvert())
+        .def("add", &HostTreeJoiner::add, "num"_a, "draft_tokens"_a.noconvert(), "draft_parents"_a.noconvert(),
+             "draft_depths"_a.noconvert(), "draft_probs"_a.noconvert(), "draft_nodes"_a.noconvert(), "source"_a,
+             "tokens"_a.noconvert(), "parents"_a.noconvert(), "depths"_a.noconvert(), "probs"_a.noconvert(),
+             "is_chain"_a.noconvert(), "sources"_a.noconvert(), "num_nodes"_a.noconvert())
+        .def("take", &HostTreeJoiner::take, "tokens"_a.noconvert(), "parents"_a.noconvert(),
+             "is_chain"_a.noconvert(), "sources"_a.noconvert(), "acceptance"_a.noconvert(),
              "of_chains"_a.noconvert(), "num_taken"_a.noconvert(), "out_tokens"_a.noconvert(),
-             "out_parents"_a.noconvert(), "are_trees"_a.noconvert(), "chain_lens"_a.noconvert(), "expected"_a.noconvert());
+             "out_parents"_a.noconvert(), "are_trees"_a.noconvert(), "source_sets"_a.noconvert(),
+             "chain_lens"_a.noconvert(), "chain_predicted"_a.noconvert());
     nb::class_<Pace>(m, "Pace", "See pace.hpp. Bound for the tests, which have its oracle.")
         .def(nb::init<>())
         .def("start", [](Pace& pace, int slot) {

@@ -9,7 +9,7 @@ from typing import Any
 from sglang.srt.runtime_context import get_model, get_serving
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
-from sglang_hvd.traces.vocabulary import texts_of_tokens, vocabulary_fingerprint
+from sglang_hvd.traces.tokenizer_json import texts_of_tokens, vocabulary_fingerprint
 
 
 def token_strings() -> Iterator[str]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import CacheTrees
+from sglang_hvd.allocation import HostTrees
 from sglang_hvd.drafter import HybridDrafter, Proposals, TreePrediction
 from sglang_hvd.payoff import ModelReaches, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
@@ -281,7 +281,7 @@ class BatchReplay:
         return replace(proposals, predicted=predicted)
 
 
-def _label(trees: CacheTrees, row: int, text: TokenIds, *, picks_nodes: bool) -> None:
+def _label(trees: HostTrees, row: int, text: TokenIds, *, picks_nodes: bool) -> None:
     """Gives the right nodes of a draft probability 1 and the others 0.
 
     picks_nodes: the right nodes also move before the others.

@@ -10,12 +10,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
-from sglang_hvd.traces.held_folder import held_folder
 from sglang_hvd.traces.reader import is_recording, read_traces
-from sglang_hvd.traces.recording_folder import is_of_server, num_unfinished, salvage
-from sglang_hvd.traces.shared_prompts import share_prompts
+from sglang_hvd.traces.recording_folder import (
+    held_folder,
+    is_of_server,
+    num_unfinished,
+    salvage,
+)
 from sglang_hvd.traces.text_traces import read_text_traces
-from sglang_hvd.traces.trace import Trace
+from sglang_hvd.traces.trace import Trace, share_prompts
 
 # Name of the mean over all families in results. No file and no family may have it.
 MEAN = "mean"
@@ -65,7 +68,10 @@ class Recording:
         with self._named() as path:
             # Recordings contain token ids, so only text needs the token that ends an output.
             eos_token_id = None if is_recording(path) else tokenizer.eos_token_id
-            return list(share_prompts(read_traces(path, tokenizer.loaded, eos_token_id)))
+            traces = read_traces(
+                path, tokenizer.loaded, eos_token_id, template=tokenizer.chat_template
+            )
+            return list(share_prompts(traces))
 
     def session_fingerprints(self) -> list[str]:
         """Fingerprints of its sessions, in order, without tokenizing text, which takes long. Raises

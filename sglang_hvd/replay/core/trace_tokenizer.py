@@ -1,5 +1,7 @@
 """The tokenizer that recordings are read with, loaded once."""
 
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -7,7 +9,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from sglang_hvd.payoff import TokenClasses
-from sglang_hvd.traces.tokenizer import load_tokenizer, token_strings, tokenizer_fingerprint
+from sglang_hvd.traces.chat_templates import ChatTemplate
+from sglang_hvd.traces.reader import has_chats
+from sglang_hvd.traces.tokenizer_json import load_tokenizer, token_strings, tokenizer_fingerprint
 
 
 @dataclass(frozen=True)
@@ -26,9 +30,25 @@ class TraceTokenizer:
         """Loads the file now. Raises ValueError, in one line, if it holds no tokenizer."""
         _ = self.loaded
 
+    def check_chats(self, files: Iterable[Path]) -> None:
+        """Says on stderr if chat logs are among the files and the tokenizer has no chat template.
+
+        Raises ValueError, in one line, if its chat template cannot be read.
+        """
+        if any(map(has_chats, files)) and self.chat_template.is_chatml:
+            print(
+                f"{self.path.parent} has no chat template (chat_template.jinja or "
+                "tokenizer_config.json): chat logs are rendered as ChatML",
+                file=sys.stderr,
+            )
+
     @cached_property
     def loaded(self) -> Tokenizer:
         return load_tokenizer(self.path)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        return ChatTemplate(self.path)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -27,7 +27,7 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.requests.recording import RequestRecorder
 from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.recording_folder import recordings
-from sglang_hvd.traces.tokenizer import tokenizer_fingerprint
+from sglang_hvd.traces.tokenizer_json import tokenizer_fingerprint
 from sglang_hvd.traces.trace import Trace
 
 

@@ -93,8 +93,8 @@ def test_a_session_that_continues_in_another_file_keeps_its_name(
     folder.complete()
     first, second = sorted((tmp_path / "recorded").iterdir())
     assert fingerprints(first, tokenizer) == fingerprints(second, tokenizer)
-    # Other recordings may use the same names for their sessions.
-    other = tmp_path / "other.jsonl"
+    # Other recordings may give the same names to their sessions.
+    other = tmp_path / "other.hvdt"
     with TraceWriter(other, **of_model) as writer:
         writer.write(trace([9, 9, 9], [1], session="a", **of_model))
     assert fingerprints(other, tokenizer)["a"] != fingerprints(first, tokenizer)["a"]

@@ -15,7 +15,7 @@ from sglang_hvd.replay.core.replayed import ReplayedCycle, replay, right_branch,
 from sglang_hvd.replay.core.totals import CycleTotals, count_cycles
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.text_traces import read_text_traces, tokenize
-from sglang_hvd.traces.tokenizer import load_tokenizer
+from sglang_hvd.traces.tokenizer_json import load_tokenizer
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import VerifyOutcome, VerifyOutcomes
 from tests.payoff.made_up import linear
