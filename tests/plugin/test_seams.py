@@ -386,7 +386,7 @@ def test_a_width_can_have_backends_and_graphs_of_its_own() -> None:
     assert "disable_padding = get_exec().graph.disable_cuda_graph_padding" in inspect.getsource(
         DecodeCudaGraphRunner
     )
-    # What is swapped is all that SGLang's own swap changes beside the draft loop and the settings.
+    # What is swapped is all that SGLang's own swap changes besides the draft loop and the settings.
     swap = inspect.getsource(worker.apply_runtime_state)
     for name in (
         *("dw.draft_extend_attn_backend =", "dw.draft_runner.attn_backend ="),
