@@ -240,7 +240,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._launched.record_verify(
             plan, result.next_token_ids, result.accept_lens, num_model_accepted
         )
-        if on_publish is not None:  # before draft-extend, which SGLang prepares the next step in
+        if on_publish is not None:  # before draft-extend: SGLang prepares the next step meanwhile
             on_publish(result.new_seq_lens)
         # Bring the draft KV cache up to date, now or later.
         with drafting(self._draft_worker), spec_stage_span("draft_extend"):

@@ -110,7 +110,7 @@ def states_of(
 def test_the_narrowest_come_first_and_leave_room_for_prefills(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # 2, 4 and 8 take .25, .5 and 1 GB; 16 would take 2, and 1.75 are left in addition to the spare one.
+    # 2, 4 and 8 take .25, .5 and 1 GB; 16 would take 2, and 1.75 are left besides the spare one.
     device = Device(free_gb=4.5, per_node_gb=0.125)
     states = states_of(monkeypatch, device, are_asked_for=False)
     assert states.widths == (2, 4, 8, 32)
