@@ -22,7 +22,7 @@ from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_
 
 from sglang_hvd.allocation import MAX_WIDE_REQUESTS, DraftExtend
 from sglang_hvd.costs import BatchTimes, StepCosts, costs_of_times, shortest_times
-from sglang_hvd.plugin.engine.drafting import drafting
+from sglang_hvd.plugin.engine.draft_worker import drafting
 from sglang_hvd.plugin.trees.draft_trees import DraftNodes
 from sglang_hvd.plugin.trees.verify_input import build_verify_input
 
