@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SGLANG := $(shell sed -n 's/^cuda = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 PATCHES := $(patsubst %/pyproject.toml,%,$(wildcard patches/*/pyproject.toml))
-NATIVE := CMakeLists.txt $(wildcard sglang_hvd/native/* sglang_hvd/*/native/*)
+NATIVE := CMakeLists.txt $(wildcard sglang_hvd/native/* sglang_hvd/*/native/* sglang_hvd/*/*/native/*)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # What the caller lets this see, for gpu-check.
@@ -70,7 +70,7 @@ venv: $(PATCHES_STAMP)
 $(PROJECT_STAMP): pyproject.toml $(NATIVE)
 	@python=$$(scripts/preflight.sh) && { [ -x $(BIN)/python ] || "$$python" -m venv $(VENV); }
 	@echo "Installing sglang_hvd, torch and what SGLang needs on the CPU (minutes the first time)"
-	@$(PIP) install --no-warn-conflicts $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[cpu,dev]'
+	@$(PIP) install --no-warn-conflicts $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[cpu,train,dev]'
 	@touch $@
 
 # --no-deps: SGLang's metadata demands the CUDA kernels. What it imports on the CPU is the cpu extra.

@@ -9,18 +9,51 @@ import numpy as np
 import numpy.typing as npt
 
 TokenIds = npt.NDArray[np.int32]
+Places = Sequence[int] | npt.NDArray[np.intp]
 
 
-class DraftSource(enum.Enum):
-    """What one request verifies in one cycle."""
+@dataclass(frozen=True, slots=True)
+class DraftSource:
+    """One row of the table of draft sources: something that proposes drafts.
 
-    CACHE = "cache"  # the cache draft
-    MODEL = "model"  # the model drafter's draft
-    BOTH = "both"  # both in one tree: the longer accepted path counts
-    PLAIN = "plain"  # nothing: the target model decodes one token
+    name: the source's name in metrics, figures and recordings.
+    is_on_host: the host knows the draft's tokens before it allocates, so the draft costs only the
+        nodes to verify. The drafts of all such sources are one tree of a HostDrafts. Otherwise a
+        drafter on the device drafts in rounds of steps that the requests of a batch share, and at
+        most one such drafter runs in a step.
+    """
 
-    # Members are single, and enum's own hash, of the name, is Python code.
-    __hash__ = object.__hash__
+    name: str
+    is_on_host: bool
+
+
+class SourceTable:
+    """The draft sources, by place. A set of sources is a number: bit i stands for rows[i].
+
+    labels: the name of each set, by its number.
+    """
+
+    def __init__(self, *rows: DraftSource) -> None:
+        self.rows = rows
+        self.labels: tuple[str, ...] = tuple(map(self._label, range(1 << len(rows))))
+
+    def bit_of(self, name: str) -> int:
+        """The set of this one source. Raises KeyError if there is no such source."""
+        for place, row in enumerate(self.rows):
+            if row.name == name:
+                return 1 << place
+        raise KeyError(f"there is no draft source {name!r}, only {[r.name for r in self.rows]}")
+
+    def _label(self, mask: int) -> str:
+        names = [row.name for place, row in enumerate(self.rows) if mask >> place & 1]
+        if names == ["cache", "model"]:
+            return "both"
+        return "+".join(names) or "plain"
+
+
+# "cache": the suffix cache, "model": the model drafter. Their labels leave the process: "plain",
+# "cache", "model", "both".
+SOURCES = SourceTable(DraftSource("cache", is_on_host=True), DraftSource("model", is_on_host=False))
 
 
 class CacheDraft(NamedTuple):
@@ -29,10 +62,11 @@ class CacheDraft(NamedTuple):
     token_ids: int32[num_tokens], read-only, never empty.
     match_len: number of tokens before the draft that matched an earlier place.
     score: sum of each token's estimated probability (SuffixDecoding's score), over the chain that
-        the cache proposed, of which these may be the first tokens.
+        the cache proposed. The draft may be the first tokens of that chain.
     source: where the match lies, in the request's own prompt and output or in finished requests.
-    parents: int32[num_tokens], read-only; index of the token before each, -1 for what follows the
-        context itself, and parents first. None for a chain, where each follows the one before.
+    parents: int32[num_tokens], read-only; index of the token before each, -1 for a token that
+        follows the context itself. Parents stand before their children. None for a chain, in which
+        each token follows the one before.
     """
 
     token_ids: TokenIds
@@ -47,70 +81,58 @@ class CacheDraft(NamedTuple):
 
 
 class DraftPlan(NamedTuple):
-    """What one request verifies in its next cycle. (A named tuple takes a third of the time of a
-    frozen dataclass.)
+    """One row of DraftPlans. (A named tuple takes a third of the time of a frozen dataclass.)
 
-    cache_draft: the draft to verify when source is CACHE or BOTH, else None.
-    payoff: predicted accepted length of the request's cache draft in tokens, bonus token not
-        counted; None where nothing was predicted (no cache draft, or a policy without predictor).
+    source: label of the sources whose drafts the request verifies.
+    cache_draft: the draft of the host's sources to verify; None without one.
+    predicted_len: predicted accepted length of the request's cache draft in tokens, bonus token not
+        counted; None if nothing was predicted (no cache draft, or a policy without predictor).
     num_model_nodes, num_model_steps: size of the model drafter's draft to verify, root not counted,
-        and the steps it comes from, the same for all of a batch; 0 unless source is MODEL or BOTH.
+        and the steps it comes from; 0 if it is not verified.
     """
 
-    source: DraftSource
+    source: str
     cache_draft: CacheDraft | None
-    payoff: float | None
+    predicted_len: float | None
     num_model_nodes: int = 0
     num_model_steps: int = 0
 
     @property
     def num_nodes(self) -> int:
-        """Nodes to verify, root not counted, if the drafts have none in common."""
+        """Nodes to verify, root not counted, if the drafts share none."""
         num_cache = 0 if self.cache_draft is None else self.cache_draft.num_tokens
         return num_cache + self.num_model_nodes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifyOutcome:
-    """What the target model made of one request's cycle.
+    """One row of VerifyOutcomes.
 
     token_ids: the tokens committed in this cycle, the bonus token included.
-    num_accepted_drafts: how many of them are accepted draft tokens. All of them when the request
+    num_accepted_drafts: how many of them are accepted draft tokens: all of them if the request
         ended inside its draft, else all but the bonus token.
-    num_model_accepted: how many tokens of the model drafter's draft were right, where both drafts
-        were verified and that is known; else None.
-
-    Raises ValueError when the two disagree.
+    num_model_accepted: tokens of the model drafter's draft that were right, if it was verified
+        together with another draft and this is known; else None.
     """
 
     token_ids: TokenIds | Sequence[int]
     num_accepted_drafts: int
     num_model_accepted: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.num_target_tokens not in (0, 1) or self.num_accepted_drafts < 0:
-            raise ValueError(
-                f"a cycle commits its accepted drafts and at most one bonus token, got "
-                f"{len(self.token_ids)} tokens with {self.num_accepted_drafts} accepted drafts"
-            )
-
-    @property
-    def num_target_tokens(self) -> int:
-        """1 if the target model added its bonus token, else 0."""
-        return len(self.token_ids) - self.num_accepted_drafts
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifyOutcomes:
-    """What the target model made of the cycles of a batch; row i belongs to request i.
+    """The result of verifying the drafts of a batch; row i belongs to request i.
 
-    token_ids: int32[num_requests, width], the tokens committed, the bonus token included; the first
-        lengths[i] entries of a row count.
+    token_ids: int32[num_requests, width], the tokens committed, the bonus token included; only the
+        first lengths[i] entries of a row are valid.
     lengths: int32[num_requests].
-    num_accepted_drafts: int32[num_requests], as in VerifyOutcome.
-    num_model_accepted: int32[num_requests], likewise, below 0 where it is not known.
+    num_accepted_drafts: int32[num_requests], accepted draft tokens: all committed tokens if the
+        request ended inside its draft, else all but the bonus token.
+    num_model_accepted: int32[num_requests], tokens of the model drafter's draft that were right, if
+        it was verified together with another draft; below 0 if it is not known.
 
-    Raises ValueError when they disagree.
+    Raises ValueError if they disagree.
     """
 
     token_ids: TokenIds
@@ -135,6 +157,30 @@ class VerifyOutcomes:
                 f"{self.lengths.tolist()} tokens with {self.num_accepted_drafts.tolist()} accepted "
                 "drafts"
             )
+
+    def select(self, places: Places) -> "VerifyOutcomes":
+        """The outcomes of some of the requests."""
+        return VerifyOutcomes(
+            self.token_ids[places],
+            self.lengths[places],
+            self.num_accepted_drafts[places],
+            self.num_model_accepted[places],
+        )
+
+    @classmethod
+    def of(cls, outcomes: Sequence[VerifyOutcome]) -> "VerifyOutcomes":
+        """The outcomes of single requests as a batch."""
+        lengths = np.array([len(outcome.token_ids) for outcome in outcomes], np.int32)
+        token_ids = np.zeros((len(outcomes), int(lengths.max(initial=0))), np.int32)
+        for row, outcome in zip(token_ids, outcomes, strict=True):
+            row[: len(outcome.token_ids)] = outcome.token_ids
+        of_model = [outcome.num_model_accepted for outcome in outcomes]
+        return cls(
+            token_ids,
+            lengths,
+            np.array([outcome.num_accepted_drafts for outcome in outcomes], np.int32),
+            np.array([-1 if num is None else num for num in of_model], np.int32),
+        )
 
 
 class MatchOrigin(enum.IntEnum):
@@ -228,7 +274,7 @@ class DraftBatch:
             evidence=np.zeros((max_requests, len(EVIDENCE)), np.float32),
         )
 
-    def chains(self, num_tokens: npt.NDArray[np.int32]) -> "CacheDrafts":
+    def chains(self, num_tokens: npt.NDArray[np.int32]) -> "HostDrafts":
         """Copies of rows that hold chains, from the first on, or of their first tokens.
 
         num_tokens: int32[num_rows], tokens to take of each row, at most num_nodes; where that is 0
@@ -237,7 +283,7 @@ class DraftBatch:
         num_rows, longest = len(num_tokens), int(num_tokens.max(initial=0))
         parents = np.empty((num_rows, longest), np.int32)
         parents[:] = np.arange(-1, longest - 1)
-        return CacheDrafts.read_only(
+        return HostDrafts.read_only(
             token_ids=self.token_ids[:num_rows, :longest] * (parents < num_tokens[:, None] - 1),
             parents=parents,
             num_nodes=num_tokens.copy(),
@@ -247,15 +293,18 @@ class DraftBatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CacheDrafts:
-    """What a batch verifies of its cache drafts, in arrays; row i belongs to request i. Iterated
-    over it has a CacheDraft for each request, made then, or None. All arrays are read-only.
+class HostDrafts:
+    """The drafts that a batch verifies and the host knows, in arrays; row i belongs to request i.
 
-    token_ids: int32[num_requests, width]; the first num_nodes[i] entries of a row count, 0 behind.
+    Iteration makes a CacheDraft for each request that has a draft, and yields None for the others.
+    All arrays are read-only.
+
+    token_ids: int32[num_requests, width]; the first num_nodes[i] entries of a row are valid, the
+        others are 0.
     parents: int32, same shape; as in CacheDraft, but of chains too.
     num_nodes: int32[num_requests], 0 for no draft.
     are_trees: bool[num_requests]; the others are chains.
-    matches: float32[num_requests, len(MATCH_COLUMNS)], of what the cache proposed.
+    matches: float32[num_requests, len(MATCH_COLUMNS)], of the chains that the cache proposed.
     """
 
     token_ids: TokenIds
@@ -272,7 +321,7 @@ class CacheDrafts:
         num_nodes: npt.NDArray[np.int32],
         are_trees: npt.NDArray[np.bool_],
         matches: npt.NDArray[np.float32],
-    ) -> "CacheDrafts":
+    ) -> "HostDrafts":
         """Drafts whose arrays nobody may write into from now on."""
         arrays = token_ids, parents, num_nodes, are_trees, matches
         for array in arrays:
@@ -298,12 +347,12 @@ class CacheDrafts:
             draft = CacheDraft(tokens[:length], int(match_len), score, source, before)
             yield draft if length else None
 
-    def select(self, places: Sequence[int]) -> "CacheDrafts":
+    def select(self, places: Places) -> "HostDrafts":
         """The drafts of some of the requests."""
-        return CacheDrafts.read_only(*(getattr(self, name)[places] for name in _OF_DRAFTS))
+        return HostDrafts.read_only(*(getattr(self, name)[places] for name in _OF_DRAFTS))
 
     @classmethod
-    def concatenate(cls, parts: Sequence["CacheDrafts"]) -> "CacheDrafts":
+    def concatenate(cls, parts: Sequence["HostDrafts"]) -> "HostDrafts":
         """The drafts of one batch or more, one after the other."""
         width = max(part.token_ids.shape[1] for part in parts)
         wide = [
@@ -321,42 +370,72 @@ class CacheDrafts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftPlans:
-    """What a batch verifies in its next cycles, in arrays; row i belongs to request i. Iterated
-    over it has a DraftPlan for each request, made then.
+    """What a batch verifies in its next cycles, in arrays; row i belongs to request i.
 
-    drafts: parts of the cache drafts to verify.
-    predicted: float32[num_requests], predicted accepted length of each proposed cache draft;
-        unspecified where none was proposed. None under policies that predict nothing.
-    num_model_nodes: int32[num_requests], as in DraftPlan.
-    num_model_steps: steps of the model drafter, for all requests that verify its draft.
+    The drafter keeps this value until the cycles are committed, to compare what was predicted of
+    the drafts with what was accepted. Iteration makes a DraftPlan for each request.
+
+    drafts: the drafts to verify that the host knows.
+    num_model_nodes: int32[num_requests], nodes of the model drafter's draft, 0 if it is not
+        verified.
+    model_sizes: int32[num_requests], the size that was chosen for it; in few steps a draft has
+        fewer nodes than its size.
+    model_steps: int32[num_requests], steps that it comes from; unspecified if it is not verified.
+    predicted: float32[num_requests], predicted accepted length of each cache draft that was
+        proposed; unspecified for the others. None under policies that predict nothing.
+    chain_lens: int32[num_requests], leading chain tokens about which this cycle gives evidence:
+        those verified, or 1 if only a branch was verified, since the first committed token shows
+        whether the chain's first was right.
+    chain_predicted: float32[num_requests], predicted accepted tokens of these. Not a number: the
+        prediction for the whole chain counts, which the calibration has.
+    model_predicted: float32[num_requests], predicted accepted tokens of the model drafter's draft.
+        Not a number: the prediction for the full size counts, which its predictor has.
+    source_sets: uint8[num_requests], the set of sources whose drafts are verified, as a number of
+        `table`.
     """
 
-    drafts: CacheDrafts
-    predicted: npt.NDArray[np.float32] | None
+    drafts: HostDrafts
     num_model_nodes: npt.NDArray[np.int32]
-    num_model_steps: int
+    model_sizes: npt.NDArray[np.int32]
+    model_steps: npt.NDArray[np.int32]
+    predicted: npt.NDArray[np.float32] | None
+    chain_lens: npt.NDArray[np.int32]
+    chain_predicted: npt.NDArray[np.float32]
+    model_predicted: npt.NDArray[np.float32]
+    source_sets: npt.NDArray[np.uint8]
+    table: SourceTable = SOURCES
 
     @classmethod
     def plain(cls, num_requests: int) -> "DraftPlans":
-        """Nothing to verify for any of them."""
-        nothing = np.zeros(num_requests, np.int32)
-        return cls(DraftBatch.of_size(num_requests, 0).chains(nothing), None, nothing, 0)
+        """Nothing to verify for any of them, and nothing to learn."""
+        nothing, no_length = np.zeros(num_requests, np.int32), np.zeros(num_requests, np.float32)
+        drafts = DraftBatch.of_size(num_requests, 0).chains(nothing)
+        no_source = np.zeros(num_requests, np.uint8)
+        return cls(
+            drafts, nothing, nothing, nothing, None, nothing, no_length, no_length, no_source
+        )
 
     @property
-    def payoffs(self) -> list[float | None]:
+    def num_model_steps(self) -> int:
+        """Steps of the model drafter, for all requests that verify its draft."""
+        return int(self.model_steps.max(initial=0))
+
+    @property
+    def predicted_lens(self) -> list[float | None]:
         """Predicted accepted lengths as in DraftPlan: list[num_requests]."""
         if self.predicted is None:
             return [None] * len(self)
         were_proposed = (self.drafts.matches[:, _NUM_TOKENS] > 0).tolist()
         return [
-            payoff if was_proposed else None
-            for payoff, was_proposed in zip(self.predicted.tolist(), were_proposed, strict=True)
+            length if was_proposed else None
+            for length, was_proposed in zip(self.predicted.tolist(), were_proposed, strict=True)
         ]
 
     @property
-    def sources(self) -> list[DraftSource]:
-        """What each request verifies: list[num_requests]."""
-        return sources_of(self.drafts.num_nodes, self.num_model_nodes)
+    def sources(self) -> list[str]:
+        """Label of the sources whose drafts each request verifies: list[num_requests]."""
+        labels = self.table.labels
+        return [labels[sources] for sources in self.source_sets.tolist()]
 
     @property
     def num_nodes(self) -> npt.NDArray[np.int32]:
@@ -368,25 +447,48 @@ class DraftPlans:
         return len(self.num_model_nodes)
 
     def __iter__(self) -> Iterator[DraftPlan]:
-        for source, draft, payoff, num_model in zip(
-            self.sources, self.drafts, self.payoffs, self.num_model_nodes.tolist(), strict=True
+        for source, draft, predicted_len, num_nodes, num_steps in zip(
+            self.sources,
+            self.drafts,
+            self.predicted_lens,
+            self.num_model_nodes.tolist(),
+            self.model_steps.tolist(),
+            strict=True,
         ):
-            num_steps = self.num_model_steps if num_model else 0
-            yield DraftPlan(source, draft, payoff, num_model, num_steps)
+            yield DraftPlan(source, draft, predicted_len, num_nodes, num_steps if num_nodes else 0)
+
+    def select(self, places: Places) -> "DraftPlans":
+        """The plans of some of the requests."""
+        return replace(
+            self,
+            drafts=self.drafts.select(places),
+            predicted=None if self.predicted is None else self.predicted[places],
+            **{name: getattr(self, name)[places] for name in _OF_PLANS},
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["DraftPlans"]) -> "DraftPlans":
+        """The plans of one batch or more, one after the other."""
+        predicted = [part.predicted for part in parts if part.predicted is not None]
+        arrays = {name: np.concatenate([getattr(p, name) for p in parts]) for name in _OF_PLANS}
+        return cls(
+            drafts=HostDrafts.concatenate([part.drafts for part in parts]),
+            predicted=np.concatenate(predicted) if len(predicted) == len(parts) else None,
+            table=parts[0].table,
+            **arrays,
+        )
 
 
-def sources_of(
-    num_cache: npt.NDArray[np.int32], num_model: npt.NDArray[np.int32]
-) -> list[DraftSource]:
-    """What requests verify by the nodes of their two drafts, int32[num_requests] each."""
-    return [
-        _BY_DRAFTS[of_cache > 0][of_model > 0]
-        for of_cache, of_model in zip(num_cache.tolist(), num_model.tolist(), strict=True)
-    ]
-
-
-_BY_DRAFTS = (DraftSource.PLAIN, DraftSource.MODEL), (DraftSource.CACHE, DraftSource.BOTH)
-_OF_DRAFTS = tuple(field.name for field in fields(CacheDrafts))
+_OF_DRAFTS = tuple(field.name for field in fields(HostDrafts))
+_OF_PLANS = (
+    "num_model_nodes",
+    "model_sizes",
+    "model_steps",
+    "chain_lens",
+    "chain_predicted",
+    "model_predicted",
+    "source_sets",
+)
 
 
 def _widened(rows: npt.NDArray[np.int32], width: int) -> npt.NDArray[np.int32]:

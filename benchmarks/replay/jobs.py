@@ -1,4 +1,4 @@
-"""One recording served with each of some settings, in a process that has a tokenizer."""
+"""Serves one recording with several settings; runs in a worker process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,29 +8,31 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.command import silence_servers
+from benchmarks.replay.disturbed import DISTURBANCES, LearnedPlanCosts
 from benchmarks.replay.rows import Row
 from benchmarks.replay.settings import MODEL_SIZES, MODEL_STEPS, MODEL_TREES, WIDTHS, Setting
-from sglang_hvd.allocation import DraftExtend, StepAllocator, StepCosts
+from sglang_hvd.allocation import DrafterChoices, DraftExtend, StepAllocator
 from sglang_hvd.config import CacheMode, HvdConfig, PostponeExtend
+from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
-from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace
-from sglang_hvd.replay.model_drafter import ModelDrafter, copied_tokens
-from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.recordings import Recording, session_fingerprints
-from sglang_hvd.replay.totals import CycleTotals
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.batch import ORACLE, BatchReplay, DrawnTrace
+from sglang_hvd.replay.core.model_drafter import ModelDrafter, copied_tokens
+from sglang_hvd.replay.core.plan_costs import PlanCosts
+from sglang_hvd.replay.core.recordings import Recording, session_fingerprints
+from sglang_hvd.replay.core.totals import CycleTotals
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 
-# Room for all that is served: a batch repeats a recording, and its copies must not push its texts
-# out of the shared cache.
+# Large enough for everything that is served. A batch repeats a recording, and the copies must not
+# evict its texts from the shared cache.
 _CACHE_TOKENS = 2**28
 
 
 @dataclass(frozen=True)
 class Job:
-    """One recording under one drafter, table and batch size."""
+    """One recording with one model drafter, cost table and batch size."""
 
     recording: Recording
     costs_name: str
@@ -42,21 +44,21 @@ class Job:
     num_tokens: int
     num_seeds: int
     postpone_extend: PostponeExtend | None
-    own_pace: float
+    documents: Recording | None = None
 
 
 _tokenizer: TraceTokenizer
 
 
 def set_up_process(tokenizer: TraceTokenizer) -> None:
-    """Before run_job."""
+    """Must be called in a process before run_job."""
     global _tokenizer
     _tokenizer = tokenizer
     silence_servers()
 
 
 def run_job(job: Job, settings: Mapping[str, Sequence[Setting]]) -> list[Row]:
-    """A row for each setting; none if the predictor was trained on all sessions."""
+    """A row for each setting. Empty if the predictor was trained on all sessions."""
     texts = [
         _texts(job.recording, job.cache_mode, replace(job.model_drafter, seed=seed))
         for seed in range(job.num_seeds)
@@ -72,7 +74,10 @@ def run_job(job: Job, settings: Mapping[str, Sequence[Setting]]) -> list[Row]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Texts:
-    """A recording with one draw of the model drafter. earlier: what it was trained on."""
+    """A recording with one draw of the model drafter.
+
+    earlier: traces that the predictor was trained on.
+    """
 
     family: str
     seed: int
@@ -118,7 +123,6 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
     config = HvdConfig(
         policy=setting.policy,
         cache_mode=job.cache_mode,
-        # Copies of a recording must not push each other's texts out.
         shared_cache_tokens=_CACHE_TOKENS,
         session_cache_tokens=_CACHE_TOKENS,
         threshold=setting.threshold,
@@ -141,13 +145,10 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
         allocator = StepAllocator(
             costs,
             widths=[width for width in WIDTHS if width <= setting.width],
-            model_sizes=sizes,
-            num_steps=steps,
+            drafters=[DrafterChoices(tuple(sizes), tuple(steps))],
+            runs_ahead=runs_ahead,
             draft_extend=draft_extend,
-            own_pace=job.own_pace,
         )
-        if runs_ahead:
-            allocator.run_ahead()
     drafter = HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
@@ -158,22 +159,42 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
         verify_width=setting.width,
         allocator=allocator,
     )
+    plan_costs = PlanCosts(costs, WIDTHS, draft_extend)
+    if setting.disturbed is not None:
+        assert allocator is not None, "only `allocate` has costs to learn"
+        plan_costs = LearnedPlanCosts(
+            costs,
+            WIDTHS,
+            draft_extend,
+            disturbance=DISTURBANCES[setting.disturbed],
+            allocator=allocator,
+            learner=setting.learner,
+            runs_ahead=runs_ahead,
+            seed=texts.seed,
+        )
     replay = BatchReplay(
         drafter,
-        PlanCosts(costs, WIDTHS, draft_extend),
+        plan_costs,
         knows=setting.knows,
         picks_nodes=setting.picks_nodes,
         model_sizes=sizes,
         num_model_steps=num_steps,
         runs_ahead=runs_ahead,
     )
-    return replay.serve(
-        texts.sessions,
-        earlier=texts.earlier,
-        batch_size=job.batch_size,
-        num_tokens=job.num_tokens,
-        seed=texts.seed,
-    )
+
+    def serve(texts: _Texts) -> CycleTotals:
+        return replay.serve(
+            texts.sessions,
+            earlier=texts.earlier,
+            batch_size=job.batch_size,
+            num_tokens=job.num_tokens,
+            seed=texts.seed,
+        )
+
+    if setting.disturbed is not None and DISTURBANCES[setting.disturbed].follows_documents:
+        assert job.documents is not None, "the longest contexts are known"
+        serve(_texts(job.documents, job.cache_mode, replace(job.model_drafter, seed=texts.seed)))
+    return serve(texts)
 
 
 def _speed(totals: CycleTotals) -> float:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sglang_hvd.allocation.costs import Float64, StepCosts
 from sglang_hvd.allocation.least_squares import LeastSquares
 from sglang_hvd.allocation.rest_times import RestTimes, split_rest
+from sglang_hvd.costs.table import Float64, StepCosts
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 

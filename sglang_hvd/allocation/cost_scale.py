@@ -4,10 +4,10 @@ from functools import cache
 
 import numpy as np
 
-from sglang_hvd.allocation.costs import Float64, StepCosts
 from sglang_hvd.allocation.part_times import TimeLine, TimeRatio
 from sglang_hvd.allocation.rest_times import RestTimes, split_rest
 from sglang_hvd.allocation.shape_times import ShapeTimes
+from sglang_hvd.costs.table import Float64, StepCosts
 
 
 class CostScale:

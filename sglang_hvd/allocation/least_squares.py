@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sglang_hvd.allocation.costs import Float64
 from sglang_hvd.allocation.latest_times import KEPT, LEAST_MS, OUTLIER
+from sglang_hvd.costs.table import Float64
 
 # Of an expected time that errors are shares of, in typical ones: errors as shares of less would
 # drown all others.

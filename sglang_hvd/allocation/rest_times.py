@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from sglang_hvd.allocation.costs import Float64, Int64
 from sglang_hvd.allocation.latest_times import LEAST_MS, OUTLIER
 from sglang_hvd.allocation.least_squares import NUM_BEFORE_OUTLIERS, LeastSquares
+from sglang_hvd.costs.table import Float64, Int64
 
 _FEWEST_RESTS = 8
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_hvd.allocation.costs import Float64, Int64, StepCosts
 from sglang_hvd.allocation.latest_times import FORGOTTEN, LEAST_PRIOR, PRIOR_TIMES, LatestTimes
+from sglang_hvd.costs.table import Float64, Int64, StepCosts
 
 # What nodes, and steps of a shape, take beside the table changes what it says of any step by this
 # share at most, and what nodes take that of the mean step.

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from sglang_hvd.allocation import CostFit, StepCosts, costs_of
+from sglang_hvd.allocation import CostFit, costs_of
+from sglang_hvd.costs import StepCosts
 
 WIDTHS = (1, 2, 8, 32)
 

@@ -9,8 +9,8 @@ import pytest
 
 from sglang_hvd.cli import main
 from sglang_hvd.demo import models
-from sglang_hvd.demo.build import RECIPES, Recipe
 from sglang_hvd.demo.models import ensure_demo_models
+from sglang_hvd.demo.training.build import RECIPES, Recipe
 from tests.test_import_direction import PACKAGE, imported_modules
 
 # What a build imports too, and what has no part in what it makes: it decides by no costs, reads no
@@ -83,7 +83,7 @@ def test_every_source_is_there() -> None:
 
 def test_all_that_a_build_imports_is_a_source_of_it() -> None:
     known = {file for name in (*models._SOURCES, *NO_SOURCES) for file in PACKAGE.glob(name)}
-    unknown = imported_files(PACKAGE / "demo/build.py") - known
+    unknown = imported_files(PACKAGE / "demo/training/build.py") - known
     assert sorted(file.relative_to(PACKAGE).as_posix() for file in unknown) == []
 
 

@@ -187,7 +187,7 @@ def running_ahead() -> tuple[str, ...]:
     In this cost table, made for the check on a GPU, only a sure cache draft is worth the wait.
     """
     path = Path(__file__).parents[2] / "benchmarks" / "gpu_check" / "few_drafts.yaml"
-    return ("--hvd-costs", str(path), "--hvd-run-ahead", "true")
+    return ("--hvd-costs", str(path), "--hvd-set", "run_ahead=true")
 
 
 @pytest.fixture(scope="session")

@@ -148,7 +148,7 @@ def _fork_servers() -> None:
     import sglang.srt.speculative.eagle_worker_v2  # noqa: F401
     from sglang.srt.plugins import load_plugins
 
-    import sglang_hvd.plugin.worker  # noqa: F401
+    import sglang_hvd.plugin.engine.worker  # noqa: F401
 
     load_plugins()
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would copy what threads hold"

@@ -195,8 +195,8 @@ def test_features_that_hvd_does_not_support(fails_with: Callable[..., str]) -> N
 
 def test_adapters_with_graphs_for_each_width(fails_with: Callable[..., str]) -> None:
     flags = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj")
-    line = fails_with("--attention-backend", "triton", "--hvd-narrow-widths", "[4]", *flags)
-    assert "HVD does not support --hvd-narrow-widths with LoRA" in line
+    line = fails_with("--attention-backend", "triton", "--hvd-set", "narrow_widths=[4]", *flags)
+    assert "HVD does not support --hvd-set narrow_widths with LoRA" in line
 
 
 def test_hvd_flags_without_hvd(failed_launch: Callable[..., str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sglang_hvd.allocation import StepCosts
+from sglang_hvd.costs import StepCosts
 
 TIMED = "timed on this server before it served"
 
@@ -15,7 +15,7 @@ def test_costs_are_timed_kept_and_used_at_the_next_start(
     start_hvd: Callable[..., Any], tmp_path: Path
 ) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    wide = ("--hvd-wide-width", "48")
+    wide = ("--hvd-set", "wide_width=48")
     server = start_hvd("allocate", *wide, environment=environment)
     assert server.hvd_state()["costs"]["about"].startswith(TIMED)
     [kept] = (tmp_path / "sglang_hvd" / "costs").iterdir()
@@ -41,6 +41,6 @@ def test_costs_are_timed_kept_and_used_at_the_next_start(
 
 
 def test_without_a_profile_the_first_steps_tell(start_hvd: Callable[..., Any]) -> None:
-    server = start_hvd("allocate", "--hvd-cost-profile", "skip")
+    server = start_hvd("allocate", "--hvd-set", "cost_profile=skip")
     server.generate("1 2 3", max_new_tokens=24)
     assert server.hvd_state()["costs"]["about"] == "learned from the steps of this server"

@@ -17,7 +17,7 @@ LONG_TREE = (
 )
 # Cache drafts of up to 64 tokens, and a model drafter's tree of 16 nodes.
 WIDE = ("--hvd-verify-width", "65")
-PAPER = ("--hvd-cache-mode", "paper")
+PAPER = ("--hvd-set", "cache_mode=paper")
 # The sources of the drafts that the tests' requests must verify under each policy.
 SOURCES = {
     "payoff": {"cache", "model"},
@@ -172,7 +172,7 @@ def test_widths_sources_and_draft_steps_that_change_in_every_step(
     # not keep room by itself.
     server = start_hvd(
         *("allocate", "--hvd-costs", str(varying_costs)),
-        *("--hvd-verify-width", "24", "--hvd-wide-width", "64"),
+        *("--hvd-verify-width", "24", "--hvd-set", "wide_width=64"),
         drafting=drafting,
     )
     _assert_same_as_plain(server, expected, prompts)
@@ -219,10 +219,10 @@ def test_a_postponed_draft_extend_leaves_the_same_draft_kv(
     for mode in (postpones, "never"):
         server = start_hvd(
             *policy_of[postpones],
-            *("--hvd-postpone-extend", mode, "--hvd-report-cycles", "true"),
+            *("--hvd-set", f"postpone_extend={mode}", "--hvd-report-cycles", "true"),
             # Nothing passes from one request to another, so that they may run together: no drafts,
             # and no KV cache of a reply, whose end would lack what was postponed.
-            *("--hvd-shared-cache-tokens", "0", "--hvd-session-cache-tokens", "0"),
+            *("--hvd-shared-cache-tokens", "0", "--hvd-set", "session_cache_tokens=0"),
             "--disable-radix-cache",
             drafting=drafting,
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hvd.allocation import StepCosts
+from sglang_hvd.costs import StepCosts
 from tests.e2e.conftest import CHAIN, SMALL_TREE, assert_same_alone_and_together, mixing
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
@@ -55,10 +55,10 @@ def test_output_is_that_of_plain_serving_under_overlap_scheduling(
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param(("--hvd-postpone-extend", "always"), marks=pytest.mark.slow),
-        ("--hvd-postpone-extend", "plain", "--enable-metrics"),
+        pytest.param(("--hvd-set", "postpone_extend=always"), marks=pytest.mark.slow),
+        ("--hvd-set", "postpone_extend=plain", "--enable-metrics"),
         pytest.param(
-            ("--hvd-postpone-extend", "never", "--chunked-prefill-size", "64"),
+            ("--hvd-set", "postpone_extend=never", "--chunked-prefill-size", "64"),
             marks=pytest.mark.slow,
         ),
     ],
@@ -114,8 +114,8 @@ def test_a_long_run_ahead_waits_to_catch_up(
     params = {"max_new_tokens": 160, "ignore_eos": True}
     expected = plain_ids(prompts[:2], **params)
     server = start_hvd(
-        *("allocate", "--hvd-costs", str(costs), "--hvd-run-ahead", "true"),
-        *("--hvd-postpone-extend", "plain"),
+        *("allocate", "--hvd-costs", str(costs), "--hvd-set", "run_ahead=true"),
+        *("--hvd-set", "postpone_extend=plain"),
         environment=INTERPRETED,
     )
     answers = server.generate_all(prompts[:2], concurrency=2, **params)
@@ -177,8 +177,8 @@ def test_widths_and_draft_steps_with_backends_and_graphs_of_their_own(
     expected = plain_ids(copying, **params)
     server = start_hvd(
         *("allocate", "--hvd-costs", str(table), *TRITON),
-        *("--hvd-verify-width", str(verify_width), "--hvd-narrow-widths", str(narrow_widths)),
-        *(() if wide_width is None else ("--hvd-wide-width", str(wide_width))),
+        *("--hvd-verify-width", str(verify_width), "--hvd-set", f"narrow_widths={narrow_widths}"),
+        *(() if wide_width is None else ("--hvd-set", f"wide_width={wide_width}")),
         *("--cuda-graph-bs-decode", *map(str, batch_sizes)),
         drafting=drafting,
         environment=REPLAYED,
@@ -234,7 +234,7 @@ def test_graphs_of_steps_that_run_ahead(
     expected = plain_ids(copying, **params)
     server = start_hvd(
         *("allocate", *running_ahead, *TRITON),
-        *("--hvd-verify-width", "16", "--hvd-narrow-widths", "[1]"),
+        *("--hvd-verify-width", "16", "--hvd-set", "narrow_widths=[1]"),
         *("--cuda-graph-bs-decode", "2", "4"),  # three are padded to four
         drafting=SMALL_TREE,
         environment=REPLAYED,

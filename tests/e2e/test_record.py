@@ -15,7 +15,7 @@ from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment
 from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.recording_folder import recordings, salvage
-from sglang_hvd.traces.tokenizer import load_tokenizer
+from sglang_hvd.traces.tokenizer_json import load_tokenizer
 from tests.e2e.conftest import HANGS_AFTER_S
 from tests.e2e.forked_server import PROJECT_FIRST, Nursery
 
@@ -37,7 +37,7 @@ def server(models: DemoModels, nursery: Nursery, tmp_path: Path) -> SglangServer
             *("--speculative-algorithm", "HVD", "--hvd-predictor", str(models.predictor)),
             *("--speculative-draft-model-path", str(models.drafter), *MODEL_TREE_FLAGS),
             *("--served-model-name", "demo", "--skip-server-warmup"),
-            *("--hvd-record", str(tmp_path / "recorded"), "--hvd-cost-profile", "skip"),
+            *("--hvd-record", str(tmp_path / "recorded"), "--hvd-set", "cost_profile=skip"),
             "--enable-metrics",
         ],
         log_file=tmp_path / "server.log",

@@ -182,7 +182,7 @@ def test_a_prompt_up_to_the_last_token_of_the_usable_context(
     varying_costs: Path,
 ) -> None:
     context = ("--context-length", "512")
-    wide = ("--hvd-costs", str(varying_costs), "--hvd-wide-width", "80")
+    wide = ("--hvd-costs", str(varying_costs), "--hvd-set", "wide_width=80")
     flags = wide if policy == "allocate" else ()
     plain, server = start_server(*context), start_hvd(policy, *flags, *context)
     width = server.hvd_state()["verify_widths"][-1]
@@ -259,7 +259,7 @@ def test_penalties_in_a_batch_with_wide_verifications_equal_those_of_eagle3(
     )
     expected = eagle3.generate_all(prompts[:3], concurrency=1, **long, **PENALTIES)
     expected_beside = eagle3.generate_all(patterns, concurrency=1, **long)
-    server = start_hvd("allocate", "--hvd-costs", str(costs), "--hvd-wide-width", "80")
+    server = start_hvd("allocate", "--hvd-costs", str(costs), "--hvd-set", "wide_width=80")
     with ThreadPoolExecutor(1) as pool:
         beside = pool.submit(server.generate_all, patterns, concurrency=1, **long)
         answers = server.generate_all(prompts[:3], concurrency=1, **long, **PENALTIES)
@@ -327,7 +327,7 @@ BUSHY = (
 @pytest.mark.parametrize(
     ("policy", "drafting", "width", "num_slots"),
     [
-        ("allocate", MODEL_TREE_FLAGS, ("--hvd-wide-width", "80"), 80),
+        ("allocate", MODEL_TREE_FLAGS, ("--hvd-set", "wide_width=80"), 80),
         ("payoff", BUSHY, ("--hvd-verify-width", "12"), 24),
     ],
     ids=["wide verification", "many candidates"],

@@ -1,4 +1,4 @@
-"""A minute of fuzzing under sanitizers, calls without memory, then methods of several threads."""
+"""A minute of fuzzing under sanitizers, then calls without memory, and calls while it indexes."""
 
 import os
 import shutil

@@ -269,7 +269,7 @@ def test_a_correction_does_not_depend_on_the_batch(moved: OnlineCalibration) -> 
     for row in range(16):
         one = Drafts(drafts.hazards[[row]], drafts.lens[[row]], drafts.origins[[row]])
         alone = moved.expect(np.array([0], np.int32), one.batch, one.prediction)
-        assert alone.payoffs.tobytes() == whole.payoffs[[row]].tobytes()
+        assert alone.predicted_lens.tobytes() == whole.payoffs[[row]].tobytes()
 
 
 def test_equal_calls_give_equal_bits() -> None:

@@ -1,0 +1,321 @@
+"""Corrects a table of step costs with the times of the steps that a server runs."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from sglang_hvd.costs.table import Float64, StepCosts, interpolate, rising
+
+# What an observation keeps of its weight in a moving mean with each further step: the latest few
+# hundred steps count.
+_KEPT = 0.998
+
+# After so many steps without an observation a shape is as if it had never run.
+_FORGET_AFTER = 4000
+
+# Prior weight, in observations: what is more general counts as so many.
+_PRIOR = 4.0
+
+# A time counts up to this many times the expected one, or _MIN_MS if that is more.
+_CLIP = 3.0
+_MIN_MS = 0.5
+
+# Contexts leave at least this share of the table's time to a verification itself.
+_MIN_RATIO = 0.1
+
+# Steps without a step that was launched ahead, after which the time before such steps is unknown.
+_FORGET_AHEAD_AFTER = 512
+
+_Shape = tuple[int, int]
+
+
+class LearnedCosts:
+    """observe_* receive times in milliseconds; table is the base, corrected by them.
+
+    Each part of a step has a moving mean of its times by shape: the number of requests, and the
+    width or number of draft steps. A verification is learned as a ratio to the base, after the
+    price of its contexts. A draft or draft-extend is learned as an overhead beyond the base at the
+    speed of the verifications: where the device waits for the host, a draft of one step takes as
+    long as one of eight. A shape with n observations is shrunk to what its part would say of it by
+    n / (n + 4), and that likewise to the base. The rest of a step is a mean by number of requests.
+
+    The first time of a shape is dropped if it is far above the expected one, since a first step may
+    wait for kernels to be compiled. Later ones are clipped. Not thread-safe.
+
+    base: the table to correct.
+    runs_ahead: steps without drafts may be launched before the tokens of the last step are known.
+        Then the rest before such a step is part of every step, and what the rest before other steps
+        takes in addition is their wait.
+    """
+
+    def __init__(self, base: StepCosts, *, runs_ahead: bool = False) -> None:
+        self.num_observed = 0
+        self._base = base
+        self._runs_ahead = runs_ahead
+        self._verify, self._extend, self._draft = _Part(), _Part(), _Part()
+        self._rest, self._rest_before_ahead = _Part(), _Part()
+        # As of the last table: milliseconds of a token of context, and the ratio of plain steps.
+        self._token_ms, self._speed = (base.context or 0.0) / 1000, 1.0
+        # What the base says does not change, and every step asks.
+        self._verify_ms = cache(lambda num, width: float(base.verify_ms(num, [width])[0]))
+        self._extend_ms = cache(lambda num, width: float(base.draft_extend_ms(num, [width])[0]))
+        self._draft_ms = cache(lambda num, steps: float(base.draft_ms([num], steps)[0]))
+
+    def observe_verify(
+        self, num_requests: int, width: int, milliseconds: float, *, num_context: int = 0
+    ) -> None:
+        """A step of the target model. num_context: tokens in the KV caches of its requests."""
+        self.num_observed += 1
+        step, shape = self.num_observed, (num_requests, width)
+        expected, of_token = self._verify_ms(num_requests, width), self._token_ms
+        ratio = self._verify.predict(step, shape, self._ratio(), of_token)
+        limit = _CLIP * (max(ratio, 1.0) + of_token * num_context / expected)
+        self._verify.add(step, shape, milliseconds / expected, limit, num_context / expected)
+
+    def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
+        """A draft-extend."""
+        expected = self._extend_ms(num_requests, width)
+        self._observe_overhead(self._extend, (num_requests, width), milliseconds, expected)
+
+    def observe_draft(self, num_requests: int, num_steps: int, milliseconds: float) -> None:
+        """A draft of the model drafter."""
+        expected = self._draft_ms(num_requests, num_steps)
+        self._observe_overhead(self._draft, (num_requests, num_steps), milliseconds, expected)
+
+    def observe_rest(
+        self, num_requests: int, milliseconds: float, *, is_before_ahead: bool = False
+    ) -> None:
+        """What a step took in addition to these parts. is_before_ahead: the next step was launched
+        before its tokens were known."""
+        assert self._runs_ahead or not is_before_ahead, "steps do not run ahead"
+        rest = self._rest_before_ahead if is_before_ahead else self._rest
+        step, shape = self.num_observed, (num_requests, 0)
+        expected = max(rest.predict(step, shape, rest.mean.value), _MIN_MS)
+        rest.add(step, shape, milliseconds, _CLIP * expected)
+
+    def table(self) -> StepCosts:
+        """The base with what was learned so far."""
+        base, sizes, widths = self._base, self._base.batch_sizes, self._base.widths
+        times = np.array(base.verify)
+        self._token_ms = self._verify.slope((base.context or 0.0) / 1000)
+        line = self._ratios_by_nodes()
+        self._speed = float(line[0, 0])
+        ratios, weights = self._verify.at(
+            self.num_observed, sizes, widths, rising(line * times) / times, self._token_ms, times
+        )
+        verify = _capped(np.maximum(ratios, _MIN_RATIO) * times, weights)
+        extend, _ = self._with_overhead(self._extend, widths, np.array(base.draft_extend))
+        once, per_round = self._draft_lines()
+        rest, wait = self._rest_and_wait()
+        return base.model_copy(
+            update={
+                "about": f"{base.about}, refined by its steps",
+                "verify": rising(verify + rest[:, None]).tolist(),
+                "draft_extend": rising(extend).tolist(),
+                "draft_round": per_round.tolist(),
+                "draft_once": once.tolist(),
+                "context": 1000 * self._token_ms or None,
+                "wait": wait.tolist() if wait.any() else None,
+            }
+        )
+
+    def _ratio(self) -> float:
+        """Of all verifications to the base, without contexts."""
+        return max(self._verify.mean.shrunk(self.num_observed, 1.0, self._token_ms), _MIN_RATIO)
+
+    def _ratios_by_nodes(self) -> Float64:
+        """Ratios of verifications that never ran, float64[num_batch_sizes, num_widths]: a line by
+        nodes through those that did. Nodes that are cheaper than the base says are so everywhere.
+        """
+        per_ms = np.outer(self._base.batch_sizes, np.array(self._base.widths) - 1)
+        per_ms = per_ms / np.array(self._base.verify)
+        found, weights = self._verify.values(self.num_observed, self._token_ms)
+        if not weights.any():
+            return np.full(per_ms.shape, self._ratio())
+        nodes = np.array([n * (w - 1) / self._verify_ms(n, w) for n, w in self._verify.shapes])
+        mean_nodes, mean_ratio = (np.average(x, weights=weights) for x in (nodes, found))
+        from_mean = nodes - mean_nodes
+        square = weights @ from_mean**2 + _PRIOR * nodes.max() ** 2
+        slope = weights @ (from_mean * (found - mean_ratio)) / max(square, 1e-9)
+        # Beyond the shapes that ran, the line would say anything.
+        beyond = slope * (np.clip(per_ms, nodes.min(), nodes.max()) - mean_nodes)
+        return self._ratio() * np.maximum(1 + beyond / max(mean_ratio, _MIN_RATIO), _MIN_RATIO)
+
+    def _observe_overhead(
+        self, part: "_Part", shape: _Shape, milliseconds: float, of_base: float
+    ) -> None:
+        step, speed = self.num_observed, self._speed
+        overall = float(part.overhead(step, np.array(of_base), speed))
+        expected = speed * of_base + part.predict(step, shape, overall, speed)
+        part.add(step, shape, milliseconds, _CLIP * max(expected, of_base, _MIN_MS), of_base)
+
+    def _with_overhead(
+        self, part: "_Part", columns: Sequence[int], of_base: Float64
+    ) -> tuple[Float64, Float64]:
+        """Times and weights of a part whose times are of_base: float64[num_batch_sizes,
+        num_columns] each."""
+        step, speed = self.num_observed, self._speed
+        overall = part.overhead(step, of_base, speed)
+        overhead, weights = part.at(step, self._base.batch_sizes, columns, overall, speed)
+        return _capped(np.maximum(speed * of_base + overhead, 0.0), weights), weights
+
+    def _draft_lines(self) -> list[Float64]:
+        """What a draft takes once and in each round, float64[num_batch_sizes] each: a line through
+        what drafts take in several numbers of steps."""
+        steps = sorted({1, 2, *(num for _, num in self._draft.shapes)})
+        of_base = np.array([self._base.draft_ms(self._base.batch_sizes, num) for num in steps]).T
+        times, weights = self._with_overhead(self._draft, steps, of_base)
+        weights, rounds = weights + 1.0, np.array(steps) - 1.0
+        total = weights.sum(axis=1)
+        mean_ms, mean_rounds = ((weights * x).sum(axis=1) / total for x in (times, rounds))
+        from_mean = rounds - mean_rounds[:, None]
+        slope = (weights * from_mean * times).sum(axis=1) / (weights * from_mean**2).sum(axis=1)
+        # Neither term is negative: the line goes through the mean then.
+        slope = np.clip(slope, 0.0, mean_ms / mean_rounds)
+        once = np.maximum(mean_ms - slope * mean_rounds, 0.0)
+        columns = (_capped(terms[:, None], total[:, None]) for terms in (once, slope))
+        return [rising(column)[:, 0] for column in columns]
+
+    def _rest_and_wait(self) -> tuple[Float64, Float64]:
+        """What every step takes in addition to its parts, and what it takes in addition to that
+        before a step that waits for its tokens: float64[num_batch_sizes] each."""
+        step, sizes = self.num_observed, self._base.batch_sizes
+        ahead, waited = (
+            part.at(step, sizes, (0, 1), np.full((len(sizes), 2), part.mean.value))[0][:, 0]
+            for part in (self._rest_before_ahead, self._rest)
+        )
+        if not self._rest.shapes and self._base.wait is not None:
+            return ahead, np.array(self._base.wait)
+        if not self._runs_ahead:
+            return waited, np.zeros(len(sizes))
+        if step - self._rest_before_ahead.mean.step > _FORGET_AHEAD_AFTER:
+            # A stale time would make waits look free: no step would run ahead and correct it.
+            ahead = np.zeros(len(sizes))
+        return ahead, np.maximum(waited - ahead, 0.0)
+
+
+class _Mean:
+    """Moving means of a value, and of a factor that it may be in proportion to.
+
+    value, factor: the ratio of a verification to the base, and tokens of context for each expected
+        millisecond; of other parts the milliseconds, and those that the base says.
+    num: weight of the observations that is left at `step`. num_seen: number of observations.
+    """
+
+    __slots__ = ("factor", "num", "num_seen", "step", "value")
+
+    def __init__(self, step: int = 0) -> None:
+        self.step = step
+        self.num = self.num_seen = self.value = self.factor = 0.0
+
+    def add(self, step: int, value: float, factor: float) -> None:
+        self.num_seen = self.weight(step) + 1
+        self.num = self.num * _KEPT ** (step - self.step) + 1
+        self.step = step
+        self.value += (value - self.value) / self.num
+        self.factor += (factor - self.factor) / self.num
+
+    def weight(self, step: int) -> float:
+        """In observations: rare ones count in full until they are forgotten."""
+        return self.num_seen if step - self.step <= _FORGET_AFTER else 0.0
+
+    def shrunk(self, step: int, prior: float, of_factor: float) -> float:
+        """The value after so much for the factor, shrunk to the prior."""
+        weight, value = self.weight(step), self.value - of_factor * self.factor
+        return (weight * value + _PRIOR * prior) / (weight + _PRIOR)
+
+
+class _Part:
+    """The times of one part of a step: by shape, and of all shapes."""
+
+    def __init__(self) -> None:
+        self.mean = _Mean()
+        self.shapes: dict[_Shape, _Mean] = {}
+        self._square = self._product = 0.0
+
+    def add(
+        self, step: int, shape: _Shape, value: float, limit: float, factor: float = 0.0
+    ) -> None:
+        """A value, which counts up to the limit; the first one of a shape that is above does not
+        count."""
+        mean = self.shapes.get(shape)
+        if mean is None or step - mean.step > _FORGET_AFTER:
+            mean = self.shapes[shape] = _Mean(step)
+            if value > limit:
+                return
+        value = min(value, limit)
+        from_mean = factor - mean.factor
+        share = mean.num / (mean.num + 1) * from_mean
+        self._square = _KEPT * self._square + share * from_mean
+        self._product = _KEPT * self._product + share * (value - mean.value)
+        self.mean.add(step, value, factor)
+        mean.add(step, value, factor)
+
+    def slope(self, prior: float) -> float:
+        """The value of one more of the factor, not negative. It is found within shapes only: wide
+        steps may be those of long contexts."""
+        weight = _PRIOR * self.mean.factor**2
+        square = self._square + weight
+        return max((self._product + weight * prior) / square, 0.0) if square > 0 else prior
+
+    def predict(self, step: int, shape: _Shape, prior: float, of_factor: float = 0.0) -> float:
+        """The value of a shape after so much for its factor; prior where it never ran."""
+        mean = self.shapes.get(shape)
+        return prior if mean is None else mean.shrunk(step, prior, of_factor)
+
+    def overhead(self, step: int, of_base: Float64, speed: float) -> Float64:
+        """What shapes that never ran take beyond the base at that speed: as much as those that did,
+        or in proportion if that is less, since what seems expensive is never tried."""
+        share = np.minimum((of_base + 1e-9) / (self.mean.factor + 1e-9), 1.0)
+        return self.mean.shrunk(step, 0.0, speed) * share
+
+    def values(self, step: int, of_factor: float) -> tuple[Float64, Float64]:
+        """Of each shape, and the weight of what they are learned from: float64[num_shapes] each."""
+        means = self.shapes.values()
+        found = np.array([mean.value - of_factor * mean.factor for mean in means])
+        return found, np.array([mean.weight(step) for mean in means])
+
+    def at(
+        self,
+        step: int,
+        sizes: Sequence[int],
+        columns: Sequence[int],
+        prior: Float64,
+        of_factor: float = 0.0,
+        scale: Float64 | None = None,
+    ) -> tuple[Float64, Float64]:
+        """Values at the entries of a table, and the weight of what they are learned from:
+        float64[num_sizes, num_columns] each. Shapes between entries are on the lines between them,
+        so this is a least-squares fit that has the shrinkage as its ridge.
+
+        prior: same shape, of entries that never ran.
+        scale: same shape, of what the values are ratios; None: they are milliseconds.
+        """
+        if not self.shapes:
+            return prior, np.zeros(prior.shape)
+        rows, places = np.array(list(self.shapes)).T
+        shares = _shares(rows, sizes)[:, :, None] * _shares(places, columns)[:, None, :]
+        shares = counts = shares.reshape(len(rows), -1)
+        if scale is not None:
+            shares = shares * scale.ravel() / (shares @ scale.ravel())[:, None]
+        found, weights = self.values(step, of_factor)
+        gram = (shares.T * weights) @ shares + _PRIOR * np.eye(prior.size)
+        beyond = np.linalg.solve(gram, shares.T @ (weights * (found - shares @ prior.ravel())))
+        return prior + beyond.reshape(prior.shape), (weights @ counts).reshape(prior.shape)
+
+
+def _shares(places: Float64, knots: Sequence[int]) -> Float64:
+    """What each knot counts for at each place, float64[num_places, num_knots]; beyond the last knot
+    it is that one alone."""
+    return interpolate(np.minimum(places, knots[-1]), knots, np.eye(len(knots)))
+
+
+def _capped(times: Float64, weights: Float64) -> Float64:
+    """Limits each entry to those of at least as many requests and nodes that have more weight: an
+    entry that was timed on a disturbed machine must not make all larger ones as expensive."""
+    rows, columns = (place.ravel() for place in np.indices(times.shape))
+    is_larger = (rows >= rows[:, None]) & (columns >= columns[:, None])
+    has_weight = weights.ravel() >= weights.ravel()[:, None]
+    caps = np.where(is_larger & has_weight, times.ravel(), np.inf).min(axis=1)
+    return np.minimum(times, caps.reshape(times.shape))
