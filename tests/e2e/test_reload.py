@@ -15,8 +15,6 @@ from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.running_server import reload_predictor
 
-pytestmark = pytest.mark.xdist_group("policies")
-
 
 @pytest.fixture
 def server(start_hvd: Callable[..., Any]) -> Any:
