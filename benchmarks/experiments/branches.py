@@ -6,7 +6,7 @@
 Both tables are about cycle starts of the payoff policy, on sessions that the shipped predictor was
 not trained on; the model drafter has two tokens accepted in each of its cycles. The first table
 compares drafts of 3, 7, 15 and 31 nodes: accepted tokens of a chain / of a chain with branches
-(sglang_hvd/allocation/cache_trees.py). The second table is about nodes that leave the chain where
+(sglang_hvd/allocation/host_trees.py). The second table is about nodes that leave the chain where
 the text leaves it: how many are right, by their share of the votes that are not for the chain.
 """
 

@@ -177,7 +177,7 @@ def test_a_cut_draft_tells_of_the_match_as_the_whole_one_does() -> None:
 
 
 @pytest.mark.parametrize("policy", ["allocate", "both"])
-def test_a_request_without_cache_verifies_the_whole_model_tree(policy: Policy) -> None:
+def test_a_model_only_request_verifies_the_whole_model_tree(policy: Policy) -> None:
     made = drafter(policy, prob=0.999)
     made.start("r", REPEATS, model_only=True)
     made.extend("r", [3])
