@@ -7,25 +7,13 @@ import numpy as np
 
 from sglang_hvd.costs.table import Float64, StepCosts, interpolate, rising
 
-# What an observation keeps of its weight in a moving mean with each further step: the latest few
-# hundred steps count.
-_KEPT = 0.998
-
-# After so many steps without an observation a shape is as if it had never run.
-_FORGET_AFTER = 4000
-
-# Prior weight, in observations: what is more general counts as so many.
-_PRIOR = 4.0
-
-# A time counts up to this many times the expected one, or _MIN_MS if that is more.
-_CLIP = 3.0
-_MIN_MS = 0.5
-
-# Contexts leave at least this share of the table's time to a verification itself.
-_MIN_RATIO = 0.1
-
-# Steps without a step that was launched ahead, after which the time before such steps is unknown.
-_FORGET_AHEAD_AFTER = 512
+_KEPT = 0.998  # of an observation's weight in a moving mean, with each further step
+_FORGET_AFTER = 4000  # steps without an observation, after which a shape is as if it never ran
+_PRIOR = 4.0  # weight, in observations, of what is more general
+_CLIP = 3.0  # a time counts up to so many times the expected one,
+_MIN_MS = 0.5  # or this if that is more
+_MIN_RATIO = 0.1  # of the base's time, which contexts leave to a verification itself
+_FORGET_AHEAD_AFTER = 512  # steps, after which the rest before steps that run ahead is unknown
 
 _Shape = tuple[int, int]
 
@@ -52,9 +40,9 @@ class LearnedCosts:
     def __init__(self, base: StepCosts, *, runs_ahead: bool = False) -> None:
         self.num_observed = 0
         self._base = base
-        self._runs_ahead = runs_ahead
         self._verify, self._extend, self._draft = _Part(), _Part(), _Part()
-        self._rest, self._rest_before_ahead = _Part(), _Part()
+        self._rest = _Part()
+        self._rest_before_ahead = _Part() if runs_ahead else self._rest
         # As of the last table: milliseconds of a token of context, and the ratio of plain steps.
         self._token_ms, self._speed = (base.context or 0.0) / 1000, 1.0
         # What the base says does not change, and every step asks.
@@ -88,7 +76,6 @@ class LearnedCosts:
     ) -> None:
         """What a step took in addition to these parts. is_before_ahead: the next step was launched
         before its tokens were known."""
-        assert self._runs_ahead or not is_before_ahead, "steps do not run ahead"
         rest = self._rest_before_ahead if is_before_ahead else self._rest
         step, shape = self.num_observed, (num_requests, 0)
         expected = max(rest.predict(step, shape, rest.mean.value), _MIN_MS)
@@ -107,7 +94,16 @@ class LearnedCosts:
         verify = _capped(np.maximum(ratios, _MIN_RATIO) * times, weights)
         extend, _ = self._with_overhead(self._extend, widths, np.array(base.draft_extend))
         once, per_round = self._draft_lines()
-        rest, wait = self._rest_and_wait()
+        ahead, waited = (
+            part.at(self.num_observed, sizes, (0, 1), np.full((len(sizes), 2), part.mean.value))
+            for part in (self._rest_before_ahead, self._rest)
+        )
+        # A stale rest would make waits look free: no step would run ahead and correct it.
+        is_stale = self.num_observed - self._rest_before_ahead.mean.step > _FORGET_AHEAD_AFTER
+        rest = ahead[0][:, 0] * (not is_stale)
+        wait = np.maximum(waited[0][:, 0] - rest, 0.0)
+        if base.wait is not None and not self._rest.shapes:
+            wait = np.array(base.wait)
         return base.model_copy(
             update={
                 "about": f"{base.about}, refined by its steps",
@@ -134,10 +130,7 @@ class LearnedCosts:
         if not weights.any():
             return np.full(per_ms.shape, self._ratio())
         nodes = np.array([n * (w - 1) / self._verify_ms(n, w) for n, w in self._verify.shapes])
-        mean_nodes, mean_ratio = (np.average(x, weights=weights) for x in (nodes, found))
-        from_mean = nodes - mean_nodes
-        square = weights @ from_mean**2 + _PRIOR * nodes.max() ** 2
-        slope = weights @ (from_mean * (found - mean_ratio)) / max(square, 1e-9)
+        mean_nodes, mean_ratio, slope = _line(nodes, found, weights, _PRIOR * nodes.max() ** 2)
         # Beyond the shapes that ran, the line would say anything.
         beyond = slope * (np.clip(per_ms, nodes.min(), nodes.max()) - mean_nodes)
         return self._ratio() * np.maximum(1 + beyond / max(mean_ratio, _MIN_RATIO), _MIN_RATIO)
@@ -167,32 +160,12 @@ class LearnedCosts:
         of_base = np.array([self._base.draft_ms(self._base.batch_sizes, num) for num in steps]).T
         times, weights = self._with_overhead(self._draft, steps, of_base)
         weights, rounds = weights + 1.0, np.array(steps) - 1.0
-        total = weights.sum(axis=1)
-        mean_ms, mean_rounds = ((weights * x).sum(axis=1) / total for x in (times, rounds))
-        from_mean = rounds - mean_rounds[:, None]
-        slope = (weights * from_mean * times).sum(axis=1) / (weights * from_mean**2).sum(axis=1)
+        mean_rounds, mean_ms, slope = _line(rounds, times, weights)
         # Neither term is negative: the line goes through the mean then.
         slope = np.clip(slope, 0.0, mean_ms / mean_rounds)
         once = np.maximum(mean_ms - slope * mean_rounds, 0.0)
-        columns = (_capped(terms[:, None], total[:, None]) for terms in (once, slope))
-        return [rising(column)[:, 0] for column in columns]
-
-    def _rest_and_wait(self) -> tuple[Float64, Float64]:
-        """What every step takes in addition to its parts, and what it takes in addition to that
-        before a step that waits for its tokens: float64[num_batch_sizes] each."""
-        step, sizes = self.num_observed, self._base.batch_sizes
-        ahead, waited = (
-            part.at(step, sizes, (0, 1), np.full((len(sizes), 2), part.mean.value))[0][:, 0]
-            for part in (self._rest_before_ahead, self._rest)
-        )
-        if not self._rest.shapes and self._base.wait is not None:
-            return ahead, np.array(self._base.wait)
-        if not self._runs_ahead:
-            return waited, np.zeros(len(sizes))
-        if step - self._rest_before_ahead.mean.step > _FORGET_AHEAD_AFTER:
-            # A stale time would make waits look free: no step would run ahead and correct it.
-            ahead = np.zeros(len(sizes))
-        return ahead, np.maximum(waited - ahead, 0.0)
+        of_size = weights.sum(axis=1, keepdims=True)
+        return [rising(_capped(terms[:, None], of_size))[:, 0] for terms in (once, slope)]
 
 
 class _Mean:
@@ -303,6 +276,15 @@ class _Part:
         gram = (shares.T * weights) @ shares + _PRIOR * np.eye(prior.size)
         beyond = np.linalg.solve(gram, shares.T @ (weights * (found - shares @ prior.ravel())))
         return prior + beyond.reshape(prior.shape), (weights @ counts).reshape(prior.shape)
+
+
+def _line(x: Float64, y: Float64, weights: Float64, ridge: float = 0.0) -> tuple[Float64, ...]:
+    """Weighted means of x and y and the slope of the line through them, along the last axis."""
+    total = weights.sum(axis=-1)
+    mean_x, mean_y = ((weights * values).sum(axis=-1) / total for values in (x, y))
+    from_mean = x - mean_x[..., None]
+    product = (weights * from_mean * (y - mean_y[..., None])).sum(axis=-1)
+    return mean_x, mean_y, product / ((weights * from_mean**2).sum(axis=-1) + ridge + 1e-9)
 
 
 def _shares(places: Float64, knots: Sequence[int]) -> Float64:
