@@ -28,9 +28,9 @@ export CUDA_VISIBLE_DEVICES :=
 demo: venv
 	$(BIN)/sglang-hvd demo $(ARGS)
 
-# Two processes. Tests that can share a server form a group, and a group runs in one process
-# (tests/conftest.py). The order of the groups is the order in which they start.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+# Two processes. Files whose tests can share a server form a group, and a group runs in one process
+# (tests/conftest.py). The groups start in the order in which they are collected.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 test: venv
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)

@@ -13,10 +13,10 @@ from sglang_hvd.drafter.proposer import Proposals, Proposer
 from sglang_hvd.drafter.request import DraftedRequest, are_model_only, plans_of, slots_of
 from sglang_hvd.drafter.sources import CacheSource, ModelSource
 from sglang_hvd.payoff import (
+    AcceptancePredictor,
     ModelFigures,
-    ModelPayoff,
+    ModelPredictor,
     OriginFigures,
-    PayoffPredictor,
     RequestTracker,
     TokenClasses,
 )
@@ -39,7 +39,7 @@ class HybridDrafter:
         config: HvdConfig,
         *,
         cache: SuffixCache,
-        predictor: PayoffPredictor | None,
+        predictor: AcceptancePredictor | None,
         token_classes: TokenClasses | None,
         num_model_steps: int,
         num_model_nodes: int,
@@ -85,7 +85,7 @@ class HybridDrafter:
             of_model, *others = allocator.drafters
             num_steps = [num_model_steps, *(choices.num_steps[-1] for choices in others)]
             self._models = [
-                ModelSource(bit, ModelPayoff(steps, choices.sizes))
+                ModelSource(bit, ModelPredictor(steps, choices.sizes))
                 for bit, steps, choices in zip(
                     sources.device_bits, num_steps, (of_model, *others), strict=True
                 )
@@ -93,7 +93,7 @@ class HybridDrafter:
             # The predictor covers only the first MAX_DRAFT_LEN tokens.
             max_cache_draft_tokens = min(max_cache_draft_tokens, MAX_DRAFT_LEN)
         elif config.policy == "payoff":
-            self._models = [ModelSource(sources.device_bits[0], ModelPayoff(num_model_steps))]
+            self._models = [ModelSource(sources.device_bits[0], ModelPredictor(num_model_steps))]
         self._proposer = Proposer(
             config,
             cache,
@@ -143,7 +143,7 @@ class HybridDrafter:
         """
         predictor = token_classes = None
         if config.predicts:
-            predictor = PayoffPredictor.of_config(config)
+            predictor = AcceptancePredictor.of_config(config)
             token_classes = TokenClasses.from_strings(token_strings)
         return cls(
             config,
@@ -164,7 +164,7 @@ class HybridDrafter:
         return len(self._requests)
 
     @property
-    def predictor(self) -> PayoffPredictor | None:
+    def predictor(self) -> AcceptancePredictor | None:
         """The predictor in use."""
         return self._cache.predictor
 
@@ -176,7 +176,7 @@ class HybridDrafter:
         """How accurate the predictions for the model drafter are; None without any."""
         return self._models[0].figures() if self._models else None
 
-    def read_predictor(self, path: Path) -> PayoffPredictor:
+    def read_predictor(self, path: Path) -> AcceptancePredictor:
         """A predictor that use_predictor takes.
 
         Raises ValueError, in one line, if the policy has no use for one, or for a file that cannot
@@ -184,9 +184,9 @@ class HybridDrafter:
         """
         if not self._config.predicts:
             raise ValueError(f"the {self._config.policy} policy has no predictor to replace")
-        return PayoffPredictor.of_config(self._config.model_copy(update={"predictor": path}))
+        return AcceptancePredictor.of_config(self._config.model_copy(update={"predictor": path}))
 
-    def use_predictor(self, predictor: PayoffPredictor) -> None:
+    def use_predictor(self, predictor: AcceptancePredictor) -> None:
         """Predicts with this one from the next plan on, and calibrates it from the start. Active
         requests stay, and so does what was learned about the model drafter."""
         self._cache.use_predictor(predictor)

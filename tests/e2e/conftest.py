@@ -26,7 +26,7 @@ from tests.e2e.forked_server import PROJECT_FIRST, Nursery
 Shape = Literal["llama", "qwen3"]
 
 # Nothing waits this long unless it hangs, however busy the machine is.
-HANGS_AFTER_S = 300.0
+HANGS_AFTER_S = 600.0
 # Servers that stay up for later tests, in each process of tests.
 MAX_RUNNING = 4
 
@@ -204,8 +204,7 @@ def start_server(
 ) -> Iterator[StartServer]:
     """Start a server by its flags, or return the one that already runs with the same flags.
 
-    Only the few servers used last stay up, so each test asks for its server again. A server that
-    `is_spawned` starts exactly as a user's does, which takes ten times as long.
+    Only the few servers used last stay up, so each test asks for its server again.
     """
     running: dict[tuple[Any, ...], SglangServer] = {}
     logs, home = tmp_path_factory.mktemp("servers"), tmp_path_factory.mktemp("home")
@@ -214,9 +213,8 @@ def start_server(
         *flags: str,
         shape: Shape = "llama",
         environment: dict[str, str] | None = None,
-        is_spawned: bool = False,
     ) -> Server:
-        key = (shape, flags, tuple(sorted((environment or {}).items())), is_spawned)
+        key = (shape, flags, tuple(sorted((environment or {}).items())))
         if key in running:
             running[key] = running.pop(key)  # the server used last stays longest
             return Server(running[key])
@@ -235,7 +233,7 @@ def start_server(
                 **(environment or {}),
             },
             grace_s=0,
-            launch=None if is_spawned else nursery.launch,
+            launch=nursery.launch,
         )
         server.__enter__()
         running[key] = server
@@ -257,7 +255,6 @@ def start_hvd(start_server: StartServer, models_of: Callable[[Shape], DemoModels
         drafting: Sequence[str] = MODEL_TREE_FLAGS,
         shape: Shape = "llama",
         environment: dict[str, str] | None = None,
-        is_spawned: bool = False,
     ) -> Server:
         models = models_of(shape)
         return start_server(
@@ -267,7 +264,6 @@ def start_hvd(start_server: StartServer, models_of: Callable[[Shape], DemoModels
             *flags,
             shape=shape,
             environment=environment,
-            is_spawned=is_spawned,
         )
 
     return start

@@ -1,8 +1,8 @@
 """SGLang's servers in processes that are forked instead of spawned.
 
 A forked server imports no modules and loads no plugins, which is nearly all that a start takes.
-What only a spawned process does is tested by the servers that start as a user's does: those of
-tensor parallelism, of the engine, of recording and of the demo.
+What only a spawned process does is tested by those that start as a user's does: an engine, a server
+of recorded traffic (benchmarks.gpu_check), one of the demo's, and a launcher that fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from sglang_hvd.demo.server import end_with_parent
 PROJECT_FIRST = {"PYTHONPATH": str(Path(__file__).parents[2])}
 # Variables that modules and plugins read when they load. Servers that differ in one of them are
 # forked from different processes.
-_READ_ONCE = ("TRITON_INTERPRET", "SGL_KERNEL_CPU_REPLAYED_GRAPHS", "SGLANG_PLUGINS")
+_READ_ONCE = (
+    *("TRITON_INTERPRET", "SGL_KERNEL_CPU_REPLAYED_GRAPHS", "SGLANG_PLUGINS"),
+    *("SGLANG_TEST_RETRACT", "SGLANG_TEST_RETRACT_INTERVAL"),
+)
 
 
 class Nursery:

@@ -8,14 +8,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.server import demo_environment
 from tests.e2e.conftest import HANGS_AFTER_S, Server
 from tests.e2e.forked_server import Nursery
-
-pytestmark = pytest.mark.xdist_group("policies")
 
 
 def test_sglangs_benchmark_of_serving(

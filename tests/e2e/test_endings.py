@@ -15,8 +15,6 @@ import pytest
 
 from tests.e2e.conftest import HANGS_AFTER_S
 
-pytestmark = pytest.mark.xdist_group("policies")
-
 
 @pytest.fixture
 def server(start_hvd: Callable[..., Any]) -> Any:

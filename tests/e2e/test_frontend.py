@@ -11,8 +11,6 @@ import sglang as sgl
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 
-pytestmark = pytest.mark.xdist_group("policies")
-
 
 def _turn(question: str) -> str:
     return f"<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"

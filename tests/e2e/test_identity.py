@@ -10,8 +10,6 @@ import pytest
 
 from tests.e2e.conftest import CHAIN, assert_same_alone_and_together, mixing
 
-pytestmark = pytest.mark.xdist_group("policies")
-
 LONG_CHAIN = ("--speculative-num-steps", "6", "--speculative-eagle-topk", "1")
 LONG_TREE = (
     *("--speculative-num-steps", "5", "--speculative-eagle-topk", "4"),

@@ -14,8 +14,6 @@ import pytest
 from tests.e2e.conftest import SMALL_TREE, Server, StartServer, request_body
 from tests.e2e.test_overlap import INTERPRETED
 
-pytestmark = pytest.mark.xdist_group("interpreted servers")
-
 NUM_REQUESTS = 120
 SCHEMA = json.dumps(
     {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}

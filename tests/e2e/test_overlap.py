@@ -15,8 +15,6 @@ import pytest
 from sglang_hvd.costs import StepCosts
 from tests.e2e.conftest import CHAIN, SMALL_TREE, assert_same_alone_and_together, mixing
 
-pytestmark = pytest.mark.xdist_group("interpreted servers")
-
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 REPLAYED = {**INTERPRETED, "SGL_KERNEL_CPU_REPLAYED_GRAPHS": "1"}
 # SGLang splits a request's KV in eight, and each split is a program to interpret: two are enough.

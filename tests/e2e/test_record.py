@@ -17,6 +17,7 @@ from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.recording_folder import recordings, salvage
 from sglang_hvd.traces.tokenizer_json import load_tokenizer
 from tests.e2e.conftest import HANGS_AFTER_S
+from tests.e2e.forked_server import PROJECT_FIRST, Nursery
 
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 0.8, "top_p": 0.9}
@@ -25,8 +26,8 @@ Row = tuple[list[int], list[int], dict[str, float]]
 
 
 @pytest.fixture
-def server(models: DemoModels, tmp_path: Path) -> SglangServer:
-    """A server that records into tmp_path / "recorded" and starts as a user's does.
+def server(models: DemoModels, nursery: Nursery, tmp_path: Path) -> SglangServer:
+    """A server that records into tmp_path / "recorded".
 
     The test enters it, and reads the recording after it has ended.
     """
@@ -40,8 +41,9 @@ def server(models: DemoModels, tmp_path: Path) -> SglangServer:
             "--enable-metrics",
         ],
         log_file=tmp_path / "server.log",
-        environment=demo_environment(),
+        environment={**demo_environment(), **PROJECT_FIRST},
         timeout_s=HANGS_AFTER_S,
+        launch=nursery.launch,
     )
 
 

@@ -14,8 +14,6 @@ import pytest
 
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 
-pytestmark = pytest.mark.xdist_group("policies")
-
 PENALTIES = {"frequency_penalty": 0.4, "presence_penalty": 0.2}
 
 

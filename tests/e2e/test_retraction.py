@@ -14,8 +14,6 @@ from sglang_hvd.demo.corpus.sessions import demo_sessions
 from tests.e2e.conftest import mixing
 from tests.e2e.test_record import wait_until_recorded
 
-pytestmark = pytest.mark.xdist_group("interpreted servers")
-
 # What SGLang logs when it retracts.
 RETRACTED = "Retract requests."
 # Most prompts fit, their replies do not. The scheduler admits too many requests only if it expects
@@ -87,7 +85,6 @@ def test_requests_that_end_with_a_prefill_after_a_retraction_are_kept(
     server = start_hvd(
         *("model", "--disable-radix-cache", "--enable-metrics", "--hvd-record", str(tmp_path)),
         environment={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "1"},
-        is_spawned=True,  # SGLang reads these variables when it is imported
     )
     server.flush_cache()
     with ThreadPoolExecutor(1) as pool:

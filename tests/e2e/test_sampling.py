@@ -166,7 +166,6 @@ def test_samples_follow_the_target_model(
 
 
 @pytest.mark.slow  # the interpreter runs every step
-@pytest.mark.xdist_group("interpreted servers")
 def test_samples_of_steps_that_run_ahead_follow_the_target_model(
     start_hvd: Callable[..., Any],
     target: Target,

@@ -13,8 +13,6 @@ from safetensors.numpy import load_file, save_file
 from sglang_hvd.demo.models import DemoModels
 from tests.e2e.conftest import Server, StartServer
 
-pytestmark = pytest.mark.xdist_group("policies")
-
 
 @pytest.fixture
 def other_target(models: DemoModels, tmp_path: Path) -> Path:

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment
 from tests.e2e.forked_server import Nursery
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("the patches alone")]
+pytestmark = pytest.mark.e2e
 
 VOCAB = 24  # small, so that a random drafter is right now and then
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, LAYERS = 64, 4, 2, 16, 128, 4

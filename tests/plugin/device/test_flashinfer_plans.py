@@ -169,7 +169,6 @@ def test_sglang_plans_so() -> None:
     assert "envs.SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR.get()" in draft
 
 
-@pytest.mark.xdist_group("interpreter")
 def test_masks_are_packed_as_flashinfer_packs_them(nursery: Nursery, tmp_path: Path) -> None:
     assert_passes_interpreted(
         Path(__file__).with_name("flashinfer_plan_twins.py"), nursery, tmp_path

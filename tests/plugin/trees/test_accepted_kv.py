@@ -16,7 +16,6 @@ from tests.e2e.forked_server import Nursery
 from tests.triton_interpreter import assert_passes_interpreted
 
 
-@pytest.mark.xdist_group("interpreter")
 def test_the_kernel_equals_torch(nursery: Nursery, tmp_path: Path) -> None:
     assert_passes_interpreted(Path(__file__).with_name("accepted_kv_twins.py"), nursery, tmp_path)
 

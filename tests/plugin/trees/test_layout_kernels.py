@@ -19,7 +19,6 @@ from tests.triton_interpreter import assert_passes_interpreted
 H100, B200 = 90, 100  # compute capability; an H200 has that of an H100
 
 
-@pytest.mark.xdist_group("interpreter")
 def test_the_kernels_equal_the_native_core(nursery: Nursery, tmp_path: Path) -> None:
     assert_passes_interpreted(Path(__file__).with_name("layout_kernel_twins.py"), nursery, tmp_path)
 
