@@ -31,11 +31,13 @@ class SourceTable:
     """The draft sources, by place. A set of sources is a number: bit i stands for rows[i].
 
     labels: the name of each set, by its number.
+    device_bits: the set of each single source whose drafts the host does not know, in order.
     """
 
     def __init__(self, *rows: DraftSource) -> None:
         self.rows = rows
         self.labels: tuple[str, ...] = tuple(map(self._label, range(1 << len(rows))))
+        self.device_bits = tuple(1 << i for i, row in enumerate(rows) if not row.is_on_host)
 
     def bit_of(self, name: str) -> int:
         """The set of this one source. Raises KeyError if there is no such source."""
@@ -43,11 +45,6 @@ class SourceTable:
             if row.name == name:
                 return 1 << place
         raise KeyError(f"there is no draft source {name!r}, only {[r.name for r in self.rows]}")
-
-    @property
-    def device_bits(self) -> tuple[int, ...]:
-        """The set of each single source whose drafts the host does not know, in order."""
-        return tuple(1 << place for place, row in enumerate(self.rows) if not row.is_on_host)
 
     def _label(self, mask: int) -> str:
         names = [row.name for place, row in enumerate(self.rows) if mask >> place & 1]
@@ -395,8 +392,9 @@ class DraftPlans:
         prediction for the whole chain counts, which the calibration has.
     model_predicted: float32[num_requests], predicted accepted tokens of the model drafter's draft.
         Not a number: the prediction for the full size counts, which its predictor has.
-    source_sets: uint8[num_requests], the set of sources whose drafts are verified, as a number of
-        `table`.
+    host_sources: uint8[num_requests], the set of the host's sources whose drafts are verified, as a
+        number of `table`.
+    drafter: the set of the one source on the device that drafts in this step; 0 if none does.
     """
 
     drafts: HostDrafts
@@ -407,7 +405,8 @@ class DraftPlans:
     chain_lens: npt.NDArray[np.int32]
     chain_predicted: npt.NDArray[np.float32]
     model_predicted: npt.NDArray[np.float32]
-    source_sets: npt.NDArray[np.uint8]
+    host_sources: npt.NDArray[np.uint8]
+    drafter: int
     table: SourceTable = SOURCES
 
     @classmethod
@@ -417,7 +416,7 @@ class DraftPlans:
         drafts = DraftBatch.of_size(num_requests, 0).chains(nothing)
         no_source = np.zeros(num_requests, np.uint8)
         return cls(
-            drafts, nothing, nothing, nothing, None, nothing, no_length, no_length, no_source
+            drafts, nothing, nothing, nothing, None, nothing, no_length, no_length, no_source, 0
         )
 
     @property
@@ -439,8 +438,13 @@ class DraftPlans:
     @property
     def sources(self) -> list[str]:
         """Label of the sources whose drafts each request verifies: list[num_requests]."""
-        labels = self.table.labels
-        return [labels[sources] for sources in self.source_sets.tolist()]
+        labels, drafter = self.table.labels, self.drafter
+        return [
+            labels[of_host | drafter if num_nodes else of_host]
+            for of_host, num_nodes in zip(
+                self.host_sources.tolist(), self.num_model_nodes.tolist(), strict=True
+            )
+        ]
 
     @property
     def num_nodes(self) -> npt.NDArray[np.int32]:
@@ -473,12 +477,15 @@ class DraftPlans:
 
     @classmethod
     def concatenate(cls, parts: Sequence["DraftPlans"]) -> "DraftPlans":
-        """The plans of one batch or more, one after the other."""
+        """The plans of one batch or more, one after the other. Only one drafter may have drafted in
+        all of them."""
+        [drafter] = {part.drafter for part in parts if part.num_model_nodes.any()} or {0}
         predicted = [part.predicted for part in parts if part.predicted is not None]
         arrays = {name: np.concatenate([getattr(p, name) for p in parts]) for name in _OF_PLANS}
         return cls(
             drafts=HostDrafts.concatenate([part.drafts for part in parts]),
             predicted=np.concatenate(predicted) if len(predicted) == len(parts) else None,
+            drafter=drafter,
             table=parts[0].table,
             **arrays,
         )
@@ -492,7 +499,7 @@ _OF_PLANS = (
     "chain_lens",
     "chain_predicted",
     "model_predicted",
-    "source_sets",
+    "host_sources",
 )
 
 

@@ -10,6 +10,7 @@ from sglang_hvd.types import (
     EVIDENCE,
     EVIDENCE_DEPTH,
     MATCH_COLUMNS,
+    SOURCES,
     CacheDraft,
     DraftBatch,
     DraftPlans,
@@ -90,7 +91,8 @@ def test_plans_of_a_batch_are_plans_of_its_requests() -> None:
         chain_lens=np.array([2, 0, 1, 0], np.int32),
         chain_predicted=np.zeros(4, np.float32),
         model_predicted=np.zeros(4, np.float32),
-        source_sets=np.array([3, 2, 1, 0], np.uint8),
+        host_sources=np.array([1, 0, 1, 0], np.uint8),
+        drafter=SOURCES.bit_of("model"),
     )
     both, model, cache, plain = plans
     assert [plan.source for plan in plans] == plans.sources

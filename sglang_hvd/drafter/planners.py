@@ -16,7 +16,8 @@ from sglang_hvd.types import SCORE, SOURCES, DraftPlans, SourceTable
 Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
 
-_CACHE, _MODEL = SOURCES.bit_of("cache"), SOURCES.bit_of("model")
+_MODEL = SOURCES.bit_of("model")
+assert SOURCES.bit_of("cache") == 1, "RulePlanner takes True for the set of the cache"
 
 
 class RulePlanner:
@@ -70,7 +71,8 @@ class RulePlanner:
             chain_lens=num_cache,
             chain_predicted=whole,
             model_predicted=whole,
-            source_sets=(num_cache > 0) * np.uint8(_CACHE) | (num_model > 0) * np.uint8(_MODEL),
+            host_sources=(num_cache > 0).view(np.uint8),  # True is the bit of the cache
+            drafter=_MODEL,
         )
 
     def _takes_cache(self, proposals: Proposals) -> Bool:
@@ -121,7 +123,6 @@ class CostPlanner:
 
     def __init__(self, allocator: StepAllocator, table: SourceTable) -> None:
         self._allocator, self._table = allocator, table
-        self._bits = [np.uint8(bit) for bit in table.device_bits]
 
     def choose(
         self, requests: Sequence[DraftedRequest], proposals: Proposals, *, next_waits: bool
@@ -151,7 +152,8 @@ class CostPlanner:
             chain_lens=taken.chain_lens,
             chain_predicted=taken.chain_predicted,
             model_predicted=found.model_predicted,
-            source_sets=taken.source_sets | (found.num_model > 0) * self._bits[found.drafter],
+            host_sources=taken.source_sets,
+            drafter=self._table.device_bits[found.drafter],
             table=self._table,
         )
 

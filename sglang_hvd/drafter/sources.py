@@ -155,7 +155,9 @@ class ModelSource:
         accepted = np.where(
             plans.drafts.num_nodes > 0, outcomes.num_model_accepted, outcomes.num_accepted_drafts
         )
-        accepted[(plans.source_sets & self.bit) == 0] = -1
+        accepted[plans.num_model_nodes == 0] = -1
+        if plans.drafter != self.bit:
+            accepted[:] = -1
         verified = VerifiedModelDrafts(plans.model_sizes, plans.model_steps, plans.model_predicted)
         self._predictor.observe(slots, outcomes.token_ids, outcomes.lengths, accepted, verified)
 

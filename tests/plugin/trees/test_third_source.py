@@ -176,14 +176,15 @@ def test_a_drafter_that_does_not_pay_is_explored(monkeypatch: pytest.MonkeyPatch
 
 def test_plans_name_the_third_source() -> None:
     plain = DraftPlans.plain(2)
-    sets = np.array([TABLE.bit_of("cache") | TABLE.bit_of("heads"), 0], np.uint8)
+    of_host = np.array([TABLE.bit_of("cache"), 0], np.uint8)
     named = DraftPlans(
         plain.drafts,
-        *(np.zeros(2, np.int32) for _ in range(3)),
+        *(np.array([2, 0], np.int32) for _ in range(3)),
         None,
         np.zeros(2, np.int32),
         *(np.zeros(2, np.float32) for _ in range(2)),
-        sets,
+        of_host,
+        TABLE.bit_of("heads"),
         TABLE,
     )
     assert named.sources == ["cache+heads", "plain"]
