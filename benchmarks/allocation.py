@@ -27,7 +27,7 @@ from sglang_hvd.allocation import (
 from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor, TokenClasses
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor, TokenClasses
 from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of
 from sglang_hvd.replay.training.tables import markdown_table
 from sglang_hvd.suffix_cache import SuffixCache
@@ -110,7 +110,7 @@ def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:
     drafter = HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
-        predictor=PayoffPredictor.of_config(config),
+        predictor=AcceptancePredictor.of_config(config),
         token_classes=TokenClasses.from_strings(["a"] * 1000),
         num_model_steps=NUM_STEPS,
         num_model_nodes=SIZES[-1],

@@ -63,7 +63,7 @@ class CacheDraft(NamedTuple):
     match_len: number of tokens before the draft that matched an earlier place.
     score: sum of each token's estimated probability (SuffixDecoding's score), over the chain that
         the cache proposed. The draft may be the first tokens of that chain.
-    source: where the match lies, in the request's own prompt and output or in finished requests.
+    source: the text of the match: the request's own prompt and output, or finished requests.
     parents: int32[num_tokens], read-only; index of the token before each, -1 for a token that
         follows the context itself. Parents stand before their children. None for a chain, in which
         each token follows the one before.
@@ -184,7 +184,7 @@ class VerifyOutcomes:
 
 
 class MatchOrigin(enum.IntEnum):
-    """Where the longest match of a draft lies, by number in the column "origin" of its match."""
+    """The text that holds the longest match of a draft; the number is in the column "origin"."""
 
     PROMPT = 0  # the request's own prompt
     OUTPUT = 1  # the request's own output
@@ -194,12 +194,12 @@ class MatchOrigin(enum.IntEnum):
 # Columns of DraftBatch.matches, as native/draft_layout.hpp has them.
 MATCH_COLUMNS = (
     "match_len",  # longest match among the occurrences of the first draft token
-    "score",  # sum of the nodes' probabilities: expected accepted tokens
+    "score",  # sum of the nodes' probabilities
     "num_tokens",  # nodes of the draft
     "origin",  # MatchOrigin of that longest match
     "age",  # tokens between that match and the end of its text
     "num_occurrences",  # occurrences of the context that were found
-    "num_agreeing",  # of them, followed by the first draft token
+    "num_agreeing",  # those among them that the first draft token follows
     "agreement",  # their share of the votes
     "mean_agreement",  # the same share at every node, mean over the draft
 )
@@ -207,7 +207,7 @@ MATCH_COLUMNS = (
 SCORE = MATCH_COLUMNS.index("score")
 _MATCH_LEN, _NUM_TOKENS, _ORIGIN = map(MATCH_COLUMNS.index, ("match_len", "num_tokens", "origin"))
 
-# First tokens of a chain that DraftBatch.evidence tells of.
+# The number of first tokens of a chain that DraftBatch.evidence is about.
 EVIDENCE_DEPTH = 4
 # Columns of DraftBatch.evidence, as native/draft_layout.hpp has them.
 EVIDENCE = (
@@ -215,23 +215,23 @@ EVIDENCE = (
         f"{name}_{depth}"
         for name in (
             # in the request's own text, of the latest two places in the index's bucket of the two
-            # tokens before that something follows: those where these stand, and those of them that
-            # this token follows
+            # tokens before: the places at which these two tokens stand and are followed by
+            # something, and those among them that are followed by this token
             "num_seen",
             "num_followed",
             # tokens since the latest place of this token; 65536 if none is among the latest four
             # in its bucket
             "age",
-            # of the votes where the chain goes on with this token, 0 for the paper's draft: other
-            # tokens that have any, and the estimated probability that the likeliest of them follows
-            # if all before it is right
+            # of the votes at the place of this token: the other tokens that have votes, and the
+            # estimated probability that the likeliest of them follows if all before it is right; 0
+            # for the paper's draft
             "num_others",
             "other",
         )
         for depth in range(1, EVIDENCE_DEPTH + 1)
     ),
-    # shares of the 32 tokens before the draft that stand before its source too: at the same
-    # distance, at any; 0 for the paper's draft
+    # shares of the 32 tokens before the draft that also stand before its source, at the same
+    # distance and at any distance; 0 for the paper's draft
     "aligned",
     "in_common",
 )
@@ -239,18 +239,19 @@ EVIDENCE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftBatch:
-    """Preallocated drafts: row i belongs to request i, its first num_nodes[i] entries count.
+    """Preallocated drafts: row i belongs to request i; its first num_nodes[i] entries are valid.
 
     Parents stand before their children. A chain is a tree in which node j follows node j - 1.
 
     token_ids: int32[max_requests, max_nodes].
-    parents: int32, same shape: index of the node before, -1 for what follows the context itself.
+    parents: int32, same shape: index of the node before, -1 for a node that follows the context
+        itself.
     depths: int32, same shape: 1 for the tokens that may come next.
     probs: float32, same shape: estimated probability that the node is accepted.
-    num_nodes: int32[max_requests], 0 where nothing matches.
-    matches: float32[max_requests, len(MATCH_COLUMNS)], what the draft was found by.
-    evidence: float32[max_requests, len(EVIDENCE)], of chains, where it was asked for; 0 where
-        it tells nothing.
+    num_nodes: int32[max_requests], 0 if nothing matches.
+    matches: float32[max_requests, len(MATCH_COLUMNS)], the match that the draft was found by.
+    evidence: float32[max_requests, len(EVIDENCE)], further evidence about chains, if it was asked
+        for; 0 if there is none.
     """
 
     token_ids: TokenIds
@@ -275,10 +276,9 @@ class DraftBatch:
         )
 
     def chains(self, num_tokens: npt.NDArray[np.int32]) -> "HostDrafts":
-        """Copies of rows that hold chains, from the first on, or of their first tokens.
+        """Copies of the first rows, which hold chains, or of their first tokens.
 
-        num_tokens: int32[num_rows], tokens to take of each row, at most num_nodes; where that is 0
-            there is no draft.
+        num_tokens: int32[num_rows], tokens to take of each row, at most num_nodes; 0 for no draft.
         """
         num_rows, longest = len(num_tokens), int(num_tokens.max(initial=0))
         parents = np.empty((num_rows, longest), np.int32)
@@ -322,7 +322,7 @@ class HostDrafts:
         are_trees: npt.NDArray[np.bool_],
         matches: npt.NDArray[np.float32],
     ) -> "HostDrafts":
-        """Drafts whose arrays nobody may write into from now on."""
+        """Drafts whose arrays are made read-only."""
         arrays = token_ids, parents, num_nodes, are_trees, matches
         for array in arrays:
             array.flags.writeable = False

@@ -229,11 +229,11 @@ def test_a_wrong_import_is_found(path: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        ("payoff/features.py", "from .predictor import PayoffPredictor"),
+        ("payoff/features.py", "from .predictor import AcceptancePredictor"),
         ("payoff/training.py", "import torch"),
         ("plugin/engine/worker.py", "from sglang.srt.managers import scheduler"),
         ("plugin/hooks/reload.py", "from sglang_hvd.plugin.engine.worker import HvdWorker"),
-        ("drafter/proposals.py", "from sglang_hvd.payoff.predictor import PayoffPredictor"),
+        ("drafter/proposals.py", "from sglang_hvd.payoff.predictor import AcceptancePredictor"),
         ("suffix_cache/cache.py", "from sglang_hvd.suffix_cache._native import CacheCore"),
         ("replay/training/train.py", "from sglang_hvd.replay.core.walk import RecordingWalk"),
         ("replay/core/walk.py", "from sglang_hvd.replay.core.totals import CycleTotals"),

@@ -6,7 +6,7 @@
 Both tables are about cycle starts of the payoff policy, on sessions that the shipped predictor was
 not trained on; the model drafter has two tokens accepted in each of its cycles. The first table
 compares drafts of 3, 7, 15 and 31 nodes: accepted tokens of a chain / of a chain with branches
-(sglang_hvd/allocation/cache_trees.py). The second table is about nodes that leave the chain where
+(sglang_hvd/allocation/host_trees.py). The second table is about nodes that leave the chain where
 the text leaves it: how many are right, by their share of the votes that are not for the chain.
 """
 
@@ -24,7 +24,7 @@ from sglang_hvd.allocation import HostTrees
 from sglang_hvd.commands.arguments import add_json, add_texts, count
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import ChainPrediction, HybridDrafter
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
 from sglang_hvd.replay.core.recordings import find_recordings, session_fingerprints
 from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of, right_branch
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
@@ -89,7 +89,7 @@ class _Walk:
 
     def __init__(self, tokenizer: TraceTokenizer, traces: Sequence[Trace]) -> None:
         config = HvdConfig(policy="payoff")
-        predictor = PayoffPredictor.load(DEFAULT_PREDICTORS["votes"])
+        predictor = AcceptancePredictor.load(DEFAULT_PREDICTORS["votes"])
         self._cache = SuffixCache.of_config(config, background=False)
         self._drafter = HybridDrafter(
             config,
@@ -132,7 +132,7 @@ class _Walk:
                     self._cache.propose_into(
                         self._votes, [trace], np.full(1, SIZES[-1], np.int32), is_tree=True
                     )
-                    survival = proposals.predicted.prediction.survival
+                    survival = proposals.predicted.prediction.acceptance
                     assert survival is not None, "the shipped predictor predicts distributions"
                     self._trees.join(proposals.drafts, survival, self._votes)
                     yield self._accepted(rest, right), self._shares(chain, rest, right)

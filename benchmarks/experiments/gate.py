@@ -15,7 +15,7 @@ from benchmarks.command import run, write_rows
 from benchmarks.experiments.options import replay_options
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.costs import StepCosts
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
 from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.replay.core.recordings import find_recordings, mean_over_families
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = replay_options("experiments.gate", "Compare gates of the payoff policy.", arguments)
     recordings = find_recordings(options.traces)
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
-    trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[options.cache_mode]).trained_sessions
+    trained_on = AcceptancePredictor.load(DEFAULT_PREDICTORS[options.cache_mode]).trained_sessions
     rows = []
     for drafter_name, drafter in _DRAFTERS.items():
         for threshold in _THRESHOLDS:

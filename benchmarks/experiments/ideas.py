@@ -24,12 +24,11 @@ from sglang_hvd.payoff import (
     FEATURE_NAMES,
     PAPER_FEATURES,
     POSITION_FEATURES,
-    PayoffPredictor,
+    AcceptancePredictor,
 )
-from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import Kind, feature_settings
-from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
+from sglang_hvd.payoff.training_rows import Lessons, TrainingRows
 from sglang_hvd.replay.core.recording_walk import RecordingWalk, fingerprints_of
 from sglang_hvd.replay.core.recordings import find_recordings
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
@@ -181,7 +180,9 @@ class _Study:
     def mean_of_frequency(self) -> PayoffQuality:
         return self._mean(_Idea("frequency"), lambda _: None)
 
-    def _mean(self, idea: _Idea, judging: Callable[[str], PayoffPredictor | None]) -> PayoffQuality:
+    def _mean(
+        self, idea: _Idea, judging: Callable[[str], AcceptancePredictor | None]
+    ) -> PayoffQuality:
         """judging: returns the predictor that judges a family; None: the frequency score."""
         judged = {}
         for walk in self.judged:
@@ -192,7 +193,7 @@ class _Study:
             raise ValueError("no session is held out: give recordings of several sessions")
         return next(quality for walk, quality in qualities(judged) if walk is None)
 
-    def _train(self, idea: _Idea, without_family: str = "") -> PayoffPredictor:
+    def _train(self, idea: _Idea, without_family: str = "") -> AcceptancePredictor:
         def kept(walks: Sequence[RecordingWalk]) -> list[RecordingWalk]:
             return [walk for walk in walks if walk.family != without_family]
 

@@ -19,10 +19,10 @@ from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import (
     DEFAULT_PREDICTORS,
+    AcceptancePredictor,
     DraftFeatures,
-    ModelPayoff,
+    ModelPredictor,
     OnlineCalibration,
-    PayoffPredictor,
     RequestTracker,
     TokenClasses,
 )
@@ -67,9 +67,9 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
     prompt = np.arange(200, dtype=np.int32)
     slots = np.array([tracker.start(prompt) for _ in range(num_requests)], np.int32)
     features = DraftFeatures.of_size(num_requests)
-    predictor = PayoffPredictor.load(DEFAULT_PREDICTORS["votes"])
+    predictor = AcceptancePredictor.load(DEFAULT_PREDICTORS["votes"])
     calibration = OnlineCalibration(PAPER_THRESHOLD)
-    of_model = ModelPayoff(num_steps=8)
+    of_model = ModelPredictor(num_steps=8)
     for slot in slots.tolist():
         of_model.start(slot)
     none = np.zeros(num_requests, np.int32)
@@ -79,9 +79,9 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
         tracker.write_features(features, slots, drafts, drafts)
         right = np.ascontiguousarray(drafts.token_ids[:num_requests, :8])
         tracker.commit(slots, right, np.full(num_requests, 8, np.int32), none)
-        calibration.expect(slots[:1], drafts, predictor.predict(features.first(1)))
+        calibration.correct(slots[:1], drafts, predictor.predict(features.first(1)))
         calibration.observe(slots[:1], right[:1], three, three, drafts.num_nodes[:1], unknown)
-    paper = PayoffPredictor.load(PAPER_PREDICTORS["votes"])
+    paper = AcceptancePredictor.load(PAPER_PREDICTORS["votes"])
 
     def propose() -> None:
         cache.propose_into(drafts, rids, limits)
@@ -103,8 +103,8 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
     def served() -> None:
         propose_with_evidence()
         write()
-        prediction = calibration.expect(slots, drafts, predictor.predict(features))
-        of_model.expect(slots, drafts, prediction.survival)
+        prediction = calibration.correct(slots, drafts, predictor.predict(features))
+        of_model.predict(slots, drafts, prediction.acceptance)
 
     def peer() -> None:
         hidden = (features.features[:, : len(paper.mean)] - paper.mean) / paper.std

@@ -14,10 +14,9 @@ from benchmarks.command import parser_of, run
 from sglang_hvd.commands.arguments import count
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES
-from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import feature_settings
-from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
+from sglang_hvd.payoff.training_rows import Lessons, TrainingRows
 
 _DRAFT_LEN = 31
 _MEAN_ACCEPTED = 3

@@ -141,9 +141,9 @@ class LearnedPlanCosts(PlanCosts):
         if self._num_steps % _TABLE_EVERY == 0 or self._num_steps in _FIRST_TABLES:
             learned = self._learned
             self._allocator.use_costs(
-                learned.table(
-                    learned.times() if isinstance(learned, LearnedCosts) else learned.coefficients()
-                )
+                learned.table()
+                if isinstance(learned, LearnedCosts)
+                else learned.table(learned.coefficients())
             )
         _dbg(self, plans)  # DBG
         return ms

@@ -15,7 +15,7 @@ from sglang_hvd.allocation import DrafterChoices, DraftExtend, StepAllocator
 from sglang_hvd.config import CacheMode, HvdConfig, PostponeExtend
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
 from sglang_hvd.replay.core.batch import ORACLE, BatchReplay, DrawnTrace
 from sglang_hvd.replay.core.model_drafter import ModelDrafter, copied_tokens
 from sglang_hvd.replay.core.plan_costs import PlanCosts
@@ -98,7 +98,7 @@ def _copied(recording: Recording, cache_mode: CacheMode) -> Sequence[npt.NDArray
 @cache
 def _texts(recording: Recording, cache_mode: CacheMode, drafter: ModelDrafter) -> _Texts:
     traces = _traces(recording)  # the same for every drafter and seed
-    trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[cache_mode]).trained_sessions
+    trained_on = AcceptancePredictor.load(DEFAULT_PREDICTORS[cache_mode]).trained_sessions
     fingerprints = session_fingerprints(traces)
     sizes = sorted({*MODEL_SIZES, *(nodes for nodes, _ in MODEL_TREES)})
     accepted = drafter.accepted_by_size(
@@ -152,7 +152,7 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
     drafter = HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
-        predictor=PayoffPredictor.of_config(config) if config.predicts else None,
+        predictor=AcceptancePredictor.of_config(config) if config.predicts else None,
         token_classes=_tokenizer.token_classes if config.predicts else None,
         num_model_steps=num_steps,
         num_model_nodes=num_nodes,

@@ -49,7 +49,7 @@ from sglang_hvd.demo.server import (
     flush_cache,
     grace_of,
 )
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
 from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
 from sglang_hvd.replay.core.recordings import find_recordings, session_fingerprints
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
@@ -173,7 +173,7 @@ def _texts(
     tokenizer: TraceTokenizer, options: argparse.Namespace
 ) -> tuple[list[Trace], list[Playlist], OwnVocabulary]:
     """The texts to play, renumbered to their own vocabulary; their recordings; the vocabulary."""
-    trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS["votes"]).trained_sessions
+    trained_on = AcceptancePredictor.load(DEFAULT_PREDICTORS["votes"]).trained_sessions
     texts: list[Trace] = []
     played = []
     recordings = find_recordings(options.traces)

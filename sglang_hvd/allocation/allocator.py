@@ -134,11 +134,6 @@ class StepAllocator:
         return self._drafters
 
     @property
-    def num_steps(self) -> Sequence[int]:
-        """Numbers of steps that the model drafter may run, rising."""
-        return self._drafters[0].num_steps
-
-    @property
     def costs(self) -> StepCosts:
         """The cost table in force."""
         return self._costs
@@ -146,23 +141,6 @@ class StepAllocator:
     def widest(self, num_requests: int) -> int:
         """Nodes per request that a step of so many requests can verify, root included."""
         return self._widths.widest_of(num_requests)
-
-    def use_widths(self, widths: Sequence[int]) -> None:
-        """Only some of the widths exist: the base width and others."""
-        assert {self._widths.base} <= set(widths) <= set(self._widths.values)
-        self._widths = self._widths.only(widths)
-        self._of_batch.clear()
-
-    def use_num_steps(self, num_steps: Sequence[int]) -> None:
-        """The model drafter has only some of its numbers of steps: the largest and others."""
-        self._drafters = (self._drafters[0].only(num_steps), *self._drafters[1:])
-        self._of_batch.clear()
-
-    def run_ahead(self) -> None:
-        """Sets runs_ahead."""
-        assert self._widths.values[0] == 1, "no step is without drafts"
-        self._runs_ahead = True
-        self._of_batch.clear()
 
     def use_costs(self, costs: StepCosts) -> None:
         """Allocates by another table from the next step on."""

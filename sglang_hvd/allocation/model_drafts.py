@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -43,17 +43,6 @@ class DrafterChoices:
     def node_limits(self) -> tuple[int, ...]:
         """max_nodes, or the largest size for each number of steps."""
         return self.max_nodes or (self.sizes[-1],) * len(self.num_steps)
-
-    def only(self, num_steps: Sequence[int]) -> "DrafterChoices":
-        """The choices with some of the numbers of steps: the largest and others."""
-        assert num_steps[-1] == self.num_steps[-1]
-        assert set(num_steps) <= set(self.num_steps)
-        limits = dict(zip(self.num_steps, self.node_limits, strict=True))
-        return replace(
-            self,
-            num_steps=tuple(num_steps),
-            max_nodes=tuple(limits[steps] for steps in num_steps),
-        )
 
 
 def require_rising(name: str, values: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_hvd.config import HvdConfig, load_config
-from sglang_hvd.payoff.predictor import PayoffPredictor, feature_settings
+from sglang_hvd.payoff.predictor import AcceptancePredictor, feature_settings
 from sglang_hvd.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def config_of(options: argparse.Namespace, *, has_predictor: bool = True) -> Hvd
     asked = load_config(options.config, settings, {})
     if asked.predictor is None or not has_predictor:
         return asked
-    trained = PayoffPredictor.load(asked.predictor).settings
+    trained = AcceptancePredictor.load(asked.predictor).settings
     unasked = {name: trained[name] for name in trained.keys() - asked.model_fields_set}
     # Some settings of a predictor only make sense with its cache mode.
     is_of_mode = "cache_mode" in unasked or asked.cache_mode == trained["cache_mode"]

@@ -5,27 +5,15 @@ from functools import cache
 
 import numpy as np
 
-from sglang_hvd.costs.table import Float64, StepCosts, interpolate, rising
+from sglang_hvd.costs.table import Float64, StepCosts, capped, rising, shares_of
 
-# What an observation keeps of its weight in a moving mean with each further step: the latest few
-# hundred steps count.
-_KEPT = 0.998
-
-# After so many steps without an observation a shape is as if it had never run.
-_FORGET_AFTER = 4000
-
-# Prior weight, in observations: what is more general counts as so many.
-_PRIOR = 4.0
-
-# A time counts up to this many times the expected one, or _MIN_MS if that is more.
-_CLIP = 3.0
-_MIN_MS = 0.5
-
-# Contexts leave at least this share of the table's time to a verification itself.
-_MIN_RATIO = 0.1
-
-# Steps without a step that was launched ahead, after which the time before such steps is unknown.
-_FORGET_AHEAD_AFTER = 512
+_KEPT = 0.998  # of an observation's weight in a moving mean, with each further step
+_FORGET_AFTER = 4000  # steps without an observation, after which a shape is as if it never ran
+_PRIOR = 4.0  # weight, in observations, of what is more general
+_CLIP = 3.0  # a time counts up to so many times the expected one,
+_MIN_MS = 0.5  # or this if that is more
+_MIN_RATIO = 0.1  # of the base's time, which contexts leave to a verification itself
+_FORGET_AHEAD_AFTER = 512  # steps, after which the rest before steps that run ahead is unknown
 
 _Shape = tuple[int, int]
 
@@ -36,8 +24,8 @@ class LearnedCosts:
     Each part of a step has a moving mean of its times by shape: the number of requests, and the
     width or number of draft steps. A verification is learned as a ratio to the base, after the
     price of its contexts. A draft or draft-extend is learned as an overhead beyond the base at the
-    speed of the verifications: where the device waits for the host, a draft of one step takes as
-    long as one of eight. A shape with n observations is shrunk to what its part would say of it by
+    speed of plain steps: where the device waits for the host, a draft of one step takes as long as
+    one of eight. A shape with n observations is shrunk to what its part would say of it by
     n / (n + 4), and that likewise to the base. The rest of a step is a mean by number of requests.
 
     The first time of a shape is dropped if it is far above the expected one, since a first step may
@@ -45,16 +33,15 @@ class LearnedCosts:
 
     base: the table to correct.
     runs_ahead: steps without drafts may be launched before the tokens of the last step are known.
-        Then the rest before such a step is part of every step, and what the rest before other steps
-        takes in addition is their wait.
+        The rest before such a step is part of every step; what it takes more before others is wait.
     """
 
     def __init__(self, base: StepCosts, *, runs_ahead: bool = False) -> None:
         self.num_observed = 0
         self._base = base
-        self._runs_ahead = runs_ahead
         self._verify, self._extend, self._draft = _Part(), _Part(), _Part()
-        self._rest, self._rest_before_ahead = _Part(), _Part()
+        self._rest = _Part()
+        self._rest_before_ahead = _Part() if runs_ahead else self._rest
         # As of the last table: milliseconds of a token of context, and the ratio of plain steps.
         self._token_ms, self._speed = (base.context or 0.0) / 1000, 1.0
         # What the base says does not change, and every step asks.
@@ -69,26 +56,25 @@ class LearnedCosts:
         self.num_observed += 1
         step, shape = self.num_observed, (num_requests, width)
         expected, of_token = self._verify_ms(num_requests, width), self._token_ms
-        ratio = self._verify.predict(step, shape, self._ratio(), of_token)
+        ratio = self._verify.predict(step, shape, self._speed, of_token)
         limit = _CLIP * (max(ratio, 1.0) + of_token * num_context / expected)
         self._verify.add(step, shape, milliseconds / expected, limit, num_context / expected)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
         """A draft-extend."""
-        expected = self._extend_ms(num_requests, width)
-        self._observe_overhead(self._extend, (num_requests, width), milliseconds, expected)
+        of_base = self._extend_ms(num_requests, width)
+        self._observe_overhead(self._extend, (num_requests, width), milliseconds, of_base)
 
     def observe_draft(self, num_requests: int, num_steps: int, milliseconds: float) -> None:
         """A draft of the model drafter."""
-        expected = self._draft_ms(num_requests, num_steps)
-        self._observe_overhead(self._draft, (num_requests, num_steps), milliseconds, expected)
+        of_base = self._draft_ms(num_requests, num_steps)
+        self._observe_overhead(self._draft, (num_requests, num_steps), milliseconds, of_base)
 
     def observe_rest(
         self, num_requests: int, milliseconds: float, *, is_before_ahead: bool = False
     ) -> None:
         """What a step took in addition to these parts. is_before_ahead: the next step was launched
         before its tokens were known."""
-        assert self._runs_ahead or not is_before_ahead, "steps do not run ahead"
         rest = self._rest_before_ahead if is_before_ahead else self._rest
         step, shape = self.num_observed, (num_requests, 0)
         expected = max(rest.predict(step, shape, rest.mean.value), _MIN_MS)
@@ -96,18 +82,29 @@ class LearnedCosts:
 
     def table(self) -> StepCosts:
         """The base with what was learned so far."""
-        base, sizes, widths = self._base, self._base.batch_sizes, self._base.widths
-        times = np.array(base.verify)
+        base, sizes, step = self._base, self._base.batch_sizes, self.num_observed
         self._token_ms = self._verify.slope((base.context or 0.0) / 1000)
-        line = self._ratios_by_nodes()
-        self._speed = float(line[0, 0])
-        ratios, weights = self._verify.at(
-            self.num_observed, sizes, widths, rising(line * times) / times, self._token_ms, times
+        of_base, of_shapes = (
+            np.array(base.verify),
+            np.array([self._verify_ms(*shape) for shape in self._verify.shapes]),
         )
-        verify = _capped(np.maximum(ratios, _MIN_RATIO) * times, weights)
-        extend, _ = self._with_overhead(self._extend, widths, np.array(base.draft_extend))
+        ratios = self._ratios_by_nodes(of_shapes)
+        self._speed = float(ratios[0, 0])
+        verify, weights = self._verify.at(
+            step, sizes, base.widths, rising(ratios * of_base), self._token_ms, of_shapes
+        )
+        verify = capped(np.maximum(verify, _MIN_RATIO * of_base), weights)
+        extend, _ = self._with_overhead(self._extend, base.widths, np.array(base.draft_extend))
         once, per_round = self._draft_lines()
-        rest, wait = self._rest_and_wait()
+        rest, waited = (
+            part.at(step, sizes, (0, 1), np.full((len(sizes), 2), part.mean.value))[0][:, 0]
+            for part in (self._rest_before_ahead, self._rest)
+        )
+        if self._rest.mean.step - self._rest_before_ahead.mean.step > _FORGET_AHEAD_AFTER:
+            rest = 0 * rest  # else waits would look free, and no step would run ahead to tell
+        wait = np.maximum(waited - rest, 0.0)
+        if base.wait is not None and not self._rest.shapes:
+            wait = np.array(base.wait)
         return base.model_copy(
             update={
                 "about": f"{base.about}, refined by its steps",
@@ -120,27 +117,20 @@ class LearnedCosts:
             }
         )
 
-    def _ratio(self) -> float:
-        """Of all verifications to the base, without contexts."""
-        return max(self._verify.mean.shrunk(self.num_observed, 1.0, self._token_ms), _MIN_RATIO)
-
-    def _ratios_by_nodes(self) -> Float64:
+    def _ratios_by_nodes(self, of_shapes: Float64) -> Float64:
         """Ratios of verifications that never ran, float64[num_batch_sizes, num_widths]: a line by
-        nodes through those that did. Nodes that are cheaper than the base says are so everywhere.
-        """
+        nodes through those that did, of_shapes by the base. Nodes that are cheaper than the base
+        says are so everywhere."""
         per_ms = np.outer(self._base.batch_sizes, np.array(self._base.widths) - 1)
         per_ms = per_ms / np.array(self._base.verify)
+        ratio = self._verify.mean.shrunk(self.num_observed, 1.0, self._token_ms)
         found, weights = self._verify.values(self.num_observed, self._token_ms)
-        if not weights.any():
-            return np.full(per_ms.shape, self._ratio())
-        nodes = np.array([n * (w - 1) / self._verify_ms(n, w) for n, w in self._verify.shapes])
-        mean_nodes, mean_ratio = (np.average(x, weights=weights) for x in (nodes, found))
-        from_mean = nodes - mean_nodes
-        square = weights @ from_mean**2 + _PRIOR * nodes.max() ** 2
-        slope = weights @ (from_mean * (found - mean_ratio)) / max(square, 1e-9)
-        # Beyond the shapes that ran, the line would say anything.
-        beyond = slope * (np.clip(per_ms, nodes.min(), nodes.max()) - mean_nodes)
-        return self._ratio() * np.maximum(1 + beyond / max(mean_ratio, _MIN_RATIO), _MIN_RATIO)
+        if weights.any():
+            nodes = np.array([n * (width - 1) for n, width in self._verify.shapes]) / of_shapes
+            mean_nodes, _, slope = _line(nodes, found, weights, _PRIOR * nodes.max() ** 2)
+            # Far beyond the shapes that ran, the line would say anything.
+            ratio += slope * (np.minimum(per_ms, 2 * nodes.max()) - mean_nodes)
+        return np.maximum(np.full(per_ms.shape, ratio), _MIN_RATIO)
 
     def _observe_overhead(
         self, part: "_Part", shape: _Shape, milliseconds: float, of_base: float
@@ -158,7 +148,7 @@ class LearnedCosts:
         step, speed = self.num_observed, self._speed
         overall = part.overhead(step, of_base, speed)
         overhead, weights = part.at(step, self._base.batch_sizes, columns, overall, speed)
-        return _capped(np.maximum(speed * of_base + overhead, 0.0), weights), weights
+        return capped(np.maximum(speed * of_base + overhead, 0.0), weights), weights
 
     def _draft_lines(self) -> list[Float64]:
         """What a draft takes once and in each round, float64[num_batch_sizes] each: a line through
@@ -167,32 +157,12 @@ class LearnedCosts:
         of_base = np.array([self._base.draft_ms(self._base.batch_sizes, num) for num in steps]).T
         times, weights = self._with_overhead(self._draft, steps, of_base)
         weights, rounds = weights + 1.0, np.array(steps) - 1.0
-        total = weights.sum(axis=1)
-        mean_ms, mean_rounds = ((weights * x).sum(axis=1) / total for x in (times, rounds))
-        from_mean = rounds - mean_rounds[:, None]
-        slope = (weights * from_mean * times).sum(axis=1) / (weights * from_mean**2).sum(axis=1)
+        mean_rounds, mean_ms, slope = _line(rounds, times, weights)
         # Neither term is negative: the line goes through the mean then.
         slope = np.clip(slope, 0.0, mean_ms / mean_rounds)
         once = np.maximum(mean_ms - slope * mean_rounds, 0.0)
-        columns = (_capped(terms[:, None], total[:, None]) for terms in (once, slope))
-        return [rising(column)[:, 0] for column in columns]
-
-    def _rest_and_wait(self) -> tuple[Float64, Float64]:
-        """What every step takes in addition to its parts, and what it takes in addition to that
-        before a step that waits for its tokens: float64[num_batch_sizes] each."""
-        step, sizes = self.num_observed, self._base.batch_sizes
-        ahead, waited = (
-            part.at(step, sizes, (0, 1), np.full((len(sizes), 2), part.mean.value))[0][:, 0]
-            for part in (self._rest_before_ahead, self._rest)
-        )
-        if not self._rest.shapes and self._base.wait is not None:
-            return ahead, np.array(self._base.wait)
-        if not self._runs_ahead:
-            return waited, np.zeros(len(sizes))
-        if step - self._rest_before_ahead.mean.step > _FORGET_AHEAD_AFTER:
-            # A stale time would make waits look free: no step would run ahead and correct it.
-            ahead = np.zeros(len(sizes))
-        return ahead, np.maximum(waited - ahead, 0.0)
+        of_size = weights.sum(axis=1, keepdims=True)
+        return [rising(capped(terms[:, None], of_size))[:, 0] for terms in (once, slope)]
 
 
 class _Mean:
@@ -283,39 +253,31 @@ class _Part:
         columns: Sequence[int],
         prior: Float64,
         of_factor: float = 0.0,
-        scale: Float64 | None = None,
+        of_shapes: Float64 | float = 1.0,
     ) -> tuple[Float64, Float64]:
-        """Values at the entries of a table, and the weight of what they are learned from:
+        """Milliseconds at the entries of a table, and the weight of what they are learned from:
         float64[num_sizes, num_columns] each. Shapes between entries are on the lines between them,
         so this is a least-squares fit that has the shrinkage as its ridge.
 
         prior: same shape, of entries that never ran.
-        scale: same shape, of what the values are ratios; None: they are milliseconds.
+        of_shapes: milliseconds that the value of each shape is a ratio to.
         """
         if not self.shapes:
             return prior, np.zeros(prior.shape)
         rows, places = np.array(list(self.shapes)).T
-        shares = _shares(rows, sizes)[:, :, None] * _shares(places, columns)[:, None, :]
-        shares = counts = shares.reshape(len(rows), -1)
-        if scale is not None:
-            shares = shares * scale.ravel() / (shares @ scale.ravel())[:, None]
+        shares = shares_of(rows, sizes)[:, :, None] * shares_of(places, columns)[:, None, :]
+        shares = shares.reshape(len(rows), -1)
         found, weights = self.values(step, of_factor)
+        beyond = weights * (found * of_shapes - shares @ prior.ravel())
         gram = (shares.T * weights) @ shares + _PRIOR * np.eye(prior.size)
-        beyond = np.linalg.solve(gram, shares.T @ (weights * (found - shares @ prior.ravel())))
-        return prior + beyond.reshape(prior.shape), (weights @ counts).reshape(prior.shape)
+        fitted = prior + np.linalg.solve(gram, shares.T @ beyond).reshape(prior.shape)
+        return fitted, (weights @ shares).reshape(prior.shape)
 
 
-def _shares(places: Float64, knots: Sequence[int]) -> Float64:
-    """What each knot counts for at each place, float64[num_places, num_knots]; beyond the last knot
-    it is that one alone."""
-    return interpolate(np.minimum(places, knots[-1]), knots, np.eye(len(knots)))
-
-
-def _capped(times: Float64, weights: Float64) -> Float64:
-    """Limits each entry to those of at least as many requests and nodes that have more weight: an
-    entry that was timed on a disturbed machine must not make all larger ones as expensive."""
-    rows, columns = (place.ravel() for place in np.indices(times.shape))
-    is_larger = (rows >= rows[:, None]) & (columns >= columns[:, None])
-    has_weight = weights.ravel() >= weights.ravel()[:, None]
-    caps = np.where(is_larger & has_weight, times.ravel(), np.inf).min(axis=1)
-    return np.minimum(times, caps.reshape(times.shape))
+def _line(x: Float64, y: Float64, weights: Float64, ridge: float = 0.0) -> tuple[Float64, ...]:
+    """Weighted means of x and y and the slope of the line through them, along the last axis."""
+    total = weights.sum(axis=-1)
+    mean_x, mean_y = ((weights * values).sum(axis=-1) / total for values in (x, y))
+    from_mean = x - mean_x[..., None]
+    product = (weights * from_mean * (y - mean_y[..., None])).sum(axis=-1)
+    return mean_x, mean_y, product / ((weights * from_mean**2).sum(axis=-1) + ridge + 1e-9)

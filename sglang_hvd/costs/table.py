@@ -210,9 +210,26 @@ def interpolate(places: npt.NDArray[np.int64], knots: Sequence[int], values: Flo
     return np.asarray(values[left] + share * (values[left + 1] - values[left]))
 
 
+def shares_of(places: npt.NDArray[np.int64], knots: Sequence[int]) -> Float64:
+    """What each knot counts for at each place, float64[num_places, num_knots]. Beyond the last knot
+    it is that one alone."""
+    return interpolate(np.minimum(places, knots[-1]), knots, np.eye(len(knots)))
+
+
 def rising(times: Float64) -> Float64:
     """The least table of two axes that is nowhere below these times and never falls."""
     found: Float64 = np.maximum.accumulate(np.maximum.accumulate(times, axis=0), axis=1)
+    return found
+
+
+def capped(times: Float64, weights: Float64) -> Float64:
+    """Limits each entry to the larger entries, of as many requests and nodes or more, that have as
+    much weight: an entry that was timed on a disturbed machine must not raise all of them."""
+    rows, columns = (place.ravel() for place in np.indices(times.shape))
+    is_larger = (rows >= rows[:, None]) & (columns >= columns[:, None])
+    has_weight = weights.ravel() >= weights.ravel()[:, None]
+    caps = np.where(is_larger & has_weight, times.ravel(), np.inf).min(axis=1)
+    found: Float64 = np.minimum(times, caps.reshape(times.shape))
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from filelock import FileLock
 
 import sglang_hvd
-from sglang_hvd.demo.training.build import RECIPES, Recipe, build
+from sglang_hvd.demo.training.recipes import RECIPES, Recipe
 
 Shape = Literal["llama", "qwen3"]
 
@@ -66,6 +66,8 @@ def ensure_demo_models(
 
 
 def _build_once(recipe: Recipe, directory: Path, progress: bool) -> None:
+    from sglang_hvd.demo.training.build import build  # seconds of imports
+
     directory.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(directory.with_suffix(".lock")):
         if directory.is_dir():

@@ -13,10 +13,10 @@ from sglang_hvd.drafter.proposer import Proposals, Proposer
 from sglang_hvd.drafter.request import DraftedRequest, are_model_only, plans_of, slots_of
 from sglang_hvd.drafter.sources import CacheSource, ModelSource
 from sglang_hvd.payoff import (
+    AcceptancePredictor,
     ModelFigures,
-    ModelPayoff,
+    ModelPredictor,
     OriginFigures,
-    PayoffPredictor,
     RequestTracker,
     TokenClasses,
 )
@@ -39,7 +39,7 @@ class HybridDrafter:
         config: HvdConfig,
         *,
         cache: SuffixCache,
-        predictor: PayoffPredictor | None,
+        predictor: AcceptancePredictor | None,
         token_classes: TokenClasses | None,
         num_model_steps: int,
         num_model_nodes: int,
@@ -79,11 +79,11 @@ class HybridDrafter:
             if allocator is None:
                 raise ValueError("the allocate policy needs an allocator")
             self._allocator = allocator
-            self._model = ModelSource(ModelPayoff(num_model_steps, allocator.drafters[0].sizes))
+            self._model = ModelSource(ModelPredictor(num_model_steps, allocator.drafters[0].sizes))
             # The predictor covers only the first MAX_DRAFT_LEN tokens.
             max_cache_draft_tokens = min(max_cache_draft_tokens, MAX_DRAFT_LEN)
         elif config.policy == "payoff":
-            self._model = ModelSource(ModelPayoff(num_model_steps))
+            self._model = ModelSource(ModelPredictor(num_model_steps))
         self._proposer = Proposer(
             config,
             cache,
@@ -133,7 +133,7 @@ class HybridDrafter:
         """
         predictor = token_classes = None
         if config.predicts:
-            predictor = PayoffPredictor.of_config(config)
+            predictor = AcceptancePredictor.of_config(config)
             token_classes = TokenClasses.from_strings(token_strings)
         return cls(
             config,
@@ -154,7 +154,7 @@ class HybridDrafter:
         return len(self._requests)
 
     @property
-    def predictor(self) -> PayoffPredictor | None:
+    def predictor(self) -> AcceptancePredictor | None:
         """The predictor in use."""
         return self._cache.predictor
 
@@ -166,7 +166,7 @@ class HybridDrafter:
         """How accurate the predictions for the model drafter are; None without any."""
         return None if self._model is None else self._model.figures()
 
-    def read_predictor(self, path: Path) -> PayoffPredictor:
+    def read_predictor(self, path: Path) -> AcceptancePredictor:
         """A predictor that use_predictor takes.
 
         Raises ValueError, in one line, if the policy has no use for one, or for a file that cannot
@@ -174,9 +174,9 @@ class HybridDrafter:
         """
         if not self._config.predicts:
             raise ValueError(f"the {self._config.policy} policy has no predictor to replace")
-        return PayoffPredictor.of_config(self._config.model_copy(update={"predictor": path}))
+        return AcceptancePredictor.of_config(self._config.model_copy(update={"predictor": path}))
 
-    def use_predictor(self, predictor: PayoffPredictor) -> None:
+    def use_predictor(self, predictor: AcceptancePredictor) -> None:
         """Predicts with this one from the next plan on, and calibrates it from the start. Active
         requests stay, and so does what was learned about the model drafter."""
         self._cache.use_predictor(predictor)

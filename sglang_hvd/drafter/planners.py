@@ -66,7 +66,7 @@ class RulePlanner:
             num_model_nodes=num_model,
             model_sizes=num_model,
             model_steps=np.full(num, self._num_model_steps, np.int32),
-            predicted=None if predicted is None else predicted.prediction.payoffs,
+            predicted=None if predicted is None else predicted.prediction.accepted_lens,
             chain_lens=num_cache,
             chain_predicted=whole,
             model_predicted=whole,
@@ -94,13 +94,13 @@ class RulePlanner:
 
     def _by_payoff(self, proposals: Proposals, predicted: ChainPrediction) -> Bool:
         threshold = self._config.threshold
-        lens = predicted.prediction.payoffs
+        lens = predicted.prediction.accepted_lens
         if threshold is None:
             # The draft with the longer predicted acceptance. This compares tokens, not time: a
             # cycle that drafts with the model takes longer.
             found: Bool = proposals.where_drafted(lens) >= predicted.model_lens
             return found
-        probs = predicted.prediction.reaches(math.ceil(threshold))
+        probs = predicted.prediction.prob_accepted(math.ceil(threshold))
         if probs is None:  # the paper's gate (section 3.4)
             return _reach(proposals.where_drafted(lens), threshold)
         # The same with probabilities: the draft reaches the threshold more likely than not.
@@ -143,7 +143,7 @@ class CostPlanner:
             num_model_nodes=found.num_model,
             model_sizes=found.model_size,
             model_steps=np.full(len(requests), found.num_steps, np.int32),
-            predicted=predicted.prediction.payoffs,
+            predicted=predicted.prediction.accepted_lens,
             chain_lens=taken.chain_lens,
             chain_predicted=taken.chain_predicted,
             model_predicted=found.model_predicted,

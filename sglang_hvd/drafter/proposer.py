@@ -10,7 +10,7 @@ from sglang_hvd.allocation import HostTrees
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.request import DraftedRequest, slots_of
 from sglang_hvd.drafter.sources import CacheSource, ModelSource
-from sglang_hvd.payoff import DraftFeatures, ModelReaches, Prediction, RequestTracker
+from sglang_hvd.payoff import DraftFeatures, ModelAcceptance, Prediction, RequestTracker
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftBatch
@@ -49,13 +49,13 @@ class TreePrediction:
     slots: npt.NDArray[np.int32]
     prediction: Prediction
     trees: HostTrees
-    model_acceptance: ModelReaches
+    model_acceptance: ModelAcceptance
 
     @property
     def chain_acceptance(self) -> Float32:
         """The prediction's probabilities: float32[num_requests, MAX_DRAFT_LEN]."""
-        assert self.prediction.survival is not None, "PayoffPredictor.of_config refuses others"
-        return self.prediction.survival
+        assert self.prediction.acceptance is not None, "of_config refuses others"
+        return self.prediction.acceptance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +158,7 @@ class Proposer:
         assert self._model is not None, "a policy that predicts weighs both drafts"
         prediction = self._cache.predict(slots, self._drafts, features)
         if not self._is_by_cost:
-            model_lens = self._model.predict_lens(slots, self._drafts, prediction.survival)
+            model_lens = self._model.predict_lens(slots, self._drafts, prediction.acceptance)
             return ChainPrediction(prediction, model_lens)
         acceptance = self._cache.acceptance(prediction, self._drafts, len(slots))
         model_acceptance = self._model.predict_sizes(slots, self._drafts, acceptance)

@@ -12,16 +12,16 @@ import numpy.typing as npt
 
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import (
+    AcceptancePredictor,
     DraftFeatures,
     FallbackChange,
-    ModelDrafts,
+    ModelAcceptance,
     ModelFigures,
-    ModelPayoff,
-    ModelReaches,
+    ModelPredictor,
     OnlineCalibration,
     OriginFigures,
-    PayoffPredictor,
     Prediction,
+    VerifiedModelDrafts,
 )
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.types import DraftBatch, DraftPlans, VerifyOutcomes
@@ -39,19 +39,19 @@ class CacheSource:
     predictor: None for a policy that predicts nothing.
     """
 
-    def __init__(self, config: HvdConfig, predictor: PayoffPredictor | None) -> None:
+    def __init__(self, config: HvdConfig, predictor: AcceptancePredictor | None) -> None:
         self._config = config
-        self._predictor: PayoffPredictor | None = None
+        self._predictor: AcceptancePredictor | None = None
         self._calibration: OnlineCalibration | None = None
         if predictor is not None:
             self.use_predictor(predictor)
 
     @property
-    def predictor(self) -> PayoffPredictor | None:
+    def predictor(self) -> AcceptancePredictor | None:
         """The predictor in use."""
         return self._predictor
 
-    def use_predictor(self, predictor: PayoffPredictor) -> None:
+    def use_predictor(self, predictor: AcceptancePredictor) -> None:
         """Predicts with this one from now on, and calibrates it from the start."""
         if self._config.policy == "allocate":
             assert predictor.kind == "survival", "of_config refuses others"
@@ -73,14 +73,14 @@ class CacheSource:
         prediction = self._predictor.predict(features)
         if self._calibration is None:
             return prediction
-        return self._calibration.expect(slots, drafts, prediction)
+        return self._calibration.correct(slots, drafts, prediction)
 
     def acceptance(self, prediction: Prediction, drafts: DraftBatch, num_requests: int) -> Float32:
         """The probabilities by which to allocate: float32[num_requests, MAX_DRAFT_LEN], that more
         than j tokens of a draft are accepted. They are the prediction's, or the suffix cache's own
         if the predictor is in fallback."""
-        assert prediction.survival is not None, "use_predictor takes no other"
-        acceptance, in_fallback = prediction.survival, self.in_fallback(drafts, num_requests)
+        assert prediction.acceptance is not None, "use_predictor takes no other"
+        acceptance, in_fallback = prediction.acceptance, self.in_fallback(drafts, num_requests)
         if in_fallback is None:
             return acceptance
         longest = min(drafts.probs.shape[1], MAX_DRAFT_LEN)
@@ -123,7 +123,7 @@ class ModelSource:
     """Predicts the acceptance of the model drafter's drafts before each cycle and observes it after
     the cycle."""
 
-    def __init__(self, predictor: ModelPayoff) -> None:
+    def __init__(self, predictor: ModelPredictor) -> None:
         self._predictor = predictor
 
     def figures(self) -> ModelFigures:
@@ -139,13 +139,13 @@ class ModelSource:
 
         drafts, acceptance: of the cache; acceptance is None if it is not known.
         """
-        return self._predictor.expect(slots, drafts, acceptance)
+        return self._predictor.predict(slots, drafts, acceptance)
 
     def predict_sizes(
         self, slots: Int32, drafts: DraftBatch, acceptance: Float32 | None
-    ) -> ModelReaches:
+    ) -> ModelAcceptance:
         """The acceptance of each request's draft, by its size. Takes what predict_lens takes."""
-        return self._predictor.expect_sizes(slots, drafts, acceptance)
+        return self._predictor.predict_sizes(slots, drafts, acceptance)
 
     def observe(self, slots: Int32, plans: DraftPlans, outcomes: VerifyOutcomes) -> None:
         """Learns from the cycles of a batch. Row i belongs to slots[i]."""
@@ -153,7 +153,7 @@ class ModelSource:
             plans.drafts.num_nodes > 0, outcomes.num_model_accepted, outcomes.num_accepted_drafts
         )
         accepted[plans.num_model_nodes == 0] = -1
-        verified = ModelDrafts(plans.model_sizes, plans.model_steps, plans.model_predicted)
+        verified = VerifiedModelDrafts(plans.model_sizes, plans.model_steps, plans.model_predicted)
         self._predictor.observe(slots, outcomes.token_ids, outcomes.lengths, accepted, verified)
 
 

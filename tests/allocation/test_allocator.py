@@ -255,8 +255,10 @@ def test_in_larger_batches_too_none_does(num: int, of_round: float) -> None:
         assert worth.score(reached, ms) > best - 1e-4
 
 
-def allocator(table: StepCosts) -> StepAllocator:
-    made = StepAllocator(table, widths=WIDTHS, drafters=[DrafterChoices(SIZES, STEPS)])
+def allocator(
+    table: StepCosts, *, widths: tuple[int, ...] = WIDTHS, steps: tuple[int, ...] = STEPS
+) -> StepAllocator:
+    made = StepAllocator(table, widths=widths, drafters=[DrafterChoices(SIZES, steps)])
     for slot in range(4):
         made.start(slot)
     return made
@@ -373,7 +375,7 @@ def test_each_number_of_steps_is_run_now_and_then() -> None:
     usual = found[0].num_steps
     assert found[0].num_model.all()
     looks = {step: each.num_steps for step, each in enumerate(found) if each.num_steps != usual}
-    assert set(looks.values()) == set(made.num_steps) - {usual}
+    assert set(looks.values()) == set(STEPS) - {usual}
     assert all(later - earlier > 256 for earlier, later in itertools.pairwise(looks))
     assert all(found[step].num_model.any() for step in looks)
 
@@ -482,10 +484,9 @@ def test_widths_that_save_follow_the_most_requests() -> None:
 
 
 def test_of_fewer_widths_the_narrowest_that_holds_the_drafts_is_left() -> None:
-    made, given = allocator(costs(per_node=0.1)), odds([[0.9]], [(0.01, 0.01)])
-    assert made.allocate(slots(1), given).width == 2
-    made.use_widths((1, 7))
-    assert made.allocate(slots(1), given).width == 7
+    table, given = costs(per_node=0.1), odds([[0.9]], [(0.01, 0.01)])
+    assert allocator(table).allocate(slots(1), given).width == 2
+    assert allocator(table, widths=(1, 7)).allocate(slots(1), given).width == 7
 
 
 def test_steps_of_more_than_two_requests_keep_to_the_base_width() -> None:
@@ -501,24 +502,21 @@ def test_steps_of_more_than_two_requests_keep_to_the_base_width() -> None:
         assert (found.width, *of(found)) == (width, [verified] * num, [0] * num)
     pinned = np.ones(3, bool)
     assert of(made.allocate(slots(3), odds(long[:3], [(0.0, 0.0)] * 3), pinned))[1] == [3] * 3
-    made.use_widths((1, 4))
-    found = made.allocate(slots(1), odds(long[:1], [(0.0, 0.0)]))
-    assert (found.width, made.widest(1)) == (4, 4)
+    narrow = allocator(costs(per_node=0), widths=(1, 4))
+    found = narrow.allocate(slots(1), odds(long[:1], [(0.0, 0.0)]))
+    assert (found.width, narrow.widest(1)) == (4, 4)
 
 
 def test_of_fewer_numbers_of_steps_the_costs_and_trees_go_with_them() -> None:
-    made, given = allocator(costs(of_round=4)), odds([[]], [(0.9, 0.9)])
-    assert made.allocate(slots(1), given).num_steps == STEPS[0]
-    made.use_num_steps(STEPS[1:])
-    assert made.num_steps == STEPS[1:]
-    assert made.allocate(slots(1), given).num_steps == STEPS[1]
+    table, given = costs(of_round=4), odds([[]], [(0.9, 0.9)])
+    assert allocator(table).allocate(slots(1), given).num_steps == STEPS[0]
+    assert allocator(table, steps=STEPS[1:]).allocate(slots(1), given).num_steps == STEPS[1]
 
 
 def test_numbers_of_steps_that_are_left_have_their_own_price() -> None:
-    made, given = allocator(costs(of_round=40)), odds([[]], [(0.9, 0.9)])
-    assert of(made.allocate(slots(1), given))[1] != [0]  # one step needs no round
-    made.use_num_steps(STEPS[1:])
-    assert of(made.allocate(slots(1), given))[1] == [0]
+    table, given = costs(of_round=40), odds([[]], [(0.9, 0.9)])
+    assert of(allocator(table).allocate(slots(1), given))[1] != [0]  # one step needs no round
+    assert of(allocator(table, steps=STEPS[1:]).allocate(slots(1), given))[1] == [0]
 
 
 def test_equal_calls_give_equal_results() -> None:
@@ -549,6 +547,7 @@ def test_other_costs_hold_from_the_next_step_on() -> None:
         ({"sizes": (1, 7)}, "has no room for a root and 7 nodes"),
         ({"sizes": (1, 4), "base_width": 4}, "has no room for a root and 4 nodes"),
         ({"base_width": 3}, "base_width 3 must be one of widths"),
+        ({"widths": (4, 7), "runs_ahead": True}, "runs_ahead needs a width of 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:

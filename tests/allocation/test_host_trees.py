@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sglang_hvd.allocation import HostTrees
 from sglang_hvd.types import DraftBatch
 
-SHARE = 0.75
+SHARE = 0.45
 LONGEST = 6
 
 Path = tuple[int, ...]

@@ -101,20 +101,6 @@ def test_steps_are_as_wide_as_their_drafts_and_set_the_pace_of_later_ones(seed: 
         assert values == pytest.approx(oracle.token_values(slots), rel=1e-9)
 
 
-def test_numbers_of_steps_that_are_not_there_are_not_chosen_any_more() -> None:
-    built = made(FREE)
-    given = odds(np.random.default_rng(0), 2)
-    slots = np.arange(2, dtype=np.int32)
-    built.allocate(slots, given)
-    built.use_num_steps(STEPS[-1:])
-    fresh = StepAllocator(FREE, widths=WIDTHS, drafters=[DrafterChoices(SIZES, STEPS[-1:])])
-    for slot in range(2):
-        fresh.start(slot)
-    found, expected = built.allocate(slots, given), fresh.allocate(slots, given)
-    assert found.num_steps == expected.num_steps == STEPS[-1]
-    assert found.num_model.tolist() == expected.num_model.tolist()
-
-
 FREE = StepCosts(
     about="made up: nodes and rounds take no time",
     batch_sizes=(1, 8),

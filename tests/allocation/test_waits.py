@@ -29,11 +29,11 @@ def costs(wait: float | None) -> StepCosts:
 
 
 def allocator(wait: float | None, *, runs_ahead: bool = True) -> StepAllocator:
-    made = StepAllocator(costs(wait), widths=WIDTHS, drafters=[DrafterChoices((1,), (1,))])
+    made = StepAllocator(
+        costs(wait), widths=WIDTHS, drafters=[DrafterChoices((1,), (1,))], runs_ahead=runs_ahead
+    )
     for slot in range(NUM):
         made.start(slot)
-    if runs_ahead:
-        made.run_ahead()
     return made
 
 
@@ -192,9 +192,3 @@ def test_requests_bound_to_the_model_drafter_are_never_left_without() -> None:
     assert made.wants_drafts(SLOTS, nothing, SLOTS == 3)
     found = made.allocate(SLOTS, nothing, SLOTS == 3)
     assert found.num_model.tolist() == [int(slot == 3) for slot in SLOTS]
-
-
-def test_only_plain_steps_run_ahead() -> None:
-    made = StepAllocator(costs(5.0), widths=(2, 4, 8), drafters=[DrafterChoices((1,), (1,))])
-    with pytest.raises(AssertionError):
-        made.run_ahead()

@@ -11,7 +11,7 @@ from sglang_hvd.allocation import DrafterChoices, StepAllocator
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter, TreePrediction
-from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor, TokenClasses
+from sglang_hvd.payoff import FEATURE_NAMES, AcceptancePredictor, TokenClasses
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
@@ -47,7 +47,7 @@ def drafter(
     verify_width: int = WIDTHS[-1],
     widths: tuple[int, ...] = WIDTHS,
     base_width: int | None = None,
-    predictor: PayoffPredictor | None = None,
+    predictor: AcceptancePredictor | None = None,
     verifies_trees: bool = True,
     **settings: Any,
 ) -> HybridDrafter:
@@ -177,7 +177,7 @@ def test_a_cut_draft_tells_of_the_match_as_the_whole_one_does() -> None:
 
 
 @pytest.mark.parametrize("policy", ["allocate", "both"])
-def test_a_request_without_cache_verifies_the_whole_model_tree(policy: Policy) -> None:
+def test_a_model_only_request_verifies_the_whole_model_tree(policy: Policy) -> None:
     made = drafter(policy, prob=0.999)
     made.start("r", REPEATS, model_only=True)
     made.extend("r", [3])
@@ -461,7 +461,7 @@ def test_allocation_needs_an_allocator_and_a_distribution(tmp_path: Path) -> Non
         )
     linear({}).save(tmp_path / "bare.safetensors")
     with pytest.raises(
-        ValueError, match=r"needs a predictor of distributions, .* of kind mlp: use"
+        ValueError, match=r"needs a predictor of kind survival, .* of kind mlp: use"
     ):
         drafter().read_predictor(tmp_path / "bare.safetensors")
 

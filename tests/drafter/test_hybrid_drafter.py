@@ -383,7 +383,7 @@ def test_what_drafts_had_right_counts_in_their_namespace_until_flush() -> None:
     assert logits("second") == unknown
 
 
-def test_a_request_without_cache_tells_the_others_nothing_of_its_drafts() -> None:
+def test_a_model_only_request_says_nothing_about_the_drafts_of_others() -> None:
     made = drafter("payoff", threshold=9.0)
 
     def logit() -> float:
@@ -451,9 +451,7 @@ def test_any_object_can_name_a_request() -> None:
 
 
 @pytest.mark.parametrize(("policy", "instead"), [("payoff", "model"), ("cache", "plain")])
-def test_a_request_without_cache_never_verifies_its_cache_draft(
-    policy: Policy, instead: str
-) -> None:
+def test_a_model_only_request_never_verifies_its_cache_draft(policy: Policy, instead: str) -> None:
     made = started(drafter(policy, threshold=0))
     made.start("s", REPEATS, model_only=True)
     free, bound = made.plan(["r", "s"])

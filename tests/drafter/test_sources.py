@@ -8,7 +8,7 @@ import pytest
 
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import ChainPrediction, HybridDrafter
-from sglang_hvd.payoff import PayoffPredictor, TokenClasses
+from sglang_hvd.payoff import AcceptancePredictor, TokenClasses
 from sglang_hvd.payoff.predictor import feature_settings
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftPlan, VerifyOutcome, VerifyOutcomes
@@ -25,7 +25,7 @@ SURE, UNSURE = constant_survival(0.99), constant_survival(0.5)
 
 
 def drafter(
-    predictor: PayoffPredictor = SURE, *, policy: Policy = "payoff", **settings: object
+    predictor: AcceptancePredictor = SURE, *, policy: Policy = "payoff", **settings: object
 ) -> HybridDrafter:
     config = HvdConfig(policy=policy, **settings)  # type: ignore[arg-type]
     return HybridDrafter(
@@ -271,11 +271,11 @@ def test_a_corrected_prediction_does_not_depend_on_the_batch() -> None:
         made.extend(rid, [3])
     together = made.propose(rids)
     assert isinstance(together.predicted, ChainPrediction)
-    payoffs = together.predicted.prediction.payoffs.copy()
+    payoffs = together.predicted.prediction.accepted_lens.copy()
     of_model = together.predicted.model_lens.copy()
     assert len(np.unique(payoffs)) > 30
     for rid in rids:
         alone = made.propose([rid]).predicted
         assert isinstance(alone, ChainPrediction)
-        assert alone.prediction.payoffs.tobytes() == payoffs[rid : rid + 1].tobytes()
+        assert alone.prediction.accepted_lens.tobytes() == payoffs[rid : rid + 1].tobytes()
         assert alone.model_lens.tobytes() == of_model[rid : rid + 1].tobytes()

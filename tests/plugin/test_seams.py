@@ -61,7 +61,7 @@ from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput
 
 # Methods of ours that extend nothing.
 OWN_HELPERS = {
-    *("_decode", "_step_plan", "_verify", "_extend", "plan_ahead", "_record_prefill", "_publish"),
+    *("_decode", "_step_plan", "_extend", "plan_ahead", "_record_prefill", "_publish"),
     *("describe", "use_predictor", "on_idle", "on_pause", "drop", "note_finished_at_prefill"),
     *("extend", "_num_draft_tokens"),
 }
@@ -386,7 +386,7 @@ def test_a_width_can_have_backends_and_graphs_of_its_own() -> None:
     assert "disable_padding = get_exec().graph.disable_cuda_graph_padding" in inspect.getsource(
         DecodeCudaGraphRunner
     )
-    # What is swapped is all that SGLang's own swap changes beside the draft loop and the settings.
+    # What is swapped is all that SGLang's own swap changes besides the draft loop and the settings.
     swap = inspect.getsource(worker.apply_runtime_state)
     for name in (
         *("dw.draft_extend_attn_backend =", "dw.draft_runner.attn_backend ="),

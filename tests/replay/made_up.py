@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES
-from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.payoff.training_rows import TrainingRows
 from sglang_hvd.replay.core.recording_walk import RecordingWalk, SessionWalk
 from sglang_hvd.replay.core.recordings import find_recordings
 from sglang_hvd.replay.core.totals import CycleTotals

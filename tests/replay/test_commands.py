@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sglang_hvd.cli import main
-from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from sglang_hvd.replay.core.recordings import find_recordings
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
@@ -43,7 +43,7 @@ def trained(made_up_traces: Path, number_tokenizer: Path, tmp_path: Path) -> Pat
 def test_train_writes_a_predictor_that_says_where_it_comes_from(
     trained: Path, made_up_traces: Path
 ) -> None:
-    predictor = PayoffPredictor.load(trained)
+    predictor = AcceptancePredictor.load(trained)
     assert predictor.kind == "survival"
     assert predictor.provenance["recordings"] == [
         {"name": name, "repository": "github.com/nobody/nothing", "licence": "MIT"}
@@ -57,7 +57,7 @@ def test_train_writes_a_predictor_that_says_where_it_comes_from(
 
 
 def test_train_learns(made_up_traces: Path, number_tokenizer: Path, trained: Path) -> None:
-    [_, _, mean] = PayoffPredictor.load(trained).provenance["heldout"]  # type: ignore[misc]
+    [_, _, mean] = AcceptancePredictor.load(trained).provenance["heldout"]  # type: ignore[misc]
     assert 0.05 < mean["oracle_share"] < 0.95
     assert mean["average_precision"] > mean["oracle_share"] + 0.2
 
@@ -384,7 +384,7 @@ def test_a_predictor_of_other_settings_can_be_trained_and_judged(
     config.write_text("{min_token_prob: 0.2, history_window: 4, cache_mode: paper}")
     flags = ("--config", config, "--output", output, "--rounds", 1)
     assert run("train", made_up_traces, number_tokenizer, *flags) == 0
-    settings = PayoffPredictor.load(output).settings
+    settings = AcceptancePredictor.load(output).settings
     assert [settings[n] for n in ("min_token_prob", "history_window", "cache_mode")] == [
         0.2,
         4,

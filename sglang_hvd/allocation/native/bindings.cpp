@@ -1,4 +1,4 @@
-// The Python face of allocation. Conversions and checks of shapes only.
+// The Python bindings of allocation. Conversions and checks of shapes only.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
@@ -351,7 +351,7 @@ private:
 
 NB_MODULE(_native, m) {
     using namespace sglang_hvd;
-    nb::set_leak_warnings(false);  // an interpreter that ends may leave objects behind
+    nb::set_leak_warnings(false);  // an interpreter may end before its objects do
     nb::class_<HostTreeJoiner>(m, "HostTreeJoiner", "See host_trees.py, which names things.")
         .def(nb::init<>())
         .def("join", &HostTreeJoiner::join, "chain_tokens"_a.noconvert(), "chain_lens"_a.noconvert(),

@@ -2,16 +2,16 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import Any, Never
+from typing import Never
 
 from tokenizers import Tokenizer
 from tqdm import tqdm
-from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import AutoConfig
+from transformers.utils import logging
 
 from sglang_hvd.demo.corpus.session import FAMILIES, Family, Session
 from sglang_hvd.demo.corpus.sessions import train_sessions
@@ -26,6 +26,7 @@ from sglang_hvd.demo.training.demo_tokenizer import (
 )
 from sglang_hvd.demo.training.distillation import distil_drafter, frequent_reply_tokens
 from sglang_hvd.demo.training.gradients import NUM_WORKERS
+from sglang_hvd.demo.training.recipes import Recipe
 from sglang_hvd.demo.training.rollout import references, roll_out
 from sglang_hvd.demo.training.target import train_target
 from sglang_hvd.payoff.training import TrainingSettings
@@ -45,55 +46,12 @@ _FAMILIES: Mapping[Family, tuple[float, int]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What to build and how long to train.
-
-    Counts of tokens include prompts. The predictor learns from the trained target's replies to the
-    sessions of `predictor_tokens` and from the reference replies in those of `reference_tokens`.
-    Reference replies resemble the target's and need no model.
-    """
-
-    config: PreTrainedConfig
-    target_tokens: int
-    drafter_tokens: int
-    predictor_tokens: int
-    reference_tokens: int
-    draft_vocab_size: int
-    drafting_steps: int
-    target_learning_rate: float = 1.5e-3
-    drafter_learning_rate: float = 2e-3
-    tokens_per_batch: int = 512
-
-
-_SAME: Mapping[str, Any] = MappingProxyType(
-    {
-        "vocab_size": 2048,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "max_position_embeddings": 4096,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-        "rms_norm_eps": 1e-5,
-        "bos_token_id": None,
-        "eos_token_id": END_ID,
-        "pad_token_id": PAD_ID,
-        "dtype": "float32",
-    }
-)
-_LLAMA = LlamaConfig(**_SAME, hidden_size=128, intermediate_size=256, tie_word_embeddings=True)
-_QWEN3 = Qwen3Config(**_SAME, hidden_size=96, intermediate_size=192, tie_word_embeddings=False)
-RECIPES = MappingProxyType(
-    {
-        "llama": Recipe(_LLAMA, 1_000_000, 200_000, 20_000, 300_000, 1024, 3),
-        "qwen3": Recipe(_QWEN3, 300_000, 80_000, 10_000, 40_000, 1024, 3),
-    }
-)
-
-
 def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
     """Writes `target`, `drafter` and `predictor.safetensors` into `directory`."""
+    logging.disable_progress_bar()  # of writing checkpoints: one bar shows the whole build
+    config = AutoConfig.for_model(
+        **recipe.sizes, bos_token_id=None, eos_token_id=END_ID, pad_token_id=PAD_ID, dtype="float32"
+    )
     target_directory = directory / "target"
     target_directory.mkdir()
     every = 0.1 if sys.stderr.isatty() else 20.0  # seconds; a log needs no more lines
@@ -103,16 +61,14 @@ def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
         advance = stage("tokenizer", 1, 1)
         tokenizer = train_tokenizer(
             [s for f in FAMILIES for s in train_sessions(f, count=200, seed=_TOKENIZER_SEED)],
-            vocab_size=recipe.config.vocab_size,
+            vocab_size=config.vocab_size,
         )
         advance()
-        save_tokenizer(
-            tokenizer, target_directory, max_length=recipe.config.max_position_embeddings
-        )
+        save_tokenizer(tokenizer, target_directory, max_length=config.max_position_embeddings)
 
         batches = _batches(recipe, recipe.target_tokens, tokenizer, _TARGET_SEED)
         target = train_target(
-            recipe.config,
+            config,
             spellings(tokenizer),
             batches,
             learning_rate=recipe.target_learning_rate,
@@ -123,12 +79,12 @@ def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
 
         batches = _batches(recipe, recipe.drafter_tokens, tokenizer, _DRAFTER_SEED)
         draft_token_ids = frequent_reply_tokens(
-            batches, vocab_size=recipe.config.vocab_size, count=recipe.draft_vocab_size
+            batches, vocab_size=config.vocab_size, count=recipe.draft_vocab_size
         )
         drafter = distil_drafter(
             target,
             batches,
-            aux_layer_ids=range(recipe.config.num_hidden_layers - 1),
+            aux_layer_ids=range(config.num_hidden_layers - 1),
             draft_token_ids=draft_token_ids,
             num_steps=recipe.drafting_steps,
             learning_rate=recipe.drafter_learning_rate,

@@ -7,10 +7,10 @@ from tokenizers import Tokenizer
 
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import PayoffPredictor, TokenClasses
-from sglang_hvd.payoff.lessons import Lessons
+from sglang_hvd.payoff import AcceptancePredictor, TokenClasses
 from sglang_hvd.payoff.predictor import feature_settings
 from sglang_hvd.payoff.training import TrainingSettings, train
+from sglang_hvd.payoff.training_rows import Lessons
 from sglang_hvd.replay.core.replayed import replay, training_rows
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.tokenizer_json import token_strings
@@ -26,7 +26,7 @@ def train_predictor(
     references: Sequence[Trace],
     tokenizer: Tokenizer,
     settings: TrainingSettings,
-) -> PayoffPredictor:
+) -> AcceptancePredictor:
     """Learns from the cycles of decoding with the model drafter alone and with the cache alone.
 
     Both policies serve each session twice: with the outputs of earlier sessions in the cache, and

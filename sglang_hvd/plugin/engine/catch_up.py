@@ -25,7 +25,7 @@ from sglang.srt.speculative.spec_utils import fast_topk, renorm_draft_probs
 from sglang_hvd.allocation import DraftExtend
 from sglang_hvd.config import HvdConfig, PostponeExtend
 from sglang_hvd.plugin.device.host_transfer import to_device
-from sglang_hvd.plugin.engine.drafting import rows_of
+from sglang_hvd.plugin.engine.draft_worker import rows_of
 from sglang_hvd.plugin.engine.missing_tokens import MissingTokens, TokensToWrite
 from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.requests.step_plan import StepPlan

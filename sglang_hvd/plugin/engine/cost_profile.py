@@ -6,11 +6,13 @@ that do not exist: all their KV slots are the one that SGLang keeps for padding.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
@@ -21,8 +23,8 @@ from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftI
 from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
 
 from sglang_hvd.allocation import MAX_WIDE_REQUESTS, DraftExtend
-from sglang_hvd.costs import BatchTimes, StepCosts, costs_of_times, shortest_times
-from sglang_hvd.plugin.engine.drafting import drafting
+from sglang_hvd.costs import StepCosts, costs_of_times
+from sglang_hvd.plugin.engine.draft_worker import drafting
 from sglang_hvd.plugin.trees.draft_trees import DraftNodes
 from sglang_hvd.plugin.trees.verify_input import build_verify_input
 
@@ -30,10 +32,12 @@ if TYPE_CHECKING:
     from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
     from sglang_hvd.plugin.engine.states.step_states import StepStates
 
-# The shortest time counts: what else runs on the machine makes times longer only. Rounds over the
-# whole table lie further apart than a start of another process takes to pass.
+# The shortest time counts, since anything else that runs on the machine makes times longer only.
+# Rounds over the whole table are so far apart that the start of another process falls into one.
 _NUM_ROUNDS, _NUM_RUNS = 3, 2
-_CONTEXT_TOKENS = 512
+
+# Tokens of context of each request, and as many times more for the price of a token.
+_CONTEXT_TOKENS, _LONGER = 512, 4
 
 # Work of the device before what is timed there: four milliseconds at 2 GHz, longer than the host
 # needs to prepare it.
@@ -56,6 +60,7 @@ class CostProfile:
         self._device = torch.device(draft_worker.device)
         longest = self._target.model_config.context_len - self._widths.widest - 1
         self._context = max(min(_CONTEXT_TOKENS, longest), self._widths.widest)
+        self._long_context = max(min(_LONGER * _CONTEXT_TOKENS, longest), self._context)
         self._hidden: torch.Tensor | None = None  # one of the target's hidden states
 
     def table(self, most_requests: int) -> StepCosts:
@@ -66,23 +71,41 @@ class CostProfile:
             batch_sizes.append(min(4 * batch_sizes[-1], most_requests))
         if self._widths.widest > self._widths.base and most_requests > MAX_WIDE_REQUESTS:
             batch_sizes.insert(1, MAX_WIDE_REQUESTS)
-        # Not inference mode: what a forward makes once and keeps could not be written in serving.
+        # Not inference mode: a forward could not write again what it makes once and keeps.
         with torch.no_grad():
             rounds = [[self._times(n) for n in batch_sizes] for _ in range(_NUM_ROUNDS)]
+            n, width = batch_sizes[-1], self._widths.values[0]
+            longer = [
+                self._ms(partial(self._verify, n, width, self._long_context))
+                for _ in range(_NUM_ROUNDS)
+            ]
+        verify, extend, draft = (
+            np.min([[of_batch[part] for of_batch in of_round] for of_round in rounds], axis=0)
+            for part in range(3)
+        )
+        num_more = n * (self._long_context - self._context)
         return costs_of_times(
-            [shortest_times(of_batch) for of_batch in zip(*rounds, strict=True)],
+            batch_sizes,
+            verify,
+            extend,
+            draft,
             widths=self._widths.values,
             draft_steps=self._draft_steps(),
+            token_ms=max(min(longer) - verify[-1, 0], 0.0) / max(num_more, 1),
+            context=self._context,
             about="timed on this server before it served",
         )
 
-    def _times(self, n: int) -> BatchTimes:
-        widths = [w for w in self._widths.of_step(n) if n * w <= _MOST_NODES]
-        verify = [self._ms(partial(self._verify, n, w)) for w in widths]
+    def _times(self, n: int) -> tuple[list[float], list[float], list[float]]:
+        """Milliseconds of verifications and draft-extends by width, nan where a step is not timed,
+        and of drafts by number of steps."""
+        timed = [w for w in self._widths.of_step(n) if n * w <= _MOST_NODES]
+        untimed = [math.nan] * (len(self._widths.values) - len(timed))
+        verify = [self._ms(partial(self._verify, n, w, self._context)) for w in timed]
         with drafting(self._draft_worker):
             draft = [self._ms(partial(self._draft, n, steps)) for steps in self._draft_steps()]
-            extend = [self._ms(partial(self._extend, n, w)) for w in widths]
-        return BatchTimes(n, tuple(verify), tuple(extend), tuple(draft))
+            extend = [self._ms(partial(self._extend, n, w)) for w in timed]
+        return verify + untimed, extend + untimed, draft
 
     def _draft_steps(self) -> list[int]:
         """Numbers of steps that are timed: few, if there is a choice, and all."""
@@ -111,10 +134,10 @@ class CostProfile:
                 times.append(1000 * (time.perf_counter() - began))
         return min(times[1:])
 
-    def _verify(self, n: int, width: int) -> Callable[[], object]:
+    def _verify(self, n: int, width: int, context: int) -> Callable[[], object]:
         self._states.use_width(width)
         runner = self._target
-        seq_lens = self._full(n, self._context)
+        seq_lens = self._full(n, context)
         nodes = DraftNodes(
             token_ids=self._unlike_tokens(n * width).view(n, width),
             parents=torch.arange(-1, width - 1, device=self._device).expand(n, width),
@@ -124,17 +147,18 @@ class CostProfile:
             nodes,
             seq_lens,
             topk=self._draft_worker.topk,
-            num_cached=n * self._context,
+            num_cached=n * context,
             mask_mode=self._draft_worker.mask_mode,
             verify_mask=runner.attn_backend.verify_mask,
         )
         verify_input.capture_hidden_mode = CaptureHiddenMode.FULL
-        verify_input.seq_lens_cpu, verify_input.seq_lens_sum = seq_lens.cpu(), n * self._context
+        verify_input.seq_lens_cpu, verify_input.seq_lens_sum = seq_lens.cpu(), n * context
         forward_batch = self._batch(
             ForwardMode.TARGET_VERIFY,
             n,
             width,
             verify_input,
+            context=context,
             positions=verify_input.positions,
             capture_hidden_mode=CaptureHiddenMode.FULL,
         )
@@ -170,6 +194,7 @@ class CostProfile:
             n,
             topk * num_steps,
             draft_input,
+            context=self._context,
             positions=draft_input.positions,
             capture_hidden_mode=CaptureHiddenMode.LAST,
         )
@@ -199,6 +224,7 @@ class CostProfile:
             n,
             width,
             extend_input,
+            context=self._context,
             positions=torch.arange(start, start + width, device=self._device).repeat(n),
             capture_hidden_mode=capture,
         )
@@ -233,10 +259,11 @@ class CostProfile:
         tokens_per_request: int,
         spec_info: Any,
         *,
+        context: int,
         positions: torch.Tensor,
         capture_hidden_mode: CaptureHiddenMode,
     ) -> ForwardBatch:
-        seq_lens = self._full(n, self._context)
+        seq_lens = self._full(n, context)
         is_draft = mode.is_decode()
         forward_batch = ForwardBatch(
             forward_mode=mode,
@@ -245,7 +272,7 @@ class CostProfile:
             req_pool_indices=self._full(n, 0),
             seq_lens=seq_lens,
             seq_lens_cpu=seq_lens.cpu(),
-            seq_lens_sum=n * self._context,
+            seq_lens_sum=n * context,
             orig_seq_lens=seq_lens.to(torch.int32),
             out_cache_loc=self._full(n * tokens_per_request, 0),
             positions=positions,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Numbers the way in which costs are timed: tables of another way are not used.
-_PROFILE = 7
+_PROFILE = 8
 
 
 def profiled_costs(

@@ -12,8 +12,7 @@ import torch
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 
 from sglang_hvd.plugin.device.host_transfer import to_device
-from sglang_hvd.plugin.engine.draft_worker import DraftLoopOutput, HvdDraftWorker
-from sglang_hvd.plugin.engine.drafting import rows_of
+from sglang_hvd.plugin.engine.draft_worker import DraftLoopOutput, HvdDraftWorker, rows_of
 from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.engine.states.step_states import StepStates
 from sglang_hvd.plugin.requests.step_plan import StepPlan

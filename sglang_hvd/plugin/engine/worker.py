@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,7 @@ from sglang_hvd.plugin.device.flashinfer_plans import (
 )
 from sglang_hvd.plugin.device.host_transfer import copy_stream
 from sglang_hvd.plugin.engine.catch_up import CatchUp, draft_extend_of
-from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
-from sglang_hvd.plugin.engine.drafting import drafting
+from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker, drafting
 from sglang_hvd.plugin.engine.run_ahead import RunAhead, check_run_ahead
 from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.engine.served_predictor import ServedPredictor
@@ -42,6 +41,7 @@ from sglang_hvd.plugin.engine.step_parts import (
     check_sampling,
     has_metrics,
 )
+from sglang_hvd.plugin.engine.verifications import Verifications
 from sglang_hvd.plugin.requests.held_requests import HeldRequest, HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
 from sglang_hvd.plugin.requests.metrics import PredictorMetrics, ServerMetrics
@@ -167,7 +167,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._draft_extend, self._catch_up = draft_extend, catch_up
         self._step_drafts = StepDrafts(draft_worker, states, costs=costs, clock=clock)
         self._run_ahead = RunAhead(held, launched, figures, catch_up) if runs_ahead else None
-        self._verified, self._extended = PlanFence.of(self.device), PlanFence.of(self.device)
+        self._verifications = Verifications(self, costs)
+        self._extended = PlanFence.of(self.device)
 
     def forward_batch_generation(
         self,
@@ -232,14 +233,14 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             verify_input = self._step_drafts.lay_out(batch, plan, model_trees)
         # Verify, and record what is accepted: its tokens start their way to the host.
         batch.spec_info = verify_input
-        result = self._verify(batch, plan, verify_input, grammar_barrier)
+        result = self._verifications.run(batch, plan, verify_input, grammar_barrier)
         is_model_node, num_model_accepted = verify_input.is_model_node, None
         if is_model_node is not None:
             num_model_accepted = num_accepted_of_model(result.accept_index, is_model_node)
         self._launched.record_verify(
             plan, result.next_token_ids, result.accept_lens, num_model_accepted
         )
-        if on_publish is not None:  # before draft-extend, which SGLang prepares the next step in
+        if on_publish is not None:  # before draft-extend: SGLang prepares the next step meanwhile
             on_publish(result.new_seq_lens)
         # Bring the draft KV cache up to date, now or later.
         with drafting(self._draft_worker), spec_stage_span("draft_extend"):
@@ -255,42 +256,6 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             width=width,
             num_plain=self._launched.num_plain_with(width),
         )
-
-    def _verify(
-        self,
-        batch: ScheduleBatch,
-        plan: StepPlan,
-        verify_input: HvdVerifyInput,
-        grammar_barrier: Any,
-    ) -> GenerationBatchResult:
-        """SGLang's verification, at the step's width."""
-        # With topk above 1 SGLang moves the accepted path to the front of each row, in the KV cache
-        # of every layer too, as any tree needs. With topk 1 it leaves the path where it is, where a
-        # chain already stands. Nothing else in a verification reads the worker's topk.
-        base_width, topk = self.speculative_num_draft_tokens, self.topk
-        self.speculative_num_draft_tokens = plan.width
-        self.topk = max(topk, 2) if verify_input.has_branches else 1
-        self._verified.wait()
-        try:
-            with ExitStack() as until_verified:
-
-                def begin() -> None:
-                    self._verified.record()
-                    timing = self._costs.time_verify(
-                        len(batch.reqs), plan.width, num_context=plan.num_context
-                    )
-                    until_verified.enter_context(timing)
-
-                with _before_forward(self.target_worker, begin):
-                    result = self.verify(batch, grammar_barrier=grammar_barrier)
-        finally:
-            self.speculative_num_draft_tokens, self.topk = base_width, topk
-        if batch.return_hidden_states and not verify_input.has_branches:
-            # A client reads them later. SGLang copied them if it moved the path. Otherwise the
-            # graphs of draft-extend may write where they are.
-            output = result.logits_output
-            output.hidden_states = output.hidden_states.clone()
-        return result
 
     def _extend(
         self,
@@ -392,30 +357,6 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
 def _lengths_of(batch: ScheduleBatch) -> list[int] | None:
     """Tokens in the KV cache of each request, where the host knows them."""
     return None if batch.seq_lens_cpu is None else batch.seq_lens_cpu.tolist()
-
-
-@contextmanager
-def _before_forward(worker: Any, then: Callable[[], None]) -> Iterator[None]:
-    """Calls `then` before the forward that runs inside. By then the verification is laid out and
-    planned: a device that has nothing else to do waits while the host does that."""
-    forward, own = worker.forward_batch_generation, vars(worker).get("forward_batch_generation")
-    was_called = False
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal was_called
-        was_called = True
-        then()
-        return forward(*args, **kwargs)
-
-    worker.forward_batch_generation = call
-    try:
-        yield
-    finally:
-        if own is None:
-            del worker.forward_batch_generation
-        else:
-            worker.forward_batch_generation = own
-    assert was_called, "SGLang no longer verifies by the target worker's forward_batch_generation"
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from sglang.srt.configs.hybrid_arch import mambaish_config
 
 from sglang_hvd.config import HvdConfig, load_config
 from sglang_hvd.costs import StepCosts
-from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.plugin.startup.attention_support import TargetAttention
 from sglang_hvd.plugin.startup.flags import config_file_and_overrides, is_from_command_line
 from sglang_hvd.plugin.startup.launch import HvdLaunch, launch_of
@@ -189,7 +189,7 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
     config = load_config(config_file, overrides, os.environ)
     # Refuse unusable files before any model loads.
     if config.predicts:
-        PayoffPredictor.of_config(config)
+        AcceptancePredictor.of_config(config)
     if config.costs is not None:
         StepCosts.load(config.costs)
     if config.record is not None:

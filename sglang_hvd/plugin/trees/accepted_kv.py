@@ -1,13 +1,13 @@
-"""Moving the KV of accepted paths to the front of their requests' slots.
+"""Moves the KV of accepted paths to the front of their requests' slots.
 
-SGLang's kernel copies every slot of the batch, unmoved and rejected ones too, in launches of up to
-256 slots, and a variant for each power of two is compiled when it is first met in serving. This
+SGLang's kernel copies every slot of the batch, also unmoved and rejected ones, in launches of up to
+256 slots. It compiles a variant for each power of two when it first needs it while serving. This
 kernel moves only tokens that change place, and is compiled before serving.
 
-A thread goes along one path, from the first token on, and moves the same bytes of each. A token
-never stands before its place in the path, so a thread has read what it overwrites. (SGLang's kernel
-relies on the layout that Triton 3.7.1 gives it, where a thread has the same bytes of all slots;
-Triton does not promise that.)
+A thread walks along one path from its first token and moves the same bytes of each token. A token
+never stands before its place in the path, so a thread has already read what it overwrites.
+(SGLang's kernel relies on the layout of Triton 3.7.1, in which a thread has the same bytes of all
+slots; Triton does not guarantee that.)
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def move_to_front(
     num_correct_drafts: torch.Tensor,
     token_to_kv_pool_allocator: Any,
 ) -> None:
-    """AROUND hook: moves the paths of HVD's batches with our own kernel. KV pools of an unusual
-    layout are left to SGLang.
+    """AROUND hook: moves the paths of HVD's batches with our own kernel. SGLang moves those of KV
+    pools with an unusual layout.
 
     Args:
         accept_index: int32[n, depth]; see verify_input.num_accepted_of_model.
@@ -71,15 +71,15 @@ def move_paths(
     """Move the accepted tokens of every request, in all buffers of the pool.
 
     Args:
-        slots: int64[n * w]; of the KV cache, those of a request's nodes side by side.
+        slots: int64[n * w]; slots of the KV cache, those of a request's nodes side by side.
         accept_index: int32[n, depth]; see verify_input.num_accepted_of_model.
         num_correct: int32[n]; accepted nodes of each request, its root not counted.
     """
     n, words = len(num_correct), _row_words(pool)
-    # SGLang's checks, for who switches them on.
+    # SGLang's checks, which are off by default.
     maybe_detect_oob(accept_index, -1, len(slots), "HVD accept_index")
     maybe_detect_oob(slots, 0, pool.size + pool.page_size, "HVD slots")
-    assert words is not None, "is_moved_by_kernel tells which pools are not for this"
+    assert words is not None, "is_moved_by_kernel refuses this pool"
     _move_kernel[(n, len(pool.data_ptrs), triton.cdiv(words, _BLOCK))](
         pool.data_ptrs,
         pool.data_strides,
@@ -92,12 +92,12 @@ def move_paths(
     )
 
 
-# By pool: looking at all buffers takes some 100 us, and their rows do not change.
+# By pool: reading all buffers takes about 100 us, and their rows do not change.
 _known_row_words: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()
 
 
 def _row_words(pool: Any) -> int | None:
-    """Words in the longest row of the pool's buffers; None for a pool that is left to SGLang."""
+    """Words in the longest row of the pool's buffers; None for a pool that SGLang moves."""
     if pool not in _known_row_words:
         _known_row_words[pool] = _look_at_rows(pool)
     return _known_row_words[pool]
@@ -120,7 +120,7 @@ def _look_at_rows(pool: Any) -> int | None:
     return max(row_bytes) // _WORD
 
 
-# No variants by the values and addresses of these: a server would compile them while it serves.
+# Triton must not specialize on these: a server would compile variants while it serves.
 @triton.jit(
     do_not_specialize=["index_stride", "w"],
     do_not_specialize_on_alignment=[

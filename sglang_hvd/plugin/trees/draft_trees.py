@@ -1,4 +1,4 @@
-"""The drafts of a batch as trees on the target's device, before and after they are laid out.
+"""The drafts of a batch as trees on the target's device, before and after the layout.
 
 Shapes: `n` requests, `w` the verify width (nodes per request, root included).
 """
@@ -33,11 +33,11 @@ class EagleTrees:
         token_ids: int64[k, m].
         parent_list: int64[k, 1 + (num_steps - 1) * topk], or of width 0 for one step; the
             candidate index of the parent of each group of topk candidates.
-        top_scores_index: int64[k, m]; candidate index of each selected node, ascending. Of a node
-            whose parent was not selected, as may be where their scores are equal, nothing is
-            verified. The layout is that of SGLang's build_tree_efficient kernel.
+        top_scores_index: int64[k, m]; candidate index of each selected node, ascending. A node
+            whose parent was not selected, which can happen with equal scores, is not verified.
+            The layout is that of SGLang's build_tree_efficient kernel.
         topk: candidates per expanded node.
-        ranks: int64[k, m]; the place of each node by its probability. None: all are kept.
+        ranks: int64[k, m]; the place of each node by its probability. None: all nodes are kept.
         num_kept: int64[k]; how many of the most probable nodes are verified.
     """
 
@@ -54,14 +54,15 @@ class VerifyLayout:
     """The trees of a batch as SGLang verifies them.
 
     Attributes:
-        positions: int64[n, w]; of each node in its request's text.
-        next_token: int64[n, w]; first child of a node, -1 where it has none.
-        next_sibling: int64[n, w]; next child of the same parent, -1 where there is none.
+        positions: int64[n, w]; position of each node in its request's text.
+        next_token: int64[n, w]; first child of a node, -1 if it has none.
+        next_sibling: int64[n, w]; next child of the same parent, -1 if there is none.
         mask: bool or uint8, whether node i attends to node j: itself and its ancestors. In mode
-            QLEN_ONLY the w x w cells of each request; FULL_MASK takes, packed request after
-            request, w rows of seq_len + w cells, all true over the committed prefix. An unused
-            slot sees the root and itself (FA3 sums mask rows, so no row may be empty), and lies one
-            behind the root; it has no links, so it is never accepted.
+            QLEN_ONLY the mask has w x w cells for each request. In mode FULL_MASK it has, packed
+            request after request, w rows of seq_len + w cells, all true over the committed
+            prefix. An unused slot sees the root and itself, since FA3 sums mask rows and no row
+            may be empty. Its position follows the root's; it has no links, so it is never
+            accepted.
     """
 
     positions: torch.Tensor

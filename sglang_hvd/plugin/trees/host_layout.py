@@ -1,7 +1,7 @@
-"""The verify tree on the host: for a CPU, and for trees of more nodes than kernels hold.
+"""The verify tree on the host: for a CPU, and for trees with more nodes than the kernels hold.
 
-native/verify_tree.hpp walks the nodes of each request. What is on a device is copied to the host
-and back, so the host waits for it.
+native/verify_tree.hpp walks the nodes of each request. Tensors on a device are copied to the host
+and back, so the host waits for them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from sglang_hvd.plugin.trees.draft_trees import DraftNodes, EagleTrees
 
 
 def merge(nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None) -> torch.Tensor:
-    """tree_layout.merge_eagle_trees on the host."""
-    # On a CPU the tensors themselves.
+    """layout.merge_eagle_trees on the host."""
+    # On a CPU these are the tensors themselves.
     on_host = nodes.token_ids.cpu(), nodes.parents.cpu(), nodes.num_used.cpu()
     is_model_node = torch.zeros(nodes.token_ids.shape, dtype=torch.bool)
     _merge(

@@ -1,7 +1,7 @@
-"""Makes one tree of both drafts of a request, and lays trees out as SGLang verifies them.
+"""Merges the drafts of a request into one tree, and lays trees out as SGLang verifies them.
 
-On a GPU kernels do it (layout_kernels.py). Elsewhere, and for trees of more nodes than those hold,
-the native core does (host_layout.py).
+On a GPU kernels do this (layout_kernels.py). Elsewhere, and for trees with more nodes than the
+kernels hold, the native core does it (host_layout.py).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sglang_hvd.plugin.trees.layout_kernels import has_kernels
 def merge_eagle_trees(
     nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None
 ) -> torch.Tensor:
-    """Adds the model drafter's trees of some requests to the cache drafts of a batch: both drafts
-    of a request become one trie.
+    """Adds the trees of a drafter for some requests to the other drafts of a batch: all drafts of a
+    request become one trie. Each further drafter takes another call.
 
     Args:
-        nodes: the cache drafts, written in place; a row that drafts must have room for the kept
-            nodes of its tree.
-        rows: int64[k]; the requests that the trees are of. None: all, in order.
+        nodes: the drafts so far, written in place; each row of the trees must have room for the
+            kept nodes of its tree.
+        rows: int64[k]; the requests of the trees. None: all, in order.
 
     Returns:
-        bool[n, w]: the slots that the model drafter's trees have.
+        bool[n, w]: the slots that the drafter's trees have.
     """
     device, width = nodes.token_ids.device, nodes.token_ids.shape[1]
     by = layout_kernels if has_kernels(device, width) else host_layout
@@ -44,14 +44,14 @@ def lay_out(
     num_cells: int,
     buffer: torch.Tensor | None,
 ) -> VerifyLayout:
-    """The trees as SGLang reads them: links, positions, and the mask.
+    """The trees in the form that SGLang reads: links, positions, and the mask.
 
     Args:
         seq_lens: int64[n]; committed tokens in the KV cache.
-        mode: of the mask; see VerifyLayout.
+        mode: mode of the mask; see VerifyLayout.
         num_cells: cells of a FULL_MASK to set before the trees are written; at least those that
             this batch needs.
-        buffer: bool or uint8, written in place where the backend owns one.
+        buffer: bool or uint8, written in place; None if the backend owns none.
     """
     n, w = nodes.parents.shape
     device = nodes.parents.device
@@ -63,7 +63,7 @@ def lay_out(
         mask = torch.empty(num_cells if is_full else n * w * w, dtype=torch.bool, device=device)
     cells = mask
     if is_full:
-        # Only what this batch uses: the buffer itself spans the longest context of every request.
+        # Only this batch's cells: the buffer has room for the longest context of every request.
         cells = mask[:num_cells].fill_(1)
     by = layout_kernels if has_kernels(device, w) else host_layout
     positions, next_token, next_sibling = by.lay_out(nodes, seq_lens, cells, is_full_mask=is_full)
@@ -77,9 +77,9 @@ def warm_up(
     tree_sizes: Sequence[int],
     topk: int,
 ) -> None:
-    """Compiles the kernels that a server needs, before it serves: seconds each when they are new.
+    """Compiles the kernels that a server needs, before it serves. A new kernel takes seconds.
 
-    mode: of its masks.
+    mode: mode of the server's masks.
     tree_sizes: nodes of the model drafter's trees before they are cut, root not included.
     """
     for width in widths:

@@ -1,8 +1,8 @@
-"""The verify tree in two launches. By torch it would take some seventy operations, for which a GPU
-would wait one by one between the drafts and their verification.
+"""The verify tree in two kernel launches. With torch it would take about seventy operations, and a
+GPU would wait for each of them between the drafts and their verification.
 
 Each request has a program. Its few nodes stay in registers, and a node is found by comparing it
-with all.
+with all nodes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import triton.language as tl
 if TYPE_CHECKING:
     from sglang_hvd.plugin.trees.draft_trees import DraftNodes, EagleTrees
 
-# Every node is compared with every other: of more nodes than this they do not fit into registers.
-_MOST_NODES = 128
-_LEAST_BLOCK = 32
+# Every node is compared with every other: more nodes than this do not fit into registers.
+_MAX_NODES = 128
+_MIN_BLOCK = 32
 
 
 def has_kernels(device: torch.device, width: int) -> bool:
     """Whether the kernels run on this device, and for this verify width."""
-    return runs_kernels(device) and width <= _MOST_NODES
+    return runs_kernels(device) and width <= _MAX_NODES
 
 
 def runs_kernels(device: torch.device) -> bool:
@@ -32,11 +32,11 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def merge(nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None) -> torch.Tensor:
-    """tree_layout.merge_eagle_trees by a kernel."""
+    """layout.merge_eagle_trees by a kernel."""
     n, w = nodes.token_ids.shape
     num_drafting, num_tree_nodes = trees.token_ids.shape
     is_model_node = torch.zeros((n, w), dtype=torch.bool, device=nodes.token_ids.device)
-    anything = trees.token_ids  # in the place of what is not there
+    anything = trees.token_ids  # placeholder for an argument that the kernel does not read
     _merge_kernel[(num_drafting,)](
         nodes.token_ids,
         nodes.parents,
@@ -92,15 +92,15 @@ def lay_out(
 
 
 def _block(num_nodes: int) -> int:
-    """Slots of a program; as many for all small trees, so that few variants are compiled."""
-    return max(triton.next_power_of_2(num_nodes), _LEAST_BLOCK)
+    """Slots of a program; the same for all small trees, so that few variants are compiled."""
+    return max(triton.next_power_of_2(num_nodes), _MIN_BLOCK)
 
 
 def _layout_warps(width: int) -> int:
-    return 4 if width <= _LEAST_BLOCK else 8
+    return 4 if width <= _MIN_BLOCK else 8
 
 
-# No variants by the values and addresses of these: a server would compile them while it serves.
+# Triton must not specialize on these: a server would compile variants while it serves.
 @triton.jit(
     do_not_specialize=[
         *("token_stride", "parent_stride", "num_stride"),
@@ -149,8 +149,8 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     node = tl.arange(0, TREE_BLOCK)
     first = request * num_tree_nodes
     index = tl.load(top_scores_index + first + node, mask=node < num_tree_nodes, other=-1)
-    most = tl.load(num_kept + request)
-    place = tl.zeros([TREE_BLOCK], tl.int64)  # of each node in the row, -1 for nowhere
+    limit = tl.load(num_kept + request)
+    place = tl.zeros([TREE_BLOCK], tl.int64)  # of each node in the row, -1 if it has none
     for k in range(num_tree_nodes):
         group = tl.load(top_scores_index + first + k) // topk
         candidate = tl.load(parent_list + request * num_groups + group, mask=group > 0, other=-2)
@@ -159,7 +159,7 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
         token = tl.load(tree_tokens + first + k)
         is_kept = parent >= 0
         if HAS_RANKS:
-            is_kept = is_kept & (tl.load(ranks + first + k) < most)
+            is_kept = is_kept & (tl.load(ranks + first + k) < limit)
         is_same = is_cached & (cached_links == parent) & (cached_tokens == token)
         found = tl.min(tl.where(is_same, slot, BLOCK), axis=0).to(tl.int64)
         is_new = is_kept & (found == BLOCK)
@@ -210,7 +210,7 @@ def _lay_out_kernel(  # type: ignore[no-untyped-def]
     is_sibling = (of_this == of_other) & (of_this >= 0) & (other > this)
     sibling = tl.min(tl.where(is_sibling, other, BLOCK), axis=1)
 
-    # Up from all nodes at once, until each is at the root, which everything sees.
+    # Walks up from all nodes at once, until each is at the root, which every node sees.
     visible = (this == other) | (other == 0)
     at = tl.where(is_child, parent, 0)
     while tl.max(at, axis=0) > 0:

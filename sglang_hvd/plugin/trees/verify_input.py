@@ -1,4 +1,4 @@
-"""The input of SGLang's verification, and what was accepted of it."""
+"""The input of SGLang's verification, and the accepted tokens of the model drafter in it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class HvdVerifyInput(EagleVerifyInput):
     """SGLang's verify input for trees of any shape, as deep as the verify width.
 
     Attributes:
-        is_model_node: bool[n, w]; the slots that the model drafter's tree has, None if it did not
+        is_model_node: bool[n, w]; the slots that the model drafter's tree has; None if it did not
             draft.
-        has_branches: an accepted path need not stand at the front of its row, as it does in chains.
+        has_branches: an accepted path may not be at the front of its row, as it is in chains.
     """
 
     is_model_node: torch.Tensor | None = None
@@ -52,15 +52,15 @@ def build_verify_input(
     is_model_node: torch.Tensor | None = None,
     kv_loc_plan: KVLocPlan | None = None,
 ) -> HvdVerifyInput:
-    """Lay drafts out for their verification.
+    """Lays drafts out for their verification.
 
     Args:
         seq_lens: int[n]; committed tokens in the KV cache.
-        topk: of the model drafter.
+        topk: the model drafter's topk.
         num_cached: the sum of seq_lens, or more.
-        verify_mask: that of the target's attention backend, None where it owns none.
+        verify_mask: mask of the target's attention backend; None if it owns none.
         is_model_node: see HvdVerifyInput.
-        kv_loc_plan: of the KV window of these requests, if there is one already.
+        kv_loc_plan: plan of the KV window of these requests, if there is one already.
     """
     n, w = nodes.token_ids.shape
     assert kv_loc_plan is None or kv_loc_plan.write_virtual.numel() == n * w, "another window"
@@ -78,7 +78,7 @@ def build_verify_input(
         buffer=buffer,
     )
     return HvdVerifyInput(
-        # In one piece: a column of a wider tensor would stay one, and SGLang's kernels refuse it.
+        # Contiguous, since SGLang's kernels refuse a column of a wider tensor.
         draft_token=nodes.token_ids.contiguous().view(-1),
         custom_mask=layout.mask,
         positions=layout.positions.reshape(-1),
@@ -99,11 +99,11 @@ def build_verify_input(
 
 
 def num_accepted_of_model(accept_index: torch.Tensor, is_model_node: torch.Tensor) -> torch.Tensor:
-    """How many tokens of each model drafter's draft were right: int64[n].
+    """The number of tokens of each model drafter's draft that were right: int64[n].
 
     Args:
-        accept_index: int[n, depth]; the accepted slots of all requests, numbered through, the root
-            first; -1 behind them.
+        accept_index: int[n, depth]; the accepted slots of each request, the root first, numbered
+            across all requests; -1 after them.
         is_model_node: bool[n, w].
     """
     is_accepted = accept_index >= 0

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from sglang_hvd.allocation import HostTrees
 from sglang_hvd.drafter import HybridDrafter, Proposals, TreePrediction
-from sglang_hvd.payoff import ModelReaches, Prediction
+from sglang_hvd.payoff import ModelAcceptance, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.replay.core.plan_costs import PlanCosts
 from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of, right_branch
@@ -277,7 +277,7 @@ class BatchReplay:
         )
         predicted = proposals.predicted
         assert isinstance(predicted, TreePrediction), "only policy allocate can know drafts"
-        predicted = replace(predicted, model_acceptance=ModelReaches(reaches, reaches))
+        predicted = replace(predicted, model_acceptance=ModelAcceptance(reaches, reaches))
         return replace(proposals, predicted=predicted)
 
 

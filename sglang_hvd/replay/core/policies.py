@@ -8,7 +8,7 @@ import numpy as np
 
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, WORTH_LEN, HvdConfig, Policy
 from sglang_hvd.costs import StepCosts
-from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.payoff.predictor import predictor_file
 from sglang_hvd.replay.core.model_drafter import ModelDrafter
 from sglang_hvd.replay.core.recording_walk import RecordingWalk
@@ -73,7 +73,7 @@ def replay_policies(
 
     Raises ValueError, in one line, for traces or a predictor that cannot be used.
     """
-    deciding = PayoffPredictor.load(predictor_file(config))
+    deciding = AcceptancePredictor.load(predictor_file(config))
     trained_on = deciding.trained_sessions
     width = DEFAULT_VERIFY_WIDTH if config.verify_width is None else config.verify_width
     if width <= model_drafter.num_steps + 1:

@@ -16,7 +16,7 @@ from sglang_hvd.allocation import (
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import PayoffPredictor, TokenClasses
+from sglang_hvd.payoff import AcceptancePredictor, TokenClasses
 from sglang_hvd.replay.core.model_drafter import ModelDrafter
 from sglang_hvd.replay.core.plan_costs import PlanCosts
 from sglang_hvd.replay.core.recording_walk import RecordingRows, RecordingWalk, SessionWalk
@@ -211,7 +211,7 @@ def _drafter(settings: WalkSettings, token_classes: TokenClasses) -> HybridDraft
     return HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
-        predictor=PayoffPredictor.of_config(config) if config.predicts else None,
+        predictor=AcceptancePredictor.of_config(config) if config.predicts else None,
         token_classes=token_classes,
         num_model_steps=steps[-1],
         num_model_nodes=sizes[-1],

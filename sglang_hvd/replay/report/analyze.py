@@ -13,9 +13,9 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, WORTH_LEN, CacheMode, HvdConfig
-from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
+from sglang_hvd.payoff import FEATURE_NAMES, AcceptancePredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, predictor_file
-from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.payoff.training_rows import TrainingRows
 from sglang_hvd.replay.core.recording_walk import RecordingWalk, evened, fingerprints_of
 from sglang_hvd.replay.core.recordings import Recording, session_fingerprints
 from sglang_hvd.replay.core.totals import CycleTotals
@@ -70,8 +70,8 @@ def analyze(
     cache_mode = config.cache_mode
     predictors = {
         # Policy payoff accepts both kinds of predictors.
-        "predictor": PayoffPredictor.of_config(config.for_policy("payoff")),
-        "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
+        "predictor": AcceptancePredictor.of_config(config.for_policy("payoff")),
+        "mlp": AcceptancePredictor.load(PAPER_PREDICTORS[cache_mode]),
     }
     trained_on = trained_sessions(predictors)
     tell_trained_on(recordings, trained_on)
@@ -112,7 +112,7 @@ def analyze_walks(
     cycles: Sequence[RecordingWalk],
     positions: Sequence[RecordingWalk],
     prompts: Sequence[PromptCounts],
-    predictors: Mapping[str, PayoffPredictor],
+    predictors: Mapping[str, AcceptancePredictor],
 ) -> Analysis:
     """The figures of two walks of the same recordings. Every session in them is judged.
 
@@ -317,7 +317,7 @@ def _structure(
 
 
 def _curves(
-    rows: TrainingRows, predictors: Mapping[str, PayoffPredictor]
+    rows: TrainingRows, predictors: Mapping[str, AcceptancePredictor]
 ) -> tuple[PrecisionRecall, ...]:
     worth = rows.accepted_lens >= WORTH_LEN
     if not worth.any():
@@ -340,7 +340,7 @@ def _curves(
 
 
 def _calibrations(
-    rows: TrainingRows, predictors: Mapping[str, PayoffPredictor]
+    rows: TrainingRows, predictors: Mapping[str, AcceptancePredictor]
 ) -> tuple[Calibration, ...]:
     worth = rows.accepted_lens >= WORTH_LEN
     probabilities, lengths = [], []

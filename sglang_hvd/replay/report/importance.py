@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sglang_hvd.config import WORTH_LEN
-from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
-from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.payoff import FEATURE_NAMES, AcceptancePredictor
+from sglang_hvd.payoff.training_rows import TrainingRows
 from sglang_hvd.replay.training.evaluate import judged_by
 from sglang_hvd.replay.training.quality import payoff_quality
 
@@ -84,7 +84,7 @@ class Importance:
 
 
 def permutation_importance(
-    rows: TrainingRows, predictor: PayoffPredictor, *, num_features: int = 15
+    rows: TrainingRows, predictor: AcceptancePredictor, *, num_features: int = 15
 ) -> Importance | None:
     """Compares average precision before and after some inputs are permuted between drafts.
 
@@ -131,5 +131,5 @@ def _most_important(drops: Sequence[Drop]) -> tuple[Drop, ...]:
     return tuple(sorted(drops, key=lambda drop: -drop.drop))
 
 
-def _average_precision(rows: TrainingRows, predictor: PayoffPredictor) -> float | None:
+def _average_precision(rows: TrainingRows, predictor: AcceptancePredictor) -> float | None:
     return payoff_quality(judged_by(rows, predictor), threshold=WORTH_LEN).average_precision

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from sglang_hvd.config import PAPER_THRESHOLD, WORTH_LEN, CacheMode, HvdConfig
-from sglang_hvd.payoff import FEATURE_NAMES, PayoffPredictor
+from sglang_hvd.payoff import FEATURE_NAMES, AcceptancePredictor
 from sglang_hvd.payoff.predictor import feature_settings, shipped_predictors
-from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.payoff.training_rows import TrainingRows
 from sglang_hvd.replay.core.model_drafter import ModelDrafter
 from sglang_hvd.replay.core.recording_walk import RecordingWalk, fingerprints_of, strides
 from sglang_hvd.replay.core.recordings import MEAN, Recording, mean_over_families
@@ -74,7 +74,7 @@ def evaluate(
     deciding = config
     if config.predictor is not None:
         # Policy payoff accepts predictors of both kinds.
-        given = PayoffPredictor.of_config(config.for_policy("payoff"))
+        given = AcceptancePredictor.of_config(config.for_policy("payoff"))
         predictors = {"given": given, **predictors}
         if dict(predictors["default"].settings) == feature_settings(config):
             deciding = config.model_copy(update={"predictor": None})
@@ -100,7 +100,7 @@ def nothing_to_judge(walks: Sequence[RecordingWalk]) -> ValueError:
     return ValueError(NO_DRAFT if has_cycles else NOTHING_DECODED)
 
 
-def trained_sessions(predictors: Mapping[str, PayoffPredictor]) -> frozenset[str]:
+def trained_sessions(predictors: Mapping[str, AcceptancePredictor]) -> frozenset[str]:
     """Fingerprints of the sessions that any of the predictors was trained on."""
     return frozenset[str]().union(*(p.trained_sessions for p in predictors.values()))
 
@@ -121,7 +121,7 @@ def judging_walks(config: HvdConfig, *, without: frozenset[str]) -> dict[str, Wa
 
 def judge(
     walks: Sequence[RecordingWalk],
-    predictors: Mapping[str, PayoffPredictor],
+    predictors: Mapping[str, AcceptancePredictor],
     *,
     cache_mode: CacheMode,
     at: str,
@@ -168,13 +168,14 @@ def qualities(
     return found
 
 
-def judged_by(rows: TrainingRows, predictor: PayoffPredictor | None) -> Judgement:
+def judged_by(rows: TrainingRows, predictor: AcceptancePredictor | None) -> Judgement:
     """A predictor's judgement of drafts. None: the frequency score's."""
     if predictor is None:
         scores = rows.features[:, FEATURE_NAMES.index("score")]
         return Judgement(scores, None, rows.accepted_lens)
     prediction = rows.predict(predictor)
-    return Judgement(prediction.payoffs, prediction.reaches(WORTH_LEN), rows.accepted_lens)
+    probs = prediction.prob_accepted(WORTH_LEN)
+    return Judgement(prediction.accepted_lens, probs, rows.accepted_lens)
 
 
 def _quality(judgement: Judgement) -> PayoffQuality:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from sglang_hvd.config import CacheMode, HvdConfig
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from sglang_hvd.replay.core.recordings import MEAN, find_recordings
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _average_precision(predictor: PayoffPredictor) -> float:
+def _average_precision(predictor: AcceptancePredictor) -> float:
     """Average precision on the held-out sessions, averaged over families."""
     rows = predictor.provenance["heldout"]
     assert isinstance(rows, list), "train_predictors judges what it trained"

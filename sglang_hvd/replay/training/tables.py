@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.replay.core.policies import PolicyResult
 from sglang_hvd.replay.core.recordings import MEAN
 from sglang_hvd.replay.training.evaluate import Evaluation
@@ -47,7 +47,7 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> str:
     return markdown_table({**labels, **_QUALITY}, rows, num_labels=3)
 
 
-def heldout_table(predictor: PayoffPredictor) -> str:
+def heldout_table(predictor: AcceptancePredictor) -> str:
     """A predictor's quality on the sessions that were held out of its training, or the reason why
     there is none."""
     rows = predictor.provenance["heldout"]

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig, Policy
-from sglang_hvd.payoff import PayoffPredictor
-from sglang_hvd.payoff.lessons import Lessons
+from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.payoff.training import TrainingSettings, train
+from sglang_hvd.payoff.training_rows import Lessons
 from sglang_hvd.replay.core.model_drafter import ModelDrafter
 from sglang_hvd.replay.core.recording_walk import RecordingWalk, fingerprints_of
 from sglang_hvd.replay.core.recordings import Recording
@@ -72,7 +72,7 @@ def train_predictors(
     tokenizers: Sequence[TraceTokenizer],
     plan: TrainPlan,
     kinds: Sequence[Kind],
-) -> Mapping[Kind, PayoffPredictor]:
+) -> Mapping[Kind, AcceptancePredictor]:
     """Trains a predictor of each kind on the same cycles. The first kind decides in later rounds.
 
     A predictor's provenance has its quality on the held-out sessions.
@@ -122,7 +122,7 @@ def train_predictors(
             num_processes=plan.num_processes,
         )
     provenance = _provenance(recordings, tokenizers, plan, fingerprints, held_out)
-    trained: dict[Kind, PayoffPredictor] = {}
+    trained: dict[Kind, AcceptancePredictor] = {}
     for kind in kinds:
         of_kind = predictor if kind == kinds[0] else _fit(parts, plan, kind)
         evaluations = judge(
@@ -237,7 +237,7 @@ def _normalised(lessons: Lessons) -> Lessons:
     return lessons.weighted(1 / float(lessons.weights.mean()))
 
 
-def _fit(parts: Sequence[Lessons], plan: TrainPlan, kind: Kind) -> PayoffPredictor:
+def _fit(parts: Sequence[Lessons], plan: TrainPlan, kind: Kind) -> AcceptancePredictor:
     """Trains a predictor. parts: lessons by tokenizer. The paper's predictor learns from those of
     the first tokenizer only, with equal weights."""
     if kind == "mlp":

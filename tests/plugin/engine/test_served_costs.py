@@ -121,7 +121,7 @@ def served(
 
 
 def verify_only(costs: ServedCosts, watch: Stopwatch, *, rest: float) -> None:
-    """A step of 5 ms of verification, and so many seconds beside it."""
+    """A step of 5 ms of verification, and so many seconds besides."""
     costs.begin_step(2)
     with costs.time_verify(2, 8, num_context=0):
         watch.seconds += 0.005

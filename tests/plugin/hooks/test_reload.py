@@ -28,7 +28,7 @@ from sglang.srt.server_args import ServerArgs
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.plugin.device.rank_group import RankGroup
 from sglang_hvd.plugin.engine.served_predictor import ServedPredictor
 from sglang_hvd.plugin.engine.worker import HvdWorker
@@ -118,7 +118,7 @@ def test_a_client_gets_its_predictor(first: Path, second: Path) -> None:
     assert before is not None
     assert after is not None
     assert (before["file"], after["file"]) == (str(first), str(second))
-    assert after["fingerprint"] == PayoffPredictor.load(second).fingerprint
+    assert after["fingerprint"] == AcceptancePredictor.load(second).fingerprint
     assert before["fingerprint"] != after["fingerprint"]
 
 
@@ -257,7 +257,7 @@ def test_the_calibration_is_described_and_published(first: Path, second: Path) -
     predictor.replace(second)
     predictor.publish()
     assert value("predictor", fingerprint=fingerprint) == 0
-    assert value("predictor", fingerprint=PayoffPredictor.load(second).fingerprint) == 1
+    assert value("predictor", fingerprint=AcceptancePredictor.load(second).fingerprint) == 1
     assert value("verified_cache_drafts_total", origin="prompt") == 3  # counters only grow
 
 
@@ -305,7 +305,7 @@ def test_ranks_replace_alike_or_not_at_all(first: Path, tmp_path: Path) -> None:
     while not queue.empty():
         rank, name, message, fingerprint = queue.get()
         found[rank, name] = (message, fingerprint)
-    old = PayoffPredictor.load(first).fingerprint
+    old = AcceptancePredictor.load(first).fingerprint
     for name in ("missing on one", "other on one", "same"):
         assert found[0, name][1] == found[1, name][1]
         assert (found[0, name][1] == old) == (name != "same")

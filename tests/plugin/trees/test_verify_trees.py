@@ -196,7 +196,7 @@ def test_what_is_no_tree_is_refused() -> None:
     nodes.num_used[0] = 4
     with pytest.raises(ValueError, match="a row has its root, and room"):
         _laid_out(nodes)
-    with pytest.raises(ValueError, match="a row has no room for both drafts"):
+    with pytest.raises(ValueError, match="a row has no room for all drafts"):
         merge_eagle_trees(_nodes([[0]], 3), eagle_trees_of([[(0, 1), (0, 2)]]), None)
 
 

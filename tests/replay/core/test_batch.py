@@ -67,10 +67,11 @@ def replay(
     allocator = None
     if policy == "allocate":
         allocator = StepAllocator(
-            costs, widths=WIDTHS, drafters=[DrafterChoices(SIZES, (NUM_STEPS,))]
+            costs,
+            widths=WIDTHS,
+            drafters=[DrafterChoices(SIZES, (NUM_STEPS,))],
+            runs_ahead=runs_ahead,
         )
-        if runs_ahead:
-            allocator.run_ahead()
     drafter = HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),

@@ -8,7 +8,7 @@ import pytest
 
 from sglang_hvd.cli import main
 from sglang_hvd.config import CacheMode
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
 from sglang_hvd.replay.core.recordings import find_recordings, session_fingerprints
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 
@@ -29,7 +29,7 @@ def test_the_shipped_predictor_knows_more_than_the_papers_and_the_score(
     rows = {
         (row["file"], row["at"], row["predictor"]): row for row in json.loads(found.read_text())
     }
-    trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[mode]).trained_sessions
+    trained_on = AcceptancePredictor.load(DEFAULT_PREDICTORS[mode]).trained_sessions
     tokenizer = TraceTokenizer(tokenizer_file, None)
     for recording in find_recordings(folder):
         sessions = set(session_fingerprints(recording.traces(tokenizer)).values())

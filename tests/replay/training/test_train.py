@@ -8,9 +8,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.payoff import PayoffPredictor
-from sglang_hvd.payoff.lessons import Lessons
+from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.payoff.predictor import Kind
+from sglang_hvd.payoff.training_rows import Lessons
 from sglang_hvd.replay.core.recording_walk import RecordingWalk, SessionWalk
 from sglang_hvd.replay.core.recordings import find_recordings
 from sglang_hvd.replay.core.totals import CycleTotals
@@ -103,7 +103,7 @@ def test_rows_of_other_tokenizers_count_less_and_the_papers_predictor_sees_none(
 ) -> None:
     seen: dict[str, Lessons] = {}
 
-    def note(lessons: Lessons, *, kind: Kind, **settings: Any) -> PayoffPredictor:
+    def note(lessons: Lessons, *, kind: Kind, **settings: Any) -> AcceptancePredictor:
         seen[kind] = lessons
         return constant_survival(0.5)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.utils.common import log_info_on_rank0
 
 from sglang_hvd.plugin.device.graph_sizes import capturing, sizes_of_few_steps
-from sglang_hvd.plugin.engine.drafting import drafting
+from sglang_hvd.plugin.engine.draft_worker import drafting
 
 if TYPE_CHECKING:
     import torch

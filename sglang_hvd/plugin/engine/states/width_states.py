@@ -25,7 +25,7 @@ from sglang.srt.utils.common import log_info_on_rank0
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.plugin.device.flashinfer_plans import plan_verifications_on_host
 from sglang_hvd.plugin.device.graph_sizes import capturing, needs_all_sizes, sizes_of_width
-from sglang_hvd.plugin.engine.drafting import drafting
+from sglang_hvd.plugin.engine.draft_worker import drafting
 
 if TYPE_CHECKING:
     from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2

@@ -1,4 +1,4 @@
-// The Python face of the verify tree. Conversions and checks of shapes only.
+// The Python bindings of the verify tree. Conversions and checks of shapes only.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 
@@ -17,7 +17,7 @@ using namespace nb::literals;
 namespace sglang_hvd {
 namespace {
 
-// One row after the other, with others between them perhaps.
+// Rows that may have other values between them.
 using Rows = nb::ndarray<std::int64_t, nb::ndim<2>, nb::device::cpu>;
 using Column = nb::ndarray<std::int64_t, nb::ndim<1>, nb::device::cpu>;
 
@@ -36,7 +36,7 @@ std::int64_t& at(const Column& column, std::size_t row) {
 
 void require_nodes(const Rows& parents, const Column& num_used) {
     const std::size_t w = parents.shape(1);
-    require(w == 1 || parents.stride(1) == 1, "the nodes of a row stand side by side");
+    require(w == 1 || parents.stride(1) == 1, "the nodes of a row must be side by side");
     require(num_used.shape(0) == parents.shape(0), "nodes need one row per request");
     for (std::size_t i = 0; i < num_used.shape(0); ++i) {
         const std::int64_t num = at(num_used, i);
@@ -65,9 +65,9 @@ void merge(const Rows& token_ids, const Rows& parents, const Column& num_used,
     const auto num_groups = static_cast<std::int64_t>(std::max(parent_list.shape(1), std::size_t{1}));
     for (std::size_t i = 0; i < top_scores_index.size(); ++i)
         require(top_scores_index.data()[i] >= 0 && top_scores_index.data()[i] / topk < num_groups,
-                "a candidate is of no group");
+                "a candidate must have a group");
     for (std::size_t i = 0; rows && i < k; ++i)
-        require(rows->data()[i] >= 0 && rows->data()[i] < static_cast<std::int64_t>(n), "a row is of no request");
+        require(rows->data()[i] >= 0 && rows->data()[i] < static_cast<std::int64_t>(n), "a row must be that of a request");
     TreeMerger merger;
     for (std::size_t i = 0; i < k; ++i) {
         const std::size_t row = rows ? static_cast<std::size_t>(rows->data()[i]) : i;
@@ -114,8 +114,8 @@ NB_MODULE(_native, m) {
     m.def("merge", &merge, "token_ids"_a.noconvert(), "parents"_a.noconvert(), "num_used"_a.noconvert(),
           "is_model_node"_a.noconvert(), "rows"_a.noconvert().none(), "tree_tokens"_a.noconvert(),
           "parent_list"_a.noconvert(), "top_scores_index"_a.noconvert(), "topk"_a, "ranks"_a.noconvert().none(),
-          "num_kept"_a.noconvert(), "See host_trees.py.");
+          "num_kept"_a.noconvert(), "See host_layout.py.");
     m.def("lay_out", &lay_out, "parents"_a.noconvert(), "num_used"_a.noconvert(), "seq_lens"_a.noconvert(),
           "positions"_a.noconvert(), "next_token"_a.noconvert(), "next_sibling"_a.noconvert(),
-          "mask"_a.noconvert(), "is_full_mask"_a, "See host_trees.py.");
+          "mask"_a.noconvert(), "is_full_mask"_a, "See host_layout.py.");
 }

@@ -1,5 +1,5 @@
-// The verify tree: both drafts of a request as one trie, and what SGLang reads of it. What
-// tree_kernels.py does on a GPU, node by node.
+// The verify tree: the drafts of a request as one trie, in the form that SGLang reads. layout_kernels.py does the
+// same on a GPU.
 #pragma once
 
 #include <cstddef>
@@ -28,21 +28,21 @@ struct EagleTree {
 
 class TreeMerger {
 public:
-    // Adds the tree's kept nodes to the row and marks all slots that it has. Equal prefixes are
-    // shared: a node that stands in the cache draft already is found there. Returns the used slots.
+    // Adds the tree's kept nodes to the row and marks all slots that the tree has. Equal prefixes are shared: a
+    // node that the row already has is not added again. Returns the number of used slots.
     //
     // Throws std::invalid_argument if the row has no room.
     std::size_t merge(const NodeRow& row, const EagleTree& tree, std::span<std::uint8_t> is_model_node) {
-        const std::size_t num_cached = row.num_used;
-        std::size_t num = num_cached;
+        const std::size_t num_before = row.num_used;
+        std::size_t num = num_before;
         places_.clear();
         for (std::size_t k = 0; k < tree.token_ids.size(); ++k) {
             const std::optional<std::size_t> parent = parent_of(tree, k);
             const bool is_kept = parent && (!tree.ranks || (*tree.ranks)[k] < tree.num_kept);
             std::optional<std::size_t> at;
-            if (parent) at = find(row, num_cached, *parent, tree.token_ids[k]);
+            if (parent) at = find(row, num_before, *parent, tree.token_ids[k]);
             if (!at && is_kept) {
-                if (num == row.token_ids.size()) throw std::invalid_argument("a row has no room for both drafts");
+                if (num == row.token_ids.size()) throw std::invalid_argument("a row has no room for all drafts");
                 at = num++;
                 row.token_ids[*at] = tree.token_ids[k];
                 row.parents[*at] = static_cast<std::int64_t>(*parent);
@@ -54,8 +54,8 @@ public:
     }
 
 private:
-    // Where a node's parent stands in the row; nowhere if that was not selected, as may be where
-    // scores are equal, or has no place itself.
+    // The place of a node's parent in the row. None if the parent was not selected, which can happen with equal
+    // scores, or has no place itself.
     std::optional<std::size_t> parent_of(const EagleTree& tree, std::size_t k) const {
         const auto group = static_cast<std::size_t>(tree.top_scores_index[k] / tree.topk);
         if (group == 0) return 0;
@@ -65,9 +65,9 @@ private:
         return std::nullopt;
     }
 
-    static std::optional<std::size_t> find(const NodeRow& row, std::size_t num_cached, std::size_t parent,
+    static std::optional<std::size_t> find(const NodeRow& row, std::size_t num_before, std::size_t parent,
                                            std::int64_t token) {
-        for (std::size_t slot = parent + 1; slot < num_cached; ++slot)
+        for (std::size_t slot = parent + 1; slot < num_before; ++slot)
             if (row.parents[slot] == static_cast<std::int64_t>(parent) && row.token_ids[slot] == token)
                 return slot;
         return std::nullopt;
@@ -79,14 +79,14 @@ private:
 // A request's tree as SGLang verifies it. See VerifyLayout.
 struct LayoutRow {
     std::span<std::int64_t> positions, next_token, next_sibling;
-    std::uint8_t* mask;    // of the root's row, where the tree's own cells begin
+    std::uint8_t* mask;    // the start of the tree's own cells in the root's row
     std::size_t mask_row;  // cells from one node's row to the next one's
 };
 
 class TreeLayouter {
 public:
-    // An unused slot has no links, sees the root and itself (no row of a mask may be empty), and lies
-    // at depth 1; nothing links to it, so it is never accepted.
+    // An unused slot has no links and depth 1, and sees the root and itself, since no row of a mask may be empty.
+    // Nothing links to it, so it is never accepted.
     void lay_out(std::span<const std::int64_t> parents, std::size_t num_used, std::int64_t seq_len,
                  const LayoutRow& out) {
         const std::size_t w = parents.size();
@@ -110,7 +110,7 @@ public:
     }
 
 private:
-    std::vector<std::size_t> latest_child_;  // of each slot, 0 for none
+    std::vector<std::size_t> latest_child_;  // of each slot; 0: none
 };
 
 }  // namespace sglang_hvd

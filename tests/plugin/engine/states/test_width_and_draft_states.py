@@ -110,7 +110,7 @@ def states_of(
 def test_the_narrowest_come_first_and_leave_room_for_prefills(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # 2, 4 and 8 take .25, .5 and 1 GB; 16 would take 2, and 1.75 are left beside the spare one.
+    # 2, 4 and 8 take .25, .5 and 1 GB; 16 would take 2, and 1.75 are left besides the spare one.
     device = Device(free_gb=4.5, per_node_gb=0.125)
     states = states_of(monkeypatch, device, are_asked_for=False)
     assert states.widths == (2, 4, 8, 32)
@@ -138,7 +138,7 @@ def test_a_width_of_one_does_not_tell_what_others_take(monkeypatch: pytest.Monke
     ("chunk", "vocab_size", "kept_gb", "spare_gb"),
     [
         (8192, 1, 0, 3.4),
-        (8192, 1, 0.5, 3.9),  # beside what runs without drafts keep
+        (8192, 1, 0.5, 3.9),  # in addition to what runs of plain steps keep
         (8192, 2**28, 0, 4.0),  # three arrays of a gigabyte, and no prefill meanwhile
         (-1, 1, 0, 2.2),  # prefills are not cut, and have 4096 tokens at most
         (None, 1, 0, 2.2),
@@ -375,7 +375,7 @@ def test_a_backend_that_remembers_the_last_verification_has_one_width(
         widths_with(monkeypatch, linear, are_asked_for=True)
 
 
-@pytest.mark.parametrize("where", ["alone", "behind SGLang's", "behind another"])
+@pytest.mark.parametrize("where", ["alone", "within SGLang's", "within another"])
 def test_a_width_without_memory_ends_the_start_in_one_line(
     monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -385,7 +385,7 @@ def test_a_width_without_memory_ends_the_start_in_one_line(
         if where == "alone":
             raise torch.cuda.OutOfMemoryError("no memory")
         try:
-            raise KeyError if where == "behind another" else torch.cuda.OutOfMemoryError
+            raise KeyError if where == "within another" else torch.cuda.OutOfMemoryError
         except KeyError:
             raise torch.cuda.OutOfMemoryError("no memory")  # noqa: B904
         except torch.cuda.OutOfMemoryError:
