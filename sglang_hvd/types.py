@@ -44,6 +44,11 @@ class SourceTable:
                 return 1 << place
         raise KeyError(f"there is no draft source {name!r}, only {[r.name for r in self.rows]}")
 
+    @property
+    def device_bits(self) -> tuple[int, ...]:
+        """The set of each single source whose drafts the host does not know, in order."""
+        return tuple(1 << place for place, row in enumerate(self.rows) if not row.is_on_host)
+
     def _label(self, mask: int) -> str:
         names = [row.name for place, row in enumerate(self.rows) if mask >> place & 1]
         if names == ["cache", "model"]:

@@ -11,7 +11,7 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.proposer import ChainPrediction, Proposals, TreePrediction
 from sglang_hvd.drafter.request import DraftedRequest, are_model_only
 from sglang_hvd.drafter.sources import CacheSource
-from sglang_hvd.types import SCORE, SOURCES, DraftPlans
+from sglang_hvd.types import SCORE, SOURCES, DraftPlans, SourceTable
 
 Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
@@ -114,10 +114,14 @@ class RulePlanner:
 
 
 class CostPlanner:
-    """Policy allocate: decides by what every choice gains and costs (docs/allocation.md)."""
+    """Policy allocate: decides by what every choice gains and costs (docs/allocation.md).
 
-    def __init__(self, allocator: StepAllocator) -> None:
-        self._allocator = allocator
+    table: the draft sources; those on the device are the allocator's drafters, in the same order.
+    """
+
+    def __init__(self, allocator: StepAllocator, table: SourceTable) -> None:
+        self._allocator, self._table = allocator, table
+        self._bits = [np.uint8(bit) for bit in table.device_bits]
 
     def choose(
         self, requests: Sequence[DraftedRequest], proposals: Proposals, *, next_waits: bool
@@ -147,7 +151,8 @@ class CostPlanner:
             chain_lens=taken.chain_lens,
             chain_predicted=taken.chain_predicted,
             model_predicted=found.model_predicted,
-            source_sets=taken.source_sets | (found.num_model > 0) * np.uint8(_MODEL),
+            source_sets=taken.source_sets | (found.num_model > 0) * self._bits[found.drafter],
+            table=self._table,
         )
 
     def choose_launched(

@@ -21,10 +21,22 @@ from sglang_hvd.allocation import (
     StepAllocator,
     allocator,
 )
+from sglang_hvd.config import HvdConfig
 from sglang_hvd.costs import StepCosts
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.payoff import TokenClasses
 from sglang_hvd.plugin.trees.draft_trees import DraftNodes
 from sglang_hvd.plugin.trees.layout import lay_out, merge_eagle_trees
-from sglang_hvd.types import SOURCES, DraftPlans, DraftSource, SourceTable
+from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.types import (
+    SOURCES,
+    DraftPlans,
+    DraftSource,
+    SourceTable,
+    VerifyOutcome,
+    VerifyOutcomes,
+)
+from tests.payoff.made_up import constant_survival
 from tests.plugin.trees.made_up_tries import Tree, eagle_trees_of, tries
 
 Float32 = npt.NDArray[np.float32]
@@ -176,6 +188,38 @@ def test_plans_name_the_third_source() -> None:
     )
     assert named.sources == ["cache+heads", "plain"]
     assert named.select([0]).sources == ["cache+heads"]
+
+
+def test_the_drafter_plans_and_learns_by_source() -> None:
+    """The heads cost nearly nothing and the model drafter much, so the heads draft. What they have
+    accepted says nothing about the model drafter."""
+    config = HvdConfig(policy="allocate")
+    drafter = HybridDrafter(
+        config,
+        cache=SuffixCache.of_config(config, background=False),
+        predictor=constant_survival(0.3),
+        token_classes=TokenClasses.from_strings(["a"] * 100),
+        num_model_steps=2,
+        num_model_nodes=3,
+        verify_width=WIDTHS[-1],
+        allocator=StepAllocator(costs(0.0, 40.0), widths=WIDTHS, drafters=[MODEL, HEADS]),
+        sources=TABLE,
+    )
+    drafter.start("r", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2])
+    labels = []
+    for token in range(20, 28):
+        [plan] = plans = drafter.plan(["r"])
+        labels.append(plan.source)
+        assert plan.num_model_nodes == min(HEADS.sizes[-1], HEADS.node_limits[-1])
+        assert plans.num_model_steps == HEADS.num_steps[-1]
+        outcome = VerifyOutcome([token, token + 20, 99], 2, num_model_accepted=2)
+        drafter.commit(["r"], VerifyOutcomes.of([outcome]))
+    assert set(labels) <= {"heads", "cache+heads"}
+    assert "heads" in labels
+    assert sum(drafter.stats("r").num_cycles[label] for label in set(labels)) == len(labels)
+    figures = drafter.model_figures()
+    assert figures is not None
+    assert figures.num_verified == 0
 
 
 def paths_of(tree: Tree) -> list[tuple[int, ...]]:
