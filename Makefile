@@ -4,14 +4,14 @@
 #   PYTHON=...        the Python 3.11+ to build .venv with
 #   TORCH_INDEX=...   a package index with torch's CPU build; without one, pip may choose the CUDA
 #                     build, which works but is several GB larger
-#   PYTEST_ARGS=...   what `make test` runs instead of everything
+#   PYTEST_ARGS=...   appended to pytest by `make test` and `make test-slow`
 #   ARGS=...          appended to `sglang-hvd demo`, `sglang-hvd serve` and the benchmarks
 
 VENV := .venv
 BIN := $(VENV)/bin
 SGLANG := $(shell sed -n 's/^cuda = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 PATCHES := $(patsubst %/pyproject.toml,%,$(wildcard patches/*/pyproject.toml))
-NATIVE := CMakeLists.txt $(wildcard sglang_hvd/native/* sglang_hvd/*/native/*)
+NATIVE := CMakeLists.txt $(wildcard sglang_hvd/native/* sglang_hvd/*/native/* sglang_hvd/*/*/native/*)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # What the caller lets this see, for gpu-check.
@@ -22,16 +22,22 @@ export SGLANG_USE_CPU_ENGINE := 1
 export TORCHDYNAMO_DISABLE := 1
 export CUDA_VISIBLE_DEVICES :=
 
-.PHONY: demo test serve bench gpu-check lint venv clean
+.PHONY: demo test test-slow serve bench gpu-check lint venv clean
 .DELETE_ON_ERROR:
 
 demo: venv
 	$(BIN)/sglang-hvd demo $(ARGS)
 
-# Two at a time, each file in one process: most of the time is servers starting, on one core each. In
-# their order, which has the servers in the middle: files of many tests first, the slowest would be last.
+# Two processes. Files whose tests can share a server form a group, and a group runs in one process
+# (tests/conftest.py). The groups start in the order in which they are collected.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+
 test: venv
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+
+# What a release needs and a change rarely does.
+test-slow: venv
+	$(PYTEST) -m slow $(PYTEST_ARGS)
 
 serve: venv
 	$(BIN)/sglang-hvd serve $(ARGS)
@@ -64,7 +70,7 @@ venv: $(PATCHES_STAMP)
 $(PROJECT_STAMP): pyproject.toml $(NATIVE)
 	@python=$$(scripts/preflight.sh) && { [ -x $(BIN)/python ] || "$$python" -m venv $(VENV); }
 	@echo "Installing sglang_hvd, torch and what SGLang needs on the CPU (minutes the first time)"
-	@$(PIP) install --no-warn-conflicts $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[cpu,dev]'
+	@$(PIP) install --no-warn-conflicts $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[cpu,train,dev]'
 	@touch $@
 
 # --no-deps: SGLang's metadata demands the CUDA kernels. What it imports on the CPU is the cpu extra.

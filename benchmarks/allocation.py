@@ -1,13 +1,13 @@
-"""What a step costs the host, allocation and all, beside the paper's gate.
+"""Host time of a step under policy allocate, compared with the paper's gate (policy payoff).
 
     python -m benchmarks.allocation [--json FILE]
 
-A model drafter of 4 sizes and 2, 4, 6 or 8 steps, widths up to 32. Times in microseconds, medians
-with the quartiles. `search` is the allocator alone, called again and again with the same drawn
-drafts, chains of up to 31 nodes. The others take turns, as in a server, on texts of phrases in
-random order, of which each step commits a few tokens: `propose` is the first half of a plan, from
-the suffix cache to what is expected of the drafts, `plan` the second, plans for the engine
-included, and `commit` takes in what came of them.
+The model drafter has 4 sizes and 2, 4, 6 or 8 steps; widths go up to 32. Times are in microseconds:
+lower quartile, median, upper quartile. `search` is the allocator alone, called repeatedly with the
+same random drafts, chains of up to 31 nodes. The other parts run in turn, as in a server, on texts
+of phrases in random order. `propose` asks the suffix cache for drafts and predicts their
+acceptance, `plan` chooses among them and makes the engine's plans, and `commit` records the few
+tokens that the step accepted.
 """
 
 import time
@@ -17,12 +17,19 @@ import numpy as np
 
 from benchmarks.command import parser_of, run, silence_servers, write_rows
 from benchmarks.roofline import h100
-from sglang_hvd.allocation import DraftOdds, StepAllocator, draft_step_choices, most_tree_nodes
+from sglang_hvd.allocation import (
+    DrafterChoices,
+    PredictedDrafts,
+    StepAllocator,
+    draft_step_choices,
+    max_tree_nodes,
+)
 from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor, TokenClasses
-from sglang_hvd.replay.acceptance import num_agreeing, outcome_of
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor, TokenClasses
+from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of
+from sglang_hvd.replay.training.tables import markdown_table
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.suffix_cache.token_ids import padded
 from sglang_hvd.types import VerifyOutcomes
@@ -31,32 +38,27 @@ WIDTHS, SIZES, NUM_STEPS = (1, 2, 4, 8, 16, 32), (3, 7, 15, 31), 8
 TOPK = 4
 POLICIES: tuple[Policy, ...] = ("allocate", "payoff")
 _ROUNDS, _CALLS = 31, 200
-_STEPS, _FIRST_STEPS = 400, 50  # the first ones are not counted
+_STEPS, _FIRST_STEPS = 400, 50  # the first steps are not counted
 _PHRASES, _PHRASE_LEN = 40, 12
 _Quartiles = tuple[float, float, float]
 _PARTS = ("propose", "plan", "commit")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = parser_of("allocation", "What an allocation costs.")
+    parser = parser_of("allocation", "Measure the host time of a step.")
     add_json(parser)
     options = parser.parse_args(arguments)
     silence_servers()
-    rows = []
-    names = [
-        "search",
-        *(f"{part}, {policy}" for policy in POLICIES for part in _PARTS),
-    ]
-    print(f"| requests | {' | '.join(names)} |")
-    print("|---|" + "---|" * len(names))
+    rows, lines = [], []
+    names = ["search", *(f"{part}, {policy}" for policy in POLICIES for part in _PARTS)]
     for num_requests in (1, 8, 64):
         times = {"search": _time(_search(num_requests))}
         for policy in POLICIES:
             for part, of_part in zip(_PARTS, _steps(policy, num_requests), strict=True):
                 times[f"{part}, {policy}"] = of_part
-        cells = [f"{low:.1f} / {mid:.1f} / {high:.1f}" for low, mid, high in times.values()]
-        print(f"| {num_requests} | {' | '.join(cells)} |", flush=True)
+        line: dict[str, object] = {"requests": num_requests}
         for name, (low, mid, high) in times.items():
+            line[name] = f"{low:.1f} / {mid:.1f} / {high:.1f}"
             rows.append(
                 {
                     "requests": num_requests,
@@ -65,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "us_quartiles": [low, high],
                 }
             )
+        lines.append(line)
+    print(markdown_table({name: name for name in ("requests", *names)}, lines))
     write_rows(options.json, rows)
     return 0
 
@@ -74,9 +78,7 @@ def _allocator(num_requests: int) -> StepAllocator:
     made = StepAllocator(
         h100(),
         widths=WIDTHS,
-        model_sizes=SIZES,
-        num_steps=steps,
-        most_nodes=[most_tree_nodes(TOPK, num) for num in steps],
+        drafters=[DrafterChoices(SIZES, steps, tuple(max_tree_nodes(TOPK, num) for num in steps))],
     )
     for slot in range(num_requests):
         made.start(slot)
@@ -89,7 +91,7 @@ def _search(num_requests: int) -> Callable[[], object]:
     hazards = random.random((num_requests, 64)) ** 0.3
     reaches = np.cumprod(random.random((num_requests, len(SIZES), NUM_STEPS)) ** 0.5, axis=2)
     of_all = np.sort(reaches.astype(np.float32), axis=1)
-    odds = DraftOdds(
+    predicted = PredictedDrafts(
         np.cumprod(hazards, axis=1).astype(np.float32),
         np.tile(np.arange(1, 65, dtype=np.int32), (num_requests, 1)),
         random.integers(0, 32, num_requests).astype(np.int32),
@@ -97,18 +99,18 @@ def _search(num_requests: int) -> Callable[[], object]:
         of_all,
     )
     slots = np.arange(num_requests, dtype=np.int32)
-    is_pinned = np.zeros(num_requests, np.bool_)
-    return lambda: made.allocate(slots, odds, is_pinned)
+    model_only = np.zeros(num_requests, np.bool_)
+    return lambda: made.allocate(slots, predicted, model_only)
 
 
 def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:
-    """Of the parts of a step, in the order of _PARTS."""
+    """Times of the parts of a step, in the order of _PARTS."""
     random = np.random.default_rng(0)
     config = HvdConfig(policy=policy, predictor=DEFAULT_PREDICTORS["votes"])
     drafter = HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
-        predictor=PayoffPredictor.of_config(config),
+        predictor=AcceptancePredictor.of_config(config),
         token_classes=TokenClasses.from_strings(["a"] * 1000),
         num_model_steps=NUM_STEPS,
         num_model_nodes=SIZES[-1],
@@ -127,13 +129,13 @@ def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:
         times = [time.perf_counter()]
         proposals = drafter.propose(rids)
         times.append(time.perf_counter())
-        plans = drafter.allocate(rids, proposals)
+        plans = drafter.choose(rids, proposals)
         times.append(time.perf_counter())
         rests = [texts[rid, begins[rid] :] for rid in rids]
         drafts = proposals.drafts
         chains = zip(drafts.token_ids, drafts.num_nodes.tolist(), strict=True)
         rights = [num_agreeing(c[:n], rest) for (c, n), rest in zip(chains, rests, strict=False)]
-        # Of the model drafter's draft two tokens are accepted, if it is verified.
+        # Two tokens of the model drafter's draft are accepted, if it is verified.
         verified = [
             outcome_of(plan, rest, right, 2)
             for plan, rest, right in zip(plans, rests, rights, strict=True)
@@ -142,7 +144,7 @@ def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:
         outcomes = VerifyOutcomes(token_ids, lengths, lengths - 1, np.minimum(lengths - 1, 2))
         begins += lengths
         times.append(time.perf_counter())
-        drafter.commit_batch(rids, outcomes)
+        drafter.commit(rids, outcomes)
         times.append(time.perf_counter())
         seconds.append((times[1] - times[0], times[2] - times[1], times[4] - times[3]))
     low, mid, high = 1e6 * np.quantile(seconds[_FIRST_STEPS:], (0.25, 0.5, 0.75), axis=0)

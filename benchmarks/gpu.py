@@ -1,4 +1,4 @@
-"""Whether servers that are started here would run on a GPU."""
+"""Checks that a GPU can be used."""
 
 import os
 
@@ -6,8 +6,8 @@ import torch
 
 
 def check_gpu() -> None:
-    """Raises ValueError, in one line, if they would not."""
+    """Raises ValueError, in one line, if servers started here would not run on a GPU."""
     if not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch finds no GPU here: give --device cpu")
+        raise ValueError("--device cuda: torch finds no GPU: give --device cpu")
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
-        raise ValueError("--device cuda: SGLANG_USE_CPU_ENGINE is 1, for the CPU: unset it")
+        raise ValueError("--device cuda: SGLANG_USE_CPU_ENGINE=1 selects the CPU: unset it")

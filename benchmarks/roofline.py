@@ -1,4 +1,4 @@
-"""A cost table derived from a GPU's memory bandwidth and arithmetic, where none was measured.
+"""A cost table derived from a GPU's memory bandwidth and arithmetic instead of measurements.
 
     python -m benchmarks.roofline > configs/costs/llama-3.1-8b-h100.yaml
 
@@ -6,11 +6,11 @@ An 8B model with grouped-query attention (32 layers, 8 of 32 heads for keys and 
 wide) in bfloat16, and an EAGLE3 drafter of one layer with a vocabulary of 32,000, on an H100 SXM:
 3.35 TB/s and 989 Tflop/s (NVIDIA's data sheet), of which a step reaches 85 % and 60 %. Each request
 has 2,048 tokens in the KV cache. Reading and computing overlap: together they take
-(reading^4 + computing^4)^(1/4). A step of the target and a round of the drafter begin with a fixed
-time for launches, sampling and selection.
+(reading^4 + computing^4)^(1/4). A target step and a drafter round also have a fixed time for
+launches, sampling and selection.
 
-Two published figures check it (LMSYS, SGLang with Llama-3.1-8B on an H100, MT-Bench at batch size
-1): 158 tokens/s without speculation, 6.3 ms a step, and 373 with EAGLE3.
+Two published figures confirm the table (LMSYS, SGLang with Llama-3.1-8B on an H100, MT-Bench, batch
+size 1): 158 tokens/s, or 6.3 ms a step, without speculation, and 373 tokens/s with EAGLE3.
 """
 
 from collections.abc import Sequence
@@ -38,14 +38,14 @@ _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser_of("roofline", "A derived table of costs.").parse_args(arguments)
+    parser_of("roofline", "Print a derived table of step costs.").parse_args(arguments)
     print("# Written by `python -m benchmarks.roofline`.")
     print(h100().to_yaml(), end="")
     return 0
 
 
 def h100() -> StepCosts:
-    """Of the model and the GPU above."""
+    """The table of the model and the GPU above."""
     return StepCosts(
         about="Llama-3.1-8B bf16 with EAGLE3 on an H100, 2048 tokens of context; derived from "
         "bandwidth and arithmetic, not measured",

@@ -41,7 +41,7 @@ MODULES = (
 # sources, and SGLang's modules of CUTLASS DSL and FlashMLA, which the rest of it does without.
 _LATE_MODULES = (
     *("sglang_hvd.suffix_cache", "sglang_hvd.payoff", "sglang_hvd.allocation"),
-    "sglang_hvd.plugin.host_trees",
+    "sglang_hvd.plugin.trees.host_layout",
     "sglang.kernels.ops.gemm.cutedsl_dual_gemm",
     "sglang.srt.layers.attention.flashmla_backend",
 )

@@ -6,12 +6,11 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sglang_hvd.commands.exit_code import exit_code
-from sglang_hvd.commands.parser import Parser
+from sglang_hvd.commands.command_line import Parser, exit_code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand; returns the exit code."""
+    """Runs one subcommand and returns its exit code."""
     return exit_code(lambda: _run(arguments))
 
 
@@ -36,7 +35,8 @@ def _options(
     parser = Parser(prog="sglang-hvd", description="Hybrid Verified Decoding for SGLang.")
     subparsers = parser.add_subparsers(dest="command", required=True)
     for name, command in commands.items():
-        command.add(subparsers.add_parser(name, help=command.summary))
+        description = f"{command.summary[0].upper()}{command.summary[1:]}."
+        command.add(subparsers.add_parser(name, help=command.summary, description=description))
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command != "serve":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -49,7 +49,7 @@ class Command:
     """A subcommand.
 
     add: adds its arguments to a parser.
-    run: does it with what was parsed, and returns the exit code.
+    run: runs it with the parsed arguments and returns the exit code.
     """
 
     add: Callable[[argparse.ArgumentParser], None]
@@ -58,7 +58,7 @@ class Command:
 
 
 def _commands() -> Mapping[str, Command]:
-    # Imported here: ctrl-c may come while NumPy is.
+    # Imported here, because ctrl-c may come while NumPy is imported.
     from sglang_hvd.commands import servers, traces
 
     return {
@@ -73,15 +73,17 @@ def _commands() -> Mapping[str, Command]:
             traces.add_train, traces.run_train, "train a payoff predictor on recorded generations"
         ),
         "evaluate": Command(
-            traces.add_evaluate, traces.run_evaluate, "judge payoff predictors on recordings"
+            traces.add_evaluate,
+            traces.run_evaluate,
+            "judge payoff predictors on recorded generations",
         ),
         "analyze": Command(
             traces.add_analyze, traces.run_analyze, "show where and why cache drafts pay off"
         ),
         "costs": Command(
-            servers.add_server, servers.run_costs, "print what steps cost on a running server"
+            servers.add_server, servers.run_costs, "print the step costs of a running server"
         ),
         "reload": Command(
-            servers.add_reload, servers.run_reload, "give a running server another predictor"
+            servers.add_reload, servers.run_reload, "load another predictor into a running server"
         ),
     }

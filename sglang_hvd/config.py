@@ -23,25 +23,38 @@ CacheMode = Literal["votes", "paper"]
 CostProfile = Literal["kept", "fresh", "skip"]
 PostponeExtend = Literal["never", "plain", "always"]
 
+# The settings that have a flag of their own; every setting is also a key of --hvd-set.
+FLAGS = (
+    "policy",
+    "threshold",
+    "predictor",
+    "costs",
+    "verify_width",
+    "shared_cache_tokens",
+    "record",
+    "record_prompts",
+    "report_cycles",
+)
+
 # Predicted accepted length from which the paper verifies a cache draft (section 3.4).
 PAPER_THRESHOLD = 6.0
-# Accepted tokens from which a cache draft is worth its verification.
+# Number of accepted tokens from which verifying a cache draft is worth its cost.
 WORTH_LEN = math.ceil(PAPER_THRESHOLD)
 
 # Names the YAML file where there are no flags (sgl.Engine).
 CONFIG_ENV = "HVD_CONFIG"
 
-# Verification of 32 tokens costs little more than of one while a GPU is bound by memory. 31 of
-# them are drafted, beside the root.
+# Verifying 32 nodes (a root and 31 draft tokens) costs little more than one while a GPU is bound by
+# memory bandwidth.
 DEFAULT_VERIFY_WIDTH = 32
 
 # Default wide_width (steps of one or two requests), used only if at least 1.5 times verify_width.
-_DEFAULT_WIDE_WIDTH, _LEAST_OVER_VERIFY_WIDTH = 64, 1.5
+_DEFAULT_WIDE_WIDTH, _MIN_WIDE_RATIO = 64, 1.5
 
-# Longest draft of the votes cache mode, which looks no further ahead.
-MOST_VOTED_TOKENS = 64
+# Maximum length of a draft in cache mode votes, which looks no further ahead.
+MAX_VOTED_TOKENS = 64
 
-# Settings that one policy alone reads.
+# Settings that only one policy reads.
 _READER: Mapping[str, Policy] = {
     "threshold": "payoff",
     "costs": "allocate",
@@ -53,51 +66,52 @@ _READER: Mapping[str, Policy] = {
 
 
 class HvdConfig(BaseModel):
-    """All settings. A default is the paper's where the paper states one (appendices A and B), but
-    for the policy, the threshold, the cache mode and min_token_prob."""
+    """All settings. Defaults are the paper's where the paper states one (appendices A and B),
+    except for the policy, the threshold, the cache mode and min_token_prob."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     policy: Policy = Field(
         default="allocate",
-        description="How a request chooses its draft. allocate: the cache draft, the model "
-        "drafter's, both or none, and as much of them, as brings most in the time it takes. "
-        "payoff: the cache draft if it is predicted to pay, else the model drafter; the default "
-        "where a threshold is given. frequency: the "
-        "cache draft if the suffix cache's score reaches frequency_threshold, else the model "
-        "drafter. cache: the cache draft, a plain step without one. model: always the model "
-        "drafter. both: always both drafts in one tree.",
+        description="How each request chooses its draft. allocate: the drafts, and as much of "
+        "them, that yield the most accepted tokens for the time the step takes. payoff: the "
+        "cache draft if it is predicted to pay, else the model drafter's; the default if a "
+        "threshold is given. frequency: the cache draft if the suffix cache's score reaches "
+        "frequency_threshold, else the model drafter's. cache: the cache draft; without one the "
+        "target model decodes one token. model: always the model drafter's. both: always both "
+        "drafts in one tree.",
     )
     threshold: float | None = Field(
         default=None,
         ge=0,
-        description="payoff policy: accepted length, in tokens without the bonus token, from which "
-        "a cache draft pays; the paper's is 6. Default: what the model drafter is predicted to "
-        "bring this request now.",
+        description="Policy payoff: the predicted accepted length, in tokens without the bonus "
+        "token, from which a cache draft is verified. The paper uses 6. Default: the accepted "
+        "length that is predicted for the model drafter's draft of the same request.",
     )
     frequency_threshold: float | None = Field(
         default=None,
         ge=0,
-        description="frequency policy, and payoff while the predictor is off: suffix-cache score "
-        "from which a cache draft is verified. "
-        "Default: the number of steps the model drafter runs.",
+        description="Policy frequency, and policy payoff while its predictor is not used: the "
+        "suffix cache's score from which a cache draft is verified. Default: the number of steps "
+        "the model drafter runs.",
     )
     costs: Path | None = Field(
         default=None,
         strict=False,
-        description="allocate policy: table of what steps cost (YAML, see configs/costs). Default: "
-        "timed before this server serves, and refined by its steps.",
+        description="Policy allocate: a table of what steps cost (YAML, see configs/costs). "
+        "Default: the engine is timed before the server serves, and the table is refined while it "
+        "serves. A table given here is used unchanged.",
     )
     cost_profile: CostProfile = Field(
         default="kept",
-        description="allocate policy without costs: time the engine before it serves. kept: once, "
-        "and use that table at later starts of the same server on the same machine. fresh: at "
-        "every start. skip: not at all.",
+        description="Policy allocate without costs: when the engine is timed before it serves. "
+        "kept: once; later starts of the same server on the same machine use that table. fresh: at "
+        "every start. skip: never.",
     )
     branches: bool = Field(
         default=True,
-        description="allocate policy: cache drafts branch where the suffix cache's votes differ. "
-        "false: chains only. In the paper cache mode they never branch.",
+        description="Policy allocate: cache drafts branch where earlier occurrences continue "
+        "differently. false: chains only. In cache mode paper they never branch.",
     )
     predictor: Path | None = Field(
         default=None,
@@ -106,158 +120,159 @@ class HvdConfig(BaseModel):
     )
     calibrate: bool = Field(
         default=True,
-        description="Correct the payoff predictor by what it gets wrong, within bounds, and do not "
-        "heed it while it is off by more than twice: the frequency rule decides then, or under "
-        "allocate the suffix cache's own probabilities.",
+        description="Correct the payoff predictor while serving, within bounds, and stop using it "
+        "while it is off by more than a factor of two. Policy payoff then uses the frequency rule, "
+        "policy allocate the suffix cache's own probabilities.",
     )
     cache_mode: CacheMode = Field(
         default="votes",
         description="Suffix cache: how it drafts. votes: every occurrence votes, with weights "
-        "fitted to recorded text. paper: SuffixDecoding, as the paper uses it, to compare with; "
-        "slow where the shared cache is large.",
+        "fitted to recorded text. paper: SuffixDecoding as the paper uses it, for comparison; it "
+        "is slow with a large shared cache.",
     )
     max_draft_tokens: int = Field(
         default=64,
         ge=1,
         le=1024,
-        description="Suffix cache: longest draft, in tokens; at most 64 in the votes cache mode.",
+        description="Suffix cache: maximum length of a draft, in tokens; at most 64 in cache mode "
+        "votes.",
     )
     min_token_prob: float | None = Field(
         default=None,
         ge=0,
         le=1,
         description="Suffix cache: a draft ends before the first token whose estimated "
-        "probability is lower. Default: 0 for votes, 0.1 for paper.",
+        "probability is lower. Default: 0 in cache mode votes, 0.1 in cache mode paper.",
     )
     max_depth: int = Field(
         default=64,
         ge=2,
         le=1024,
-        description="Suffix cache, paper only: longest run of tokens, match and draft together.",
+        description="Suffix cache, cache mode paper: maximum length of match and draft together, "
+        "in tokens.",
     )
     max_spec_factor: float = Field(
         default=1.0,
         ge=0,
-        description="Suffix cache, paper only: a draft has at most factor x match length + "
+        description="Suffix cache, cache mode paper: a draft has at most factor x match length + "
         "offset tokens.",
     )
     max_spec_offset: float = Field(
         default=0.0,
-        description="Suffix cache, paper only: a draft has at most factor x match length + "
+        description="Suffix cache, cache mode paper: a draft has at most factor x match length + "
         "offset tokens.",
     )
     shared_cache_tokens: int = Field(
         default=1_000_000,
         ge=0,
         le=2**30,
-        description="Budget, in tokens, of the shared cache of finished requests' outputs. The "
-        "oldest output leaves first. 0 switches it off.",
+        description="Size of the shared cache of finished requests' outputs, in tokens. The oldest "
+        "output is dropped first. 0: no shared cache.",
     )
     namespace_cache_tokens: int | None = Field(
         default=None,
         ge=0,
         le=2**30,
-        description="Budget, in tokens, of each namespace in the shared cache. A namespace is "
-        "what requests with the same cache_salt, extra_key and adapter share. Default: no other "
-        "than that of all together.",
+        description="Maximum size of each namespace in the shared cache, in tokens. Requests with "
+        "the same cache_salt, extra_key and adapter form a namespace. Default: no per-namespace "
+        "limit.",
     )
     session_cache_tokens: int = Field(
         default=1_000_000,
         ge=0,
         le=2**30,
-        description="Votes cache mode: budget, in tokens, of finished requests' prompts that stay "
-        "indexed for the next turn of their session. The oldest leaves first. 0 switches it off.",
+        description="Cache mode votes: how many tokens of finished requests' prompts stay indexed "
+        "for the next turn of their sessions. The oldest prompt is dropped first. 0: none.",
     )
     history_window: int = Field(
         default=8,
         ge=1,
-        description="How many of a request's latest cycles the predictor's recent-history "
-        "features cover.",
+        description="How many of a request's latest cycles the predictor's history features cover.",
     )
     verify_width: int | None = Field(
         default=None,
         ge=2,
-        description="Most nodes per request that one verification takes, root included, but for "
-        "wide_width. Default: "
-        "32 (8 with linear attention, 16 with trtllm_mha), or the model drafter's tree if that is "
-        "larger; with policy model exactly that tree, with policy both at least eight nodes more.",
+        description="Maximum number of nodes per request in one verification, the root included. "
+        "Default: 32 (8 with linear attention, 16 with trtllm_mha), or the size of the model "
+        "drafter's tree if that is larger. Policy model: exactly that tree. Policy both: at least "
+        "eight nodes more than that tree.",
     )
     wide_width: int | None = Field(
         default=None,
         ge=2,
-        description="allocate policy: most nodes per request in steps of one or two requests, if "
-        "more than verify_width, which all other steps keep to. Takes memory on a GPU as narrow "
-        "widths do. Default: 64 on a GPU, as far as memory goes, if neither verify_width nor "
-        "narrow_widths is given, but for models with experts or linear attention, with LoRA, "
-        "enable-deterministic-inference and trtllm_mha; else verify_width.",
+        description="Policy allocate: maximum number of nodes per request in steps of one or two "
+        "requests, if larger than verify_width. It needs extra GPU memory. Default: 64 on a GPU if "
+        "memory allows and neither verify_width nor narrow_widths is given; verify_width for "
+        "models with experts or linear attention, with LoRA, with enable-deterministic-inference "
+        "and with trtllm_mha.",
     )
     narrow_widths: tuple[int, ...] | None = Field(
         default=None,
         strict=False,
-        description="Narrower verifications, in nodes per request, for steps with short drafts: a "
-        "list that rises, [] for none. Each takes memory on a GPU, for its attention backends and "
-        "graphs. Default: powers of two where widths cost nothing, on a CPU with attention backend "
-        "torch_native or intel_amx; elsewhere, with the allocate policy, those that save time with "
-        "max-running-requests, as far as memory goes, and none with LoRA or "
-        "enable-deterministic-inference.",
+        description="Narrower verifications for steps with short drafts, in nodes per request: a "
+        "rising list, [] for none. Each needs extra GPU memory for attention backends and graphs. "
+        "Default: powers of two where widths cost nothing (on a CPU with attention backend "
+        "torch_native or intel_amx); elsewhere, with policy allocate, the widths that save time at "
+        "max-running-requests if memory allows; none with LoRA or enable-deterministic-inference.",
     )
     postpone_extend: PostponeExtend | None = Field(
         default=None,
-        description="Whether bringing the model drafter's KV cache up to date is postponed. never: "
-        "it is done behind every step, for all requests. plain: likewise, but in long runs of "
-        "steps without drafts not before the next step that has some. always: for a request when "
-        "it drafts. Default: always on a CPU; on a GPU, where that would wait for the host, plain "
-        "if steps run ahead, else never.",
+        description="When the model drafter's KV cache is brought up to date. never: after every "
+        "step, for all requests. plain: after every step, except that long runs of steps without "
+        "drafts wait until the next step with drafts. always: for each request when it drafts "
+        "next. Default: always on a CPU; on a GPU plain if run_ahead is on, else never.",
     )
     run_ahead: bool = Field(
         default=False,
-        description="allocate policy: where no draft pays, launch steps before the tokens of the "
-        "last are read, as plain serving does under overlap scheduling. Needs that, and a verify "
-        "width of 1. Off by default: no GPU has shown yet that output stays the same.",
+        description="Policy allocate: while no draft pays, launch steps before the tokens of the "
+        "previous step are read, as plain serving does under overlap scheduling. Needs overlap "
+        "scheduling and a verify width of 1. Off by default: no GPU has confirmed yet that the "
+        "output stays the same.",
     )
     report_cycles: bool = Field(
         default=False,
-        description="Add every cycle's draft source and accepted draft tokens to a response's "
-        "meta_info.",
+        description="Add every cycle's draft source and number of accepted draft tokens to the "
+        "meta_info of each response.",
     )
     record: Path | None = Field(
         default=None,
         strict=False,
-        description="Folder to record finished requests in, as token ids, to replay them and to "
-        "train a predictor on them. Default: nothing is recorded.",
+        description="Folder to record finished requests in, as token ids, for replay and for "
+        "training a predictor. Default: nothing is recorded.",
     )
     record_prompts: bool = Field(
         default=True,
-        description="Record the prompts too. Without them a recording has only what the model "
+        description="Record prompts too. Without them a recording holds only what the model "
         "generated.",
     )
     record_file_mb: int = Field(
         default=64,
         ge=1,
         le=2**14,
-        description="Size of one recorded file, in MiB; the next one begins then.",
+        description="Maximum size of one recorded file, in MiB.",
     )
     record_total_mb: int = Field(
         default=1024,
         ge=2,
         le=2**24,
         validate_default=True,
-        description="Size of all files in the record folder, in MiB, those being written at "
-        "their largest; the oldest are removed. At least two files.",
+        description="Maximum size of the record folder, in MiB; at least two files. Files being "
+        "written count with their maximum size. The oldest files are removed.",
     )
 
     def model_copy(
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False
     ) -> "HvdConfig":
-        """The copy is checked as a new one is. deep makes no difference: nothing in it can change.
+        """A copy that is validated like a new configuration. `deep` makes no difference: the values
+        are immutable.
 
         Raises ValidationError, which is a ValueError.
         """
         return type(self).model_validate({**self._given(), **(update or {})})
 
     def for_policy(self, policy: Policy, **settings: object) -> "HvdConfig":
-        """A checked copy with this policy and these settings, and without those that only another
-        policy reads.
+        """A validated copy with this policy and these settings, without the settings that only
+        another policy reads.
 
         Raises ValidationError, which is a ValueError.
         """
@@ -279,10 +294,10 @@ class HvdConfig(BaseModel):
     @field_validator("max_draft_tokens")
     @classmethod
     def _votes_have_an_end(cls, value: int, field: ValidationInfo) -> int:
-        if field.data.get("cache_mode") == "votes" and value > MOST_VOTED_TOKENS:
+        if field.data.get("cache_mode") == "votes" and value > MAX_VOTED_TOKENS:
             raise ValueError(
-                f"by votes no draft is longer than {MOST_VOTED_TOKENS} tokens: lower it, or set "
-                "cache_mode to paper"
+                f"in cache mode votes no draft is longer than {MAX_VOTED_TOKENS} tokens: lower it, "
+                "or set cache_mode to paper"
             )
         return value
 
@@ -292,7 +307,7 @@ class HvdConfig(BaseModel):
         assert field.field_name is not None
         default = cls.model_fields[field.field_name].default
         if field.data.get("cache_mode") == "votes" and value != default:
-            raise ValueError("only the paper cache mode reads it: set cache_mode to paper too")
+            raise ValueError("only cache mode paper reads it: set cache_mode to paper too")
         return value
 
     @field_validator(*_READER)
@@ -302,7 +317,7 @@ class HvdConfig(BaseModel):
         reader, default = _READER[field.field_name], cls.model_fields[field.field_name].default
         if value != default and field.data.get("policy") not in (None, reader):
             raise ValueError(
-                f"only the {reader} policy reads it: set policy to {reader}, or leave it out"
+                f"only policy {reader} reads it: set policy to {reader}, or leave it out"
             )
         return value
 
@@ -331,13 +346,13 @@ class HvdConfig(BaseModel):
         return 0.1 if self.cache_mode == "paper" else 0.0
 
     def default_wide_width(self, verify_width: int) -> int | None:
-        """The wide_width of a server that is given none, beside this verify_width; None: no step is
-        wider. The device and the model, which decide too, are not known here."""
+        """The default wide_width for this verify_width; None if no step is to be wider. The caller
+        also considers the device and the model, which are not known here."""
         wide = min(_DEFAULT_WIDE_WIDTH, 1 + self.max_draft_tokens)
         names_widths = self.verify_width is not None or self.narrow_widths is not None
         if self.policy != "allocate" or names_widths:
             return None
-        return wide if wide >= _LEAST_OVER_VERIFY_WIDTH * verify_width else None
+        return wide if wide >= _MIN_WIDE_RATIO * verify_width else None
 
     @property
     def drafts_with_model(self) -> bool:
@@ -350,21 +365,29 @@ class HvdConfig(BaseModel):
         return self.policy in ("allocate", "payoff")
 
 
-def flag_name(field: str) -> str:
-    """The command line flag of a field: max_depth -> --hvd-max-depth."""
-    return "--hvd-" + field.replace("_", "-")
+def option_name(field: str) -> str:
+    """How a field is given on a command line: --hvd-verify-width, or --hvd-set max_depth."""
+    if field in FLAGS:
+        return "--hvd-" + field.replace("_", "-")
+    return f"--hvd-set {field}"
+
+
+def option(field: str, value: object) -> str:
+    """A field with its value, for messages: --hvd-verify-width 8, or --hvd-set max_depth=8."""
+    return f"{option_name(field)}{' ' if field in FLAGS else '='}{value}"
 
 
 def load_config(
     yaml_path: Path | None, overrides: Mapping[str, object], environ: Mapping[str, str]
 ) -> HvdConfig:
-    """Merges flags, YAML file and defaults: a flag wins over YAML, YAML over the default.
+    """Merges the command line, the YAML file and the defaults: the command line overrides the file,
+    and the file overrides the defaults.
 
     yaml_path: the file of --hvd-config; None: the file that HVD_CONFIG in environ names, if any.
-    overrides: field name -> value of each flag that was given.
+    overrides: field name -> value of each setting given on the command line.
 
-    Where a flag names the policy, or implies it, what only another policy reads is not taken from
-    the file.
+    If the command line names or implies a policy, settings in the file that only another policy
+    reads are ignored.
 
     A relative path in a YAML file (costs, predictor, record) starts from that file's folder.
 
@@ -383,13 +406,13 @@ def load_config(
         first = error.errors()[0]
         key = str(first["loc"][0])
         is_from_yaml = key in from_yaml and key not in overrides
-        where = f"{yaml_path}: {key}" if is_from_yaml else flag_name(key)
+        where = f"{yaml_path}: {key}" if is_from_yaml else option_name(key)
         reason = _reason(first["type"], first["msg"], first["input"])
         raise ValueError(f"{where}: {reason}") from None
 
 
 def _with_policy(settings: Mapping[str, object]) -> dict[str, object]:
-    """The same settings; a threshold without a policy asks for the one that reads it."""
+    """The same settings, with policy payoff if there is a threshold and no policy."""
     implied = {"policy": "payoff"} if settings.get("threshold") is not None else {}
     return {**implied, **settings}
 

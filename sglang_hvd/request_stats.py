@@ -1,48 +1,63 @@
-"""What the cycles of one request brought."""
+"""Counts of one request's cycles, by the draft sources that the cycles verified."""
 
-from dataclasses import astuple, dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from sglang_hvd.types import DraftSource
+from sglang_hvd.types import SOURCES
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """What a request's cycles verified and what that brought.
+    """What a request's cycles verified and what was accepted.
 
     Every committed token is counted once: as an accepted draft token, by what the cycle verified,
-    or a token of the target itself (the bonus token of a cycle, and tokens committed outside the
-    cycles). Where a stop or a limit cuts the last cycle off, or a request is retracted while a step
-    of it is on its way, committed tokens are more than generated ones.
+    or as a token of the target itself (the bonus token of a cycle, and tokens committed outside the
+    cycles). There can be more committed tokens than generated ones: a stop or a limit may cut off
+    the last cycle, or a request may be retracted while one of its steps is still running.
+
+    num_cycles, num_accepted_drafts: by label of the verified sources (SourceTable), if not 0.
     """
 
-    num_cache_cycles: int = 0
-    num_model_cycles: int = 0
-    num_both_cycles: int = 0
-    num_plain_cycles: int = 0
-    num_cache_accepted_drafts: int = 0
-    num_model_accepted_drafts: int = 0
-    num_both_accepted_drafts: int = 0
+    num_cycles: Mapping[str, int] = field(default_factory=dict)
+    num_accepted_drafts: Mapping[str, int] = field(default_factory=dict)
     num_target_tokens: int = 0
 
     def __add__(self, other: "RequestStats") -> "RequestStats":
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return RequestStats(*(one + another for one, another in pairs))
+        return RequestStats(
+            Counter(self.num_cycles) + Counter(other.num_cycles),
+            Counter(self.num_accepted_drafts) + Counter(other.num_accepted_drafts),
+            self.num_target_tokens + other.num_target_tokens,
+        )
+
+    def figures(self) -> dict[str, int]:
+        """All counts by name, as responses show them."""
+        plain, *drafted = SOURCES.labels
+        return {
+            **{f"num_{label}_cycles": self.num_cycles.get(label, 0) for label in (*drafted, plain)},
+            **{
+                f"num_{label}_accepted_drafts": self.num_accepted_drafts.get(label, 0)
+                for label in drafted
+            },
+            "num_target_tokens": self.num_target_tokens,
+        }
 
 
 class RequestCounts:
-    """Counts the cycles of a request as they come."""
+    """Counts the cycles of a request while it runs."""
 
     __slots__ = ("_num_accepted", "_num_cycles", "_num_target_tokens")
 
     def __init__(self) -> None:
-        self._num_cycles = dict.fromkeys(DraftSource, 0)
-        self._num_accepted = dict.fromkeys(DraftSource, 0)
+        self._num_cycles: dict[str, int] = {}
+        self._num_accepted: dict[str, int] = {}
         self._num_target_tokens = 0
 
-    def add_cycle(self, source: DraftSource, num_accepted: int, num_tokens: int) -> None:
-        """One more cycle, which committed so many tokens, accepted drafts among them."""
-        self._num_cycles[source] += 1
-        self._num_accepted[source] += num_accepted
+    def add_cycle(self, source: str, num_accepted: int, num_tokens: int) -> None:
+        """One more cycle, which committed num_tokens tokens, accepted drafts included."""
+        self._num_cycles[source] = self._num_cycles.get(source, 0) + 1
+        if num_accepted:
+            self._num_accepted[source] = self._num_accepted.get(source, 0) + num_accepted
         self._num_target_tokens += num_tokens - num_accepted
 
     def add_tokens(self, num_tokens: int) -> None:
@@ -50,15 +65,7 @@ class RequestCounts:
         self._num_target_tokens += num_tokens
 
     def stats(self) -> RequestStats:
-        """So far."""
-        cycles, accepted = self._num_cycles, self._num_accepted
+        """The counts so far."""
         return RequestStats(
-            num_cache_cycles=cycles[DraftSource.CACHE],
-            num_model_cycles=cycles[DraftSource.MODEL],
-            num_both_cycles=cycles[DraftSource.BOTH],
-            num_plain_cycles=cycles[DraftSource.PLAIN],
-            num_cache_accepted_drafts=accepted[DraftSource.CACHE],
-            num_model_accepted_drafts=accepted[DraftSource.MODEL],
-            num_both_accepted_drafts=accepted[DraftSource.BOTH],
-            num_target_tokens=self._num_target_tokens,
+            dict(self._num_cycles), dict(self._num_accepted), self._num_target_tokens
         )

@@ -1,4 +1,4 @@
-"""What can be asked of a running server."""
+"""Requests to a running server: reload its predictor, read its step costs."""
 
 import http.client
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_hvd.costs import StepCosts
 
-# Tells plugin/reload.py that an /update_weights_from_disk means the predictor.
+# The load_format of an /update_weights_from_disk that means the predictor and not the model.
 PREDICTOR_LOAD_FORMAT = "hvd_predictor"
 
 _TIMEOUT_SECONDS = 60
@@ -18,18 +18,19 @@ _TIMEOUT_SECONDS = 60
 def reload_predictor(
     url: str, path: Path, *, api_key: str | None = None, admin_api_key: str | None = None
 ) -> str:
-    """Asks a server to use a predictor from now on; returns what it answers.
+    """Loads a predictor into a server, and returns the server's answer.
 
-    url: of the server, as http://127.0.0.1:30000.
-    path: as the server's machine has it; a relative one starts from the working directory.
-    api_key: the server's, if it has one.
-    admin_api_key: likewise its admin key, without which nobody changes its predictor.
+    url: address of the server, such as http://127.0.0.1:30000.
+    path: the predictor's path on the server's machine. A relative path is taken from the working
+        directory of this process.
+    api_key: the server's API key, if it has one.
+    admin_api_key: the server's admin key, if it has one; it is then required.
 
-    Raises ValueError, in one line, if the server cannot be asked or refuses; it then goes on with
-    the predictor it has.
+    Raises ValueError, in one line, if the server cannot be reached or refuses. It then keeps its
+    predictor.
     """
     url = url.rstrip("/")
-    _hvd_states(url, api_key)  # another SGLang server would take the file for a model
+    _hvd_states(url, api_key)  # a server without HVD would load the file as a model
     answer = _ask(
         f"{url}/update_weights_from_disk",
         {"model_path": str(path.absolute()), "load_format": PREDICTOR_LOAD_FORMAT},
@@ -39,24 +40,25 @@ def reload_predictor(
 
 
 def costs_in_force(url: str, *, api_key: str | None = None) -> StepCosts:
-    """The table of what steps cost by which a server allocates now.
+    """The table of step costs that a server uses now.
 
-    url, api_key: likewise.
+    url, api_key: see reload_predictor.
 
-    Raises ValueError, in one line, if the server cannot be asked, weighs no costs or has others
-    than this version.
+    Raises ValueError, in one line, if the server cannot be reached, uses no costs or has a cost
+    table of another version.
     """
     url = url.rstrip("/")
     costs = _hvd_states(url, api_key)[0].get("costs")
     if costs is None:
-        raise ValueError(f"the server at {url} weighs no costs: its policy is not allocate")
+        raise ValueError(f"the server at {url} uses no costs, because its policy is not allocate")
     if isinstance(costs, dict):
         costs = {name: costs[name] for name in costs if name in StepCosts.model_fields}
     try:
         return StepCosts.of(costs)
     except ValueError as error:
         raise ValueError(
-            f"the server at {url} has no cost table of this version: {error}: ask with the server's"
+            f"the server at {url} has a cost table of another version: {error}: use the version of "
+            f"sglang-hvd that the server has"
         ) from None
 
 
@@ -66,13 +68,15 @@ def _hvd_states(url: str, api_key: str | None) -> list[dict[str, Any]]:
     if not (isinstance(states, list) and states) or not all(
         isinstance(state, dict) and isinstance(state.get("hvd"), dict) for state in states
     ):
-        raise ValueError(f"the server at {url} does not run HVD")
+        raise ValueError(f"the server at {url} does not run HVD: give the --url of one that does")
     return [state["hvd"] for state in states]
 
 
 def _ask(url: str, body: dict[str, str] | None, api_key: str | None) -> dict[str, Any]:
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url}: no address of a server: give one as http://127.0.0.1:30000")
+        raise ValueError(
+            f"{url}: not an address of a server: give one such as http://127.0.0.1:30000"
+        )
     headers = {"Content-Type": "application/json"}
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -84,21 +88,21 @@ def _ask(url: str, body: dict[str, str] | None, api_key: str | None) -> dict[str
     except urllib.error.HTTPError as error:
         raise ValueError(f"{url}: {_reason(error)}") from None
     except json.JSONDecodeError:
-        raise ValueError(f"{url}: the answer is no JSON: is this an SGLang server?") from None
+        raise ValueError(f"{url}: the answer is not JSON: is this an SGLang server?") from None
     except urllib.error.URLError as error:
         reason = error.reason.strerror if isinstance(error.reason, OSError) else error.reason
         raise ValueError(
-            f"{url}: {reason or error.reason}: is a server running there? else give its --url"
+            f"{url}: {reason or error.reason}: is a server running there? Otherwise give its --url"
         ) from None
-    except (OSError, ValueError, http.client.HTTPException) as error:  # no such url
+    except (OSError, ValueError, http.client.HTTPException) as error:  # such as an invalid URL
         raise ValueError(f"{url}: {error}") from None
     if not isinstance(answer, dict):
-        raise ValueError(f"{url}: the answer is no JSON object: is this an SGLang server?")
+        raise ValueError(f"{url}: the answer is not a JSON object: is this an SGLang server?")
     return answer
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """What the server says, or else the status."""
+    """The server's message, or the HTTP status if it has none."""
     try:
         return str(json.load(error)["message"])
     except (ValueError, KeyError, TypeError):

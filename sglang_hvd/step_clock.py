@@ -1,4 +1,4 @@
-"""How much of a decode step the host spends in this package's code."""
+"""Measures the time that the host spends in this package's code during decode steps."""
 
 import enum
 import time
@@ -12,7 +12,7 @@ _NUM_RECENT_STEPS = 1024
 
 
 class Phase(enum.Enum):
-    """What the host does for a decode step. Waiting for the device is none of it."""
+    """The host's work for a decode step. Waiting for the device does not count."""
 
     COMMIT = "commit"  # hands the tokens of the last step to the drafter
     PROPOSE = "propose"  # asks the suffix cache
@@ -26,7 +26,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Decode steps and what the host spent in them, in seconds."""
+    """Number and duration of decode steps, and the host's time in them, in seconds."""
 
     num_steps: int
     step: float
@@ -34,7 +34,7 @@ class StepTimes:
 
     @property
     def host(self) -> float:
-        """All phases together."""
+        """The time of all phases together."""
         return sum(self.phases.values())
 
 
@@ -44,7 +44,7 @@ class StepClock:
     A step lasts from begin_step to end_step or to the next begin_step. Phases outside of steps
     are not counted. Not thread-safe.
 
-    now: the time in seconds, to be replaced in tests.
+    now: returns the time in seconds; tests replace it.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -58,7 +58,7 @@ class StepClock:
         self._timers = {phase: _Timer(self._phases, phase, now) for phase in Phase}
 
     def measure(self, phase: Phase) -> "_Timer":
-        """A context manager; phases must not be nested."""
+        """A context manager that measures this phase. Phases must not be nested."""
         return self._timers[phase]
 
     def begin_step(self) -> None:
@@ -79,7 +79,7 @@ class StepClock:
             self._phases[phase] = 0.0
 
     def totals(self) -> StepTimes:
-        """Over all steps that ended."""
+        """The totals of all steps that ended."""
         return StepTimes(self._num_steps, self._total, dict(self._totals))
 
     def describe(self) -> dict[str, object]:

@@ -9,18 +9,56 @@ import numpy as np
 import numpy.typing as npt
 
 TokenIds = npt.NDArray[np.int32]
+Places = Sequence[int] | npt.NDArray[np.intp]
 
 
-class DraftSource(enum.Enum):
-    """What one request verifies in one cycle."""
+@dataclass(frozen=True, slots=True)
+class DraftSource:
+    """One row of the table of draft sources: something that proposes drafts.
 
-    CACHE = "cache"  # the cache draft
-    MODEL = "model"  # the model drafter's draft
-    BOTH = "both"  # both in one tree: the longer accepted path counts
-    PLAIN = "plain"  # nothing: the target model decodes one token
+    name: the source's name in metrics, figures and recordings.
+    is_on_host: the host knows the draft's tokens before it allocates, so the draft costs only the
+        nodes to verify. The drafts of all such sources are one tree of a HostDrafts. Otherwise a
+        drafter on the device drafts in rounds of steps that the requests of a batch share, and at
+        most one such drafter runs in a step.
+    """
 
-    # Members are single, and enum's own hash, of the name, is Python code.
-    __hash__ = object.__hash__
+    name: str
+    is_on_host: bool
+
+
+class SourceTable:
+    """The draft sources, by place. A set of sources is a number: bit i stands for rows[i].
+
+    labels: the name of each set, by its number.
+    """
+
+    def __init__(self, *rows: DraftSource) -> None:
+        self.rows = rows
+        self.labels: tuple[str, ...] = tuple(map(self._label, range(1 << len(rows))))
+
+    def bit_of(self, name: str) -> int:
+        """The set of this one source. Raises KeyError if there is no such source."""
+        for place, row in enumerate(self.rows):
+            if row.name == name:
+                return 1 << place
+        raise KeyError(f"there is no draft source {name!r}, only {[r.name for r in self.rows]}")
+
+    @property
+    def device_bits(self) -> tuple[int, ...]:
+        """The set of each single source whose drafts the host does not know, in order."""
+        return tuple(1 << place for place, row in enumerate(self.rows) if not row.is_on_host)
+
+    def _label(self, mask: int) -> str:
+        names = [row.name for place, row in enumerate(self.rows) if mask >> place & 1]
+        if names == ["cache", "model"]:
+            return "both"
+        return "+".join(names) or "plain"
+
+
+# "cache": the suffix cache, "model": the model drafter. Their labels leave the process: "plain",
+# "cache", "model", "both".
+SOURCES = SourceTable(DraftSource("cache", is_on_host=True), DraftSource("model", is_on_host=False))
 
 
 class CacheDraft(NamedTuple):
@@ -29,10 +67,11 @@ class CacheDraft(NamedTuple):
     token_ids: int32[num_tokens], read-only, never empty.
     match_len: number of tokens before the draft that matched an earlier place.
     score: sum of each token's estimated probability (SuffixDecoding's score), over the chain that
-        the cache proposed, of which these may be the first tokens.
-    source: where the match lies, in the request's own prompt and output or in finished requests.
-    parents: int32[num_tokens], read-only; index of the token before each, -1 for what follows the
-        context itself, and parents first. None for a chain, where each follows the one before.
+        the cache proposed. The draft may be the first tokens of that chain.
+    source: the text of the match: the request's own prompt and output, or finished requests.
+    parents: int32[num_tokens], read-only; index of the token before each, -1 for a token that
+        follows the context itself. Parents stand before their children. None for a chain, in which
+        each token follows the one before.
     """
 
     token_ids: TokenIds
@@ -47,70 +86,58 @@ class CacheDraft(NamedTuple):
 
 
 class DraftPlan(NamedTuple):
-    """What one request verifies in its next cycle. (A named tuple takes a third of the time of a
-    frozen dataclass.)
+    """One row of DraftPlans. (A named tuple takes a third of the time of a frozen dataclass.)
 
-    cache_draft: the draft to verify when source is CACHE or BOTH, else None.
-    payoff: predicted accepted length of the request's cache draft in tokens, bonus token not
-        counted; None where nothing was predicted (no cache draft, or a policy without predictor).
+    source: label of the sources whose drafts the request verifies.
+    cache_draft: the draft of the host's sources to verify; None without one.
+    predicted_len: predicted accepted length of the request's cache draft in tokens, bonus token not
+        counted; None if nothing was predicted (no cache draft, or a policy without predictor).
     num_model_nodes, num_model_steps: size of the model drafter's draft to verify, root not counted,
-        and the steps it comes from, the same for all of a batch; 0 unless source is MODEL or BOTH.
+        and the steps it comes from; 0 if it is not verified.
     """
 
-    source: DraftSource
+    source: str
     cache_draft: CacheDraft | None
-    payoff: float | None
+    predicted_len: float | None
     num_model_nodes: int = 0
     num_model_steps: int = 0
 
     @property
     def num_nodes(self) -> int:
-        """Nodes to verify, root not counted, if the drafts have none in common."""
+        """Nodes to verify, root not counted, if the drafts share none."""
         num_cache = 0 if self.cache_draft is None else self.cache_draft.num_tokens
         return num_cache + self.num_model_nodes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifyOutcome:
-    """What the target model made of one request's cycle.
+    """One row of VerifyOutcomes.
 
     token_ids: the tokens committed in this cycle, the bonus token included.
-    num_accepted_drafts: how many of them are accepted draft tokens. All of them when the request
+    num_accepted_drafts: how many of them are accepted draft tokens: all of them if the request
         ended inside its draft, else all but the bonus token.
-    num_model_accepted: how many tokens of the model drafter's draft were right, where both drafts
-        were verified and that is known; else None.
-
-    Raises ValueError when the two disagree.
+    num_model_accepted: tokens of the model drafter's draft that were right, if it was verified
+        together with another draft and this is known; else None.
     """
 
     token_ids: TokenIds | Sequence[int]
     num_accepted_drafts: int
     num_model_accepted: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.num_target_tokens not in (0, 1) or self.num_accepted_drafts < 0:
-            raise ValueError(
-                f"a cycle commits its accepted drafts and at most one bonus token, got "
-                f"{len(self.token_ids)} tokens with {self.num_accepted_drafts} accepted drafts"
-            )
-
-    @property
-    def num_target_tokens(self) -> int:
-        """1 if the target model added its bonus token, else 0."""
-        return len(self.token_ids) - self.num_accepted_drafts
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifyOutcomes:
-    """What the target model made of the cycles of a batch; row i belongs to request i.
+    """The result of verifying the drafts of a batch; row i belongs to request i.
 
-    token_ids: int32[num_requests, width], the tokens committed, the bonus token included; the first
-        lengths[i] entries of a row count.
+    token_ids: int32[num_requests, width], the tokens committed, the bonus token included; only the
+        first lengths[i] entries of a row are valid.
     lengths: int32[num_requests].
-    num_accepted_drafts: int32[num_requests], as in VerifyOutcome.
-    num_model_accepted: int32[num_requests], likewise, below 0 where it is not known.
+    num_accepted_drafts: int32[num_requests], accepted draft tokens: all committed tokens if the
+        request ended inside its draft, else all but the bonus token.
+    num_model_accepted: int32[num_requests], tokens of the model drafter's draft that were right, if
+        it was verified together with another draft; below 0 if it is not known.
 
-    Raises ValueError when they disagree.
+    Raises ValueError if they disagree.
     """
 
     token_ids: TokenIds
@@ -136,9 +163,33 @@ class VerifyOutcomes:
                 "drafts"
             )
 
+    def select(self, places: Places) -> "VerifyOutcomes":
+        """The outcomes of some of the requests."""
+        return VerifyOutcomes(
+            self.token_ids[places],
+            self.lengths[places],
+            self.num_accepted_drafts[places],
+            self.num_model_accepted[places],
+        )
+
+    @classmethod
+    def of(cls, outcomes: Sequence[VerifyOutcome]) -> "VerifyOutcomes":
+        """The outcomes of single requests as a batch."""
+        lengths = np.array([len(outcome.token_ids) for outcome in outcomes], np.int32)
+        token_ids = np.zeros((len(outcomes), int(lengths.max(initial=0))), np.int32)
+        for row, outcome in zip(token_ids, outcomes, strict=True):
+            row[: len(outcome.token_ids)] = outcome.token_ids
+        of_model = [outcome.num_model_accepted for outcome in outcomes]
+        return cls(
+            token_ids,
+            lengths,
+            np.array([outcome.num_accepted_drafts for outcome in outcomes], np.int32),
+            np.array([-1 if num is None else num for num in of_model], np.int32),
+        )
+
 
 class MatchOrigin(enum.IntEnum):
-    """Where the longest match of a draft lies, by number in the column "origin" of its match."""
+    """The text that holds the longest match of a draft; the number is in the column "origin"."""
 
     PROMPT = 0  # the request's own prompt
     OUTPUT = 1  # the request's own output
@@ -148,12 +199,12 @@ class MatchOrigin(enum.IntEnum):
 # Columns of DraftBatch.matches, as native/draft_layout.hpp has them.
 MATCH_COLUMNS = (
     "match_len",  # longest match among the occurrences of the first draft token
-    "score",  # sum of the nodes' probabilities: expected accepted tokens
+    "score",  # sum of the nodes' probabilities
     "num_tokens",  # nodes of the draft
     "origin",  # MatchOrigin of that longest match
     "age",  # tokens between that match and the end of its text
     "num_occurrences",  # occurrences of the context that were found
-    "num_agreeing",  # of them, followed by the first draft token
+    "num_agreeing",  # those among them that the first draft token follows
     "agreement",  # their share of the votes
     "mean_agreement",  # the same share at every node, mean over the draft
 )
@@ -161,7 +212,7 @@ MATCH_COLUMNS = (
 SCORE = MATCH_COLUMNS.index("score")
 _MATCH_LEN, _NUM_TOKENS, _ORIGIN = map(MATCH_COLUMNS.index, ("match_len", "num_tokens", "origin"))
 
-# First tokens of a chain that DraftBatch.evidence tells of.
+# The number of first tokens of a chain that DraftBatch.evidence is about.
 EVIDENCE_DEPTH = 4
 # Columns of DraftBatch.evidence, as native/draft_layout.hpp has them.
 EVIDENCE = (
@@ -169,23 +220,23 @@ EVIDENCE = (
         f"{name}_{depth}"
         for name in (
             # in the request's own text, of the latest two places in the index's bucket of the two
-            # tokens before that something follows: those where these stand, and those of them that
-            # this token follows
+            # tokens before: the places at which these two tokens stand and are followed by
+            # something, and those among them that are followed by this token
             "num_seen",
             "num_followed",
             # tokens since the latest place of this token; 65536 if none is among the latest four
             # in its bucket
             "age",
-            # of the votes where the chain goes on with this token, 0 for the paper's draft: other
-            # tokens that have any, and the estimated probability that the likeliest of them follows
-            # if all before it is right
+            # of the votes at the place of this token: the other tokens that have votes, and the
+            # estimated probability that the likeliest of them follows if all before it is right; 0
+            # for the paper's draft
             "num_others",
             "other",
         )
         for depth in range(1, EVIDENCE_DEPTH + 1)
     ),
-    # shares of the 32 tokens before the draft that stand before its source too: at the same
-    # distance, at any; 0 for the paper's draft
+    # shares of the 32 tokens before the draft that also stand before its source, at the same
+    # distance and at any distance; 0 for the paper's draft
     "aligned",
     "in_common",
 )
@@ -193,18 +244,19 @@ EVIDENCE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftBatch:
-    """Preallocated drafts: row i belongs to request i, its first num_nodes[i] entries count.
+    """Preallocated drafts: row i belongs to request i; its first num_nodes[i] entries are valid.
 
     Parents stand before their children. A chain is a tree in which node j follows node j - 1.
 
     token_ids: int32[max_requests, max_nodes].
-    parents: int32, same shape: index of the node before, -1 for what follows the context itself.
+    parents: int32, same shape: index of the node before, -1 for a node that follows the context
+        itself.
     depths: int32, same shape: 1 for the tokens that may come next.
     probs: float32, same shape: estimated probability that the node is accepted.
-    num_nodes: int32[max_requests], 0 where nothing matches.
-    matches: float32[max_requests, len(MATCH_COLUMNS)], what the draft was found by.
-    evidence: float32[max_requests, len(EVIDENCE)], of chains, where it was asked for; 0 where
-        it tells nothing.
+    num_nodes: int32[max_requests], 0 if nothing matches.
+    matches: float32[max_requests, len(MATCH_COLUMNS)], the match that the draft was found by.
+    evidence: float32[max_requests, len(EVIDENCE)], further evidence about chains, if it was asked
+        for; 0 if there is none.
     """
 
     token_ids: TokenIds
@@ -228,16 +280,15 @@ class DraftBatch:
             evidence=np.zeros((max_requests, len(EVIDENCE)), np.float32),
         )
 
-    def chains(self, num_tokens: npt.NDArray[np.int32]) -> "CacheDrafts":
-        """Copies of rows that hold chains, from the first on, or of their first tokens.
+    def chains(self, num_tokens: npt.NDArray[np.int32]) -> "HostDrafts":
+        """Copies of the first rows, which hold chains, or of their first tokens.
 
-        num_tokens: int32[num_rows], tokens to take of each row, at most num_nodes; where that is 0
-            there is no draft.
+        num_tokens: int32[num_rows], tokens to take of each row, at most num_nodes; 0 for no draft.
         """
         num_rows, longest = len(num_tokens), int(num_tokens.max(initial=0))
         parents = np.empty((num_rows, longest), np.int32)
         parents[:] = np.arange(-1, longest - 1)
-        return CacheDrafts.read_only(
+        return HostDrafts.read_only(
             token_ids=self.token_ids[:num_rows, :longest] * (parents < num_tokens[:, None] - 1),
             parents=parents,
             num_nodes=num_tokens.copy(),
@@ -247,15 +298,18 @@ class DraftBatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CacheDrafts:
-    """What a batch verifies of its cache drafts, in arrays; row i belongs to request i. Iterated
-    over it has a CacheDraft for each request, made then, or None. All arrays are read-only.
+class HostDrafts:
+    """The drafts that a batch verifies and the host knows, in arrays; row i belongs to request i.
 
-    token_ids: int32[num_requests, width]; the first num_nodes[i] entries of a row count, 0 behind.
+    Iteration makes a CacheDraft for each request that has a draft, and yields None for the others.
+    All arrays are read-only.
+
+    token_ids: int32[num_requests, width]; the first num_nodes[i] entries of a row are valid, the
+        others are 0.
     parents: int32, same shape; as in CacheDraft, but of chains too.
     num_nodes: int32[num_requests], 0 for no draft.
     are_trees: bool[num_requests]; the others are chains.
-    matches: float32[num_requests, len(MATCH_COLUMNS)], of what the cache proposed.
+    matches: float32[num_requests, len(MATCH_COLUMNS)], of the chains that the cache proposed.
     """
 
     token_ids: TokenIds
@@ -272,8 +326,8 @@ class CacheDrafts:
         num_nodes: npt.NDArray[np.int32],
         are_trees: npt.NDArray[np.bool_],
         matches: npt.NDArray[np.float32],
-    ) -> "CacheDrafts":
-        """Drafts whose arrays nobody may write into from now on."""
+    ) -> "HostDrafts":
+        """Drafts whose arrays are made read-only."""
         arrays = token_ids, parents, num_nodes, are_trees, matches
         for array in arrays:
             array.flags.writeable = False
@@ -298,12 +352,12 @@ class CacheDrafts:
             draft = CacheDraft(tokens[:length], int(match_len), score, source, before)
             yield draft if length else None
 
-    def select(self, places: Sequence[int]) -> "CacheDrafts":
+    def select(self, places: Places) -> "HostDrafts":
         """The drafts of some of the requests."""
-        return CacheDrafts.read_only(*(getattr(self, name)[places] for name in _OF_DRAFTS))
+        return HostDrafts.read_only(*(getattr(self, name)[places] for name in _OF_DRAFTS))
 
     @classmethod
-    def concatenate(cls, parts: Sequence["CacheDrafts"]) -> "CacheDrafts":
+    def concatenate(cls, parts: Sequence["HostDrafts"]) -> "HostDrafts":
         """The drafts of one batch or more, one after the other."""
         width = max(part.token_ids.shape[1] for part in parts)
         wide = [
@@ -321,42 +375,72 @@ class CacheDrafts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftPlans:
-    """What a batch verifies in its next cycles, in arrays; row i belongs to request i. Iterated
-    over it has a DraftPlan for each request, made then.
+    """What a batch verifies in its next cycles, in arrays; row i belongs to request i.
 
-    drafts: parts of the cache drafts to verify.
-    predicted: float32[num_requests], predicted accepted length of each proposed cache draft;
-        unspecified where none was proposed. None under policies that predict nothing.
-    num_model_nodes: int32[num_requests], as in DraftPlan.
-    num_model_steps: steps of the model drafter, for all requests that verify its draft.
+    The drafter keeps this value until the cycles are committed, to compare what was predicted of
+    the drafts with what was accepted. Iteration makes a DraftPlan for each request.
+
+    drafts: the drafts to verify that the host knows.
+    num_model_nodes: int32[num_requests], nodes of the model drafter's draft, 0 if it is not
+        verified.
+    model_sizes: int32[num_requests], the size that was chosen for it; in few steps a draft has
+        fewer nodes than its size.
+    model_steps: int32[num_requests], steps that it comes from; unspecified if it is not verified.
+    predicted: float32[num_requests], predicted accepted length of each cache draft that was
+        proposed; unspecified for the others. None under policies that predict nothing.
+    chain_lens: int32[num_requests], leading chain tokens about which this cycle gives evidence:
+        those verified, or 1 if only a branch was verified, since the first committed token shows
+        whether the chain's first was right.
+    chain_predicted: float32[num_requests], predicted accepted tokens of these. Not a number: the
+        prediction for the whole chain counts, which the calibration has.
+    model_predicted: float32[num_requests], predicted accepted tokens of the model drafter's draft.
+        Not a number: the prediction for the full size counts, which its predictor has.
+    source_sets: uint8[num_requests], the set of sources whose drafts are verified, as a number of
+        `table`.
     """
 
-    drafts: CacheDrafts
-    predicted: npt.NDArray[np.float32] | None
+    drafts: HostDrafts
     num_model_nodes: npt.NDArray[np.int32]
-    num_model_steps: int
+    model_sizes: npt.NDArray[np.int32]
+    model_steps: npt.NDArray[np.int32]
+    predicted: npt.NDArray[np.float32] | None
+    chain_lens: npt.NDArray[np.int32]
+    chain_predicted: npt.NDArray[np.float32]
+    model_predicted: npt.NDArray[np.float32]
+    source_sets: npt.NDArray[np.uint8]
+    table: SourceTable = SOURCES
 
     @classmethod
     def plain(cls, num_requests: int) -> "DraftPlans":
-        """Nothing to verify for any of them."""
-        nothing = np.zeros(num_requests, np.int32)
-        return cls(DraftBatch.of_size(num_requests, 0).chains(nothing), None, nothing, 0)
+        """Nothing to verify for any of them, and nothing to learn."""
+        nothing, no_length = np.zeros(num_requests, np.int32), np.zeros(num_requests, np.float32)
+        drafts = DraftBatch.of_size(num_requests, 0).chains(nothing)
+        no_source = np.zeros(num_requests, np.uint8)
+        return cls(
+            drafts, nothing, nothing, nothing, None, nothing, no_length, no_length, no_source
+        )
 
     @property
-    def payoffs(self) -> list[float | None]:
+    def num_model_steps(self) -> int:
+        """Steps of the model drafter, for all requests that verify its draft."""
+        return int(self.model_steps.max(initial=0))
+
+    @property
+    def predicted_lens(self) -> list[float | None]:
         """Predicted accepted lengths as in DraftPlan: list[num_requests]."""
         if self.predicted is None:
             return [None] * len(self)
         were_proposed = (self.drafts.matches[:, _NUM_TOKENS] > 0).tolist()
         return [
-            payoff if was_proposed else None
-            for payoff, was_proposed in zip(self.predicted.tolist(), were_proposed, strict=True)
+            length if was_proposed else None
+            for length, was_proposed in zip(self.predicted.tolist(), were_proposed, strict=True)
         ]
 
     @property
-    def sources(self) -> list[DraftSource]:
-        """What each request verifies: list[num_requests]."""
-        return sources_of(self.drafts.num_nodes, self.num_model_nodes)
+    def sources(self) -> list[str]:
+        """Label of the sources whose drafts each request verifies: list[num_requests]."""
+        labels = self.table.labels
+        return [labels[sources] for sources in self.source_sets.tolist()]
 
     @property
     def num_nodes(self) -> npt.NDArray[np.int32]:
@@ -368,25 +452,48 @@ class DraftPlans:
         return len(self.num_model_nodes)
 
     def __iter__(self) -> Iterator[DraftPlan]:
-        for source, draft, payoff, num_model in zip(
-            self.sources, self.drafts, self.payoffs, self.num_model_nodes.tolist(), strict=True
+        for source, draft, predicted_len, num_nodes, num_steps in zip(
+            self.sources,
+            self.drafts,
+            self.predicted_lens,
+            self.num_model_nodes.tolist(),
+            self.model_steps.tolist(),
+            strict=True,
         ):
-            num_steps = self.num_model_steps if num_model else 0
-            yield DraftPlan(source, draft, payoff, num_model, num_steps)
+            yield DraftPlan(source, draft, predicted_len, num_nodes, num_steps if num_nodes else 0)
+
+    def select(self, places: Places) -> "DraftPlans":
+        """The plans of some of the requests."""
+        return replace(
+            self,
+            drafts=self.drafts.select(places),
+            predicted=None if self.predicted is None else self.predicted[places],
+            **{name: getattr(self, name)[places] for name in _OF_PLANS},
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["DraftPlans"]) -> "DraftPlans":
+        """The plans of one batch or more, one after the other."""
+        predicted = [part.predicted for part in parts if part.predicted is not None]
+        arrays = {name: np.concatenate([getattr(p, name) for p in parts]) for name in _OF_PLANS}
+        return cls(
+            drafts=HostDrafts.concatenate([part.drafts for part in parts]),
+            predicted=np.concatenate(predicted) if len(predicted) == len(parts) else None,
+            table=parts[0].table,
+            **arrays,
+        )
 
 
-def sources_of(
-    num_cache: npt.NDArray[np.int32], num_model: npt.NDArray[np.int32]
-) -> list[DraftSource]:
-    """What requests verify by the nodes of their two drafts, int32[num_requests] each."""
-    return [
-        _BY_DRAFTS[of_cache > 0][of_model > 0]
-        for of_cache, of_model in zip(num_cache.tolist(), num_model.tolist(), strict=True)
-    ]
-
-
-_BY_DRAFTS = (DraftSource.PLAIN, DraftSource.MODEL), (DraftSource.CACHE, DraftSource.BOTH)
-_OF_DRAFTS = tuple(field.name for field in fields(CacheDrafts))
+_OF_DRAFTS = tuple(field.name for field in fields(HostDrafts))
+_OF_PLANS = (
+    "num_model_nodes",
+    "model_sizes",
+    "model_steps",
+    "chain_lens",
+    "chain_predicted",
+    "model_predicted",
+    "source_sets",
+)
 
 
 def _widened(rows: npt.NDArray[np.int32], width: int) -> npt.NDArray[np.int32]:

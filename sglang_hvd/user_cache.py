@@ -1,14 +1,19 @@
 """Where this user's demo models and cost tables are kept from one run to the next."""
 
-import os
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 
 def user_cache() -> Path:
-    """`sglang_hvd` in $XDG_CACHE_HOME, or else in ~/.cache. Raises ValueError, in one line, for a
-    user without a home."""
-    named = os.environ.get("XDG_CACHE_HOME")
+    """The user's cache folder; on Linux `sglang_hvd` in $XDG_CACHE_HOME or ~/.cache.
+
+    Raises ValueError, in one line, for a user without a home.
+    """
     try:
-        return (Path(named) if named else Path.home() / ".cache") / "sglang_hvd"
+        path = user_cache_path("sglang_hvd", appauthor=False)
     except RuntimeError:
-        raise ValueError("this user has no home to keep files in: set XDG_CACHE_HOME") from None
+        path = Path()
+    if not path.is_absolute():
+        raise ValueError("this user has no home to keep files in: set XDG_CACHE_HOME")
+    return path

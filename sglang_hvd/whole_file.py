@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Writes files that are complete or not there at all."""
 
 import os
 import stat
@@ -7,8 +7,10 @@ from pathlib import Path
 
 
 def check_place(path: Path) -> None:
-    """Raises ValueError, in one line, if no file can be written there: told before hours are spent
-    on what it is to hold."""
+    """Raises ValueError, in one line, if no file can be written there.
+
+    Commands call it first, so that the user is told before hours are spent on the content.
+    """
     try:
         parent = path.resolve().parent
         if not parent.is_dir():
@@ -24,10 +26,12 @@ def check_place(path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file; one of that name stays as it is until the new one is whole, which has its
-    permissions then. A link stays, and what it names is written.
+    """Writes a file. A file of that name stays as it is until the new one is complete.
 
-    Raises ValueError, in one line, if it cannot be written; then nothing is left behind.
+    The new file has the permissions of the old one. A link stays, and the file that it names is
+    written.
+
+    Raises ValueError, in one line, if the file cannot be written; then nothing is left behind.
     """
     check_place(path)
     try:

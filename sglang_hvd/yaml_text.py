@@ -1,4 +1,4 @@
-"""Text in YAML, which JSON is part of."""
+"""Parses YAML, of which JSON is a part."""
 
 from typing import Any
 
@@ -6,19 +6,21 @@ import yaml
 
 
 def parse_yaml(text: str) -> object:
-    """What the text holds. Raises ValueError, in one line, if it is no YAML, or has a key twice in
-    one mapping."""
+    """The value in a text.
+
+    Raises ValueError, in one line, if the text is no YAML or has a key twice in one mapping.
+    """
     try:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
-        # The latter three: a date that is none, an empty number and the like.
+        # PyYAML raises the last three for an impossible date, an empty number and the like.
         raise ValueError(f"not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ValueError("not valid YAML: too deeply nested") from None
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML takes the last of the values of a key."""
+    """Refuses a key that is there twice; PyYAML would use its last value."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

@@ -1,11 +1,12 @@
 """Where settings come from, which one wins, and what is said about a wrong one."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from sglang_hvd.config import CONFIG_ENV, HvdConfig, flag_name, load_config
+from sglang_hvd.config import CONFIG_ENV, FLAGS, HvdConfig, load_config, option_name
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -84,7 +85,7 @@ def test_a_flag_for_the_policy_does_not_take_what_only_another_one_reads(config_
     (config_file.parent / "by_cost.yaml").write_text("policy: allocate\nbranches: false\n")
     config = load_config(config_file.parent / "by_cost.yaml", {"threshold": 6}, {})
     assert (config.policy, config.branches) == ("payoff", True)
-    with pytest.raises(ValueError, match=r"^--hvd-branches: only the allocate policy reads it"):
+    with pytest.raises(ValueError, match=r"^--hvd-set branches: only policy allocate reads it"):
         load_config(config_file, {"policy": "model", "branches": False}, {})
 
 
@@ -131,18 +132,21 @@ def test_a_predictor_in_a_flag_starts_from_the_working_directory() -> None:
             r"policy: input should be 'allocate', 'payoff', 'frequency', 'cache', 'model' or "
             "'both'",
         ),
-        ("{policy: payoff, wide_width: 64}", r"wide_width: only the allocate policy reads it"),
-        ("{policy: payoff, costs: c.yaml}", r"costs: only the allocate policy reads it"),
-        ("{policy: both, costs: /c.yaml}", r"the allocate policy reads it.*, got /c\.yaml$"),
-        ("{policy: both, threshold: 6}", r"threshold: only the payoff policy reads it: set policy"),
-        ("{policy: cache, branches: false}", r"branches: only the allocate policy reads it"),
-        ("{threshold: 6, cost_profile: skip}", r"cost_profile: only the allocate policy reads it"),
-        ("{policy: payoff, run_ahead: true}", r"run_ahead: only the allocate policy reads it"),
+        ("{policy: payoff, wide_width: 64}", r"wide_width: only policy allocate reads it"),
+        ("{policy: payoff, costs: c.yaml}", r"costs: only policy allocate reads it"),
+        ("{policy: both, costs: /c.yaml}", r"policy allocate reads it.*, got /c\.yaml$"),
+        ("{policy: both, threshold: 6}", r"threshold: only policy payoff reads it: set policy"),
+        ("{policy: cache, branches: false}", r"branches: only policy allocate reads it"),
+        ("{threshold: 6, cost_profile: skip}", r"cost_profile: only policy allocate reads it"),
+        ("{policy: payoff, run_ahead: true}", r"run_ahead: only policy allocate reads it"),
         ("narrow_widths: [4, 2]", r"narrow_widths: widths must rise"),
         ("narrow_widths: [0, 2]", r"narrow_widths: widths must rise"),
-        ("max_draft_tokens: 65", r"max_draft_tokens: by votes no draft is longer than 64 tokens"),
+        (
+            "max_draft_tokens: 65",
+            r"max_draft_tokens: in cache mode votes no draft is longer than 64 tokens",
+        ),
         ("max_depth: 1", r"max_depth: input should be greater than or equal to 2, got 1"),
-        ("max_depth: 32", r"max_depth: only the paper cache mode reads it: set cache_mode"),
+        ("max_depth: 32", r"max_depth: only cache mode paper reads it: set cache_mode"),
         ("max_depth: 8.5", r"max_depth: input should be a valid integer, got 8.5"),
         ("min_token_prob: 2", r"min_token_prob: input should be less than or equal to 1"),
         ("record_file_mb: 0", r"record_file_mb: input should be greater than or equal to 1"),
@@ -186,13 +190,17 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_wrong_flag_is_named_as_the_user_typed_it(config_file: Path) -> None:
-    with pytest.raises(ValueError, match=r"^--hvd-max-depth: input should be .* got 1$") as error:
+    with pytest.raises(
+        ValueError, match=r"^--hvd-set max_depth: input should be .* got 1$"
+    ) as error:
         load_config(config_file, {"max_depth": 1}, {})
     one_line(error)
 
 
 def test_a_default_that_a_flag_makes_wrong_is_named_as_its_flag() -> None:
-    with pytest.raises(ValueError, match=r"^--hvd-record-total-mb: at least 1200 \(two files of"):
+    with pytest.raises(
+        ValueError, match=r"^--hvd-set record_total_mb: at least 1200 \(two files of"
+    ):
         load_config(None, {"record_file_mb": 600}, {})
 
 
@@ -203,13 +211,26 @@ def test_a_flag_heals_a_wrong_value_in_the_file(config_file: Path) -> None:
 
 def test_every_field_has_a_description_for_its_flag() -> None:
     assert all(field.description for field in HvdConfig.model_fields.values())
-    assert flag_name("max_draft_tokens") == "--hvd-max-draft-tokens"
+    assert option_name("max_draft_tokens") == "--hvd-set max_draft_tokens"
 
 
 def test_every_field_is_told_of_in_a_document() -> None:
     root = CONFIGS.parent
     told = "".join(path.read_text() for path in (root / "README.md", *root.glob("docs/*.md")))
-    assert [field for field in HvdConfig.model_fields if flag_name(field) not in told] == []
+    names = {
+        field: option_name(field) if field in FLAGS else rf"(`|set '?){field}\b"
+        for field in HvdConfig.model_fields
+    }
+    assert [field for field, name in names.items() if not re.search(name, told)] == []
+
+
+def test_default_yaml_explains_every_setting_as_the_help_does() -> None:
+    paragraphs = (CONFIGS / "default.yaml").read_text().strip().split("\n\n")[1:]
+    for name, paragraph in zip(HvdConfig.model_fields, paragraphs, strict=True):
+        *comment, setting = paragraph.splitlines()
+        assert setting.startswith(f"{name}: ")
+        text = " ".join(line.removeprefix("# ") for line in comment)
+        assert text == HvdConfig.model_fields[name].description
 
 
 def test_default_yaml_states_every_default() -> None:

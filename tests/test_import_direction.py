@@ -3,15 +3,17 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "sglang_hvd"
 
-# What each part of the package may import from the others. suffix_cache, payoff and allocation
-# never see each other: values of types.py are all that passes between them.
+# What each part of the package may import from the others. A part is a file or a folder of the
+# package, or a room: a folder inside a folder, such as "replay/core". A part that may import a
+# folder may import all its rooms. suffix_cache, payoff and allocation never see each other: values
+# of types.py are all that passes between them.
 CORE = {
     "types",
     "config",
@@ -26,6 +28,8 @@ CORE = {
     "allocation",
     "drafter",
 }
+# What the rooms of the plugin may import besides each other.
+OUTSIDE_PLUGIN = CORE | {"traces", "running_server"}
 MAY_IMPORT = {
     "types": set(),
     "config": {"types", "yaml_text"},
@@ -40,8 +44,19 @@ MAY_IMPORT = {
     "allocation": {"types", "config", "costs"},
     "drafter": CORE - {"drafter"},
     "traces": {"types"},
-    "replay": CORE | {"traces"},
-    "plugin": CORE | {"traces", "running_server"},
+    "replay/core": CORE | {"traces"},
+    "replay/training": CORE | {"traces", "replay/core"},
+    "replay/report": CORE | {"traces", "replay/core", "replay/training"},
+    "plugin": set(),
+    "plugin/device": {"types", "allocation"},
+    "plugin/startup": OUTSIDE_PLUGIN,
+    "plugin/trees": OUTSIDE_PLUGIN,
+    "plugin/requests": OUTSIDE_PLUGIN | {"plugin/device"},
+    "plugin/engine": OUTSIDE_PLUGIN
+    | {"plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"},
+    "plugin/hooks": OUTSIDE_PLUGIN
+    | {"plugin/engine", "plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"},
+    "plugin/entry": {"plugin/hooks", "plugin/startup"},
     "demo": CORE | {"traces", "replay"},
     "running_server": {"costs"},
     "commands": CORE | {"traces", "replay", "demo", "running_server"},
@@ -54,7 +69,7 @@ FRAMEWORKS = {
     "sgl_kernel": ("plugin/",),
     "torch": ("plugin/", "demo/", "payoff/training.py"),
     "triton": ("plugin/",),
-    "transformers": ("plugin/", "demo/"),
+    "transformers": ("plugin/", "demo/", "traces/chat_templates.py"),
 }
 
 
@@ -72,20 +87,25 @@ def imported_modules(source: str, package: str) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def part_of(module: str) -> str | None:
-    """The part of sglang_hvd that a dotted name belongs to; None outside the package."""
-    names = module.split(".")
-    return names[1] if names[0] == "sglang_hvd" and len(names) > 1 else None
+def part_of(names: Sequence[str]) -> str:
+    """The part that a module belongs to, by its folders in the package and its own name."""
+    room = "/".join(names[:2])
+    return room if room in MAY_IMPORT else names[0]
+
+
+def may_import(part: str, other: str) -> bool:
+    allowed = MAY_IMPORT.get(part, set())
+    return other == part or other in allowed or other.split("/")[0] in allowed
 
 
 def breaches(path: str, source: str) -> list[str]:
     """What the file at `path`, relative to the package, imports against the rules."""
     names = path.removesuffix(".py").split("/")
-    part = names[0]
+    part = part_of(names)
     found = []
     for module in imported_modules(source, ".".join(["sglang_hvd", *names[:-1]])):
-        other = part_of(module)
-        if other is not None and other != part and other not in MAY_IMPORT.get(part, set()):
+        package, *inside = module.split(".")
+        if package == "sglang_hvd" and inside and not may_import(part, part_of(inside)):
             found.append(f"{path} imports {module}")
         allowed = FRAMEWORKS.get(module.split(".")[0])
         if allowed is not None and not path.startswith(allowed):
@@ -103,8 +123,69 @@ def test_imports_point_one_way(path: str) -> None:
 
 
 def test_every_part_has_its_place_in_the_order() -> None:
-    parts = {path.split("/")[0].removesuffix(".py") for path in source_files()} - {"__init__"}
+    files = [path for path in source_files() if not path.endswith("__init__.py")]
+    parts = {part_of(path.removesuffix(".py").split("/")) for path in files}
     assert parts <= MAY_IMPORT.keys()
+
+
+def imports_of_files() -> dict[str, set[str]]:
+    """The files of the package that each one imports, late and type-only imports included."""
+    of_module = {
+        "sglang_hvd." + path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
+        for path in source_files()
+    }
+    found: dict[str, set[str]] = {}
+    for path in source_files():
+        package = ".".join(["sglang_hvd", *path.split("/")[:-1]])
+        modules = list(imported_modules((PACKAGE / path).read_text(), package))
+        # `from a.b import c` names a.b.c, which is a file or a name in a/b.
+        files = {of_module.get(name, of_module.get(name.rpartition(".")[0])) for name in modules}
+        found[path] = {file for file in files if file is not None and file != path}
+    return found
+
+
+def circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of files that import each other, directly or through others."""
+    reached = {path: _reached(path, imports) for path in imports}
+    groups = {
+        tuple(sorted(other for other in reached[path] if path in reached.get(other, ())))
+        for path in imports
+    }
+    return sorted(list(group) for group in groups if len(group) > 1)
+
+
+def _reached(path: str, imports: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    todo = [path]
+    while todo:
+        for other in imports.get(todo.pop(), set()) - found:
+            found.add(other)
+            todo.append(other)
+    return found
+
+
+def test_no_files_import_each_other() -> None:
+    # A package's __init__ only lists what its files offer.
+    imports = {
+        path: {other for other in others if not other.endswith("__init__.py")}
+        for path, others in imports_of_files().items()
+    }
+    assert circles(imports) == []
+
+
+def test_a_circle_is_found() -> None:
+    imports = {"a.py": {"b.py"}, "b.py": {"c.py"}, "c.py": {"a.py"}, "d.py": {"a.py"}}
+    assert circles(imports) == [["a.py", "b.py", "c.py"]]
+
+
+def test_no_two_files_have_one_name() -> None:
+    names = [path.split("/")[-1] for path in source_files()]
+    assert sorted(n for n in set(names) if names.count(n) > 1 and n != "__init__.py") == []
+
+
+def test_no_folder_is_larger_than_a_dozen_files() -> None:
+    folders = [path.rpartition("/")[0] for path in source_files() if "__init__" not in path]
+    assert sorted(f for f in set(folders) if folders.count(f) > 12) == []
 
 
 def test_the_command_loads_no_framework_before_it_needs_one() -> None:
@@ -126,10 +207,15 @@ def test_the_command_loads_no_framework_before_it_needs_one() -> None:
         ("payoff/features.py", "from sglang_hvd import suffix_cache"),
         ("payoff/features.py", "from ..suffix_cache import SuffixCache"),
         ("payoff/features.py", "import sglang_hvd.drafter"),
-        ("drafter/proposals.py", "from ..replay import totals"),
+        ("drafter/proposals.py", "from ..replay.core import totals"),
+        ("replay/core/walk.py", "from sglang_hvd.replay.training.train import TrainPlan"),
+        ("replay/core/walk.py", "from ..training import train"),
+        ("replay/core/walk.py", "from sglang_hvd.replay import training"),
         ("drafter/proposals.py", "from sglang_hvd.traces.trace import Trace"),
         ("traces/recorder.py", "from sglang_hvd.config import HvdConfig"),
-        ("plugin/worker.py", "from sglang_hvd.demo.models import build"),
+        ("plugin/engine/worker.py", "from sglang_hvd.demo.models import build"),
+        ("plugin/engine/worker.py", "from sglang_hvd.plugin.hooks import reload"),
+        ("plugin/device/memory.py", "def late():\n    from sglang_hvd.plugin.engine import worker"),
         ("payoff/predictor.py", "import torch.nn as nn"),
         ("drafter/proposals.py", "def late():\n    import torch"),
         ("demo/server.py", "from sglang.srt.server_args import ServerArgs"),
@@ -143,11 +229,15 @@ def test_a_wrong_import_is_found(path: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        ("payoff/features.py", "from .predictor import PayoffPredictor"),
+        ("payoff/features.py", "from .predictor import AcceptancePredictor"),
         ("payoff/training.py", "import torch"),
-        ("plugin/worker.py", "from sglang.srt.managers import scheduler"),
-        ("drafter/proposals.py", "from sglang_hvd.payoff.predictor import PayoffPredictor"),
+        ("plugin/engine/worker.py", "from sglang.srt.managers import scheduler"),
+        ("plugin/hooks/reload.py", "from sglang_hvd.plugin.engine.worker import HvdWorker"),
+        ("drafter/proposals.py", "from sglang_hvd.payoff.predictor import AcceptancePredictor"),
         ("suffix_cache/cache.py", "from sglang_hvd.suffix_cache._native import CacheCore"),
+        ("replay/training/train.py", "from sglang_hvd.replay.core.walk import RecordingWalk"),
+        ("replay/core/walk.py", "from sglang_hvd.replay.core.totals import CycleTotals"),
+        ("commands/traces.py", "from sglang_hvd.replay.training import train"),
     ],
 )
 def test_a_right_import_passes(path: str, line: str) -> None:

@@ -1,4 +1,4 @@
-"""What the client makes of a server's answers."""
+"""Requests to a running server, and how its answers are read."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ TAKEN: dict[str, Any] = {"success": True, "message": "the predictor is p", "num_
 
 
 class Server:
-    """Answers by path, and keeps what it was asked."""
+    """Answers by path, and records the requests."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, str]] = {
@@ -74,12 +74,12 @@ def test_a_relative_path_starts_from_the_working_directory(
     assert server.asked == [("/server_info", None, None), ("/update_weights_from_disk", body, None)]
 
 
-def test_a_key_goes_with_every_request(server: Server) -> None:
+def test_every_request_has_the_key(server: Server) -> None:
     reload_predictor(server.url, Path("p"), api_key="secret")
     assert {key for _, _, key in server.asked} == {"Bearer secret"}
 
 
-def test_what_is_the_admins_goes_with_the_admin_key(server: Server) -> None:
+def test_admin_requests_have_the_admin_key(server: Server) -> None:
     reload_predictor(server.url, Path("p"), api_key="secret", admin_api_key="admin")
     assert [key for _, _, key in server.asked] == ["Bearer secret", "Bearer admin"]
 
@@ -102,7 +102,7 @@ def test_a_refusal_is_raised_with_its_reason(server: Server) -> None:
         (404, "nothing here", "404 Not Found"),
     ],
 )
-def test_no_other_server_is_asked_to_load_anything(
+def test_a_server_without_hvd_is_not_asked_to_load_anything(
     server: Server, status: int, answer: str, says: str
 ) -> None:
     server.answers["/server_info"] = (status, answer)
@@ -110,14 +110,14 @@ def test_no_other_server_is_asked_to_load_anything(
     assert [path for path, _, _ in server.asked] == ["/server_info"]
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
+def test_an_unreachable_server_is_named() -> None:
     assert refused("http://127.0.0.1:9") == (
-        "http://127.0.0.1:9/server_info: Connection refused: is a server running there? else give "
-        "its --url"
+        "http://127.0.0.1:9/server_info: Connection refused: is a server running there? "
+        "Otherwise give its --url"
     )
 
 
-def test_what_is_no_url_is_named() -> None:
+def test_an_invalid_url_is_named() -> None:
     assert "127.0.0.1:30000" in refused("127.0.0.1:30000")
     assert "nonnumeric port" in refused("http://127.0.0.1:abc")
 
@@ -142,10 +142,10 @@ def test_the_costs_in_force_are_read_from_the_server(server: Server, tmp_path: P
     assert StepCosts.load(path) == costs
 
 
-def test_a_server_that_weighs_no_costs_says_so(server: Server) -> None:
+def test_a_server_without_costs_is_reported(server: Server) -> None:
     state = {"hvd": {"costs": None}}
     server.answers["/server_info"] = 200, json.dumps({"internal_states": [state]})
-    with pytest.raises(ValueError, match="weighs no costs: its policy is not allocate"):
+    with pytest.raises(ValueError, match="uses no costs, because its policy is not allocate"):
         costs_in_force(server.url)
 
 
@@ -157,12 +157,10 @@ def test_a_server_that_weighs_no_costs_says_so(server: Server) -> None:
         (5, "valid dictionary"),
     ],
 )
-def test_half_a_table_of_costs_is_told_in_one_line(
-    server: Server, costs: object, says: str
-) -> None:
+def test_an_incomplete_cost_table_is_one_line(server: Server, costs: object, says: str) -> None:
     state = {"hvd": {"costs": costs}}
     server.answers["/server_info"] = 200, json.dumps({"internal_states": [state]})
-    with pytest.raises(ValueError, match="has no cost table of this version: ") as error:
+    with pytest.raises(ValueError, match="has a cost table of another version: ") as error:
         costs_in_force(server.url)
     assert says in str(error.value)
     assert "\n" not in str(error.value)

@@ -11,10 +11,9 @@ from sglang_hvd.types import (
     EVIDENCE_DEPTH,
     MATCH_COLUMNS,
     CacheDraft,
-    CacheDrafts,
     DraftBatch,
     DraftPlans,
-    DraftSource,
+    HostDrafts,
     MatchOrigin,
     VerifyOutcome,
     VerifyOutcomes,
@@ -40,7 +39,7 @@ def test_a_draft_knows_its_length_and_cannot_be_reassigned() -> None:
         draft.score = 2.0  # type: ignore[misc]
 
 
-def chains(*token_ids: list[int], cut: int = 64) -> CacheDrafts:
+def chains(*token_ids: list[int], cut: int = 64) -> HostDrafts:
     """Chains that a cache proposed, cut to so many tokens."""
     longest = max(len(tokens) for tokens in token_ids)
     batch = DraftBatch.of_size(len(token_ids) + 1, longest)
@@ -75,7 +74,7 @@ def test_the_first_tokens_of_chains_are_drafts_of_their_own() -> None:
 
 def test_drafts_of_several_batches_are_put_together_and_taken_apart() -> None:
     long, short = chains([3, 4, 5], [6]), chains([7])
-    both = CacheDrafts.concatenate([long, short])
+    both = HostDrafts.concatenate([long, short])
     assert [draft.token_ids.tolist() for draft in both if draft] == [[3, 4, 5], [6], [7]]
     some = both.select([2, 0])
     assert [draft.token_ids.tolist() for draft in some if draft] == [[7], [3, 4, 5]]
@@ -84,46 +83,61 @@ def test_drafts_of_several_batches_are_put_together_and_taken_apart() -> None:
 def test_plans_of_a_batch_are_plans_of_its_requests() -> None:
     plans = DraftPlans(
         drafts=chains([3, 4], [], [6], []),
-        predicted=np.array([1.5, 99, 0.5, 99], np.float32),
         num_model_nodes=np.array([7, 3, 0, 0], np.int32),
-        num_model_steps=4,
+        model_sizes=np.array([7, 3, 0, 0], np.int32),
+        model_steps=np.full(4, 4, np.int32),
+        predicted=np.array([1.5, 99, 0.5, 99], np.float32),
+        chain_lens=np.array([2, 0, 1, 0], np.int32),
+        chain_predicted=np.zeros(4, np.float32),
+        model_predicted=np.zeros(4, np.float32),
+        source_sets=np.array([3, 2, 1, 0], np.uint8),
     )
     both, model, cache, plain = plans
     assert [plan.source for plan in plans] == plans.sources
     assert plans.sources == [
-        DraftSource.BOTH,
-        DraftSource.MODEL,
-        DraftSource.CACHE,
-        DraftSource.PLAIN,
+        "both",
+        "model",
+        "cache",
+        "plain",
     ]
     assert [plan.num_nodes for plan in plans] == plans.num_nodes.tolist() == [9, 3, 1, 0]
-    assert [plan.payoff for plan in plans] == [1.5, None, 0.5, None]
+    assert [plan.predicted_len for plan in plans] == [1.5, None, 0.5, None]
     assert [plan.num_model_steps for plan in plans] == [4, 4, 0, 0]
     assert both.cache_draft is not None
     assert both.cache_draft.token_ids.tolist() == [3, 4]
     assert model.cache_draft is plain.cache_draft is None
     assert cache.cache_draft is not None
     assert len(plans) == 4
-    assert [plan.payoff for plan in replace(plans, predicted=None)] == [None] * 4
+    assert plans.num_model_steps == 4
+    parts = [plans.select([0, 3]), plans.select([2])]
+    assert DraftPlans.concatenate(parts).sources == ["both", "plain", "cache"]
+    assert [plan.predicted_len for plan in replace(plans, predicted=None)] == [None] * 4
 
 
 @pytest.mark.parametrize(
-    ("token_ids", "num_accepted", "num_target_tokens"),
-    [([5], 0, 1), ([5, 6, 7], 2, 1), ([5, 6], 2, 0), ([], 0, 0)],
+    ("token_ids", "num_accepted"),
+    [([5], 0), ([5, 6, 7], 2), ([5, 6], 2), ([], 0)],
     ids=["nothing accepted", "bonus token", "ended inside the draft", "nothing committed"],
 )
 def test_a_cycle_commits_accepted_drafts_and_at_most_one_target_token(
-    token_ids: list[int], num_accepted: int, num_target_tokens: int
+    token_ids: list[int], num_accepted: int
 ) -> None:
-    assert VerifyOutcome(token_ids, num_accepted).num_target_tokens == num_target_tokens
+    outcomes = VerifyOutcomes.of(
+        [VerifyOutcome(token_ids, num_accepted), VerifyOutcome([7, 8, 9, 6], 3, 2)]
+    )
+    assert outcomes.token_ids[0].tolist() == [*token_ids, *[0] * (4 - len(token_ids))]
+    assert outcomes.lengths.tolist() == [len(token_ids), 4]
+    assert outcomes.num_accepted_drafts.tolist() == [num_accepted, 3]
+    assert outcomes.num_model_accepted.tolist() == [-1, 2]
 
 
 @pytest.mark.parametrize(("token_ids", "num_accepted"), [([1], 2), ([1, 2], 0), ([], -1)])
 def test_an_outcome_whose_counts_disagree_is_refused(
     token_ids: list[int], num_accepted: int
 ) -> None:
-    with pytest.raises(ValueError, match=f"{len(token_ids)} tokens with {num_accepted} accepted"):
-        VerifyOutcome(token_ids, num_accepted)
+    message = rf"\[{len(token_ids)}\] tokens with \[{num_accepted}\] accepted"
+    with pytest.raises(ValueError, match=message):
+        VerifyOutcomes.of([VerifyOutcome(token_ids, num_accepted)])
 
 
 @pytest.mark.parametrize(

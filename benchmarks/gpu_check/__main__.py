@@ -1,38 +1,39 @@
-"""What only a GPU shows: identity under graphs and overlap, costs of 8B shapes, recorded traffic.
+"""Checks that need a GPU: identity with graphs and overlap, costs of 8B shapes, recorded traffic.
 
     python -m benchmarks.gpu_check --out DIR [--parts memory,costs,identity,sampling,traces]
         [--traces DIR --tokenizer FILE] [--minutes M] [--device cuda|cpu]
 
-Models are made here: the demo pair, which takes minutes unless ~/.cache/sglang_hvd has it, perhaps
-from another machine with the same sources, and 8B shapes with random weights. Each part writes its
-own file below DIR when it ends and is not run again while that file is there. A part that was cut
-off, by --minutes or otherwise, or in which a server failed, goes on where it was: what it has found
-so far is in DIR/PART.rows.jsonl, logs of servers that failed, or were cut off, in DIR/logs. A GPU
-of another kind, or options that change what is found, need another DIR. The exit status is 1 if any
-part failed or has not ended. On a CPU (--device cpu) the same parts run small, without graphs, and
-so they are tested.
+The models are built here: the demo pair, and 8B shapes with random weights. Building the demo pair
+takes minutes, unless ~/.cache/sglang_hvd has it; it may come from another machine with the same
+sources.
 
-Where there are minutes only: `--parts memory,costs --shapes llama-3.1-8b`, then `--parts identity
---policies allocate` by some of --setups (--list-setups says which there are), then `--parts traces
---files NAME --concurrency 1,32`. A second start on a machine is much faster than the first, for
-which FlashInfer and SGLang compile kernels; these can be kept, in $SGLANG_CACHE_DIR and, SGLang's
-own, $SGLANG_JIT_CACHE_DIR.
+Each part writes DIR/PART.json when it ends, and does not run again while that file exists. A part
+that was interrupted, by --minutes or otherwise, or in which a server failed, continues where it
+stopped. Until then its rows are in DIR/PART.rows.jsonl, and logs of servers that failed or were
+interrupted are in DIR/logs. Another kind of GPU, or options that change the results, need another
+DIR. The exit code is 1 if a part failed or has not ended. On a CPU (--device cpu) the same parts
+run small and without graphs, which is how they are tested.
 
-memory: the kernels that lay verify trees out and move accepted paths, under compute-sanitizer and
-    beside torch; without the sanitizer where it cannot use the device. On a CPU there are no
-    kernels to compare.
-costs: what steps of the shapes cost, timed by the server before it serves: verifications of each
-    width, of which that of one node is nearly a plain step, with the memory that each takes. The
-    gap between steps is not among them.
-identity: every policy's greedy output beside plain serving's on the demo pair, over attention
-    backends, graphs, overlap scheduling, trees and chains, widths that change from step to
-    step, and concurrency. Where a token differs, the gap is shown between the two log probabilities
-    that plain serving gives there. In bfloat16 some logits tie: such a difference is reported with
-    its gap, and still counts as a difference. A server that did not start is a problem of its row.
-sampling: outcomes of sampled replies beside those of plain serving, by a chi-square test that has
-    to tell another temperature apart; without --setups in one setup of each attention backend.
-traces: benchmarks.trace_serving on the shapes, by groups of modes that fit into memory together;
-    on a GPU all modes with FlashInfer, and without graphs of prefills.
+If time is short, run `--parts memory,costs --shapes llama-3.1-8b` first. Then run `--parts identity
+--policies allocate` with some of --setups (--list-setups prints them), then `--parts traces --files
+NAME --concurrency 1,32`. The first start on a machine is slow, because FlashInfer and SGLang
+compile kernels. $SGLANG_CACHE_DIR and SGLang's own $SGLANG_JIT_CACHE_DIR keep these kernels.
+
+memory: runs the kernels that lay verify trees out and move accepted paths under compute-sanitizer,
+    and compares them with torch. Runs without the sanitizer if it cannot use the device. A CPU has
+    no kernels to compare.
+costs: the server times what steps of the shapes cost before it serves: verifications of each width,
+    and the memory that each width needs. Width 1 is nearly a plain step. The gap between steps is
+    not included.
+identity: compares every policy's greedy output with plain serving on the demo pair, for several
+    attention backends, graphs, overlap scheduling, trees and chains, changing widths, and
+    concurrencies. For a token that differs, it shows the gap between the two log probabilities in
+    plain serving. In bfloat16 some logits tie: such a difference has a small gap, but still counts.
+    A server that does not start is a problem in its row.
+sampling: compares outcomes of sampled replies with plain serving by a chi-square test, which must
+    also detect another temperature. Without --setups it uses one setup of each attention backend.
+traces: runs benchmarks.trace_serving on the shapes, in groups of modes that fit into memory
+    together. On a GPU all modes use FlashInfer and no prefill graphs.
 """
 
 import argparse
@@ -61,11 +62,11 @@ from benchmarks.gpu_check.shapes import cost_units, trace_units
 from benchmarks.trace_serving.models import SHAPES
 from sglang_hvd.commands.arguments import count, not_negative
 from sglang_hvd.demo.server import Launch
-from sglang_hvd.replay.recordings import find_recordings
+from sglang_hvd.replay.core.recordings import find_recordings
 
 
 def main(arguments: Sequence[str] | None = None, *, launch: Launch | None = None) -> int:
-    """launch: starts servers otherwise than as children of this process."""
+    """launch: starts the servers; None: they are child processes."""
     options = _options(arguments)
     options.launch = launch
     options.out.mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None, *, launch: Launch | None = None
         try:
             part = PartFile(options.out, name, {**machine, **_settings(name, options)})
             passed = _run(name, part, options, deadline)
-        except ValueError as error:  # the other parts run all the same
+        except ValueError as error:  # the other parts still run
             print(f"{name}: {error}")
             passed = None
         has_failed |= not passed
@@ -84,24 +85,24 @@ def main(arguments: Sequence[str] | None = None, *, launch: Launch | None = None
 
 
 def _run(name: str, part: PartFile, options: argparse.Namespace, deadline: float) -> bool | None:
-    """Whether the part passed; None where it has not ended."""
+    """Whether the part passed; None if it has not ended."""
     with _PARTS[name](options) as units:
         passed = part.passed(units)
         if passed is not None:
-            outcome = "passed" if passed else f"FAILED; without {part.path} it runs again"
-            print(f"{name}: done before, {outcome}")
+            outcome = "passed" if passed else f"FAILED; to run it again, remove {part.path}"
+            print(f"{name}: has already run, {outcome}")
             return passed
         began = time.monotonic()
         passed = part.run(units, deadline=deadline, show=_show)
     seconds = time.monotonic() - began
     if passed is None:
-        print(f"{name}: not ended in {seconds:.0f} s; it goes on when this is called again")
+        print(f"{name}: not finished after {seconds:.0f} s; run this command again to continue")
     else:
         print(f"{name}: {'passed' if passed else 'FAILED'} in {seconds:.0f} s, {part.path}")
     return passed
 
 
-# What changes the rows of a part that its units are not named by.
+# Options that change a part's rows and are not in the names of its units.
 _SETTINGS = {
     "memory": (),
     "costs": ("widths",),
@@ -112,7 +113,7 @@ _SETTINGS = {
 
 
 def _settings(part: str, options: argparse.Namespace) -> dict[str, Any]:
-    """What decides what is found."""
+    """All options that change the results of a part."""
     settings = {name: str(getattr(options, name)) for name in ("device", *_SETTINGS[part])}
     if part == "traces":
         settings["recordings"] = str([found.name for found in find_recordings(options.traces)])
@@ -151,51 +152,61 @@ def _machine(device: str) -> dict[str, str]:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = parser_of("gpu_check", "What only a GPU shows.")
+    parser = parser_of("gpu_check", "Run the checks that need a GPU.")
     parser.add_argument("--out", type=Path, default=Path("gpu-check"), metavar="DIR")
     parser.add_argument(
         "--parts",
         type=lambda text: text.split(","),
-        help=f"of {','.join(_PARTS)} (default: all that can run)",
+        help=f"comma-separated, some of {','.join(_PARTS)} (default: all that can run)",
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--traces", type=Path, metavar="DIR")
     parser.add_argument("--tokenizer", type=Path, metavar="FILE")
-    parser.add_argument("--files", nargs="+", metavar="NAME", help="these recordings only")
-    parser.add_argument("--prompts", type=count, default=36, help="of the identity part")
+    parser.add_argument("--files", nargs="+", metavar="NAME", help="use these recordings only")
+    parser.add_argument(
+        "--prompts", type=count, default=36, help="number of prompts of the identity part"
+    )
     parser.add_argument("--concurrency", type=counts, default=[1, 2, 8, 32])
     parser.add_argument(
         "--shapes",
         type=lambda text: text.split(","),
         default=["llama-3.1-8b", "qwen3-8b"],
-        help=f"of {','.join(SHAPES)} (default: those of 8B models)",
+        help=f"comma-separated, some of {','.join(SHAPES)} (default: the 8B shapes)",
     )
     parser.add_argument("--widths", type=counts, default=[2, 4, 8, 16, 32, 64])
     parser.add_argument(
         "--policies",
         type=lambda text: text.split(","),
         default=list(POLICIES),
-        help="of the parts identity and sampling (default: all)",
+        help="policies of the parts identity and sampling (default: all)",
     )
     parser.add_argument(
-        "--samples", type=count, default=4000, help="of each prompt in the sampling part"
+        "--samples",
+        type=count,
+        default=4000,
+        help="samples of each prompt in the sampling part (default: %(default)s)",
     )
     parser.add_argument(
         "--setups",
         type=lambda text: text.split(","),
-        help="of the parts identity and sampling, by name or number (default: all)",
+        help="setups of the parts identity and sampling, by name or number (default: all)",
     )
     parser.add_argument(
         "--list-setups",
         action="store_true",
-        help="print numbers, names and flags of those of the device, under policy allocate; "
-        "without a GPU, of those of Hopper",
+        help="print numbers, names and flags of the device's setups under policy allocate, and "
+        "exit; without a GPU, print those of Hopper",
     )
     parser.add_argument(
-        "--servers-at-once", type=count, help="of the traces part (default: as many as fit)"
+        "--servers-at-once",
+        type=count,
+        help="servers of the traces part that run together (default: as many as fit)",
     )
     parser.add_argument(
-        "--minutes", type=not_negative, default=float("inf"), help="after which nothing new begins"
+        "--minutes",
+        type=not_negative,
+        default=float("inf"),
+        help="start nothing new after so many minutes (default: no limit)",
     )
     options = parser.parse_args(arguments)
     setups = setups_of(options.device)
@@ -218,16 +229,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     ):
         unknown = sorted(set(getattr(options, name) or known) - set(known))
         if unknown:
-            parser.error(f"--{name}: {', '.join(unknown)}: known are {', '.join(known)}")
+            parser.error(f"--{name}: {', '.join(unknown)}: unknown, choose from {', '.join(known)}")
     if options.device == "cuda":
         check_gpu()
     if options.setups is not None:
         options.setups = [by_name[name] for name in dict.fromkeys(options.setups)]
     if options.servers_at_once is not None and options.servers_at_once < 2:
-        parser.error("--servers-at-once: 2 or more, or nothing is compared")
+        parser.error("--servers-at-once: give 2 or more, or nothing can be compared")
     missing = {}
     if options.device == "cuda" and shutil.which(SANITIZER) is None:
-        missing["memory"] = f"{SANITIZER}, of the CUDA toolkit, on the PATH"
+        missing["memory"] = f"{SANITIZER} of the CUDA toolkit on the PATH"
     if options.traces is None or options.tokenizer is None:
         missing["traces"] = "--traces and --tokenizer"
     for part, needed in missing.items():

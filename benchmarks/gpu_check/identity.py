@@ -1,4 +1,4 @@
-"""Every policy's greedy output beside plain serving's, on the demo models, in many setups."""
+"""Compares every policy's greedy output with plain serving, on the demo models, in many setups."""
 
 import argparse
 import contextlib
@@ -17,9 +17,12 @@ _MAX_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """position: of the first token that differs. gap: between the log probabilities that plain
-    serving gives its own token and the other one there; None if the other is not among its first
-    twenty."""
+    """A reply that differs from plain serving.
+
+    position: position of the first token that differs.
+    gap: plain serving's log probability of its own token there minus that of the other token; None
+        if the other token is not among its twenty most probable.
+    """
 
     prompt: int
     position: int
@@ -27,7 +30,7 @@ class Difference:
 
 
 class Identity:
-    """Context manager around the plain server of the setup that is compared now."""
+    """Context manager that keeps the plain server of the current setup running."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -44,7 +47,7 @@ class Identity:
         self._running.close()
 
     def units(self) -> Sequence[Unit]:
-        """One for each setup and policy."""
+        """A unit for each setup and policy."""
 
         def unit(setup: Setup, policy: Mode) -> Unit:
             return Unit(f"{setup.name}-{policy}", lambda done: self._rows(setup, policy, done))
@@ -64,14 +67,14 @@ class Identity:
         plain = self._plain_of(setup)
         with server_of(setup, policy, "identity", self._options) as server:
             for concurrency in missing:
-                flush_cache(server.url)  # else all drafts would be what was answered before
+                flush_cache(server.url)  # otherwise drafts would be copies of earlier replies
                 got = _generate_all(server, self._prompts, concurrency)
                 differences = _differences(plain, self._prompts, self._expected, got)
                 yield {
                     "setup": asdict(setup),
                     "policy": policy,
                     "concurrency": concurrency,
-                    "num_prompts": len(self._prompts),  # no more than these are served at once
+                    "num_prompts": len(self._prompts),  # no more can be served at once
                     "num_steps_ahead": hvd_state(server)["num_steps_ahead"],  # so far
                     "differences": [asdict(difference) for difference in differences],
                     "passed": not differences,
@@ -88,7 +91,7 @@ class Identity:
                 self._expected = [_generate(server, prompt) for prompt in self._prompts]
                 self._plain = server
             except PROBLEMS as error:
-                # Said of each policy, without another start.
+                # Each policy's unit reports this, without another start.
                 self._plain = ServerFailed(f"plain serving: {error}")
         assert self._plain is not None
         if isinstance(self._plain, ServerFailed):

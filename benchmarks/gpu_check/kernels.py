@@ -1,9 +1,10 @@
-"""The kernels that lay verify trees out, beside the native core, those that move accepted paths,
-beside torch, and FlashInfer's plans of verifications from the host's lengths, beside its own.
+"""Compares GPU kernels with references that give the same results.
 
     python -m benchmarks.gpu_check.kernels cuda|cpu
 
-The exit status is 1 if any result differs. On a CPU there are no kernels to compare.
+The kernels that lay verify trees out are compared with the native core, those that move accepted
+paths with torch, and FlashInfer's plans from the host's lengths with its own plans. The exit code
+is 1 if a result differs. A CPU has no kernels to compare.
 """
 
 import argparse
@@ -22,7 +23,7 @@ SANITIZER = "compute-sanitizer"
 
 
 def kernel_units(device: str) -> Sequence[Unit]:
-    """This module in a process of its own; on a GPU under compute-sanitizer."""
+    """One unit: this module in a process of its own, on a GPU under compute-sanitizer."""
     return [Unit("kernels", lambda done: () if done else _checked(device))]
 
 
@@ -30,11 +31,11 @@ def _checked(device: str) -> Iterator[Mapping[str, Any]]:
     alone = [sys.executable, "-m", "benchmarks.gpu_check.kernels", device]
     sanitized = [
         *(SANITIZER, "--tool", "memcheck", "--error-exitcode", "9"),
-        *("--report-api-errors", "no"),  # of calls that ask, and take no for an answer
+        *("--report-api-errors", "no"),  # some calls only ask, and may fail
         *alone,
     ]
     command = sanitized if device == "cuda" else alone
-    # Else tensors are slices of one allocation, and memcheck sees no access beyond their ends.
+    # Otherwise tensors share one allocation, and memcheck misses accesses beyond their ends.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = _run(command, environment)
     if command is sanitized and "Device not supported" in done.stdout + done.stderr:
@@ -57,13 +58,15 @@ def _run(
 
 
 def _lay_out(device: str) -> int:
-    """Random cache drafts, every other row a chain, and the model drafter's trees of some or all of
-    them, merged and laid out as a step does it, and on the host. 1 where the two differ."""
+    """Merges and lays out random drafts as a step does, and on the host. Every other cache draft is
+    a
+    chain; some or all rows have a tree of the model drafter. Returns 1 if results differ, else 0.
+    """
     from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 
-    from sglang_hvd.plugin import host_trees
-    from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
-    from sglang_hvd.plugin.tree_layout import lay_out, merge_eagle_trees
+    from sglang_hvd.plugin.trees import host_layout
+    from sglang_hvd.plugin.trees.draft_trees import DraftNodes, EagleTrees
+    from sglang_hvd.plugin.trees.layout import lay_out, merge_eagle_trees
 
     torch.manual_seed(0)
     topk, num_model, differ = 4, 15, 0
@@ -71,13 +74,13 @@ def _lay_out(device: str) -> int:
     for n, width, has_rows, has_ranks in shapes:
         rows = torch.arange(0, n, 2, device=device) if has_rows else None
         k = n if rows is None else len(rows)
-        # One array for all, as the one transfer from the host brings it.
+        # One array for everything, as the host transfers it.
         packed = torch.empty((n, 2 * width + 1), dtype=torch.int64, device=device)
         places = torch.arange(width, device=device)
         before = (torch.rand((n, width), device=device) * places).long() - (places == 0).long()
         before[::2] = places - 1
         packed[:, width : 2 * width] = before
-        # The how manieth child of its parent each is: siblings differ.
+        # The token of each node is its number among its siblings, so siblings differ.
         is_earlier = (before[:, :, None] == before[:, None, :]) & (places < places[:, None])
         packed[:, :width] = is_earlier.sum(dim=2)
         packed[:, 2 * width] = torch.randint(1, width - num_model + 1, (n,), device=device)
@@ -85,13 +88,13 @@ def _lay_out(device: str) -> int:
             DraftNodes(array[:, :width], array[:, width : 2 * width], array[:, 2 * width])
             for array in (packed, packed.clone())
         )
-        # Four below the root, four below the first of these, and so on.
+        # Four nodes below the root, four below the first of these, and so on.
         index = torch.arange(num_model, device=device).expand(k, -1)
         parents = torch.tensor([-1, 0, 1, 2, 3], device=device).expand(k, -1)
         kept = torch.randint(1, num_model + 1, (k,), device=device)
         ranks = index if has_ranks else None
         trees = EagleTrees(index % topk, parents, index, topk, ranks, kept)
-        is_wanted = host_trees.merge(copied, trees, rows)
+        is_wanted = host_layout.merge(copied, trees, rows)
         is_model_node = merge_eagle_trees(nodes, trees, rows)
         differ += not torch.equal(is_model_node, is_wanted)
         seq_lens = torch.randint(1, 300, (n,), device=device)
@@ -100,7 +103,7 @@ def _lay_out(device: str) -> int:
             found = lay_out(nodes, seq_lens, mode=mode, num_cells=num_cells, buffer=None)
             mask = torch.ones_like(found.mask)
             is_full = mode == TreeMaskMode.FULL_MASK
-            expected = (*host_trees.lay_out(copied, seq_lens, mask, is_full_mask=is_full), mask)
+            expected = (*host_layout.lay_out(copied, seq_lens, mask, is_full_mask=is_full), mask)
             layout = (found.positions, found.next_token, found.next_sibling, found.mask)
             differ += not all(map(torch.equal, layout, expected))
     print(f"{differ} of the layouts differ from those on the host")
@@ -108,11 +111,12 @@ def _lay_out(device: str) -> int:
 
 
 def _move_paths(device: str) -> int:
-    """Random paths in a KV cache of two layers, moved to the front as a step does it, and by torch.
-    1 where the two differ."""
+    """Moves random accepted paths to the front in a KV cache of two layers, as a step does, and
+    with
+    torch. Returns 1 if results differ, else 0."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-    from sglang_hvd.plugin.kv_kernel import is_moved_by_kernel, move_paths
+    from sglang_hvd.plugin.trees.accepted_kv import is_moved_by_kernel, move_paths
 
     num_slots, differ = 4096, 0
     pool = MHATokenToKVPool(
@@ -154,8 +158,8 @@ def _move_paths(device: str) -> int:
 
 
 def _plan_verifications(device: str) -> int:
-    """Random masks of verifications, planned from the host's lengths as a server plans them, and by
-    FlashInfer itself. 1 where plan, mask or attention differ."""
+    """Plans verifications with random masks from the host's lengths, as a server does, and with
+    FlashInfer's own planner. Returns 1 if a plan, a mask or an output differs, else 0."""
     if device != "cuda":
         print("this device has no FlashInfer")
         return 0
@@ -179,7 +183,7 @@ def _plan_verifications(device: str) -> int:
             num_cells = int(kv_lens.sum()) * width
             mask = torch.rand(num_cells + 9, device=device) < 0.5  # SGLang's buffer is longer
             of_rows = kv_lens.long().repeat_interleave(width)
-            mask[torch.cumsum(of_rows, dim=0) - of_rows] = True  # no row without any
+            mask[torch.cumsum(of_rows, dim=0) - of_rows] = True  # every row sees something
             layout = (
                 indptr.to(device),
                 kv_indptr.to(device),
@@ -187,7 +191,7 @@ def _plan_verifications(device: str) -> int:
                 torch.ones(n, dtype=torch.int32, device=device),
             )
             own.plan(*layout, *model, custom_mask=mask[:num_cells], **types)
-            if not turn:  # as a capture does
+            if not turn:  # as the capture of a graph does
                 from_host.plan(*layout, *model, custom_mask=mask[:num_cells], **types)
                 continue
             fast_prefill_plan(
@@ -215,8 +219,8 @@ def _plan_verifications(device: str) -> int:
     return 1 if differ else 0
 
 
-def _flashinfer_wrapper(n: int, most_cells: int, device: str) -> Any:
-    """Of a captured graph of n verifications of up to so many cells of the mask each."""
+def _flashinfer_wrapper(n: int, max_cells: int, device: str) -> Any:
+    """The wrapper of a captured graph of n verifications, with max_cells mask cells each."""
     from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
     def zeros(num: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -229,15 +233,15 @@ def _flashinfer_wrapper(n: int, most_cells: int, device: str) -> Any:
         backend="fa2",
         qo_indptr_buf=zeros(n + 1),
         paged_kv_indptr_buf=zeros(n + 1),
-        paged_kv_indices_buf=zeros(n * most_cells),
+        paged_kv_indices_buf=zeros(n * max_cells),
         paged_kv_last_page_len_buf=zeros(n),
-        custom_mask_buf=zeros(n * most_cells, torch.uint8),
+        custom_mask_buf=zeros(n * max_cells, torch.uint8),
         mask_indptr_buf=zeros(n + 1),
     )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Kernels beside torch.")
+    parser = argparse.ArgumentParser(description="Compare GPU kernels with references.")
     parser.add_argument("device", choices=["cuda", "cpu"])
     device = parser.parse_args().device
     sys.exit(max(check(device) for check in (_lay_out, _move_paths, _plan_verifications)))

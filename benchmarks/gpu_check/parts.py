@@ -1,4 +1,4 @@
-"""Parts of a check that may be cut off: what was finished is not run again."""
+"""Parts of the check. A part that is interrupted continues where it stopped."""
 
 import http.client
 import json
@@ -18,21 +18,21 @@ Row = Mapping[str, Any]
 
 # The first start on a machine compiles FlashInfer's kernels and SGLang's own.
 START_SECONDS = 900
-# Of what is kept of an output.
+# So much of an output is kept.
 _TAIL_CHARS = 4000
-# Of `about`, what machines of the same kind differ in.
+# Entries of `about` that may differ between machines of the same kind.
 _NOT_COMPARED = ("driver",)
-# What a unit raises where a server did not start, or ended.
+# Errors of a unit whose server did not start, or ended.
 PROBLEMS = (RuntimeError, OSError, aiohttp.ClientError, http.client.HTTPException)
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a part is made of.
+    """A piece of a part.
 
-    name: that no other of its part has; also a file's.
-    run: yields rows, each with "passed"; of those that an earlier run found, which it is given, no
-        other ones.
+    name: unique in its part, and usable in file names.
+    run: yields rows, each with "passed". It receives the rows of earlier runs, and must not yield
+        these again.
     """
 
     name: str
@@ -40,11 +40,10 @@ class Unit:
 
 
 class PartFile:
-    """The rows of a part: line by line as they come, then whole in one file. More units may be run
-    later than those it was first run with.
+    """The files with the rows of a part: a JSONL file while it runs, and a JSON file at its end. A
+    later run may add units.
 
-    about: where and how it runs. Rows of anything else are not mixed with its own, but for what
-        _NOT_COMPARED names.
+    about: machine and options. Files with another `about` are refused; see _NOT_COMPARED.
     """
 
     def __init__(self, folder: Path, name: str, about: Mapping[str, Any]) -> None:
@@ -53,10 +52,13 @@ class PartFile:
         self._about = json.loads(json.dumps(about))
 
     def passed(self, units: Sequence[Unit]) -> bool | None:
-        """Whether all of these did, if the part has ended with them; else None. Raises ValueError
-        if there are none, or it ran on another machine or otherwise."""
+        """Whether all these units passed; None if the part has not ended with all of them.
+
+        Raises ValueError if there are no units, or if the part ran on another machine or with other
+        options.
+        """
         if not units:
-            raise ValueError("nothing of it is to be run")
+            raise ValueError("has nothing to run with these options")
         ended = self._ended()
         if any(unit.name not in ended for unit in units):
             return None
@@ -65,19 +67,21 @@ class PartFile:
     def run(
         self, units: Sequence[Unit], *, deadline: float, show: Callable[[str], None]
     ) -> bool | None:
-        """Runs what is left of it. Whether all passed; None where it has not ended: it was too late
-        for some units or rows, or some units had problems. Raises ValueError as `passed` does.
+        """Runs the remaining units, and returns whether all passed.
 
-        deadline: by time.monotonic. No unit begins after it, and the one that runs ends with its
-            next row.
-        show: gets what is known, row by row.
+        Returns None if the part has not ended, because the deadline came or units had problems.
+        Raises ValueError as `passed` does.
+
+        deadline: time.monotonic() after which no unit starts; a running unit stops after its next
+            row.
+        show: called with a line for each row.
         """
         done, partly = self._found()
         is_whole = True
         with self._lines.open("a") as file:
 
             def note(row: Row) -> None:
-                # A line break before it too: a process that was killed may have left half a line.
+                # Start with a line break: a killed process may have left an incomplete line.
                 file.write("\n" + json.dumps(row) + "\n")
                 file.flush()
 
@@ -117,7 +121,7 @@ class PartFile:
             if name not in done
             for row in rows
         ]
-        if left:  # of units that were not asked for now
+        if left:  # rows of units that are not in this run
             lines = [json.dumps(line) + "\n" for line in ({"about": self._about}, *left)]
             write_whole(self._lines, "".join(lines).encode())
         else:
@@ -125,7 +129,7 @@ class PartFile:
         return all(row["passed"] for unit in units for row in done[unit.name])
 
     def _ended(self) -> dict[str, list[Row]]:
-        """The rows of the file of a part that has ended, by unit."""
+        """The rows in the file of an ended part, by unit."""
         done: dict[str, list[Row]] = {}
         if self.path.is_file():
             result = json.loads(self.path.read_text())
@@ -135,14 +139,14 @@ class PartFile:
         return done
 
     def _found(self) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:
-        """The rows of earlier runs by unit: of units that were finished, and of others."""
+        """The rows of earlier runs by unit: of finished units, and of unfinished ones."""
         done = self._ended()
         partly: dict[str, list[Row]] = {}
         for line in self._lines.read_text().split("\n") if self._lines.is_file() else []:
             try:
                 row = json.loads(line or "{}")
             except json.JSONDecodeError:
-                continue  # half a line, of a process that was killed
+                continue  # an incomplete line of a killed process
             if "about" in row:
                 self._check(row["about"], self._lines)
             if "finished" in row:
@@ -158,12 +162,12 @@ class PartFile:
         )
         if mine != others:
             raise ValueError(
-                f"{path} is of another machine or other options: remove it, or name another --out"
+                f"{path} is from another machine or other options: remove it, or give another --out"
             )
 
 
 def hvd_state(server: SglangServer) -> Row:
-    """HVD's part of what a server says of itself."""
+    """HVD's part of a server's state."""
     state: Row = server.get("/server_info")["internal_states"][0]["hvd"]
     return state
 
@@ -172,7 +176,7 @@ def hvd_state(server: SglangServer) -> Row:
 def logged_server(
     flags: Sequence[str], *, log_file: Path, device: str, launch: Launch | None
 ) -> Iterator[SglangServer]:
-    """A server whose log stays if it did not start, or if what is done with it fails or is cut off.
+    """A server. Its log is kept if it did not start, or if the context ends with an error.
 
     launch: see SglangServer.
     """
@@ -190,5 +194,5 @@ def logged_server(
 
 
 def tail(text: str) -> str:
-    """The end of it, which says most."""
+    """The end of a text, which usually has the error."""
     return text[-_TAIL_CHARS:]

@@ -1,4 +1,4 @@
-"""Every policy's sampled output beside plain serving's: both have the same distribution."""
+"""Checks that every policy's sampled output has the distribution of plain serving."""
 
 import argparse
 import contextlib
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-import torch
+from scipy.stats import chi2
 
 from benchmarks.gpu_check.parts import Row, Unit, hvd_state
 from benchmarks.gpu_check.setup import POLICIES, Setup, prompts_of, server_of, setups_of
@@ -23,24 +23,24 @@ _SAMPLING: Sequence[Mapping[str, float]] = (
 )
 _NUM_TOKENS = 4
 _NUM_AT_ONCE = 50
-# The chance that correct servers fail at one sampling. With 4,000 samples of 60 outcomes one that
-# is drawn too often is found in a third of the runs where .06 of the samples should be others, and
-# in all where .12 should.
+# Probability that a correct server fails at one sampling. With 4,000 samples of 60 outcomes, an
+# outcome that wrongly replaces others in .06 of the samples is found in a third of the runs, and
+# in .12 of the samples in all runs.
 _FALSE_ALARM = 1e-5
-# What has to be told apart from `_SAMPLING`, or the samples tell nothing.
+# The test must tell this temperature, as a factor, from those of _SAMPLING.
 _OTHER_TEMPERATURE = 0.6
-# Outcomes seen fewer times than this, in both samples together, are counted as one, as the
-# chi-square test needs.
+# Outcomes seen fewer times than this, in both samples together, are counted as one outcome. The
+# chi-square test needs frequent outcomes.
 _MIN_SEEN = 16
-# A prompt is taken if so many outcomes are frequent, which have this share together.
+# A prompt is used if so many outcomes are frequent, and have this share of the samples together.
 _MIN_FREQUENT, _MIN_SHARE = 6, 0.5
 _NUM_TRIED = 400
-# Policies whose cycles may verify few drafts that are right.
+# Policies that may rarely verify a right draft.
 _RARELY_RIGHT = ("cache", "frequency")
 
 
 def sampling_units(options: argparse.Namespace) -> Sequence[Unit]:
-    """One for each setup and policy; without --setups one setup of each attention backend."""
+    """A unit for each setup and policy. Without --setups: one setup of each attention backend."""
     setups: Sequence[Setup] | None = options.setups
     if setups is None:
         of_backend: dict[str, Setup] = {}
@@ -59,8 +59,10 @@ def sampling_units(options: argparse.Namespace) -> Sequence[Unit]:
 
 
 def p_value(one: Outcomes, other: Outcomes) -> float:
-    """P(a chi-square statistic at least this large) if both samples, of equal size, have the same
-    distribution. Raises RuntimeError where all are one outcome, or none is frequent."""
+    """p-value of a chi-square test that both samples, of equal size, have the same distribution.
+
+    Raises RuntimeError if all samples are one outcome, or if no outcome is frequent.
+    """
     seen = {outcome: (one[outcome], other[outcome]) for outcome in one | other}
     frequent = [pair for pair in seen.values() if sum(pair) >= _MIN_SEEN]
     rest = (
@@ -69,11 +71,9 @@ def p_value(one: Outcomes, other: Outcomes) -> float:
     )
     pairs = [*frequent, rest] if sum(rest) >= _MIN_SEEN else frequent
     if len(pairs) < 2:
-        raise RuntimeError(f"{one.total()} samples of {len(seen)} outcomes tell nothing")
+        raise RuntimeError(f"{one.total()} samples of {len(seen)} outcomes are too few to compare")
     statistic = sum((a - b) ** 2 / (a + b) for a, b in pairs)
-    half_degrees = torch.tensor((len(pairs) - 1) / 2, dtype=torch.float64)
-    half = torch.tensor(statistic / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(half_degrees, half))
+    return float(chi2.sf(statistic, df=len(pairs) - 1))
 
 
 def _rows(
@@ -114,7 +114,7 @@ def _rows(
 
 
 def _unsure_prompt(plain: SglangServer, sampling: Mapping[str, float]) -> str:
-    """A prompt cut off where much rests on several outcomes, and on the temperature."""
+    """A prompt, cut off where several outcomes are frequent and the temperature matters."""
     for prompt in sorted(prompts_of(36), key=len, reverse=True):
         for share in (0.9, 0.75, 0.5):
             cut = prompt[: int(share * len(prompt))]
@@ -129,12 +129,12 @@ def _unsure_prompt(plain: SglangServer, sampling: Mapping[str, float]) -> str:
             ):
                 return cut
     raise RuntimeError(
-        f"no prompt has several frequent outcomes under {sampling}, and others where colder"
+        f"no prompt has several frequent outcomes with {sampling} that a lower temperature changes"
     )
 
 
 def _other(sampling: Mapping[str, float]) -> Mapping[str, float]:
-    """What has to be told apart from it."""
+    """Sampling parameters that the test must tell from the given ones."""
     return {**sampling, "temperature": _OTHER_TEMPERATURE * sampling["temperature"]}
 
 

@@ -1,4 +1,4 @@
-"""The ways in which servers of the demo models run here, and the servers."""
+"""The setups in which servers of the demo models are checked."""
 
 import argparse
 import contextlib
@@ -26,13 +26,13 @@ _CHAIN_FLAGS = (
 )
 
 
-# A table by which most steps have no drafts.
+# With this cost table most steps have no drafts.
 _FEW_DRAFTS = Path(__file__).with_name("few_drafts.yaml")
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How a server runs, the policy apart. name: which no other setup of its device has."""
+    """How a server runs, apart from its policy. name: unique on its device."""
 
     name: str
     backend: str
@@ -42,14 +42,14 @@ class Setup:
     is_tree: bool
     verify_width: int = 32
     narrow_widths: tuple[int, ...] = ()
-    postpones: PostponeExtend | None = None  # by the server's choice
+    postpones: PostponeExtend | None = None  # None: the server's choice
     wide_width: int | None = None
-    has_default_widths: bool = False  # which follow the memory that is there
-    runs_ahead: bool = False  # by costs for which drafts seldom pay
-    is_chosen: bool = False  # the backend is what SGLang chooses for trees, and is not named
+    has_default_widths: bool = False  # these depend on the free memory
+    runs_ahead: bool = False  # with costs by which drafts rarely pay
+    is_chosen: bool = False  # SGLang chooses the backend
 
     def flags(self, device: str) -> list[str]:
-        """Of SGLang, for any mode."""
+        """SGLang's flags for all modes."""
         flags = ["--dtype", self.dtype]
         if device == "cpu":
             return [*CPU_FLAGS, *flags]
@@ -60,26 +60,26 @@ class Setup:
         return flags if self.has_overlap else [*flags, "--disable-overlap-schedule"]
 
     def hvd_flags(self, policy: Mode) -> list[str]:
-        """Besides, where HVD runs."""
+        """Additional flags of modes with HVD."""
         flags = [*(MODEL_TREE_FLAGS if self.is_tree else _CHAIN_FLAGS)]
         if not self.has_default_widths:
             flags += ["--hvd-verify-width", str(self.verify_width)]
-            flags += ["--hvd-narrow-widths", str(list(self.narrow_widths))]
+            flags += ["--hvd-set", f"narrow_widths={list(self.narrow_widths)}"]
         if policy == "allocate" and self.wide_width is not None:
-            flags += ["--hvd-wide-width", str(self.wide_width)]
+            flags += ["--hvd-set", f"wide_width={self.wide_width}"]
         if self.postpones is not None:
-            flags += ["--hvd-postpone-extend", self.postpones]
+            flags += ["--hvd-set", f"postpone_extend={self.postpones}"]
         if policy == "allocate" and self.runs_ahead:
-            flags += ["--hvd-run-ahead", "true", "--hvd-costs", str(_FEW_DRAFTS)]
+            flags += ["--hvd-set", "run_ahead=true", "--hvd-costs", str(_FEW_DRAFTS)]
         return flags
 
     def refuses(self, policy: Mode) -> bool:
-        """HVD refuses policy `both` on FA3 with topk 1, whose verification knows chains only."""
+        """HVD refuses policy `both` on FA3 with topk 1, which verifies chains only."""
         return policy == "both" and self.backend == "fa3" and not self.is_tree
 
 
 def setups_of(device: str) -> list[Setup]:
-    """Those that say most come first. Without a GPU, for "cuda" those of Hopper."""
+    """All setups, the most important first. For "cuda" without a GPU: those of Hopper."""
     if device == "cpu":
         return [
             Setup("tree", "torch_native", "float32", False, False, True, postpones="always"),
@@ -91,14 +91,14 @@ def setups_of(device: str) -> list[Setup]:
         ]
     backends = ["flashinfer", "triton"]
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] == 9:
-        backends.append("fa3")  # of Hopper
+        backends.append("fa3")  # needs Hopper
     shapes = list(itertools.product(backends, (("tree", True), ("chain", False))))
     graphs = (("", True), ("-no-graphs", False))
     setups = [
         Setup(f"{backend}-{shape}", backend, "bfloat16", True, True, is_tree)
         for backend, (shape, is_tree) in shapes
     ]
-    # Graphs and overlap each off once, other widths, draft-extend postponed, and float16.
+    # Other widths, postponed draft-extend, float16, and graphs and overlap turned off.
     setups += [
         Setup(f"width-{width}", "flashinfer", "bfloat16", True, True, True, verify_width=width)
         for width in (24, 64)
@@ -159,11 +159,11 @@ def prompts_of(count: int) -> list[str]:
 def server_of(
     setup: Setup, mode: Mode, part: str, options: argparse.Namespace
 ) -> Iterator[SglangServer]:
-    """part: of the check, after which the log is named."""
+    """part: the part of the check, which is in the log's name."""
     flags = [*server_flags(mode, ensure_demo_models(user_cache())), *setup.flags(options.device)]
     if mode != "plain":
         flags += setup.hvd_flags(mode)
-    elif setup.is_chosen:  # SGLang's choice without trees may be another
+    elif setup.is_chosen:  # without trees SGLang may choose another
         flags += ["--attention-backend", setup.backend]
     log_file = options.logs / f"{part}-{setup.name}-{mode}.log"
     with logged_server(

@@ -1,4 +1,4 @@
-"""Servers with random weights in the shapes of 8B models: their costs, and recorded traffic."""
+"""Costs of 8B shapes with random weights, and recorded traffic on them."""
 
 import argparse
 import shutil
@@ -20,20 +20,20 @@ from sglang_hvd.demo.server import CPU_FLAGS
 from sglang_hvd.payoff import DEFAULT_PREDICTORS
 from sglang_hvd.user_cache import user_cache
 
-# The default policy first: minutes may not suffice for the others.
+# The default policy is early, because time may run out.
 _TRACE_MODES = ("plain", "eagle3", "allocate", "cache", "payoff", "frequency")
-# Of an 8B server in 16 bits: its weights, the KV of 64 requests, workspaces and graphs.
+# Memory of an 8B server in 16 bits: weights, KV of 64 requests, workspaces and graphs.
 _GB_PER_SERVER = 38
-# Of the memory, for weights and KV: the rest is for workspaces and graphs.
+# Share of the memory for weights and KV. The rest is for workspaces and graphs.
 _STATIC_SHARE = 0.85
-# The backend whose trees are timed. Graphs of prefills take long to capture, and say nothing here:
-# no mode has them.
+# All modes use the backend whose trees are timed. Prefill graphs take long to capture and do not
+# matter here.
 _GPU_FLAGS = ("--attention-backend", "flashinfer", "--disable-prefill-cuda-graph")
 _GPU_OPTIONS = ("--profile-steps", "20", "--", *_GPU_FLAGS)
 
 
 def cost_units(options: argparse.Namespace) -> Sequence[Unit]:
-    """A server for each shape, which times itself."""
+    """A unit for each shape: a server that times its steps."""
 
     def unit(shape: str) -> Unit:
         return Unit(shape, lambda done: () if done else _costs(shape, options))
@@ -42,7 +42,7 @@ def cost_units(options: argparse.Namespace) -> Sequence[Unit]:
 
 
 def trace_units(options: argparse.Namespace) -> Sequence[Unit]:
-    """The modes of benchmarks.trace_serving by groups that fit into the memory."""
+    """Units of benchmarks.trace_serving, in groups of modes that fit into memory together."""
 
     def unit(shape: str, modes: Sequence[str]) -> Unit:
         return Unit(f"{shape}-{'-'.join(modes)}", lambda done: _traces(shape, modes, options, done))
@@ -51,22 +51,22 @@ def trace_units(options: argparse.Namespace) -> Sequence[Unit]:
     if options.device == "cpu":
         groups = [("plain", "payoff")]
     else:
-        most = options.servers_at_once
-        if most is None:
+        max_servers = options.servers_at_once
+        if max_servers is None:
             memory_gb = torch.cuda.get_device_properties(0).total_memory / 2**30
-            most = max(2, int(memory_gb) // _GB_PER_SERVER)
-        groups = groups_of_modes(_TRACE_MODES, most)
+            max_servers = max(2, int(memory_gb) // _GB_PER_SERVER)
+        groups = groups_of_modes(_TRACE_MODES, max_servers)
     return [unit(shape, modes) for shape in options.shapes for modes in groups]
 
 
-def groups_of_modes(modes: Sequence[str], most: int) -> list[tuple[str, ...]]:
-    """By so many at once, at least two: EAGLE3 is in every group, and with room for a third mode
-    plain serving, so that each has what it is compared with beside it."""
-    if most >= len(modes):
+def groups_of_modes(modes: Sequence[str], max_servers: int) -> list[tuple[str, ...]]:
+    """Groups of at most max_servers modes, at least two. Every group has EAGLE3, to compare with,
+    and also plain serving if it has room for three modes."""
+    if max_servers >= len(modes):
         return [tuple(modes)]
-    always = ("eagle3",) if most == 2 else ("plain", "eagle3")
+    always = ("eagle3",) if max_servers == 2 else ("plain", "eagle3")
     others = [mode for mode in modes if mode not in always]
-    room = most - len(always)
+    room = max_servers - len(always)
     return [(*always, *others[i : i + room]) for i in range(0, len(others), room)]
 
 
@@ -78,8 +78,8 @@ def _costs(shape: str, options: argparse.Namespace) -> Iterator[Row]:
         with logged_server(
             [
                 *server_flags("allocate", models),
-                *("--hvd-cost-profile", "fresh", "--hvd-verify-width", str(widest)),
-                *("--hvd-narrow-widths", str(narrow)),
+                *("--hvd-set", "cost_profile=fresh", "--hvd-verify-width", str(widest)),
+                *("--hvd-set", f"narrow_widths={narrow}"),
                 *("--load-format", "dummy", *_running(options)),
             ],
             log_file=options.logs / f"costs-{shape}.log",

@@ -1,11 +1,12 @@
-"""What a prediction costs, features included, beside the paper's predictor in plain numpy.
+"""Time of a prediction, features included, compared with the paper's predictor in plain numpy.
 
     python -m benchmarks.payoff [--json FILE]
 
-Rows {"name", "num_requests", "unit", "ours", "peer", "ratio", "target"}: medians over repeats of
-both in turns; ratio is peer / ours. The peer multiplies matrices only: its features are given.
-evidence is what looking it up in the texts adds to a proposal; total is evidence, features and
-prediction; served adds the online correction and the model drafter's payoff.
+Rows {"name", "num_requests", "unit", "ours", "peer", "ratio", "target"}: ours and the peer run in
+turn, and times are medians over the repeats; ratio is peer / ours. The peer only multiplies
+matrices: its features are given. evidence is the extra time of a proposal that looks its evidence
+up in the texts. total is evidence, features and prediction. served adds the online correction and
+the prediction for the model drafter.
 """
 
 import time
@@ -18,14 +19,15 @@ from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.payoff import (
     DEFAULT_PREDICTORS,
+    AcceptancePredictor,
     DraftFeatures,
-    ModelPayoff,
+    ModelPredictor,
     OnlineCalibration,
-    PayoffPredictor,
     RequestTracker,
     TokenClasses,
 )
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
+from sglang_hvd.replay.training.tables import markdown_table
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftBatch, TokenIds
 
@@ -37,19 +39,20 @@ _CALLS = 20  # per repeat
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = parser_of("payoff", "What a payoff prediction costs.")
+    parser = parser_of("payoff", "Measure the time of a prediction.")
     add_json(parser)
     options = parser.parse_args(arguments)
     rows = [row for num_requests in _TARGETS for row in _measure(num_requests)]
-    print("| name | requests | ours, us | spread | numpy MLP, us | ratio | target, us |")
-    print("|---|---|---|---|---|---|---|")
-    for row in rows:
-        peer = "-" if row["peer"] is None else f"{row['peer']:.1f}"
-        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.1f}"
-        print(
-            f"| {row['name']} | {row['num_requests']} | {row['ours']:.2f} | {row['spread']} | "
-            f"{peer} | {ratio} | {row['target'] or '-'} |"
-        )
+    columns = {
+        "name": "name",
+        "num_requests": "requests",
+        "ours": "ours, us",
+        "spread": "spread",
+        "peer": "numpy MLP, us",
+        "ratio": "ratio",
+        "target": "target, us",
+    }
+    print(markdown_table(columns, rows, digits=2))
     write_rows(options.json, rows)
     return 0
 
@@ -64,21 +67,21 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
     prompt = np.arange(200, dtype=np.int32)
     slots = np.array([tracker.start(prompt) for _ in range(num_requests)], np.int32)
     features = DraftFeatures.of_size(num_requests)
-    predictor = PayoffPredictor.load(DEFAULT_PREDICTORS["votes"])
+    predictor = AcceptancePredictor.load(DEFAULT_PREDICTORS["votes"])
     calibration = OnlineCalibration(PAPER_THRESHOLD)
-    of_model = ModelPayoff(num_steps=8)
+    of_model = ModelPredictor(num_steps=8)
     for slot in slots.tolist():
         of_model.start(slot)
     none = np.zeros(num_requests, np.int32)
     three, unknown = np.array([3], np.int32), np.full(1, np.nan, np.float32)
-    # As it is after a while: drafts were right, and what is predicted is corrected.
+    # The state after a while of serving: drafts were right, and predictions are corrected.
     for _ in range(20):
         tracker.write_features(features, slots, drafts, drafts)
         right = np.ascontiguousarray(drafts.token_ids[:num_requests, :8])
         tracker.commit(slots, right, np.full(num_requests, 8, np.int32), none)
-        calibration.expect(slots[:1], drafts, predictor.predict(features.first(1)))
+        calibration.correct(slots[:1], drafts, predictor.predict(features.first(1)))
         calibration.observe(slots[:1], right[:1], three, three, drafts.num_nodes[:1], unknown)
-    paper = PayoffPredictor.load(PAPER_PREDICTORS["votes"])
+    paper = AcceptancePredictor.load(PAPER_PREDICTORS["votes"])
 
     def propose() -> None:
         cache.propose_into(drafts, rids, limits)
@@ -100,8 +103,8 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
     def served() -> None:
         propose_with_evidence()
         write()
-        prediction = calibration.expect(slots, drafts, predictor.predict(features))
-        of_model.expect(slots, drafts, prediction.survival)
+        prediction = calibration.correct(slots, drafts, predictor.predict(features))
+        of_model.predict(slots, drafts, prediction.acceptance)
 
     def peer() -> None:
         hidden = (features.features[:, : len(paper.mean)] - paper.mean) / paper.std
@@ -121,7 +124,7 @@ def _measure(num_requests: int) -> list[dict[str, object]]:
             "peer": peer,
         }
     )
-    # Without the proposal itself, which comes before in each repeat.
+    # Subtract the time of the proposal itself.
     for name, whole in (("evidence", "with_evidence"), ("total", "total"), ("served", "served")):
         times[name] = (np.array(times[whole]) - times["propose"]).tolist()
     of_peer = float(np.median(times["peer"]))

@@ -1,9 +1,9 @@
-"""How long it takes to fit a predictor to a million drafts.
+"""Time to train a predictor on a million drafts.
 
     python -m benchmarks.payoff.training [--rows N]
 
-The rows are made up: what decides the time is how many there are and how many of their tokens were
-judged, which is as in recorded traces (three accepted tokens in the mean).
+The rows are made up. Only their number matters for the time, and the number of tokens with a known
+label, which is as in recorded traces (three accepted tokens on average).
 """
 
 import time
@@ -14,10 +14,9 @@ from benchmarks.command import parser_of, run
 from sglang_hvd.commands.arguments import count
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES
-from sglang_hvd.payoff.lessons import Lessons
 from sglang_hvd.payoff.predictor import feature_settings
-from sglang_hvd.payoff.rows import TrainingRows
 from sglang_hvd.payoff.training import TrainingSettings, train
+from sglang_hvd.payoff.training_rows import Lessons, TrainingRows
 
 _DRAFT_LEN = 31
 _MEAN_ACCEPTED = 3
@@ -25,7 +24,7 @@ _TARGET_S = 120
 
 
 def main() -> int:
-    parser = parser_of("payoff.training", "Time to fit a predictor.")
+    parser = parser_of("payoff.training", "Measure the time to train a predictor.")
     parser.add_argument("--rows", type=count, default=1_000_000)
     options = parser.parse_args()
     lessons = Lessons.of(_rows(options.rows))
@@ -33,9 +32,10 @@ def main() -> int:
     train(lessons, kind="survival", feature_settings=feature_settings(HvdConfig()), provenance={})
     seconds = time.perf_counter() - start
     num_epochs = TrainingSettings().num_epochs(options.rows)
-    print("| rows | epochs | seconds | target for a million |")
-    print("|---|---|---|---|")
-    print(f"| {options.rows} | {num_epochs} | {seconds:.1f} | {_TARGET_S} |")
+    print(
+        f"{options.rows} rows, {num_epochs} epochs: {seconds:.1f} s "
+        f"(target for a million rows: {_TARGET_S} s)"
+    )
     return 0
 
 

@@ -1,36 +1,44 @@
-"""What each policy makes of recorded generations under tables of costs, at several batch sizes.
+"""Compares the policies on recorded generations, by tables of costs and at several batch sizes.
 
     python -m benchmarks.replay --traces DIR --tokenizer FILE --costs FILE... [--json FILE]
 
 Sessions that the shipped predictor was trained on fill the shared cache and are not counted. The
-model drafter is simulated (sglang_hvd/replay/model_drafter.py). Each policy but `allocate` is run
-with several settings, and the rows are of the one that is best for all files at that batch size,
-with the first seed: the size of the model drafter's tree for `model`, which the others then take,
-the widest verification for them, and the threshold for "payoff fixed". A step is as wide as its
+model drafter is simulated (sglang_hvd/replay/core/model_drafter.py). A step is as wide as its
 drafts need.
 
-`allocate` chooses all of that itself, up to 64 nodes; "allocate, width 32" up to as many as a
-server has by default for more than two requests. "allocate, one tree" cannot choose the number of
-steps: it has the tree of `model` or smaller ones, as a server without room for drafts of fewer
-steps; and the cache drafts of "allocate, chains" do not branch. A draft of few steps costs as many
-nodes as one of all, more than a server's has: that speaks against `allocate`. The oracle allocates
-like `allocate` and knows what each draft will bring; "oracle, one tree" likewise. "knows cache
-drafts" predicts the model drafter's as `allocate` does, "knows model drafts" the other way round.
+Each policy but `allocate` runs with several settings. Its rows are those of the setting that is
+best over all files at that batch size, with the first seed. `model` chooses the size of the model
+drafter's tree; the other policies use that tree and choose the widest verification, and "payoff
+fixed" also chooses its threshold.
 
-Each cell, which is a batch size and a model drafter, prints its policies with their settings and
-their regret to the oracle, then speeds over that of plain serving, by family and with the lowest
-file. The last tables, one of each of --costs, have the cells side by side.
+`allocate` chooses all of that itself, up to 64 nodes. Its variants:
 
-With `--wait` every step waits so long for the host, but for those of `plain`, and those of
-`allocate` that run ahead; "allocate, waits" has none of these.
+- "allocate, width 32": up to 32 nodes, a server's default for more than two requests.
+- "allocate, one tree": it cannot choose the number of steps, like a server without memory for
+  drafts of fewer steps. It has the tree of `model`, or a smaller one.
+- "allocate, chains": cache drafts do not branch.
+- "oracle", "oracle, one tree": they know the accepted length of every draft.
+- "oracle, right nodes": it also verifies only the right nodes of cache drafts.
+- "knows cache drafts", "knows model drafts": they know the accepted lengths of these drafts only.
 
-With several seeds everything is served as often, each time with another draw of the model drafter,
-from other places of the texts; rows are of all together. With the default of tokens texts are taken
-up at eight places at least, with each seed.
+Replay counts more nodes for a draft of few steps than a server would, to the disadvantage of
+`allocate`.
+
+A cell is a batch size and a model drafter. For each cell two tables are printed: the policies with
+their settings and their regret to the oracle, and their speeds relative to plain serving, by family
+and for the slowest file. The last tables, one for each of --costs, compare the cells.
+
+With --wait every step waits so long for the host, except the steps of `plain` and those of
+`allocate` that run ahead. "allocate, waits" never runs ahead.
+
+With several seeds everything is served several times, each time with another draw of the model
+drafter and from other places of the texts. Rows combine all seeds. With the default of --tokens,
+each seed starts at eight places of the texts or more.
 """
 
 import argparse
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -56,17 +64,15 @@ from benchmarks.replay.settings import (
     disturbed_settings,
     settings_of,
 )
-from sglang_hvd.allocation import OWN_PACE
 from sglang_hvd.commands.arguments import add_cache_mode, add_json, add_texts, count, not_negative
 from sglang_hvd.config import PostponeExtend
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff import SIZE_EFFECT
-from sglang_hvd.replay.metrics import mean_over_families
-from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
-from sglang_hvd.replay.recordings import find_recordings
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.trained_on import NOTHING_LEFT
-from sglang_hvd.replay.workers import Workers, workers
+from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
+from sglang_hvd.replay.core.recordings import find_recordings, mean_over_families
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.trained_on import NOTHING_LEFT
+from sglang_hvd.replay.core.workers import workers
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,7 +119,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     max(options.tokens, options.tokens_per_request * batch_size),
                     options.seeds,
                     options.postpone_extend,
-                    options.own_pace,
                     documents,
                 )
                 for recording in recordings
@@ -143,36 +148,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(table_of(of_cell), flush=True)
             if "plain" in chosen:
                 print(f"\n{plain_table_of(of_cell)}", flush=True)
-            write_rows(options.json, map(asdict, rows))  # what there is, so far
+            write_rows(options.json, map(asdict, rows))  # the rows so far
     for name in tables if not options.disturbed else ():
         print(f"\n{name}\n\n{summary_of([row for row in rows if row.costs == name])}")
     return 0
 
 
 def _tables(paths: Sequence[Path]) -> dict[str, StepCosts]:
-    """By the name that rows give them. Raises ValueError if two have the same."""
+    """Cost tables by their names in rows. Raises ValueError if two have the same name."""
     tables: dict[str, StepCosts] = {}
     for path in paths:
         if path.stem in tables:
-            raise ValueError(f"--costs: rows would call two tables {path.stem}: rename one")
+            raise ValueError(f"--costs: rows would call two tables {path.stem}: rename one of them")
         tables[path.stem] = StepCosts.load(path)
     return tables
 
 
 def _check_policies(policies: Sequence[str], tables: Mapping[str, StepCosts]) -> None:
-    """Raises ValueError, in one line, if a table has nothing that a policy waits for."""
+    """Raises ValueError, in one line, if a policy needs a wait and a table has none."""
     for name, costs in tables.items():
         if WAITING in policies and costs.wait is None:
             raise ValueError(
-                f'"{WAITING}" is "allocate" where nothing is waited for, as under {name}: give '
+                f'"{WAITING}" equals "allocate" with a table that has no wait, as {name}: give '
                 "--wait, or leave it out of --policies"
             )
 
 
 def _rows(
-    pool: Workers, jobs: Sequence[Job], settings: Mapping[str, Sequence[Setting]]
+    pool: Executor, jobs: Sequence[Job], settings: Mapping[str, Sequence[Setting]]
 ) -> list[Row]:
-    """Of each file and setting. Raises ValueError if no file has a session to serve."""
+    """A row for each file and setting. Raises ValueError if no file has a session to serve."""
     of_files = pool.map(partial(run_job, settings=settings), jobs)
     rows = [row for of_file in of_files for row in of_file]
     if not rows:
@@ -181,10 +186,13 @@ def _rows(
 
 
 def _best(
-    pool: Workers, jobs: Sequence[Job], settings: Mapping[str, Sequence[Setting]]
+    pool: Executor, jobs: Sequence[Job], settings: Mapping[str, Sequence[Setting]]
 ) -> dict[str, Setting]:
-    """Of each name the setting with the greatest speed with the first seed, in the mean over the
-    families of the mean of their files relative to the name's first setting."""
+    """The fastest setting of each name, with the first seed.
+
+    A setting's speed is its mean over the families of their mean over files, relative to the name's
+    first setting.
+    """
     best = {name: of_name[0] for name, of_name in settings.items()}
     several = {name: of_name for name, of_name in settings.items() if len(of_name) > 1}
     if not several:
@@ -203,61 +211,90 @@ def _best(
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = parser_of("replay", "Policies under tables of costs.")
+    parser = parser_of("replay", "Compare policies by tables of costs.")
     add_texts(parser)
-    parser.add_argument("--costs", type=Path, nargs="+", required=True)
+    parser.add_argument(
+        "--costs",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="tables of step costs (see configs/costs)",
+    )
     add_cache_mode(parser, default="votes")
-    parser.add_argument("--batch-sizes", type=count, nargs="+", default=[1, 8, 32, 64])
-    parser.add_argument("--strengths", choices=STRENGTHS, nargs="+", default=["usual"])
+    parser.add_argument(
+        "--batch-sizes",
+        type=count,
+        nargs="+",
+        default=[1, 8, 32, 64],
+        metavar="N",
+        help="(default: 1 8 32 64)",
+    )
+    parser.add_argument(
+        "--strengths",
+        choices=STRENGTHS,
+        nargs="+",
+        default=["usual"],
+        help="how many tokens of the simulated model drafter are accepted (default: usual)",
+    )
     kinds = [kind for kind, ratio in ODDS_RATIOS.items() if ratio is not None]
-    parser.add_argument("--kinds", choices=kinds, nargs="+", default=kinds)
-    parser.add_argument("--thresholds", type=not_negative, nargs="+", default=[1, 2, 3, 4.5])
+    parser.add_argument(
+        "--kinds",
+        choices=kinds,
+        nargs="+",
+        default=kinds,
+        help="whether the simulated model drafter is better where the cache is right (default: "
+        "both kinds)",
+    )
+    parser.add_argument(
+        "--thresholds",
+        type=not_negative,
+        nargs="+",
+        default=[1, 2, 3, 4.5],
+        metavar="N",
+        help='thresholds that "payoff fixed" chooses from (default: 1 2 3 4.5)',
+    )
     parser.add_argument(
         "--size-effect",
         type=not_negative,
         default=SIZE_EFFECT,
-        help="of the simulated tree, in log odds for each doubling of its nodes; `allocate` "
-        "assumes %(default)s",
+        help="effect of the simulated tree's size on a token being right, in log odds for each "
+        "doubling of the nodes; `allocate` assumes %(default)s",
     )
     parser.add_argument(
         "--spread",
         type=not_negative,
         default=0.0,
-        help="between sessions, of what the simulated drafter has right: a standard deviation in "
-        "log odds (default: %(default)g)",
+        help="standard deviation between sessions of a simulated token being right, in log odds "
+        "(default: %(default)g)",
     )
     parser.add_argument(
         "--tokens",
         type=count,
         default=4_000,
-        help="to measure for each file, policy and seed; for fewer than 2048 a single request is "
-        "taken up at fewer places than eight (default: %(default)s)",
+        help="tokens to measure for each file, policy and seed; with fewer than 2048, batch size 1 "
+        "starts at fewer than eight places (default: %(default)s)",
     )
     parser.add_argument(
         "--tokens-per-request",
         type=count,
         default=128,
-        help="but no fewer than so many for each of the requests at a time (default: %(default)s)",
+        help="minimum of tokens for each request of the batch (default: %(default)s)",
     )
-    parser.add_argument("--seeds", type=count, default=1, help="(default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=count, default=1, help="draws of the model drafter (default: %(default)s)"
+    )
     parser.add_argument(
         "--postpone-extend",
         choices=get_args(PostponeExtend),
-        help="as --hvd-postpone-extend (default: plain where steps run ahead, else never)",
+        help="as the setting postpone_extend (default: plain if steps run ahead, else never)",
     )
     parser.add_argument(
         "--wait",
         type=not_negative,
         default=0.0,
-        help="milliseconds for which the device waits for the host before a step that is planned "
-        "from the tokens of the last; the table's own if it has some (default: none)",
-    )
-    parser.add_argument(
-        "--own-pace",
-        type=not_negative,
-        default=OWN_PACE,
-        help="how far `allocate` weighs tokens and time by the step itself, from 0, by the pace of "
-        f"the latest steps, to 1 (default: {OWN_PACE})",
+        help="milliseconds that the device waits for the host before a step that needs the tokens "
+        "of the step before it (default: the table's own wait, if it has one)",
     )
     parser.add_argument(
         "--disturbed",
@@ -274,9 +311,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--policies",
         nargs="+",
         choices=policies,
-        help="rows beside those of model and oracle (default: all)",
+        metavar="POLICY",
+        help=f"policies to compare with model and oracle: {'; '.join(policies)} (default: all)",
     )
-    parser.add_argument("--processes", type=count, default=2)
+    parser.add_argument(
+        "--processes",
+        type=count,
+        default=2,
+        help="recordings that are replayed at a time (default: %(default)s)",
+    )
     add_json(parser)
     return parser.parse_args(arguments)
 

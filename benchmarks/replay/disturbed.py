@@ -8,7 +8,7 @@ import numpy as np
 from sglang_hvd.allocation import CostFit, CostScale, DraftExtend, StepAllocator
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.costs.learned import LearnedCosts
-from sglang_hvd.replay.plan_costs import PlanCosts
+from sglang_hvd.replay.core.plan_costs import PlanCosts
 from sglang_hvd.types import DraftPlan
 
 # As a server does.

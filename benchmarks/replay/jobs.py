@@ -1,4 +1,4 @@
-"""One recording served with each of some settings, in a process that has a tokenizer."""
+"""Serves one recording with several settings; runs in a worker process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,28 +11,28 @@ from benchmarks.command import silence_servers
 from benchmarks.replay.disturbed import DISTURBANCES, LearnedPlanCosts
 from benchmarks.replay.rows import Row
 from benchmarks.replay.settings import MODEL_SIZES, MODEL_STEPS, MODEL_TREES, WIDTHS, Setting
-from sglang_hvd.allocation import DraftExtend, StepAllocator
+from sglang_hvd.allocation import DrafterChoices, DraftExtend, StepAllocator
 from sglang_hvd.config import CacheMode, HvdConfig, PostponeExtend
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
-from sglang_hvd.replay.batch import ORACLE, BatchReplay, DrawnTrace
-from sglang_hvd.replay.model_drafter import ModelDrafter, copied_tokens
-from sglang_hvd.replay.plan_costs import PlanCosts
-from sglang_hvd.replay.recordings import Recording, session_fingerprints
-from sglang_hvd.replay.totals import CycleTotals
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
+from sglang_hvd.replay.core.batch import ORACLE, BatchReplay, DrawnTrace
+from sglang_hvd.replay.core.model_drafter import ModelDrafter, copied_tokens
+from sglang_hvd.replay.core.plan_costs import PlanCosts
+from sglang_hvd.replay.core.recordings import Recording, session_fingerprints
+from sglang_hvd.replay.core.totals import CycleTotals
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 
-# Room for all that is served: a batch repeats a recording, and its copies must not push its texts
-# out of the shared cache.
+# Large enough for everything that is served. A batch repeats a recording, and the copies must not
+# evict its texts from the shared cache.
 _CACHE_TOKENS = 2**28
 
 
 @dataclass(frozen=True)
 class Job:
-    """One recording under one drafter, table and batch size."""
+    """One recording with one model drafter, cost table and batch size."""
 
     recording: Recording
     costs_name: str
@@ -44,7 +44,6 @@ class Job:
     num_tokens: int
     num_seeds: int
     postpone_extend: PostponeExtend | None
-    own_pace: float
     documents: Recording | None = None
 
 
@@ -52,14 +51,14 @@ _tokenizer: TraceTokenizer
 
 
 def set_up_process(tokenizer: TraceTokenizer) -> None:
-    """Before run_job."""
+    """Must be called in a process before run_job."""
     global _tokenizer
     _tokenizer = tokenizer
     silence_servers()
 
 
 def run_job(job: Job, settings: Mapping[str, Sequence[Setting]]) -> list[Row]:
-    """A row for each setting; none if the predictor was trained on all sessions."""
+    """A row for each setting. Empty if the predictor was trained on all sessions."""
     texts = [
         _texts(job.recording, job.cache_mode, replace(job.model_drafter, seed=seed))
         for seed in range(job.num_seeds)
@@ -75,7 +74,10 @@ def run_job(job: Job, settings: Mapping[str, Sequence[Setting]]) -> list[Row]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Texts:
-    """A recording with one draw of the model drafter. earlier: what it was trained on."""
+    """A recording with one draw of the model drafter.
+
+    earlier: traces that the predictor was trained on.
+    """
 
     family: str
     seed: int
@@ -96,7 +98,7 @@ def _copied(recording: Recording, cache_mode: CacheMode) -> Sequence[npt.NDArray
 @cache
 def _texts(recording: Recording, cache_mode: CacheMode, drafter: ModelDrafter) -> _Texts:
     traces = _traces(recording)  # the same for every drafter and seed
-    trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS[cache_mode]).trained_sessions
+    trained_on = AcceptancePredictor.load(DEFAULT_PREDICTORS[cache_mode]).trained_sessions
     fingerprints = session_fingerprints(traces)
     sizes = sorted({*MODEL_SIZES, *(nodes for nodes, _ in MODEL_TREES)})
     accepted = drafter.accepted_by_size(
@@ -121,7 +123,6 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
     config = HvdConfig(
         policy=setting.policy,
         cache_mode=job.cache_mode,
-        # Copies of a recording must not push each other's texts out.
         shared_cache_tokens=_CACHE_TOKENS,
         session_cache_tokens=_CACHE_TOKENS,
         threshold=setting.threshold,
@@ -144,17 +145,14 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
         allocator = StepAllocator(
             costs,
             widths=[width for width in WIDTHS if width <= setting.width],
-            model_sizes=sizes,
-            num_steps=steps,
+            drafters=[DrafterChoices(tuple(sizes), tuple(steps))],
+            runs_ahead=runs_ahead,
             draft_extend=draft_extend,
-            own_pace=job.own_pace,
         )
-        if runs_ahead:
-            allocator.run_ahead()
     drafter = HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
-        predictor=PayoffPredictor.of_config(config) if config.predicts else None,
+        predictor=AcceptancePredictor.of_config(config) if config.predicts else None,
         token_classes=_tokenizer.token_classes if config.predicts else None,
         num_model_steps=num_steps,
         num_model_nodes=num_nodes,

@@ -1,18 +1,24 @@
-"""The rows of the benchmark, and the tables of their means."""
+"""The rows of the benchmark, and tables of their means."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.replay.settings import WITHOUT_COSTS
-from sglang_hvd.replay.metrics import mean_over_families
+from sglang_hvd.replay.core.recordings import mean_over_families
+from sglang_hvd.replay.training.tables import markdown_table
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """tokens_per_ms: of the whole batch. seed_spread: between the fastest and the slowest seed, as
-    a share of it. num_sessions, num_text_tokens: of the file, that are served, once or many times.
-    regret_to_oracle: share of the oracle's speed that is missing. speedup_vs_model: speed over that
-    of policy `model`."""
+    """One policy on one file in one cell.
+
+    tokens_per_ms: of the whole batch.
+    seed_spread: difference between the fastest and the slowest seed, as a share of tokens_per_ms.
+    num_sessions, num_text_tokens: sessions and output tokens of the file that are served at least
+        once.
+    speedup_vs_model: speed relative to policy `model`.
+    regret_to_oracle: share of the oracle's speed that is missing.
+    """
 
     file: str
     family: str
@@ -33,19 +39,19 @@ class Row:
     regret_to_oracle: float = 0.0
 
 
-# Whose speed is looked at beside whose, of what knows more.
+# Pairs of policies: the second knows more than the first.
 _REGRETS = (
     ("allocate", "oracle"),
     ("allocate, one tree", "oracle, one tree"),
     ("allocate", "oracle, right nodes"),
     ("allocate", "knows cache drafts"),
 )
-# Of the best other policy's speed: what `allocate` is to have in every file.
+# `allocate` should reach this share of the best other policy's speed on every file.
 _AIM = 0.98
 
 
 def beside_oracle(rows: Sequence[Row]) -> list[Row]:
-    """The rows of a cell, beside those of policy `model` and the oracle for the same file."""
+    """The rows of a cell, compared with policy `model` and the oracle on the same file."""
     speed = {(row.file, row.policy): row.tokens_per_ms for row in rows}
     return [
         replace(
@@ -58,51 +64,42 @@ def beside_oracle(rows: Sequence[Row]) -> list[Row]:
 
 
 def table_of(rows: Sequence[Row]) -> str:
-    """Means over the families, relative to policy `model`."""
-    lines = [
-        "| policy | setting | tokens/ms over model | regret to oracle | seed spread "
-        "| cycles per 1K | accepted | cache | both |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    """Each policy's means over the families."""
+    figures = {
+        "speedup_vs_model": "tokens/ms over model",
+        "regret_to_oracle": "regret to oracle",
+        "seed_spread": "seed spread",
+        "cycles_per_1k": "cycles per 1K",
+        "mean_accepted": "accepted",
+        "cache_share": "cache",
+        "both_share": "both",
+    }
+    lines = []
     for policy in dict.fromkeys(row.policy for row in rows):
         of_policy = [row for row in rows if row.policy == policy]
-        means = [
-            mean_over_families((row.family, getattr(row, name)) for row in of_policy)
-            for name in (
-                "speedup_vs_model",
-                "regret_to_oracle",
-                "seed_spread",
-                "cycles_per_1k",
-                "mean_accepted",
-                "cache_share",
-                "both_share",
-            )
-        ]
-        lines.append(
-            f"| {policy} | {of_policy[0].setting} | {means[0]:.3f} | {means[1]:.3f} "
-            f"| {means[2]:.2f} | {means[3]:.0f} | {means[4]:.2f} | {means[5]:.2f} "
-            f"| {means[6]:.2f} |"
-        )
-    return "\n".join(lines)
+        line: dict[str, object] = {"policy": policy, "setting": of_policy[0].setting}
+        for name in figures:
+            line[name] = mean_over_families((row.family, getattr(row, name)) for row in of_policy)
+        lines.append(line)
+    columns = {"policy": "policy", "setting": "setting", **figures}
+    return markdown_table(columns, lines, num_labels=2)
 
 
 def plain_table_of(rows: Sequence[Row]) -> str:
-    """Of a cell: speeds over that of plain serving, which is among them."""
+    """Speeds in a cell relative to plain serving, which must be among the rows."""
     speeds = _Speeds.of(rows)
     families = list(dict.fromkeys(speeds.families.values()))
-    lines = [
-        f"| tokens/ms over plain | mean | lowest file | {' | '.join(families)} |",
-        "|---|---|---|" + "---|" * len(families),
-    ]
+    lines = []
     for policy in speeds.by_policy:
         found = speeds.over(policy, "plain")
-        figures = [
-            mean_over_families(found),
-            min(speed for _, speed in found),
-            *(mean_over_families(f for f in found if f[0] == family) for family in families),
-        ]
-        lines.append(f"| {policy} | {' | '.join(f'{figure:.2f}' for figure in figures)} |")
-    return "\n".join(lines)
+        line: dict[str, object] = {"policy": policy, "mean": mean_over_families(found)}
+        line["lowest"] = min(speed for _, speed in found)
+        for family in families:
+            line[f"of {family}"] = mean_over_families(f for f in found if f[0] == family)
+        lines.append(line)
+    columns = {"policy": "tokens/ms over plain", "mean": "mean", "lowest": "lowest file"}
+    of_families = {f"of {family}": family for family in families}
+    return markdown_table(columns | of_families, lines, digits=2)
 
 
 def disturbed_table_of(rows: Sequence[Row]) -> str:
@@ -117,22 +114,26 @@ def disturbed_table_of(rows: Sequence[Row]) -> str:
 
 
 def summary_of(rows: Sequence[Row]) -> str:
-    """Of one table of costs, cell by cell: speeds over that of policy `model`, mean of the
-    families; what is missing of the speeds of those that know more; and `allocate` beside the best
-    of the policies that weigh no costs, file by file."""
+    """All cells of one cost table: each policy's speed relative to policy `model`, averaged over
+    the
+    families; regrets to policies that know more; and `allocate` relative to the best policy that
+    ignores costs, file by file."""
     cells: dict[str, list[Row]] = {}
     for row in rows:
         cells.setdefault(f"{row.batch_size}, {row.model_drafter}", []).append(row)
     columns = [_column(_Speeds.of(of_cell)) for of_cell in cells.values()]
-    lines = [f"| tokens/ms over model | {' | '.join(cells)} |", "|---|" + "---|" * len(cells)]
-    for name in columns[0]:
-        lines.append(f"| {name} | {' | '.join(column[name] for column in columns)} |")
-    return "\n".join(lines)
+    figures = [dict(zip(cells, (c[name] for c in columns), strict=True)) for name in columns[0]]
+    lines = [{"": name, **line} for name, line in zip(columns[0], figures, strict=True)]
+    return markdown_table({"": "tokens/ms over model", **{cell: cell for cell in cells}}, lines)
 
 
 @dataclass(frozen=True, slots=True)
 class _Speeds:
-    """Of a cell. families: of each file. by_policy: tokens per millisecond of each file."""
+    """Speeds in a cell.
+
+    families: family of each file.
+    by_policy: tokens per millisecond of each policy on each file.
+    """
 
     families: dict[str, str]
     by_policy: dict[str, dict[str, float]]
@@ -145,7 +146,7 @@ class _Speeds:
         return cls({row.file: row.family for row in rows}, by_policy)
 
     def over(self, policy: str, *others: str) -> list[tuple[str, float]]:
-        """Family and speed of each file, beside that of the fastest other policy there."""
+        """Family of each file, and the policy's speed relative to the fastest of the others."""
         return [
             (family, self.by_policy[policy][file] / max(self.by_policy[o][file] for o in others))
             for file, family in self.families.items()
@@ -153,7 +154,7 @@ class _Speeds:
 
 
 def _column(speeds: _Speeds) -> dict[str, str]:
-    """By name of the line."""
+    """The cells of a column of summary_of, by the name of the line."""
     known = speeds.by_policy
     column = {policy: f"{mean_over_families(speeds.over(policy, 'model')):.2f}" for policy in known}
     for policy, other in _REGRETS:
@@ -162,8 +163,8 @@ def _column(speeds: _Speeds) -> dict[str, str]:
             assert reached is not None, "a cell has files"
             column[f'regret of "{policy}" to "{other}"'] = f"{1 - reached:.3f}"
     if "allocate" in known:
-        beside = speeds.over("allocate", *(policy for policy in known if policy in WITHOUT_COSTS))
-        of_files = [speed for _, speed in beside]
+        compared = speeds.over("allocate", *(policy for policy in known if policy in WITHOUT_COSTS))
+        of_files = [speed for _, speed in compared]
         column["allocate over the best other policy, worst file"] = f"{min(of_files):.2f}"
         num_below = sum(speed < _AIM for speed in of_files)
         column[f"files of {len(of_files)} below {_AIM}"] = str(num_below)

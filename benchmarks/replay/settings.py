@@ -1,4 +1,4 @@
-"""How each policy is run, to compare the best of each."""
+"""The settings of each policy, of which the best are compared."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,39 +6,38 @@ from typing import Literal
 
 from sglang_hvd.allocation import draft_step_choices
 from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, Policy
-from sglang_hvd.replay.batch import ORACLE
-from sglang_hvd.types import DraftSource
+from sglang_hvd.replay.core.batch import ORACLE
 
-# The row of `allocate` on a server whose steps all wait.
+# Name of the row of `allocate` on a server that never runs ahead.
 WAITING = "allocate, waits"
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 MODEL_SIZES = (3, 7, 15, 31)
 MODEL_STEPS = draft_step_choices(8)
-# Trees of policy `model` to choose from: nodes and steps.
+# Trees for policy `model` to choose from: nodes and steps.
 MODEL_TREES = ((3, 2), (7, 4), (15, 4), (15, 6), (31, 6), (31, 8))
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a policy is run.
+    """How a policy runs.
 
     tree: nodes and steps of the model drafter's draft.
-    width: of the widest verification.
-    knows: the drafts of which it is known what they will bring.
-    picks_nodes: then the right nodes of a cache draft alone are verified.
+    width: width of the widest verification.
+    knows: sources whose drafts have a known accepted length.
+    picks_nodes: only the right nodes of known cache drafts are verified.
     is_flexible: `allocate` may choose the number of steps too.
-    has_branches: its cache drafts may branch.
+    has_branches: cache drafts may branch.
     disturbed: how its server differs from the table (disturbed.py), which it then learns; None: it
         has the right table.
-    waits: whether steps wait for the tokens of the last: always, never, as plain serving's, or
-        where `allocate` finds that it pays.
+    waits: whether a step waits for the tokens of the step before it: always; never, as in plain
+        serving; or only where `allocate` finds that it pays.
     """
 
     policy: Policy
     tree: tuple[int, int]
     width: int = WIDTHS[-1]
     threshold: float | None = None
-    knows: frozenset[DraftSource] = frozenset()
+    knows: frozenset[str] = frozenset()
     picks_nodes: bool = False
     is_flexible: bool = False
     has_branches: bool = True
@@ -56,10 +55,10 @@ class Setting:
 def settings_of(
     tree: tuple[int, int], thresholds: Sequence[float], *, has_wait: bool = False
 ) -> dict[str, list[Setting]]:
-    """By name of the rows; of each list the best is shown.
+    """Settings by the name of their rows. Rows show the best setting of each list.
 
-    has_wait: the table has something to wait for. Then all of `allocate` that is not said to wait
-        waits where that pays, and so does what knows its drafts.
+    has_wait: the cost table has a wait. Then every variant of `allocate`, except WAITING, waits
+        only where it pays.
     """
     by_name = _settings_of(tree, thresholds)
     if not has_wait:
@@ -91,11 +90,10 @@ def disturbed_settings(
 
 
 def _settings_of(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str, list[Setting]]:
-
     def widths(policy: Policy, threshold: float | None = None) -> list[Setting]:
-        # The narrowest holds what the policy always verifies.
-        least = {"cache": 1, "both": tree[0] + 1}.get(policy, tree[0])
-        return [Setting(policy, tree, width, threshold) for width in WIDTHS if width > least]
+        # Every width holds what the policy always verifies.
+        min_width = {"cache": 1, "both": tree[0] + 1}.get(policy, tree[0])
+        return [Setting(policy, tree, width, threshold) for width in WIDTHS if width > min_width]
 
     return {
         "plain": [Setting("cache", tree, 1, waits="never")],
@@ -117,15 +115,15 @@ def _settings_of(tree: tuple[int, int], thresholds: Sequence[float]) -> dict[str
             Setting("allocate", tree, knows=ORACLE, picks_nodes=True, is_flexible=True)
         ],
         **{
-            f"knows {source.value} drafts": [
+            f"knows {source} drafts": [
                 Setting("allocate", tree, knows=frozenset({source}), is_flexible=True)
             ]
-            for source in (DraftSource.CACHE, DraftSource.MODEL)
+            for source in ("cache", "model")
         },
     }
 
 
-# The rows of policies that weigh no costs.
+# Names of the rows of policies that ignore costs.
 WITHOUT_COSTS = frozenset(
     name
     for name, of_name in {

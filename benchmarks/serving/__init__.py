@@ -1,1 +1,1 @@
-"""Throughput and latency of ways of decoding, side by side in one run."""
+"""Throughput and latency of several ways of decoding, measured in one run."""

@@ -1,12 +1,13 @@
-"""Ways of decoding side by side: throughput, latency and where tokens came from.
+"""Compares ways of decoding: throughput, latency and the source of the tokens.
 
     python -m benchmarks.serving --modes plain,eagle3,ngram,cache,frequency,payoff,allocate
         --concurrency 1,4,16 [--json FILE]
     python -m benchmarks.serving --attach plain=URL --attach payoff=URL [--concurrency 1,4,16] ...
 
-Each mode is a server of its own on the demo models, or one that runs already. All stay up together
-and take turns, in another order each time: what the machine does meanwhile falls on all of them.
-Every server's caches are flushed before each measurement. The first round is not counted.
+Each mode is a server of its own on the demo models, or one that is already running. All servers
+stay up together and take turns, in another order each time, so that other load on the machine
+affects all of them alike. Each server's caches are flushed before each measurement. The first round
+is not counted.
 """
 
 import argparse
@@ -63,7 +64,7 @@ def _servers(modes: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def _conversation(session: Session, tokenizer: Any, max_tokens: int) -> Conversation:
-    """The session's user turns, with the server's own answers between."""
+    """The session's user turns, with the server's own answers between them."""
 
     def next_body(answers: Sequence[Answer]) -> dict[str, Any] | None:
         if len(answers) == len(session.turns):
@@ -83,8 +84,9 @@ def _conversation(session: Session, tokenizer: Any, max_tokens: int) -> Conversa
 
 
 def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
-    """The reference of each workload is what plain decoding answers one at a time; without a server
-    that decodes plainly, what the first one does."""
+    """The cells of all workloads. The expected answers are those of plain decoding, one request at
+    a
+    time, or of the first mode if no server decodes plainly."""
     url = urls.get("plain", next(iter(urls.values())))
     with urllib.request.urlopen(f"{url}/model_info", timeout=60) as response:
         tokenizer = AutoTokenizer.from_pretrained(json.load(response)["tokenizer_path"])
@@ -116,38 +118,53 @@ def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
 
 
 def _num_sessions(concurrency: int, options: argparse.Namespace) -> int:
-    """Enough that each place is filled again: at the end of a run places stay empty."""
+    """Enough sessions for each concurrent slot to run two: slots stay empty at the end of a run."""
     return max(int(options.sessions), 2 * concurrency)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = parser_of("serving", "Ways of decoding, side by side.")
-    parser.add_argument("--modes", type=_modes, help=f"of {','.join(MODES)} (default: all)")
+    parser = parser_of("serving", "Compare ways of decoding.")
+    parser.add_argument("--modes", type=_modes, help=f"some of {','.join(MODES)} (default: all)")
     parser.add_argument(
         "--attach",
         type=_attached,
         action="append",
         default=[],
         metavar="MODE=URL",
-        help="a server that runs already, instead of --modes; may be repeated",
+        help="measure a server that is already running, instead of --modes; may be repeated",
     )
-    parser.add_argument("--concurrency", type=counts, default=[1, 4, 16])
-    parser.add_argument("--workloads", type=_workloads, default=list(FAMILIES))
+    parser.add_argument(
+        "--concurrency",
+        type=counts,
+        default=[1, 4, 16],
+        help="comma-separated numbers of requests at a time (default: 1,4,16)",
+    )
+    parser.add_argument(
+        "--workloads",
+        type=_workloads,
+        default=list(FAMILIES),
+        help=f"some of {','.join(FAMILIES)} (default: all)",
+    )
     parser.add_argument(
         "--sessions",
         type=count,
         default=8,
-        help="of each workload, at least; twice the concurrency if that is more",
+        help="minimum of sessions of each workload; twice the concurrency if that is more "
+        "(default: %(default)s)",
     )
-    parser.add_argument("--max-tokens", type=count, default=128, help="of each reply")
-    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument(
+        "--max-tokens", type=count, default=128, help="of each reply (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=count, default=3, help="measured rounds (default: %(default)s)"
+    )
     add_json(parser)
     options = parser.parse_args(arguments)
     attached = [mode for mode, _ in options.attach]
     if attached and options.modes is not None:
-        parser.error("--modes: of servers that are started here: leave it out beside --attach")
+        parser.error("--modes names servers to start, --attach running servers: give one of them")
     if len(set(attached)) < len(attached):
-        parser.error(f"--attach: {', '.join(attached)}: name each server otherwise")
+        parser.error(f"--attach: {', '.join(attached)}: give each server another name")
     options.modes = options.modes or list(MODES)
     return options
 
@@ -164,7 +181,9 @@ def _among(text: str, known: Sequence[str]) -> list[str]:
     names = text.split(",")
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are {', '.join(known)}")
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(unknown)}: unknown, choose from {', '.join(known)}"
+        )
     return names
 
 

@@ -1,6 +1,6 @@
-"""Plays conversations against a server, so many at once, and keeps the times.
+"""Plays conversations against a server, several at a time, and records the times.
 
-It streams from /generate: what a request verified is not told to the OpenAI API's streams.
+It streams from /generate, because streams of the OpenAI API do not say what a request verified.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from sglang_hvd.demo.server import ServerFailed
 class Answer:
     """One streamed reply.
 
-    conversation, turn: which of those played, and which of its turns.
-    text: the reply. token_ids: generated.
-    seconds: from the request to the end. ttft: to the first chunk.
-    gaps: seconds between tokens behind the first chunk: of a chunk's tokens each has an equal part
-        of the time since the chunk before.
-    counts: of its decoding cycles.
+    conversation, turn: index of the conversation, and of the turn in it.
+    text: the reply. token_ids: the generated tokens.
+    seconds: from the request to the end. ttft: from the request to the first chunk.
+    gaps: seconds between tokens after the first chunk. The tokens of a chunk share the time since
+        the chunk before it equally.
+    counts: counts of its decoding cycles.
     """
 
     conversation: int
@@ -42,14 +42,18 @@ class Answer:
         return len(self.token_ids)
 
 
-# What is asked next, as the body of /generate, after these answers; None: the conversation is over.
+# Given the answers so far, returns the next request (the body of /generate), or None at the end.
 Conversation = Callable[[Sequence[Answer]], dict[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """seconds: from the first request to the last answer.
-    host_us_per_step: of HVD's own code; None from a server without it."""
+    """All conversations, played.
+
+    seconds: from the first request to the last answer.
+    host_us_per_step: host time of HVD's own code per step, in microseconds; None from a server
+        without HVD.
+    """
 
     answers: tuple[Answer, ...]
     seconds: float
@@ -57,8 +61,10 @@ class Played:
 
 
 def play(url: str, conversations: Sequence[Conversation], *, concurrency: int) -> Played:
-    """Plays each conversation turn by turn, `concurrency` of them at a time. Raises ServerFailed if
-    the server refuses a request or breaks off."""
+    """Plays each conversation turn by turn, `concurrency` of them at a time.
+
+    Raises ServerFailed if the server refuses a request or closes the connection.
+    """
     try:
         return asyncio.run(_play(url, conversations, concurrency))
     except aiohttp.ClientError as error:
@@ -68,7 +74,7 @@ def play(url: str, conversations: Sequence[Conversation], *, concurrency: int) -
 async def _play(url: str, conversations: Sequence[Conversation], concurrency: int) -> Played:
     waiting = list(enumerate(conversations))[::-1]
     answers: list[Answer] = []
-    # A request that is streamed for minutes is no fault.
+    # No total limit: a request may stream for minutes.
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
     async with aiohttp.ClientSession(timeout=timeout) as http:
 
@@ -115,7 +121,7 @@ async def _ask(
                 ttft = now - start
             elif num_new > 0:
                 gaps += [(now - last) / num_new] * num_new
-            else:  # says only that the reply has ended
+            else:  # the last chunk only says that the reply has ended
                 continue
             last, num_tokens = now, num_tokens + num_new
     if ttft is None:
@@ -140,7 +146,7 @@ async def _get(http: aiohttp.ClientSession, url: str) -> Any:
 
 
 async def _host_times(http: aiohttp.ClientSession, url: str) -> tuple[int, float] | None:
-    """Steps so far and the microseconds that HVD's host code took in them."""
+    """Steps so far, and microseconds of HVD's host code in them."""
     info = await _get(http, f"{url}/server_info")
     hvd = info["internal_states"][0].get("hvd")
     if hvd is None or not hvd["steps"]["num_steps"]:

@@ -1,35 +1,37 @@
-"""Modes of serving, measured by turns: each cell of workload and concurrency a row per mode."""
+"""Measures several modes of serving in turn: a row for each mode, workload and concurrency."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from tqdm import tqdm
 
 from benchmarks.serving.client import Answer, Conversation, Played, play
 from sglang_hvd.demo.server import flush_cache
+from sglang_hvd.replay.training.tables import markdown_table
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Speeds and host times are medians over the rounds, all else is of all rounds together.
+    """Speeds and host times are medians over the rounds. All other figures combine all rounds.
 
-    tokens_per_s_spread: largest less smallest of the rounds; None of one alone.
+    num_sessions: number of sessions played; it may differ between concurrencies.
+    tokens_per_s_spread: largest minus smallest of the rounds; None for a single round.
     speedup_vs_plain, speedup_vs_eagle3: median over the rounds of the ratio within a round; None
-        where that mode did not run.
-    num_sessions: that were played, which others of the same workload with another concurrency may
-        not have.
-    cycles_per_1k: decoding cycles per 1000 generated tokens, of which each reply's first is of its
-        prefill.
-    mean_accepted: draft tokens per cycle, bonus tokens and those behind a reply's end not counted.
-        None, as ms_per_cycle and cache_share, where prefills generated all.
-    cache_share: of the cycles, those that verified a cache draft, alone or in one tree with the
-        model drafter's.
-    ttft_ms_p50, itl_ms_p99: to the first chunk of a reply, and between tokens, those of a chunk
-        at equal distances; the latter None where each reply came in one chunk.
-    ms_per_cycle: of a request, its prefill included.
-    outputs_identical: every reply is the one expected, token for token; for the demo that of plain
-        decoding, or else of the first mode, served one at a time.
+        if that mode did not run.
+    cycles_per_1k: decoding cycles per 1000 generated tokens. Prefill generates each reply's first
+        token.
+    ms_per_cycle: request time per cycle, prefill included. None, as mean_accepted and cache_share,
+        if prefills generated all tokens.
+    mean_accepted: accepted draft tokens per cycle. Bonus tokens and tokens after a reply's end do
+        not count.
+    cache_share: share of the cycles that verified a cache draft, alone or in one tree with the
+        model drafter's draft.
+    ttft_ms_p50: time to the first chunk of a reply.
+    itl_ms_p99: time between tokens; the tokens of a chunk count as evenly spaced. None if each
+        reply came in one chunk.
+    host_us_per_step: see Played.
+    outputs_identical: every reply is the expected one, token for token.
     """
 
     workload: str
@@ -53,9 +55,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is measured in each mode.
+    """A workload at one concurrency, which is measured in each mode.
 
-    is_expected: whether an answer is the one that every mode has to give.
+    is_expected: whether an answer is the one that every mode must give.
     """
 
     workload: str
@@ -75,10 +77,11 @@ def measure(
 ) -> list[Row]:
     """Plays every cell on every server, `rounds` times.
 
-    urls: of the servers, by mode. They take turns, in another order each time: what the machine
-        does meanwhile falls on all of them. Their caches are flushed before each measurement.
-    warm_up: a first round is not counted.
-    first_turn: number of the mode that begins; of the cells that were measured before, say.
+    urls: URLs of the servers by mode. The servers take turns, in another order each time, so that
+        other load on the machine affects all of them alike. Their caches are flushed before each
+        measurement.
+    warm_up: an additional first round is not counted.
+    first_turn: index of the mode that starts. Calls for single cells should pass another one each.
     """
     modes = list(urls)
     found: dict[tuple[int, str], list[Played]] = {}
@@ -142,11 +145,11 @@ def _speed(played: Played) -> float:
 
 
 def table_of(rows: Sequence[Row]) -> str:
-    """Markdown."""
+    """The rows as a Markdown table."""
     columns = {
         "workload": "workload",
-        "concurrency": "at once",
         "mode": "mode",
+        "concurrency": "at once",
         "tokens_per_s": "tokens/s",
         "tokens_per_s_spread": "spread",
         "speedup_vs_plain": "x plain",
@@ -159,15 +162,4 @@ def table_of(rows: Sequence[Row]) -> str:
         "host_us_per_step": "host us",
         "outputs_identical": "identical",
     }
-    lines = [f"| {' | '.join(columns.values())} |", "|" + "---|" * len(columns)]
-    for row in rows:
-        lines.append(f"| {' | '.join(_cell(getattr(row, name)) for name in columns)} |")
-    return "\n".join(lines)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "NO"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    return markdown_table(columns, map(asdict, rows), num_labels=2, digits=2)

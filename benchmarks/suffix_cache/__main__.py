@@ -1,4 +1,7 @@
-"""python -m benchmarks.suffix_cache [--json FILE]"""
+"""Compares the suffix cache with ArcticInference's and SGLang's.
+
+python -m benchmarks.suffix_cache [--json FILE]
+"""
 
 import os
 import tempfile
@@ -12,31 +15,36 @@ from benchmarks.suffix_cache import peer, replay, timings
 from benchmarks.suffix_cache.contestants import Arctic, Contestant, Ngram, Ours
 from benchmarks.suffix_cache.rows import Row, higher_is_better, lower_is_better, table
 from sglang_hvd.commands.arguments import add_json
-from sglang_hvd.replay.metrics import mean_over_families
-from sglang_hvd.replay.recordings import find_recordings
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.recordings import find_recordings, mean_over_families
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 
-_BESIDE_NGRAM = ", beside SGLang's NGRAM"
+_BESIDE_NGRAM = ", compared with SGLang's NGRAM"
 SHAPES = {"chain": 0, "tree32": 32, "tree64": 64}
 
 
 def main() -> None:
-    parser = parser_of("suffix_cache", __doc__ or "")
+    parser = parser_of(
+        "suffix_cache", "Compare the suffix cache with ArcticInference's and SGLang's."
+    )
     add_json(parser)
     parser.add_argument(
         "--traces",
         type=Path,
         default=os.environ.get("HVD_TRACES"),
-        help="folder of recorded generations (default: HVD_TRACES; without: no tokens per step)",
+        help="folder of recorded generations (default: $HVD_TRACES; if neither is given, tokens "
+        "per step are not measured)",
     )
     parser.add_argument(
-        "--tokenizer", type=Path, default=os.environ.get("HVD_TOKENIZER"), help="their tokenizer"
+        "--tokenizer",
+        type=Path,
+        default=os.environ.get("HVD_TOKENIZER"),
+        help="tokenizer.json of the recordings (default: $HVD_TOKENIZER)",
     )
     parser.add_argument(
         "--peer-folder",
         type=Path,
         default=Path(tempfile.gettempdir()) / f"arctic-inference-{peer.VERSION}",
-        help="where ArcticInference is built (default: %(default)s)",
+        help="folder to build ArcticInference in (default: %(default)s)",
     )
     parser.add_argument("--no-peer", action="store_true", help="measure only ours")
     parser.add_argument("--no-timings", action="store_true", help="measure only the drafts")
@@ -53,7 +61,10 @@ def main() -> None:
         rows += _timing_rows(arctic, options.peer_folder)
         rows += _ngram_timing_rows(ngram) if ngram else []
     if options.traces is None or options.tokenizer is None:
-        print("no traces: set HVD_TRACES and HVD_TOKENIZER to measure tokens per step")
+        print(
+            "tokens per step are not measured: give --traces and --tokenizer, or set HVD_TRACES "
+            "and HVD_TOKENIZER"
+        )
     else:
         rows += _draft_rows(arctic, ngram, Path(options.traces), Path(options.tokenizer))
     print(table(rows))
@@ -122,20 +133,12 @@ def _timing_rows(arctic: ModuleType | None, peer_folder: Path) -> list[Row]:
             of_peer(timings.evict_8k_ms),
             None,
         ),
-        higher_is_better(
-            "two_thread_speedup",
-            "propose, 32 requests each",
-            "x",
-            timings.two_thread_speedup(Ours()),
-            of_peer(timings.two_thread_speedup),
-            None,
-        ),
     ]
     return rows
 
 
 def _ngram_timing_rows(ngram: ModuleType) -> list[Row]:
-    """Beside SGLang's own corpus, at the size of its trees."""
+    """Compared with SGLang's own corpus, at the size of its trees."""
     num_warm = 1_000_000
     theirs = timings.Batch(Ngram(ngram), num_warm).measure(100)
     ours = timings.Batch(Ours(Ngram.NUM_NODES), num_warm).measure(400)
@@ -160,7 +163,7 @@ def _draft_rows(
     tokenizer = TraceTokenizer(tokenizer_file, eos_token=None)
     targets = {"chain": "ratio >= 1.15", "tree32": "ratio >= 1.32", "tree64": "ratio >= 1.40"}
     rows: list[Row] = []
-    found: dict[str, list[tuple[str, float]]] = {}  # by contestant: family and figure of each file
+    found: dict[str, list[tuple[str, float]]] = {}  # family and figure of each file
     for recording in find_recordings(traces_dir):
         traces = recording.traces(tokenizer)
         figures = {

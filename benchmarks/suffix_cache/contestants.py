@@ -1,4 +1,4 @@
-"""The caches under one interface, each used as its own documentation says."""
+"""All caches behind one interface, each used as its documentation says."""
 
 import threading
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.replay.acceptance import right_branch
+from sglang_hvd.replay.core.replayed import right_branch
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftBatch, TokenIds
 
@@ -29,7 +29,7 @@ class Contestant(Protocol):
 
 
 class Ours:
-    """num_nodes 0: chains of up to 64 tokens, else trees of that many nodes."""
+    """num_nodes: size of the trees; 0: chains of up to 64 tokens."""
 
     def __init__(self, num_nodes: int = 0) -> None:
         self._cache = SuffixCache(shared_cache_tokens=2**24)
@@ -86,7 +86,7 @@ class Arctic:
 
     def start(self, rid: int, prompt_ids: TokenIds) -> None:
         self._cache.start_request(rid, prompt_ids)
-        # The caller has to hand over the context: kept as a growing array, as vLLM does.
+        # The caller must pass the context; like vLLM, keep it in a growing array.
         tokens = np.empty(2 * len(prompt_ids) + 4096, np.int32)
         tokens[: len(prompt_ids)] = prompt_ids
         self._tokens[rid], self._num_tokens[rid] = tokens, len(prompt_ids)
@@ -135,7 +135,7 @@ class Arctic:
 class Ngram:
     """SGLang's NGRAM corpus with its server's defaults, used as its worker does.
 
-    It takes in no prompts, and proposes a tree of 11 tokens below the last one.
+    It ignores prompts, and proposes a tree of 11 tokens after the last token.
     """
 
     NUM_NODES = 11
@@ -180,8 +180,8 @@ class Ngram:
         width = 1 + self.NUM_NODES
         token_ids = self._drafts[0].reshape(-1, width)[row, 1:].astype(np.int32)
         sees = self._drafts[1].reshape(-1, width, width)[row].astype(bool)
-        # A node sees its ancestors and itself, the last of the others is its parent; a slot that
-        # is not used sees nothing.
+        # A node sees its ancestors and itself. Its parent is the last node before it that it sees.
+        # Unused slots see nothing.
         parents = [
             int(np.flatnonzero(sees[node, :node])[-1]) - 1 if sees[node, :node].any() else width
             for node in range(1, width)
@@ -196,4 +196,4 @@ class Ngram:
         self._corpus.synchronize()
 
     def evict_to(self, num_tokens: int) -> None:
-        raise NotImplementedError("its memory is taken at the start and kept")
+        raise NotImplementedError("the corpus keeps all the memory that it allocates at the start")

@@ -1,4 +1,4 @@
-"""ArcticInference's suffix cache, built on demand: nothing of it is kept in this repository."""
+"""Builds ArcticInference's suffix cache on demand: no code of it is kept in this repository."""
 
 import importlib
 import os
@@ -10,16 +10,16 @@ from pathlib import Path
 from types import ModuleType
 
 VERSION = "0.3.0"
-# Its own pin of nanobind; setuptools and wheel only to read its metadata.
+# nanobind is the version that it pins; setuptools and wheel only read its metadata.
 _BUILD_TOOLS = ("cmake>=3.18,<4", "nanobind==2.9.2", "setuptools", "wheel")
 
 
 class PeerUnavailableError(Exception):
-    """Why the peer cannot be built here."""
+    """The peer cannot be built here; the message says why."""
 
 
 def load(folder: Path) -> ModuleType:
-    """The module arctic_inference.suffix_decoding, built in the folder unless it is there.
+    """The module arctic_inference.suffix_decoding, built in the folder if it is not there yet.
 
     Needs pip with a package index and a C++ compiler, but neither torch nor vLLM.
     Raises PeerUnavailableError with the reason.
@@ -32,7 +32,7 @@ def load(folder: Path) -> ModuleType:
 
 
 def load_ngram() -> ModuleType:
-    """SGLang's module with its NGRAM corpus, which it compiles at first use.
+    """SGLang's module with its NGRAM corpus, which SGLang compiles at first use.
 
     Raises PeerUnavailableError with the reason.
     """
@@ -50,7 +50,7 @@ def _build(folder: Path, package: Path) -> None:
     tools = folder / "tools"
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     _run(*pip, "install", "--upgrade", "--target", str(tools), *_BUILD_TOOLS)
-    # Without isolation pip does not fetch its build requirements, torch among them.
+    # With isolation pip would fetch its build requirements, torch among them.
     _run(
         *(*pip, "download", "--dest", str(folder), "--no-deps", "--no-binary", ":all:"),
         *("--no-build-isolation", f"arctic-inference=={VERSION}"),
@@ -83,7 +83,7 @@ def _build(folder: Path, package: Path) -> None:
 
 
 def _run(*command: str, tools: Path | None = None) -> None:
-    """tools: folder of Python packages that the command may import before all others."""
+    """tools: folder of Python packages that the command imports before all others."""
     environ = os.environ if tools is None else {**os.environ, "PYTHONPATH": str(tools)}
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, env=environ)

@@ -1,4 +1,4 @@
-"""Tokens per step on recorded text: every step verifies a draft, greedy, one bonus token."""
+"""Tokens per step on recorded text: greedy decoding in which every step verifies a draft."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from sglang_hvd.traces.trace import Trace
 
 
 def tokens_per_step(cache: Contestant, traces: Iterable[Trace]) -> float:
-    """Generated tokens per verification step over all traces, which run one after the other."""
+    """Generated tokens per verification step, bonus token included. Traces run one by one."""
     num_tokens = num_steps = 0
     for rid, trace in enumerate(traces):
         output = trace.output_ids

@@ -1,14 +1,16 @@
-"""What the benchmark reports."""
+"""The rows that the benchmark reports."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+from sglang_hvd.replay.training.tables import markdown_table
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: ours, the peer's where it ran, and their ratio.
+    """One figure: ours, the peer's if it ran, and their ratio.
 
     ratio: how many times better ours is; None without a peer.
-    target: what ours is held to, as text; None where nothing was set.
+    target: what ours must reach, as text; None if there is no target.
     """
 
     name: str
@@ -34,22 +36,5 @@ def higher_is_better(
 
 
 def table(rows: list[Row]) -> str:
-    header = ("name", "stream", "ours", "peer", "ratio", "unit", "target")
-    cells = [
-        (
-            row.name,
-            row.stream,
-            f"{row.ours:.3f}",
-            "-" if row.peer is None else f"{row.peer:.3f}",
-            "-" if row.ratio is None else f"{row.ratio:.2f}",
-            row.unit,
-            row.target or "",
-        )
-        for row in rows
-    ]
-    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-    lines = [header, *cells]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    names = ("name", "stream", "ours", "peer", "ratio", "unit", "target")
+    return markdown_table({name: name for name in names}, map(asdict, rows), num_labels=2)

@@ -1,4 +1,4 @@
-"""Time and memory of one cache under synthetic load."""
+"""Time and memory of a cache under synthetic load."""
 
 import gc
 import statistics
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 
@@ -22,7 +21,7 @@ _VOCABULARY = 150_000
 
 
 def text(num_tokens: int, seed: int) -> TokenIds:
-    """Text that repeats itself: runs copied from earlier places, and new runs of Zipf tokens."""
+    """Text that repeats itself: runs of earlier text between new runs of Zipf tokens."""
     rng = np.random.default_rng(seed)
     tokens = np.minimum(rng.zipf(1.3, num_tokens), _VOCABULARY).astype(np.int32)
     at = 64
@@ -38,7 +37,7 @@ def text(num_tokens: int, seed: int) -> TokenIds:
 def append_us_per_token(cache: Contestant) -> float:
     tokens = text(100_000, seed=1).reshape(-1, 1, 1_000)
     lengths = np.array([1_000], np.int32)
-    # A longer prompt would still be indexed behind its back, and what follows it too.
+    # A longer prompt would still be indexed in the background, and the commits with it.
     cache.start(0, tokens[0, 0, :1])
     cache.drain()
 
@@ -50,8 +49,8 @@ def append_us_per_token(cache: Contestant) -> float:
 
 
 class Batch:
-    """64 requests with prompts of 4,000 tokens behind a warm shared cache, which step by step
-    continue text that the cache has seen in part."""
+    """64 requests with prompts of 4,000 tokens and a warm shared cache. Step by step they continue
+    text that the cache has partly seen."""
 
     def __init__(self, cache: Contestant, num_warm_tokens: int) -> None:
         self.cache = cache
@@ -82,7 +81,7 @@ class Batch:
         self._at += TOKENS_PER_STEP
 
     def measure(self, num_steps: int) -> tuple[float, float]:
-        """Medians: microseconds of a proposal per request, milliseconds of a whole step."""
+        """Medians: microseconds of a proposal per request, and milliseconds of a whole step."""
         proposals, steps = [], []
         for _ in range(num_steps):
             proposals.append(_seconds(self.propose))
@@ -92,7 +91,7 @@ class Batch:
 
 
 def start_128k_ms(new_cache: Callable[[], Contestant]) -> tuple[float, float]:
-    """Medians in milliseconds: of the call, and until all of the prompt can be found."""
+    """Medians in milliseconds: of the call, and until the whole prompt is indexed."""
     prompt = text(128_000, seed=4)
     cache = new_cache()
     calls, ready = [], []
@@ -106,7 +105,7 @@ def start_128k_ms(new_cache: Callable[[], Contestant]) -> tuple[float, float]:
 
 
 def next_turn_128k_ms(new_cache: Callable[[], Contestant]) -> tuple[float, float]:
-    """The same for the next turn of a session: a prompt that begins with the last one."""
+    """Like start_128k_ms for a session's next turn, whose prompt begins with the last prompt."""
     prompt = text(128_000, seed=4)
     longer = np.concatenate([prompt, text(400, seed=5)])
     cache = new_cache()
@@ -136,34 +135,10 @@ def evict_8k_ms(cache: Contestant) -> float:
     return statistics.median(times) * 1e3
 
 
-def two_thread_speedup(cache: Contestant) -> float:
-    """Throughput of proposals of two threads over that of one."""
-    batch = Batch(cache, 96_000)
-    halves = (batch.rids[:32], batch.rids[32:])
-
-    def work(rids: list[int]) -> None:
-        for _ in range(400):
-            cache.propose(rids)
-
-    def together() -> None:
-        threads = [Thread(target=work, args=(half,)) for half in halves]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def one_by_one() -> None:
-        for half in halves:
-            work(half)
-
-    alone = statistics.median(_seconds(one_by_one) for _ in range(3))
-    return alone / statistics.median(_seconds(together) for _ in range(3))
-
-
 def memory(peer_folder: Path | None) -> tuple[float, float]:
-    """Resident bytes per token with 1,000,000 tokens of responses, and after evicting half.
+    """Resident bytes per token with 1,000,000 tokens of responses, and after evicting half of them.
 
-    Measured in a process of its own. peer_folder: where the peer was built; None: ours.
+    Measured in a process of its own. peer_folder: folder of the peer's build; None: ours.
     """
     with get_context("spawn").Pool(1) as pool:
         return pool.apply(_memory, (peer_folder,))

@@ -1,17 +1,19 @@
-"""Recorded generations through the real server, every mode side by side.
+"""Serves recorded generations with a real server for each mode, and compares the modes.
 
     python -m benchmarks.trace_serving --traces DIR --tokenizer FILE [--concurrency 1,16,64]
         [--modes plain,eagle3,...] [--shape tiny|llama-3.1-8b|qwen3-8b] [--json FILE] [-- FLAGS]
 
-The models have random weights. The target's next token is dictated by the recording, and of the
-model drafter's tree as many tokens are right as are drawn (sglang_hvd/replay/model_drafter.py),
-so its rows are marked simulated. Scheduling, prefill, both models' forwards, the suffix cache, the
-predictor and the policy are the real ones and see real text at real concurrency; requests of a
-session follow each other with the recorded prompts. Sessions that the shipped predictor was trained
-on are left out. A recording with fewer sessions than are served at a time is served several times
-at once, each time in a cache namespace of its own.
+The models have random weights. The recording dictates the target's next token, and the number of
+right tokens in the model drafter's tree is drawn (sglang_hvd/replay/core/model_drafter.py). So rows
+with a model drafter are marked as simulated. Everything else is real: scheduling, prefill, both
+models' forward passes, the suffix cache, the predictor and the policy. The texts and their
+concurrency are real too.
 
-FLAGS go to every server. `identical` says that every reply is what was recorded.
+The requests of a session follow each other, with the recorded prompts. Sessions that the shipped
+predictor was trained on are left out. If a recording has fewer sessions than are served at a time,
+it is served several times at once, each time in a cache namespace of its own.
+
+FLAGS are passed to every server. `identical` means that every reply equals the recording.
 """
 
 import argparse
@@ -35,7 +37,7 @@ from benchmarks.serving.measure import Cell, Row, measure, table_of
 from benchmarks.trace_serving.gpu_use import GpuUse, profiled
 from benchmarks.trace_serving.models import SHAPES, OwnVocabulary, write_models
 from benchmarks.trace_serving.script import Script, rid_of
-from sglang_hvd.allocation import model_tree_sizes, most_tree_nodes
+from sglang_hvd.allocation import max_tree_nodes, model_tree_sizes
 from sglang_hvd.commands.arguments import add_json, add_texts, count, share
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.models import DemoModels
@@ -47,20 +49,21 @@ from sglang_hvd.demo.server import (
     flush_cache,
     grace_of,
 )
-from sglang_hvd.payoff import DEFAULT_PREDICTORS, PayoffPredictor
-from sglang_hvd.replay.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
-from sglang_hvd.replay.recordings import find_recordings, session_fingerprints
-from sglang_hvd.replay.trace_tokenizer import TraceTokenizer
+from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
+from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
+from sglang_hvd.replay.core.recordings import find_recordings, session_fingerprints
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.traces.trace import Trace
 
-# These run no model drafter.
+# Modes without a model drafter.
 _NOT_SIMULATED = ("plain", "ngram", "cache")
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRow(Row):
     """simulated: the model drafter's acceptance is drawn.
-    gpu: of a decode step, where it was profiled."""
+    gpu: GPU use of a decode step; None if it was not profiled.
+    """
 
     simulated: bool
     gpu: GpuUse | None = None
@@ -68,7 +71,7 @@ class TraceRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class Playlist:
-    """A recording's sessions: places in the list of all texts, turn by turn."""
+    """A recording's sessions. Each lists its turns, as indices into the list of all texts."""
 
     name: str
     family: str
@@ -76,14 +79,14 @@ class Playlist:
 
 
 def main(arguments: Sequence[str] | None = None, *, launch: Launch | None = None) -> int:
-    """launch: starts the servers otherwise than as children of this process."""
+    """launch: starts the servers; None: they are child processes."""
     options = options_of(arguments)
     if options.device == "cuda":
         check_gpu()
     rows: list[TraceRow] = []
     for _, of_cell in serve_traces(options, launch=launch):
         rows += of_cell
-        write_rows(options.json, map(asdict, rows))  # what there is, so far
+        write_rows(options.json, map(asdict, rows))  # the rows so far
     print(table_of(rows))
     return 0 if all(row.outputs_identical for row in rows) else 1
 
@@ -94,9 +97,9 @@ def serve_traces(
     without: Collection[tuple[str, int]] = (),
     launch: Launch | None = None,
 ) -> Iterator[tuple[Cell, list[TraceRow]]]:
-    """Each cell and its rows, as they are measured.
+    """Yields each cell with its rows, as soon as they are measured.
 
-    without: recordings and numbers at once that are left out.
+    without: names of recordings, with concurrencies, to leave out.
     launch: see main.
     """
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
@@ -142,8 +145,7 @@ def serve_traces(
 
 
 def _compile_kernels(urls: Mapping[str, str], cells: Sequence[Cell]) -> None:
-    """Serves as many sessions at once as each cell does, once: what is compiled for a batch size
-    is compiled now."""
+    """Serves once at each cell's concurrency, so that kernels for its batch sizes are compiled."""
     for cell in {cell.concurrency: cell for cell in cells}.values():
         for url in urls.values():
             play(url, cell.conversations[: cell.concurrency], concurrency=cell.concurrency)
@@ -152,7 +154,7 @@ def _compile_kernels(urls: Mapping[str, str], cells: Sequence[Cell]) -> None:
 def _gpu_use(
     urls: Mapping[str, str], cell: Cell, folder: Path, options: argparse.Namespace
 ) -> dict[str, GpuUse]:
-    """Of each mode, while as many replies as are served at once are generated."""
+    """GPU use of each mode, while it generates one reply for each concurrent request."""
     bodies = [body for talk in cell.conversations[: cell.concurrency] if (body := talk([]))]
     used = {}
     for mode, url in urls.items():
@@ -162,7 +164,7 @@ def _gpu_use(
         try:
             used[mode] = profiled(url, bodies, of_mode, steps=options.profile_steps)
         except (RuntimeError, ValueError, aiohttp.ClientError) as error:
-            # What was measured stays.
+            # A failed profile does not discard the measured rows.
             print(f"{mode}: {error}", file=sys.stderr)
     return used
 
@@ -170,15 +172,15 @@ def _gpu_use(
 def _texts(
     tokenizer: TraceTokenizer, options: argparse.Namespace
 ) -> tuple[list[Trace], list[Playlist], OwnVocabulary]:
-    """The texts that are played, by recording, in their own vocabulary."""
-    trained_on = PayoffPredictor.load(DEFAULT_PREDICTORS["votes"]).trained_sessions
+    """The texts to play, renumbered to their own vocabulary; their recordings; the vocabulary."""
+    trained_on = AcceptancePredictor.load(DEFAULT_PREDICTORS["votes"]).trained_sessions
     texts: list[Trace] = []
     played = []
     recordings = find_recordings(options.traces)
     names = [recording.name for recording in recordings]
     unknown = [name for name in options.files or () if name not in names]
     if unknown:
-        raise ValueError(f"--files: {', '.join(unknown)}: known are {', '.join(names)}")
+        raise ValueError(f"--files: {', '.join(unknown)}: unknown, choose from {', '.join(names)}")
     for recording in recordings:
         if options.files and recording.name not in options.files:
             continue
@@ -201,17 +203,20 @@ def _texts(
                 texts.append(trace)
         kept = [of_session for of_session in sessions.values() if of_session]
         if not kept:
-            print(f"{recording.name}: no session fits, left out", file=sys.stderr)
+            print(f"{recording.name}: left out, because no session fits", file=sys.stderr)
             continue
         played.append(Playlist(recording.name, traces[0].family, kept))
     if not played:
-        raise ValueError(f"{options.traces}: nothing to play")
+        raise ValueError(
+            f"{options.traces}: no session can be played: give other traces, or raise "
+            "--context-length"
+        )
     own = OwnVocabulary.of(texts)
     return own.renumbered(texts), played, own
 
 
 def _cut(trace: Trace, context_length: int) -> Trace:
-    """A prompt that is too long, without its beginning."""
+    """The trace, with the beginning of its prompt cut off if text and output are too long."""
     too_many = max(len(trace.text_ids) - context_length, 0)
     return replace(trace, prompt_ids=trace.prompt_ids[min(too_many, len(trace.prompt_ids) - 1) :])
 
@@ -221,7 +226,7 @@ def _script(
 ) -> Script:
     drafter = ModelDrafter(STRENGTHS[options.strength], ODDS_RATIOS[options.kind])
     sizes = model_tree_sizes(options.tree[2] - 1)
-    # By text: recordings go session by session, which is not the order of their lines.
+    # Keyed by text, because sessions are in another order than texts.
     accepted: dict[int, dict[int, Any]] = {size: {} for size in sizes}
     for recording in played:
         places = list(itertools.chain(*recording.sessions))
@@ -245,7 +250,7 @@ def _models(
         options.shape,
         folder,
         num_tokens=len(own.token_ids),
-        # Behind the text there has to be room for a verification.
+        # A verification needs room after the text.
         context_length=options.context_length + 256,
     )
     own.write_tokenizer(tokenizer.loaded, target)
@@ -268,7 +273,7 @@ def _servers(
     common = [
         *("--script", str(script), "--load-format", "dummy"),
         *("--max-running-requests", str(max(options.concurrency))),
-        # The same for all: a server that starts behind others would find less.
+        # Set it, because a server that starts later would find less memory.
         *("--max-total-tokens", str(options.kv_tokens)),
     ]
     environment = {}
@@ -276,15 +281,15 @@ def _servers(
         common += ["--device", "cpu", "--sleep-on-idle", "--dtype", "float32"]
         environment = demo_environment()
     else:
-        # Of what is free when a server starts; it takes what --max-total-tokens asks for.
+        # A share of the free memory at the start; --max-total-tokens limits what is used.
         common += ["--mem-fraction-static", f"{options.gpu_share:.3f}"]
-    common += options.flags  # the last of a flag counts
+    common += options.flags  # if a flag is repeated, its last value counts
     if options.logs is not None:
         options.logs.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         servers = {}
         for mode in options.modes:
-            # The last of a flag counts: ngram has no tree, the others take this one.
+            # The last value of a flag counts. plain and ngram have no tree.
             of_tree = tree if mode not in ("plain", "ngram") else ()
             servers[mode] = SglangServer(
                 [*server_flags(mode, models), *of_tree, *common],
@@ -299,7 +304,7 @@ def _servers(
         for mode in servers:
             if mode != "allocate":
                 servers[mode].begin()
-        # That one times its steps before it serves, so it starts when the others are idle.
+        # It times its steps before it serves, so it must start while the others are idle.
         for mode in sorted(servers, key=lambda mode: mode == "allocate"):
             stack.enter_context(servers[mode])
         yield {mode: server.url for mode, server in servers.items()}
@@ -345,74 +350,106 @@ def _conversation(
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line's."""
-    parser = parser_of("trace_serving", "Recorded generations through the real server.")
+    """The options of the command line."""
+    parser = parser_of("trace_serving", "Serve recorded generations with real servers.")
     add_texts(parser)
-    parser.add_argument("--files", nargs="+", metavar="NAME", help="these recordings only")
+    parser.add_argument("--files", nargs="+", metavar="NAME", help="serve these recordings only")
     parser.add_argument(
         "--modes",
         type=lambda text: text.split(","),
         default=["plain", "eagle3", "cache", "frequency", "payoff", "allocate"],
-        help=f"of {','.join(MODES)}",
+        help=f"comma-separated, some of {','.join(MODES)}",
     )
-    parser.add_argument("--concurrency", type=counts, default=[1, 16, 64])
-    parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument(
+        "--concurrency",
+        type=counts,
+        default=[1, 16, 64],
+        help="comma-separated numbers of requests at a time (default: 1,16,64)",
+    )
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="tiny", help="size of the models (default: %(default)s)"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--strength", choices=STRENGTHS, default="usual")
+    parser.add_argument(
+        "--strength",
+        choices=STRENGTHS,
+        default="usual",
+        help="how many tokens of the simulated model drafter are accepted (default: %(default)s)",
+    )
     kinds = [kind for kind, ratio in ODDS_RATIOS.items() if ratio is not None]
-    parser.add_argument("--kind", choices=kinds, default="correlated")
+    parser.add_argument(
+        "--kind",
+        choices=kinds,
+        default="correlated",
+        help="whether the simulated model drafter is better where the cache is right (default: "
+        "%(default)s)",
+    )
     parser.add_argument(
         "--tree",
         type=count,
         nargs=3,
         default=[3, 4, 16],
         metavar=("STEPS", "TOPK", "NODES"),
-        help="of the model drafter, root counted",
+        help="the model drafter's tree; NODES includes the root (default: 3 4 16)",
     )
     parser.add_argument(
         "--sessions-per-place",
         type=count,
         default=2,
-        help="sessions for each that is served at a time: with one, places stay empty at the end",
+        help="sessions for each concurrent request; with 1, slots stay empty at the end "
+        "(default: %(default)s)",
     )
-    parser.add_argument("--sessions", type=count, default=8, help="at least so many")
-    parser.add_argument("--turns", type=count, default=2, help="of each session, at most")
-    parser.add_argument("--max-tokens", type=count, default=64, help="of each reply")
+    parser.add_argument(
+        "--sessions", type=count, default=8, help="minimum of sessions (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--turns",
+        type=count,
+        default=2,
+        help="maximum of turns of each session (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=count, default=64, help="of each reply (default: %(default)s)"
+    )
     parser.add_argument(
         "--context-length",
         type=count,
         default=4096,
         help="in tokens; a longer first turn loses the beginning of its prompt, and a session ends "
-        "before a later one",
+        "before a longer later turn (default: %(default)s)",
     )
     parser.add_argument(
         "--kv-tokens",
         type=count,
-        help="of each server's KV cache, at most (default: 400000 on a CPU, 100000 on a GPU)",
+        help="maximum of tokens in each server's KV cache (default: 400000 on a CPU, 100000 on a "
+        "GPU)",
     )
     parser.add_argument(
         "--gpu-share",
         type=share,
         default=0.9,
-        help="of what is free when a server starts, for its weights and KV cache",
+        help="share of the free GPU memory for a server's weights and KV cache (default: "
+        "%(default)s)",
     )
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs here")
-    parser.add_argument("--rounds", type=count, default=1)
+    parser.add_argument(
+        "--rounds", type=count, default=1, help="measured rounds (default: %(default)s)"
+    )
     parser.add_argument(
         "--warm-up",
         choices=["none", "kernels", "round"],
-        help="before what counts: nothing, a few sessions for each number at once, or a round of "
-        "each cell (default: none on a CPU, kernels on a GPU)",
+        help="what runs first and is not counted: nothing, some sessions at each concurrency, or a "
+        "round of each cell (default: none on a CPU, kernels on a GPU)",
     )
     parser.add_argument(
         "--profile-steps",
         type=count,
         metavar="STEPS",
-        help="of a GPU: with the last recording, profile so many decode steps of each server in a "
-        "run of their own, for what share of them it works",
+        help="on a GPU, profile so many decode steps of each server in an extra run of the last "
+        "recording, to see how long the GPU works",
     )
     add_json(parser)
-    parser.add_argument("flags", nargs="*", help="of SGLang, behind --")
+    parser.add_argument("flags", nargs="*", help="flags of SGLang, after --")
     options = parser.parse_args(arguments)
     is_cpu = options.device == "cpu"
     if options.kv_tokens is None:
@@ -421,17 +458,17 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.warm_up = "none" if is_cpu else "kernels"
     unknown = sorted(set(options.modes) - set(MODES))
     if options.profile_steps is not None and is_cpu:
-        parser.error("--profile-steps: of a GPU")
+        parser.error("--profile-steps needs a GPU: give --device cuda, or leave it out")
     if options.max_tokens < 2:
-        parser.error("--max-tokens: the first token of a reply is none of decoding, give 2 or more")
+        parser.error("--max-tokens: prefill generates the first token of a reply: give 2 or more")
     steps, topk, num_nodes = options.tree
-    most = 1 + most_tree_nodes(topk, steps)
-    if not 2 <= num_nodes <= most:
+    max_nodes = 1 + max_tree_nodes(topk, steps)
+    if not 2 <= num_nodes <= max_nodes:
         parser.error(
-            f"--tree: {steps} steps with topk {topk} have 2 to {most} nodes, got {num_nodes}"
+            f"--tree: {steps} steps with topk {topk} have 2 to {max_nodes} nodes, got {num_nodes}"
         )
     if unknown:
-        parser.error(f"--modes: {', '.join(unknown)}: known are {', '.join(MODES)}")
+        parser.error(f"--modes: {', '.join(unknown)}: unknown, choose from {', '.join(MODES)}")
     return options
 
 

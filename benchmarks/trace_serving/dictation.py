@@ -1,8 +1,8 @@
 """Makes a server generate what a script says, whatever its weights are.
 
-Two things are replaced: the target's logits, so that the recorded token has the greatest wherever
-the text so far is the recorded one, and the model drafter's tree, so that as many of its tokens are
-right as were drawn. Everything else runs as it does in service, both models' forwards included.
+Two things are replaced. In the target's logits the recorded token gets the largest value, as long
+as the text so far is the recorded one. In the model drafter's tree as many tokens are right as were
+drawn. Everything else runs as in service, both models' forward passes included.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 
 from benchmarks.trace_serving.script import Script
 from benchmarks.trace_serving.tree_shape import TreeShape
-from sglang_hvd.types import DraftPlans
+from sglang_hvd.plugin.requests.step_plan import StepPlan
 
 _LARGE = 1e30
 
 
 class Dictation:
-    """The hooks of one server process, as SGLang's registry calls them."""
+    """The hooks of one server process. SGLang's registry calls them."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -39,19 +39,19 @@ class Dictation:
         if runner.is_draft_worker or forward_batch.forward_mode.is_idle():
             return output
         logits = output.logits_output.next_token_logits
-        # A batch that is timed before the server serves has no requests.
+        # A batch that is timed before the server serves has no request ids.
         starts = [self._script.start_of(rid) for rid in forward_batch.rids or ()]
         requests = [row for row, start in enumerate(starts) if start is not None]
         if logits is None or not requests:
             return output
-        num_rows = len(logits) // len(starts)  # nodes of a verification; else one
+        num_rows = len(logits) // len(starts)  # nodes of a verification, else 1
         if forward_batch.forward_mode.is_target_verify() or forward_batch.forward_mode.is_decode():
             positions = forward_batch.positions[: len(logits)].view(-1, num_rows)
-        else:  # of a prefill the last position alone has logits
+        else:  # in a prefill only the last position has logits
             positions = forward_batch.seq_lens[: len(starts), None] - 1
         known = [start for start in starts if start is not None]
         rows, first = _to(np.array([requests, known]), logits.device)
-        # A node whose parents are wrong gets a token of the text too; nothing asks for it.
+        # A node with wrong parents gets a token of the text too, but nothing reads it.
         wanted = self._text(first[:, None] + positions[rows] + 1)
         slots = rows[:, None] * num_rows + torch.arange(num_rows, device=logits.device)
         logits[slots.view(-1), wanted.view(-1)] = _LARGE
@@ -68,26 +68,24 @@ class Dictation:
         *args: Any,
         **kw: Any,
     ) -> Any:
-        """AROUND build_eagle_verify_input, the end of SGLang's own draft."""
+        """AROUND build_eagle_verify_input, which ends SGLang's own draft."""
         num = draft_tokens.shape[1]
         shape = self._shape(kw["topk"], kw["num_steps"], num, draft_tokens.device)
         tree = self._tree(batch, shape, [num] * len(batch.reqs), draft_tokens)
         return build(batch, draft_input, *tree, *args, **kw)
 
-    def add_model_trees(
-        self, run: Callable[..., Any], worker: Any, batch: Any, plans: DraftPlans, nodes: Any
-    ) -> Any:
-        """AROUND HvdDraftWorker._add_model_trees: the sizes of the trees that it wants."""
-        self._num_nodes = [num for num in plans.num_model_nodes.tolist() if num]
-        return run(worker, batch, plans, nodes)
+    def draft(self, draft: Callable[..., Any], step_drafts: Any, batch: Any, plan: StepPlan) -> Any:
+        """AROUND StepDrafts.draft. Notes the sizes of the trees that the plan asks for."""
+        self._num_nodes = [num for num in plan.drafts.num_model_nodes.tolist() if num]
+        return draft(step_drafts, batch, plan)
 
     def run_model_drafter(
-        self, run: Callable[..., Any], worker: Any, batch: Any, num_steps: int
+        self, run: Callable[..., Any], step_drafts: Any, batch: Any, num_steps: int, width: int
     ) -> Any:
-        """AROUND HvdDraftWorker._run_model_drafter."""
-        (_, _, draft_tokens, _), kv_loc_plan = run(worker, batch, num_steps)
-        shape = self._shape(worker.topk, num_steps, draft_tokens.shape[1], draft_tokens.device)
-        # In few steps a tree has fewer nodes than its size.
+        """AROUND StepDrafts._run_model_drafter."""
+        (_, _, draft_tokens, _), kv_loc_plan = run(step_drafts, batch, num_steps, width)
+        shape = self._shape(step_drafts.topk, num_steps, draft_tokens.shape[1], draft_tokens.device)
+        # With few steps a tree has fewer nodes than its size says.
         sizes = [min(s for s in self._script.accepted if s >= num) for num in self._num_nodes]
         tree = self._tree(batch, shape, sizes, draft_tokens)
         ranks = shape.ranks.repeat(len(draft_tokens), 1)
@@ -100,13 +98,13 @@ class Dictation:
         sizes: Sequence[int],
         draft_tokens: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Parents, candidates and tokens as EAGLE's draft loop returns them, each in one piece: the
-        kernel that lays trees out on a GPU takes no others."""
+        """Parents, candidates and tokens as EAGLE's draft loop returns them. They are contiguous,
+        which the GPU kernel that lays trees out requires."""
         device = draft_tokens.device
         known = [self._script.start_of(req.rid) for req in batch.reqs]
         starts = [-1 if start is None else start for start in known]
         first, of_size = _to(np.array([starts, sizes]), device)
-        # The token behind the root, which is the newest committed one.
+        # Place of the token after the root, which is the newest committed token.
         next_place = first.clamp(min=0) + batch.seq_lens.to(torch.int64) + 1
         accepted = torch.zeros_like(next_place)
         for size in set(sizes):
@@ -115,7 +113,7 @@ class Dictation:
             accepted = torch.where(of_size == size, here, accepted)
         right = self._text(next_place[:, None] + shape.depths - 1)
         is_right = shape.is_chain & (shape.depths <= accepted[:, None])
-        # Wrong tokens: none is the right one, and siblings differ.
+        # A wrong token differs from the right one and from its siblings.
         wrong = right + 1 + shape.siblings
         wrong = torch.where(wrong < self._num_ids, wrong, wrong - self._num_ids)
         tokens = torch.where(is_right, right, wrong)
@@ -132,7 +130,7 @@ class Dictation:
         return self._shapes[key]
 
     def _text(self, places: torch.Tensor) -> torch.Tensor:
-        """Token ids at these places; at those behind the last text its last token."""
+        """Token ids at these places. Places after the last text give its last token."""
         token_ids = self._table("token_ids", self._script.token_ids, places.device)
         return token_ids[places.clamp(max=len(token_ids) - 1)].to(torch.int64)
 
@@ -144,7 +142,7 @@ class Dictation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DeviceShape:
-    """A TreeShape where the model runs."""
+    """A TreeShape on the model's device."""
 
     parent_list: torch.Tensor
     candidates: torch.Tensor
@@ -163,6 +161,6 @@ class _DeviceShape:
 def _to(values: np.ndarray, device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(values))
     if device.type == "cuda":
-        # Of other memory the host would wait for all that was launched before, step for step.
+        # Copies from unpinned memory would make the host wait for all work launched before.
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

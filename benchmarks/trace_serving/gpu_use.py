@@ -1,4 +1,4 @@
-"""How much of a decode step a server's GPU works, and how long it waits, by SGLang's profiler."""
+"""Measures how long a server's GPU works and waits in a decode step, with SGLang's profiler."""
 
 import asyncio
 import gzip
@@ -13,17 +13,21 @@ import aiohttp
 import numpy as np
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-# A shorter gap between two kernels is how long the next takes to begin; in a longer one the GPU
-# waits for the host.
-_LEAST_WAIT_US = 50
+# In a gap of at least this length between two kernels the GPU waits for the host. Shorter gaps are
+# the time that a kernel needs to start.
+_MIN_WAIT_US = 50
 _SECONDS_TO_WRITE = 60
 _ACTIVITIES = ("GPU",)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """Milliseconds of a step: from the first kernel to the last, with any kernel at work, and in
-    gaps of 50 microseconds and more. Of so many steps one gap less is between them."""
+    """Mean times of a step, in milliseconds.
+
+    step_ms: from the first kernel to the last.
+    busy_ms: time in which a kernel runs.
+    waiting_ms: time in gaps of at least 50 microseconds. The gap after the last step is missing.
+    """
 
     step_ms: float
     busy_ms: float
@@ -31,12 +35,13 @@ class GpuUse:
 
 
 def profiled(url: str, bodies: Sequence[dict[str, Any]], folder: Path, *, steps: int) -> GpuUse:
-    """Generates for all of these at once and profiles so many decode steps of them.
+    """Sends all requests at once and profiles `steps` decode steps.
 
-    bodies: of /generate, each of a reply of more tokens than the steps bring.
-    folder: an empty one, which the server writes to.
-    Raises RuntimeError if no profile is written, as of too few steps, ValueError as gpu_use, and
-    what aiohttp raises.
+    bodies: requests to /generate. Their replies must be longer than what the steps generate.
+    folder: an empty folder, into which the server writes.
+
+    Raises RuntimeError if no profile is written, for example because of too few steps, ValueError
+    as gpu_use does, and what aiohttp raises.
     """
     return asyncio.run(_profiled(url, bodies, folder, steps))
 
@@ -56,7 +61,7 @@ async def _profiled(url: str, bodies: Sequence[dict[str, Any]], folder: Path, st
             for body, event in zip(bodies, began, strict=True)
         ]
         try:
-            for event in began:  # prefills are none of the steps
+            for event in began:  # prefills must not count as steps
                 await event.wait()
             for reply in replies:
                 if reply.done():
@@ -75,14 +80,14 @@ async def _profiled(url: str, bodies: Sequence[dict[str, Any]], folder: Path, st
                 try:
                     return gpu_use(path, steps)
                 except (EOFError, json.JSONDecodeError):
-                    pass  # it is being written
+                    pass  # the server is still writing it
             await asyncio.sleep(0.5)
         await _stop(http, url)
-        raise RuntimeError(f"{url}: no profile of {steps} steps")
+        raise RuntimeError(f"{url}: the server wrote no profile of {steps} steps")
 
 
 async def _stop(http: aiohttp.ClientSession, url: str) -> None:
-    """Ends a profile, if one is made: what is served next would run under it."""
+    """Stops a running profile, which would affect what is served next."""
     async with http.post(f"{url}/stop_profile", raise_for_status=False):
         pass
 
@@ -90,7 +95,7 @@ async def _stop(http: aiohttp.ClientSession, url: str) -> None:
 async def _generate(
     http: aiohttp.ClientSession, url: str, body: dict[str, Any], began: asyncio.Event
 ) -> None:
-    """began: set with the reply's first token, or when there will be none."""
+    """began: set at the reply's first token, or when it is clear that there is none."""
     try:
         async with http.post(f"{url}/generate", json={**body, "stream": True}) as response:
             async for line in response.content:
@@ -101,8 +106,10 @@ async def _generate(
 
 
 def gpu_use(path: Path, steps: int) -> GpuUse:
-    """Of a trace in Chrome's format, as torch's profiler writes it. Raises ValueError if nothing
-    ran on a GPU, and EOFError if the file does not end."""
+    """GPU use by a trace in Chrome's format, which torch's profiler writes.
+
+    Raises ValueError if nothing ran on a GPU, and EOFError if the file is incomplete.
+    """
     with gzip.open(path) as file:
         events = json.load(file)["traceEvents"]
     spans = [
@@ -120,5 +127,5 @@ def gpu_use(path: Path, steps: int) -> GpuUse:
     return GpuUse(
         step_ms=float(total * in_ms),
         busy_ms=float((total - gaps.sum()) * in_ms),
-        waiting_ms=float(gaps[gaps >= _LEAST_WAIT_US].sum() * in_ms),
+        waiting_ms=float(gaps[gaps >= _MIN_WAIT_US].sum() * in_ms),
     )

@@ -1,8 +1,8 @@
-"""Folders that describe models without weights: SGLang fills them with random numbers.
+"""Writes folders that describe models without weights; SGLang fills in random weights.
 
-A folder's vocabulary has the texts' own tokens only, numbered anew, so that a small model needs no
-large one. They are spelled as in the recordings' tokenizer: the predictor's classes of tokens and
-all text stay what they are.
+A model's vocabulary has only the texts' own tokens, renumbered, so that small models stay small.
+Tokens are spelled as in the recordings' tokenizer, so the predictor's token classes and the text
+stay the same.
 """
 
 import json
@@ -22,7 +22,7 @@ _COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
-# What differs from shape to shape. The drafter has one layer of the same width.
+# Configurations of the target models. The drafter has one layer of the same width.
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "tiny": {
         "architectures": ["LlamaForCausalLM"],
@@ -74,7 +74,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 class OwnVocabulary:
     """The tokens of some texts, numbered from 0.
 
-    token_ids: int32[num_tokens], the recordings' numbers, rising.
+    token_ids: int32[num_tokens], the tokens' ids in the recordings, ascending.
     """
 
     token_ids: np.ndarray
@@ -87,7 +87,7 @@ class OwnVocabulary:
         return cls(seen)
 
     def renumbered(self, traces: Sequence[Trace]) -> list[Trace]:
-        """The same texts with this vocabulary's numbers."""
+        """The same texts with this vocabulary's token ids."""
 
         def new(token_ids: np.ndarray) -> np.ndarray:
             return np.searchsorted(self.token_ids, token_ids).astype(np.int32)
@@ -98,7 +98,7 @@ class OwnVocabulary:
         ]
 
     def write_tokenizer(self, original: Tokenizer, folder: Path) -> None:
-        """A tokenizer for SGLang that decodes as the original does. It encodes nothing."""
+        """Writes a tokenizer for SGLang that decodes as the original does. It cannot encode."""
         spelled = [original.id_to_token(int(token_id)) for token_id in self.token_ids]
         tokenizer = Tokenizer(
             models.WordLevel({token: number for number, token in enumerate(spelled)}, spelled[0])
@@ -115,16 +115,19 @@ class OwnVocabulary:
 def write_models(
     shape: str, folder: Path, *, num_tokens: int, context_length: int
 ) -> tuple[Path, Path]:
-    """Folders of a target and of its drafter. Raises ValueError if the shape's vocabulary is too
-    small.
+    """Writes the folders of a target and its drafter, and returns them.
 
-    num_tokens: of the vocabulary that is used. context_length: in tokens.
+    num_tokens: number of tokens in the texts' vocabulary. context_length: in tokens.
+
+    Raises ValueError if the shape's vocabulary is too small.
     """
     settings = {**_COMMON, "max_position_embeddings": context_length, **SHAPES[shape]}
     draft_vocab_size = settings.pop("draft_vocab_size", None)
     vocab_size = settings.setdefault("vocab_size", -(-num_tokens // 64) * 64)
     if num_tokens > vocab_size:
-        raise ValueError(f"{shape} has {vocab_size} tokens, the texts have {num_tokens}")
+        raise ValueError(
+            f"{shape} has {vocab_size} tokens, but the texts have {num_tokens}: give fewer texts"
+        )
     num_layers = settings["num_hidden_layers"]
     drafter = {
         **settings,
@@ -133,7 +136,7 @@ def write_models(
         "num_hidden_layers": 1,
         "draft_vocab_size": draft_vocab_size or vocab_size,
         "eagle_config": {
-            # Those of the published drafters: an early, a middle and a late layer.
+            # An early, a middle and a late layer, as in the published drafters.
             "eagle_aux_hidden_state_layer_ids": [
                 min(2, num_layers - 4),
                 num_layers // 2 - (num_layers < 8),

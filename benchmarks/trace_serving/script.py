@@ -1,4 +1,4 @@
-"""What a server is to generate: recorded texts, and what the model drafter is to have right."""
+"""The script of a server: the texts to generate, and the acceptance of the model drafter."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ _ACCEPTED = "accepted_"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Script:
-    """Texts one after the other.
+    """Concatenated texts.
 
     token_ids: int32[num_tokens], prompts and outputs.
     starts: int64[num_texts], the place of each text's first token.
-    accepted: int32[num_tokens] by nodes of the model drafter's tree, root not counted: how many of
-        its tokens are right in a cycle whose first token would be this one; 0 in prompts.
+    accepted: int32[num_tokens] by the size of the model drafter's tree in nodes, root not counted:
+        accepted tokens of a cycle that starts at this token; 0 in prompts.
     """
 
     token_ids: Int32
@@ -31,7 +31,7 @@ class Script:
 
     @classmethod
     def of(cls, traces: Sequence[Trace], accepted: Mapping[int, Sequence[Int32]]) -> "Script":
-        """accepted: by size and trace, of a cycle that starts at each output token."""
+        """accepted: by size and trace, int32[num_output] for cycles that start at each token."""
         lengths = [len(trace.text_ids) for trace in traces]
         by_size = {
             size: np.concatenate(
@@ -46,7 +46,7 @@ class Script:
         return cls(np.concatenate([trace.text_ids for trace in traces]), starts, by_size)
 
     def save(self, path: Path) -> None:
-        """Writes what load reads."""
+        """Writes the file that load reads."""
         accepted = {f"{_ACCEPTED}{size}": values for size, values in self.accepted.items()}
         np.savez(path, token_ids=self.token_ids, starts=self.starts, **accepted)  # type: ignore[arg-type]
 
@@ -61,11 +61,11 @@ class Script:
             return cls(file["token_ids"], file["starts"], accepted)
 
     def start_of(self, rid: str) -> int | None:
-        """The place of the first token of the text that a request is to have; None: of none."""
+        """Place of the first token of a request's text; None if the request has no text."""
         name, _, rest = rid.partition("-")
         return int(self.starts[int(rest.partition("-")[0])]) if name == _RID else None
 
 
 def rid_of(text: int, nonce: str) -> str:
-    """The request id by which a server knows which text a request is to have."""
+    """A request id that tells the server which text the request generates."""
     return f"{_RID}-{text}-{nonce}"

@@ -1,9 +1,9 @@
-"""`python -m sglang.launch_server`, but for the tokens: they are those of a script.
+"""`python -m sglang.launch_server`, except that the tokens are those of a script.
 
     python -m benchmarks.trace_serving.server --script FILE ...flags of SGLang
 
-Only a process whose main module this is registers the hooks. No flag, variable or configuration of
-another server does.
+Hooks are registered only in processes that run this module as their main module. No flag, variable
+or configuration of another server can register them.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from benchmarks.trace_serving.script import Script
 HOOKED = {
     "sglang.srt.model_executor.model_runner.ModelRunner.forward": "forward",
     "sglang.srt.speculative.eagle_worker_v2.build_eagle_verify_input": "build_eagle_verify_input",
-    "sglang_hvd.plugin.draft_worker.HvdDraftWorker._add_model_trees": "add_model_trees",
-    "sglang_hvd.plugin.draft_worker.HvdDraftWorker._run_model_drafter": "run_model_drafter",
+    "sglang_hvd.plugin.engine.step_drafts.StepDrafts.draft": "draft",
+    "sglang_hvd.plugin.engine.step_drafts.StepDrafts._run_model_drafter": "run_model_drafter",
 }
 
 
@@ -37,13 +37,16 @@ def main(flags: list[str]) -> None:
     from sglang.srt.server_args import prepare_server_args
 
     load_plugins()
+    HookRegistry.apply_hooks()  # where plugins were loaded before, load_plugins does nothing
     missing = sorted(set(HOOKED) - HookRegistry._patched)
     if missing:
-        raise RuntimeError(f"could not hook into {', '.join(missing)}: see the log above")
+        raise RuntimeError(
+            f"could not hook into {', '.join(missing)}: the log above has the reason"
+        )
     run_server(prepare_server_args(flags))
 
 
-# The processes that SGLang spawns run this module again, under the second name.
+# Processes that SGLang spawns run this module again, as __mp_main__.
 if __name__ in ("__main__", "__mp_main__"):
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--script", type=Path, required=True)

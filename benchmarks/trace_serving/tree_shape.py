@@ -1,4 +1,4 @@
-"""The shape of a simulated model drafter's tree: a chain as deep as its steps, and alternatives."""
+"""The shape of a simulated model drafter's tree: a chain, and alternatives to its nodes."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,15 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeShape:
-    """As EAGLE's draft loop describes a tree. It numbers candidates: topk under the root, then topk
-    under each of the topk most probable ones of the step before, step by step.
+    """A tree as EAGLE's draft loop describes it. The loop numbers candidates step by step: topk
+    below
+    the root, then topk below each of the topk most probable candidates of the step before.
 
-    parent_list: int64[1 + (num_steps - 1) * topk]; the parent of each group of topk candidates.
-    candidates: int64[num_nodes], ascending; those that are nodes.
-    depths: int64[num_nodes], of the nodes, from 1.
-    siblings: int64[num_nodes]; 0 for the nodes of the chain, else a number that no sibling shares.
-    ranks: int64[num_nodes]; place of each node where the most probable are kept: the chain first.
+    parent_list: int64[1 + (num_steps - 1) * topk], the parent of each group of topk candidates.
+    candidates: int64[num_nodes], ascending, the candidates that are nodes.
+    depths: int64[num_nodes], depths of the nodes, from 1.
+    siblings: int64[num_nodes], 0 for nodes of the chain, else a number that differs from siblings'.
+    ranks: int64[num_nodes], ranks of the nodes by probability; the chain comes first.
     """
 
     parent_list: Int64
@@ -35,7 +36,7 @@ class TreeShape:
 
         parents = [-1]
         for depth in range(2, num_steps + 1):
-            above = first_group(depth - 1)  # children of the chain, the chain's own node first
+            above = first_group(depth - 1)  # the chain's node and its siblings, in this order
             parents += [above * topk + child for child in range(topk)]
         depths_of = range(1, num_steps + 1)
         # (candidate, depth, sibling), the most probable first.
@@ -52,7 +53,10 @@ class TreeShape:
             for child in range(topk)
         ]
         if num_nodes > len(nodes):
-            raise ValueError(f"{num_steps} steps with topk {topk} have {len(nodes)} candidates")
+            raise ValueError(
+                f"{num_steps} steps with topk {topk} have {len(nodes)} candidates, fewer than the "
+                f"{num_nodes} nodes"
+            )
         kept = nodes[:num_nodes]
         order = np.argsort([candidate for candidate, _, _ in kept])
         candidates, depths, siblings = np.array(kept, np.int64)[order].T

@@ -1,17 +1,18 @@
 """Which draft each request verifies, and how much of it."""
 
-from sglang_hvd.allocation.allocator import OWN_PACE, Allocation, DraftOdds, StepAllocator
-from sglang_hvd.allocation.cache_trees import CacheTrees, TakenDrafts, num_branch_tokens
+from sglang_hvd.allocation.allocator import Allocation, PredictedDrafts, StepAllocator
 from sglang_hvd.allocation.cost_fit import CostFit, costs_of
 from sglang_hvd.allocation.cost_scale import CostScale
 from sglang_hvd.allocation.draft_extend import MAX_POSTPONED_TOKENS, DraftExtend
+from sglang_hvd.allocation.host_trees import HostTrees, TakenDrafts
 from sglang_hvd.allocation.model_drafts import (
+    DrafterChoices,
     draft_step_choices,
+    max_tree_nodes,
     model_tree_sizes,
-    most_tree_nodes,
 )
-from sglang_hvd.allocation.verify_widths import (
-    MOST_WIDE_REQUESTS,
+from sglang_hvd.allocation.widths import (
+    MAX_WIDE_REQUESTS,
     VerifyWidths,
     powers_of_two_below,
     widths_that_save,
@@ -19,22 +20,21 @@ from sglang_hvd.allocation.verify_widths import (
 
 __all__ = [
     "MAX_POSTPONED_TOKENS",
-    "MOST_WIDE_REQUESTS",
-    "OWN_PACE",
+    "MAX_WIDE_REQUESTS",
     "Allocation",
-    "CacheTrees",
     "CostFit",
     "CostScale",
     "DraftExtend",
-    "DraftOdds",
+    "DrafterChoices",
+    "HostTrees",
+    "PredictedDrafts",
     "StepAllocator",
     "TakenDrafts",
     "VerifyWidths",
     "costs_of",
     "draft_step_choices",
+    "max_tree_nodes",
     "model_tree_sizes",
-    "most_tree_nodes",
-    "num_branch_tokens",
     "powers_of_two_below",
     "widths_that_save",
 ]

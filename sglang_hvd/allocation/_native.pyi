@@ -4,57 +4,62 @@ import numpy.typing as npt
 _Int32 = npt.NDArray[np.int32]
 _Float32 = npt.NDArray[np.float32]
 _Float64 = npt.NDArray[np.float64]
-
 _Bool = npt.NDArray[np.bool_]
+_UInt8 = npt.NDArray[np.uint8]
 
-class CacheTreeJoiner:
+class HostTreeJoiner:
     def join(
         self,
         chain_tokens: _Int32,
         chain_lens: _Int32,
-        survival: _Float32,
+        acceptance: _Float32,
+        draft_tokens: _Int32,
+        draft_parents: _Int32,
+        draft_depths: _Int32,
+        draft_probs: _Float32,
+        draft_nodes: _Int32,
+        source: int,
         tokens: _Int32,
         parents: _Int32,
         depths: _Int32,
         probs: _Float32,
+        is_chain: _Bool,
+        sources: _UInt8,
         num_nodes: _Int32,
-        branch_share: float,
-        out_tokens: _Int32,
-        out_parents: _Int32,
-        out_depths: _Int32,
-        out_probs: _Float32,
-        out_is_chain: _Bool,
-        out_num: _Int32,
+    ) -> None: ...
+    def add(
+        self,
+        num: int,
+        draft_tokens: _Int32,
+        draft_parents: _Int32,
+        draft_depths: _Int32,
+        draft_probs: _Float32,
+        draft_nodes: _Int32,
+        source: int,
+        tokens: _Int32,
+        parents: _Int32,
+        depths: _Int32,
+        probs: _Float32,
+        is_chain: _Bool,
+        sources: _UInt8,
+        num_nodes: _Int32,
     ) -> None: ...
     def take(
         self,
         tokens: _Int32,
         parents: _Int32,
-        probs: _Float32,
         is_chain: _Bool,
-        survival: _Float32,
+        sources: _UInt8,
+        acceptance: _Float32,
         of_chains: _Int32,
         num_taken: _Int32,
         out_tokens: _Int32,
         out_parents: _Int32,
         are_trees: _Bool,
+        source_sets: _UInt8,
         chain_lens: _Int32,
-        expected: _Float32,
-        branch_expected: _Float64,
+        chain_predicted: _Float32,
     ) -> None: ...
-
-def count_branches(
-    tokens: _Int32,
-    parents: _Int32,
-    num_nodes: _Int32,
-    texts: _Int32,
-    lengths: _Int32,
-    num_accepted: _Int32,
-    model_sizes: _Int32,
-    model_accepted: _Int32,
-    chain_accepted: _Int32,
-    num_branches: _Int32,
-) -> None: ...
 
 class Pace:
     def __init__(self) -> None: ...
@@ -69,15 +74,16 @@ class BatchCosts:
     def of(
         widths: _Int32,
         step_ms: _Float64,
+        drafters: _Int32,
         num_steps: _Int32,
-        most_nodes: _Int32,
+        max_nodes: _Int32,
         draft_ms: _Float64,
         wait_ms: float,
     ) -> BatchCosts: ...
 
 class StepAllocator:
     @staticmethod
-    def of(sizes: _Int32, own_pace: float, merges: bool, look_after: int) -> StepAllocator: ...
+    def of(sizes: _Int32, drafters: _Int32, merges: bool, look_after: int) -> StepAllocator: ...
     @property
     def pace(self) -> Pace: ...
     def start(self, slot: int) -> None: ...
@@ -85,29 +91,29 @@ class StepAllocator:
     def allocate(
         self,
         slots: _Int32,
-        is_pinned: _Bool | None,
+        model_only: _Bool | None,
         probs: _Float32,
         depths: _Int32,
         num_nodes: _Int32,
-        reaches: _Float32,
-        reaches_if_right: _Float32,
+        model_probs: _Float32,
+        model_probs_if_right: _Float32,
         costs: BatchCosts,
         context_ms: float,
         next_waits: bool,
-        num_cache: _Int32,
+        num_host: _Int32,
         num_model: _Int32,
         model_size: _Int32,
-        model_expected: _Float32,
+        model_predicted: _Float32,
     ) -> tuple[int, int, int]: ...
     def wants_drafts(
         self,
         slots: _Int32,
-        is_pinned: _Bool | None,
+        model_only: _Bool | None,
         probs: _Float32,
         depths: _Int32,
         num_nodes: _Int32,
-        reaches: _Float32,
-        reaches_if_right: _Float32,
+        model_probs: _Float32,
+        model_probs_if_right: _Float32,
         costs: BatchCosts,
         context_ms: float,
     ) -> bool: ...

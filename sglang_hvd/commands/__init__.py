@@ -1,1 +1,1 @@
-"""What the subcommands of `sglang-hvd` take and do."""
+"""The subcommands of `sglang-hvd`: their arguments, and what they call."""

@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and their types."""
+"""Arguments that several commands have, and types of arguments."""
 
 import argparse
 import math
@@ -37,7 +37,7 @@ def share(text: str) -> float:
 
 
 def output_file(text: str) -> Path:
-    """The type of an argument that names a file to write. argparse says what is wrong with it."""
+    """The type of an argument that names a file to write. argparse reports errors."""
     try:
         check_place(Path(text))
     except ValueError as error:
@@ -50,29 +50,33 @@ def add_cache_dir(parser: argparse.ArgumentParser) -> None:
         "--cache-dir",
         type=Path,
         metavar="DIR",
-        help="where the demo models are built on first use (default: sglang_hvd in $XDG_CACHE_HOME "
-        "or ~/.cache)",
+        help="folder in which the demo models are built on first use (default: sglang_hvd in "
+        "$XDG_CACHE_HOME or ~/.cache)",
     )
 
 
 def add_texts(parser: argparse.ArgumentParser) -> None:
-    """`--traces DIR`, `--tokenizer FILE` and `--eos-token TOKEN`."""
+    """Adds --traces DIR, --tokenizer FILE and --eos-token TOKEN."""
     parser.add_argument(
         "--traces",
         "--from",
         type=Path,
         required=True,
         metavar="DIR",
-        help="recordings (.hvdt), text traces or chat logs (.jsonl): a folder, or one file",
+        help="folder or file of recordings (.hvdt), text traces or chat logs (.jsonl)",
     )
     parser.add_argument(
-        "--tokenizer", type=Path, required=True, metavar="FILE", help="tokenizer.json for them"
+        "--tokenizer",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="tokenizer.json of the model that generated them",
     )
     parser.add_argument(
         "--eos-token",
         default="<|im_end|>",
         metavar="TOKEN",
-        help="ends every output of text traces and chat logs; empty: nothing does "
+        help="token that ends every output of text traces and chat logs; empty: no such token "
         "(default: %(default)s)",
     )
 
@@ -80,7 +84,10 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
 def add_cache_mode(
     parser: argparse.ArgumentParser, *, default: CacheMode | None = None, mode_of: str = ""
 ) -> None:
-    """default: None where other options may name the mode, as mode_of says."""
+    """Adds --cache-mode.
+
+    default: None if other options may name the mode; mode_of says which.
+    """
     parser.add_argument(
         "--cache-mode",
         choices=get_args(CacheMode),
@@ -93,14 +100,14 @@ def add_traces(parser: argparse.ArgumentParser, *, mode_of: str = "") -> None:
     add_texts(parser)
     add_cache_mode(parser, mode_of=mode_of)
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="other settings of the server, as --hvd-config"
+        "--config", type=Path, metavar="FILE", help="YAML file of other settings, as --hvd-config"
     )
     parser.add_argument(
         "--processes",
         type=count,
         default=min(8, os.cpu_count() or 1),
         metavar="N",
-        help="replay so many recordings at a time (default: %(default)s)",
+        help="number of recordings that are replayed at a time (default: %(default)s)",
     )
 
 
@@ -109,12 +116,13 @@ def add_predictor(parser: argparse.ArgumentParser) -> None:
         "--predictor",
         type=Path,
         metavar="FILE",
-        help="default: that of --config, or else the one that ships",
+        help="predictor (.safetensors) that decides (default: that of --config, or the one that "
+        "ships)",
     )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """`--json FILE`, in a folder that is there: told before hours are spent on the rows."""
+    """Adds --json FILE. Its folder must exist, which is checked before hours are spent."""
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the rows as JSON")
 
 

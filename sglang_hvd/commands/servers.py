@@ -1,4 +1,4 @@
-"""Commands that start a server or ask one: demo, serve, costs, reload."""
+"""The commands that start a server or query one: demo, serve, costs, reload."""
 
 import argparse
 from pathlib import Path
@@ -11,11 +11,11 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
     add_cache_dir(parser)
     parser.add_argument(
         "--modes",
-        help="comma-separated: plain, eagle3, ngram and policies of HVD; default: all. plain "
-        "always runs",
+        help="comma-separated list of plain, eagle3, ngram and HVD's policies; plain always runs "
+        "(default: all)",
     )
     parser.add_argument(
-        "--sessions", type=count, default=2, help="sessions per workload (default: 2)"
+        "--sessions", type=count, default=2, help="sessions per workload (default: %(default)s)"
     )
     parser.add_argument(
         "--json", type=output_file, metavar="FILE", help="write the table's rows as JSON"
@@ -23,14 +23,16 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    # Imported here: the demo needs torch and an OpenAI client, other commands do not.
+    # Imported here: only the demo needs torch and an OpenAI client.
     from sglang_hvd.demo import run
     from sglang_hvd.demo.modes import MODES
 
     asked = options.modes.split(",") if options.modes else list(MODES)
     unknown = sorted(set(asked) - set(MODES))
     if unknown:
-        raise ValueError(f"unknown modes {', '.join(unknown)}: choose from {', '.join(MODES)}")
+        raise ValueError(
+            f"--modes: unknown modes {', '.join(unknown)}: choose from {', '.join(MODES)}"
+        )
     return run.run_demo(
         cache_dir=options.cache_dir or user_cache(),
         modes=[mode for mode in MODES if mode in asked or mode == "plain"],
@@ -41,8 +43,10 @@ def run_demo(options: argparse.Namespace) -> int:
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
     add_cache_dir(parser)
-    parser.add_argument("--port", type=int, default=30000, help="default: %(default)s")
-    parser.epilog = "Other flags go to python -m sglang.launch_server."
+    parser.add_argument(
+        "--port", type=int, default=30000, help="port of the server (default: %(default)s)"
+    )
+    parser.epilog = "All other flags are passed to python -m sglang.launch_server."
 
 
 def run_serve(options: argparse.Namespace) -> int:
@@ -56,8 +60,12 @@ def run_serve(options: argparse.Namespace) -> int:
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:30000", help="default: %(default)s")
-    parser.add_argument("--api-key", metavar="KEY", help="of a server that asks for one")
+    parser.add_argument(
+        "--url",
+        default="http://127.0.0.1:30000",
+        help="address of the server (default: %(default)s)",
+    )
+    parser.add_argument("--api-key", metavar="KEY", help="the server's API key, if it has one")
 
 
 def run_costs(options: argparse.Namespace) -> int:
@@ -68,10 +76,16 @@ def run_costs(options: argparse.Namespace) -> int:
 
 
 def add_reload(parser: argparse.ArgumentParser) -> None:
-    add_server(parser)  # which server
-    parser.add_argument("--admin-api-key", metavar="KEY", help="of a server that has one")
+    add_server(parser)
     parser.add_argument(
-        "--predictor", type=Path, required=True, metavar="FILE", help="as the server sees it"
+        "--admin-api-key", metavar="KEY", help="the server's admin key, if it has one"
+    )
+    parser.add_argument(
+        "--predictor",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the predictor's path on the server's machine",
     )
 
 

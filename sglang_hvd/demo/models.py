@@ -1,22 +1,22 @@
-"""The embedded demo models: built on first use, cached afterwards.
+"""The embedded demo models, which are built on first use and then kept.
 
 python -m sglang_hvd.demo.models --cache-dir DIR [--shape llama|qwen3]
 """
 
 import argparse
-import fcntl
 import hashlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from filelock import FileLock
+
 import sglang_hvd
-from sglang_hvd.demo.build import RECIPES, Recipe, build
+from sglang_hvd.demo.training.recipes import RECIPES, Recipe
 
 Shape = Literal["llama", "qwen3"]
 
@@ -24,12 +24,9 @@ Shape = Literal["llama", "qwen3"]
 _SOURCES = (
     "types.py", "config.py", "native/*", "drafter/*.py", "payoff/*.py", "payoff/native/*",
     "suffix_cache/*.py", "suffix_cache/native/*",
-    "replay/acceptance.py", "replay/replayed.py",
-    "traces/trace.py", "traces/tokenizer.py", "traces/vocabulary.py",
-    "demo/corpus/*.py", "demo/build.py", "demo/checkpoint.py", "demo/dataset.py",
-    "demo/distillation.py", "demo/eagle3.py", "demo/gradients.py", "demo/induction.py",
-    "demo/predictor.py", "demo/rollout.py", "demo/target.py", "demo/tokenizer.py",
-    "demo/transformer.py",
+    "replay/core/replayed.py",
+    "traces/trace.py", "traces/tokenizer_json.py",
+    "demo/corpus/*.py", "demo/training/*.py",
 )  # fmt: skip
 
 
@@ -45,10 +42,10 @@ class DemoModels:
 def ensure_demo_models(
     cache_dir: Path, *, shape: Shape = "llama", progress: bool = True
 ) -> DemoModels:
-    """The demo models below `cache_dir`, built there if this version has not built them yet.
+    """The demo models in `cache_dir`. Builds them if this version has not built them there yet.
 
-    A build takes some minutes on two cores and is deterministic. Of two processes one builds and
-    the other waits; an interrupted build leaves nothing behind.
+    A build takes some minutes on two cores and is deterministic. If two processes ask at the same
+    time, one builds and the other waits. An interrupted build leaves no models.
 
     Raises ValueError if `cache_dir` cannot be written.
     """
@@ -69,8 +66,10 @@ def ensure_demo_models(
 
 
 def _build_once(recipe: Recipe, directory: Path, progress: bool) -> None:
+    from sglang_hvd.demo.training.build import build  # seconds of imports
+
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(directory.with_suffix(".lock")):
+    with FileLock(directory.with_suffix(".lock")):
         if directory.is_dir():
             return
         prefix = f"partial-{directory.name}-"
@@ -82,14 +81,6 @@ def _build_once(recipe: Recipe, directory: Path, progress: bool) -> None:
             partial.rename(directory)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the system releases it when the process dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _fingerprint(recipe: Recipe) -> str:

@@ -1,4 +1,4 @@
-"""The ways of decoding that the demo compares, each as the flags of one SGLang server."""
+"""The modes of decoding that the demo compares, each as the flags of one SGLang server."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Mode = Literal[
 ]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-# The tree that SGLang's EAGLE3 and HVD's model drafter both use here: on a CPU the paper's 8 steps
-# would cost more than the tokens they bring.
+# The draft tree of both SGLang's EAGLE3 and HVD's model drafter. On a CPU the paper's 8 steps cost
+# more time than their tokens save.
 MODEL_TREE_FLAGS = (
     *("--speculative-num-steps", "3"),
     *("--speculative-eagle-topk", "4"),
@@ -23,7 +23,7 @@ MODEL_TREE_FLAGS = (
 
 
 def server_flags(mode: Mode, models: DemoModels) -> list[str]:
-    """Flags of `python -m sglang.launch_server` for one mode; the same model in all."""
+    """Flags of `python -m sglang.launch_server` for one mode. All modes serve the same target."""
     flags = ["--model-path", str(models.target), "--served-model-name", "demo"]
     drafter = ["--speculative-draft-model-path", str(models.drafter), *MODEL_TREE_FLAGS]
     if mode == "plain":
@@ -36,7 +36,7 @@ def server_flags(mode: Mode, models: DemoModels) -> list[str]:
             *("--speculative-num-draft-tokens", "16"),
         ]
     policies: tuple[Policy, ...] = get_args(Policy)
-    assert mode in policies, f"mode {mode} is no HVD policy"
+    assert mode in policies, f"mode {mode} is not an HVD policy"
     return [
         *(*flags, "--speculative-algorithm", "HVD", *drafter),
         *("--hvd-policy", mode, "--hvd-predictor", str(models.predictor)),

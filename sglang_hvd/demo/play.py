@@ -1,4 +1,4 @@
-"""Plays multi-turn sessions against a server through the OpenAI API, as any client would."""
+"""Plays multi-turn sessions against a server through the OpenAI API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_REPLY_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One reply and what its decoding took.
+    """One reply and the figures of its decoding.
 
     Attributes:
         family: workload family of the session.
@@ -25,8 +25,9 @@ class Reply:
         text: the reply.
         num_tokens: generated tokens.
         seconds: from request to answer, prefill included.
-        counts: of its decoding cycles.
-        cycles: draft source and accepted draft tokens of each cycle, where the server reports it.
+        counts: counts of its decoding cycles.
+        cycles: draft source and accepted draft tokens of each cycle; empty if the server does not
+            report them.
     """
 
     family: str
@@ -39,7 +40,7 @@ class Reply:
 
 
 def play(url: str, sessions: Iterable[Session]) -> Iterator[Reply]:
-    """Play each session turn by turn; the model's own replies become the history."""
+    """Play each session turn by turn. The model's own replies become the history."""
     client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=600, max_retries=0)
     for session in sessions:
         messages: list[dict[str, str]] = []

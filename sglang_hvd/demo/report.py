@@ -1,24 +1,27 @@
-"""What the demo prints: one row per workload and mode, and text coloured by draft source."""
+"""What the demo prints: a row per workload and mode, and replies coloured by draft source."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TextIO
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from sglang_hvd.demo.modes import MODES, Mode
 from sglang_hvd.demo.play import Reply
 
 ALL_WORKLOADS = "all"
+TABLE_WIDTH = 100
 
-_COLOURS = {
-    "cache": "\033[32m",
-    "model": "\033[36m",
-    "both": "\033[35m",
-    "target": "\033[0m",
+# Styles tell sources apart on a terminal without colours, too.
+_STYLES = {
+    "cache": "bold green",
+    "model": "underline cyan",
+    "both": "bold underline magenta",
+    "target": "",
 }
-_RESET = "\033[0m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +30,13 @@ class Row:
 
     Attributes:
         tokens_per_s: generated tokens per second of request time, prefill included.
-        cycles_per_1k: decoding cycles per 1000 generated tokens, of which each reply's first is of
-            its prefill.
-        mean_accepted: accepted draft tokens per cycle, bonus tokens and those behind a reply's end
-            not counted.
+        cycles_per_1k: decoding cycles per 1000 generated tokens. The first token of each reply
+            comes from the prefill.
+        mean_accepted: accepted draft tokens per cycle, without bonus tokens and tokens after the
+            end of a reply.
         ms_per_cycle: request time per cycle, prefill included.
         cache_share: share of cycles that verified a cache draft.
-        outputs_identical: whether every reply equals plain decoding's.
+        outputs_identical: whether every reply equals that of plain decoding.
     """
 
     workload: str
@@ -77,26 +80,26 @@ def _row(workload: str, mode: Mode, replies: Mapping[Mode, Sequence[Reply]]) -> 
     )
 
 
-def table(all_rows: Iterable[Row]) -> str:
-    """The rows as text. The gain columns compare tokens/s with eagle3 and plain of the same run."""
-    all_rows = list(all_rows)
+def table(all_rows: Sequence[Row]) -> Table:
+    """The rows. The gain columns compare tokens/s with eagle3 and plain of the same run."""
     speed = {(row.workload, row.mode): row.tokens_per_s for row in all_rows}
-    lines = [
-        f"{'workload':<11} {'mode':<10} {'tokens/s':>8} {'x eagle3':>8} {'x plain':>8} "
-        f"{'cycles/1K':>9} {'accepted':>8} {'ms/cycle':>8} {'cache':>6}  identical"
-    ]
-    previous = None
-    for row in all_rows:
-        if previous not in (None, row.workload):
-            lines.append("")
-        previous = row.workload
-        lines.append(
-            f"{row.workload:<11} {row.mode:<10} {row.tokens_per_s:8.1f} "
-            f"{_gain(row, 'eagle3', speed):>8} {_gain(row, 'plain', speed):>8} "
-            f"{row.cycles_per_1k:9.0f} {row.mean_accepted:8.2f} {row.ms_per_cycle:8.1f} "
-            f"{row.cache_share:6.0%}  {'yes' if row.outputs_identical else 'NO'}"
+    shown = Table(box=box.SIMPLE_HEAD, padding=0)
+    for name in ("workload", "mode"):
+        shown.add_column(name, no_wrap=True)
+    for name in (
+        *("tokens/s", "x eagle3", "x plain", "cycles/1K", "accepted", "ms/cycle", "cache"),
+        "identical",
+    ):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for row, following in zip(all_rows, [*all_rows[1:], None], strict=True):
+        shown.add_row(
+            *(row.workload, row.mode, f"{row.tokens_per_s:.1f}"),
+            *(_gain(row, over, speed) for over in ("eagle3", "plain")),
+            *(f"{row.cycles_per_1k:.0f}", f"{row.mean_accepted:.2f}", f"{row.ms_per_cycle:.1f}"),
+            *(f"{row.cache_share:.0%}", "yes" if row.outputs_identical else "NO"),
+            end_section=following is not None and following.workload != row.workload,
         )
-    return "\n".join(lines)
+    return shown
 
 
 def json_rows(all_rows: Iterable[Row]) -> list[dict[str, object]]:
@@ -104,34 +107,26 @@ def json_rows(all_rows: Iterable[Row]) -> list[dict[str, object]]:
     return [asdict(row) for row in all_rows]
 
 
-def shows_colours(stream: TextIO) -> bool:
-    """Whether it is a terminal whose user has not refused them (no-color.org)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR")
-
-
-def coloured(tokens: Sequence[str], cycles: Iterable[tuple[str, int]]) -> str:
-    """A reply in the colours of its draft sources.
+def by_source(tokens: Sequence[str], cycles: Iterable[tuple[str, int]]) -> Text:
+    """A reply in the styles of its draft sources.
 
     Args:
         tokens: text of each generated token.
         cycles: (draft source, accepted draft tokens) of each cycle in order. Each cycle also
-            yields one token of the target itself, as the prefill did before the first.
+            yields one token of the target itself, as the prefill did before the first cycle.
     """
     sources = ["target"]
     for source, num_accepted_drafts in cycles:
         sources += [source] * num_accepted_drafts + ["target"]
-    pieces, colour = [], None
-    for token, source in zip(tokens, sources, strict=False):  # a reply may end inside a draft
-        if _COLOURS[source] != colour:
-            colour = _COLOURS[source]
-            pieces.append(colour)
-        pieces.append(token)
-    return "".join(pieces) + _RESET
+    pieces = zip(tokens, sources, strict=False)  # a reply may end inside a draft
+    return Text.assemble(*((token, _STYLES[source]) for token, source in pieces))
 
 
-def legend() -> str:
-    """What the colours mean."""
-    return " ".join(f"{colour}{source}{_RESET}" for source, colour in _COLOURS.items())
+def legend() -> Text:
+    """The draft sources in their styles, each with its style in words."""
+    return Text(", ").join(
+        Text(f"{source} ({style or 'plain'})", style) for source, style in _STYLES.items()
+    )
 
 
 def _gain(row: Row, over: Mode, speed: Mapping[tuple[str, Mode], float]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
@@ -17,7 +17,7 @@ from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import DemoModels, ensure_demo_models
 from sglang_hvd.demo.modes import Mode, server_flags
 from sglang_hvd.demo.play import Reply, play
-from sglang_hvd.demo.report import coloured, json_rows, legend, rows, shows_colours, table
+from sglang_hvd.demo.report import TABLE_WIDTH, by_source, json_rows, legend, rows, table
 from sglang_hvd.demo.server import (
     CPU_ENVIRONMENT,
     CPU_FLAGS,
@@ -31,22 +31,25 @@ from sglang_hvd.whole_file import write_whole
 
 SESSION_SEED = 7
 
-# The policy that serves by default, and whose replies are printed in colour.
+# The policy that serves by default, and whose replies are printed by draft source.
 _POLICY = HvdConfig().policy
 
-# Families whose last reply is printed so.
+# The families whose last reply is printed.
 _SHOWN: tuple[Family, ...] = ("editing", "tool_calls", "chat")
 
 
 def run_demo(
     *, cache_dir: Path, modes: Sequence[Mode], num_sessions: int, json_file: Path | None
 ) -> int:
-    """Play the same sessions in every mode and print where tokens came from, on a terminal with
-    colours, and what it gained.
+    """Play the same sessions in every mode and print what each gained.
+
+    On a terminal, also print replies in which the style of each token shows its draft source.
 
     Returns:
-        The exit code: 1 if a mode's text differs from plain decoding's.
+        The exit code: 1 if the text of a mode differs from that of plain decoding.
     """
+    console = Console(soft_wrap=True, highlight=False)
+    console.width = max(console.width, TABLE_WIDTH)  # a narrower terminal wraps lines itself
     models = ensure_demo_models(cache_dir)
     sessions = [
         session
@@ -59,10 +62,10 @@ def run_demo(
         with tempfile.TemporaryDirectory() as folder, _server(mode, models, folder) as server:
             turns = play(server.url, sessions)
             replies[mode] = list(tqdm(turns, desc=f"{mode:<10}", total=num_turns, disable=None))
-    if _POLICY in replies and shows_colours(sys.stdout):
-        _print_coloured(models, replies[_POLICY])
+    if _POLICY in replies and console.is_terminal:
+        _print_by_source(console, models, replies[_POLICY])
     all_rows = rows(replies)
-    print(table(all_rows))
+    console.print(table(all_rows))
     if json_file is not None:
         write_whole(json_file, (json.dumps(json_rows(all_rows), indent=1) + "\n").encode())
     return 0 if all(row.outputs_identical for row in all_rows) else 1
@@ -70,7 +73,7 @@ def run_demo(
 
 def run_serve(*, cache_dir: Path, port: int, more_flags: Sequence[str]) -> int:
     """Serve the demo model with HVD until interrupted."""
-    held_port(port).close()  # told before minutes are spent on the models
+    held_port(port).close()  # a taken port is an error before minutes go into the models
     models = ensure_demo_models(cache_dir)
     log_file = cache_dir / f"serve-{port}.log"
     flags = [*CPU_FLAGS, *server_flags(_POLICY, models), *more_flags]
@@ -95,12 +98,12 @@ def _server(mode: Mode, models: DemoModels, folder: str) -> SglangServer:
     )
 
 
-def _print_coloured(models: DemoModels, replies: Sequence[Reply]) -> None:
-    """Print the last reply of the shown families as it was decoded while it was played."""
+def _print_by_source(console: Console, models: DemoModels, replies: Sequence[Reply]) -> None:
+    """Print the last reply of the shown families with the source of each token."""
     tokenizer = AutoTokenizer.from_pretrained(models.target)
-    print(f"\npolicy {_POLICY}, tokens by draft source: {legend()}\n")
+    console.print(f"\npolicy {_POLICY}, tokens by draft source:", legend(), end="\n\n")
     for family in _SHOWN:
-        # Encoding the text again gives the generated tokens, but for a rare one spelt otherwise.
+        # Encoding the text again mostly gives the generated tokens; others have another length.
         shown = [
             (reply, token_ids)
             for reply in replies
@@ -108,11 +111,13 @@ def _print_coloured(models: DemoModels, replies: Sequence[Reply]) -> None:
             and len(token_ids := tokenizer.encode(reply.text)) in _lengths(reply)
         ]
         if not shown:
-            print(f"--- {family}: no reply that its text alone gives back in tokens\n")
+            console.print(f"--- {family}: no reply whose text encodes to its tokens\n")
             continue
         reply, token_ids = shown[-1]
-        print(f"--- {family}: {reply.question.splitlines()[-1]}")
-        print(coloured([tokenizer.decode([t]) for t in token_ids], reply.cycles), end="\n\n")
+        console.print(f"--- {family}: {reply.question.splitlines()[-1]}", markup=False)
+        console.print(
+            by_source([tokenizer.decode([t]) for t in token_ids], reply.cycles), end="\n\n"
+        )
 
 
 def _lengths(reply: Reply) -> tuple[int, int]:

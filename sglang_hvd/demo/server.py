@@ -1,4 +1,4 @@
-"""A SGLang server as a child process: started with a log, waited for, ended by its own pid."""
+"""Runs an SGLang server as a child process: starts it with a log, waits for it, and ends it."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
-# Architectures of the demo models, and of benchmarks/trace_serving. SGLang imports all that it has
-# at every start, 4 s of a core.
+# Architectures of the demo models and of benchmarks/trace_serving. Otherwise SGLang imports every
+# architecture at each start, which takes 4 s of a core.
 _ARCHITECTURES = {"llama", "llama_eagle3", "qwen3"}
 
-# The last line of a server that refuses settings: HVD's, or argparse's behind all flags, which
-# begins with "sglang serve: ".
+# The last line of a server that refuses its settings. argparse prints it after all flags and begins
+# it with "sglang serve: ".
 _REFUSES = re.compile(r"(?:[^:]+: )?error: (.*)")
 
-_GRACE_S = 3.0  # of a server that is not told another
+_GRACE_S = 3.0  # the default
 
 CPU_ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "CUDA_VISIBLE_DEVICES": "",
-    # Else torch compiles for 10 s and more inside the first request.
+    # Otherwise torch compiles for 10 s or more during the first request.
     "TORCHDYNAMO_DISABLE": "1",
-    # The demo models are too small to share among threads: two cost more than they bring.
+    # The demo models are too small for threads: two of them cost more time than they save.
     "OMP_NUM_THREADS": "1",
 }
 CPU_FLAGS = (
     *("--device", "cpu", "--sleep-on-idle"),
-    *("--dtype", "float32"),  # bfloat16 logits tie, and a tie may fall either way
-    *("--max-total-tokens", "20000"),  # else the KV pool takes most of the memory
+    *("--dtype", "float32"),  # bfloat16 logits tie, and ties are not broken the same way each time
+    *("--max-total-tokens", "20000"),  # otherwise the KV pool takes most of the memory
     *("--max-running-requests", "16"),
 )
 
 
 def demo_environment() -> dict[str, str]:
-    """The environment for servers of these architectures, and of no others."""
+    """The environment of a server that can load only the demo's architectures."""
     return {**CPU_ENVIRONMENT, "SGLANG_DISABLED_MODEL_ARCHS": _other_architectures()}
 
 
 def grace_of(device: str) -> float:
-    """Seconds for a server to end by itself: on a GPU the next one wants its memory, on a CPU it
-    leaves nothing behind."""
+    """Seconds that a server gets to end by itself. On a GPU the next server needs its memory; on
+    a CPU it can be killed at once."""
     return 0 if device == "cpu" else _GRACE_S
 
 
 def _other_architectures() -> str:
-    """SGLang's modules of all other architectures, found without importing it, which takes
-    seconds."""
+    """Names of SGLang's modules for all other architectures. Importing SGLang takes seconds, so
+    they are read from its folder."""
     sglang = importlib.util.find_spec("sglang")
     if sglang is None or not sglang.submodule_search_locations:
         return ""
@@ -70,7 +70,7 @@ def _other_architectures() -> str:
 
 
 class Process(Protocol):
-    """A server's process, the first of its group."""
+    """A server's process, the leader of its process group."""
 
     pid: int
     returncode: int | None
@@ -82,20 +82,20 @@ class Process(Protocol):
         """Waits until it ends, and returns its exit code. Raises TimeoutExpired."""
 
 
-# Starts a command with an environment, its output into a file.
+# Starts a command in an environment and writes its output into a file.
 Launch = Callable[[Sequence[str], dict[str, str], BinaryIO], Process]
 
 
 class ServerFailed(RuntimeError):
-    """A server did not start, or did not go on."""
+    """A server did not start, or ended while it served."""
 
 
 class SglangServer:
-    """Context manager around `python -m sglang.launch_server`; enter it once, on a thread that
-    stays.
+    """Context manager around `python -m sglang.launch_server`. Enter it once, on a thread that
+    outlives the server.
 
-    Raises ServerFailed on entry, with the end of the log, when the server dies or does not answer
-    within `timeout_s`, and ValueError when a given port is taken.
+    Raises ServerFailed on entry, with the end of the log, if the server dies or does not answer
+    within `timeout_s`. Raises ValueError if a given port is taken.
     """
 
     def __init__(
@@ -110,17 +110,18 @@ class SglangServer:
         grace_s: float = _GRACE_S,
         launch: Launch | None = None,
     ) -> None:
-        """grace_s: what SGLang gets to end by itself before it is killed. It seldom takes less.
-        launch: starts the process otherwise than as a child of this one.
+        """grace_s: how long SGLang may take to end by itself before it is killed. It usually uses
+            all of it.
+        launch: starts the process in place of `spawn`.
         """
         self._held: socket.socket | None = None
         if port is None:
             self._held = held_port()
             port = int(self._held.getsockname()[1])
         else:
-            held_port(port).close()  # or what serves there would be taken for this server
+            held_port(port).close()  # otherwise another server there would pass for this one
         self._port = port
-        # The last one counts, and --host in flags may be anywhere.
+        # The last occurrence of a flag counts: --host in `flags` overrides, --port does not.
         self._command = [
             *(sys.executable, "-m", module, "--host", "127.0.0.1", *flags),
             *("--port", str(self._port)),
@@ -135,17 +136,17 @@ class SglangServer:
 
     @property
     def url(self) -> str:
-        """Base URL, without a slash at the end."""
+        """Base URL without a trailing slash."""
         return f"http://{self._host}:{self._port}"
 
     @property
     def log(self) -> str:
-        """Everything the server wrote so far."""
+        """Everything that the server has written so far."""
         return self._log_file.read_text(errors="replace")
 
     def begin(self) -> None:
-        """Starts the process and does not wait; entering does, and `stop` ends it. So several
-        servers start at the same time. Once, on a thread that stays."""
+        """Starts the process without waiting for it, so that several servers can start at the same
+        time. Call it at most once, before entering, on a thread that outlives the server."""
         assert self._process is None, "the server was started before"
         with self._log_file.open("wb") as log:
             self._process = self._launch(self._command, self._environment, log)
@@ -169,18 +170,18 @@ class SglangServer:
         self.stop()
 
     def post(self, path: str, body: dict[str, Any], *, timeout_s: float = 300) -> Any:
-        """POST JSON, return the JSON answer (text where it is none)."""
+        """POST JSON and return the JSON answer, or its text if it is not JSON."""
         request = urllib.request.Request(
             self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         return _answer(request, timeout_s)
 
     def get(self, path: str, *, timeout_s: float = 60) -> Any:
-        """GET, return the JSON answer (text where it is none)."""
+        """GET and return the JSON answer, or its text if it is not JSON."""
         return _answer(urllib.request.Request(self.url + path), timeout_s)
 
     def stop(self) -> None:
-        """End the server and the processes it started; they share its process group."""
+        """End the server and the processes that it started, which share its process group."""
         if self._held is not None:
             self._held.close()
         if self._process is None:
@@ -194,7 +195,7 @@ class SglangServer:
         self._process = None
 
     def wait(self) -> int:
-        """Wait until the server ends by itself; its exit code."""
+        """Wait until the server ends by itself and return its exit code."""
         assert self._process is not None, "the server was not started, or was stopped"
         return self._process.wait()
 
@@ -213,7 +214,7 @@ class SglangServer:
         raise ServerFailed(f"no answer after {self._timeout_s:.0f} s:\n{self._log_tail()}")
 
     def _why_it_ended(self, code: int) -> str:
-        """In one line, if the server says it in one."""
+        """The server's own error line if there is one, otherwise the end of its log."""
         *_, last = self.log.splitlines() or [""]
         refused = _REFUSES.fullmatch(last)
         if refused is not None:
@@ -225,26 +226,26 @@ class SglangServer:
 
 
 def how_it_ended(code: int) -> str:
-    """A server, by its exit code."""
+    """Says in words how a server with this exit code ended."""
     if code < 0:
         return f"the server was ended by {signal.Signals(-code).name}"
     return f"the server ended with code {code}"
 
 
-# Loaded here, because between fork and exec a child of a threaded process must not load anything.
-# Only Linux has it: elsewhere a server may outlive a parent that is killed.
+# Loaded here because a child of a threaded process must not load anything between fork and exec.
+# Only Linux has prctl. On other systems a server may outlive a parent that is killed.
 _prctl = getattr(ctypes.CDLL(None), "prctl", None)
 _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """In the child: SIGTERM when the thread that started it ends, however it ends."""
+    """Runs in the child, which then gets SIGTERM when the thread that started it ends."""
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def spawn(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Process:
-    """A child of this process, first of a group of its own."""
+    """Starts a child of this process as the leader of its own process group."""
     return subprocess.Popen(
         command,
         env=environment,
@@ -256,12 +257,13 @@ def spawn(command: Sequence[str], environment: dict[str, str], log: BinaryIO) ->
 
 
 def held_port(port: int = 0) -> socket.socket:
-    """A socket bound to a TCP port of the loopback interface; 0: to one that is free. Raises
-    ValueError for one that is not.
+    """A socket bound to a TCP port of the loopback interface, or to a free one if `port` is 0.
 
-    While it is open, the kernel gives the port to nobody who asks for any port, to listen or to
-    connect from. A server that asks for this one with SO_REUSEADDR, as uvicorn does, may listen on
-    it, since this socket never does.
+    While the socket is open, the kernel does not hand out the port to processes that ask for any
+    port. A server that asks for this port with SO_REUSEADDR, as uvicorn does, can listen on it,
+    because this socket never listens.
+
+    Raises ValueError if the port is not free.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -274,7 +276,7 @@ def held_port(port: int = 0) -> socket.socket:
 
 
 def _asked_host(command: Sequence[str]) -> str:
-    """Where a server of this command line answers."""
+    """The host under which a server with this command line answers."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host")
     host = str(parser.parse_known_args(command)[0].host)
@@ -282,9 +284,9 @@ def _asked_host(command: Sequence[str]) -> str:
 
 
 def flush_cache(url: str, *, timeout_s: float = 20) -> None:
-    """Empties a server's caches; it refuses until it has put its last request away.
+    """Empties a server's caches. The server refuses this while it still holds a request.
 
-    Raises HTTPError if it still does after the time.
+    Raises HTTPError if it still refuses after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while True:

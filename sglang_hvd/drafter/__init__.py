@@ -1,7 +1,6 @@
-"""The hybrid drafter: decides cycle by cycle which draft each request verifies."""
+"""The hybrid drafter: decides cycle by cycle which drafts each request verifies."""
 
-from sglang_hvd.drafter.forecasts import AllocationForecast, PayoffForecast
 from sglang_hvd.drafter.hybrid_drafter import HybridDrafter
-from sglang_hvd.drafter.proposals import Proposals
+from sglang_hvd.drafter.proposer import ChainPrediction, Proposals, TreePrediction
 
-__all__ = ["AllocationForecast", "HybridDrafter", "PayoffForecast", "Proposals"]
+__all__ = ["ChainPrediction", "HybridDrafter", "Proposals", "TreePrediction"]

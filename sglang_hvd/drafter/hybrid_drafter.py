@@ -4,21 +4,19 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from sglang_hvd.allocation import StepAllocator
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.drafter.cost_planner import CostPlanner
-from sglang_hvd.drafter.cycles import Cycles
-from sglang_hvd.drafter.payoff_estimator import PayoffEstimator
-from sglang_hvd.drafter.proposals import Proposals
-from sglang_hvd.drafter.proposer import Proposer
-from sglang_hvd.drafter.request import DraftedRequest, cycles_of, slots_of
-from sglang_hvd.drafter.rule_planner import RulePlanner
+from sglang_hvd.drafter.planners import CostPlanner, RulePlanner
+from sglang_hvd.drafter.proposer import Proposals, Proposer
+from sglang_hvd.drafter.request import DraftedRequest, are_model_only, plans_of, slots_of
+from sglang_hvd.drafter.sources import CacheSource, ModelSource
 from sglang_hvd.payoff import (
+    AcceptancePredictor,
     ModelFigures,
-    ModelPayoff,
+    ModelPredictor,
     OriginFigures,
-    PayoffPredictor,
     RequestTracker,
     TokenClasses,
 )
@@ -26,8 +24,8 @@ from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.suffix_cache import SuffixCache, SuffixCacheStats
-from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
-from sglang_hvd.types import DraftPlans, TokenIds, VerifyOutcome, VerifyOutcomes
+from sglang_hvd.suffix_cache.token_ids import as_token_ids
+from sglang_hvd.types import SOURCES, DraftPlans, SourceTable, TokenIds, VerifyOutcomes
 
 
 class HybridDrafter:
@@ -41,7 +39,7 @@ class HybridDrafter:
         config: HvdConfig,
         *,
         cache: SuffixCache,
-        predictor: PayoffPredictor | None,
+        predictor: AcceptancePredictor | None,
         token_classes: TokenClasses | None,
         num_model_steps: int,
         num_model_nodes: int,
@@ -49,6 +47,7 @@ class HybridDrafter:
         allocator: StepAllocator | None = None,
         verifies_trees: bool = True,
         clock: StepClock | None = None,
+        sources: SourceTable = SOURCES,
     ) -> None:
         """
         predictor: needed by the policies allocate, which takes one of distributions, and payoff;
@@ -56,61 +55,66 @@ class HybridDrafter:
         token_classes: needed by a predictor; without them no features are computed.
         num_model_steps: steps the model drafter runs in a cycle.
         num_model_nodes: nodes of its draft, root not included.
-        verify_width: most nodes per request that one verification takes, root included. An
-            allocator may know of fewer for many requests.
+        verify_width: maximum nodes per request in one verification, root included. An allocator
+            may allow fewer for many requests.
         allocator: needed by the policy allocate.
         verifies_trees: whether cache drafts may branch.
         clock: measures what plan does.
+        sources: the draft sources; those on the device are the allocator's drafters, in order.
         """
         if config.predicts and (predictor is None or token_classes is None):
             raise ValueError(f"the {config.policy} policy needs a predictor and token classes")
         if predictor is not None and not config.predicts:
             raise ValueError(f"the {config.policy} policy uses no predictor: pass None")
-        self._config, self._cache = config, cache
+        self._config, self._suffix_cache = config, cache
         self._clock = clock or StepClock()
         self._requests: dict[Hashable, DraftedRequest] = {}
         self._tracker = (
             None if token_classes is None else RequestTracker(config.history_window, token_classes)
         )
         self._allocator: StepAllocator | None = None
-        model_payoff: ModelPayoff | None = None
+        self._cache = CacheSource(config, predictor)
+        self._models: list[ModelSource] = []
         room = verify_width - 1
         max_cache_draft_tokens = min(config.max_draft_tokens, room)
         if config.policy == "allocate":
             if allocator is None:
                 raise ValueError("the allocate policy needs an allocator")
             self._allocator = allocator
-            model_payoff = ModelPayoff(num_model_steps, allocator.model_sizes)
-            # Of the tokens behind nothing is known.
+            # The model drafter's predictor covers its full draft, whose steps may not be a choice.
+            of_model, *others = allocator.drafters
+            num_steps = [num_model_steps, *(choices.num_steps[-1] for choices in others)]
+            self._models = [
+                ModelSource(bit, ModelPredictor(steps, choices.sizes))
+                for bit, steps, choices in zip(
+                    sources.device_bits, num_steps, (of_model, *others), strict=True
+                )
+            ]
+            # The predictor covers only the first MAX_DRAFT_LEN tokens.
             max_cache_draft_tokens = min(max_cache_draft_tokens, MAX_DRAFT_LEN)
         elif config.policy == "payoff":
-            model_payoff = ModelPayoff(num_model_steps)
-        # SuffixDecoding drafts chains only, and its votes are not the predictor's.
-        self._has_branches = (
-            self._allocator is not None
-            and config.branches
-            and config.cache_mode == "votes"
-            and verifies_trees
-        )
-        estimator = self._estimator = PayoffEstimator(
-            config, predictor, model_payoff, has_branches=self._has_branches
-        )
+            self._models = [ModelSource(sources.device_bits[0], ModelPredictor(num_model_steps))]
         self._proposer = Proposer(
             config,
             cache,
             self._tracker,
-            estimator,
+            self._cache,
+            self._models,
             max_cache_draft_tokens=max_cache_draft_tokens,
-            has_branches=self._has_branches,
+            # SuffixDecoding drafts chains only, and its votes are not the predictor's.
+            has_branches=self._allocator is not None
+            and config.branches
+            and config.cache_mode == "votes"
+            and verifies_trees,
             clock=self._clock,
         )
         self._planner: CostPlanner | RulePlanner
         if self._allocator is not None:
-            self._planner = CostPlanner(self._allocator)
+            self._planner = CostPlanner(self._allocator, sources)
         else:
             self._planner = RulePlanner(
                 config,
-                estimator,
+                self._cache,
                 room=room,
                 num_model_steps=num_model_steps,
                 num_model_nodes=num_model_nodes,
@@ -139,7 +143,7 @@ class HybridDrafter:
         """
         predictor = token_classes = None
         if config.predicts:
-            predictor = PayoffPredictor.of_config(config)
+            predictor = AcceptancePredictor.of_config(config)
             token_classes = TokenClasses.from_strings(token_strings)
         return cls(
             config,
@@ -160,24 +164,19 @@ class HybridDrafter:
         return len(self._requests)
 
     @property
-    def predictor(self) -> PayoffPredictor | None:
+    def predictor(self) -> AcceptancePredictor | None:
         """The predictor in use."""
-        return self._estimator.predictor
+        return self._cache.predictor
 
     def calibration(self) -> Mapping[str, OriginFigures] | None:
-        """How right the predictor is, by origin of the draft; None where it is not calibrated."""
-        return self._estimator.calibration()
+        """How accurate the predictor is, by origin of the draft; None if it is not calibrated."""
+        return self._cache.figures()
 
     def model_figures(self) -> ModelFigures | None:
-        """How right the predictions of the model drafter's payoff are; None without any."""
-        return self._estimator.model_figures()
+        """How accurate the predictions for the model drafter are; None without any."""
+        return self._models[0].figures() if self._models else None
 
-    def branch_share(self) -> float | None:
-        """How right the votes are found to be beside the chain (docs/allocation.md); None where
-        drafts do not branch."""
-        return self._estimator.branch_share if self._has_branches else None
-
-    def read_predictor(self, path: Path) -> PayoffPredictor:
+    def read_predictor(self, path: Path) -> AcceptancePredictor:
         """A predictor that use_predictor takes.
 
         Raises ValueError, in one line, if the policy has no use for one, or for a file that cannot
@@ -185,12 +184,12 @@ class HybridDrafter:
         """
         if not self._config.predicts:
             raise ValueError(f"the {self._config.policy} policy has no predictor to replace")
-        return PayoffPredictor.of_config(self._config.model_copy(update={"predictor": path}))
+        return AcceptancePredictor.of_config(self._config.model_copy(update={"predictor": path}))
 
-    def use_predictor(self, predictor: PayoffPredictor) -> None:
+    def use_predictor(self, predictor: AcceptancePredictor) -> None:
         """Predicts with this one from the next plan on, and calibrates it from the start. Active
-        requests stay, and so does what is known of the model drafter."""
-        self._estimator.use_predictor(predictor)
+        requests stay, and so does what was learned about the model drafter."""
+        self._cache.use_predictor(predictor)
 
     def start(
         self,
@@ -198,46 +197,51 @@ class HybridDrafter:
         prompt_ids: TokenIds | Sequence[int],
         *,
         namespace: str = "",
-        without_cache: bool = False,
+        model_only: bool = False,
         num_prompt_tokens: int | None = None,
     ) -> None:
-        """Takes in a request. Raises ValueError if rid is active or prompt_ids are no token ids.
+        """Starts a request. Raises ValueError if rid is active or prompt_ids are no token ids.
 
-        namespace: it sees outputs of finished requests with the same one only.
-        without_cache: never verify its cache drafts, whatever the policy.
-        num_prompt_tokens: of the prompt as the target model sees it, where prompt_ids do not hold
-            it, as with images.
+        namespace: the request sees only outputs of finished requests with the same namespace.
+        model_only: never verify its cache drafts, whatever the policy.
+        num_prompt_tokens: tokens of the prompt as the target model sees it, if prompt_ids do not
+            hold all of them, as with images.
         """
-        self._cache.start(rid, prompt_ids, namespace)
+        self._suffix_cache.start(rid, prompt_ids, namespace)
         slot = 0
         if self._tracker is not None:
             # Requests that never verify cache drafts, as those whose penalties keep them from
-            # copying, tell nothing of those that do.
+            # copying, say nothing about those that do.
             slot = self._tracker.start(
-                as_token_ids(prompt_ids), namespace=namespace, teaches=not without_cache
+                as_token_ids(prompt_ids), namespace=namespace, teaches=not model_only
             )
-        self._estimator.start(slot)
+        for model in self._models:
+            model.start(slot)
         if self._allocator is not None:
             self._allocator.start(slot)
         if num_prompt_tokens is None:
             num_prompt_tokens = len(prompt_ids)
-        self._requests[rid] = DraftedRequest(slot, without_cache, num_prompt_tokens)
+        self._requests[rid] = DraftedRequest(slot, model_only, num_prompt_tokens)
+
+    def num_tokens(self, rid: Hashable) -> int:
+        """Tokens of an active request, prompt and committed. Raises KeyError for any other."""
+        return self._request(rid).num_tokens
 
     def plan(self, rids: Sequence[Hashable], *, next_waits: bool = False) -> DraftPlans:
-        """Decides what each request of the batch verifies in its next cycle.
+        """Decides what each request of the batch verifies in its next cycle: propose and choose.
 
         next_waits: the step after it cannot run ahead, whatever is decided.
 
         Raises KeyError for a request that is not active.
         """
         if self._config.policy == "model":
-            return self.allocate(rids, self._proposer.nothing(len(rids)))
-        return self.allocate(rids, self.propose(rids), next_waits=next_waits)
+            return self.choose(rids, self._proposer.nothing(len(rids)))
+        return self.choose(rids, self.propose(rids), next_waits=next_waits)
 
     def propose(
         self, rids: Sequence[Hashable], max_cache_draft_tokens: int | None = None
     ) -> Proposals:
-        """The first half of plan: cache drafts, their features and predicted payoffs.
+        """The first half of plan: cache drafts, their features and predicted acceptance.
 
         max_cache_draft_tokens: a lower limit than this drafter's.
 
@@ -251,57 +255,43 @@ class HybridDrafter:
             limits.append(max_cache_draft_tokens)
         return self._proposer.propose(rids, requests, min(limits))
 
-    def allocate(
+    def choose(
         self, rids: Sequence[Hashable], proposals: Proposals, *, next_waits: bool = False
     ) -> DraftPlans:
         """The second half of plan: the policy's decision."""
         with self._clock.measure(Phase.ALLOCATE):
             requests = [self._request(rid) for rid in rids]
             if isinstance(self._planner, CostPlanner):
-                plans, cycles = self._planner.plan(requests, proposals, next_waits=next_waits)
+                plans = self._planner.choose(requests, proposals, next_waits=next_waits)
             else:
-                plans, cycles = self._planner.plan(requests, proposals)
-            _begin(cycles, requests)
+                plans = self._planner.choose(requests, proposals)
+            _begin(plans, requests)
             return plans
 
     def plan_launched(self, rids: Sequence[Hashable]) -> bool:
-        """Takes the place of plan for a step that was launched before its cycles were planned: none
-        of them verifies a draft. Policy allocate only.
+        """Replaces plan for a step that was launched before its cycles were planned: none of them
+        verifies a draft. Policy allocate only.
 
         Returns whether drafts would have been worth a wait, so that the next step should be
         planned. Raises KeyError for a request that is not active.
         """
-        return self.allocate_launched(rids, self.propose(rids))
+        return self.choose_launched(rids, self.propose(rids))
 
-    def allocate_launched(self, rids: Sequence[Hashable], proposals: Proposals) -> bool:
+    def choose_launched(self, rids: Sequence[Hashable], proposals: Proposals) -> bool:
         """The second half of plan_launched."""
         assert isinstance(self._planner, CostPlanner), "only allocate decides by costs"
         with self._clock.measure(Phase.ALLOCATE):
             requests = [self._request(rid) for rid in rids]
-            cycles, wants_drafts = self._planner.plan_launched(requests, proposals)
-            _begin(cycles, requests)
+            plans, wants_drafts = self._planner.choose_launched(requests, proposals)
+            _begin(plans, requests)
             return wants_drafts
 
-    def commit(self, rids: Sequence[Hashable], outcomes: Sequence[VerifyOutcome]) -> None:
-        """Takes in what the target model made of the cycles planned last.
+    def commit(self, rids: Sequence[Hashable], outcomes: VerifyOutcomes) -> None:
+        """Commits the outcomes of the cycles planned last; row i belongs to rids[i].
 
         Raises KeyError for a request that is not active, ValueError for invalid token ids; then
         nothing has changed.
         """
-        token_ids, lengths = padded([outcome.token_ids for outcome in outcomes])
-        of_model = [outcome.num_model_accepted for outcome in outcomes]
-        self.commit_batch(
-            rids,
-            VerifyOutcomes(
-                token_ids,
-                lengths,
-                np.array([outcome.num_accepted_drafts for outcome in outcomes], np.int32),
-                np.array([-1 if num is None else num for num in of_model], np.int32),
-            ),
-        )
-
-    def commit_batch(self, rids: Sequence[Hashable], outcomes: VerifyOutcomes) -> None:
-        """The same of outcomes that lie in arrays, as a server has them."""
         requests = [self._request(rid) for rid in rids]
         if len(requests) != len(outcomes.lengths):
             raise ValueError(
@@ -309,19 +299,19 @@ class HybridDrafter:
             )
         if not requests:
             return
-        cycles = cycles_of(requests)
-        self._cache.commit(rids, outcomes.token_ids, outcomes.lengths)
+        plans = plans_of(requests)
+        self._suffix_cache.commit(rids, outcomes.token_ids, outcomes.lengths)
         if self._tracker is not None:
             slots = slots_of(requests)
             chain_accepted = self._tracker.commit(
-                slots, outcomes.token_ids, outcomes.lengths, cycles.chain_lens
+                slots, outcomes.token_ids, outcomes.lengths, plans.chain_lens
             )
-            self._estimator.observe(requests, slots, cycles, outcomes, chain_accepted)
+            self._observe(requests, slots, plans, outcomes, chain_accepted)
             if self._allocator is not None:
                 self._allocator.observe(slots, outcomes.lengths)
         of_cycles = zip(
             requests,
-            cycles.sources,
+            plans.sources,
             outcomes.num_accepted_drafts.tolist(),
             outcomes.lengths.tolist(),
             strict=True,
@@ -332,14 +322,14 @@ class HybridDrafter:
     def extend(
         self, rid: Hashable, token_ids: TokenIds | Sequence[int], *, counts: bool = True
     ) -> None:
-        """Takes in tokens committed outside a cycle: the one that prefill generates.
+        """Commits tokens outside a cycle: the one that prefill generates.
 
         counts: the request's stats count them.
 
         Raises KeyError for a request that is not active, ValueError for invalid token ids.
         """
         request = self._request(rid)
-        self._cache.commit([rid], [token_ids])
+        self._suffix_cache.commit([rid], [token_ids])
         if self._tracker is not None:
             self._tracker.extend(request.slot, as_token_ids(token_ids))
         request.num_tokens += len(token_ids)
@@ -356,22 +346,22 @@ class HybridDrafter:
         Raises KeyError for a request that is not active.
         """
         stats = self.stats(rid)
-        self._cache.finish(rid, keep=keep, output_ids=output_ids)
+        self._suffix_cache.finish(rid, keep=keep, output_ids=output_ids)
         if self._tracker is not None:
             self._tracker.finish(self._requests[rid].slot)
         del self._requests[rid]
         return stats
 
     def flush(self) -> None:
-        """Empties the shared cache, and forgets how right drafts from it were. Active requests keep
-        what is their own."""
-        self._cache.flush()
+        """Empties the shared cache, and forgets how accurate its drafts were. Active requests keep
+        their own texts."""
+        self._suffix_cache.flush()
         if self._tracker is not None:
             self._tracker.forget()
 
     def cache_stats(self) -> SuffixCacheStats:
-        """What the suffix cache holds."""
-        return self._cache.stats()
+        """The contents of the suffix cache, in numbers."""
+        return self._suffix_cache.stats()
 
     def stats(self, rid: Hashable) -> RequestStats:
         """The counts of an active request so far. Raises KeyError for any other."""
@@ -382,7 +372,26 @@ class HybridDrafter:
             raise KeyError(f"request {rid!r} is not active: start it first")
         return self._requests[rid]
 
+    def _observe(
+        self,
+        requests: Sequence[DraftedRequest],
+        slots: npt.NDArray[np.int32],
+        plans: DraftPlans,
+        outcomes: VerifyOutcomes,
+        chain_accepted: npt.NDArray[np.int32],
+    ) -> None:
+        """Lets the sources learn from the cycles. Row i belongs to requests[i]."""
+        model_only = are_model_only(requests)
+        if model_only is not None:
+            # Requests that never verify cache drafts say nothing about those that do.
+            told = np.flatnonzero(~model_only)
+            slots, plans, outcomes = slots[told], plans.select(told), outcomes.select(told)
+            chain_accepted = chain_accepted[told]
+        for model in self._models:
+            model.observe(slots, plans, outcomes)
+        self._cache.observe(slots, plans, outcomes, chain_accepted)
 
-def _begin(cycles: Cycles, requests: Sequence[DraftedRequest]) -> None:
+
+def _begin(plans: DraftPlans, requests: Sequence[DraftedRequest]) -> None:
     for place, request in enumerate(requests):
-        request.cycles, request.place = cycles, place
+        request.plans, request.place = plans, place

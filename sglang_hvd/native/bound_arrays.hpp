@@ -1,4 +1,5 @@
-// What the bindings of all packages take, and how they refuse it. No file of an algorithm includes this.
+// The array types that the bindings of all packages accept, and how they refuse arguments. No file of an
+// algorithm includes this.
 #pragma once
 
 #include <nanobind/nanobind.h>

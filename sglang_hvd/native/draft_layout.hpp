@@ -1,5 +1,5 @@
-// What the suffix cache tells of a draft, in the columns that payoff reads. types.py has the same
-// columns; tests/test_types.py compares them.
+// The columns in which the suffix cache describes a draft and payoff reads it. types.py has the same columns;
+// tests/test_types.py compares them.
 #pragma once
 
 #include <algorithm>
@@ -10,12 +10,11 @@
 
 namespace sglang_hvd {
 
-// Where the longest match of a draft lies: in the request's prompt, in its own output, or in finished
-// requests.
+// The place of a draft's longest match: the request's prompt, its own output, or finished requests.
 enum class MatchOrigin : std::uint8_t { kPrompt, kOutput, kShared };
 constexpr int kNumOrigins = 3;
 
-// A row of DraftBatch.matches: what a draft was found by.
+// A row of DraftBatch.matches: the match that a draft was found by.
 struct Match {
     float match_len = 0;        // longest match among the occurrences of the first draft token
     float score = 0;            // sum of the nodes' probabilities: expected accepted tokens
@@ -33,18 +32,21 @@ constexpr int kMatchColumns = sizeof(Match) / sizeof(float);
 
 constexpr int kEvidenceDepth = 4;  // first tokens of a draft that are looked up
 
-// A row of DraftBatch.evidence: what else the texts know of a draft.
-// By token, all in the request's own text, which is one sequence. num_seen: of the latest places in the
-// bucket of the two tokens before it that something follows, those where these two stand.
-// num_followed: those of them that the token follows. age: tokens since the latest place of the token
-// itself, kNeverSeen where it is not among the latest places in its bucket.
-// num_others, other: by token, of the votes where the chain goes on with it: tokens beside it that have
-// any, and the estimated probability that the likeliest of them follows if all before it is right.
-// aligned, in_common: shares of the latest tokens before the draft that stand before the place it was
-// copied from too, at the same distance and at any. Before the beginning of a finished output stands
-// the end of the one that finished before it.
-// All are 0 without a draft, and all but the first three in the paper's, which names no place and
-// nothing beside it.
+// A row of DraftBatch.evidence: further evidence about a draft from the texts.
+// By token, all in the request's own text, which is one sequence:
+//   num_seen: the latest places in the bucket of the two tokens before it, at which these two tokens stand and
+//   are followed by something.
+//   num_followed: the places among them at which the token follows.
+//   age: tokens since the latest place of the token itself, kNeverSeen if it is not among the latest places in
+//   its bucket.
+// By token, of the votes at the place where the chain continues with it:
+//   num_others: other tokens that have votes.
+//   other: estimated probability that the likeliest of them follows if all before it is right.
+// aligned, in_common: shares of the latest tokens before the draft that also stand before the place that it was
+// copied from, at the same distance and at any distance. Before the start of a finished output stands the end of
+// the output that finished before it.
+// All are 0 without a draft, and all but the first three in the paper's draft, which names no place and no other
+// tokens.
 struct DraftEvidence {
     std::array<float, kEvidenceDepth> num_seen{}, num_followed{}, age{}, num_others{}, other{};
     float aligned = 0, in_common = 0;
@@ -60,7 +62,7 @@ Row read_row(const float* columns) {
     return std::bit_cast<Row>(values);
 }
 
-// Names of the fields with the columns at which they begin.
+// Names of the fields with the columns at which they start.
 struct Column {
     const char* name;
     std::size_t place;

@@ -1,41 +1,38 @@
-"""Payoff: how many tokens of a cache draft the target model will accept, predicted beforehand."""
+"""Predicts how many tokens of each draft the target model will accept, before it is verified."""
 
-from sglang_hvd.payoff.branch_payoff import FIRST_BRANCH_SHARE, BranchPayoff
 from sglang_hvd.payoff.calibration import (
     FallbackChange,
     OnlineCalibration,
     OriginFigures,
 )
 from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
-from sglang_hvd.payoff.model_payoff import (
+from sglang_hvd.payoff.model_predictor import (
     SIZE_EFFECT,
-    ModelDrafts,
+    ModelAcceptance,
     ModelFigures,
-    ModelPayoff,
-    ModelReaches,
+    ModelPredictor,
+    VerifiedModelDrafts,
 )
-from sglang_hvd.payoff.predictor import DEFAULT_PREDICTORS, PayoffPredictor, Prediction
+from sglang_hvd.payoff.predictor import DEFAULT_PREDICTORS, AcceptancePredictor, Prediction
 from sglang_hvd.payoff.token_classes import TokenClasses
 from sglang_hvd.payoff.tracker import DraftFeatures, RequestTracker
 
 __all__ = [
     "DEFAULT_PREDICTORS",
     "FEATURE_NAMES",
-    "FIRST_BRANCH_SHARE",
     "PAPER_FEATURES",
     "POSITION_FEATURES",
     "SIZE_EFFECT",
-    "BranchPayoff",
+    "AcceptancePredictor",
     "DraftFeatures",
     "FallbackChange",
-    "ModelDrafts",
+    "ModelAcceptance",
     "ModelFigures",
-    "ModelPayoff",
-    "ModelReaches",
+    "ModelPredictor",
     "OnlineCalibration",
     "OriginFigures",
-    "PayoffPredictor",
     "Prediction",
     "RequestTracker",
     "TokenClasses",
+    "VerifiedModelDrafts",
 ]

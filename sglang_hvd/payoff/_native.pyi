@@ -14,7 +14,7 @@ MAX_DEPTH: int
 
 def bucket_of(position: int) -> int: ...
 
-# Floats side by side in the registers that features and network are computed in; for tests.
+# Floats per register in which features and network are computed; for tests.
 def widest_lanes() -> int: ...
 def use_lanes(lanes: int) -> None: ...
 
@@ -57,30 +57,30 @@ class Network:
         weights: Sequence[_Float32],
         biases: Sequence[_Float32],
     ) -> None: ...
-    def predict_survival(
+    def predict_acceptance(
         self,
         features: _Float32,
         positions: _Float32,
         num_tokens: _Int32,
-        payoffs: _Float32,
-        survival: _Float32,
+        accepted_lens: _Float32,
+        acceptance: _Float32,
     ) -> None: ...
-    def predict_length(self, features: _Float32, payoffs: _Float32) -> None: ...
+    def predict_len(self, features: _Float32, accepted_lens: _Float32) -> None: ...
 
-# Weight, and sums of what was predicted and observed.
+# Weight, and the sums of predictions and observations.
 _Sums = tuple[float, float, float]
 
 class Calibration:
     def __init__(self, depth: int) -> None: ...
     def corrects(self) -> bool: ...
-    def expect(
+    def correct(
         self,
         slots: _Int32,
         token_ids: _Int32,
         num_nodes: _Int32,
         matches: _Float32,
-        payoffs: _Float32,
-        survival: _Float32 | None,
+        accepted_lens: _Float32,
+        acceptance: _Float32 | None,
     ) -> None: ...
     def observe(
         self,
@@ -89,32 +89,32 @@ class Calibration:
         lengths: _Int32,
         accepted_lens: _Int32,
         verified_lens: _Int32,
-        expected: _Float32,
+        predicted: _Float32,
     ) -> list[tuple[int, bool, float, float]]: ...
     def are_fallback(self) -> list[bool]: ...
     def figures(self, origin: int) -> tuple[int, float, bool, _Sums, _Sums, list[_Sums]]: ...
 
-class ModelExpectations:
+class ModelPredictor:
     def __init__(self, num_steps: int, full_size: int, size_effect: float) -> None: ...
     def odds_of(self, num_nodes: int) -> float: ...
     def start(self, slot: int) -> None: ...
-    def expect(
+    def predict(
         self,
         slots: _Int32,
         token_ids: _Int32,
         num_nodes: _Int32,
-        survival: _Float32 | None,
+        cache_acceptance: _Float32 | None,
         out: _Float32,
     ) -> None: ...
-    def expect_sizes(
+    def predict_sizes(
         self,
         slots: _Int32,
         num_nodes: _Int32,
-        survival: _Float32 | None,
+        cache_acceptance: _Float32 | None,
         sizes: _Int32,
         odds: _Float64,
-        reaches: _Float32,
-        reaches_if_right: _Float32,
+        acceptance: _Float32,
+        if_cache_right: _Float32,
     ) -> None: ...
     def observe(
         self,
@@ -124,7 +124,7 @@ class ModelExpectations:
         num_accepted: _Int32,
         num_nodes: _Int32,
         num_steps: _Int32,
-        expected: _Float32,
+        predicted: _Float32,
     ) -> None: ...
     def figures(self) -> tuple[int, _Sums]: ...
     def probs(self) -> tuple[float, float, float, float]: ...

@@ -1,14 +1,14 @@
-"""Keeps a predictor right while it serves: the workload drifts, the predictor does not.
+"""Corrects a predictor while it serves, since the workload changes and the predictor does not.
 
-Figures are kept per origin of the match, since workload changes affect origins differently. A
-verified draft shows its accepted length; any other shows only whether its first token was right,
-because later tokens depend on the model drafter. Neither is biased by which draft was verified:
-that was decided from the prediction itself.
+Figures are kept per origin of the match, because a change of the workload affects origins
+differently. A verified draft shows its accepted length. Any other draft shows only whether its
+first token was right, because the later tokens depend on the model drafter. The choice of the
+verified draft does not bias the figures: it was made from the prediction itself.
 
-Where a predictor is too wrong for an origin it is in fallback: the predictor is not heeded for this
-origin; payoff falls back to the frequency rule, allocate to the suffix cache's own probabilities.
+If a predictor is too far off for an origin, the origin is in fallback and its predictions are
+ignored. Policy payoff then uses the frequency rule, allocate the suffix cache's own probabilities.
 
-Equal calls give equal results: every tensor-parallel rank must decide alike.
+Equal calls give equal results, because all tensor-parallel ranks must decide alike.
 """
 
 import math
@@ -20,7 +20,6 @@ import numpy.typing as npt
 from sglang_hvd.payoff._native import Calibration
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Prediction
-from sglang_hvd.payoff.reliability import Reliability
 from sglang_hvd.types import MATCH_COLUMNS, DraftBatch, MatchOrigin, TokenIds
 
 Int32 = npt.NDArray[np.int32]
@@ -33,18 +32,40 @@ _ORIGIN = MATCH_COLUMNS.index("origin")
 
 
 @dataclass(frozen=True, slots=True)
+class Reliability:
+    """Predicted and observed means over the latest events; None if there are none.
+
+    mean_predicted: mean of the predictions, in probabilities or tokens.
+    share: mean of the observations: the share of events that came true, or tokens.
+    weight: number of events; older ones count less.
+    """
+
+    mean_predicted: float | None
+    share: float | None
+    weight: float
+
+    @classmethod
+    def of_sums(cls, weight: float, predicted: float, observed: float) -> "Reliability":
+        """The means from the sums of native/calibration.hpp's RunningReliability."""
+        if weight == 0:
+            return cls(None, None, 0.0)
+        return cls(predicted / weight, observed / weight, weight)
+
+
+@dataclass(frozen=True, slots=True)
 class OriginFigures:
     """How right the predictions for drafts of one origin are.
 
     num_verified: verified drafts since the predictor was loaded.
-    mean_predicted, mean_accepted: accepted length in tokens of the latest of them, after
-        correction; None without any since the fallback changed.
+    mean_predicted, mean_accepted: accepted length in tokens of the latest verified drafts, as
+        predicted after correction and as observed; None if there are none since the fallback
+        changed.
     shift: correction in log odds.
-    is_fallback: the predictor is so wrong that it is not heeded for this origin.
+    is_fallback: whether the predictions for this origin are ignored.
     first_token: whether a draft's first token is right, over all drafts.
-    bins: whether a verified draft is accepted up to the threshold (six tokens where there is none),
-        by predicted probability: ten bins of equal width. first_token and bins have no events with
-        a predictor of bare lengths.
+    bins: whether a verified draft is accepted up to the threshold (six tokens if none is set), by
+        predicted probability: ten bins of equal width. first_token and bins have no events with a
+        predictor of bare lengths.
     """
 
     num_verified: int
@@ -58,7 +79,7 @@ class OriginFigures:
 
 @dataclass(frozen=True, slots=True)
 class FallbackChange:
-    """The fallback of an origin went on or off, because of these means in tokens."""
+    """The fallback of an origin was switched on or off, because of these means in tokens."""
 
     origin: str
     is_fallback: bool
@@ -67,15 +88,16 @@ class FallbackChange:
 
 
 class OnlineCalibration:
-    """expect before each cycle, observe after it, with the same slots: small numbers that stand
-    for requests. Not thread-safe. The rules, and their constants: native/calibration.hpp.
+    """Call correct before each cycle and observe after it, with the same slots. Slots are small
+    numbers that stand for requests. Not thread-safe. native/calibration.hpp has the rules and
+    their constants.
 
-    The survival probabilities S of an origin's drafts become sigmoid(logit(S) + shift), and the
-    payoff their sum. The shift follows what was accepted beyond what was predicted: where the
-    predictor is far off within some tens of verified drafts, where it is about right slowly. A
-    predictor of bare lengths is not corrected.
+    Each probability p for an origin's drafts becomes sigmoid(logit(p) + shift), and the accepted
+    length their sum. The shift follows the difference of accepted and predicted lengths: within
+    tens of verified drafts if the predictor is far off, slowly if it is about right. A predictor of
+    bare lengths is not corrected.
 
-    threshold: in tokens, of the bins.
+    threshold: of the bins, in tokens.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -83,30 +105,30 @@ class OnlineCalibration:
 
     @property
     def has_fallback(self) -> bool:
-        """Whether the predictor is not heeded for some origin."""
+        """Whether the predictions for some origin are ignored."""
         return any(self._native.are_fallback())
 
     def is_fallback(self, drafts: DraftBatch, num_drafts: int) -> list[bool]:
-        """Whether the predictor is not heeded for the origin of each of the first drafts."""
+        """For each of the first num_drafts drafts, whether its prediction is ignored."""
         are_fallback = np.array(self._native.are_fallback())
         has_draft = drafts.num_nodes[:num_drafts] > 0
         origins = np.where(has_draft, drafts.matches[:num_drafts, _ORIGIN], 0).astype(np.intp)
         of_drafts: list[bool] = are_fallback[origins].tolist()
         return of_drafts
 
-    def expect(self, slots: Int32, drafts: DraftBatch, prediction: Prediction) -> Prediction:
-        """The prediction corrected. It is kept until the cycle is observed.
+    def correct(self, slots: Int32, drafts: DraftBatch, prediction: Prediction) -> Prediction:
+        """Returns the corrected prediction, and keeps it until the cycle is observed.
 
         slots: int32[num_requests]; row i of drafts and prediction belongs to slots[i].
         """
-        payoffs, survival = prediction.payoffs, prediction.survival
-        if survival is not None and self._native.corrects():
-            payoffs, survival = payoffs.copy(), survival.copy()
-        self._native.expect(
-            slots, drafts.token_ids, drafts.num_nodes, drafts.matches, payoffs, survival
+        accepted_lens, acceptance = prediction.accepted_lens, prediction.acceptance
+        if acceptance is not None and self._native.corrects():
+            accepted_lens, acceptance = accepted_lens.copy(), acceptance.copy()
+        self._native.correct(
+            slots, drafts.token_ids, drafts.num_nodes, drafts.matches, accepted_lens, acceptance
         )
-        is_corrected = payoffs is not prediction.payoffs
-        return Prediction(payoffs, survival) if is_corrected else prediction
+        is_corrected = accepted_lens is not prediction.accepted_lens
+        return Prediction(accepted_lens, acceptance) if is_corrected else prediction
 
     def observe(
         self,
@@ -115,22 +137,24 @@ class OnlineCalibration:
         lengths: Int32,
         accepted_lens: Int32,
         verified_lens: Int32,
-        expected: Float32,
+        predicted: Float32,
     ) -> list[FallbackChange]:
-        """Takes in what the cycles committed; returns the fallbacks that this changed.
+        """Learns from the committed tokens of cycles; returns the fallbacks that changed.
 
         token_ids: int32[num_requests, width]; the first lengths[i] entries of row i were committed.
-        verified_lens: int32[num_requests], first tokens of each cache draft that were verified, 0
-            for none. accepted_lens: of those, the accepted ones; unspecified where there are none.
-        expected: float32[num_requests], accepted tokens that were expected of these; not a number:
-            the whole draft's, as expect returned them.
+        verified_lens: int32[num_requests], how many first tokens of each cache draft were verified,
+            0 for none.
+        accepted_lens: int32[num_requests], how many of these were accepted; unspecified for
+            requests without any.
+        predicted: float32[num_requests], how many of these were predicted to be accepted. NaN: the
+            whole draft was verified, and the prediction that correct returned counts.
         """
         changes = self._native.observe(
-            slots, token_ids, lengths, accepted_lens, verified_lens, expected
+            slots, token_ids, lengths, accepted_lens, verified_lens, predicted
         )
         return [
-            FallbackChange(ORIGINS[origin], is_fallback, predicted, accepted)
-            for origin, is_fallback, predicted, accepted in changes
+            FallbackChange(ORIGINS[origin], is_fallback, mean_predicted, mean_accepted)
+            for origin, is_fallback, mean_predicted, mean_accepted in changes
         ]
 
     def figures(self) -> dict[str, OriginFigures]:

@@ -1,11 +1,11 @@
-"""The predictor's inputs, known before verification. native/features.hpp computes them.
+"""The predictor's inputs, which are known before verification. native/features.hpp computes them.
 
 The first fourteen are the paper's (appendix B, table 9); its predictor reads no others.
 
 | name | definition |
 |---|---|
-| score | score of the cache draft (sum of its tokens' estimated probabilities) |
-| match_len | tokens before the draft that matched |
+| score | score of the cache draft: the sum of its tokens' estimated probabilities |
+| match_len | matched tokens before the draft |
 | draft_len | tokens of the draft |
 | log_prompt_len | ln(1 + prompt tokens) |
 | log_generated_len | ln(1 + tokens generated so far) |
@@ -16,61 +16,61 @@ The first fourteen are the paper's (appendix B, table 9); its predictor reads no
 | whitespace ... delimiter | share of the draft's tokens in each of the paper's token classes |
 | logit_prob_k | log odds of the estimated probability that k tokens are accepted |
 | score_6 | the score of the first six tokens |
-| in_prompt, in_output | whether the match lies in the prompt, or in what the request generated |
-| log_match_len, log_age | ln(1 + tokens that matched), ln(1 + tokens since the match) |
-| log_occurrences, log_agreeing, share_agreeing | earlier occurrences of the context, those of \
-them that the draft's first token followed, and their share |
-| agreement, mean_agreement | share of the votes for the first token, mean over all tokens |
-| votes_* | the same of what the votes propose, which is another draft in the paper's cache mode |
+| in_prompt, in_output | whether the match is in the prompt, or in the request's own output |
+| log_match_len, log_age | ln(1 + matched tokens), ln(1 + tokens since the match) |
+| log_occurrences, log_agreeing, share_agreeing | earlier occurrences of the context; those that \
+the draft's first token followed; the share of the latter |
+| agreement, mean_agreement | share of the votes for the first token, mean share over all tokens |
+| votes_* | the same for the draft that the votes propose; only in cache mode paper it differs |
 | votes_log_agreeing_len, votes_agreeing_share, votes_is_same | leading tokens in which the two \
-drafts agree, their share of the draft, whether that is all of it |
-| votes_logit_agreed, votes_logit_agreed_6, votes_score_agreed | what the votes say of those \
-tokens: log odds that all, that six of them are accepted, and their score |
+drafts agree, their share of the draft, whether they are all of it |
+| votes_logit_agreed, votes_logit_agreed_6, votes_score_agreed | by the votes' probabilities: log \
+odds that all these tokens are accepted, log odds that six of them are, and their score |
 | agreed_share_k | share of the k-th latest cycle's committed tokens that the cache draft had \
-right, whether or not it was the draft that was verified |
-| moving_share_k | the same over the latest tokens, with a half-life of k |
+right, whether or not that draft was verified |
+| moving_share_k | the same over the latest tokens, with a half-life of k tokens |
 | agreed_share | the same over all cycles |
 | log_committed | ln(1 + tokens committed in cycles) |
 | agreed_k, committed_k | tokens of the k-th latest cycle: had right, committed |
-| log_run | ln(1 + tokens of the latest cycles that were had right without a miss) |
-| is_place_known ... place_shift | where the match lies, against where it would if the copy of \
-the cycle before went on: known, there, within 3 tokens, within 64 after, within 64 before, and \
-signed ln(1 + distance) |
-| aligned, in_common | shares of the 32 tokens before the draft that stand before its source \
-too, at the same distance and at any (by the draft of the votes) |
-| own_logit_right_k, logit_right_k | log odds that the draft's first k tokens are right, by how \
-often drafts had each right after the one before it: drafts of this request, and of all of its \
-namespace |
-| own_logit_right_least, logit_right_least | the same of that of its first six tokens that is \
-least probably right |
-| log_since_* | ln(1 + tokens behind the text's latest line break, punctuation, and bracket or \
-delimiter), of all of them where there is none |
-| covers_line, exceeds_line, log_beyond_line | whether the match, of at most 32 tokens by votes, \
-has all tokens behind the line break, whether more, and ln(1 + how many more) |
+| log_run | ln(1 + tokens of the latest cycles without a token that the cache draft had wrong) |
+| is_place_known ... place_shift | position of the match, relative to where it would be if the \
+copy of the cycle before continued: known, the same, within 3 tokens, up to 64 after, up to 64 \
+before, and signed ln(1 + distance) |
+| aligned, in_common | shares of the 32 tokens before the draft that are also before its source, \
+at the same distance and at any distance; for the votes' draft |
+| own_logit_right_k, logit_right_k | log odds that the draft's first k tokens are right, from how \
+often drafts had each token right after the one before it: drafts of this request, and of all \
+requests in its namespace |
+| own_logit_right_least, logit_right_least | the same for the least probable of its first six \
+tokens |
+| log_since_* | ln(1 + tokens after the text's latest line break, punctuation, and bracket or \
+delimiter); all tokens if there is none |
+| covers_line, exceeds_line, log_beyond_line | whether the match covers all tokens after the line \
+break, whether it has more, and ln(1 + how many more); by votes a match has at most 32 tokens |
 | latest_* | share of the output's latest 64 tokens in each token class |
 | log_first_* | ln(1 + tokens of the draft before its first line break, punctuation, bracket or \
-delimiter, and digit), of 128 where it has none |
-| logit_other_k, log_others_k | where the votes go on with their draft's k-th token: log odds of \
-the estimated probability that the likeliest other one follows if all before it is right, and \
-ln(1 + others with votes) |
+delimiter, and digit), with 128 tokens if it has none |
+| logit_other_k, log_others_k | alternatives to the k-th token of the votes' draft: log odds of \
+the estimated probability that the likeliest one follows if all tokens before it are right, and \
+ln(1 + number of alternatives with votes) |
 | before_2_*, before_1_*, token_k_* | whether the two tokens before the draft, and its first \
-three, are in each token class |
+three tokens, are in each token class |
 
-The latest cycles of recent_* are the request's last `history_window` ones. One that verified only \
-a draft's first tokens, and had all of them accepted, does not say how right the draft was and \
-counts as one that verified none (docs/payoff.md, "Which rows it learns from").
+The latest cycles of recent_* are the request's last `history_window` cycles. If a cycle verified
+only the first tokens of a draft and all were accepted, it does not show how right the draft was, so
+it counts as a cycle without a cache draft (docs/payoff.md, "Which rows it learns from").
 
-Each token of the draft has inputs of its own, POSITION_FEATURES: the log odds, divided by four, \
-that it is accepted if its predecessor is, by the draft's own probabilities, by the votes, and by \
-how often it followed the two tokens before it, (followed + .3) / (did not follow + .3) at their \
-latest two places in the own text; a tenth of ln(1 + tokens since the own text had it last); and \
-the classes of it and of its predecessor. Only the first four tokens are looked up in the text; \
-for the others these inputs are 0.
+Each token of the draft has inputs of its own, POSITION_FEATURES: the log odds, divided by four,
+that it is accepted if its predecessor is. They are given by the draft's own probabilities; by the
+votes; and by how often the token followed the two tokens before it at their latest two places in
+the request's text, as (followed + .3) / (did not follow + .3). Further inputs are a tenth of
+ln(1 + tokens since the text had the token), and the classes of the token and its predecessor. Only
+the first four tokens are looked up in the text; for the others the two inputs of this are 0.
 
-How often drafts had tokens right (native/token_outcomes.hpp): of each cycle's draft, verified or \
-not, the committed tokens show which tokens were right up to the first that was not. A token after \
-another counts with its own share of right ones and two of the token's after any, which has three \
-of .75 beside its own; the result is kept from .01 to .99.
+How often drafts had tokens right (native/token_outcomes.hpp): the committed tokens of each cycle
+show which tokens of its draft, verified or not, were right up to the first wrong one. A pair of a
+token and its predecessor counts with its own share of right tokens and two tokens of the token's
+share. The token's share counts with three tokens of .75. The result is clamped to .01 to .99.
 """
 
 from sglang_hvd.payoff._native import MAX_DEPTH, NUM_DRAFT_FEATURES, NUM_POSITION_FEATURES
@@ -160,7 +160,7 @@ POSITION_FEATURES = (
     *(f"predecessor_{name}" for name in _CLASSES),
 )
 
-# Tokens of a draft that are looked at; none is deeper.
+# Max tokens of a draft that the features and predictions cover.
 MAX_DRAFT_LEN: int = MAX_DEPTH
 
 assert len(FEATURE_NAMES) == NUM_DRAFT_FEATURES, "features.hpp computes other features"

@@ -1,4 +1,4 @@
-"""Inference of the payoff predictor, and the file it lives in."""
+"""The predictor of how much of a cache draft is accepted: its inference and its file."""
 
 import hashlib
 import json
@@ -28,13 +28,13 @@ from sglang_hvd.whole_file import write_whole
 Array = npt.NDArray[np.float32]
 _Json = TypeVar("_Json")
 
-# Those that ship in the package, by cache mode. Their provenance says what they were trained on and
-# how good they are.
+# The shipped predictors by cache mode. Their provenance says what they were trained on and how good
+# they are.
 DEFAULT_PREDICTORS: Mapping[CacheMode, Path] = {
     mode: Path(__file__).with_name(f"{mode}_predictor.safetensors") for mode in get_args(CacheMode)
 }
 
-# The paper's predictors, to compare with, trained on the same cycles.
+# The paper's predictors for comparison, trained on the same cycles.
 PAPER_PREDICTORS: Mapping[CacheMode, Path] = {
     mode: Path(__file__).with_name(f"{mode}_mlp.safetensors") for mode in get_args(CacheMode)
 }
@@ -42,12 +42,12 @@ PAPER_PREDICTORS: Mapping[CacheMode, Path] = {
 Kind = Literal["survival", "mlp"]
 
 _FORMAT = "sglang_hvd.payoff"
-# To be raised when a feature changes its meaning under the same name, too.
+# Raise it also when a feature changes its meaning and keeps its name.
 _FORMAT_VERSION = "2"
 _FEATURES: Mapping[Kind, tuple[str, ...]] = {"survival": FEATURE_NAMES, "mlp": PAPER_FEATURES}
 _NUM_OUTPUTS: Mapping[Kind, int] = {"survival": NUM_BUCKETS + len(POSITION_FEATURES), "mlp": 1}
 
-# The settings that the features depend on. Limits that only cut drafts short are not among them.
+# The settings that the features depend on, without limits that only cut drafts short.
 _FEATURE_SETTINGS = (
     "cache_mode",
     "max_depth",
@@ -59,15 +59,15 @@ _FEATURE_SETTINGS = (
 
 
 def predictor_file(config: HvdConfig) -> Path:
-    """The predictor that is asked for, or else the one that ships."""
+    """The file that the configuration names, or else the shipped one for its cache mode."""
     return config.predictor or DEFAULT_PREDICTORS[config.cache_mode]
 
 
-def shipped_predictors(cache_mode: CacheMode) -> dict[str, "PayoffPredictor"]:
-    """Those that ship: "default" and the paper's, "mlp"."""
+def shipped_predictors(cache_mode: CacheMode) -> dict[str, "AcceptancePredictor"]:
+    """The shipped predictors by name: "default", and the paper's as "mlp"."""
     return {
-        "default": PayoffPredictor.load(DEFAULT_PREDICTORS[cache_mode]),
-        "mlp": PayoffPredictor.load(PAPER_PREDICTORS[cache_mode]),
+        "default": AcceptancePredictor.load(DEFAULT_PREDICTORS[cache_mode]),
+        "mlp": AcceptancePredictor.load(PAPER_PREDICTORS[cache_mode]),
     }
 
 
@@ -79,39 +79,42 @@ def feature_settings(config: HvdConfig) -> dict[str, float | str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
-    """What is expected of each request's cache draft. Rows without a draft hold no meaning.
+    """A prediction for each request's cache draft; unspecified in rows without a draft.
 
-    payoffs: float32[num_requests], expected accepted length in tokens, bonus token not counted.
-    survival: float32[num_requests, MAX_DRAFT_LEN], probability that more than j tokens are
-        accepted, 0 from the draft's length on; None from a predictor that gives a bare number.
+    accepted_lens: float32[num_requests], mean accepted length in tokens; the bonus token is not
+        counted.
+    acceptance: float32[num_requests, MAX_DRAFT_LEN], probability that more than j tokens are
+        accepted, 0 from the draft's length on. None from a predictor of bare lengths.
     """
 
-    payoffs: Array
-    survival: Array | None
+    accepted_lens: Array
+    acceptance: Array | None
 
-    def reaches(self, num_tokens: int) -> Array | None:
-        """Probability that at least so many tokens are accepted: float32[num_requests]."""
-        if self.survival is None:
+    def prob_accepted(self, num_tokens: int) -> Array | None:
+        """Probability that at least num_tokens tokens are accepted: float32[num_requests]. None
+        from a predictor of bare lengths."""
+        if self.acceptance is None:
             return None
         if num_tokens < 1:
-            return np.ones(len(self.survival), np.float32)
-        if num_tokens > self.survival.shape[1]:
-            return np.zeros(len(self.survival), np.float32)
-        return self.survival[:, num_tokens - 1]
+            return np.ones(len(self.acceptance), np.float32)
+        if num_tokens > self.acceptance.shape[1]:
+            return np.zeros(len(self.acceptance), np.float32)
+        return self.acceptance[:, num_tokens - 1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PayoffPredictor:
+class AcceptancePredictor:
     """A multilayer perceptron with ReLU that predicts how much of a cache draft is accepted.
 
-    kind: "mlp", the paper's: one output, the accepted length. "survival": the outputs are, for
-        each depth of the draft, the log odds that a token there is accepted if those before it
-        are, and what each of POSITION_FEATURES adds to them; so it knows the distribution.
+    kind: "mlp", the paper's, has one output: the accepted length. "survival" predicts the
+        probability of each accepted length. Its outputs are, for each depth of the draft, the log
+        odds that a token there is accepted if those before it are, and a weight for each of
+        POSITION_FEATURES, which are added to the log odds.
     mean, std: float32[num_features], the normalisation of the features.
     weights: float32[num_out, num_in] per layer.
     biases: float32[num_out] per layer.
     settings: the feature_settings of the cache drafts it was trained on.
-    provenance: training data, training settings and quality, as JSON values for people.
+    provenance: training data, training settings and quality for people, as JSON values.
 
     Raises ValueError, in one line, for tensors of another shape or type or that are not finite.
     """
@@ -131,28 +134,28 @@ class PayoffPredictor:
         object.__setattr__(self, "_network", network)
 
     def predict(self, drafts: DraftFeatures) -> Prediction:
-        """A row's result is the same to the last bit whatever the other rows are and on every
-        machine, so a request's decision does not depend on its batch. Not thread-safe."""
+        """Predicts for each row. A row's result has the same bits whatever the other rows are and
+        on every machine, so a request's decision does not depend on its batch. Not thread-safe."""
         num_rows = len(drafts.draft_lens)
-        payoffs = np.empty(num_rows, np.float32)
+        accepted_lens = np.empty(num_rows, np.float32)
         if self.kind == "mlp":
-            self._network.predict_length(drafts.features, payoffs)
-            return Prediction(payoffs, None)
-        survival = np.empty((num_rows, MAX_DRAFT_LEN), np.float32)
-        self._network.predict_survival(
-            drafts.features, drafts.positions, drafts.draft_lens, payoffs, survival
+            self._network.predict_len(drafts.features, accepted_lens)
+            return Prediction(accepted_lens, None)
+        acceptance = np.empty((num_rows, MAX_DRAFT_LEN), np.float32)
+        self._network.predict_acceptance(
+            drafts.features, drafts.positions, drafts.draft_lens, accepted_lens, acceptance
         )
-        return Prediction(payoffs, survival)
+        return Prediction(accepted_lens, acceptance)
 
     @property
     def trained_sessions(self) -> frozenset[str]:
-        """Fingerprints of the recorded sessions it was trained on, as far as it says."""
+        """Fingerprints of the recorded sessions it was trained on, if its provenance has them."""
         sessions = self.provenance.get("trained_sessions", [])
         return frozenset(map(str, sessions)) if isinstance(sessions, list) else frozenset()
 
     @property
     def fingerprint(self) -> str:
-        """Names the predictor: equal for equal ones, whatever file they come from."""
+        """Identifies the predictor: equal predictors have equal fingerprints in all files."""
         digest = hashlib.sha256(repr((self.kind, sorted(self.settings.items()))).encode())
         for tensor in (self.mean, self.std, *self.weights, *self.biases):
             digest.update(repr(tensor.shape).encode())
@@ -160,8 +163,9 @@ class PayoffPredictor:
         return digest.hexdigest()[:16]
 
     @classmethod
-    def of_config(cls, config: HvdConfig) -> "PayoffPredictor":
-        """The predictor that a configuration names, or else the shipped one for its cache mode.
+    def of_config(cls, config: HvdConfig) -> "AcceptancePredictor":
+        """Loads the predictor that a configuration names, or else the shipped one for its cache
+        mode.
 
         Raises ValueError, in one line, if it cannot be read, was trained for other settings or is
         not of the kind that the policy needs.
@@ -172,17 +176,17 @@ class PayoffPredictor:
             if got != predictor.settings[name]:
                 raise ValueError(
                     f"predictor {path} was trained for {name} {predictor.settings[name]}, the "
-                    f"configuration has {got}: retrain or give another"
+                    f"configuration has {got}: retrain it or give another"
                 )
         if config.policy == "allocate" and predictor.kind != "survival":
             raise ValueError(
-                f"the allocate policy needs a predictor of distributions, {path} is of kind "
+                f"policy allocate needs a predictor of kind survival, {path} is of kind "
                 f"{predictor.kind}: use policy payoff with it"
             )
         return predictor
 
     def save(self, path: Path) -> None:
-        """Writes the predictor; a file of that name stays whole until it is replaced.
+        """Writes the predictor. An existing file of that name is replaced in one step.
 
         Raises ValueError, in one line, if it cannot be written.
         """
@@ -203,22 +207,24 @@ class PayoffPredictor:
         write_whole(path, to_bytes(tensors, metadata))
 
     @classmethod
-    def load(cls, path: Path) -> "PayoffPredictor":
-        """Reads a predictor. Raises ValueError, in one line, for a file that is not a whole and
-        sound predictor of these features."""
+    def load(cls, path: Path) -> "AcceptancePredictor":
+        """Reads a predictor. Raises ValueError, in one line, for a file that is not a complete and
+        valid predictor of these features."""
         try:
             if not path.is_file():
                 raise ValueError(f"predictor {path} is not a file: give another")
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != _FORMAT:
-                    raise ValueError(f"predictor {path} is not a payoff predictor")
+                    raise ValueError(
+                        f"predictor {path} is not a file of sglang-hvd train: give another"
+                    )
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except OSError as error:
             reason = error.strerror or error
             raise ValueError(f"predictor {path} cannot be read: {reason}") from None
         except (SafetensorError, TypeError, AttributeError) as error:
-            # The latter two: tensors of a type that numpy does not have.
+            # TypeError and AttributeError: a tensor has a type that numpy lacks.
             raise ValueError(f"predictor {path} is corrupt or truncated: {error}") from None
         try:
             return cls._from_file(tensors, metadata)
@@ -228,7 +234,7 @@ class PayoffPredictor:
     @classmethod
     def _from_file(
         cls, tensors: Mapping[str, Array], metadata: Mapping[str, str]
-    ) -> "PayoffPredictor":
+    ) -> "AcceptancePredictor":
         version = metadata.get("format_version")
         if version != _FORMAT_VERSION:
             raise ValueError(f"has format version {version}, wanted {_FORMAT_VERSION}: retrain")
@@ -255,7 +261,7 @@ class PayoffPredictor:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise ValueError(f"has settings that cannot be: {where}: {first['msg']}") from None
+            raise ValueError(f"has invalid settings: {where}: {first['msg']}: retrain") from None
         num_layers = (len(tensors) - 2) // 2
         names = ["mean", "std"]
         names += [f"{kind}_{layer}" for layer in range(num_layers) for kind in ("weight", "bias")]
@@ -270,10 +276,10 @@ class PayoffPredictor:
             settings=settings,
             provenance=_read_json(metadata, "provenance", dict),
         )
-        # Earlier releases wrote none.
+        # Earlier releases did not write a fingerprint.
         written = metadata.get("fingerprint", predictor.fingerprint)
         if written != predictor.fingerprint:
-            raise ValueError("is corrupt: its numbers are not those that were written")
+            raise ValueError("is corrupt: its tensors do not match its fingerprint: copy it again")
         return predictor
 
     def _check_tensors(self) -> None:

@@ -1,4 +1,4 @@
-"""Token classes: what kind of text a token is, so that features do not depend on the tokenizer."""
+"""Token classes: the kinds of text a token is, so that features do not depend on the tokenizer."""
 
 import enum
 import unicodedata
@@ -12,11 +12,11 @@ _DELIMITERS = frozenset(",;:|=/\\\"'`")
 
 
 class TokenClass(enum.IntFlag):
-    """What kind of text a token is; it may be in several classes or in none. The paper has the
+    """The kinds of text a token is. A token may be in several classes or in none. The paper has the
     first five."""
 
     WHITESPACE = 1  # whitespace only
-    PUNCTUATION = 2  # punctuation and symbols only, whitespace aside
+    PUNCTUATION = 2  # punctuation and symbols only, ignoring whitespace at its ends
     LINE_BREAK = 4  # contains a line break
     BRACKET = 8  # contains one of ( ) [ ] { } < >
     DELIMITER = 16  # contains one of , ; : | = / \ " ' `
@@ -32,8 +32,8 @@ PAPER_CLASSES = tuple(TokenClass)[:5]
 class TokenClasses:
     """The classes of every token of a vocabulary, as bit flags of TokenClass.
 
-    flags: uint8[vocab_size], read-only. Ids beyond it (padding of the model's vocabulary) are in
-        no class.
+    flags: uint8[vocab_size], read-only. Larger ids, which pad a model's vocabulary, are in no
+        class.
     """
 
     def __init__(self, flags: npt.NDArray[np.uint8]) -> None:
@@ -46,10 +46,13 @@ class TokenClasses:
 
     @classmethod
     def from_strings(cls, token_strings: Iterable[str]) -> "TokenClasses":
-        """Classes of a vocabulary by what each token adds to a text, in the order of their ids."""
+        """Classifies a vocabulary.
+
+        token_strings: the text that each token adds, in the order of their ids.
+        """
         flags = [int(_classify(text)) for text in token_strings]
         if not flags:
-            raise ValueError("token classes need the text of every token, got none")
+            raise ValueError("token classes need the text of every token, got no token")
         return cls(np.array(flags, dtype=np.uint8))
 
 

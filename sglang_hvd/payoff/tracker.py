@@ -1,4 +1,4 @@
-"""Follows requests cycle by cycle and turns what their cache drafts look like into features."""
+"""Follows requests cycle by cycle and computes the features of their cache drafts."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ Int32 = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftFeatures:
-    """What a predictor reads, one row per request. Rows without a draft hold no meaning.
+    """The inputs of a predictor, one row per request; unspecified in rows without a draft.
 
-    draft_lens: int32[num_requests], 0 where there is no draft.
+    draft_lens: int32[num_requests], 0 without a draft.
     features: float32[num_requests, len(FEATURE_NAMES)].
-    positions: float32[num_requests, len(POSITION_FEATURES), MAX_DRAFT_LEN], of each draft token;
-        what stands behind the last one holds no meaning.
+    positions: float32[num_requests, len(POSITION_FEATURES), MAX_DRAFT_LEN], of each draft
+        token; entries after the last one are unspecified.
     """
 
     draft_lens: Int32
@@ -37,7 +37,7 @@ class DraftFeatures:
         )
 
     def first(self, num_requests: int) -> "DraftFeatures":
-        """The first rows, as views."""
+        """The first num_requests rows, as views."""
         return DraftFeatures(
             self.draft_lens[:num_requests],
             self.features[:num_requests],
@@ -46,26 +46,25 @@ class DraftFeatures:
 
 
 class RequestTracker:
-    """Life of a request: start, then write_features and commit for each cycle, then finish.
+    """Call start for a new request, write_features and commit for each cycle, then finish. start
+    returns the slot that stands for the request.
 
-    Requests are known by the slot that start returns.
-
-    history_window: cycles that the features of the recent history cover.
+    history_window: how many of the latest cycles the recent_* features cover.
     """
 
     def __init__(self, history_window: int, token_classes: TokenClasses) -> None:
         self._tracker = Tracker(history_window, token_classes.flags)
 
     def start(self, prompt_ids: TokenIds, *, namespace: str = "", teaches: bool = True) -> int:
-        """Takes in a request and returns its slot.
+        """Registers a request and returns its slot.
 
-        namespace: how often drafts had tokens right counts for all requests of it, for no others.
-        teaches: that of this request's drafts does.
+        namespace: requests of one namespace share how often drafts had tokens right.
+        teaches: whether this request adds to what they share.
         """
         return self._tracker.start(np.ascontiguousarray(prompt_ids), namespace, teaches)
 
     def extend(self, slot: int, token_ids: TokenIds) -> None:
-        """Takes in tokens committed outside a cycle. Raises ValueError for an unused slot."""
+        """Appends tokens committed outside a cycle. Raises ValueError for an unused slot."""
         self._tracker.extend(slot, np.ascontiguousarray(token_ids))
 
     def write_features(
@@ -73,8 +72,8 @@ class RequestTracker:
     ) -> None:
         """Writes the features of each request's draft, and keeps the draft until the commit.
 
-        drafts, votes: row i belongs to slots[i]; votes: what the votes propose, the same batch
-            where they made the drafts.
+        drafts, votes: row i belongs to slots[i]. votes: the drafts that the votes propose; in cache
+            mode votes the same batch.
 
         Raises ValueError for an unused slot, or arrays that do not fit.
         """
@@ -98,13 +97,13 @@ class RequestTracker:
     def commit(
         self, slots: Int32, token_ids: TokenIds, lengths: Int32, verified_lens: Int32
     ) -> Int32:
-        """Takes in what a cycle committed.
+        """Ends a cycle and appends its committed tokens.
 
-        token_ids: int32[num_requests, width]; the first lengths[i] entries of row i count.
-        verified_lens: int32[num_requests], first tokens of the draft that were verified, 0 for
+        token_ids: int32[num_requests, width]; the first lengths[i] entries of row i were committed.
+        verified_lens: int32[num_requests], how many first tokens of each draft were verified, 0 for
             none.
 
-        Returns int32[num_requests]: of those, the accepted ones; -1 where there were none.
+        Returns int32[num_requests]: how many of these were accepted; -1 if none was verified.
         Raises ValueError for an unused slot, or arrays that do not fit.
         """
         accepted_lens = np.empty(len(slots), np.int32)
@@ -112,7 +111,7 @@ class RequestTracker:
         return accepted_lens
 
     def forget(self) -> None:
-        """Forgets what drafts of all requests had right. Active ones keep what is theirs."""
+        """Forgets what requests share. Active requests keep what they observed themselves."""
         self._tracker.forget()
 
     def finish(self, slot: int) -> None:

@@ -1,4 +1,4 @@
-"""Trains the predictors: the only core file that needs torch."""
+"""Trains predictors. No other core file needs torch."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,24 +12,24 @@ from torch import nn
 from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.payoff._native import NUM_BUCKETS, bucket_of
 from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
-from sglang_hvd.payoff.lessons import Lessons
-from sglang_hvd.payoff.predictor import Kind, PayoffPredictor
+from sglang_hvd.payoff.predictor import AcceptancePredictor, Kind
+from sglang_hvd.payoff.training_rows import Lessons
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """How a predictor is fitted. The defaults are those of the survival predictor.
+    """How a predictor is fitted. The defaults are those of kind survival.
 
     batch_size: rows per update.
-    num_row_visits: rows seen in all epochs together; the epochs are as many as come closest, but
-        at least min_epochs and at most max_epochs. On little data more epochs fit the noise, on
-        much data fewer suffice.
+    num_row_visits: rows of all epochs together. It decides the number of epochs, from min_epochs to
+        max_epochs: on little data more epochs fit the noise, on much data fewer suffice.
     weight_decay: of AdamW.
-    input_dropout: probability, below 1, that an update does not see an input of a row (it is at its
-        mean, the others are scaled up); the inputs of a draft's tokens are always seen. What a few
-        inputs say of the texts trained on need not hold elsewhere, so not all may rest on them.
-    worth_weight: of the likelihood that a draft is worth its verification by the paper's threshold,
-        or is not, beside that of its tokens. The mlp has neither.
+    input_dropout: probability, below 1, that an update does not see an input of a row. The input is
+        then at its mean, and the others are scaled up. The inputs of a draft's tokens are always
+        seen. Dropout keeps the predictor from relying on a few inputs, since what they tell about
+        the training texts may not hold for others.
+    worth_weight: weight of the likelihood that a draft is, or is not, worth its verification by the
+        paper's threshold, relative to the likelihood of its tokens. Kind mlp has neither.
     """
 
     hidden_sizes: tuple[int, ...] = (96, 32)
@@ -45,10 +45,10 @@ class TrainingSettings:
 
     @classmethod
     def of_paper(cls, num_rows: int, batch_size: int | None = None) -> "TrainingSettings":
-        """The paper's (table 10), which name 20 epochs.
+        """The paper's settings (table 10), with 20 epochs.
 
-        batch_size: None: the paper's 65536, but so small that an epoch has at least 256 updates,
-            since Adam needs some thousand steps; the paper's own amount of data gives them.
+        batch_size: None: the paper's 65536, reduced so that an epoch has at least 256 updates. Adam
+            needs some thousand updates, which only the paper's amount of data gives otherwise.
         """
         return cls(
             hidden_sizes=(256, 256),
@@ -72,14 +72,15 @@ def train(
     feature_settings: Mapping[str, float | str],
     provenance: Mapping[str, object],
     settings: TrainingSettings | None = None,
-) -> PayoffPredictor:
+) -> AcceptancePredictor:
     """Fits a predictor, deterministically.
 
-    mlp: the paper's, by squared error of the accepted length.
-    survival: by the likelihood of what was seen: that each accepted token was accepted, and that
-        the one after them was not. A draft accepted whole says nothing about what would have
-        followed, so drafts of all lengths can be learned from together. Besides by that of a draft
-        being worth its verification or not, where it is long enough to be (see worth_weight).
+    Kind mlp, the paper's, minimises the squared error of the accepted length. Kind survival
+    maximises the likelihood of the judged tokens: that the accepted tokens are accepted, and the
+    one after them is not. A draft that was accepted completely does not show what would have
+    followed, so drafts of all lengths can be learned from together. It also maximises the
+    likelihood that a draft is, or is not, worth its verification, if the draft is long enough (see
+    worth_weight).
 
     feature_settings, provenance: stored with the predictor.
 
@@ -101,7 +102,7 @@ def train(
         inputs = torch.from_numpy((features - mean) / std)
         _fit(network, inputs, lessons, kind, settings, generator)
     layers = [layer for layer in network if isinstance(layer, nn.Linear)]
-    return PayoffPredictor(
+    return AcceptancePredictor(
         kind=kind,
         mean=mean,
         std=std,
@@ -114,14 +115,16 @@ def train(
 
 @dataclass(frozen=True, slots=True)
 class JudgedTokens:
-    """Of Lessons, for torch.
+    """The tokens of Lessons as tensors.
 
-    first, num: int64[num_rows], where a row's tokens begin, and how many there are.
+    first, num: int64[num_rows], index of a row's first judged token, and their number.
     positions: float32[num_tokens, len(POSITION_FEATURES)].
-    buckets: int64[num_tokens], of their depth. is_accepted: bool[num_tokens].
-    head: float32[num_rows, k, len(POSITION_FEATURES)], the tokens that make a draft worth its
-        verification, accepted or not. head_buckets: int64[k].
-    is_long, is_worth: bool[num_rows], whether a draft has so many, and whether they were accepted.
+    buckets: int64[num_tokens], of the tokens' depths.
+    is_accepted: bool[num_tokens].
+    head: float32[num_rows, k, len(POSITION_FEATURES)], the first tokens of each draft, judged or
+        not, which decide whether it is worth its verification.
+    head_buckets: int64[k].
+    is_long, is_worth: bool[num_rows], whether a draft has k tokens, and whether all were accepted.
     """
 
     first: torch.Tensor
@@ -153,9 +156,10 @@ class JudgedTokens:
         )
 
     def log_likelihood(self, outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        """float32[len(batch)]: log of the probability of what was seen in each row.
+        """Log likelihood of each row's judged tokens: float32[len(batch)].
 
-        outputs: float32[len(batch), NUM_BUCKETS + len(POSITION_FEATURES)] of the network.
+        outputs: float32[len(batch), NUM_BUCKETS + len(POSITION_FEATURES)], of the network.
+        batch: int64[num_rows], indices of rows.
         """
         num = self.num[batch]
         row = torch.repeat_interleave(torch.arange(len(batch)), num)
@@ -170,10 +174,11 @@ class JudgedTokens:
         return torch.zeros(len(batch)).index_add(0, row, log_probs)
 
     def worth_log_likelihood(self, outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        """Likewise, of whether each draft is worth its verification; 0 for one too short to be."""
+        """Log likelihood that each draft is, or is not, worth its verification, 0 for drafts that
+        are too short to be: float32[len(batch)]. Takes the arguments of log_likelihood."""
         log_odds = outputs[:, self.head_buckets]
         log_odds = log_odds + (outputs[:, None, NUM_BUCKETS:] * self.head[batch]).sum(dim=2)
-        # Not certain, or the log of the rest would be infinite.
+        # Below certainty, because the log of the remainder must be finite.
         log_prob = nn.functional.logsigmoid(log_odds).sum(dim=1).clamp(max=-1e-6)
         log_prob = torch.where(self.is_worth[batch], log_prob, torch.log1p(-log_prob.exp()))
         return torch.where(self.is_long[batch], log_prob, torch.zeros(()))
@@ -210,7 +215,7 @@ def _fit(
     )
     num_epochs = settings.num_epochs(len(lessons))
     num_updates = num_epochs * -(-len(lessons) // settings.batch_size)
-    # The paper's learning rate is constant.
+    # The paper's learning rate is constant, so kind mlp has no schedule.
     schedule = (
         None
         if kind == "mlp"
@@ -229,8 +234,8 @@ def _fit(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Sums in the order of one thread: the same predictor on any number of cores. Batches this
-    small gain little from more threads, and lose much where the cores are shared."""
+    """Computes with one thread, so that any number of cores gives the same predictor. Batches this
+    small gain little from more threads, and lose much if others use the cores."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -243,7 +248,7 @@ def _network(sizes: tuple[int, ...], generator: torch.Generator) -> nn.Sequentia
     layers: list[nn.Module] = []
     for num_in, num_out in pairwise(sizes):
         linear = nn.Linear(num_in, num_out)
-        # torch's default bounds, drawn from our own generator so that nothing global is touched.
+        # The bounds are torch's defaults. The generator is ours, so no global state changes.
         bound = num_in**-0.5
         for parameter in (linear.weight, linear.bias):
             nn.init.uniform_(parameter, -bound, bound, generator=generator)

@@ -1,9 +1,9 @@
-"""Types of the native core; its documentation is in native/bindings.cpp."""
+"""Types of the native core. cache.py documents its methods."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Names of the columns of DraftBatch.matches and of the fields of its evidence, with their places.
+# The names of DraftBatch.matches' columns and of the fields of its evidence, with their places.
 MATCH_COLUMNS: list[tuple[str, int]]
 EVIDENCE_FIELDS: list[tuple[str, int]]
 MATCH_ORIGINS: dict[str, int]

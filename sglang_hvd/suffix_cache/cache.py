@@ -1,6 +1,5 @@
-"""The suffix cache: what requests have generated, and drafts from it. Its core is native."""
+"""The suffix cache keeps what requests have generated and drafts from it. Its core is native."""
 
-import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -20,9 +19,8 @@ class SuffixCacheStats:
     """Sizes: active requests, finished requests in the shared cache, and memory.
 
     num_sessions, num_session_tokens: prompts of finished requests, kept for their next turn.
-    num_pending_tokens: tokens that are not indexed yet: of active requests and of outputs that were
-        handed in.
-    num_bytes: memory of texts and tables, freed blocks that are kept for reuse included.
+    num_pending_tokens: tokens of active requests and of finished outputs that are not indexed yet.
+    num_bytes: memory of texts and tables, including freed blocks that are kept for reuse.
     """
 
     num_requests: int
@@ -40,23 +38,21 @@ class SuffixCache:
     """Proposes what followed earlier occurrences of a request's latest tokens.
 
     It looks in the request's own prompt and output and in the shared cache: the outputs of
-    finished requests of its namespace, within a budget of tokens over all namespaces and one for
-    each. The output that finished first leaves first; one longer than a budget is not kept.
-    Namespaces never see each other's tokens. How drafts are made: docs/suffix-cache.md.
+    finished requests of its namespace, within a budget of tokens for each namespace and one for
+    all of them. The output that finished first leaves first. An output longer than a budget is not
+    kept. Namespaces never see each other's tokens. docs/suffix-cache.md tells how drafts are made.
 
-    Threads: every method may be called from any thread. `propose` and `commit` of different
-    threads run at the same time (the GIL is released); two calls that name the same request take
-    turns; `start` and `finish` wait for the proposals and commits under way. No array of the caller
-    is kept. One DraftBatch must not be given to two calls at a time.
+    All methods are called from one thread; native/cache_core.hpp states the whole thread rule. They
+    release the GIL. The cache keeps no array of the caller.
 
-    background: prompts of more than 512 tokens, and the outputs of finished requests, are indexed
-    by a thread of the cache's own, and a proposal uses what is indexed so far. With False every
-    call returns when its work is done.
-    deterministic: equal calls give equal drafts, as ranks need that must decide alike: every call
-        that changes or reads texts waits until the thread has done what it was given before.
-    session_tokens: budget of finished requests' prompts, which stay indexed so that the next turn
-        of a session, which begins with the same tokens, need not index them again. Nobody else
-        reads them; the one kept first leaves first. Prompts of less than 1,088 tokens are not kept.
+    background: the cache's own thread indexes prompts of more than 512 tokens and the outputs of
+        finished requests, and a proposal uses what is indexed so far. With False every call
+        returns when its work is done.
+    deterministic: equal calls give equal drafts, which ranks need that must decide alike. Every
+        call that changes or reads texts first waits until the thread has finished its work.
+    session_tokens: budget of finished requests' prompts. They stay indexed so that the next turn of
+        a session, which begins with the same tokens, need not index them again. No other request
+        reads them. The oldest one leaves first. Prompts of less than 1,088 tokens are not kept.
     min_token_prob: a draft leaves out tokens whose estimated probability is lower.
     """
 
@@ -94,9 +90,11 @@ class SuffixCache:
         shared_cache_tokens: int = 100_000,
         namespace_tokens: int | None = None,
     ) -> "SuffixCache":
-        """A cache with the drafts and scores of SuffixDecoding (ArcticInference 0.3.0). It does
-        everything in the calling thread, proposes chains only, and needs time linear in the
-        occurrences of a request's last token."""
+        """A cache with the drafts and scores of SuffixDecoding (ArcticInference 0.3.0).
+
+        It does everything in the calling thread and proposes chains only. A proposal takes time
+        linear in the number of occurrences of the request's last token.
+        """
         shared, each = _budgets(shared_cache_tokens, namespace_tokens)
         if max_depth < 2:
             raise ValueError(f"max_depth must be at least 2, got {max_depth}")
@@ -119,7 +117,7 @@ class SuffixCache:
     def of_config(
         cls, config: HvdConfig, *, background: bool = True, deterministic: bool = False
     ) -> "SuffixCache":
-        """The cache that a configuration describes; the rest as in the constructor."""
+        """The cache that a configuration describes; other arguments as in the constructor."""
         if config.cache_mode == "votes":
             return cls(
                 shared_cache_tokens=config.shared_cache_tokens,
@@ -143,7 +141,6 @@ class SuffixCache:
         self._core = core
         self._drains = drains
         self._slots: dict[Hashable, int] = {}
-        self._starting = itertools.count(1)
 
     @property
     def num_requests(self) -> int:
@@ -156,17 +153,14 @@ class SuffixCache:
     def start(
         self, rid: Hashable, prompt_ids: TokenIds | Sequence[int], namespace: str = ""
     ) -> None:
-        """Takes in a request. Raises ValueError if rid is active or prompt_ids are no token ids."""
+        """Adds a request. Raises ValueError if rid is active or prompt_ids are no token ids."""
         contiguous = _contiguous(prompt_ids)
-        reserved = -next(self._starting)  # no slot: nobody can use the request before it is there
-        if self._slots.setdefault(rid, reserved) != reserved:
-            raise ValueError(f"request {rid!r} is already active: finish it before it starts anew")
-        try:
-            self._wait_for_thread()
-            self._slots[rid] = self._core.start(namespace, contiguous)
-        except BaseException:
-            del self._slots[rid]
-            raise
+        if rid in self._slots:
+            raise ValueError(
+                f"request {rid!r} is already active: finish it before starting it again"
+            )
+        self._wait_for_thread()
+        self._slots[rid] = self._core.start(namespace, contiguous)
 
     def commit(
         self,
@@ -176,10 +170,11 @@ class SuffixCache:
     ) -> None:
         """Appends the tokens that each request generated; changes nothing if one is invalid.
 
-        token_ids: one entry per request; with lengths, int32[num_requests, width], of which the
-            first lengths[i] entries of row i count, and nothing is copied on the way.
+        token_ids: one entry per request. With lengths it is int32[num_requests, width], of which
+            the first lengths[i] entries of row i count, and nothing is copied before the core
+            reads it.
 
-        Raises KeyError for a request that is not active, ValueError for a repeated one or
+        Raises KeyError for a request that is not active, ValueError for a repeated request or
         invalid token ids, TypeError for arrays of another dtype, shape or layout.
         """
         if len(set(rids)) != len(rids):
@@ -198,8 +193,8 @@ class SuffixCache:
     ) -> list[CacheDraft | None]:
         """The cache draft of each request as a chain, None where nothing matches.
 
-        max_tokens: longest draft wanted, for all requests or one entry per request. By votes no
-            draft is longer than 64.
+        max_tokens: maximum length of a draft, for all requests or one entry per request. A draft
+            by votes has at most 64 tokens.
 
         Raises KeyError for a request that is not active.
         """
@@ -221,12 +216,11 @@ class SuffixCache:
     ) -> None:
         """Writes each request's draft into its row of the batch: a chain, or a tree.
 
-        by_votes: the draft of the votes, as a second opinion, in a cache as in the paper too.
-        with_evidence: also what else the texts know of the chains, for the payoff predictor; the
-            batch's `evidence` is written with it only, and it takes longer.
-
-        max_nodes: int32[num_requests], most nodes of each draft; the batch's width also limits it.
-            No node is deeper than 64.
+        max_nodes: int32[num_requests], maximum number of nodes of each draft; the batch's width
+            also limits it. No node is deeper than 64.
+        by_votes: draft by votes, as a second opinion, even if the cache drafts as in the paper.
+        with_evidence: also write the batch's `evidence`: what else the texts know of the chains,
+            for the payoff predictor. It takes longer.
 
         Raises KeyError for a request that is not active, ValueError if the batch has too few rows,
         TypeError for arrays of another dtype or shape.
@@ -254,15 +248,16 @@ class SuffixCache:
         keep: bool,
         output_ids: TokenIds | Sequence[int] | None = None,
     ) -> None:
-        """Forgets a request; keep: its output goes into the shared cache of its namespace.
+        """Forgets a request.
 
+        keep: whether its output enters the shared cache of its namespace.
         output_ids: the output to keep; None: all tokens committed since the prompt.
 
         Raises KeyError if rid is not active, ValueError for invalid token ids.
         """
         output = None if output_ids is None else _contiguous(output_ids)
         self._wait_for_thread()
-        self._core.finish(self._slot_of(rid), keep, output)  # may not be called twice, and says so
+        self._core.finish(self._slot_of(rid), keep, output)
         del self._slots[rid]
 
     def flush(self, namespace: str | None = None) -> None:
@@ -275,7 +270,7 @@ class SuffixCache:
             self._core.flush(namespace)
 
     def resize(self, shared_cache_tokens: int, namespace_tokens: int | None = None) -> None:
-        """Changes the budgets, and evicts what is over them: the oldest outputs.
+        """Changes the budgets and evicts the oldest outputs that exceed them.
 
         Raises ValueError for a budget out of range.
         """
@@ -287,7 +282,7 @@ class SuffixCache:
         self._core.drain()
 
     def check(self) -> None:
-        """Walks through all structures, O(tokens), and asserts that they are sound."""
+        """Asserts that all structures are sound. Takes time linear in the tokens."""
         broken = self._core.check()
         assert broken is None, broken
 

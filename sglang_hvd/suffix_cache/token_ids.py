@@ -1,4 +1,4 @@
-"""What is taken for token ids."""
+"""Checks token ids and pads those of several requests."""
 
 from collections.abc import Sequence
 

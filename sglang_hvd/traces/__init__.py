@@ -1,1 +1,1 @@
-"""Recorded generations: their form, reading, writing, and recording them from a live server."""
+"""Recorded generations: their format, reading and writing them, and recording a live server."""

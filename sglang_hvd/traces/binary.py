@@ -1,15 +1,15 @@
-"""Trace files in compact form: a magic number, then frames for the header, records and end.
+"""Encodes and decodes recordings: a magic number, then frames for the header, records and end.
 
     magic     8 bytes
     frame     uint32 length of the body, uint32 CRC-32 of the body, body
     body      kind (1 byte) and content:
       H       the header, JSON
       T       a record, zlib: uint32 length of its labels, labels as JSON, uint32 number of new
-              prompt tokens, these, the output's tokens
+              prompt tokens, the new prompt tokens, the output's tokens
       E       uint64 number of records, uint32 CRC-32 of everything before the frame
 
-All numbers are little-endian, tokens are int32. A prompt that was left out has 2**32 - 1 for its
-number of tokens.
+All numbers are little-endian, tokens are int32. If the prompt was left out, its number of tokens is
+2**32 - 1.
 """
 
 import json
@@ -22,13 +22,13 @@ from typing import BinaryIO
 
 import numpy as np
 
-from sglang_hvd.traces.json_lines import json_object
 from sglang_hvd.traces.record import Header, Labels, Record
+from sglang_hvd.traces.text_traces import json_object
 from sglang_hvd.types import TokenIds
 
 SUFFIX = ".hvdt"
 
-# As PNG's: a transfer that changes line ends or drops the eighth bit breaks it.
+# As in PNG files: a transfer that changes line ends or drops the eighth bit breaks it.
 MAGIC = b"\x89HVDT\r\n\x1a"
 
 _FRAME = struct.Struct("<II")
@@ -43,8 +43,8 @@ class WholePart:
     """How much of a file whose writer was killed can be kept.
 
     num_bytes: length up to the end of the last whole frame; 0 if the header is not whole.
-    crc32: of these bytes.
-    is_ended: the end was written too.
+    crc32: checksum of these bytes.
+    is_ended: whether the end was written too.
     """
 
     num_bytes: int
@@ -74,14 +74,14 @@ def encode_record(record: Record) -> bytes:
 
 
 def encode_end(num_records: int, crc32: int) -> bytes:
-    """crc32: of all bytes before it."""
+    """crc32: checksum of all bytes before the end."""
     return _frame(b"E", _END.pack(num_records, crc32))
 
 
 def decode(file: BinaryIO, path: Path) -> Iterator[tuple[str, Header | Record]]:
     """The header and the records, each with the place where it stands.
 
-    Raises ValueError with file and record for anything that is not a whole file of this kind.
+    Raises ValueError with file and record for anything that is not a whole recording.
     """
     magic = file.read(len(MAGIC))
     if magic != MAGIC:
@@ -108,7 +108,7 @@ def decode(file: BinaryIO, path: Path) -> Iterator[tuple[str, Header | Record]]:
         if content != _END.pack(num_records, before):
             raise ValueError(f"corrupt: it does not fit the {num_records} records before it")
         if file.read(1):
-            raise ValueError("something stands behind it")
+            raise ValueError("something stands after it")
     except EOFError:
         raise ValueError(f"{where}: the recording is cut off here") from None
     except ValueError as error:
@@ -116,11 +116,11 @@ def decode(file: BinaryIO, path: Path) -> Iterator[tuple[str, Header | Record]]:
 
 
 def whole_part(file: BinaryIO) -> WholePart:
-    """Walks a file that may end anywhere. Records are checked by their CRC, not taken apart."""
+    """Walks a file that may end anywhere. Records are checked by their CRC and not decoded."""
     magic = file.read(len(MAGIC))
     if magic != MAGIC:
         return WholePart(0, 0, 0, is_ended=False)
-    part = WholePart(0, -1, zlib.crc32(magic), is_ended=False)  # the header is counted as none
+    part = WholePart(0, -1, zlib.crc32(magic), is_ended=False)  # -1: the header is no record
     while not part.is_ended:
         try:
             kind, _, crc32 = _read_frame(file, part.crc32)
@@ -139,7 +139,7 @@ def _frame(kind: bytes, content: bytes) -> bytes:
 
 
 def _read_frame(file: BinaryIO, crc32: int) -> tuple[bytes, bytes, int]:
-    """Kind and content of the next frame, and the file's CRC-32 past it.
+    """Kind and content of the next frame, and the file's CRC-32 up to its end.
 
     Raises EOFError if the file ends before the frame does, ValueError if the frame is corrupt.
     """

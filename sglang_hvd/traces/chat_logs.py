@@ -1,12 +1,13 @@
-"""Chat logs in the form of the OpenAI API (JSONL), of two kinds of lines.
+"""Reads chat logs in the form of the OpenAI API (JSONL). There are two kinds of lines.
 
 A call:          {"request": {"messages": [...], ...}, "response": {"choices": [...]}}
 A conversation:  {"messages": [...]}, as used for fine-tuning; each assistant message is a turn.
 
-Both may have `tools` beside their messages.
+Both may have `tools` and `chat_template_kwargs` next to their messages.
 """
 
 import hashlib
+import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +17,16 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from sglang_hvd.traces.chatml import END_OF_MESSAGE, REPLY_BEGINS, render_messages, render_reply
-from sglang_hvd.traces.json_lines import check_text, read_objects
-from sglang_hvd.traces.sessions import Session
+from sglang_hvd.traces.chat_templates import ChatTemplate, calls_of, text_of
+from sglang_hvd.traces.session_finder import Session
+from sglang_hvd.traces.text_traces import check_text, read_objects
 from sglang_hvd.traces.trace import Trace
+from sglang_hvd.types import TokenIds
 
 _SAMPLING = ("temperature", "top_p", "top_k")
 _FAMILY = "chat"
 
-# Conversations that a later call of a log may go on with.
+# Conversations that a later call of a log may continue.
 _MAX_OPEN = 1024
 
 
@@ -33,13 +35,18 @@ def is_chat_log(first_line: Mapping[str, object]) -> bool:
     return "messages" in first_line or {"request", "response"} <= first_line.keys()
 
 
-def read_chat_log(path: Path, tokenizer: Tokenizer, *, eos_token_id: int | None) -> Iterator[Trace]:
-    """The replies of a chat log, rendered as ChatML.
+def read_chat_log(
+    path: Path, tokenizer: Tokenizer, template: ChatTemplate, *, eos_token_id: int | None
+) -> Iterator[Trace]:
+    """The replies of a chat log.
 
-    A call whose messages begin with those of an earlier call and its reply is the next turn of its
-    session, if that has not gone on already: other choices of a call, and other calls that go on
-    with the same reply, are samples and begin sessions of their own. A reply that the length limit
-    cut off does not get the end token.
+    A prompt is what a server sends to the model for the messages of a call: rendered with the chat
+    template, then tokenized as a whole.
+
+    A call is the next turn of a session if its messages begin with those of an earlier call and its
+    reply, and if the session has not gone on already. Other choices of a call, and other calls that
+    continue the same reply, are samples and begin sessions of their own. A reply that the length
+    limit cut off does not get the end token.
 
     Raises ValueError with file and line for anything that is no such line.
     """
@@ -51,7 +58,23 @@ def read_chat_log(path: Path, tokenizer: Tokenizer, *, eos_token_id: int | None)
             traces = []
             for index, call in enumerate(calls):
                 name = f"{path.stem}:{number}" + (f".{index}" if index else "")
-                traces.append(conversations.trace(call, name, tokenizer, eos_token_id))
+                session, turn, digest = conversations.place(call, name)
+                prompt = template.prompt(call.messages, call.tools, call.options)
+                reply = template.reply(call.messages, call.reply, call.tools, call.options)
+                has_end = eos_token_id is not None and not call.is_cut
+                traces.append(
+                    Trace(
+                        prompt_ids=_encoded(prompt, tokenizer),
+                        output_ids=_encoded(reply, tokenizer, eos_token_id if has_end else None),
+                        session=session,
+                        turn=turn,
+                        family=_FAMILY,
+                        sampling=call.sampling,
+                        model=call.model,
+                        is_cut=call.is_cut,
+                        text_digest=digest,
+                    )
+                )
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         yield from traces
@@ -59,13 +82,18 @@ def read_chat_log(path: Path, tokenizer: Tokenizer, *, eos_token_id: int | None)
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One reply and what it replies to. is_cut: it reached the length limit."""
+    """One reply and what it replies to.
+
+    options: variables of the chat template.
+    is_cut: whether the reply reached the length limit.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]]
     reply: Mapping[str, Any]
     model: str
     sampling: Mapping[str, float]
+    options: Mapping[str, Any]
     is_cut: bool
 
 
@@ -75,76 +103,50 @@ class _Conversation:
 
     session: Session
     turn: int
-    token_ids: list[int]
 
 
 class _Conversations:
-    """Conversations so far, by the digest of their text."""
+    """Conversations so far, by the digest of their tools and messages."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[bytes, _Conversation] = OrderedDict()
 
-    def trace(
-        self, call: _Call, name: str, tokenizer: Tokenizer, eos_token_id: int | None
-    ) -> Trace:
-        """The trace of a call. name: what its session is called if the call begins one."""
+    def place(self, call: _Call, name: str) -> tuple[str, int, str]:
+        """Session and turn of a call, and the digest of its text in hexadecimal.
 
-        def encode(text: str) -> list[int]:
-            check_text(text)
-            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-            return ids
-
-        pieces = render_messages(call.messages, call.tools)
-        known, num_known = self._longest_beginning(pieces)
-        session, history = Session(name), []
-        if known is not None:
-            history = known.token_ids
-            if known.turn == known.session.num_turns - 1:
-                session = known.session
+        name: what its session is called if the call begins one.
+        """
+        *digests, key = _digests(call)
+        known = next((self._open[d] for d in reversed(digests) if d in self._open), None)
+        session = Session(name)
+        if known is not None and known.turn == known.session.num_turns - 1:
+            session = known.session
         turn = session.next_turn()
-        # The text of a known conversation ends with its reply, as the model wrote it.
-        rest = (END_OF_MESSAGE if num_known else "") + "".join(pieces[num_known:]) + REPLY_BEGINS
-        prompt_ids = history + encode(rest)
-        output_ids = encode(render_reply(call.reply, with_thinking=True))
-        said = render_reply(call.reply, with_thinking=False)
-        key = _digests([*pieces, REPLY_BEGINS + said + END_OF_MESSAGE])[-1]
-        self._open[key] = _Conversation(session, turn, prompt_ids + encode(said))
+        self._open[key] = _Conversation(session, turn)
         self._open.move_to_end(key)
         if len(self._open) > _MAX_OPEN:
             self._open.popitem(last=False)
-        if eos_token_id is not None and not call.is_cut:
-            output_ids = [*output_ids, eos_token_id]
-        return Trace(
-            prompt_ids=np.array(prompt_ids, dtype=np.int32),
-            output_ids=np.array(output_ids, dtype=np.int32),
-            session=session.name,
-            turn=turn,
-            family=_FAMILY,
-            sampling=call.sampling,
-            model=call.model,
-            is_cut=call.is_cut,
-            text_digest=key.hex(),
-        )
-
-    def _longest_beginning(self, pieces: Sequence[str]) -> tuple[_Conversation | None, int]:
-        """The longest known conversation that the pieces begin with, and its number of pieces; None
-        and 0 without any."""
-        digests = _digests(pieces)
-        for num_pieces in range(len(pieces), 0, -1):
-            known = self._open.get(digests[num_pieces - 1])
-            if known is not None:
-                return known, num_pieces
-        return None, 0
+        return session.name, turn, key.hex()
 
 
-def _digests(pieces: Sequence[str]) -> list[bytes]:
-    """The digest of each beginning of the pieces."""
-    hasher = hashlib.blake2b(digest_size=16)
+def _digests(call: _Call) -> list[bytes]:
+    """The digest of each beginning of the messages with the reply; equal with every tokenizer.
+
+    Thinking does not count: clients do not send it again.
+    """
+    hasher = hashlib.blake2b(json.dumps(call.tools).encode(), digest_size=16)
     digests = []
-    for piece in pieces:
-        hasher.update(piece.encode("utf-8", "surrogatepass"))
+    for message in (*call.messages, call.reply):
+        told = [message.get("role"), text_of(message), calls_of(message)]
+        hasher.update(json.dumps(told, sort_keys=True).encode())
         digests.append(hasher.digest())
     return digests
+
+
+def _encoded(text: str, tokenizer: Tokenizer, eos_token_id: int | None = None) -> TokenIds:
+    check_text(text)
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return np.array(ids if eos_token_id is None else [*ids, eos_token_id], dtype=np.int32)
 
 
 def _parse(fields: dict[str, Any]) -> tuple[list[_Call], bool]:
@@ -159,9 +161,9 @@ def _parse(fields: dict[str, Any]) -> tuple[list[_Call], bool]:
 def _calls_of_conversation(fields: dict[str, Any]) -> list[_Call]:
     messages, tools = _messages(fields), _tools(fields)
     calls = [
-        _Call(messages[:i], tools, message, _model(fields), {}, is_cut=False)
+        _Call(messages[:i], tools, message, _model(fields), {}, _options(fields), is_cut=False)
         for i, message in enumerate(messages)
-        if message.get("role") == "assistant"
+        if i > 0 and message.get("role") == "assistant"
     ]
     if not calls:
         raise ValueError("not a chat: the assistant says nothing in it")
@@ -182,9 +184,16 @@ def _calls_of_exchange(request: object, response: object) -> list[_Call]:
         reply = choice.get("message") if isinstance(choice, dict) else None
         if not isinstance(reply, dict):
             raise ValueError("not a chat: a choice has no message")
-        is_cut = choice.get("finish_reason") == "length"
         calls.append(
-            _Call(_messages(request), _tools(request), reply, _model(request), sampling, is_cut)
+            _Call(
+                messages=_messages(request),
+                tools=_tools(request),
+                reply=reply,
+                model=_model(request),
+                sampling=sampling,
+                options=_options(request),
+                is_cut=choice.get("finish_reason") == "length",
+            )
         )
     return calls
 
@@ -200,7 +209,17 @@ def _tools(fields: dict[str, Any]) -> list[dict[str, Any]]:
     tools = fields.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ValueError("not a chat: tools is a list of objects")
+    choice = fields.get("tool_choice")
+    if choice == "none":
+        return []
+    if isinstance(choice, dict):  # the model may call this function only
+        tools = [tool for tool in tools if _function_name(tool) == _function_name(choice)]
     return tools
+
+
+def _function_name(tool: dict[str, Any]) -> object:
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, dict) else None
 
 
 def _model(fields: dict[str, Any]) -> str:
@@ -208,3 +227,12 @@ def _model(fields: dict[str, Any]) -> str:
     if not isinstance(model, str):
         raise ValueError("not a chat: model is a string")
     return model
+
+
+def _options(fields: dict[str, Any]) -> dict[str, Any]:
+    """Variables of the chat template, as SGLang takes them from a request."""
+    options = fields.get("chat_template_kwargs") or {}
+    if not isinstance(options, dict):
+        raise ValueError("not a chat: chat_template_kwargs is an object")
+    effort = fields.get("reasoning_effort")
+    return options if effort is None else {"reasoning_effort": effort, **options}

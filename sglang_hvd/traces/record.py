@@ -1,4 +1,8 @@
-"""What a trace file holds: a header, and a record per trace. Both encodings carry the same."""
+"""What a trace file holds: a header, and a record per trace.
+
+A record stores a prompt without what the file holds already: the beginning that it shares with the
+text of its session's previous turn.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,20 @@ from typing import Any
 import numpy as np
 
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.traces.turn_texts import TurnTexts
 from sglang_hvd.types import TokenIds
 
 FORMAT = "sglang_hvd.trace"
 VERSION = 3
 
-# What records of earlier versions lack: of 1 the namespace, of 1 and 2 whether the output was cut.
+# Records of version 1 have no namespace; records of versions 1 and 2 do not say whether the output
+# was cut.
 _READ_VERSIONS = (1, 2, VERSION)
 _LACKING = {"namespace": "", "is_cut": False}
 
 _HEADER_KEYS = {"format", "version", "model", "tokenizer"}
+
+# A part of the format: writer and reader forget the same texts at the same record. 64 MiB.
+MAX_TURN_TEXT_TOKENS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +37,7 @@ class Header:
     tokenizer_fingerprint: str
 
     def fields(self) -> dict[str, object]:
-        """As it is written, as JSON."""
+        """The JSON object that is written."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -40,7 +47,7 @@ class Header:
 
     @staticmethod
     def of_fields(fields: object) -> Header:
-        """The inverse. Raises ValueError that says what is wrong."""
+        """The inverse of `fields`. Raises ValueError that says what is wrong."""
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise ValueError(f"not the header of a {FORMAT} file")
         if fields.get("version") not in _READ_VERSIONS:
@@ -60,7 +67,8 @@ class Header:
 class Labels:
     """The part of a record that is not tokens.
 
-    num_kept: how many tokens of the session's text before this turn the prompt begins with.
+    num_kept: how many tokens at the beginning of the prompt are those of the session's text before
+        this turn.
     """
 
     session: str
@@ -72,12 +80,12 @@ class Labels:
     num_kept: int
 
     def fields(self) -> dict[str, Any]:
-        """As they are written, as JSON."""
+        """The JSON object that is written."""
         return asdict(self)
 
     @staticmethod
     def of_fields(fields: dict[str, Any]) -> Labels:
-        """The inverse. Raises ValueError that says what is wrong."""
+        """The inverse of `fields`. Raises ValueError that says what is wrong."""
         fields = {**_LACKING, **fields}
         if fields.keys() != set(Labels.__slots__):
             wanted = ", ".join(sorted(Labels.__slots__))
@@ -99,7 +107,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """A trace as it is stored: its prompt without what the text of its session has already.
+    """A trace as it is stored: its prompt without the beginning that its session's text has.
 
     new_prompt_ids: int32[num_tokens]; None: the prompt was left out.
     output_ids: int32[num_tokens].
@@ -125,8 +133,11 @@ class Record:
         return Record(labels, new_ids, trace.output_ids)
 
     def trace(self, header: Header, texts: TurnTexts) -> Trace:
-        """The inverse. Raises ValueError if the file does not hold what the prompt begins with, or
-        if a prompt that was left out begins with anything."""
+        """The inverse of `of_trace`.
+
+        Raises ValueError if the file does not hold the beginning of the prompt, or if a prompt that
+        was left out has a beginning.
+        """
         labels = self.labels
         if self.new_prompt_ids is None and labels.num_kept:
             raise ValueError(f"a prompt that was left out begins with {labels.num_kept} tokens")
@@ -152,10 +163,45 @@ class Record:
         )
 
 
+class TurnTexts:
+    """Prompt and output of each session's latest turn in one file. The oldest are forgotten.
+
+    A turn whose prompt was left out leaves no text.
+    """
+
+    def __init__(self, max_tokens: int = MAX_TURN_TEXT_TOKENS) -> None:
+        self._max_tokens = max_tokens
+        self._texts: dict[str, TokenIds] = {}  # oldest first
+        self._num_tokens = 0
+
+    def num_kept(self, session: str, prompt_ids: TokenIds) -> int:
+        """How many tokens a prompt has in common with the beginning of its session's text."""
+        text = self._texts.get(session)
+        if text is None:
+            return 0
+        length = min(len(text), len(prompt_ids))
+        differs = text[:length] != prompt_ids[:length]
+        return int(np.argmax(differs)) if differs.any() else length
+
+    def first(self, session: str, num_tokens: int) -> TokenIds | None:
+        """int32[num_tokens], the beginning of a session's text; None if the text is shorter."""
+        text = self._texts.get(session, np.empty(0, np.int32))
+        return text[:num_tokens] if num_tokens <= len(text) else None
+
+    def advance(self, trace: Trace) -> None:
+        """Replaces the text of the session's previous turn by that of this turn."""
+        self._num_tokens -= len(self._texts.pop(trace.session, ()))
+        if trace.has_prompt:
+            text = self._texts[trace.session] = trace.text_ids
+            self._num_tokens += len(text)
+        while self._num_tokens > self._max_tokens:
+            self._num_tokens -= len(self._texts.pop(next(iter(self._texts))))
+
+
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_sampling(value: object) -> bool:
-    # Files hold true for 1 where a client had asked so.
+    # Files hold true for 1 if a client had asked for that.
     return isinstance(value, dict) and all(isinstance(v, (int, float)) for v in value.values())

@@ -1,4 +1,4 @@
-"""Records what a server generates, without ever standing in its way."""
+"""Records what a server generates on a separate thread, so that serving never waits for it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from sglang_hvd.traces.recording_folder import RecordingFolder, salvage
-from sglang_hvd.traces.sessions import SessionFinder
+from sglang_hvd.traces.session_finder import SessionFinder
 from sglang_hvd.traces.trace import Trace
 
 logger = logging.getLogger(__name__)
 
 
-# What a trace without tokens takes in the queue: about a kilobyte of objects.
+# A trace counts this many tokens in addition to its own: its objects take about a kilobyte.
 _TRACE_TOKENS = 256
 
 
@@ -28,8 +28,8 @@ _TRACE_TOKENS = 256
 class RecorderStats:
     """What became of the traces so far.
 
-    num_dropped: not recorded, because the queue was full or the file system refused.
-    last_error: the latest reason for that; None: there was none.
+    num_dropped: traces not recorded, because the queue was full or the file system refused.
+    last_error: the latest reason for a drop; None: no trace was dropped.
     """
 
     num_recorded: int
@@ -40,15 +40,15 @@ class RecorderStats:
 class Recorder:
     """Writes traces into a folder on a thread of its own.
 
-    `record` takes a lock for a moment and nothing else. What the thread cannot keep up with, or
-    cannot write, is dropped and counted; it tries again after a while. The log has a line when
-    recording begins to fail and one when it goes on.
+    `record` only holds a lock for a moment. Traces that the thread cannot keep up with, or cannot
+    write, are dropped and counted. It tries to write again after a while. The log has a line when
+    recording begins to fail and one when it recovers.
 
-    A trace whose session is "" gets the one that it continues, among those of its namespace.
+    A trace whose session is "" gets the session that it continues, among those of its namespace.
 
-    with_prompts: else the prompts are left out; sessions are found all the same.
-    max_queued_tokens: of the traces that wait to be written, each of which counts 256 besides.
-        64 MiB by default.
+    with_prompts: whether to record prompts. Sessions are found in either case.
+    max_queued_tokens: tokens of the traces that wait to be written, plus 256 for each trace. The
+        default takes 64 MiB.
     retry_seconds: how long traces are dropped after the file system refused one.
 
     The other arguments are those of RecordingFolder.
@@ -77,15 +77,15 @@ class Recorder:
         self._with_prompts = with_prompts
         self._max_queued_tokens = max_queued_tokens
         self._retry_seconds = retry_seconds
-        self._retry_at: float | None = None  # None: the file system takes what it is given
+        self._retry_at: float | None = None  # None: the last write succeeded
         self._is_overflowing = False
-        self._num_told = 0  # overflows that the log knows of
+        self._num_told = 0  # overflows that the log has reported
         self._idle_seconds = min(60.0, max_file_seconds)
 
         self._changed = threading.Condition()  # guards what follows
         self._queue: deque[Trace] = deque()
         self._num_queued_tokens = 0
-        self._closed_by: str | None = None  # why it takes no more traces
+        self._closed_by: str | None = None  # why it accepts no more traces
         self._num_recorded = 0
         self._num_dropped = 0
         self._num_overflowed = 0
@@ -95,7 +95,7 @@ class Recorder:
         self._thread.start()
 
     def record(self, trace: Trace) -> None:
-        """Takes a finished request; its arrays must not change any more."""
+        """Queues a finished request. Its arrays must not change any more."""
         num_tokens = _queued_tokens(trace)
         with self._changed:
             is_full = self._num_queued_tokens + num_tokens > self._max_queued_tokens
@@ -113,7 +113,7 @@ class Recorder:
             return RecorderStats(self._num_recorded, self._num_dropped, self._last_error)
 
     def close(self, timeout_s: float = 30) -> None:
-        """Writes what is queued and completes the file; takes no more traces."""
+        """Writes what is queued and completes the file. Later traces are dropped."""
         with self._changed:
             self._closed_by = self._closed_by or "closed"
             self._changed.notify()
@@ -128,19 +128,19 @@ class Recorder:
                 self._attempt(self._folder.complete_if_due)
                 self._tell_of_overflow()
             self._attempt(self._folder.complete)
-        except BaseException as error:  # also what ends an interpreter: nothing may hide it
+        except BaseException as error:  # stats() tell of it, whatever it is; then it is raised
             with self._changed:
                 self._closed_by = self._last_error = f"{type(error).__name__}: {error}"
             raise
         finally:
             with self._changed:
-                # A queue without its thread would only grow. After close it is empty.
+                # Without its thread the queue would only grow. After close it is empty.
                 self._num_dropped += len(self._queue)
                 self._queue.clear()
                 self._num_queued_tokens = 0
 
     def _next(self) -> list[Trace] | None:
-        """The next trace; empty after an idle while; None when closed and all are written."""
+        """The next trace; empty after an idle period; None once closed and all are written."""
         with self._changed:
             if not self._queue and not self._closed_by:
                 self._changed.wait(self._idle_seconds)
@@ -176,8 +176,7 @@ class Recorder:
             logger.warning("recording in %s goes on", self._path)
 
     def _attempt(self, act: Callable[[], None]) -> bool:
-        """Returns whether it was done: not while waiting to try again, nor if the file system
-        refuses."""
+        """Acts, unless it waits to try again. Returns whether the act succeeded."""
         if self._retry_at is not None and time.monotonic() < self._retry_at:
             return False
         try:

@@ -1,23 +1,32 @@
-"""A folder of recordings that grow, follow each other and make room for each other."""
+"""A folder of recordings: a server writes one after another and removes the oldest for room."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import MAXYEAR, UTC, datetime, timedelta
 from pathlib import Path
 
+from filelock import FileLock
+
 from sglang_hvd.traces import binary
-from sglang_hvd.traces.held_folder import drop_left_behind
-from sglang_hvd.traces.part_file import PART_SUFFIX, PartFile
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.traces.writer import TraceWriter
+from sglang_hvd.traces.writer import PART_SUFFIX, PartFile, TraceWriter
 
 _PATTERN = f"recording-*{binary.SUFFIX}"
 _STAMP = "%Y%m%dT%H%M%SZ"
+
+# A command holds recordings in a hidden folder, so that a server cannot remove them meanwhile.
+_HELD_PREFIX = ".held-"
+_LOCK = ".lock"
+
+# A folder is not locked yet when it is made, so a younger one is left alone.
+_MIN_AGE_SECONDS = 60.0
 
 
 def recordings(folder: Path) -> list[Path]:
@@ -26,17 +35,17 @@ def recordings(folder: Path) -> list[Path]:
 
 
 def num_unfinished(folder: Path) -> int:
-    """Recordings of a folder that are not complete."""
+    """How many recordings of a folder are not complete."""
     return len(list(folder.glob(_PATTERN + PART_SUFFIX)))
 
 
 def is_of_server(path: Path) -> bool:
-    """Whether a file has the name of a complete recording of a server."""
+    """Whether a file has the name of a server's complete recording."""
     return path.match(_PATTERN)
 
 
 def check_folder(folder: Path) -> None:
-    """Creates the folder. Raises ValueError in a line if no file can be written or locked there."""
+    """Creates the folder. Raises ValueError, in one line, if files cannot be written and locked."""
     act = "record"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,12 +60,12 @@ def check_folder(folder: Path) -> None:
 
 def salvage(folder: Path) -> list[Path]:
     """Completes what killed processes left behind, up to the last whole record of each file, and
-    removes what they held.
+    removes the folders in which they held recordings.
 
-    Parts that are being written are left alone, those that cannot be completed stay as they are.
-    Returns the recordings that came out of it; a part without a whole record is removed.
+    Parts that are being written are left alone. Parts that cannot be completed stay as they are. A
+    part without a whole record is removed. Returns the recordings that were completed.
     """
-    drop_left_behind(folder)
+    _drop_held_folders(folder)
     salvaged = []
     for part in sorted(folder.glob(_PATTERN + PART_SUFFIX)):
         with suppress(OSError):
@@ -66,17 +75,33 @@ def salvage(folder: Path) -> list[Path]:
     return salvaged
 
 
+@contextmanager
+def held_folder(parent: Path) -> Iterator[Path]:
+    """A hidden folder for the time of the context.
+
+    If the process is killed, `salvage` removes the folder later. Raises OSError if the folder
+    cannot be made.
+    """
+    with ExitStack() as stack:
+        made = tempfile.TemporaryDirectory(dir=parent, prefix=_HELD_PREFIX)
+        folder = Path(stack.enter_context(made))
+        # On a file system without locks nobody can tell whether it is in use, so such folders stay.
+        with suppress(OSError, NotImplementedError):
+            stack.enter_context(FileLock(folder / _LOCK, blocking=False))
+        yield folder
+
+
 class RecordingFolder:
     """Writes traces into one file after another. Every method may raise OSError.
 
-    Files are named recording-<UTC time>-<process id>-<number>.hvdt, in the order in which they were
-    started: where the clock went back, after the latest that is there.
+    Files are named recording-<UTC time>-<process id>-<number>.hvdt. Their names have the order in
+    which the files were started, even if the clock went back.
 
-    max_file_bytes: a file that reached it is completed.
-    max_file_seconds: so is one of this age, so that its traces can be read.
-    max_total_bytes: complete recordings and those being written, also of other processes, each of
-        which counts max_file_bytes; the oldest complete ones are removed. At least twice
-        max_file_bytes.
+    max_file_bytes: a file of this size is completed.
+    max_file_seconds: a file of this age is completed too, so that its traces can be read.
+    max_total_bytes: limit for the complete recordings and those being written, also by other
+        processes. Each file being written counts max_file_bytes. The oldest complete recordings
+        are removed to keep to the limit. At least twice max_file_bytes.
     """
 
     def __init__(
@@ -101,7 +126,7 @@ class RecordingFolder:
         self._num_files = 0
 
     def write(self, trace: Trace) -> None:
-        """After an OSError the trace is not recorded, and those before it are kept."""
+        """After an OSError the trace is not recorded, and the traces before it are kept."""
         self.complete_if_due()
         if self._writer is not None and not self._writer.fits(trace):
             self.complete()
@@ -145,19 +170,19 @@ class RecordingFolder:
         return self._writer
 
     def _new_path(self) -> Path:
-        # After what is there, whatever the clock said then: the oldest are removed by their names.
+        # Names order the files by age, whatever the clock said: the oldest are removed by name.
         started = max(datetime.now(UTC), _latest_start(self._folder) + timedelta(seconds=1))
         while True:
             stamp = started.strftime(_STAMP)
             name = f"recording-{stamp}-{os.getpid()}-{self._num_files:06d}{binary.SUFFIX}"
             self._num_files += 1
             path = self._folder / name
-            # A process that began in this second may have had the same number.
+            # A process that started in the same second may have had the same number.
             if not path.exists() and not path.with_name(name + PART_SUFFIX).exists():
                 return path
 
     def _leave(self) -> None:
-        # Its end could not be written either; it is salvaged when there is room again.
+        # Its end could not be written either. It is salvaged when there is room again.
         writer, self._writer = self._writer, None
         assert writer is not None
         if writer.num_records:
@@ -178,13 +203,23 @@ class RecordingFolder:
             total -= size
 
 
+def _drop_held_folders(parent: Path) -> None:
+    """Removes the held folders of processes that do not run any more."""
+    for folder in parent.glob(f"{_HELD_PREFIX}*"):
+        # Another process may be faster, or nothing may be removed or locked.
+        with suppress(OSError, NotImplementedError):
+            if time.time() - folder.stat().st_mtime >= _MIN_AGE_SECONDS:
+                with FileLock(folder / _LOCK, blocking=False):
+                    shutil.rmtree(folder)
+
+
 def _latest_start(folder: Path) -> datetime:
-    """By the names of the recordings, complete or not."""
+    """The latest time in the names of the recordings, complete or not."""
     latest = datetime.fromtimestamp(0, UTC)
     for path in folder.glob(f"{_PATTERN}*"):
-        with suppress(ValueError):  # another's name
+        with suppress(ValueError):  # a name of another kind
             started = datetime.strptime(path.name.split("-")[1], _STAMP).replace(tzinfo=UTC)
-            if started.year < MAXYEAR:  # what follows it has a name too
+            if started.year < MAXYEAR:  # a second later still has a name
                 latest = max(latest, started)
     return latest
 

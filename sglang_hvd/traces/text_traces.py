@@ -1,6 +1,11 @@
-"""Text traces (JSONL): prompts and outputs as text, later turns as what they add."""
+"""Reads files of text, with a JSON object in each line (JSONL), and the text traces in them.
+
+A text trace is one turn of a session: its prompt and output as text. The prompt of a later turn may
+be what it adds to the turns before it.
+"""
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +14,6 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from sglang_hvd.traces.json_lines import check_text, read_objects
 from sglang_hvd.traces.trace import Trace
 
 _KEYS = frozenset(
@@ -21,7 +25,7 @@ _KEYS = frozenset(
 class TextTrace:
     """One line of a trace file.
 
-    is_delta: prompt is only what is new since the previous turn's output of the session.
+    is_delta: the prompt is only what is new since the output of the session's previous turn.
     """
 
     family: str
@@ -47,16 +51,16 @@ class TextTrace:
 
 
 def is_text_trace(first_line: Mapping[str, object]) -> bool:
-    """Whether a file that begins with this object is meant as text traces: most keys are there."""
+    """Whether a file that begins with this object is meant as text traces: it has most keys."""
     return 2 * len(_KEYS & first_line.keys()) > len(_KEYS)
 
 
 def read_text_traces(path: Path) -> Iterator[TextTrace]:
-    """The lines of a trace file (one JSON object per line, sessions in order).
+    """The lines of a trace file, with sessions in order.
 
     Raises ValueError with file and line number for anything that is no such line, for a delta that
-    does not follow the previous turn of its session, and for a line that is of another family or
-    under another licence than those before it.
+    does not follow the previous turn of its session, and for a line whose family or licence differs
+    from the lines before it.
     """
     previous = None
     for where, fields in read_objects(path):
@@ -79,7 +83,7 @@ def read_text_traces(path: Path) -> Iterator[TextTrace]:
 def tokenize(
     text_traces: Iterator[TextTrace], tokenizer: Tokenizer, *, eos_token_id: int | None
 ) -> Iterator[Trace]:
-    """Turns lines, in the order in which they are read, into traces with whole prompts.
+    """Turns lines, in their order in the file, into traces with whole prompts.
 
     eos_token_id: ends every output; None: outputs end with their text.
     """
@@ -101,6 +105,49 @@ def tokenize(
             family=line.family,
             text_digest=_digest(line),
         )
+
+
+def json_object(line: str | bytes) -> dict[str, Any]:
+    """The object in a line. Raises ValueError that says what the line holds instead."""
+    try:
+        fields = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg}") from None
+    except UnicodeDecodeError:
+        raise ValueError("not text") from None
+    except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"wanted an object, got {type(fields).__name__}")
+    return fields
+
+
+def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a file, each with the file and line where it stands.
+
+    Raises ValueError with file and line for anything that is no such line.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                where = f"{path}:{number}"
+                try:
+                    fields = json_object(line)
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}") from None
+                yield where, fields
+    except OSError as error:
+        raise ValueError(f"{path}: cannot read the traces: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not a text file") from None
+
+
+def check_text(text: str) -> None:
+    """Raises ValueError for half of a surrogate pair: JSON can hold one, tokenizers refuse it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("not text: half of a surrogate pair") from None
 
 
 def _digest(line: TextTrace) -> str:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from sglang_hvd.allocation import (
     Allocation,
+    DrafterChoices,
     DraftExtend,
-    DraftOdds,
+    PredictedDrafts,
     StepAllocator,
     widths_that_save,
 )
@@ -37,7 +38,7 @@ def costs(
     )
 
 
-def odds(hazards: list[list[float]], model: list[tuple[float, float]]) -> DraftOdds:
+def odds(hazards: list[list[float]], model: list[tuple[float, float]]) -> PredictedDrafts:
     """Chains by the probability of each token after those before it. model: probability of a token
     of the model drafter's draft, and where the cache draft is right; half as likely, in odds, in
     the smaller size."""
@@ -57,7 +58,7 @@ def odds(hazards: list[list[float]], model: list[tuple[float, float]]) -> DraftO
             if probs[i, depth] > 0:
                 bound = reaches[0, i, size, depth] / probs[i, depth]
                 reaches[1, i, size, depth] = min(reaches[1, i, size, depth], bound, 1)
-    return DraftOdds(
+    return PredictedDrafts(
         probs,
         np.tile(np.arange(1, MAX_NODES + 1, dtype=np.int32), (num, 1)),
         np.array(list(map(len, hazards)), np.int32),
@@ -66,7 +67,7 @@ def odds(hazards: list[list[float]], model: list[tuple[float, float]]) -> DraftO
     )
 
 
-def expected(given: DraftOdds, row: int, num_cache: int, size: int, num_steps: int) -> float:
+def expected(given: PredictedDrafts, row: int, num_cache: int, size: int, num_steps: int) -> float:
     """Sum over the depths of the probability that either draft is right up to there."""
     probs, depths = given.probs[row, :num_cache], given.depths[row, :num_cache]
     total = float(probs.sum())
@@ -75,8 +76,8 @@ def expected(given: DraftOdds, row: int, num_cache: int, size: int, num_steps: i
     place = SIZES.index(size)
     for step in range(num_steps):
         cache = min(float(probs[depths == step + 1].sum()), 1.0)
-        both = cache * float(given.reaches_if_right[row, place, step])
-        total += max(float(given.reaches[row, place, step]) - both, 0.0)
+        both = cache * float(given.model_probs_if_right[row, place, step])
+        total += max(float(given.model_probs[row, place, step]) - both, 0.0)
     return total
 
 
@@ -91,27 +92,16 @@ class Worth:
         tokens = sum(value * tokens for value, tokens in zip(self.tokens, gained, strict=True))
         return tokens - self.ms * ms
 
-    def following(self, gained: list[float], ms: float, own_pace: float, num: int) -> "Worth":
-        """Partly that of a batch of num which always gains so much in steps that take so long."""
-        own = Worth([1 / (1 + tokens) for tokens in gained], num / ms)
-        return Worth(
-            [
-                a ** (1 - own_pace) * b**own_pace
-                for a, b in zip(self.tokens, own.tokens, strict=True)
-            ],
-            self.ms ** (1 - own_pace) * own.ms**own_pace,
-        )
 
-
-def with_pinned(given: DraftOdds, num: int) -> DraftOdds:
+def with_pinned(given: PredictedDrafts, num: int) -> PredictedDrafts:
     """Requests behind the others whose cache drafts look sure, which shall not matter."""
-    rows = [getattr(given, name)[:1] for name in DraftOdds.__dataclass_fields__]
+    rows = [getattr(given, name)[:1] for name in PredictedDrafts.__dataclass_fields__]
     more = [np.concatenate([row] * num) if num else row[:0] for row in rows]
     more[0] = np.ones_like(more[0])
-    return DraftOdds(
+    return PredictedDrafts(
         *(
             np.concatenate([getattr(given, name), of_pinned])
-            for name, of_pinned in zip(DraftOdds.__dataclass_fields__, more, strict=True)
+            for name, of_pinned in zip(PredictedDrafts.__dataclass_fields__, more, strict=True)
         )
     )
 
@@ -121,7 +111,7 @@ chains = st.lists(hazard, max_size=MAX_NODES)
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> DraftOdds:
+def batches(draw: st.DrawFn) -> PredictedDrafts:
     """Chains and trees: nodes by falling probability, none before its parent."""
     num = draw(st.integers(1, 2))
     given = odds(
@@ -144,18 +134,16 @@ def batches(draw: st.DrawFn) -> DraftOdds:
     st.floats(0, 3),
     st.sampled_from([(3, 3), (1, 3), (2, 3)]),
     st.booleans(),
-    st.sampled_from([0.0, 0.5, 1.0]),
     st.tuples(st.integers(1, 30), st.integers(1, 30)),
     st.integers(0, 2),
 )
 def test_no_other_choice_makes_more_progress_in_its_time(
-    given: DraftOdds,
+    given: PredictedDrafts,
     plain: float,
     per_node: float,
     of_round: float,
-    most_nodes: tuple[int, int],
+    max_nodes: tuple[int, int],
     merges: bool,
-    own_pace: float,
     lately: tuple[int, int],
     num_pinned: int,
 ) -> None:
@@ -165,21 +153,18 @@ def test_no_other_choice_makes_more_progress_in_its_time(
     made = StepAllocator(
         table,
         widths=WIDTHS,
-        model_sizes=SIZES,
-        num_steps=STEPS,
-        most_nodes=most_nodes,
+        drafters=[DrafterChoices(SIZES, STEPS, max_nodes)],
         merges=merges,
-        own_pace=own_pace,
     )
     for slot in range(num_all):
         made.start(slot)
     made.observe(slots(num), np.array(lately[:num], np.int32))
-    is_pinned = np.arange(num_all) >= num
-    found = made.allocate(slots(num_all), with_pinned(given, num_pinned), is_pinned)
-    has_nodes = np.minimum(found.model_size, most_nodes[STEPS.index(found.num_steps)])
+    model_only = np.arange(num_all) >= num
+    found = made.allocate(slots(num_all), with_pinned(given, num_pinned), model_only)
+    has_nodes = np.minimum(found.model_size, max_nodes[STEPS.index(found.num_steps)])
     assert found.num_model[:num].tolist() == has_nodes[:num].tolist()
-    assert (found.num_cache + found.num_model).max() < found.width
-    assert merges or not (found.num_cache * found.num_model).any()
+    assert (found.num_host + found.num_model).max() < found.width
+    assert merges or not (found.num_host * found.num_model).any()
 
     def outcome(
         choices: list[tuple[int, int]], steps: int, width: int
@@ -192,7 +177,7 @@ def test_no_other_choice_makes_more_progress_in_its_time(
         )
 
     possible = []
-    for width, (steps, most) in itertools.product(WIDTHS, zip(STEPS, most_nodes, strict=True)):
+    for width, (steps, most) in itertools.product(WIDTHS, zip(STEPS, max_nodes, strict=True)):
         if num_pinned and (width <= SIZES[-1] or steps < STEPS[-1]):
             continue  # they draft in full
         of_request = [
@@ -206,22 +191,12 @@ def test_no_other_choice_makes_more_progress_in_its_time(
             for row in range(num)
         ]
         possible += [outcome(list(c), steps, width) for c in itertools.product(*of_request)]
-    choices = zip(found.num_cache[:num].tolist(), found.model_size[:num].tolist(), strict=True)
+    choices = zip(found.num_host[:num].tolist(), found.model_size[:num].tolist(), strict=True)
     reached = outcome(list(choices), found.num_steps, found.width)
     plain_ms = table.verify_ms(num_all, [1])[0] + table.draft_extend_ms(num_all, [1])[0]
     # 2 tokens a cycle, as they all begin, and a tenth of what came in one.
     worth = Worth([1 / (1.8 + tokens / 10) for tokens in lately[:num]], num_all / float(plain_ms))
-    best = max(worth.score(*other) for other in possible)
-    # Where several are best, any may be the one whose pace counts.
-    paces = [
-        worth.following(*other, own_pace, num_all)
-        for other in possible
-        if worth.score(*other) > best - 1e-4
-    ]
-    assert any(
-        pace.score(*reached) > max(pace.score(*other) for other in possible) - 1e-4
-        for pace in paces
-    )
+    assert worth.score(*reached) > max(worth.score(*other) for other in possible) - 1e-4
 
 
 @pytest.mark.parametrize("num", [5, 12])
@@ -240,7 +215,7 @@ def test_in_larger_batches_too_none_does(num: int, of_round: float) -> None:
         hazards = [random.random(random.integers(0, MAX_NODES + 1)).tolist() for _ in range(num)]
         of_model = [(p, min(1.0, 1.5 * p)) for p in random.random(num).tolist()]
         given = odds(hazards, of_model)
-        made = StepAllocator(table, widths=WIDTHS, model_sizes=SIZES, num_steps=STEPS, own_pace=0.0)
+        made = StepAllocator(table, widths=WIDTHS, drafters=[DrafterChoices(SIZES, STEPS)])
         for slot in range(num):
             made.start(slot)
         lately = random.integers(1, 30, num).astype(np.int32)
@@ -273,34 +248,17 @@ def test_in_larger_batches_too_none_does(num: int, of_round: float) -> None:
                 drafts = set(order[:drafting])
                 gained = [beside[i] if i in drafts else alone[i] for i in range(num)]
                 best = max(best, worth.score(gained, time(width, steps, drafting)))
-        chosen = zip(found.num_cache.tolist(), found.model_size.tolist(), strict=True)
+        chosen = zip(found.num_host.tolist(), found.model_size.tolist(), strict=True)
         reached = [expected(given, i, *choice, found.num_steps) for i, choice in enumerate(chosen)]
         drafting = int(np.count_nonzero(found.num_model))
         ms = time(found.width, found.num_steps, drafting)
         assert worth.score(reached, ms) > best - 1e-4
 
 
-def test_hard_text_is_not_hurried_through_because_it_was_easy_before() -> None:
-    """At 8 tokens a cycle a second round of the model drafter looks as if it did not pay; but where
-    cycles bring 2 tokens, the third saves the time of a hard one."""
-    steps = {}
-    for own_pace in (0.0, 0.5):
-        made = StepAllocator(
-            costs(of_round=1.0, per_node=0.0),
-            widths=WIDTHS,
-            model_sizes=SIZES,
-            num_steps=STEPS,
-            own_pace=own_pace,
-        )
-        made.start(0)
-        for _ in range(50):
-            made.observe(slots(1), np.array([8], np.int32))
-        steps[own_pace] = made.allocate(slots(1), odds([[]], [(1.0, 1.0)])).num_steps
-    assert steps == {0.0: 1, 0.5: 2}
-
-
-def allocator(table: StepCosts) -> StepAllocator:
-    made = StepAllocator(table, widths=WIDTHS, model_sizes=SIZES, num_steps=STEPS)
+def allocator(
+    table: StepCosts, *, widths: tuple[int, ...] = WIDTHS, steps: tuple[int, ...] = STEPS
+) -> StepAllocator:
+    made = StepAllocator(table, widths=widths, drafters=[DrafterChoices(SIZES, steps)])
     for slot in range(4):
         made.start(slot)
     return made
@@ -311,7 +269,7 @@ def slots(num: int) -> Any:
 
 
 def of(found: Allocation) -> tuple[list[int], list[int]]:
-    return found.num_cache.tolist(), found.num_model.tolist()
+    return found.num_host.tolist(), found.num_model.tolist()
 
 
 SURE, HOPELESS = [1.0] * 4, [0.01] * 4
@@ -375,7 +333,7 @@ def test_contexts_are_a_part_of_every_step(num: int) -> None:
             )
             assert found_wait == wanted_wait
         for each in (by_context, longer):
-            each.observe(slots(num), wanted.num_cache + np.int32(1))
+            each.observe(slots(num), wanted.num_host + np.int32(1))
     assert len(widths) > 2
 
 
@@ -417,7 +375,7 @@ def test_each_number_of_steps_is_run_now_and_then() -> None:
     usual = found[0].num_steps
     assert found[0].num_model.all()
     looks = {step: each.num_steps for step, each in enumerate(found) if each.num_steps != usual}
-    assert set(looks.values()) == set(made.num_steps) - {usual}
+    assert set(looks.values()) == set(STEPS) - {usual}
     assert all(later - earlier > 256 for earlier, later in itertools.pairwise(looks))
     assert all(found[step].num_model.any() for step in looks)
 
@@ -460,8 +418,8 @@ def test_each_width_is_run_now_and_then_up_to_the_next_above_those_that_pay() ->
 def test_a_request_that_must_draft_does_not_keep_the_model_drafter_from_being_looked_at() -> None:
     made = allocator(costs(of_round=50, extend=0))
     given = odds([SURE, SURE], [(0.1, 0.1)] * 2)
-    is_pinned = np.array([True, False])
-    drafting = [of(made.allocate(slots(2), given, is_pinned))[1] for _ in range(300)]
+    model_only = np.array([True, False])
+    drafting = [of(made.allocate(slots(2), given, model_only))[1] for _ in range(300)]
     assert all(of_pinned == SIZES[-1] for of_pinned, _ in drafting)
     assert [step for step, (_, of_free) in enumerate(drafting) if of_free] == [256]
 
@@ -493,7 +451,7 @@ def test_a_cache_draft_that_is_due_to_be_looked_at_may_be_gone() -> None:
 def test_without_cache_drafts_none_is_looked_at() -> None:
     made = allocator(costs(per_node=50))
     given = odds([[], []], [(0.0, 0.0)] * 2)
-    assert not any(made.allocate(slots(2), given).num_cache.any() for _ in range(600))
+    assert not any(made.allocate(slots(2), given).num_host.any() for _ in range(600))
 
 
 def test_a_postponed_draft_extend_is_paid_for_by_the_requests_that_draft() -> None:
@@ -504,8 +462,7 @@ def test_a_postponed_draft_extend_is_paid_for_by_the_requests_that_draft() -> No
     postponed = StepAllocator(
         dear,
         widths=WIDTHS,
-        model_sizes=SIZES,
-        num_steps=STEPS,
+        drafters=[DrafterChoices(SIZES, STEPS)],
         draft_extend=DraftExtend.WHEN_DRAFTING,
     )
     postponed.start(0)
@@ -527,15 +484,14 @@ def test_widths_that_save_follow_the_most_requests() -> None:
 
 
 def test_of_fewer_widths_the_narrowest_that_holds_the_drafts_is_left() -> None:
-    made, given = allocator(costs(per_node=0.1)), odds([[0.9]], [(0.01, 0.01)])
-    assert made.allocate(slots(1), given).width == 2
-    made.use_widths((1, 7))
-    assert made.allocate(slots(1), given).width == 7
+    table, given = costs(per_node=0.1), odds([[0.9]], [(0.01, 0.01)])
+    assert allocator(table).allocate(slots(1), given).width == 2
+    assert allocator(table, widths=(1, 7)).allocate(slots(1), given).width == 7
 
 
 def test_steps_of_more_than_two_requests_keep_to_the_base_width() -> None:
     made = StepAllocator(
-        costs(per_node=0), widths=WIDTHS, base_width=4, model_sizes=SIZES, num_steps=STEPS
+        costs(per_node=0), widths=WIDTHS, base_width=4, drafters=[DrafterChoices(SIZES, STEPS)]
     )
     long = np.full((4, 4), 0.9).tolist()
     for slot in range(4):
@@ -546,24 +502,21 @@ def test_steps_of_more_than_two_requests_keep_to_the_base_width() -> None:
         assert (found.width, *of(found)) == (width, [verified] * num, [0] * num)
     pinned = np.ones(3, bool)
     assert of(made.allocate(slots(3), odds(long[:3], [(0.0, 0.0)] * 3), pinned))[1] == [3] * 3
-    made.use_widths((1, 4))
-    found = made.allocate(slots(1), odds(long[:1], [(0.0, 0.0)]))
-    assert (found.width, made.widest(1)) == (4, 4)
+    narrow = allocator(costs(per_node=0), widths=(1, 4))
+    found = narrow.allocate(slots(1), odds(long[:1], [(0.0, 0.0)]))
+    assert (found.width, narrow.widest(1)) == (4, 4)
 
 
 def test_of_fewer_numbers_of_steps_the_costs_and_trees_go_with_them() -> None:
-    made, given = allocator(costs(of_round=4)), odds([[]], [(0.9, 0.9)])
-    assert made.allocate(slots(1), given).num_steps == STEPS[0]
-    made.use_num_steps(STEPS[1:])
-    assert made.num_steps == STEPS[1:]
-    assert made.allocate(slots(1), given).num_steps == STEPS[1]
+    table, given = costs(of_round=4), odds([[]], [(0.9, 0.9)])
+    assert allocator(table).allocate(slots(1), given).num_steps == STEPS[0]
+    assert allocator(table, steps=STEPS[1:]).allocate(slots(1), given).num_steps == STEPS[1]
 
 
 def test_numbers_of_steps_that_are_left_have_their_own_price() -> None:
-    made, given = allocator(costs(of_round=40)), odds([[]], [(0.9, 0.9)])
-    assert of(made.allocate(slots(1), given))[1] != [0]  # one step needs no round
-    made.use_num_steps(STEPS[1:])
-    assert of(made.allocate(slots(1), given))[1] == [0]
+    table, given = costs(of_round=40), odds([[]], [(0.9, 0.9)])
+    assert of(allocator(table).allocate(slots(1), given))[1] != [0]  # one step needs no round
+    assert of(allocator(table, steps=STEPS[1:]).allocate(slots(1), given))[1] == [0]
 
 
 def test_equal_calls_give_equal_results() -> None:
@@ -574,7 +527,7 @@ def test_equal_calls_give_equal_results() -> None:
         first, second = (each.allocate(slots(2), given) for each in made)
         assert (of(first), first.width) == (of(second), second.width)
         for each in made:
-            each.observe(slots(2), first.num_cache + np.int32(1))
+            each.observe(slots(2), first.num_host + np.int32(1))
 
 
 def test_other_costs_hold_from_the_next_step_on() -> None:
@@ -590,19 +543,23 @@ def test_other_costs_hold_from_the_next_step_on() -> None:
         ({"widths": (2, 2)}, "widths must rise"),
         ({"widths": ()}, "widths must rise"),
         ({"num_steps": (0, 1)}, "num_steps must rise"),
-        ({"most_nodes": (1,)}, "most_nodes must have one number for each of num_steps"),
-        ({"model_sizes": (1, 7)}, "has no room for a root and 7 nodes"),
-        ({"model_sizes": (1, 4), "base_width": 4}, "has no room for a root and 4 nodes"),
+        ({"max_nodes": (1,)}, "max_nodes must have one number for each of num_steps"),
+        ({"sizes": (1, 7)}, "has no room for a root and 7 nodes"),
+        ({"sizes": (1, 4), "base_width": 4}, "has no room for a root and 4 nodes"),
         ({"base_width": 3}, "base_width 3 must be one of widths"),
+        ({"widths": (4, 7), "runs_ahead": True}, "runs_ahead needs a width of 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
-    given = {"widths": WIDTHS, "model_sizes": SIZES, "num_steps": STEPS, **settings}
+    given = {"widths": WIDTHS, "sizes": SIZES, "num_steps": STEPS, **settings}
+    of_drafter = {
+        name: given.pop(name) for name in ("sizes", "num_steps", "max_nodes") if name in given
+    }
     with pytest.raises(ValueError, match=message):
-        StepAllocator(costs(), **given)
+        StepAllocator(costs(), drafters=[DrafterChoices(**of_drafter)], **given)
 
 
-@pytest.mark.parametrize("name", ["probs", "reaches", "reaches_if_right"])
+@pytest.mark.parametrize("name", ["probs", "model_probs", "model_probs_if_right"])
 def test_what_is_no_number_is_refused(name: str) -> None:
     given = odds([SURE], [(0.5, 0.5)])
     getattr(given, name)[0, 0] = np.nan

@@ -83,5 +83,5 @@ def test_never_more_is_missing_than_memory_is_kept_for(num_requests: int, width:
     for _ in range(200):
         missing = mode.missing_after(no_model, missing, [width] * num_requests, num_plain=0)
         most = max(most, sum(missing))
-    assert most <= mode.most_missing(num_requests * width)
+    assert most <= mode.max_missing(num_requests * width)
     assert most > 50 * min(num_requests, 64)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sglang_hvd.allocation import draft_step_choices, model_tree_sizes, most_tree_nodes
+from sglang_hvd.allocation import draft_step_choices, max_tree_nodes, model_tree_sizes
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,4 @@ def test_a_tree_has_the_nodes_that_its_steps_score(topk: int, num_steps: int) ->
     for _ in range(num_steps):
         num_nodes += num_leaves * topk
         num_leaves = topk
-    assert most_tree_nodes(topk, num_steps) == num_nodes
+    assert max_tree_nodes(topk, num_steps) == num_nodes

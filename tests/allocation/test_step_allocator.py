@@ -5,7 +5,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sglang_hvd.allocation import Allocation, DraftOdds, StepAllocator, allocator
+from sglang_hvd.allocation import (
+    Allocation,
+    DrafterChoices,
+    PredictedDrafts,
+    StepAllocator,
+    allocator,
+)
 from sglang_hvd.costs import StepCosts
 from tests.allocation import pace_oracle
 
@@ -32,13 +38,13 @@ def costs(random: Random) -> StepCosts:
     )
 
 
-def odds(random: Random, num: int) -> DraftOdds:
+def odds(random: Random, num: int) -> PredictedDrafts:
     """Of drafts that are likely or not, each by itself; every third request has no cache draft."""
     likely = random.choice([0.02, 0.5, 0.95], (2, num))
     probs = np.cumprod(random.random((num, MAX_NODES)) ** 0.2 * likely[0, :, None], axis=1)
     tokens = random.random((num, len(SIZES), STEPS[-1])) ** 0.2 * likely[1, :, None, None]
     reaches = np.sort(np.cumprod(tokens, axis=2), axis=1).astype(np.float32)
-    return DraftOdds(
+    return PredictedDrafts(
         probs.astype(np.float32),
         np.tile(np.arange(1, MAX_NODES + 1, dtype=np.int32), (num, 1)),
         (random.integers(1, MAX_NODES + 1, num) * (random.random(num) < 2 / 3)).astype(np.int32),
@@ -48,7 +54,7 @@ def odds(random: Random, num: int) -> DraftOdds:
 
 
 def made(table: StepCosts) -> StepAllocator:
-    built = StepAllocator(table, widths=WIDTHS, model_sizes=SIZES, num_steps=STEPS)
+    built = StepAllocator(table, widths=WIDTHS, drafters=[DrafterChoices(SIZES, STEPS)])
     for slot in range(NUM_SLOTS):
         built.start(slot)
     return built
@@ -56,7 +62,7 @@ def made(table: StepCosts) -> StepAllocator:
 
 def time(table: StepCosts, found: Allocation) -> float:
     """Of the step, with draft-extend."""
-    num = len(found.num_cache)
+    num = len(found.num_host)
     ms = table.verify_ms(num, [found.width])[0] + table.draft_extend_ms(num, [found.width])[0]
     return float(ms + table.draft_ms([int((found.num_model > 0).sum())], found.num_steps)[0])
 
@@ -72,17 +78,17 @@ def test_steps_are_as_wide_as_their_drafts_and_set_the_pace_of_later_ones(seed: 
         num = int(random.integers(1, NUM_SLOTS + 1))
         slots = random.permutation(NUM_SLOTS)[:num].astype(np.int32)
         given = odds(random, num)
-        is_pinned = random.random(num) < random.choice([0, 0, 0.4, 1])
-        found = built.allocate(slots, given, is_pinned)
-        used = found.num_cache + found.num_model
+        model_only = random.random(num) < random.choice([0, 0, 0.4, 1])
+        found = built.allocate(slots, given, model_only)
+        used = found.num_host + found.num_model
         assert found.width == min(width for width in WIDTHS if width > used.max())
-        assert found.most_cache == found.num_cache.max()
-        assert (found.num_cache <= given.num_nodes).all()
-        assert (found.num_cache[is_pinned] == 0).all()
-        assert (found.num_model[is_pinned] == SIZES[-1]).all()
-        assert (found.model_size[is_pinned] == SIZES[-1]).all()
-        assert (found.model_expected[is_pinned] == 0).all()
-        assert not is_pinned.any() or found.num_steps == STEPS[-1]
+        assert found.max_host == found.num_host.max()
+        assert (found.num_host <= given.num_nodes).all()
+        assert (found.num_host[model_only] == 0).all()
+        assert (found.num_model[model_only] == SIZES[-1]).all()
+        assert (found.model_size[model_only] == SIZES[-1]).all()
+        assert (found.model_predicted[model_only] == 0).all()
+        assert not model_only.any() or found.num_steps == STEPS[-1]
         plain_ms = float(table.verify_ms(num, [1])[0] + table.draft_extend_ms(num, [1])[0])
         oracle.see_step(time(table, found), plain_ms)
         committed = random.integers(0, 9, num).astype(np.int32)
@@ -95,20 +101,6 @@ def test_steps_are_as_wide_as_their_drafts_and_set_the_pace_of_later_ones(seed: 
         assert values == pytest.approx(oracle.token_values(slots), rel=1e-9)
 
 
-def test_numbers_of_steps_that_are_not_there_are_not_chosen_any_more() -> None:
-    built = made(FREE)
-    given = odds(np.random.default_rng(0), 2)
-    slots = np.arange(2, dtype=np.int32)
-    built.allocate(slots, given)
-    built.use_num_steps(STEPS[-1:])
-    fresh = StepAllocator(FREE, widths=WIDTHS, model_sizes=SIZES, num_steps=STEPS[-1:])
-    for slot in range(2):
-        fresh.start(slot)
-    found, expected = built.allocate(slots, given), fresh.allocate(slots, given)
-    assert found.num_steps == expected.num_steps == STEPS[-1]
-    assert found.num_model.tolist() == expected.num_model.tolist()
-
-
 FREE = StepCosts(
     about="made up: nodes and rounds take no time",
     batch_sizes=(1, 8),
@@ -119,10 +111,10 @@ FREE = StepCosts(
 )
 
 
-def unlikely(num_nodes: list[int]) -> DraftOdds:
+def unlikely(num_nodes: list[int]) -> PredictedDrafts:
     num = len(num_nodes)
     reaches = np.full((num, len(SIZES), STEPS[-1]), 0.01, np.float32)
-    return DraftOdds(
+    return PredictedDrafts(
         np.full((num, MAX_NODES), 0.01, np.float32),
         np.tile(np.arange(1, MAX_NODES + 1, dtype=np.int32), (num, 1)),
         np.array(num_nodes, np.int32),
@@ -132,11 +124,11 @@ def unlikely(num_nodes: list[int]) -> DraftOdds:
 
 
 def steps(
-    built: StepAllocator, given: DraftOdds, is_pinned: npt.NDArray[np.bool_], num_steps: int
+    built: StepAllocator, given: PredictedDrafts, model_only: npt.NDArray[np.bool_], num_steps: int
 ) -> list[tuple[list[int], list[int]]]:
     slots = np.arange(len(given.num_nodes), dtype=np.int32)
-    found = [built.allocate(slots, given, is_pinned) for _ in range(num_steps)]
-    return [(each.num_cache.tolist(), each.num_model.tolist()) for each in found]
+    found = [built.allocate(slots, given, model_only) for _ in range(num_steps)]
+    return [(each.num_host.tolist(), each.num_model.tolist()) for each in found]
 
 
 @pytest.mark.parametrize(
@@ -157,8 +149,8 @@ def test_a_look_at_a_cache_draft_is_in_the_place_of_the_model_drafters(
 ) -> None:
     # The model drafter's drafts pay for everyone, and a request verifies one draft.
     given = unlikely(num_nodes)
-    given.reaches[:], given.reaches_if_right[:] = 0.99, 0.99
-    built = StepAllocator(FREE, widths=(4,), model_sizes=SIZES, num_steps=STEPS, merges=False)
+    given.model_probs[:], given.model_probs_if_right[:] = 0.99, 0.99
+    built = StepAllocator(FREE, widths=(4,), drafters=[DrafterChoices(SIZES, STEPS)], merges=False)
     for slot in range(len(num_nodes)):
         built.start(slot)
     found = steps(built, given, np.array(pinned), 12)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sglang_hvd.allocation import DraftOdds, StepAllocator
+from sglang_hvd.allocation import DrafterChoices, PredictedDrafts, StepAllocator
 from sglang_hvd.costs import StepCosts
 
 NUM = 16
@@ -29,22 +29,22 @@ def costs(wait: float | None) -> StepCosts:
 
 
 def allocator(wait: float | None, *, runs_ahead: bool = True) -> StepAllocator:
-    made = StepAllocator(costs(wait), widths=WIDTHS, model_sizes=[1], num_steps=[1])
+    made = StepAllocator(
+        costs(wait), widths=WIDTHS, drafters=[DrafterChoices((1,), (1,))], runs_ahead=runs_ahead
+    )
     for slot in range(NUM):
         made.start(slot)
-    if runs_ahead:
-        made.run_ahead()
     return made
 
 
 SLOTS = np.arange(NUM, dtype=np.int32)
 
 
-def odds(has_draft: npt.NDArray[np.bool_], prob: float = 0.9) -> DraftOdds:
+def odds(has_draft: npt.NDArray[np.bool_], prob: float = 0.9) -> PredictedDrafts:
     """Drafts of seven tokens, each right so often after those before it."""
     depths = np.arange(1, 8, dtype=np.int32)
     nothing = np.zeros((NUM, 1, 1), np.float32)
-    return DraftOdds(
+    return PredictedDrafts(
         np.tile((prob**depths).astype(np.float32), (NUM, 1)),
         np.tile(depths, (NUM, 1)),
         np.where(has_draft, 7, 0).astype(np.int32),
@@ -79,7 +79,7 @@ def speed(
         else:
             ms += wait
             found = made.allocate(SLOTS, given, next_waits=not runs_ahead)
-            num_cache, width = found.num_cache, found.width
+            num_cache, width = found.num_host, found.width
             is_ahead = runs_ahead and width == 1
         ms += made.costs.verify_ms(NUM, [width])[0]
         accepted = np.minimum(random.geometric(1 - (true_prob or prob), NUM) - 1, num_cache)
@@ -134,14 +134,13 @@ def test_without_running_ahead_every_step_has_the_wait() -> None:
     in_steps = StepAllocator(
         costs(None).model_copy(update={"verify": ((13.0, 14.0), (13.0, 17.0))}),
         widths=WIDTHS,
-        model_sizes=[1],
-        num_steps=[1],
+        drafters=[DrafterChoices((1,), (1,))],
     )
     for slot in range(NUM):
         in_steps.start(slot)
     for _ in range(50):
         first, second = (made.allocate(SLOTS, given) for made in (waiting, in_steps))
-        assert first.num_cache.tolist() == second.num_cache.tolist()
+        assert first.num_host.tolist() == second.num_host.tolist()
 
 
 @pytest.mark.parametrize("prob", [0.3, 0.35, 0.4, 0.45, 0.9])
@@ -182,7 +181,7 @@ def test_drafts_are_looked_at_while_steps_run_ahead() -> None:
     looked_at = [made.allocate(SLOTS, one) for _ in range(3)]
     # One drafts with the model drafter, and the cache's draft that there is is verified.
     assert sum(int(found.num_model.sum()) for found in looked_at) == 1
-    assert sum(int(found.num_cache.sum()) for found in looked_at) >= 1
+    assert sum(int(found.num_host.sum()) for found in looked_at) >= 1
     assert not made.wants_drafts(SLOTS, one)
 
 
@@ -193,9 +192,3 @@ def test_requests_bound_to_the_model_drafter_are_never_left_without() -> None:
     assert made.wants_drafts(SLOTS, nothing, SLOTS == 3)
     found = made.allocate(SLOTS, nothing, SLOTS == 3)
     assert found.num_model.tolist() == [int(slot == 3) for slot in SLOTS]
-
-
-def test_only_plain_steps_run_ahead() -> None:
-    made = StepAllocator(costs(5.0), widths=(2, 4, 8), model_sizes=[1], num_steps=[1])
-    with pytest.raises(AssertionError):
-        made.run_ahead()

@@ -1,4 +1,4 @@
-"""Made-up recordings, as the commands on recordings are tested with, and edits as the demo has."""
+"""Made-up recordings, shared with the tests of replay, and recordings of the demo's edits."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sglang_hvd.demo.corpus.sessions import demo_sessions
-from sglang_hvd.demo.tokenizer import train_tokenizer
+from sglang_hvd.demo.training.demo_tokenizer import train_tokenizer
 from tests.replay.conftest import made_up_traces, number_tokenizer, write_traces
 
 __all__ = ["made_up_traces", "number_tokenizer", "recorded_edits", "write_traces"]

@@ -16,7 +16,7 @@ from sglang_hvd.demo.server import ServerFailed
         (OSError("cannot write"), 2, "error: cannot write\n"),
     ],
 )
-def test_how_a_benchmark_ends_is_said_in_one_line_or_not_at_all(
+def test_errors_of_a_benchmark_are_one_line_or_nothing(
     error: BaseException, code: int, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def main() -> int:
@@ -28,7 +28,7 @@ def test_how_a_benchmark_ends_is_said_in_one_line_or_not_at_all(
 
 
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1)])
-def test_a_benchmark_ends_with_what_it_returns(returned: int | None, code: int) -> None:
+def test_a_benchmark_ends_with_the_code_that_it_returns(returned: int | None, code: int) -> None:
     with pytest.raises(SystemExit) as ended:
         run(lambda: returned)
     assert ended.value.code == code

@@ -1,4 +1,4 @@
-"""`make gpu-check` on a CPU, as far as that goes, and what it brings to a GPU machine."""
+"""`make gpu-check` on a CPU, as far as possible, and the files that it takes to a GPU machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import Process, spawn
-from sglang_hvd.plugin.verify_widths import TargetAttention, _verify_width
+from sglang_hvd.plugin.startup.verify_widths import TargetAttention, _verify_width
 from tests.e2e.forked_server import Nursery
 
 
@@ -46,7 +46,7 @@ def offline_install() -> ModuleType:
     return module
 
 
-def test_a_file_is_the_same_after_it_was_cut_and_joined(
+def test_a_file_is_the_same_after_it_was_split_and_joined(
     offline_install: ModuleType, tmp_path: Path
 ) -> None:
     wheel, pieces, out = tmp_path / "a.whl", tmp_path / "pieces", tmp_path / "out"
@@ -179,7 +179,7 @@ def test_every_policy_has_room_in_every_setup_which_has_its_name(
             _verify_width(config, num_nodes if setup.is_tree else 4, None, TargetAttention())
 
 
-def test_each_mode_has_what_it_is_compared_with_beside_it() -> None:
+def test_each_group_of_modes_has_the_mode_to_compare_with() -> None:
     modes = ("plain", "eagle3", "cache", "payoff", "allocate")
     assert groups_of_modes(modes, 5) == [modes]
     assert groups_of_modes(modes, 4) == [
@@ -195,7 +195,7 @@ def test_each_mode_has_what_it_is_compared_with_beside_it() -> None:
     assert {group[0] for group in groups_of_modes(modes, 2)} == {"eagle3"}
 
 
-def test_samples_of_one_distribution_are_told_from_those_of_another() -> None:
+def test_samples_of_two_distributions_are_distinguished() -> None:
     def sample(seed: int, temperature: float) -> Outcomes:
         logits = torch.linspace(0, 5, 40)
         chances = torch.softmax(logits / temperature, 0)
@@ -205,7 +205,7 @@ def test_samples_of_one_distribution_are_told_from_those_of_another() -> None:
         return Outcomes((token_id,) for token_id in drawn.tolist())
 
     alike = [p_value(sample(seed, 1.0), sample(-seed - 1, 1.0)) for seed in range(300)]
-    # Chances of one distribution are even between 0 and 1.
+    # p-values of equal distributions are uniform between 0 and 1.
     assert 15 < sum(p < 0.1 for p in alike) < 48
     assert 15 < sum(p > 0.9 for p in alike) < 48
     assert 0.45 < sum(alike) / len(alike) < 0.55
@@ -213,7 +213,7 @@ def test_samples_of_one_distribution_are_told_from_those_of_another() -> None:
     assert p_value(expected, sample(2, 0.6)) < 1e-5
     assert p_value(expected, Outcomes({(99,): 2000})) < 1e-5
     for one, other in (({1: 50}, {1: 50}), ({1: 8, 2: 8}, {3: 8, 4: 8})):
-        with pytest.raises(RuntimeError, match="tell nothing"):
+        with pytest.raises(RuntimeError, match="are too few to compare"):
             p_value(*(Outcomes({(key,): num for key, num in of.items()}) for of in (one, other)))
 
 
@@ -238,7 +238,7 @@ class Units:
             yield {"passed": True, "value": 2 * name}
 
 
-def test_a_part_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
+def test_a_part_continues_where_it_was_interrupted(tmp_path: Path) -> None:
     def part(about: str = "here") -> PartFile:
         return PartFile(tmp_path, "identity", {"machine": about})
 
@@ -246,7 +246,6 @@ def test_a_part_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     in_time = time.monotonic() + 1000
     assert part().run(units.all(), deadline=0, show=shown.append) is None
     assert units.calls == []
-    # What had a problem is run again, and nothing else.
     assert part().run(units.all(), deadline=in_time, show=shown.append) is None
     assert units.calls == ["a", "b", "c"]
     assert shown[-1] == "3 of 3, c: {'passed': True, 'value': 'cc'}"
@@ -254,15 +253,16 @@ def test_a_part_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     assert "no server" in lines.read_text()
     with lines.open("a") as file:
         file.write('{"finished": "b", "ro')  # killed in the middle of a line
-    with pytest.raises(ValueError, match="is of another machine"):
+    with pytest.raises(ValueError, match="is from another machine"):
         part("elsewhere").run(units.all(), deadline=in_time, show=shown.append)
     assert part().passed(units.all()) is None
+    # Only the unit with the problem runs again.
     units.problem = None
     assert part().run(units.all(), deadline=in_time, show=shown.append)
     assert units.calls == ["a", "b", "c", "b"]
     assert [path.name for path in tmp_path.iterdir()] == ["identity.json"]
     assert part().passed(units.all())
-    with pytest.raises(ValueError, match="is of another machine"):
+    with pytest.raises(ValueError, match="is from another machine"):
         part("elsewhere").passed(units.all())
     assert json.loads(part().path.read_text()) == {
         "passed": True,
@@ -275,7 +275,7 @@ def test_a_part_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_asked_for_later_is_run_beside_what_there_is(tmp_path: Path) -> None:
+def test_units_that_are_added_later_run_too(tmp_path: Path) -> None:
     part, units, in_time = PartFile(tmp_path, "p", {}), Units(), time.monotonic() + 1000
     units.problem = None
     a, b, c = units.all()
@@ -287,7 +287,7 @@ def test_what_is_asked_for_later_is_run_beside_what_there_is(tmp_path: Path) -> 
     assert part.passed([a, b, c])
 
 
-def test_what_is_not_asked_for_now_is_kept(tmp_path: Path) -> None:
+def test_rows_of_units_that_do_not_run_now_are_kept(tmp_path: Path) -> None:
     part, units, in_time = PartFile(tmp_path, "p", {}), Units(), time.monotonic() + 1000
     a, b, c = units.all()
     assert part.run([b], deadline=in_time, show=print) is None  # with one row of its two
@@ -302,7 +302,7 @@ def test_what_is_not_asked_for_now_is_kept(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["p.json"]
 
 
-def test_a_unit_ends_with_its_next_row_when_it_is_late(tmp_path: Path) -> None:
+def test_a_late_unit_ends_with_its_next_row(tmp_path: Path) -> None:
     part, units = PartFile(tmp_path, "p", {"driver": 1}), Units()
     late = time.monotonic() + 0.2
 
@@ -312,18 +312,18 @@ def test_a_unit_ends_with_its_next_row_when_it_is_late(tmp_path: Path) -> None:
     assert part.run(units.all()[:1], deadline=late, show=slow) is None
     assert units.calls == ["a"]
     in_time = time.monotonic() + 1000
-    # Another driver is not another kind of machine.
+    # A machine with another driver is still of the same kind.
     part = PartFile(tmp_path, "p", {"driver": 2})
     assert part.run(units.all()[:1], deadline=in_time, show=print)
     assert [row["value"] for row in json.loads(part.path.read_text())["rows"]] == ["a", "aa"]
 
 
 def test_a_part_without_anything_to_run_does_not_pass(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nothing of it is to be run"):
+    with pytest.raises(ValueError, match="has nothing to run with these options"):
         PartFile(tmp_path, "identity", {}).passed([])
 
 
-def test_a_part_that_cannot_go_on_does_not_keep_the_others_from_it(
+def test_a_part_that_cannot_continue_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for part in ("memory", "costs"):
@@ -333,8 +333,8 @@ def test_a_part_that_cannot_go_on_does_not_keep_the_others_from_it(
     assert gpu_check.main(arguments) == 1
     memory, costs = capsys.readouterr().out.splitlines()
     assert memory.startswith("memory: ")
-    assert "memory.json is of another machine or other options" in memory
-    assert "costs.json is of another machine or other options" in costs
+    assert "memory.json is from another machine or other options" in memory
+    assert "costs.json is from another machine or other options" in costs
 
 
 def test_kernels_are_compared_where_the_sanitizer_cannot_use_the_device(
@@ -355,9 +355,9 @@ def test_kernels_are_compared_where_the_sanitizer_cannot_use_the_device(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--policies", "alocate"], "known are allocate"),
-        (["--setups", "99"], "--setups: 99: known are tree, chain"),
-        (["--shapes", "tiny,9b"], "--shapes: 9b: known are tiny, llama-3.1-8b"),
+        (["--policies", "alocate"], "alocate: unknown, choose from allocate"),
+        (["--setups", "99"], "--setups: 99: unknown, choose from tree, chain"),
+        (["--shapes", "tiny,9b"], "--shapes: 9b: unknown, choose from tiny, llama-3.1-8b"),
         (["--out", __file__], "is not a folder"),
         (["--servers-at-once", "1"], "2 or more"),
         (["--concurrency", "1,0"], "argument --concurrency: a whole number from 1 on, got 0"),
@@ -374,10 +374,10 @@ def test_options_that_would_run_nothing_are_refused(
     assert message in told
 
 
-def test_a_part_that_is_not_known_needs_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_part_is_refused_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         gpu_check._options(["--parts", "idenity"])
-    assert "--parts: idenity: known are memory" in capsys.readouterr().err
+    assert "--parts: idenity: unknown, choose from memory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("main", [gpu_check.main, trace_serving.main])
@@ -386,12 +386,12 @@ def test_a_gpu_that_servers_would_not_run_on_is_refused(
 ) -> None:
     given = [*recorded_edits, "--device", "cuda"]
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ValueError, match="torch finds no GPU here"):
+    with pytest.raises(ValueError, match="torch finds no GPU"):
         main(given)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
-    with pytest.raises(ValueError, match="SGLANG_USE_CPU_ENGINE is 1"):
+    with pytest.raises(ValueError, match="SGLANG_USE_CPU_ENGINE=1 selects the CPU"):
         main(given)
 
 
@@ -400,8 +400,8 @@ def test_setups_have_names_numbers_and_flags(capsys: pytest.CaptureFixture[str])
         gpu_check._options(["--device", "cpu", "--list-setups"])
     tree, chain = capsys.readouterr().out.splitlines()
     assert tree.startswith("0 tree: ")
-    assert "--hvd-narrow-widths '[2, 4, 8]'" in chain
-    # Those of a GPU can be looked up elsewhere.
+    assert "--hvd-set 'narrow_widths=[2, 4, 8]'" in chain
+    # A GPU's setups can be listed without a GPU.
     with pytest.raises(SystemExit, match="0"):
         gpu_check._options(["--list-setups"])
     assert "0 flashinfer-tree: " in capsys.readouterr().out
@@ -430,7 +430,7 @@ def test_a_part_that_cannot_run_is_left_out_or_refused_before_any_does(
         assert f"--parts: {part} needs" in capsys.readouterr().err
 
 
-def test_samplings_that_were_not_reached_are_not_passed_over(
+def test_samplings_that_were_not_reached_run_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = gpu_check._options(["--device", "cpu", "--setups", "0", "--policies", "allocate"])
@@ -498,8 +498,11 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
     capsys.readouterr()
     assert gpu_check.main(arguments) == 1
     assert capsys.readouterr().out.splitlines() == [
-        f"memory: done before, FAILED; without {out / 'memory.json'} it runs again",
-        *(f"{part}: done before, passed" for part in ("costs", "identity", "sampling", "traces")),
+        f"memory: has already run, FAILED; to run it again, remove {out / 'memory.json'}",
+        *(
+            f"{part}: has already run, passed"
+            for part in ("costs", "identity", "sampling", "traces")
+        ),
     ]
     assert gpu_check.main([*arguments, "--parts", "traces", "--concurrency", "1,2"]) == 1
-    assert "other options: remove it, or name another --out" in capsys.readouterr().out
+    assert "other options: remove it, or give another --out" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The benchmark of servers, attached to one that is made up here."""
+"""The benchmark of servers, attached to a made-up server."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ from benchmarks.serving.__main__ import main
 from benchmarks.serving.client import play
 from sglang_hvd.demo.server import ServerFailed
 
-# What the server answers to /generate: the reply so far. The last says only that it has ended.
+# The server's answers to /generate: the reply so far. The last one only says that it has ended.
 CHUNKS = [
     {
         "text": "a" * num_tokens,
@@ -66,7 +66,7 @@ def ask_once(answers: object) -> dict[str, object] | None:
     return None if answers else {"text": "a"}
 
 
-def test_a_reply_comes_with_its_times_and_cycles(server: str) -> None:
+def test_a_reply_has_its_times_and_cycles(server: str) -> None:
     [answer] = play(server, [ask_once], concurrency=2).answers
     assert (answer.token_ids, answer.counts.num_cycles) == ((1, 1, 1, 1), 2)
     assert len(answer.gaps) == 3
@@ -102,16 +102,19 @@ def test_a_server_that_is_gone_is_named() -> None:
     [
         (
             ["--attach", "plain=http://a", "--attach", "plain=http://b"],
-            "name each server otherwise",
+            "give each server another name",
         ),
-        (["--attach", "plain=http://a", "--modes", "plain,payoff"], "leave it out beside --attach"),
+        (
+            ["--attach", "plain=http://a", "--modes", "plain,payoff"],
+            "--modes names servers to start, --attach running servers",
+        ),
         (["--attach", "plain"], "give MODE=URL"),
         (["--attach", "=http://a"], "give MODE=URL"),
-        (["--modes", "plain,fast"], "fast: known are plain"),
+        (["--modes", "plain,fast"], "fast: unknown, choose from plain"),
         (["--concurrency", "4,0"], "a whole number from 1 on, got 0"),
     ],
 )
-def test_flags_that_cannot_be_heeded_are_refused(
+def test_flags_that_make_no_sense_are_refused(
     flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):

@@ -23,9 +23,9 @@ from benchmarks.trace_serving.tree_shape import TreeShape
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.reply_cycles import ReplyCycles
-from sglang_hvd.demo.tokenizer import train_tokenizer
-from sglang_hvd.plugin.draft_trees import DraftNodes, EagleTrees
-from sglang_hvd.plugin.tree_layout import merge_eagle_trees
+from sglang_hvd.demo.training.demo_tokenizer import train_tokenizer
+from sglang_hvd.plugin.trees.draft_trees import DraftNodes, EagleTrees
+from sglang_hvd.plugin.trees.layout import merge_eagle_trees
 from sglang_hvd.traces.trace import Trace
 from tests.e2e.forked_server import Nursery
 
@@ -88,7 +88,7 @@ def test_a_script_knows_its_texts_by_request(tmp_path: Path) -> None:
     assert script.start_of("HEALTH_CHECK_1") is None
 
 
-def test_the_vocabulary_of_some_texts_spells_them_the_same(tmp_path: Path) -> None:
+def test_a_vocabulary_spells_its_texts_as_before(tmp_path: Path) -> None:
     sessions = demo_sessions(FAMILIES[0], count=4, seed=1)
     original = train_tokenizer(sessions, vocab_size=600)
     text = sessions[0].turns[0].assistant
@@ -115,9 +115,9 @@ def test_what_was_measured_before_needs_no_server(recorded_edits: list[str]) -> 
     assert not list(serve_traces(options, without={("made", 1), ("made", 8)}))
 
 
-def test_a_recording_that_is_not_there_is_named(recorded_edits: list[str]) -> None:
+def test_a_missing_recording_is_named(recorded_edits: list[str]) -> None:
     options = options_of([*recorded_edits, "--files", "made", "nosuch"])
-    with pytest.raises(ValueError, match=r"^--files: nosuch: known are made$"):
+    with pytest.raises(ValueError, match=r"^--files: nosuch: unknown, choose from made$"):
         list(serve_traces(options))
 
 
@@ -185,7 +185,7 @@ def test_only_a_gpu_is_profiled(
 ) -> None:
     with pytest.raises(SystemExit):
         options_of([*recorded_edits, "--profile-steps", "20"])
-    assert "--profile-steps: of a GPU" in capsys.readouterr().err
+    assert "--profile-steps needs a GPU" in capsys.readouterr().err
     given = ["--device", "cuda", "--profile-steps", "20"]
     assert options_of([*recorded_edits, *given]).profile_steps == 20
 

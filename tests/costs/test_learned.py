@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_hvd.allocation import DraftOdds, StepAllocator
+from sglang_hvd.allocation import DrafterChoices, PredictedDrafts, StepAllocator
 from sglang_hvd.costs import LearnedCosts, StepCosts
 
 H200 = Path(__file__).parents[2] / "configs" / "costs" / "llama-3.1-8b-h200.yaml"
@@ -323,7 +323,7 @@ def test_a_width_that_was_never_tried_is_found(min_expensive: int, chance: float
     base = true.model_copy(update={"verify": disturbed.tolist()})
     num, widths = 16, (1, 2, 4, 8, 16, 32)
     slots, length = np.arange(num, dtype=np.int32), 31
-    odds = DraftOdds(
+    odds = PredictedDrafts(
         np.tile(np.cumprod(np.full(length, chance)), (num, 1)).astype(np.float32),
         np.tile(np.arange(1, length + 1, dtype=np.int32), (num, 1)),
         np.full(num, length, np.int32),
@@ -331,7 +331,7 @@ def test_a_width_that_was_never_tried_is_found(min_expensive: int, chance: float
     )
 
     def widths_chosen(costs: StepCosts, num_steps: int) -> list[int]:
-        allocator = StepAllocator(costs, widths=widths, model_sizes=(3,), num_steps=(2,))
+        allocator = StepAllocator(costs, widths=widths, drafters=[DrafterChoices((3,), (2,))])
         learned = LearnedCosts(costs)
         for slot in slots:
             allocator.start(slot)
@@ -366,7 +366,7 @@ def test_what_is_decided_by_the_times_does_not_keep_them_from_being_right(
 ) -> None:
     base = StepCosts.load(H200)
     sizes, steps, widths = (3, 7, 15), (1, 2, 3), (1, 4, 8, 16, 32)
-    allocator = StepAllocator(base, widths=widths, model_sizes=sizes, num_steps=steps)
+    allocator = StepAllocator(base, widths=widths, drafters=[DrafterChoices(sizes, steps)])
     learned, random = LearnedCosts(base), np.random.default_rng(1)
     for slot in range(32):
         allocator.start(slot)
@@ -381,7 +381,9 @@ def test_what_is_decided_by_the_times_does_not_keep_them_from_being_right(
         nothing = np.zeros((n, 1), np.float32)
         chosen = allocator.allocate(
             slots,
-            DraftOdds(nothing, nothing.astype(np.int32), np.zeros(n, np.int32), reaches, reaches),
+            PredictedDrafts(
+                nothing, nothing.astype(np.int32), np.zeros(n, np.int32), reaches, reaches
+            ),
         )
         drafting = int((chosen.num_model > 0).sum())
         found.append(chosen.num_steps if drafting else 0)

@@ -1,5 +1,5 @@
-"""What becomes of the times of a profile (plugin/cost_profile.py). That they are taken on a real
-engine, and how, is tested in tests/e2e/test_costs.py."""
+"""What becomes of the times of a profile (plugin/engine/cost_profile.py). How they are taken on a
+real engine is seen in tests/e2e/test_costs.py."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import pytest
 
 from sglang_hvd.cli import main
 from sglang_hvd.demo import models
-from sglang_hvd.demo.build import RECIPES, Recipe
 from sglang_hvd.demo.models import ensure_demo_models
+from sglang_hvd.demo.training.recipes import RECIPES, Recipe
 from tests.test_import_direction import PACKAGE, imported_modules
 
 # What a build imports too, and what has no part in what it makes: it decides by no costs, reads no
@@ -30,7 +30,7 @@ def quick_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             log.write("built\n")
         (directory / "predictor.safetensors").touch()
 
-    monkeypatch.setattr(models, "build", build)
+    monkeypatch.setattr("sglang_hvd.demo.training.build.build", build)
 
 
 def num_builds(tmp_path: Path) -> int:
@@ -51,7 +51,7 @@ def test_an_interrupted_build_leaves_no_directory(
         (directory / "target").mkdir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(models, "build", interrupted)
+    monkeypatch.setattr("sglang_hvd.demo.training.build.build", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ensure_demo_models(tmp_path, progress=False)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
@@ -83,7 +83,7 @@ def test_every_source_is_there() -> None:
 
 def test_all_that_a_build_imports_is_a_source_of_it() -> None:
     known = {file for name in (*models._SOURCES, *NO_SOURCES) for file in PACKAGE.glob(name)}
-    unknown = imported_files(PACKAGE / "demo/build.py") - known
+    unknown = imported_files(PACKAGE / "demo/training/build.py") - known
     assert sorted(file.relative_to(PACKAGE).as_posix() for file in unknown) == []
 
 

@@ -25,24 +25,22 @@ from tests.e2e.forked_server import PROJECT_FIRST, Nursery
 
 Shape = Literal["llama", "qwen3"]
 
+# Nothing waits this long unless it hangs, however busy the machine is.
+HANGS_AFTER_S = 600.0
+# Servers that stay up for later tests, in each process of tests.
+MAX_RUNNING = 4
+
 CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
-# A model drafter's tree where each node costs time that tells nothing.
+# A small tree of the model drafter, for tests where each node costs time and its size is no matter.
 SMALL_TREE = (
     *("--speculative-num-steps", "3", "--speculative-eagle-topk", "2"),
     *("--speculative-num-draft-tokens", "8"),
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder starts servers."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.e2e)
-
-
 @dataclass(frozen=True)
 class Server:
-    """A running server and short names for what tests do with it."""
+    """A running server, with short names for what tests do with it."""
 
     process: SglangServer
 
@@ -53,22 +51,22 @@ class Server:
     def generate_all(
         self, prompts: Sequence[str | list[int]], *, concurrency: int, **params: Any
     ) -> list[dict[str, Any]]:
-        """Answers in the order of the prompts, `concurrency` of them in flight."""
+        """Return the answers in the order of the prompts, with `concurrency` requests at a time."""
         with ThreadPoolExecutor(concurrency) as pool:
             return list(pool.map(lambda prompt: self.generate(prompt, **params), prompts))
 
     def stream(self, body: dict[str, Any]) -> Any:
-        """The response of POST /generate, line by line as it comes; closed, it disconnects."""
+        """Return the streamed response of POST /generate. Closing it disconnects the client."""
         request = urllib.request.Request(
             self.process.url + "/generate",
             json.dumps({**body, "stream": True}).encode(),
             {"Content-Type": "application/json"},
         )
-        return urllib.request.urlopen(request, timeout=60)
+        return urllib.request.urlopen(request, timeout=HANGS_AFTER_S)
 
     def hvd_state(self) -> dict[str, Any]:
-        """The HVD part of /server_info, once the suffix cache has taken in what it was given."""
-        deadline = time.monotonic() + 20
+        """Return the HVD part of /server_info, once the suffix cache has indexed all tokens."""
+        deadline = time.monotonic() + HANGS_AFTER_S
         while True:
             state = self.process.get("/server_info")["internal_states"][0]["hvd"]
             if not state["num_pending_tokens"]:
@@ -78,15 +76,15 @@ class Server:
 
     def flush_cache(self) -> None:
         """POST /flush_cache."""
-        flush_cache(self.process.url)
+        flush_cache(self.process.url, timeout_s=HANGS_AFTER_S)
 
     def wait_until_idle(self) -> None:
-        """Until the gauge in /metrics says that nothing is held for any request.
+        """Wait until the gauge in /metrics says that nothing is held for any request.
 
-        /server_info is asked last: describing the worker lets go of ended requests.
+        /server_info is asked last, because describing the worker releases ended requests.
         """
-        deadline = time.monotonic() + 20
-        # A gauge may say so from before the request: the state decides, and is asked only then.
+        deadline = time.monotonic() + HANGS_AFTER_S
+        # The gauge may still be from before the request. The state decides, and is asked only then.
         while self._num_requests_gauge() != 0 or self.hvd_state()["num_requests"] != 0:
             assert time.monotonic() < deadline, "requests are held"
             time.sleep(0.2)
@@ -102,7 +100,7 @@ class Server:
 
 
 def request_body(prompt: str | list[int], **params: Any) -> dict[str, Any]:
-    """Body of /generate; keys that are no sampling parameters stand beside them."""
+    """Return a body of /generate. Keys that are not sampling parameters go to its top level."""
     top_level = {"return_logprob", "logprob_start_len", "top_logprobs_num", "stream", "rid"}
     top_level |= {"cache_salt", "extra_key"}
     body: dict[str, Any] = {key: params.pop(key) for key in top_level & set(params)}
@@ -113,13 +111,14 @@ def request_body(prompt: str | list[int], **params: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def demo_cache() -> Path:
-    """Where the demo models are built once and kept, as `sglang-hvd demo` keeps them."""
+    """The folder where the demo models are built once and kept, that of `sglang-hvd demo`."""
     return Path(os.environ.get("HVD_DEMO_CACHE", user_cache()))
 
 
 @pytest.fixture(scope="session")
 def models_of(demo_cache: Path) -> Callable[[Shape], DemoModels]:
-    """Demo models by shape; built on first use."""
+    """Demo models by shape. The Llama-shaped ones are built here, outside any test's time limit."""
+    ensure_demo_models(demo_cache, progress=False)
     return lambda shape: ensure_demo_models(demo_cache, shape=shape, progress=False)
 
 
@@ -131,7 +130,7 @@ def models(models_of: Callable[[Shape], DemoModels]) -> DemoModels:
 
 @pytest.fixture(scope="session")
 def prompts() -> list[str]:
-    """First and later turns of every family, as the chat template renders them."""
+    """The first two turns of two sessions of every family, as the chat template renders them."""
     rendered = []
     for family in FAMILIES:
         for session in demo_sessions(family, count=2, seed=11):
@@ -145,18 +144,18 @@ def prompts() -> list[str]:
 
 @pytest.fixture(scope="session")
 def long_prompt(prompts: list[str]) -> str:
-    """The longest of the prompts: a file to edit."""
+    """The longest prompt, a file to edit."""
     return max(prompts, key=len)
 
 
 def assert_same_alone_and_together(
     server: Server, expected: list[list[int]], prompts: list[str]
 ) -> None:
-    """All prompts, sixteen of them at once, and then a later turn of each family by itself."""
+    """Check all prompts, sixteen at a time, and then a later turn of each family by itself."""
     server.flush_cache()
     answers = server.generate_all(prompts, concurrency=16)
     assert [answer["output_ids"] for answer in answers] == expected
-    server.flush_cache()  # else each would be one long cache draft
+    server.flush_cache()  # or each answer would be one long cache draft
     answers = server.generate_all(prompts[1::4], concurrency=1)
     assert [answer["output_ids"] for answer in answers] == expected[1::4]
 
@@ -165,14 +164,14 @@ StartServer = Callable[..., Server]
 
 
 def mixing(policy: str, threshold: str = "1.5") -> tuple[str, ...]:
-    """Flags with which cache and model drafts mix within one batch: a low threshold of policy
-    payoff; other policies need none."""
+    """Return flags with which cache and model drafts mix within one batch. Only policy payoff needs
+    any, a low threshold."""
     return ("--hvd-threshold", threshold) if policy == "payoff" else ()
 
 
 @pytest.fixture(scope="session")
 def varying_costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table in which each node costs a little: what is verified differs from step to step."""
+    """A cost table in which each node costs a little, so that steps verify different widths."""
     path = tmp_path_factory.mktemp("costs") / "costs.yaml"
     path.write_text(
         "{about: made up, batch_sizes: [1, 16], widths: [1, 32], verify: [[5, 8], [6, 40]], "
@@ -183,15 +182,17 @@ def varying_costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def running_ahead() -> tuple[str, ...]:
-    """Flags with which steps run ahead, under overlap scheduling: by the table of the check on a
-    GPU, nothing but a sure cache draft is worth more than a plain step, and a wait."""
+    """Flags with which steps run ahead under overlap scheduling.
+
+    In this cost table, made for the check on a GPU, only a sure cache draft is worth the wait.
+    """
     path = Path(__file__).parents[2] / "benchmarks" / "gpu_check" / "few_drafts.yaml"
-    return ("--hvd-costs", str(path), "--hvd-run-ahead", "true")
+    return ("--hvd-costs", str(path), "--hvd-set", "run_ahead=true")
 
 
 @pytest.fixture(scope="session")
 def untimed(varying_costs: Path) -> Callable[[str], tuple[str, ...]]:
-    """Flags with which no steps are timed before a policy serves: only `allocate` does that."""
+    """Flags with which a policy times no steps before it serves. Only `allocate` needs any."""
     return lambda policy: ("--hvd-costs", str(varying_costs)) if policy == "allocate" else ()
 
 
@@ -201,10 +202,9 @@ def start_server(
     tmp_path_factory: pytest.TempPathFactory,
     nursery: Nursery,
 ) -> Iterator[StartServer]:
-    """Start a server by its flags; one that runs with the same flags already is used again.
+    """Start a server by its flags, or return the one that already runs with the same flags.
 
-    Only the latest used few stay up, so a fixture asks for its server anew in every test. A server
-    that `is_spawned` starts exactly as a user's does, and takes several times as long for it.
+    Only the few servers used last stay up, so each test asks for its server again.
     """
     running: dict[tuple[Any, ...], SglangServer] = {}
     logs, home = tmp_path_factory.mktemp("servers"), tmp_path_factory.mktemp("home")
@@ -213,19 +213,19 @@ def start_server(
         *flags: str,
         shape: Shape = "llama",
         environment: dict[str, str] | None = None,
-        is_spawned: bool = False,
     ) -> Server:
-        key = (shape, flags, tuple(sorted((environment or {}).items())), is_spawned)
+        key = (shape, flags, tuple(sorted((environment or {}).items())))
         if key in running:
-            running[key] = running.pop(key)  # the latest used stays longest
+            running[key] = running.pop(key)  # the server used last stays longest
             return Server(running[key])
-        while len(running) >= 3:
+        while len(running) >= MAX_RUNNING:
             running.pop(next(iter(running))).stop()
         models = models_of(shape)
         server = SglangServer(
             ["--model-path", str(models.target), *CPU_FLAGS, *flags],
             log_file=logs / f"{len(list(logs.iterdir()))}.log",
-            # Costs are timed and kept anew: those of other times are no part of a test.
+            timeout_s=HANGS_AFTER_S,
+            # The costs that servers time are kept for this session only.
             environment={
                 **demo_environment(),
                 "XDG_CACHE_HOME": str(home),
@@ -233,7 +233,7 @@ def start_server(
                 **(environment or {}),
             },
             grace_s=0,
-            launch=None if is_spawned else nursery.launch,
+            launch=nursery.launch,
         )
         server.__enter__()
         running[key] = server
@@ -247,7 +247,7 @@ def start_server(
 
 @pytest.fixture(scope="session")
 def start_hvd(start_server: StartServer, models_of: Callable[[Shape], DemoModels]) -> StartServer:
-    """Start an HVD server: a policy, the model drafter's tree, and more flags."""
+    """Start an HVD server with a policy, the model drafter's tree, and more flags."""
 
     def start(
         policy: str,
@@ -255,7 +255,6 @@ def start_hvd(start_server: StartServer, models_of: Callable[[Shape], DemoModels
         drafting: Sequence[str] = MODEL_TREE_FLAGS,
         shape: Shape = "llama",
         environment: dict[str, str] | None = None,
-        is_spawned: bool = False,
     ) -> Server:
         models = models_of(shape)
         return start_server(
@@ -265,7 +264,6 @@ def start_hvd(start_server: StartServer, models_of: Callable[[Shape], DemoModels
             *flags,
             shape=shape,
             environment=environment,
-            is_spawned=is_spawned,
         )
 
     return start
@@ -275,7 +273,7 @@ def start_hvd(start_server: StartServer, models_of: Callable[[Shape], DemoModels
 def plain_ids(
     start_server: StartServer,
 ) -> Callable[..., list[list[int]]]:
-    """Output token ids of plain serving, one request at a time; computed once per question."""
+    """Output token ids of plain serving, one request at a time, computed once per question."""
     known: dict[str, list[list[int]]] = {}
 
     def ids(

@@ -1,13 +1,13 @@
-"""SGLang's servers in processes that are forked instead of spawned: they need not import everything
-again, which is nearly all that a start takes.
+"""SGLang's servers in processes that are forked instead of spawned.
 
-What only a spawned process does, unpickling its arguments and loading plugins anew, is tested by
-the servers that start as users start them: those of tensor parallelism, of the engine and of the
-frontend, and one each of the demo and of the recorded traffic of benchmarks.gpu_check.
+A forked server imports no modules and loads no plugins, which is nearly all that a start takes.
+What only a spawned process does is tested by those that start as a user's does: an engine, a server
+of recorded traffic (benchmarks.gpu_check), one of the demo's, and a launcher that fails.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -26,27 +26,31 @@ import numpy as np
 
 from sglang_hvd.demo.server import end_with_parent
 
-# Processes find the tests' own modules whatever folder they start in.
+# A process finds the tests' own modules whatever folder it starts in.
 PROJECT_FIRST = {"PYTHONPATH": str(Path(__file__).parents[2])}
-# What is read when modules are imported: servers that differ in it are not forked from one process.
-_READ_BY_IMPORTS = ("TRITON_INTERPRET", "SGL_KERNEL_CPU_REPLAYED_GRAPHS")
+# Variables that modules and plugins read when they load. Servers that differ in one of them are
+# forked from different processes.
+_READ_ONCE = (
+    *("TRITON_INTERPRET", "SGL_KERNEL_CPU_REPLAYED_GRAPHS", "SGLANG_PLUGINS"),
+    *("SGLANG_TEST_RETRACT", "SGLANG_TEST_RETRACT_INTERVAL"),
+)
 
 
 class Nursery:
-    """Forks servers from processes that have imported all that a server needs.
+    """Forks servers from processes that have loaded all that a server needs.
 
-    Each process starts with the first server that needs it.
+    Each of these processes starts when the first server needs it.
     """
 
     def __init__(self, environment: dict[str, str]) -> None:
-        """environment: in which they import, but for what servers give of _READ_BY_IMPORTS."""
+        """environment: of the processes that fork, except for what servers set of _READ_ONCE."""
         self._environment = environment
         self._nurses: dict[tuple[tuple[str, str], ...], _Nurse] = {}
 
     def launch(
         self, command: Sequence[str], environment: dict[str, str], log: BinaryIO
     ) -> ForkedServer:
-        """`python -m MODULE FLAGS`, a server, with another environment."""
+        """Run `python -m MODULE FLAGS`, a server, in this environment."""
         module, *flags = command[command.index("-m") + 1 :]
         log_path = os.readlink(f"/proc/self/fd/{log.fileno()}")
         order = {"module": module, "flags": flags, "environment": environment, "log": log_path}
@@ -58,14 +62,14 @@ class Nursery:
             nurse.close()
 
     def _nurse_of(self, environment: dict[str, str]) -> _Nurse:
-        given = tuple((name, environment[name]) for name in _READ_BY_IMPORTS if name in environment)
+        given = tuple((name, environment[name]) for name in _READ_ONCE if name in environment)
         if given not in self._nurses:
             self._nurses[given] = _Nurse({**self._environment, **dict(given)})
         return self._nurses[given]
 
 
 class _Nurse:
-    """One process that forks servers."""
+    """A process that forks servers."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -79,7 +83,7 @@ class _Nurse:
         self._turn = threading.Lock()
 
     def ask(self, what: str, about: object) -> str:
-        """One line for one line."""
+        """Send one line and return the line that answers it."""
         with self._turn:
             assert self._process.stdin is not None
             assert self._process.stdout is not None
@@ -95,7 +99,7 @@ class _Nurse:
 
 
 class ForkedServer:
-    """What a Popen has that SglangServer asks for."""
+    """The part of Popen that SglangServer needs."""
 
     def __init__(self, nurse: _Nurse, pid: int) -> None:
         self._nurse = nurse
@@ -103,14 +107,14 @@ class ForkedServer:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Return the exit code, or None while the server runs."""
         if self.returncode is None:
             answer = self._nurse.ask("poll", self.pid)
             self.returncode = int(answer) if answer else None
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Until it ends. Raises TimeoutExpired."""
+        """Wait until the server ends and return its exit code. Raises TimeoutExpired."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if deadline is not None and time.monotonic() > deadline:
@@ -121,7 +125,7 @@ class ForkedServer:
 
 @contextmanager
 def _forking() -> Iterator[None]:
-    """Processes are forked from this one, and end with it."""
+    """Fork the server's own processes from it, and end them with it."""
     from sglang.srt.utils import kill_process_tree
 
     multiprocessing.set_start_method("fork", force=True)
@@ -133,17 +137,22 @@ def _forking() -> Iterator[None]:
 
 
 def _fork_servers() -> None:
-    """Forks servers as asked on stdin."""
+    """Fork servers as stdin asks for them."""
+    # transformers imports scikit-learn where it is installed. No server needs it, and it loads
+    # pyarrow, whose thread would not survive a fork.
+    sys.modules["sklearn"] = None  # type: ignore[assignment]
     import sglang.launch_server
     import sglang.srt.entrypoints.http_server
     import sglang.srt.managers.scheduler
     import sglang.srt.models.registry
     import sglang.srt.speculative.eagle_worker_v2  # noqa: F401
+    from sglang.srt.plugins import load_plugins
 
-    import sglang_hvd.plugin.hooks
-    import sglang_hvd.plugin.worker  # noqa: F401
+    import sglang_hvd.plugin.engine.worker  # noqa: F401
 
+    load_plugins()
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would copy what threads hold"
+    gc.freeze()  # a collection in a server would copy every page of these objects
     for line in sys.stdin:
         what, about = json.loads(line)
         if what == "poll":
@@ -167,7 +176,7 @@ def _become_server(
             os.dup2(file.fileno(), stream)
     os.environ.clear()
     os.environ.update(environment)
-    random.seed()  # or all would draw the same ports and seeds
+    random.seed()  # or all servers would draw the same ports and seeds
     np.random.seed()
     sys.argv = [module, *flags]
     with _forking():

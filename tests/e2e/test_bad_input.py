@@ -1,11 +1,10 @@
-"""A user's mistake ends the start with one clear line and a non-zero exit, before serving."""
+"""A user's mistake ends the launcher before it serves, with one clear line and an exit code."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,45 +12,54 @@ from typing import Any
 
 import pytest
 
+from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
-from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS
+from sglang_hvd.demo.server import CPU_FLAGS, demo_environment, spawn
+from tests.e2e.conftest import HANGS_AFTER_S
 from tests.e2e.forked_server import Nursery
 
 
 @pytest.fixture
-def fails_with(models: Any, tmp_path: Path, nursery: Nursery) -> Callable[..., str]:
-    """Run the launcher to its end; returns the one line it ends with.
+def failed_launch(models: DemoModels, tmp_path: Path, nursery: Nursery) -> Callable[..., str]:
+    """Run the launcher until it fails, and return what it printed.
 
-    It is forked (tests/e2e/forked_server.py), with what its nursery imported, unless it is to start
-    as a user's does.
+    The launcher is forked (tests/e2e/forked_server.py), unless it should start as a user's does.
     """
     log = tmp_path / "launcher.log"
 
     def run(
         *flags: str,
-        drafter: Path | None = None,
-        target: Path | None = None,
+        target: Path = models.target,
+        environment: Mapping[str, str] | None = None,
         is_spawned: bool = False,
     ) -> str:
-        draft = drafter if drafter is not None else models.drafter
-        command = [
-            *(sys.executable, "-m", "sglang.launch_server", *CPU_FLAGS),
-            *("--model-path", str(target or models.target)),
-            *("--speculative-algorithm", "HVD"),
-            *(("--speculative-draft-model-path", str(draft)) if str(draft) != "." else ()),
-            *(*MODEL_TREE_FLAGS, *flags),
-        ]
-        environment = {**os.environ, **CPU_ENVIRONMENT}
+        command = [sys.executable, "-m", "sglang.launch_server", *CPU_FLAGS]
+        command += ["--model-path", str(target), *flags]
+        given = {**os.environ, **demo_environment(), **(environment or {})}
         with log.open("wb") as file:
             if is_spawned:
-                code = subprocess.run(
-                    command, env=environment, stdout=file, stderr=file, timeout=120, check=False
-                ).returncode
+                process = spawn(command, given, file)
             else:
-                code = nursery.launch(command, environment, file).wait(timeout=120)
-        assert code != 0
+                process = nursery.launch(command, given, file)
+            assert process.wait(timeout=HANGS_AFTER_S) != 0
         printed = log.read_text()
         assert "Uvicorn running" not in printed
+        return printed
+
+    return run
+
+
+@pytest.fixture
+def fails_with(models: DemoModels, failed_launch: Callable[..., str]) -> Callable[..., str]:
+    """Run the launcher with HVD until it fails, and return its last line, the only error."""
+
+    def run(*flags: str, drafter: Path | None = models.drafter, **settings: Any) -> str:
+        printed = failed_launch(
+            *("--speculative-algorithm", "HVD"),
+            *(("--speculative-draft-model-path", str(drafter)) if drafter is not None else ()),
+            *(*MODEL_TREE_FLAGS, *flags),
+            **settings,
+        )
         lines = [line for line in printed.splitlines() if line.startswith("error: ")]
         assert len(lines) == 1, printed[-3000:]
         assert printed.splitlines()[-1] == lines[0]
@@ -87,7 +95,7 @@ def test_a_missing_predictor_file(fails_with: Callable[..., str]) -> None:
 
 
 def test_a_corrupt_predictor_file(
-    fails_with: Callable[..., str], models: Any, tmp_path: Path
+    fails_with: Callable[..., str], models: DemoModels, tmp_path: Path
 ) -> None:
     corrupt = tmp_path / "predictor.safetensors"
     corrupt.write_bytes(models.predictor.read_bytes()[:-100])
@@ -95,7 +103,7 @@ def test_a_corrupt_predictor_file(
 
 
 def test_a_predictor_for_other_features(
-    fails_with: Callable[..., str], models: Any, tmp_path: Path
+    fails_with: Callable[..., str], models: DemoModels, tmp_path: Path
 ) -> None:
     from safetensors import safe_open
     from safetensors.numpy import save_file
@@ -119,23 +127,25 @@ def test_yaml_with_an_unknown_key(fails_with: Callable[..., str], tmp_path: Path
     assert "colour" in line
 
 
+def _drafter_with(models: DemoModels, folder: Path, **settings: int) -> Path:
+    """Copy the demo's drafter and change its config."""
+    shutil.copytree(models.drafter, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **settings}))
+    return folder
+
+
 def test_a_draft_model_of_another_vocabulary(
-    fails_with: Callable[..., str], models: Any, tmp_path: Path
+    fails_with: Callable[..., str], models: DemoModels, tmp_path: Path
 ) -> None:
-    other = tmp_path / "drafter"
-    shutil.copytree(models.drafter, other)
-    config = json.loads((other / "config.json").read_text())
-    config["vocab_size"] += 64
-    (other / "config.json").write_text(json.dumps(config))
-    line = fails_with(drafter=other)
-    assert "vocabulary" in line
-    assert str(config["vocab_size"]) in line
+    line = fails_with(drafter=_drafter_with(models, tmp_path / "drafter", vocab_size=2112))
+    assert "has a vocabulary of 2112 tokens, the target model 2048" in line
 
 
 def test_a_draft_model_for_another_hidden_size(
-    fails_with: Callable[..., str], models_of: Callable[..., Any]
+    fails_with: Callable[..., str], models: DemoModels, tmp_path: Path
 ) -> None:
-    line = fails_with(drafter=models_of("qwen3").drafter)
+    line = fails_with(drafter=_drafter_with(models, tmp_path / "drafter", hidden_size=96))
     assert "made for a hidden size of 96, the target model has 128" in line
 
 
@@ -155,11 +165,11 @@ def test_a_verify_width_as_wide_as_the_context(fails_with: Callable[..., str]) -
 
 
 def test_no_drafter_for_the_model(fails_with: Callable[..., str]) -> None:
-    assert "--speculative-draft-model-path" in fails_with(drafter=Path("."))
+    assert "--speculative-draft-model-path" in fails_with(drafter=None)
 
 
 def test_a_draft_model_that_is_no_eagle3_drafter(
-    fails_with: Callable[..., str], models: Any
+    fails_with: Callable[..., str], models: DemoModels
 ) -> None:
     assert "not an EAGLE3 drafter" in fails_with(drafter=models.target)
 
@@ -185,38 +195,20 @@ def test_features_that_hvd_does_not_support(fails_with: Callable[..., str]) -> N
 
 def test_adapters_with_graphs_for_each_width(fails_with: Callable[..., str]) -> None:
     flags = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj")
-    line = fails_with("--attention-backend", "triton", "--hvd-narrow-widths", "[4]", *flags)
-    assert "HVD does not support --hvd-narrow-widths with LoRA" in line
+    line = fails_with("--attention-backend", "triton", "--hvd-set", "narrow_widths=[4]", *flags)
+    assert "HVD does not support --hvd-set narrow_widths with LoRA" in line
 
 
-def test_hvd_flags_without_hvd(models: Any) -> None:
-    printed = _failed_launch(models, "--hvd-policy", "cache")
+def test_hvd_flags_without_hvd(failed_launch: Callable[..., str]) -> None:
+    printed = failed_launch("--hvd-policy", "cache")
     assert "--hvd-policy given without --speculative-algorithm HVD" in printed
 
 
-def test_a_plugin_that_is_kept_out(models: Any) -> None:
-    # SGLang itself then knows neither the flags nor the name; nothing serves under it.
-    printed = _failed_launch(
-        models,
+def test_a_plugin_that_is_kept_out(failed_launch: Callable[..., str], models: DemoModels) -> None:
+    # SGLang without the plugin knows neither the flags nor the algorithm.
+    printed = failed_launch(
         *("--speculative-algorithm", "HVD"),
         *("--speculative-draft-model-path", str(models.drafter), *MODEL_TREE_FLAGS),
         environment={"SGLANG_PLUGINS": "sgl_kernel_cpu"},
     )
     assert "Unknown speculative algorithm name: HVD" in printed
-
-
-def _failed_launch(models: Any, *flags: str, environment: Mapping[str, str] | None = None) -> str:
-    """What a launcher that fails prints to stderr."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "sglang.launch_server", *CPU_FLAGS),
-            *("--model-path", str(models.target), *flags),
-        ],
-        env={**os.environ, **CPU_ENVIRONMENT, **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode != 0
-    return done.stderr

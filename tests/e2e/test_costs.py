@@ -1,4 +1,4 @@
-"""The engine's steps are timed before it serves, once for a server and machine."""
+"""The engine times its steps before it serves, once for each kind of server and machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def test_costs_are_timed_kept_and_used_at_the_next_start(
     start_hvd: Callable[..., Any], tmp_path: Path
 ) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    wide = ("--hvd-wide-width", "48")
+    wide = ("--hvd-set", "wide_width=48")
     server = start_hvd("allocate", *wide, environment=environment)
     assert server.hvd_state()["costs"]["about"].startswith(TIMED)
     [kept] = (tmp_path / "sglang_hvd" / "costs").iterdir()
     costs = StepCosts.load(kept)
-    # Up to as many as can run, and as many as may verify most.
+    # Up to the largest batch, with the one up to which requests may verify the widest.
     assert costs.batch_sizes == (1, 2, 4, 16)
-    assert costs.widths[-1] == 48  # as many as one request can verify
+    assert costs.widths[-1] == 48  # the most that one request can verify
     assert costs.verify[-1][-1] > costs.verify[0][0]
     assert costs.draft_round[0] > 0
     assert costs.draft_extend[0][0] > 0
@@ -41,6 +41,6 @@ def test_costs_are_timed_kept_and_used_at_the_next_start(
 
 
 def test_without_a_profile_the_first_steps_tell(start_hvd: Callable[..., Any]) -> None:
-    server = start_hvd("allocate", "--hvd-cost-profile", "skip")
+    server = start_hvd("allocate", "--hvd-set", "cost_profile=skip")
     server.generate("1 2 3", max_new_tokens=24)
     assert server.hvd_state()["costs"]["about"] == "learned from the steps of this server"

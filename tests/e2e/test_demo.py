@@ -1,4 +1,4 @@
-"""`sglang-hvd demo --json`: the rows, and what they have to show."""
+"""The rows of `sglang-hvd demo --json`, and what they must show."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.server import Process, SglangServer, spawn
 from tests.e2e.forked_server import Nursery
 
-# A server for each of the others would take minutes: `model`, `frequency` and `both` differ from
-# these by a flag, and tests/benchmarks/test_trace_serving.py serves NGRAM.
+pytestmark = pytest.mark.slow  # five servers play sessions of every workload
+
+# Servers for the other modes would take minutes. `model`, `frequency` and `both` differ from these
+# by a flag, and tests/benchmarks/test_trace_serving.py serves NGRAM.
 MODES = ("plain", "eagle3", "cache", "payoff", "allocate")
 KEYS = [
     *("workload", "mode", "tokens_per_s", "cycles_per_1k", "mean_accepted", "ms_per_cycle"),
@@ -30,8 +32,11 @@ KEYS = [
 def rows(
     demo_cache: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Any]]:
-    """A session per workload in every mode, each mode on its own server: that of the default
-    policy starts as a user's does, the others are forked (tests/e2e/forked_server.py)."""
+    """The rows of one session per workload in every mode.
+
+    Each mode has its own server. That of the default policy starts as a user's does, and the others
+    are forked (tests/e2e/forked_server.py).
+    """
     spawned = []
 
     def launch(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Process:

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import HANGS_AFTER_S
+
 
 @pytest.fixture
 def server(start_hvd: Callable[..., Any]) -> Any:
-    """One request in three may run at a time and prefill goes in chunks, so requests queue."""
+    """At most three requests run at a time and prefill goes in chunks, so requests queue."""
     return start_hvd(
         *("payoff", "--max-running-requests", "3", "--chunked-prefill-size", "64"),
         *("--max-total-tokens", "4000", "--enable-metrics"),
@@ -33,7 +35,7 @@ def _ask_in_background(
     server: Any, bodies: Sequence[dict[str, Any]], answers: list[dict[str, Any]] | None = None
 ) -> list[threading.Thread]:
     def ask(body: dict[str, Any]) -> None:
-        # Aborted ones may be answered with an error.
+        # An aborted request may be answered with an error.
         with contextlib.suppress(urllib.error.URLError, ConnectionError):
             answer = server.process.post("/generate", body)
             if answers is not None:
@@ -51,7 +53,7 @@ def _body(prompt: str, rid: str, **params: Any) -> dict[str, Any]:
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + HANGS_AFTER_S
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
         time.sleep(0.02)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_hvd.demo.server import demo_environment
+from tests.e2e.conftest import HANGS_AFTER_S
 
 PROGRAM = """
 import json, sys
@@ -44,7 +45,7 @@ def _run(models: Any, prompts: list[str], folder: Path, config: str) -> Any:
         env={**os.environ, **demo_environment(), "HVD_CONFIG": str(folder / "hvd.yaml")},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANGS_AFTER_S,
         check=False,
     )
 

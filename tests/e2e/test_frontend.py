@@ -18,7 +18,7 @@ def _turn(question: str) -> str:
 
 @sgl.function
 def answer_and_more(s: Any, question: str) -> None:
-    """An answer, a choice, two continuations side by side and what they said."""
+    """Generate an answer, choose its kind, continue it in two ways, and append both."""
     s += f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     s += sgl.gen("answer", max_tokens=60, temperature=0)
     s += _turn("What kind of answer was this?")
@@ -36,7 +36,7 @@ def answer_and_more(s: Any, question: str) -> None:
 
 @pytest.fixture(scope="module")
 def questions() -> list[dict[str, str]]:
-    """A first question of every family."""
+    """The first question of a session of every family."""
     return [
         {"question": session.turns[0].user}
         for family in FAMILIES
@@ -55,7 +55,7 @@ def test_gen_select_and_fork_give_what_plain_serving_gives(
 ) -> None:
     plain = sgl.RuntimeEndpoint(start_server().process.url)
     expected = [_outcome(answer_and_more.run(**q, backend=plain)) for q in questions]
-    server = start_hvd("payoff", "--hvd-threshold", "1.5", is_spawned=True)
+    server = start_hvd("payoff", "--hvd-threshold", "1.5")
     hvd = sgl.RuntimeEndpoint(server.process.url)
     assert [_outcome(answer_and_more.run(**q, backend=hvd)) for q in questions] == expected
     batch = answer_and_more.run_batch(questions, backend=hvd, num_threads=4)

@@ -1,4 +1,4 @@
-"""Hidden states that a client asks for."""
+"""A client can ask for hidden states."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FLAGS = ("--enable-return-hidden-states",)
 
 
 def hidden_states(server: Any, prompt: str) -> list[np.ndarray]:
-    """float[num_tokens, size]: of the prompt, then of each output token but the last."""
-    server.flush_cache()  # what is cached of a prompt has none
+    """float[num_tokens, size] of the prompt, then of each output token except the last."""
+    server.flush_cache()  # cached tokens of a prompt have no hidden states
     body = {
         "text": prompt,
         "sampling_params": {"temperature": 0, "max_new_tokens": 48},
@@ -39,5 +39,5 @@ def test_hidden_states_are_those_that_eagle3_returns(
     assert len(found) == 48
     for of_found, of_expected in zip(found, expected, strict=True):
         np.testing.assert_allclose(of_found, of_expected, rtol=1e-3, atol=1e-3)
-    # Some steps verified chains and nothing that branches.
+    # Some steps verified chains only.
     assert server.hvd_state()["num_cycles"]["cache"] > 0

@@ -1,4 +1,4 @@
-"""Greedy output is token for token that of plain serving, whatever drafted it."""
+"""Greedy output equals plain serving's token by token, whatever drafted it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LONG_TREE = (
     *("--speculative-num-steps", "5", "--speculative-eagle-topk", "4"),
     *("--speculative-num-draft-tokens", "24"),
 )
-# Cache drafts of up to 64 tokens, verified beside a model drafter's tree of 16 nodes.
+# Cache drafts of up to 64 tokens, and a model drafter's tree of 16 nodes.
 WIDE = ("--hvd-verify-width", "65")
-PAPER = ("--hvd-cache-mode", "paper")
-# What the requests of the tests must have verified under each policy.
+PAPER = ("--hvd-set", "cache_mode=paper")
+# The sources of the drafts that the tests' requests must verify under each policy.
 SOURCES = {
     "payoff": {"cache", "model"},
     "frequency": {"cache", "model"},
@@ -30,7 +30,7 @@ SOURCES = {
 
 def _assert_sources(server: Any, policy: str) -> None:
     used = {source for source, count in server.hvd_state()["num_cycles"].items() if count}
-    if policy == "allocate":  # what pays depends on the machine
+    if policy == "allocate":  # which source pays depends on the machine
         assert len(used) > 1
         state = server.hvd_state()
         assert len([num for num in state["num_steps_by_width"].values() if num]) > 1
@@ -56,7 +56,7 @@ def _assert_same_as_plain(server: Any, expected: list[list[int]], prompts: list[
         ("cache", ()),
         ("cache", WIDE),
         ("cache", PAPER),
-        ("frequency", PAPER),
+        pytest.param("frequency", PAPER, marks=pytest.mark.slow),
         ("payoff", ("--hvd-verify-width", "48", *mixing("payoff"))),
         ("model", ()),
         ("both", ()),
@@ -78,7 +78,7 @@ def test_every_policy_with_a_model_tree(
     _assert_sources(server, policy)
 
 
-@pytest.mark.parametrize("page_size", ["1", "16"])
+@pytest.mark.parametrize("page_size", [pytest.param("1", marks=pytest.mark.slow), "16"])
 @pytest.mark.parametrize("policy", ["allocate", "payoff", "frequency", "cache", "model"])
 def test_every_policy_with_a_model_chain_and_pages(
     policy: str,
@@ -93,6 +93,7 @@ def test_every_policy_with_a_model_chain_and_pages(
     _assert_sources(server, policy)
 
 
+@pytest.mark.slow  # it builds the Qwen3-shaped models
 @pytest.mark.parametrize("policy", ["allocate", "payoff", "frequency", "cache", "model"])
 def test_a_qwen3_target(
     policy: str,
@@ -167,11 +168,11 @@ def test_widths_sources_and_draft_steps_that_change_in_every_step(
     varying_costs: Path,
 ) -> None:
     expected = plain_ids(prompts)
-    # 24 nodes, and in steps of one or two requests more than twice as many: SGLang would not keep
-    # room for these by itself.
+    # 24 nodes, and in steps of one or two requests more than twice as many, for which SGLang would
+    # not keep room by itself.
     server = start_hvd(
         *("allocate", "--hvd-costs", str(varying_costs)),
-        *("--hvd-verify-width", "24", "--hvd-wide-width", "64"),
+        *("--hvd-verify-width", "24", "--hvd-set", "wide_width=64"),
         drafting=drafting,
     )
     _assert_same_as_plain(server, expected, prompts)
@@ -184,8 +185,15 @@ def test_widths_sources_and_draft_steps_that_change_in_every_step(
     assert state["costs"]["about"] == "made up"
 
 
-@pytest.mark.parametrize("drafting", [LONG_TREE, CHAIN], ids=["tree", "chain"])
-@pytest.mark.parametrize("postpones", ["always", "plain"])
+@pytest.mark.parametrize(
+    ("postpones", "drafting"),
+    [
+        pytest.param("always", LONG_TREE, id="always, tree"),
+        pytest.param("plain", CHAIN, id="plain, chain"),
+        pytest.param("always", CHAIN, id="always, chain", marks=pytest.mark.slow),
+        pytest.param("plain", LONG_TREE, id="plain, tree", marks=pytest.mark.slow),
+    ],
+)
 def test_a_postponed_draft_extend_leaves_the_same_draft_kv(
     postpones: str,
     drafting: tuple[str, ...],
@@ -196,8 +204,8 @@ def test_a_postponed_draft_extend_leaves_the_same_draft_kv(
 ) -> None:
     expected = plain_ids(prompts)
     costs = tmp_path / "costs.yaml"
-    # Steps without drafts and with the model drafter's in turns. Draft-extend is free: were it
-    # priced, other steps would have drafts where it is postponed.
+    # Steps without drafts and with the model drafter's take turns. Draft-extend is free: with a
+    # price, postponing it would change which steps have drafts.
     costs.write_text(
         "{about: made up, batch_sizes: [1, 16], widths: [1, 2, 32], draft_once: [4, 4], "
         "draft_round: [1, 1], verify: [[5, 7, 9], [6, 9, 16]], "
@@ -211,22 +219,22 @@ def test_a_postponed_draft_extend_leaves_the_same_draft_kv(
     for mode in (postpones, "never"):
         server = start_hvd(
             *policy_of[postpones],
-            *("--hvd-postpone-extend", mode, "--hvd-report-cycles", "true"),
-            # Nothing passes from one request to another, so that they may run together: not
-            # drafts, and not the KV cache of a reply, which lacks what its end lacked.
-            *("--hvd-shared-cache-tokens", "0", "--hvd-session-cache-tokens", "0"),
+            *("--hvd-set", f"postpone_extend={mode}", "--hvd-report-cycles", "true"),
+            # Nothing passes from one request to another, so that they may run together: no drafts,
+            # and no KV cache of a reply, whose end would lack what was postponed.
+            *("--hvd-shared-cache-tokens", "0", "--hvd-set", "session_cache_tokens=0"),
             "--disable-radix-cache",
             drafting=drafting,
         )
         cycles[mode] = []
-        # Together they are allocated for together, and who is together with whom is chance.
+        # Policy allocate plans a batch as a whole, and chance decides which requests share one.
         for concurrency in (1, 8) if postpones == "always" else (1,):
             answers = server.generate_all(prompts, concurrency=concurrency)
             assert [answer["output_ids"] for answer in answers] == expected
             cycles[mode].append([a["meta_info"]["hvd"][0]["cycles"] for a in answers])
         state = server.hvd_state()
         assert (state["num_catch_ups"] > 0) == (mode == postpones)
-        # Enough to postpone; how many there are depends on the machine that trained the models.
+        # Enough steps postpone. How many do depends on the machine that trained the models.
         num_cycles = state["num_cycles"]
         num_postponed = num_cycles["cache" if postpones == "always" else "plain"]
         assert num_postponed > num_cycles["model"] / 8

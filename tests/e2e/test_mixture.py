@@ -1,4 +1,4 @@
-"""Requests of all kinds at once: each greedy one has what plain serving gives it alone."""
+"""Requests of all kinds at once: each greedy one gets what plain serving gives it alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS: Sequence[tuple[Mapping[str, Any], int]] = (
     ({"frequency_penalty": 0.5}, 1),
     ({"temperature": 0.8}, 2),
     ({"temperature": 1.2, "n": 2}, 1),
-    ({"stream": True}, 3),  # and gone before its end
+    ({"stream": True}, 3),  # the client disconnects before the end
 )
 
 
@@ -42,7 +42,7 @@ def bodies(prompts: list[str]) -> list[dict[str, Any]]:
     drawn = []
     for params in random.choices(kinds, weights, k=NUM_REQUESTS):
         prompt = random.choice(prompts)
-        if random.random() < 0.2:  # no message, and mostly short
+        if random.random() < 0.2:  # not a whole message, and mostly short
             prompt = prompt[-random.randint(1, 200) :]
         length = random.choice([1, 2, 3, 8, 40, 100])
         drawn.append(request_body(prompt, **{"max_new_tokens": length, **params}))
@@ -67,12 +67,12 @@ def test_requests_of_all_kinds_at_once(
         "allocate",
         *(running_ahead if is_ahead else ()),
         *("--max-running-requests", "8", "--chunked-prefill-size", "128", "--enable-metrics"),
-        # Too few KV slots, of which requests are promised too many: some are put back.
+        # Too few KV slots, and the scheduler promises too many: some requests are retracted.
         *("--max-total-tokens", "2200", "--schedule-conservativeness", "0.05"),
         drafting=SMALL_TREE,
         environment=INTERPRETED if is_ahead else None,
     )
-    # Requests that run ahead are interpreted, and slow.
+    # Steps that run ahead are interpreted, and slow.
     num_asked = NUM_REQUESTS // 3 if is_ahead else NUM_REQUESTS
     with ThreadPoolExecutor(24) as pool:
         outcomes = list(pool.map(lambda body: _outcome(server, body), bodies[:num_asked]))
@@ -87,8 +87,8 @@ def test_requests_of_all_kinds_at_once(
 
 
 def _is_comparable(body: Mapping[str, Any]) -> bool:
-    """Whether plain serving gives the same: not where it draws, nor with penalties, which depend on
-    where cycles end."""
+    """Whether plain serving gives the same. Sampled output differs, and so does output with
+    penalties, which depend on where cycles end."""
     sampling = body["sampling_params"]
     is_greedy = sampling["temperature"] == 0 and "frequency_penalty" not in sampling
     return is_greedy and "stream" not in body

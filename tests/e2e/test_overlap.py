@@ -1,7 +1,7 @@
-"""Overlap scheduling, and the GPU's attention path with full masks, through Triton's interpreter.
+"""Overlap scheduling, and the attention path of a GPU with full masks, in Triton's interpreter.
 
-The interpreter runs SGLang's and our GPU code on the CPU, two to three orders slower. Graphs are
-replayed as patches/README.md says: without CUDA, through SGLang's own graph runners.
+The interpreter runs the GPU code of SGLang and HVD on the CPU, 100 to 1,000 times slower. Graphs
+are replayed without CUDA, through SGLang's own graph runners (patches/README.md).
 """
 
 from __future__ import annotations
@@ -17,15 +17,23 @@ from tests.e2e.conftest import CHAIN, SMALL_TREE, assert_same_alone_and_together
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 REPLAYED = {**INTERPRETED, "SGL_KERNEL_CPU_REPLAYED_GRAPHS": "1"}
-# Two splits of a request's KV, where SGLang has eight: each is a program to interpret. And none of
-# the tokens that it generates to warm up.
+# SGLang splits a request's KV in eight, and each split is a program to interpret: two are enough.
+# The tokens that it generates to warm up are left out.
 TRITON = (
     *("--attention-backend", "triton", "--triton-attention-num-kv-splits", "2"),
     "--skip-server-warmup",
 )
 
 
-@pytest.mark.parametrize("policy", ["allocate", "payoff", "cache"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "allocate",
+        # test_retraction.py has overlap scheduling with this one in every run.
+        pytest.param("payoff", marks=pytest.mark.slow),
+        pytest.param("cache", marks=pytest.mark.slow),
+    ],
+)
 def test_output_is_that_of_plain_serving_under_overlap_scheduling(
     policy: str,
     start_hvd: Callable[..., Any],
@@ -47,9 +55,12 @@ def test_output_is_that_of_plain_serving_under_overlap_scheduling(
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--hvd-postpone-extend", "always"),
-        ("--hvd-postpone-extend", "plain", "--enable-metrics"),
-        ("--hvd-postpone-extend", "never", "--chunked-prefill-size", "64"),
+        pytest.param(("--hvd-set", "postpone_extend=always"), marks=pytest.mark.slow),
+        ("--hvd-set", "postpone_extend=plain", "--enable-metrics"),
+        pytest.param(
+            ("--hvd-set", "postpone_extend=never", "--chunked-prefill-size", "64"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["postponed", "as on a GPU", "chunked"],
 )
@@ -71,17 +82,17 @@ def test_steps_that_run_ahead_give_the_same_output(
     assert 0.2 * num_steps < state["num_steps_ahead"] < num_steps
     assert state["num_steps_by_width"]["1"] > state["num_steps_ahead"]
     if "--enable-metrics" in flags:
-        server.wait_until_idle()  # what the last steps brought is shown then
+        server.wait_until_idle()  # /metrics then shows the last steps too
         lines = server.process.get("/metrics").splitlines()
         assert f"sglang:hvd_steps_ahead_total {state['num_steps_ahead']}.0" in lines
-    # With draft-extend behind every step nothing lags behind.
+    # With a draft-extend after every step, the draft KV never lags.
     assert (state["num_catch_ups"] > 0) == (state["draft_extend"] != "every_step")
-    # Steps that run ahead see what comes, and give way to drafts; looks find the model drafter.
+    # Steps stop running ahead where a draft pays, and the model drafter is still tried.
     cycles = state["num_cycles"]
     assert cycles["cache"] > 0
     assert state["num_accepted_drafts"]["cache"] > 2 * cycles["cache"]
     assert state["num_model_draft_rounds"] > 0
-    # Every token is some cycle's, or its prefill's.
+    # A cycle or a prefill committed every token.
     num_tokens = sum(map(len, expected)) + sum(map(len, expected[1::4]))
     num_requests = len(expected) + len(expected[1::4])
     committed = sum(cycles.values()) + sum(state["num_accepted_drafts"].values())
@@ -103,15 +114,15 @@ def test_a_long_run_ahead_waits_to_catch_up(
     params = {"max_new_tokens": 160, "ignore_eos": True}
     expected = plain_ids(prompts[:2], **params)
     server = start_hvd(
-        *("allocate", "--hvd-costs", str(costs), "--hvd-run-ahead", "true"),
-        *("--hvd-postpone-extend", "plain"),
+        *("allocate", "--hvd-costs", str(costs), "--hvd-set", "run_ahead=true"),
+        *("--hvd-set", "postpone_extend=plain"),
         environment=INTERPRETED,
     )
     answers = server.generate_all(prompts[:2], concurrency=2, **params)
     assert [answer["output_ids"] for answer in answers] == expected
     state = server.hvd_state()
     assert state["num_resyncs"] == 0
-    # Of some 160 steps the ninth and on are caught up with after 64 each.
+    # From the ninth of some 160 steps on, the draft KV catches up after every 64.
     assert state["num_catch_ups"] == 2
     assert 150 < state["num_steps_ahead"] <= state["steps"]["num_steps"] - 3
 
@@ -128,18 +139,19 @@ def test_stops_inside_a_draft_under_overlap_scheduling(
         answer = server.generate(long_prompt, stop_token_ids=[stop])
         end = output_ids.index(stop) + 1
         assert answer["output_ids"] == output_ids[:end]
-        # The finish is seen one launch late; nothing past the stop may be learnt.
+        # The scheduler sees the finish one launch late. Nothing after the stop may be cached.
         assert server.hvd_state()["num_shared_tokens"] == end
     assert server.hvd_state()["num_requests"] == 0
 
 
+@pytest.mark.slow  # up to 105 s of CPU; graphs of steps that run ahead are tested in every run
 @pytest.mark.parametrize(
     ("drafting", "draft_round", "verify_width", "narrow_widths", "wide_width", "batch_sizes"),
     [
-        # Graphs of two requests: two replay them, one is padded to two, and three run without. With
-        # rounds so dear, drafts differ in their number of steps.
+        # Graphs of two requests: two replay them, one is padded to two, and three run without.
+        # Rounds are so expensive that drafts differ in their number of steps.
         (SMALL_TREE, 2.5, 16, [2, 8], None, [2]),
-        # Three are padded to four. The widest is for two, and so are its graphs.
+        # Three are padded to four. The widest verification is for two requests, as are its graphs.
         (CHAIN, 1.5, 8, [2, 4], 12, [2, 4]),
     ],
     ids=["tree", "chain"],
@@ -166,8 +178,8 @@ def test_widths_and_draft_steps_with_backends_and_graphs_of_their_own(
     expected = plain_ids(copying, **params)
     server = start_hvd(
         *("allocate", "--hvd-costs", str(table), *TRITON),
-        *("--hvd-verify-width", str(verify_width), "--hvd-narrow-widths", str(narrow_widths)),
-        *(() if wide_width is None else ("--hvd-wide-width", str(wide_width))),
+        *("--hvd-verify-width", str(verify_width), "--hvd-set", f"narrow_widths={narrow_widths}"),
+        *(() if wide_width is None else ("--hvd-set", f"wide_width={wide_width}")),
         *("--cuda-graph-bs-decode", *map(str, batch_sizes)),
         drafting=drafting,
         environment=REPLAYED,
@@ -177,7 +189,7 @@ def test_widths_and_draft_steps_with_backends_and_graphs_of_their_own(
     answers += server.generate_all(copying, concurrency=3, **params)
     assert [answer["output_ids"] for answer in answers] == [expected[0], *expected]
     state = server.hvd_state()
-    assert "HVD: drafts of 2 steps take" in server.process.log  # said of graphs only
+    assert "HVD: drafts of 2 steps take" in server.process.log  # logged of graphs only
     beside_base = [*narrow_widths, *([] if wide_width is None else [wide_width])]
     assert state["width_memory_gb"].keys() == {str(width) for width in beside_base}
     assert state["draft_steps_memory_gb"].keys() == {"1", "2"}
@@ -189,7 +201,7 @@ def test_widths_and_draft_steps_with_backends_and_graphs_of_their_own(
     assert state["num_accepted_drafts"]["model"] > 0
 
 
-@pytest.mark.parametrize("policy", ["payoff", "both"])
+@pytest.mark.parametrize("policy", ["payoff", pytest.param("both", marks=pytest.mark.slow)])
 def test_full_masks_with_triton_attention(
     policy: str,
     start_hvd: Callable[..., Any],
@@ -217,13 +229,13 @@ def test_graphs_of_steps_that_run_ahead(
     prompts: list[str],
     running_ahead: tuple[str, ...],
 ) -> None:
-    """With full masks, and lengths of texts that the attention backend takes from the host."""
+    """With full masks, and text lengths that the attention backend reads on the host."""
     copying = [prompts[0], prompts[4], prompts[8]]
     params = {"max_new_tokens": 16}
     expected = plain_ids(copying, **params)
     server = start_hvd(
         *("allocate", *running_ahead, *TRITON),
-        *("--hvd-verify-width", "16", "--hvd-narrow-widths", "[1]"),
+        *("--hvd-verify-width", "16", "--hvd-set", "narrow_widths=[1]"),
         *("--cuda-graph-bs-decode", "2", "4"),  # three are padded to four
         drafting=SMALL_TREE,
         environment=REPLAYED,

@@ -12,10 +12,12 @@ import pytest
 
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
-from sglang_hvd.demo.server import CPU_ENVIRONMENT, CPU_FLAGS, SglangServer
+from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment
 from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.recording_folder import recordings, salvage
-from sglang_hvd.traces.tokenizer import load_tokenizer
+from sglang_hvd.traces.tokenizer_json import load_tokenizer
+from tests.e2e.conftest import HANGS_AFTER_S
+from tests.e2e.forked_server import PROJECT_FIRST, Nursery
 
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 0.8, "top_p": 0.9}
@@ -24,29 +26,34 @@ Row = tuple[list[int], list[int], dict[str, float]]
 
 
 @pytest.fixture
-def server(models: DemoModels, tmp_path: Path) -> SglangServer:
-    """Records into tmp_path / "recorded"; to be entered by the test, which reads when it ended."""
+def server(models: DemoModels, nursery: Nursery, tmp_path: Path) -> SglangServer:
+    """A server that records into tmp_path / "recorded".
+
+    The test enters it, and reads the recording after it has ended.
+    """
     return SglangServer(
         [
             *("--model-path", str(models.target), *CPU_FLAGS),
             *("--speculative-algorithm", "HVD", "--hvd-predictor", str(models.predictor)),
             *("--speculative-draft-model-path", str(models.drafter), *MODEL_TREE_FLAGS),
             *("--served-model-name", "demo", "--skip-server-warmup"),
-            *("--hvd-record", str(tmp_path / "recorded"), "--hvd-cost-profile", "skip"),
+            *("--hvd-record", str(tmp_path / "recorded"), "--hvd-set", "cost_profile=skip"),
             "--enable-metrics",
         ],
         log_file=tmp_path / "server.log",
-        environment=CPU_ENVIRONMENT,
+        environment={**demo_environment(), **PROJECT_FIRST},
+        timeout_s=HANGS_AFTER_S,
+        launch=nursery.launch,
     )
 
 
 def wait_until_recorded(server: SglangServer, num_requests: int) -> None:
-    """Until the server has written so many."""
+    """Wait until the server has written so many requests."""
 
     def stats() -> dict[str, Any]:
         return server.get("/server_info")["internal_states"][0]["hvd"]["recorder"]
 
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANGS_AFTER_S
     while (found := stats())["num_recorded"] < num_requests:
         assert time.monotonic() < deadline, f"recorded only {found}"
         time.sleep(0.1)
@@ -92,12 +99,12 @@ def test_recordings_hold_what_clients_saw(
         (trace.prompt_ids.tolist(), trace.output_ids.tolist(), dict(trace.sampling))
         for trace in traces
     ]
-    # Those that ran side by side may have ended in any order.
+    # Requests that ran at the same time may have ended in any order.
     assert sorted(rows, key=repr) == sorted(seen, key=repr)
     assert {trace.model for trace in traces} == {"demo"}
     assert [trace.turn for trace in traces[:2]] == [0, 1]
     assert traces[0].session == traces[1].session != traces[2].session
-    # Another tenant's text is no turn of the same session.
+    # Another tenant's text does not continue this session.
     assert {trace.namespace for trace in traces[:4]} == {""}
     assert re.fullmatch(r"[0-9a-f]{16}", traces[4].namespace)
     assert traces[4].session != traces[0].session

@@ -1,4 +1,4 @@
-"""A running server takes another predictor, and its clients do not notice."""
+"""A running server loads another predictor, and its clients do not notice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sglang_hvd.demo.models import DemoModels
-from sglang_hvd.payoff import PayoffPredictor
+from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.running_server import reload_predictor
 
 
@@ -24,15 +24,15 @@ def server(start_hvd: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def other(models: DemoModels, tmp_path: Path) -> Path:
-    """A predictor that expects less than that of the demo."""
-    demo = PayoffPredictor.load(models.predictor)
+    """A predictor that expects less than the demo's."""
+    demo = AcceptancePredictor.load(models.predictor)
     path = tmp_path / "other.safetensors"
     replace(demo, biases=(*demo.biases[:-1], demo.biases[-1] - 0.5)).save(path)
     return path
 
 
 def _predictor_in_metrics(server: Any) -> list[str]:
-    """Fingerprints that /metrics shows as in use."""
+    """Return the fingerprints that /metrics shows as in use."""
     pattern = r'^sglang:hvd_predictor\{.*fingerprint="(\w+)".*\} 1\.0$'
     return re.findall(pattern, server.process.get("/metrics"), re.MULTILINE)
 
@@ -55,7 +55,7 @@ def test_requests_that_run_during_a_reload_get_the_same_output(
     server.generate_all(prompts, concurrency=4)
     server.wait_until_idle()
     state = server.hvd_state()
-    fingerprint = PayoffPredictor.load(other).fingerprint
+    fingerprint = AcceptancePredictor.load(other).fingerprint
     assert state["predictor"]["fingerprint"] == fingerprint
     assert fingerprint in _predictor_in_metrics(server)
     calibration = state["predictor"]["calibration"]

@@ -1,11 +1,11 @@
-"""What clients do with requests: every feature answers as plain serving does."""
+"""Every feature that clients use answers as plain serving does."""
 
 from __future__ import annotations
 
 import json
 import time
 import urllib.error
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,30 +29,36 @@ def plain(start_server: Callable[..., Any]) -> Any:
 
 
 def test_max_new_tokens_inside_a_draft(plain: Any, server: Any, long_prompt: str) -> None:
-    for limit in range(1, 40):
-        expected = plain.generate(long_prompt, max_new_tokens=limit)
+    limits = range(1, 40)
+    expected = _answers(plain, long_prompt, [{"max_new_tokens": limit} for limit in limits])
+    for limit, expected_answer in zip(limits, expected, strict=True):
         answer = server.generate(long_prompt, max_new_tokens=limit)
-        assert answer["output_ids"] == expected["output_ids"]
+        assert answer["output_ids"] == expected_answer["output_ids"]
         assert answer["meta_info"]["completion_tokens"] == limit
+
+
+def _answers(plain: Any, prompt: str, variants: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return plain serving's answers to one prompt, which run at the same time."""
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(lambda params: plain.generate(prompt, **params), variants))
 
 
 def test_stop_strings_inside_a_draft(plain: Any, server: Any, long_prompt: str) -> None:
     text = plain.generate(long_prompt)["text"]
-    for start in range(10, len(text) - 3, 15):
-        stop = text[start : start + 3]
-        expected = plain.generate(long_prompt, stop=[stop])
-        answer = server.generate(long_prompt, stop=[stop])
+    stops = [{"stop": [text[start : start + 3]]} for start in range(10, len(text) - 3, 15)]
+    for params, expected in zip(stops, _answers(plain, long_prompt, stops), strict=True):
+        answer = server.generate(long_prompt, **params)
         assert answer["output_ids"] == expected["output_ids"]
         assert answer["meta_info"]["finish_reason"] == expected["meta_info"]["finish_reason"]
 
 
 def test_stop_strings_are_cut_from_the_text(plain: Any, server: Any, long_prompt: str) -> None:
-    # SGLang hands text on every 50 tokens, and a stop string that ends behind such a place stays in
-    # the answer up to there, unless one cycle commits it and what comes before: so no longer.
+    # SGLang sends text on every 50 tokens. A stop string that crosses such a place stays in the
+    # answer up to there, unless one cycle commits all of it. So outputs end before the first one.
     text = plain.generate(long_prompt, max_new_tokens=49)["text"]
-    for start in range(10, len(text) - 3, 9):
-        params: dict[str, Any] = {"stop": [text[start : start + 3]], "max_new_tokens": 49}
-        expected = plain.generate(long_prompt, **params)
+    starts = range(10, len(text) - 3, 9)
+    stops = [{"stop": [text[start : start + 3]], "max_new_tokens": 49} for start in starts]
+    for params, expected in zip(stops, _answers(plain, long_prompt, stops), strict=True):
         answer = server.generate(long_prompt, **params)
         assert answer["output_ids"] == expected["output_ids"]
         assert answer["text"] == expected["text"]
@@ -61,9 +67,8 @@ def test_stop_strings_are_cut_from_the_text(plain: Any, server: Any, long_prompt
 
 def test_stop_token_inside_a_draft(plain: Any, server: Any, long_prompt: str) -> None:
     output_ids = plain.generate(long_prompt)["output_ids"]
-    for token_id in output_ids[5:60:5]:
-        params = {"stop_token_ids": [token_id]}
-        expected = plain.generate(long_prompt, **params)
+    stops = [{"stop_token_ids": [token_id]} for token_id in output_ids[5:60:5]]
+    for params, expected in zip(stops, _answers(plain, long_prompt, stops), strict=True):
         answer = server.generate(long_prompt, **params)
         assert answer["output_ids"] == expected["output_ids"]
 
@@ -87,8 +92,8 @@ def test_other_salts_and_keys_never_see_an_output(server: Any, long_prompt: str)
         [figures] = server.generate(long_prompt, **fields)["meta_info"]["hvd"]
         num_cycles.append(len(figures["cycles"]))
     first, *outside, inside = num_cycles
-    # What was generated before is one long draft for who may see it, to the others it is nothing.
-    # What calibration learned in between may be worth a cycle.
+    # The earlier output is one long draft for requests that may see it, and nothing for the others.
+    # Calibration, which learns in between, may change the number by a cycle.
     assert inside < first
     assert min(outside) > (first + inside) / 2
     assert server.hvd_state()["num_namespaces"] == 1 + len(outsiders)
@@ -150,7 +155,7 @@ def test_a_grammar_that_ends_inside_a_draft(plain: Any, server: Any, prompts: li
 
 
 def _assert_same(plain: Any, server: Any, prompts: list[str], **params: Any) -> list[Any]:
-    """Answers to prompts one at a time and all at once, after checking them against plain."""
+    """Check prompts one at a time and all at once against plain serving; return the answers."""
     expected = [a["output_ids"] for a in plain.generate_all(prompts, concurrency=1, **params)]
     for concurrency in (1, len(prompts)):
         answers = server.generate_all(prompts, concurrency=concurrency, **params)
@@ -177,7 +182,7 @@ def test_a_prompt_up_to_the_last_token_of_the_usable_context(
     varying_costs: Path,
 ) -> None:
     context = ("--context-length", "512")
-    wide = ("--hvd-costs", str(varying_costs), "--hvd-wide-width", "80")
+    wide = ("--hvd-costs", str(varying_costs), "--hvd-set", "wide_width=80")
     flags = wide if policy == "allocate" else ()
     plain, server = start_server(*context), start_hvd(policy, *flags, *context)
     width = server.hvd_state()["verify_widths"][-1]
@@ -232,7 +237,7 @@ def test_penalties_under_the_cache_policy_equal_those_of_plain_serving(
     assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
 
 
-def test_penalties_beside_wide_verifications_equal_those_of_eagle3(
+def test_penalties_in_a_batch_with_wide_verifications_equal_those_of_eagle3(
     start_server: Callable[..., Any],
     start_hvd: Callable[..., Any],
     models: Any,
@@ -254,7 +259,7 @@ def test_penalties_beside_wide_verifications_equal_those_of_eagle3(
     )
     expected = eagle3.generate_all(prompts[:3], concurrency=1, **long, **PENALTIES)
     expected_beside = eagle3.generate_all(patterns, concurrency=1, **long)
-    server = start_hvd("allocate", "--hvd-costs", str(costs), "--hvd-wide-width", "80")
+    server = start_hvd("allocate", "--hvd-costs", str(costs), "--hvd-set", "wide_width=80")
     with ThreadPoolExecutor(1) as pool:
         beside = pool.submit(server.generate_all, patterns, concurrency=1, **long)
         answers = server.generate_all(prompts[:3], concurrency=1, **long, **PENALTIES)
@@ -280,7 +285,7 @@ def test_a_pause_changes_no_answer(plain: Any, server: Any, long_prompt: str, mo
 
 
 def _num_steps_once_paused(server: Any) -> int:
-    """When the step that was on its way is over."""
+    """Return the number of steps once the step that was running has ended."""
     num_steps = -1
     while num_steps != (now := server.hvd_state()["steps"]["num_steps"]):
         num_steps = now
@@ -322,7 +327,7 @@ BUSHY = (
 @pytest.mark.parametrize(
     ("policy", "drafting", "width", "num_slots"),
     [
-        ("allocate", MODEL_TREE_FLAGS, ("--hvd-wide-width", "80"), 80),
+        ("allocate", MODEL_TREE_FLAGS, ("--hvd-set", "wide_width=80"), 80),
         ("payoff", BUSHY, ("--hvd-verify-width", "12"), 24),
     ],
     ids=["wide verification", "many candidates"],
@@ -339,7 +344,7 @@ def test_requests_without_a_limit_end_where_there_is_room_for_a_step(
     plain = start_server(*context)
     server = start_hvd(policy, *width, *context, drafting=drafting)
     params = {"max_new_tokens": None, "ignore_eos": True}
-    # Some of them end with a step of one token, which takes slots the furthest ahead.
+    # Some outputs end with a step of one token, which reserves slots the furthest ahead.
     inputs = [[20 + i % 7 for i in range(length)] for length in range(412, 424)]
     expected = plain.generate_all(inputs, concurrency=2, **params)
     for concurrency in (1, 2):
@@ -350,7 +355,7 @@ def test_requests_without_a_limit_end_where_there_is_room_for_a_step(
             assert output_ids == other["output_ids"][: len(output_ids)]
             assert answer["meta_info"]["finish_reason"]["type"] == "length"
     assert server.hvd_state()["num_requests"] == 0
-    # Only the scheduler sees how long the prompt of a session is.
+    # Only the scheduler knows how long the prompt of a session is.
     session = {"id": server.process.post("/open_session", {"capacity_of_str_len": 1000})}
     for num_tokens in (400, 511 - num_slots - 401):
         answer = _next_turn(server, session, num_tokens)
@@ -366,6 +371,6 @@ def test_requests_without_a_limit_end_where_there_is_room_for_a_step(
 
 
 def _next_turn(server: Any, session: dict[str, str], num_tokens: int) -> Any:
-    """An answer of one token."""
+    """Continue the session by so many tokens, and return an answer of one token."""
     body = {"session_params": session, "input_ids": [20 + i % 7 for i in range(num_tokens)]}
     return server.process.post("/generate", {**body, "sampling_params": {"max_new_tokens": 1}})

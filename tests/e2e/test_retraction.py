@@ -1,4 +1,4 @@
-"""Requests that SGLang takes out of the running batch for want of KV slots, and puts back later."""
+"""Requests that SGLang takes out of the running batch when KV slots run out, and resumes later."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sglang_hvd.demo.corpus.sessions import demo_sessions
 from tests.e2e.conftest import mixing
 from tests.e2e.test_record import wait_until_recorded
 
-# What SGLang logs then.
+# What SGLang logs when it retracts.
 RETRACTED = "Retract requests."
-# Most prompts fit, their replies do not. The scheduler admits too many only where it expects short
-# replies (the conservativeness; `ignore_eos` would reserve whole ones) and admits one at a time
-# (those of one pass are counted in full).
+# Most prompts fit, their replies do not. The scheduler admits too many requests only if it expects
+# short replies (a low conservativeness, no `ignore_eos`) and admits one at a time: it counts the
+# whole replies of requests that it admits together.
 SMALL_POOL = (
     *("--max-total-tokens", "2600", "--disable-radix-cache"),
     *("--schedule-conservativeness", "0.05", "--prefill-max-requests", "1"),
@@ -75,7 +75,7 @@ def test_steps_that_run_ahead_of_a_retraction_give_the_same_output(
     assert state["num_resyncs"] == 0
 
 
-def test_requests_that_end_with_a_prefill_behind_a_retraction_are_kept(
+def test_requests_that_end_with_a_prefill_after_a_retraction_are_kept(
     start_hvd: Callable[..., Any],
     plain_ids: Callable[..., list[list[int]]],
     prompts: list[str],
@@ -85,11 +85,10 @@ def test_requests_that_end_with_a_prefill_behind_a_retraction_are_kept(
     server = start_hvd(
         *("model", "--disable-radix-cache", "--enable-metrics", "--hvd-record", str(tmp_path)),
         environment={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "1"},
-        is_spawned=True,  # SGLang reads these when it is imported
     )
     server.flush_cache()
     with ThreadPoolExecutor(1) as pool:
-        # Each step retracts the request with fewer tokens: the others, when they have one.
+        # Each step retracts the request with fewer tokens, which is never the first one.
         running = pool.submit(server.generate, prompts[0], max_new_tokens=1000, ignore_eos=True)
         answers = [server.generate(prompt, max_new_tokens=2) for prompt in prompts]
         answers.append(running.result())

@@ -1,4 +1,4 @@
-"""Sampled output has the target model's own distribution, whatever drafted it."""
+"""Sampled output follows the target model's distribution, whatever drafted it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.stats import chi2
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.conftest import SMALL_TREE, mixing
 
 NUM_SAMPLES, NUM_AT_ONCE = 2000, 100
 NUM_TOKENS = 4
-# All of a question at once: a step of many requests takes little longer than one of few. With many
-# nodes each it does, and so few tokens need few.
+# All samples of a prompt run at once: a step of many requests takes little longer than one of few,
+# as long as each request verifies few nodes.
 MANY = ("--max-running-requests", str(NUM_AT_ONCE), "--hvd-verify-width", "12")
 # The chance that a correct server fails one of these tests.
 FALSE_ALARM = 1e-5
 # Outcomes expected fewer times than this are counted as one, as the chi-square test needs.
 MIN_EXPECTED = 8
-# Of fewer than this, the test could tell little.
+# With fewer likely outcomes than this, the test would detect little.
 MIN_OUTCOMES = 6
 
 SAMPLING = [
@@ -46,7 +47,7 @@ class Target:
     def _likely_outcomes(
         self, prompt_ids: tuple[int, ...], num_tokens: int, *, at_least: float, **sampling: float
     ) -> dict[tuple[int, ...], float]:
-        """Every output of so many tokens that sampling yields with at least this probability."""
+        """Return all outputs of so many tokens with at least this probability, and the latter."""
         outcomes = {(): 1.0}
         for _ in range(num_tokens):
             texts = [prompt_ids + output_ids for output_ids in outcomes]
@@ -61,7 +62,7 @@ class Target:
         return outcomes
 
     def _next_tokens(self, texts: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Logits of what follows each of the texts, which are equally long."""
+        """Return the logits of the token after each text. The texts are equally long."""
         with torch.no_grad():
             return self._model(torch.tensor(texts), logits_to_keep=1).logits[:, 0]
 
@@ -69,7 +70,7 @@ class Target:
 def filtered(
     logits: torch.Tensor, *, temperature: float, top_p: float = 1.0, top_k: int = 0
 ) -> torch.Tensor:
-    """The distribution that one token is drawn from."""
+    """Return the distribution that one token is drawn from."""
     probs = torch.softmax(logits / temperature, dim=-1)
     order = torch.argsort(probs, descending=True)
     keep = torch.ones_like(probs, dtype=torch.bool)
@@ -84,7 +85,7 @@ def filtered(
 def chi_square_p_value(
     observed: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]
 ) -> float:
-    """P(chi-square statistic at least this large); outcomes not expected count as one."""
+    """Return P(chi-square statistic at least this large). All unexpected outcomes count as one."""
     total = sum(observed.values())
     rest = total * (1 - sum(expected.values()))
     statistic = sum((observed[o] - total * p) ** 2 / (total * p) for o, p in expected.items())
@@ -92,12 +93,11 @@ def chi_square_p_value(
     if rest >= MIN_EXPECTED:
         statistic += (total - sum(observed[o] for o in expected) - rest) ** 2 / rest
         degrees += 1
-    half = torch.tensor(degrees / 2)
-    return float(torch.special.gammaincc(half, torch.tensor(statistic / 2)))
+    return float(chi2.sf(statistic, degrees))
 
 
 def _prompt(target: Target, prompts: Sequence[str], **sampling: float) -> tuple[int, ...]:
-    """A prompt cut off where the target is unsure enough: much rests on several outcomes."""
+    """Cut a prompt where the target is unsure: several outcomes have most of the probability."""
     for token_ids in map(target.token_ids, sorted(prompts, key=len, reverse=True)):
         for share in (0.9, 0.75, 0.5):
             cut = token_ids[: int(share * len(token_ids))]
@@ -130,8 +130,23 @@ def target(models: Any) -> Target:
     return Target(models.target)
 
 
-@pytest.mark.parametrize("sampling", SAMPLING, ids=str)
-@pytest.mark.parametrize("policy", ["cache", "payoff", "both", "allocate"])
+# Every policy and every way of sampling; the other pairs are slow.
+DAILY = {
+    *(("payoff", place) for place in range(len(SAMPLING))),
+    *(("allocate", 0), ("cache", 1), ("both", 2)),
+}
+CASES = [
+    pytest.param(
+        *(policy, sampling),
+        id=f"{policy}, {sampling}",
+        marks=() if (policy, place) in DAILY else pytest.mark.slow,
+    )
+    for policy in ("cache", "payoff", "both", "allocate")
+    for place, sampling in enumerate(SAMPLING)
+]
+
+
+@pytest.mark.parametrize(("policy", "sampling"), CASES)
 def test_samples_follow_the_target_model(
     policy: str,
     sampling: dict[str, float],
@@ -150,6 +165,7 @@ def test_samples_follow_the_target_model(
     assert sum(accepted.values()) > 0
 
 
+@pytest.mark.slow  # the interpreter runs every step
 def test_samples_of_steps_that_run_ahead_follow_the_target_model(
     start_hvd: Callable[..., Any],
     target: Target,

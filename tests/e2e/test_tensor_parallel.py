@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-# A core each, where SGLang would want a memory node each.
+# A core for each rank. SGLang would want a memory node for each.
 TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 
 
@@ -15,9 +15,9 @@ def test_two_ranks_generate_what_plain_serving_does(
     asked = prompts[:8]
     plain = start_server("--tp-size", "2", environment=TWO_RANKS)
     expected = [plain.generate(prompt, max_new_tokens=48)["output_ids"] for prompt in asked]
-    # The ranks time their steps differently; had they decided differently, their sums would be of
+    # The ranks time their steps differently. If they decided differently, they would add up
     # different nodes, or one would wait for ever.
-    server = start_hvd("allocate", "--tp-size", "2", environment=TWO_RANKS, is_spawned=True)
+    server = start_hvd("allocate", "--tp-size", "2", environment=TWO_RANKS)
     for concurrency in (1, 8):
         server.flush_cache()
         answers = server.generate_all(asked, concurrency=concurrency, max_new_tokens=48)

@@ -1,4 +1,4 @@
-"""A running server is sent weights: they are the target's, and the draft model keeps its own."""
+"""A running server loads new weights for the target only; the draft model keeps its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.e2e.conftest import Server, StartServer
 
 @pytest.fixture
 def other_target(models: DemoModels, tmp_path: Path) -> Path:
-    """The demo's target with weights that are a little off."""
+    """The demo's target with slightly different weights."""
     folder = tmp_path / "other"
     shutil.copytree(models.target, folder)
     random = np.random.default_rng(0)
@@ -41,14 +41,14 @@ def test_weights_from_disk_are_the_targets(
         return [answer["output_ids"] for answer in found]
 
     def served(server: Server) -> tuple[list[list[int]], int]:
-        """What is answered, and how many tokens of the model drafter's are accepted for that."""
+        """Return the answers, and how many tokens of the model drafter were accepted for them."""
         before = server.hvd_state()["num_accepted_drafts"]["model"]
         return answers(server), server.hvd_state()["num_accepted_drafts"]["model"] - before
 
     def update(server: Server, target: Path) -> None:
         reply = server.process.post("/update_weights_from_disk", {"model_path": str(target)})
         assert reply["success"], reply
-        # What followed by the old weights is no draft any more.
+        # Text that the old weights generated is no draft any more.
         assert server.hvd_state()["num_shared_tokens"] == 0
 
     expected_of_other = answers(start_server("--model-path", str(other_target)))

@@ -1,5 +1,5 @@
-// Blocks given back and handed out again, with pages smaller and larger than a block: what is in use
-// keeps what was written into it. Usage: block_pool
+// Releases blocks and allocates them again, with pages smaller and larger than a block. Blocks in use must
+// keep what was written into them. Usage: block_pool
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -45,7 +45,7 @@ int main() {
             pool.release(used.back());
             used.pop_back();
         }
-        // Memory goes back but for a few blocks; where it would take others along, none does.
+        // All but a few blocks go back; none does if pages are larger than blocks.
         const std::size_t kept = pool.num_bytes() / BlockPool::kBlockBytes;
         if (kept != (page_bytes > BlockPool::kBlockBytes ? most : std::min<std::size_t>(most, 64))) {
             std::fprintf(stderr, "%zu of %zu blocks kept, pages of %zu\n", kept, most, page_bytes);

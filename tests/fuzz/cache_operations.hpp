@@ -23,7 +23,7 @@ public:
         data_ = data_.subspan(1);
         return value;
     }
-    // Runs and few different tokens, extremes among them; sometimes one that is not allowed.
+    // Runs of few different tokens, with extremes among them and sometimes one that is not allowed.
     std::vector<Token> tokens() {
         std::vector<Token> tokens;
         const int num_runs = next() % 8;
@@ -68,7 +68,7 @@ inline void propose(CacheCore& core, const std::vector<CacheCore::Slot>& slots, 
         for (int node = 0; node < draft.num_nodes; ++node) {
             const auto at = static_cast<std::size_t>(node);
             const int parent = draft.parents[at];
-            require(parent < node && parent >= -1, "a parent stands behind its child");
+            require(parent < node && parent >= -1, "a parent stands after its child");
             const int above = parent < 0 ? 0 : draft.depths[static_cast<std::size_t>(parent)];
             require(draft.depths[at] == above + 1 && above < kLookAhead, "a depth is wrong");
             require(draft.token_ids[at] >= 0, "a draft reaches over the end of a sequence");
@@ -95,7 +95,7 @@ inline void run(std::span<const std::uint8_t> data) {
             switch (bytes.next() % 8) {
                 case 0: {
                     const int how = bytes.next();
-                    // The next turn of a session: the last prompt, perhaps not all of it, and more.
+                    // The next turn of a session: the last prompt or a part of it, and more.
                     if (how % 2) prompt.resize(prompt.size() > 2000 ? 0 : prompt.size() * 15 / 16);
                     else prompt.clear();
                     const auto more = bytes.tokens();
@@ -117,7 +117,7 @@ inline void run(std::span<const std::uint8_t> data) {
                 case 3:
                 case 4: propose(core, active, bytes); break;
                 case 5: {
-                    const int which = bytes.next() % 8;  // perhaps none that is active
+                    const int which = bytes.next() % 8;  // possibly none that is active
                     const bool is_active = static_cast<std::size_t>(which) < active.size();
                     const auto slot = is_active ? active[static_cast<std::size_t>(which)] : which;
                     std::optional<std::vector<Token>> output;
@@ -136,7 +136,7 @@ inline void run(std::span<const std::uint8_t> data) {
                                 static_cast<std::size_t>(bytes.next()) * 32);
             }
         } catch (const std::invalid_argument&) {
-            // Said no: then nothing may have changed, which check() sees.
+            // A refused call may not have changed anything; check() would see it.
         }
         if (const char* broken = core.check()) require(false, broken);
         require(core.stats().num_requests == active.size(), "a request is lost");

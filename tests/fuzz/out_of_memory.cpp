@@ -1,5 +1,5 @@
-// Calls for which memory cannot be had: each says so, has changed nothing but what it evicted, and
-// works when it is called again. Usage: out_of_memory [SEEDS]
+// Makes calls for which there is no memory. Each throws, has changed nothing but what it evicted, and works
+// when it is repeated. Usage: out_of_memory [SEEDS]
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -14,7 +14,7 @@
 
 namespace {
 
-// Of this thread: allocations that are left before none succeeds; less than 0: as many as it likes.
+// How many more allocations of this thread succeed; negative: all of them.
 thread_local long num_left = -1;
 
 void* allocate(std::size_t size, std::size_t align) {
@@ -49,12 +49,12 @@ struct Model {
     void check(const CacheCore& core) const {
         if (const char* broken = core.check()) require(false, broken);
         const auto stats = core.stats();
-        require(stats.num_requests == num_requests, "a request is lost or half taken in");
-        require(stats.num_request_tokens == num_tokens, "a request's tokens are half taken in");
+        require(stats.num_requests == num_requests, "a request is lost or half added");
+        require(stats.num_request_tokens == num_tokens, "a request's tokens are half added");
     }
 };
 
-// With ever more memory, until it is enough.
+// Repeats a call with more and more memory until it succeeds.
 template <typename Call>
 void call_until_it_works(const CacheCore& core, const Model& before, Call call) {
     for (long num = 0;; ++num) {

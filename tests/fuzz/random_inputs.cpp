@@ -1,5 +1,5 @@
 // Runs the same operations from a random number generator, for compilers without libFuzzer.
-// Usage: random_inputs SECONDS [FIRST_SEED]. Prints the seed before it may fail.
+// Usage: random_inputs SECONDS [FIRST_SEED]. The file last_seed.txt tells the seed of a failure.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Fuzzes the native suffix cache under AddressSanitizer and UndefinedBehaviorSanitizer, then calls for
-# which memory cannot be had, then its threads under ThreadSanitizer. With clang++ libFuzzer chooses the
-# inputs, else a random generator.
+# Fuzzes the native suffix cache under AddressSanitizer and UndefinedBehaviorSanitizer. Then it makes calls
+# for which there is no memory, and runs a calling thread and the indexing thread under ThreadSanitizer.
+# With clang++, libFuzzer chooses the inputs; otherwise a random generator does.
 #   tests/fuzz/run.sh [SECONDS, default 60] [FOLDER for builds and the corpus]
 set -euo pipefail
 seconds=${1:-60}
 folder=${2:-$(mktemp -d)}
 here=$(cd "$(dirname "$0")" && pwd)
 package=$here/../../sglang_hvd
-# -g1: sanitizers name lines, and need no variables; it builds in two thirds of the time.
+# -g1: sanitizers name lines and need no variables. It builds in two thirds of the time.
 flags=(-std=c++20 -g1 -O1 -Wall -Wextra -pthread -DHVD_CHECKED -fno-omit-frame-pointer -I "$package/native"
     -I "$package/suffix_cache/native")
 checks=(-fsanitize=address,undefined -fno-sanitize-recover=all)
@@ -23,7 +23,7 @@ else
     "$CXX" "${flags[@]}" "${checks[@]}" "$here/random_inputs.cpp" -o random_inputs
     ./random_inputs "$seconds"
 fi
-# The checks above give every block an allocation of its own. Here they come from the pool, as served.
+# The checks above give every block an allocation of its own. Here blocks come from the pool, as when serving.
 "$CXX" "${flags[@]}" "${checks[@]}" -UHVD_CHECKED "$here/random_inputs.cpp" -o random_inputs_pooled
 ./random_inputs_pooled "$((seconds / 6))"
 "$CXX" "${flags[@]}" "${checks[@]}" -UHVD_CHECKED "$here/block_pool.cpp" -o block_pool

@@ -1,4 +1,4 @@
-"""A minute of fuzzing under sanitizers, calls without memory, then methods of several threads."""
+"""A minute of fuzzing under sanitizers, then calls without memory, and calls while it indexes."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 RUN = Path(__file__).with_name("run.sh")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_a_minute_of_random_operations_breaks_nothing(tmp_path: Path) -> None:
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("there is no C++ compiler to build the fuzzer with")

@@ -1,9 +1,7 @@
-// Every method from several threads at once, for ThreadSanitizer.
-#include <atomic>
+// One thread that calls every method while the cache's own thread indexes, for ThreadSanitizer.
 #include <cstdint>
 #include <cstdio>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "cache_operations.hpp"
@@ -12,53 +10,68 @@ using namespace sglang_hvd;
 
 namespace {
 
-void serve(CacheCore& core, std::uint32_t seed) {
-    std::mt19937 random(seed);
-    std::vector<Token> prompt;
-    for (int request = 0; request < 40; ++request) {
-        // Turns of one session, now and then a new one.
-        if (request % 6 == 0) prompt.clear();
-        for (auto more = random() % 4000; more > 0; --more) {
-            prompt.push_back(static_cast<Token>(random() % 50));
+// Three requests at a time, each of a session of its own.
+class Caller {
+public:
+    Caller(CacheCore& core, std::uint32_t seed) : core_(core), random_(seed), prompts_(3) {}
+
+    void serve(int round) {
+        std::vector<CacheCore::Slot> slots;
+        for (auto& prompt : prompts_) {
+            // Turns of one session, now and then a new one.
+            if (round % 6 == 0) prompt.clear();
+            for (auto more = random_() % 4000; more > 0; --more) prompt.push_back(token());
+            slots.push_back(core_.start(round % 2 ? "odd" : "even", prompt));
         }
-        const auto slot = core.start(request % 2 ? "odd" : "even", prompt);
-        std::vector<std::uint8_t> noise(8, static_cast<std::uint8_t>(random()));
         for (int step = 0; step < 20; ++step) {
+            const std::vector<std::uint8_t> noise(8, static_cast<std::uint8_t>(random_()));
             fuzz::Bytes bytes(noise);
-            fuzz::propose(core, {slot}, bytes);
-            const std::vector<Token> tokens(random() % 40, static_cast<Token>(random() % 50));
-            const auto length = static_cast<std::int32_t>(tokens.size());
-            core.commit({&slot, 1}, tokens.data(), tokens.size(), {&length, 1});
+            fuzz::propose(core_, slots, bytes);
+            const std::size_t num = random_() % 40;
+            std::vector<Token> rows(num * slots.size());
+            for (Token& next : rows) next = token();
+            const std::vector<std::int32_t> lengths(slots.size(), static_cast<std::int32_t>(num));
+            core_.commit(slots, rows.data(), num, lengths);
+            disturb();
         }
-        core.finish(slot, true, std::nullopt);
+        for (const auto slot : slots) core_.finish(slot, random_() % 8 != 0, std::nullopt);
+        for (int step = 0; step < 20; ++step) disturb();  // while outputs are indexed
     }
-}
+
+private:
+    Token token() { return static_cast<Token>(random_() % 50); }
+
+    void disturb() {
+        switch (random_() % 16) {
+            case 0: core_.flush("odd"); break;
+            case 1: core_.resize(5000 + core_.stats().num_requests, 4000); break;
+            case 2: if (core_.stats().num_sessions > 2) core_.flush_all(); break;
+            case 3: core_.resize(random_() % 3000, 2000); core_.resize(6000, 4000); break;
+            case 4: core_.drain(); break;
+            case 5:
+            case 6: if (const char* broken = core_.check()) fuzz::require(false, broken); break;
+            default: core_.stats();
+        }
+    }
+
+    CacheCore& core_;
+    std::mt19937 random_;
+    std::vector<std::vector<Token>> prompts_;
+};
 
 }  // namespace
 
 int main() {
-    CacheSettings settings;
-    settings.shared_tokens = 6000;
-    settings.namespace_tokens = 4000;
-    settings.session_tokens = 20'000;
-    CacheCore core(settings);
-    std::atomic<bool> is_done = false;
-    std::thread observer([&] {
-        while (!is_done) {
-            if (const char* broken = core.check()) fuzz::require(false, broken);
-            core.stats();
-            core.flush("odd");
-            core.resize(5000 + core.stats().num_requests, 4000);
-            if (core.stats().num_sessions > 2) core.flush_all();
-            std::this_thread::yield();
-        }
-    });
-    std::vector<std::thread> servers;
-    for (std::uint32_t seed = 0; seed < 3; ++seed) servers.emplace_back(serve, std::ref(core), seed);
-    for (auto& server : servers) server.join();
-    is_done = true;
-    observer.join();
-    core.drain();
-    if (const char* broken = core.check()) fuzz::require(false, broken);
+    for (std::uint32_t seed = 0; seed < 3; ++seed) {
+        CacheSettings settings;
+        settings.shared_tokens = 6000;
+        settings.namespace_tokens = 4000;
+        settings.session_tokens = 20'000;
+        CacheCore core(settings);
+        Caller caller(core, seed);
+        for (int round = 0; round < 40; ++round) caller.serve(round);
+        core.drain();
+        if (const char* broken = core.check()) fuzz::require(false, broken);
+    }
     std::puts("threads: sound");
 }

@@ -76,7 +76,7 @@ def test_amx_operator_is_missing_so_that_sglang_runs_its_native_layers() -> None
 
 
 def test_backend_calls_attention_with_the_arguments_of_our_operators() -> None:
-    """SGLang passes them by position: the schema must name as many, and the function likewise."""
+    """SGLang passes them by position: schema and function must have as many."""
     for operator in (decode_attention_cpu, extend_attention_cpu):
         schema = getattr(torch.ops.sgl_kernel, operator.__name__).default._schema
         ours = inspect.signature(operator).parameters.values()

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment
+from tests.e2e.forked_server import Nursery
 
 pytestmark = pytest.mark.e2e
 
@@ -26,7 +27,9 @@ FALSE_ALARM = 1e-6  # of the distribution test, were the server's random numbers
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SglangServer]]:
+def servers(
+    tmp_path_factory: pytest.TempPathFactory, nursery: Nursery
+) -> Iterator[dict[str, SglangServer]]:
     """A plain and an EAGLE3 server (tree: topk 4, 16 nodes) of the same model."""
     folder = tmp_path_factory.mktemp("models")
     target, draft = write_models(folder)
@@ -40,7 +43,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sgla
     def server(name: str, *more: str) -> SglangServer:
         log_file = folder / f"{name}.log"
         return SglangServer(
-            [*flags, *more], log_file=log_file, environment=environment, timeout_s=300
+            [*flags, *more],
+            log_file=log_file,
+            environment=environment,
+            timeout_s=300,
+            grace_s=0,
+            launch=nursery.launch,
         )
 
     with server("plain") as plain, server("eagle", *eagle) as eagle_server:

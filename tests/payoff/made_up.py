@@ -10,22 +10,22 @@ from sglang_hvd.payoff import (
     FEATURE_NAMES,
     PAPER_FEATURES,
     POSITION_FEATURES,
+    AcceptancePredictor,
     DraftFeatures,
-    PayoffPredictor,
 )
 from sglang_hvd.payoff._native import NUM_BUCKETS
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Kind, feature_settings
-from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.payoff.training_rows import TrainingRows
 
 NUM_OUTPUTS = {"mlp": 1, "survival": NUM_BUCKETS + len(POSITION_FEATURES)}
 WIDTHS = {"mlp": len(PAPER_FEATURES), "survival": len(FEATURE_NAMES)}
 
 
-def linear(weights: Mapping[str, float], bias: float = 0) -> PayoffPredictor:
+def linear(weights: Mapping[str, float], bias: float = 0) -> AcceptancePredictor:
     """A predictor of the paper's kind whose payoff is a weighted sum of its features."""
     row = [[weights.get(name, 0.0) for name in PAPER_FEATURES]]
-    return PayoffPredictor(
+    return AcceptancePredictor(
         kind="mlp",
         mean=np.zeros(len(PAPER_FEATURES), np.float32),
         std=np.ones(len(PAPER_FEATURES), np.float32),
@@ -36,11 +36,11 @@ def linear(weights: Mapping[str, float], bias: float = 0) -> PayoffPredictor:
     )
 
 
-def constant_survival(prob: float) -> PayoffPredictor:
+def constant_survival(prob: float) -> AcceptancePredictor:
     """Each token of a draft is accepted with this probability, if those before it are."""
     bias = np.zeros(NUM_OUTPUTS["survival"], np.float32)
     bias[:NUM_BUCKETS] = np.log(prob / (1 - prob))
-    return PayoffPredictor(
+    return AcceptancePredictor(
         kind="survival",
         mean=np.zeros(len(FEATURE_NAMES), np.float32),
         std=np.ones(len(FEATURE_NAMES), np.float32),
@@ -53,11 +53,11 @@ def constant_survival(prob: float) -> PayoffPredictor:
 
 def random_predictor(
     kind: Kind = "survival", hidden: Sequence[int] = (64, 64), seed: int = 0
-) -> PayoffPredictor:
+) -> AcceptancePredictor:
     random = np.random.default_rng(seed)
     sizes = [WIDTHS[kind], *hidden, NUM_OUTPUTS[kind]]
     shapes = [(num_out, num_in) for num_in, num_out in pairwise(sizes)]
-    return PayoffPredictor(
+    return AcceptancePredictor(
         kind=kind,
         mean=random.normal(size=sizes[0]).astype(np.float32),
         std=random.uniform(0.5, 2, sizes[0]).astype(np.float32),

@@ -11,10 +11,10 @@ from sglang_hvd.payoff.calibration import (
     ORIGINS,
     FallbackChange,
     OnlineCalibration,
+    Reliability,
 )
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Prediction
-from sglang_hvd.payoff.reliability import Reliability
 from sglang_hvd.suffix_cache.token_ids import padded
 from sglang_hvd.types import MATCH_COLUMNS, DraftBatch
 from tests.payoff.calibration_oracle import MAX_SHIFT, NUM_BINS, Origin
@@ -45,10 +45,10 @@ class Drafts:
 
     @property
     def prediction(self) -> Prediction:
-        survival = np.cumprod(self.hazards, axis=1)
-        survival[np.arange(MAX_DRAFT_LEN) >= self.lens[:, None]] = 0
-        survival = survival.astype(np.float32)
-        return Prediction(survival.sum(axis=1), survival)
+        acceptance = np.cumprod(self.hazards, axis=1)
+        acceptance[np.arange(MAX_DRAFT_LEN) >= self.lens[:, None]] = 0
+        acceptance = acceptance.astype(np.float32)
+        return Prediction(acceptance.sum(axis=1), acceptance)
 
     @property
     def batch(self) -> DraftBatch:
@@ -99,16 +99,16 @@ def serve(
 ) -> list[FallbackChange]:
     """Cycles of 16 requests each, whose tokens are accepted with the true hazards.
 
-    verifies: which drafts are; default: those whose payoff reaches the threshold.
+    verifies: which drafts are; default: those whose prediction reaches the threshold.
     """
     random = np.random.default_rng(seed)
     slots = np.arange(16, dtype=np.int32)
     changes = []
     for _ in range(num_cycles):
         drafts = some_drafts(random)
-        prediction = calibration.expect(slots, drafts.batch, drafts.prediction)
+        prediction = calibration.correct(slots, drafts.batch, drafts.prediction)
         is_verified = (
-            prediction.payoffs >= THRESHOLD if verifies is None else verifies(prediction)
+            prediction.accepted_lens >= THRESHOLD if verifies is None else verifies(prediction)
         ).tolist()
         accepted = drafts.accepted(random, truth(drafts))
         token_ids = [[RIGHT] * a + [WRONG] for a in accepted]
@@ -142,12 +142,12 @@ def test_a_predictor_that_is_right_stays_nearly_uncorrected(seed: int) -> None:
 
 
 @pytest.mark.parametrize("off", [-0.6, 0.6])
-def test_the_shift_goes_where_the_survival_log_odds_are_off(off: float) -> None:
+def test_the_shift_follows_the_error_in_log_odds(off: float) -> None:
     def truth(drafts: Drafts) -> Float64:
-        """Hazards of survival probabilities that are all off by so much."""
-        survival = sigmoid(logit(np.cumprod(drafts.hazards, axis=1)) + off)
-        before = np.hstack([np.ones((len(survival), 1)), survival[:, :-1]])
-        return survival / before
+        """Hazards of acceptance probabilities that are all off by this much."""
+        acceptance = sigmoid(logit(np.cumprod(drafts.hazards, axis=1)) + off)
+        before = np.hstack([np.ones((len(acceptance), 1)), acceptance[:, :-1]])
+        return acceptance / before
 
     calibration = OnlineCalibration(THRESHOLD)
     assert serve(calibration, 5000, truth) == []
@@ -192,7 +192,7 @@ def test_a_verified_draft_moves_the_shift_as_a_kalman_filter_does() -> None:
     hazards = np.full((1, MAX_DRAFT_LEN), 0.5)
     drafts = Drafts(hazards, np.array([8], np.int32), np.array([OUTPUT]))
     slots = np.array([0], np.int32)
-    calibration.expect(slots, drafts.batch, drafts.prediction)
+    calibration.correct(slots, drafts.batch, drafts.prediction)
     observe(calibration, slots, drafts, [[RIGHT] * 3 + [WRONG]], [3])
     mean = 1 - 0.5**8
     scatter = mean * (1 + mean) * (1 - mean / 8)
@@ -206,12 +206,12 @@ def test_a_predictor_that_is_far_off_is_corrected_within_tens_of_drafts() -> Non
     drafts = Drafts(np.full((1, MAX_DRAFT_LEN), 0.8), np.array([8], np.int32), np.array([OUTPUT]))
     slots = np.array([0], np.int32)
     for _ in range(50):  # 3.3 tokens are predicted
-        calibration.expect(slots, drafts.batch, drafts.prediction)
+        calibration.correct(slots, drafts.batch, drafts.prediction)
         observe(calibration, slots, drafts, [[WRONG]], [0])
     assert shifts(calibration)[1] == -1
 
 
-def test_a_draft_that_was_not_verified_tells_of_its_first_token_only() -> None:
+def test_a_draft_that_was_not_verified_shows_only_its_first_token() -> None:
     calibration = OnlineCalibration(THRESHOLD)
     random = np.random.default_rng(1)
     drafts = some_drafts(random)
@@ -219,7 +219,7 @@ def test_a_draft_that_was_not_verified_tells_of_its_first_token_only() -> None:
     outcomes = []
     for tokens in ([RIGHT], [RIGHT] * 9):  # nine: as the model drafter's draft may bring
         calibration = OnlineCalibration(THRESHOLD)
-        calibration.expect(slots, drafts.batch, drafts.prediction)
+        calibration.correct(slots, drafts.batch, drafts.prediction)
         observe(calibration, slots, drafts, [tokens] * 16, [None] * 16)
         outcomes.append(calibration.figures())
     assert outcomes[0] == outcomes[1]
@@ -235,41 +235,41 @@ def moved() -> OnlineCalibration:
     drafts = Drafts(np.full((2, MAX_DRAFT_LEN), 0.8), np.full(2, 8, np.int32), np.array([0, 2]))
     slots = np.arange(2, dtype=np.int32)
     for _ in range(500):
-        calibration.expect(slots, drafts.batch, drafts.prediction)
+        calibration.correct(slots, drafts.batch, drafts.prediction)
         observe(calibration, slots, drafts, [[WRONG], [RIGHT] * 8], [0, 8])
     assert shifts(calibration) == [-MAX_SHIFT, 0, MAX_SHIFT]
     return calibration
 
 
-def test_corrected_survival_still_falls_with_depth(moved: OnlineCalibration) -> None:
+def test_corrected_acceptance_still_falls_with_depth(moved: OnlineCalibration) -> None:
     drafts = some_drafts(np.random.default_rng(3), 500)
     before = drafts.prediction
-    after = moved.expect(np.arange(500, dtype=np.int32), drafts.batch, before)
-    assert before.survival is not None
-    assert after.survival is not None
-    assert (np.diff(after.survival, axis=1) <= 0).all()
-    assert ((after.survival >= 0) & (after.survival <= 1)).all()
-    assert (after.survival[np.arange(MAX_DRAFT_LEN) >= drafts.lens[:, None]] == 0).all()
-    np.testing.assert_allclose(after.payoffs, after.survival.sum(axis=1), rtol=1e-5)
-    expected = sigmoid(logit(before.survival) + np.array([-1, 0, 1])[drafts.origins, None])
-    np.testing.assert_allclose(after.survival, expected, rtol=1e-5)
+    after = moved.correct(np.arange(500, dtype=np.int32), drafts.batch, before)
+    assert before.acceptance is not None
+    assert after.acceptance is not None
+    assert (np.diff(after.acceptance, axis=1) <= 0).all()
+    assert ((after.acceptance >= 0) & (after.acceptance <= 1)).all()
+    assert (after.acceptance[np.arange(MAX_DRAFT_LEN) >= drafts.lens[:, None]] == 0).all()
+    np.testing.assert_allclose(after.accepted_lens, after.acceptance.sum(axis=1), rtol=1e-5)
+    expected = sigmoid(logit(before.acceptance) + np.array([-1, 0, 1])[drafts.origins, None])
+    np.testing.assert_allclose(after.acceptance, expected, rtol=1e-5)
 
 
 def test_a_shift_of_zero_changes_no_bit(moved: OnlineCalibration) -> None:
     drafts = some_drafts(np.random.default_rng(3))
     rows = drafts.origins == OUTPUT
-    after = moved.expect(np.arange(16, dtype=np.int32), drafts.batch, drafts.prediction)
-    assert after.payoffs[rows].tobytes() == drafts.prediction.payoffs[rows].tobytes()
-    assert after.payoffs[~rows].tobytes() != drafts.prediction.payoffs[~rows].tobytes()
+    after = moved.correct(np.arange(16, dtype=np.int32), drafts.batch, drafts.prediction)
+    assert after.accepted_lens[rows].tobytes() == drafts.prediction.accepted_lens[rows].tobytes()
+    assert after.accepted_lens[~rows].tobytes() != drafts.prediction.accepted_lens[~rows].tobytes()
 
 
 def test_a_correction_does_not_depend_on_the_batch(moved: OnlineCalibration) -> None:
     drafts = some_drafts(np.random.default_rng(4))
-    whole = moved.expect(np.arange(16, dtype=np.int32), drafts.batch, drafts.prediction)
+    whole = moved.correct(np.arange(16, dtype=np.int32), drafts.batch, drafts.prediction)
     for row in range(16):
         one = Drafts(drafts.hazards[[row]], drafts.lens[[row]], drafts.origins[[row]])
-        alone = moved.expect(np.array([0], np.int32), one.batch, one.prediction)
-        assert alone.payoffs.tobytes() == whole.payoffs[[row]].tobytes()
+        alone = moved.correct(np.array([0], np.int32), one.batch, one.prediction)
+        assert alone.accepted_lens.tobytes() == whole.accepted_lens[[row]].tobytes()
 
 
 def test_equal_calls_give_equal_bits() -> None:
@@ -285,7 +285,7 @@ def test_reliability_is_kept_by_predicted_probability() -> None:
     hazards[:, 2] = (0.25, 0.95)
     drafts = Drafts(hazards, np.array([4, 4], np.int32), np.array([SHARED, SHARED]))
     slots = np.array([5, 2], np.int32)
-    calibration.expect(slots, drafts.batch, drafts.prediction)
+    calibration.correct(slots, drafts.batch, drafts.prediction)
     observe(calibration, slots, drafts, [[RIGHT] * 2 + [WRONG], [RIGHT] * 3 + [WRONG]], [2, 3])
     bins = calibration.figures()["shared"].bins
     assert len(bins) == NUM_BINS
@@ -313,7 +313,7 @@ def test_a_predictor_of_bare_lengths_is_measured_and_not_corrected() -> None:
     lengths = Prediction(np.full(16, 8, np.float32), None)
     slots = np.arange(16, dtype=np.int32)
     for _ in range(5):
-        assert calibration.expect(slots, drafts.batch, lengths) is lengths
+        assert calibration.correct(slots, drafts.batch, lengths) is lengths
         observe(calibration, slots, drafts, [[WRONG]] * 16, [0] * 16)
     for figures in calibration.figures().values():
         assert (figures.mean_predicted, figures.mean_accepted) == pytest.approx((8, 0))
@@ -332,7 +332,7 @@ def test_the_fallback_starts_where_twice_or_half_of_the_prediction_is_accepted(
     slots = np.array([0], np.int32)
     accepted = round(predicted * factor * one_in)  # and none of the others
     for cycle in range(num_cycles):
-        calibration.expect(slots, drafts.batch, lengths)
+        calibration.correct(slots, drafts.batch, lengths)
         num = accepted if cycle % one_in == one_in - 1 else 0
         changes = observe(calibration, slots, drafts, [[RIGHT] * num + [WRONG]], [num])
         if changes:
@@ -357,7 +357,7 @@ def test_chance_does_not_start_the_fallback() -> None:
     for _ in range(50):
         calibration = OnlineCalibration(THRESHOLD)
         for num in (random.random(400) < 0.08) * random.geometric(1 / 2.5, size=400):
-            calibration.expect(slots, drafts.batch, lengths)
+            calibration.correct(slots, drafts.batch, lengths)
             observe(calibration, slots, drafts, [[RIGHT] * num + [WRONG]], [int(num)])
         assert not calibration.has_fallback
 
@@ -366,7 +366,7 @@ def test_the_fallback_ends_when_the_figures_are_right_again() -> None:
     calibration = OnlineCalibration(THRESHOLD)
 
     def all_of_them(prediction: Prediction) -> npt.NDArray[np.bool_]:
-        return prediction.payoffs >= 0
+        return prediction.accepted_lens >= 0
 
     def far_off(drafts: Drafts) -> Float64:
         return sigmoid(logit(drafts.hazards) - 3)
@@ -389,7 +389,7 @@ def test_a_predictor_that_stays_wrong_stays_in_fallback() -> None:
 
     serve(calibration, 400, far_off)
     assert calibration.has_fallback
-    changes = serve(calibration, 2000, far_off, verifies=lambda p: p.payoffs >= 2)
+    changes = serve(calibration, 2000, far_off, verifies=lambda p: p.accepted_lens >= 2)
     assert not any(not change.is_fallback for change in changes)
 
 
@@ -399,7 +399,7 @@ def test_a_predictor_of_which_nothing_is_verified_any_more_is_put_to_the_test_ag
     assert calibration.has_fallback
 
     def nothing(prediction: Prediction) -> npt.NDArray[np.bool_]:
-        return np.zeros(len(prediction.payoffs), np.bool_)
+        return np.zeros(len(prediction.accepted_lens), np.bool_)
 
     changes = serve(calibration, 4000, as_predicted, verifies=nothing)
     assert {change.is_fallback for change in changes} == {False}
@@ -410,14 +410,14 @@ def test_each_trial_that_fails_makes_the_next_wait_twice_as_long() -> None:
     calibration = OnlineCalibration(THRESHOLD)
     trials: list[int] = []
     for cycle in range(15_000):
-        # All drafts while the predictor is heeded, none of an origin where it is not.
+        # All drafts while the predictor decides, none of an origin in fallback.
         changes = serve(
             calibration,
             1,
             lambda drafts: sigmoid(logit(drafts.hazards) - 3),
             seed=cycle,
             verifies=lambda prediction: np.full(
-                len(prediction.payoffs), not calibration.figures()[ORIGINS[0]].is_fallback
+                len(prediction.accepted_lens), not calibration.figures()[ORIGINS[0]].is_fallback
             ),
         )
         trials += [cycle for c in changes if c.origin == ORIGINS[0] and not c.is_fallback]
@@ -426,12 +426,12 @@ def test_each_trial_that_fails_makes_the_next_wait_twice_as_long() -> None:
     assert waits[1:] == pytest.approx(2 * waits[:-1], rel=0.1)
 
 
-def test_a_slot_that_expects_nothing_tells_nothing() -> None:
+def test_a_slot_without_a_prediction_teaches_nothing() -> None:
     calibration = OnlineCalibration(THRESHOLD)
     drafts = some_drafts(np.random.default_rng(6), 2)
     slots = np.array([3, 9], np.int32)
-    observe(calibration, slots, drafts, [[RIGHT]] * 2, [1, 1])  # before any was expected
-    calibration.expect(slots, drafts.batch, drafts.prediction)
+    observe(calibration, slots, drafts, [[RIGHT]] * 2, [1, 1])  # before any was predicted
+    calibration.correct(slots, drafts.batch, drafts.prediction)
     observe(calibration, slots, drafts, [[WRONG], []], [0, None])  # the second committed nothing
     observe(calibration, slots, drafts, [[WRONG]] * 2, [0, 0])  # observed already
     assert sum(f.num_verified for f in calibration.figures().values()) == 1
@@ -446,24 +446,24 @@ def test_it_is_what_the_rules_say(off: float, num_cycles: int, share_verified: f
     depth, num_changes = int(THRESHOLD), 0
     for cycle in range(num_cycles):
         drafts = some_drafts(random)
-        prediction = calibration.expect(slots, drafts.batch, drafts.prediction)
-        assert prediction.survival is not None
+        prediction = calibration.correct(slots, drafts.batch, drafts.prediction)
+        assert prediction.acceptance is not None
         accepted = drafts.accepted(random, sigmoid(logit(drafts.hazards) + off))
         committed = [[RIGHT] * num + [WRONG] for num in accepted]
-        # All of a draft, a part of it, or nothing; a part is expected to bring what it brings.
+        # All of a draft, a part of it, or nothing. A part's prediction is the sum over its tokens.
         share = 0.8 if cycle < 40 else share_verified  # of few, a trial comes before they tell
         verified_lens = np.minimum(random.integers(1, 40, 16), drafts.lens).astype(np.int32)
         verified_lens[random.random(16) >= share] = 0
         of_part = np.minimum(accepted, verified_lens).astype(np.int32)
-        sums = np.cumsum(prediction.survival, axis=1)
+        sums = np.cumsum(prediction.acceptance, axis=1)
         expected = sums[np.arange(16), np.maximum(verified_lens, 1) - 1]
         changes = calibration.observe(slots, *padded(committed), of_part, verified_lens, expected)
         wanted = []
         for row, origin in enumerate(drafts.origins.tolist()):
             of_verified = int(of_part[row]), int(verified_lens[row]), float(expected[row])
             change = oracle[origin].observe(
-                first_prob=float(prediction.survival[row, 0]),
-                reach_prob=float(prediction.survival[row, depth - 1]),
+                first_prob=float(prediction.acceptance[row, 0]),
+                threshold_prob=float(prediction.acceptance[row, depth - 1]),
                 draft_len=int(drafts.lens[row]),
                 depth=depth,
                 is_first_right=accepted[row] > 0,

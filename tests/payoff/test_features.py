@@ -528,11 +528,11 @@ def test_slots_and_arrays_that_do_not_fit_are_refused() -> None:
     batch = batch_of([Draft(np.random.default_rng(1), 9, 5)])
     for bad in (slot, -1, 7):
         slots = np.array([bad], np.int32)
-        with pytest.raises(ValueError, match="tracks no active request"):
+        with pytest.raises(ValueError, match="belongs to no active request"):
             tracker.write_features(out, slots, batch, batch)
-        with pytest.raises(ValueError, match="tracks no active request"):
+        with pytest.raises(ValueError, match="belongs to no active request"):
             tracker.commit(slots, *padded([[1]]), np.zeros(1, np.int32))
-        with pytest.raises(ValueError, match="tracks no active request"):
+        with pytest.raises(ValueError, match="belongs to no active request"):
             tracker.finish(bad)
     slots = np.array([tracker.start(np.zeros(3, np.int32))] * 2, np.int32)
     with pytest.raises(ValueError, match="do not fit"):

@@ -20,8 +20,8 @@ from sglang_hvd.payoff import (
     FEATURE_NAMES,
     PAPER_FEATURES,
     POSITION_FEATURES,
+    AcceptancePredictor,
     DraftFeatures,
-    PayoffPredictor,
     Prediction,
 )
 from sglang_hvd.payoff._native import NUM_BUCKETS, bucket_of
@@ -44,8 +44,8 @@ def first_rows(drafts: DraftFeatures, rows: object) -> DraftFeatures:
 
 
 def as_bytes(prediction: Prediction) -> tuple[bytes, bytes]:
-    survival = prediction.survival
-    return prediction.payoffs.tobytes(), b"" if survival is None else survival.tobytes()
+    acceptance = prediction.acceptance
+    return prediction.accepted_lens.tobytes(), b"" if acceptance is None else acceptance.tobytes()
 
 
 @pytest.fixture
@@ -59,16 +59,16 @@ def saved(tmp_path: Path) -> Path:
 def test_a_row_is_the_same_to_the_last_bit_in_every_batch(kind: Kind) -> None:
     predictor, drafts = random_predictor(kind), random_drafts(96)
     whole = predictor.predict(drafts)
-    survival = whole.survival
+    acceptance = whole.acceptance
     for num_rows in range(1, 70):
         start = (7 * num_rows) % (96 - num_rows + 1)
         rows = slice(start, start + num_rows)
         part = predictor.predict(first_rows(drafts, rows))
-        assert part.payoffs.tobytes() == whole.payoffs[rows].tobytes()
-        assert survival is None or as_bytes(part)[1] == survival[rows].tobytes()
+        assert part.accepted_lens.tobytes() == whole.accepted_lens[rows].tobytes()
+        assert acceptance is None or as_bytes(part)[1] == acceptance[rows].tobytes()
     order = np.random.default_rng(2).permutation(96)
     shuffled = predictor.predict(first_rows(drafts, order))
-    assert shuffled.payoffs.tobytes() == whole.payoffs[order].tobytes()
+    assert shuffled.accepted_lens.tobytes() == whole.accepted_lens[order].tobytes()
 
 
 @KINDS
@@ -84,65 +84,67 @@ def test_inference_equals_torch(kind: Kind, hidden: tuple[int, ...]) -> None:
         )
     prediction = predictor.predict(drafts)
     if kind == "mlp":
-        np.testing.assert_allclose(prediction.payoffs, signal[:, 0], rtol=1e-5, atol=1e-5)
-        assert prediction.survival is None
+        np.testing.assert_allclose(prediction.accepted_lens, signal[:, 0], rtol=1e-5, atol=1e-5)
+        assert prediction.acceptance is None
         return
     buckets = torch.tensor([bucket_of(depth) for depth in range(MAX_DRAFT_LEN)])
     log_odds = signal[:, buckets] + torch.einsum(
         "rkj,rk->rj", torch.from_numpy(drafts.positions), signal[:, NUM_BUCKETS:]
     )
-    survival = log_odds.sigmoid().cumprod(dim=1)
-    is_there = torch.arange(survival.shape[1]) < torch.from_numpy(drafts.draft_lens)[:, None]
-    survival = survival * is_there
-    assert prediction.survival is not None
-    np.testing.assert_allclose(prediction.survival, survival, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(prediction.payoffs, survival.sum(dim=1), rtol=1e-5, atol=1e-5)
+    acceptance = log_odds.sigmoid().cumprod(dim=1)
+    is_there = torch.arange(acceptance.shape[1]) < torch.from_numpy(drafts.draft_lens)[:, None]
+    acceptance = acceptance * is_there
+    assert prediction.acceptance is not None
+    np.testing.assert_allclose(prediction.acceptance, acceptance, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        prediction.accepted_lens, acceptance.sum(dim=1), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_the_paper_predictor_reads_the_papers_features_only() -> None:
     predictor, drafts = random_predictor("mlp"), random_drafts(10)
-    before = predictor.predict(drafts).payoffs
+    before = predictor.predict(drafts).accepted_lens
     drafts.features[:, len(PAPER_FEATURES) :] = np.nan
     drafts.positions[:] = np.nan
-    assert (predictor.predict(drafts).payoffs == before).all()
+    assert (predictor.predict(drafts).accepted_lens == before).all()
 
 
-def test_a_survival_curve_falls_and_its_sum_is_the_payoff() -> None:
+def test_acceptance_falls_with_depth_and_its_sum_is_the_accepted_length() -> None:
     drafts = random_drafts(200)
     prediction = random_predictor().predict(drafts)
-    survival = prediction.survival
-    assert survival is not None
-    assert (np.diff(survival, axis=1) <= 0).all()
-    assert ((survival >= 0) & (survival <= 1)).all()
-    for row, draft_len in zip(survival, drafts.draft_lens, strict=True):
+    acceptance = prediction.acceptance
+    assert acceptance is not None
+    assert (np.diff(acceptance, axis=1) <= 0).all()
+    assert ((acceptance >= 0) & (acceptance <= 1)).all()
+    for row, draft_len in zip(acceptance, drafts.draft_lens, strict=True):
         assert not row[draft_len:].any()
-    np.testing.assert_allclose(prediction.payoffs, survival.sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(prediction.accepted_lens, acceptance.sum(axis=1), rtol=1e-5)
 
 
 def test_the_probability_of_reaching_a_length() -> None:
     drafts = random_drafts(3)
     drafts.draft_lens[:] = (0, 5, 64)
     prediction = constant_survival(0.5).predict(drafts)
-    reaches = {num: prediction.reaches(num) for num in (0, 1, 6, 64, 65)}
-    assert {num: probs.tolist() for num, probs in reaches.items() if probs is not None} == {
+    probs_accepted = {num: prediction.prob_accepted(num) for num in (0, 1, 6, 64, 65)}
+    assert {num: probs.tolist() for num, probs in probs_accepted.items() if probs is not None} == {
         0: [1, 1, 1],
         1: [0, 0.5, 0.5],
         6: [0, 0, 0.5**6],
         64: [0, 0, 0.5**64],
         65: [0, 0, 0],
     }
-    assert linear({}).predict(drafts).reaches(6) is None
+    assert linear({}).predict(drafts).prob_accepted(6) is None
 
 
 def test_no_drafts_need_no_prediction() -> None:
-    assert random_predictor().predict(random_drafts(0)).payoffs.shape == (0,)
+    assert random_predictor().predict(random_drafts(0)).accepted_lens.shape == (0,)
 
 
 def test_a_saved_predictor_predicts_the_same_and_keeps_its_metadata(tmp_path: Path) -> None:
     predictor, drafts = random_predictor(), random_drafts(20)
     path = tmp_path / "predictor.safetensors"
     predictor.save(path)
-    loaded = PayoffPredictor.load(path)
+    loaded = AcceptancePredictor.load(path)
     assert as_bytes(loaded.predict(drafts)) == as_bytes(predictor.predict(drafts))
     assert loaded.settings == predictor.settings
     assert loaded.provenance == predictor.provenance
@@ -161,7 +163,7 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(saved: Path) -> None
 
 def refusal(path: Path) -> str:
     with pytest.raises(ValueError, match=re.escape(str(path))) as error:
-        PayoffPredictor.load(path)
+        AcceptancePredictor.load(path)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -233,12 +235,12 @@ def test_numbers_that_changed_in_the_file_are_refused(saved: Path) -> None:
         assert "is corrupt" in refusal(saved)
     # Those of earlier releases do not say what they hold.
     saved.write_bytes(content)
-    PayoffPredictor.load(rewrite(saved, metadata=lambda texts: texts.pop("fingerprint")))
+    AcceptancePredictor.load(rewrite(saved, metadata=lambda texts: texts.pop("fingerprint")))
 
 
 def test_tensors_of_another_program_are_refused(saved: Path) -> None:
     save_file({"mean": np.zeros(3, dtype=np.float32)}, saved)
-    assert refusal(saved).endswith("is not a payoff predictor")
+    assert refusal(saved).endswith("is not a file of sglang-hvd train: give another")
 
 
 def test_another_format_version_is_refused(saved: Path) -> None:
@@ -281,7 +283,7 @@ def test_unreadable_metadata_is_refused(saved: Path, key: str, value: str) -> No
 def test_settings_that_cannot_be_are_refused(saved: Path, name: str, value: object) -> None:
     settings = json.dumps({**feature_settings(HvdConfig()), name: value})
     rewrite(saved, metadata=lambda texts: texts.update(settings=settings))
-    assert f"has settings that cannot be: {name}: " in refusal(saved)
+    assert f"has invalid settings: {name}: " in refusal(saved)
 
 
 def test_settings_that_are_not_ours_are_refused(saved: Path) -> None:
@@ -323,7 +325,7 @@ def test_unsound_tensors_are_refused(
 
 
 def test_the_configured_predictor_is_loaded(saved: Path) -> None:
-    assert len(PayoffPredictor.of_config(HvdConfig(predictor=saved)).biases[0]) == 8
+    assert len(AcceptancePredictor.of_config(HvdConfig(predictor=saved)).biases[0]) == 8
 
 
 @pytest.mark.parametrize(
@@ -336,18 +338,18 @@ def test_a_predictor_for_other_drafts_is_refused(saved: Path, change: dict[str, 
         ValueError,
         match=f"{saved} was trained for {name} {trained}, the configuration has {value}: retrain",
     ):
-        PayoffPredictor.of_config(HvdConfig(predictor=saved, **change))  # type: ignore[arg-type]
+        AcceptancePredictor.of_config(HvdConfig(predictor=saved, **change))  # type: ignore[arg-type]
 
 
 def test_shorter_drafts_than_it_was_trained_on_are_fine(saved: Path) -> None:
-    PayoffPredictor.of_config(HvdConfig(predictor=saved, max_draft_tokens=8, verify_width=8))
+    AcceptancePredictor.of_config(HvdConfig(predictor=saved, max_draft_tokens=8, verify_width=8))
 
 
 @pytest.mark.parametrize("mode", get_args(CacheMode))
 def test_the_shipped_predictors_fit_the_cache_modes(mode: CacheMode) -> None:
-    default = PayoffPredictor.of_config(HvdConfig(cache_mode=mode))
+    default = AcceptancePredictor.of_config(HvdConfig(cache_mode=mode))
     assert default.kind == "survival"
-    paper = PayoffPredictor.of_config(
+    paper = AcceptancePredictor.of_config(
         HvdConfig(policy="payoff", cache_mode=mode, predictor=PAPER_PREDICTORS[mode])
     )
     assert paper.kind == "mlp"
@@ -357,7 +359,7 @@ def test_the_shipped_predictors_fit_the_cache_modes(mode: CacheMode) -> None:
 @pytest.mark.parametrize("mode", get_args(CacheMode))
 def test_the_shipped_predictors_say_what_they_were_trained_on(mode: CacheMode) -> None:
     for files in (DEFAULT_PREDICTORS, PAPER_PREDICTORS):
-        predictor = PayoffPredictor.load(files[mode])
+        predictor = AcceptancePredictor.load(files[mode])
         recordings = predictor.provenance["recordings"]
         assert isinstance(recordings, list)
         assert recordings
@@ -368,7 +370,7 @@ def test_the_shipped_predictors_say_what_they_were_trained_on(mode: CacheMode) -
 
 @pytest.mark.parametrize("mode", get_args(CacheMode))
 def test_the_shipped_predictor_was_trained_as_training_would_today(mode: CacheMode) -> None:
-    settings = PayoffPredictor.load(DEFAULT_PREDICTORS[mode]).provenance["training"]
+    settings = AcceptancePredictor.load(DEFAULT_PREDICTORS[mode]).provenance["training"]
     assert settings == json.loads(json.dumps(asdict(TrainingSettings())))
 
 
@@ -376,7 +378,7 @@ def test_the_shipped_predictor_was_trained_as_training_would_today(mode: CacheMo
 def test_the_shipped_predictor_is_better_than_the_papers(mode: CacheMode) -> None:
     figures = []
     for files in (DEFAULT_PREDICTORS, PAPER_PREDICTORS):
-        heldout = PayoffPredictor.load(files[mode]).provenance["heldout"]
+        heldout = AcceptancePredictor.load(files[mode]).provenance["heldout"]
         assert isinstance(heldout, list)
         [mean] = [row for row in heldout if row["file"] == "mean"]
         figures.append(mean)
@@ -408,6 +410,6 @@ def test_weights_that_overflow_predict_nothing_to_gain(kind: Kind) -> None:
         weights=tuple(np.sign(weight) * np.float32(1e30) for weight in predictor.weights),
     )
     prediction = huge.predict(drafts)
-    assert np.isfinite(prediction.payoffs).all()
-    if prediction.survival is not None:
-        assert ((prediction.survival >= 0) & (prediction.survival <= 1)).all()
+    assert np.isfinite(prediction.accepted_lens).all()
+    if prediction.acceptance is not None:
+        assert ((prediction.acceptance >= 0) & (prediction.acceptance <= 1)).all()

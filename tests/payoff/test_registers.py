@@ -7,10 +7,10 @@ import pytest
 
 from sglang_hvd.config import CacheMode, HvdConfig
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.payoff import PayoffPredictor, TokenClasses
+from sglang_hvd.payoff import AcceptancePredictor, TokenClasses
 from sglang_hvd.payoff._native import use_lanes, widest_lanes
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import VerifyOutcome
+from sglang_hvd.types import VerifyOutcome, VerifyOutcomes
 
 NUM_REQUESTS = 7  # four rows at a time go through the network, and then one by one
 
@@ -34,7 +34,7 @@ def bits(lanes: int, mode: CacheMode) -> list[bytes]:
     made = HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
-        predictor=PayoffPredictor.of_config(config),
+        predictor=AcceptancePredictor.of_config(config),
         token_classes=TokenClasses.from_strings(["a", ",", " b", "\n", "12", "(", ")", '"'] * 40),
         num_model_steps=3,
         num_model_nodes=7,
@@ -47,18 +47,18 @@ def bits(lanes: int, mode: CacheMode) -> list[bytes]:
     for _ in range(20):
         proposals = made.propose(rids)
         assert proposals.features is not None
-        assert proposals.forecast is not None
-        prediction = proposals.forecast.prediction
-        assert prediction.survival is not None
+        assert proposals.predicted is not None
+        prediction = proposals.predicted.prediction
+        assert prediction.acceptance is not None
         found += [
             proposals.features.features[:NUM_REQUESTS].tobytes(),
-            prediction.survival.tobytes(),
-            prediction.payoffs.tobytes(),
+            prediction.acceptance.tobytes(),
+            prediction.accepted_lens.tobytes(),
         ]
         for row, num in enumerate(proposals.drafts.num_nodes[:NUM_REQUESTS].tolist()):
             found.append(proposals.features.positions[row, :, :num].tobytes())
-        made.allocate(rids, proposals)
-        made.commit(rids, [VerifyOutcome(text(1)[:2], 1) for _ in rids])
+        made.choose(rids, proposals)
+        made.commit(rids, VerifyOutcomes.of([VerifyOutcome(text(1)[:2], 1) for _ in rids]))
     return found
 
 
@@ -70,5 +70,5 @@ def test_wider_vectors_give_the_same_bits(lanes: int, mode: CacheMode) -> None:
 
 @pytest.mark.parametrize("lanes", [0, 2, 12, 32])
 def test_other_vectors_are_refused(lanes: int) -> None:
-    with pytest.raises(ValueError, match="vectors have 4, 8 or 16 lanes"):
+    with pytest.raises(ValueError, match="lanes must be 4, 8 or 16"):
         use_lanes(lanes)

@@ -58,7 +58,7 @@ def test_the_table_cannot_be_written_to_and_keeps_no_reference() -> None:
 
 
 def test_a_vocabulary_without_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="got none"):
+    with pytest.raises(ValueError, match="got no token"):
         TokenClasses.from_strings([])
 
 

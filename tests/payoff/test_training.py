@@ -8,10 +8,9 @@ import torch
 
 from sglang_hvd.payoff import POSITION_FEATURES
 from sglang_hvd.payoff._native import NUM_BUCKETS
-from sglang_hvd.payoff.lessons import Lessons
-from sglang_hvd.payoff.predictor import Kind, PayoffPredictor
-from sglang_hvd.payoff.rows import TrainingRows
+from sglang_hvd.payoff.predictor import AcceptancePredictor, Kind
 from sglang_hvd.payoff.training import JudgedTokens, TrainingSettings, train
+from sglang_hvd.payoff.training_rows import Lessons, TrainingRows
 from tests.payoff.made_up import random_rows
 
 QUICK = TrainingSettings(
@@ -21,20 +20,20 @@ QUICK = TrainingSettings(
 
 def trained(
     rows: TrainingRows | Lessons, settings: TrainingSettings = QUICK, kind: Kind = "survival"
-) -> PayoffPredictor:
+) -> AcceptancePredictor:
     lessons = Lessons.of(rows) if isinstance(rows, TrainingRows) else rows
     return train(lessons, kind=kind, feature_settings={}, provenance={}, settings=settings)
 
 
-def test_survival_learns_the_distribution() -> None:
+def test_kind_survival_learns_the_distribution() -> None:
     rows = random_rows(500, seed=1)
     prediction = rows.predict(trained(random_rows(6000)))
     odds = 1 + rows.features[:, :1] + 2 * rows.positions[:, :, 0]
-    survival = np.cumprod(1 / (1 + np.exp(-odds)), axis=1)
-    survival *= np.arange(12) < rows.draft_lens[:, None]
-    assert prediction.survival is not None
-    assert np.abs(prediction.survival[:, :12] - survival).mean() < 0.05
-    assert not prediction.survival[:, 12:].any()
+    acceptance = np.cumprod(1 / (1 + np.exp(-odds)), axis=1)
+    acceptance *= np.arange(12) < rows.draft_lens[:, None]
+    assert prediction.acceptance is not None
+    assert np.abs(prediction.acceptance[:, :12] - acceptance).mean() < 0.05
+    assert not prediction.acceptance[:, 12:].any()
 
 
 def test_a_draft_accepted_whole_says_nothing_of_what_would_follow() -> None:
@@ -47,9 +46,9 @@ def test_a_draft_accepted_whole_says_nothing_of_what_would_follow() -> None:
         accepted_lens=np.where(is_short, 1, 2).astype(np.int32),
     )
     # Certainty takes more updates than the other tests need.
-    survival = rows.predict(trained(rows, replace(QUICK, max_epochs=20))).survival
-    assert survival is not None
-    of_long = survival[~is_short].mean(axis=0)[:4]
+    acceptance = rows.predict(trained(rows, replace(QUICK, max_epochs=20))).acceptance
+    assert acceptance is not None
+    of_long = acceptance[~is_short].mean(axis=0)[:4]
     np.testing.assert_allclose(of_long, [1, 1, 0, 0], atol=0.05)
 
 
@@ -119,7 +118,7 @@ def test_worth_counts_in_training() -> None:
     losses = []
     for weight in (0.0, 30.0):
         predictor = trained(rows, replace(QUICK, worth_weight=weight))
-        probs = fresh.predict(predictor).reaches(6)
+        probs = fresh.predict(predictor).prob_accepted(6)
         assert probs is not None
         probs = probs.clip(1e-6, 1 - 1e-6)
         right = np.where(fresh.accepted_lens >= 6, probs, 1 - probs)
@@ -133,7 +132,7 @@ def test_weights_say_what_counts() -> None:
     accepted = (np.arange(1000) % 2).astype(np.int32)
     rows = replace(rows, draft_lens=np.ones(1000, np.int32), accepted_lens=accepted)
     lessons = Lessons.of(rows).weighted(accepted.astype(np.float32))
-    assert rows.predict(trained(lessons, replace(QUICK, max_epochs=20))).payoffs.mean() > 0.9
+    assert rows.predict(trained(lessons, replace(QUICK, max_epochs=20))).accepted_lens.mean() > 0.9
 
 
 def test_inputs_that_are_hidden_now_and_then_are_relied_on_together() -> None:
@@ -146,7 +145,7 @@ def test_inputs_that_are_hidden_now_and_then_are_relied_on_together() -> None:
     for share in (0.0, 0.3):
         hiding = replace(QUICK, input_dropout=share)
         predictor = trained(rows, hiding, kind="mlp")
-        payoffs = replace(fresh, features=features).predict(predictor).payoffs
+        payoffs = replace(fresh, features=features).predict(predictor).accepted_lens
         errors.append(np.abs(payoffs - wanted).mean())
     assert errors[1] < 0.75 * errors[0]
 
@@ -165,15 +164,15 @@ def test_the_papers_predictor_learns_the_accepted_length() -> None:
     predictor = trained(replace(rows, accepted_lens=bend), settings, kind="mlp")
     fresh = random_rows(500, seed=1)
     wanted = np.maximum(fresh.features[:, 0] * 2, 0)
-    assert np.abs(fresh.predict(predictor).payoffs - wanted).mean() < 0.4
+    assert np.abs(fresh.predict(predictor).accepted_lens - wanted).mean() < 0.4
 
 
 @pytest.mark.parametrize("kind", ["survival", "mlp"])
 def test_the_same_rows_and_seed_give_the_same_predictor(kind: Kind) -> None:
     rows, fresh = random_rows(500), random_rows(50, seed=1)
-    first, second = (fresh.predict(trained(rows, kind=kind)).payoffs for _ in range(2))
+    first, second = (fresh.predict(trained(rows, kind=kind)).accepted_lens for _ in range(2))
     assert first.tobytes() == second.tobytes()
-    other = fresh.predict(trained(rows, replace(QUICK, seed=1), kind)).payoffs
+    other = fresh.predict(trained(rows, replace(QUICK, seed=1), kind)).accepted_lens
     assert (first != other).any()
 
 

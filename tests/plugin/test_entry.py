@@ -9,8 +9,10 @@ import pytest
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 
-from sglang_hvd.plugin import algorithm, entry
-from sglang_hvd.plugin.hooks import HOOKS
+from sglang_hvd.plugin import entry
+from sglang_hvd.plugin.hooks import server_args
+from sglang_hvd.plugin.hooks.hook_table import HOOKS
+from sglang_hvd.plugin.startup import supported
 
 
 @pytest.fixture(autouse=True)
@@ -24,18 +26,18 @@ def asks_for_hvd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 def test_all_hooks_are_in_place() -> None:
-    entry.require_hooks()
+    supported.require_hooks()
 
 
 def test_another_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "version", lambda _: "0.6.0")
+    monkeypatch.setattr(supported, "version", lambda _: "0.6.0")
     with pytest.raises(RuntimeError, match=r"supports SGLang 0\.5\.23, got 0\.6\.0"):
-        entry.require_hooks()
+        supported.require_hooks()
 
 
 @pytest.mark.usefixtures("asks_for_hvd")
 def test_a_command_line_for_hvd_ends_on_another_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "version", lambda _: "0.6.0")
+    monkeypatch.setattr(supported, "version", lambda _: "0.6.0")
     with pytest.raises(SystemExit, match=r"^error: .*got 0\.6\.0: pip install [^\n]*$"):
         entry.register()
 
@@ -44,7 +46,7 @@ def test_a_command_line_for_hvd_ends_on_another_sglang(monkeypatch: pytest.Monke
 def test_a_command_line_for_hvd_ends_when_our_code_cannot_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "sglang_hvd.plugin.hooks", None)
+    monkeypatch.setitem(sys.modules, "sglang_hvd.plugin.hooks.hook_table", None)
     with pytest.raises(SystemExit, match=r"^error: the HVD plugin cannot load: [^\n]*$"):
         entry.register()
 
@@ -66,7 +68,7 @@ def test_sources_that_were_not_built_are_told_apart() -> None:
 
 def test_servers_without_hvd_do_not_depend_on_us(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["launch_server", "--speculative-algorithm", "EAGLE3"])
-    monkeypatch.setattr(entry, "version", lambda _: "0.6.0")
+    monkeypatch.setattr(supported, "version", lambda _: "0.6.0")
     with pytest.raises(RuntimeError, match=r"0\.6\.0"):  # which SGLang logs
         entry.register()
 
@@ -75,7 +77,7 @@ def test_servers_without_hvd_do_not_depend_on_us(monkeypatch: pytest.MonkeyPatch
 def test_a_hook_that_did_not_apply_is_named(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HookRegistry, "_patched", set(HOOKS) - {lost})
     with pytest.raises(RuntimeError, match=lost):
-        entry.require_hooks()
+        supported.require_hooks()
     with pytest.raises(SystemExit, match=f"^error: [^\n]*{lost}"):
-        algorithm.resolve_hvd_alias(lambda name: name, "HVD")
-    assert algorithm.resolve_hvd_alias(lambda name: name, "EAGLE3") == "EAGLE3"
+        server_args.resolve_hvd_alias(lambda name: name, "HVD")
+    assert server_args.resolve_hvd_alias(lambda name: name, "EAGLE3") == "EAGLE3"

@@ -52,22 +52,18 @@ from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import (
 from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
 
 from sglang_hvd.allocation import VerifyWidths
-from sglang_hvd.plugin.draft_worker import HvdDraftWorker
-from sglang_hvd.plugin.entry import SUPPORTED_SGLANG, require_hooks
-from sglang_hvd.plugin.hooks import HOOKS
-from sglang_hvd.plugin.verify_input import HvdVerifyInput
-from sglang_hvd.plugin.worker import HvdWorker, check_sampling
+from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
+from sglang_hvd.plugin.engine.step_parts import check_sampling
+from sglang_hvd.plugin.engine.worker import HvdWorker
+from sglang_hvd.plugin.hooks.hook_table import HOOKS
+from sglang_hvd.plugin.startup.supported import SUPPORTED_SGLANG, require_hooks
+from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput
 
 # Methods of ours that extend nothing.
 OWN_HELPERS = {
-    *("runs_ahead", "_check_run_ahead", "ends_run"),
-    *("use_draft_extend", "_choose_draft_extend", "_kept_gb"),
-    *("_host_nodes", "_add_model_trees", "_run_model_drafter", "_num_cached"),
-    *("_num_draft_tokens", "_publish", "_build_width_states", "_build_draft_states"),
-    *("_compile_kernels", "_time_costs", "attach", "run_draft", "drafting"),
-    *("use_width", "use_base_width", "use_width_states"),
-    *("describe", "use_predictor", "on_idle", "on_pause", "let_go"),
-    "note_finished_at_prefill",
+    *("_decode", "_step_plan", "_extend", "plan_ahead", "_record_prefill", "_publish"),
+    *("describe", "use_predictor", "on_idle", "on_pause", "drop", "note_finished_at_prefill"),
+    *("extend", "_num_draft_tokens"),
 }
 
 
@@ -166,6 +162,40 @@ def test_the_eagle_worker_has_the_methods_that_are_extended() -> None:
                 continue
             assert hasattr(cls, name), f"{cls.__name__}.{name}"
     assert "EagleDraftWorker(" in inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.__init__)
+
+
+def test_a_decode_step_of_sglangs_has_the_stages_of_ours() -> None:
+    """HvdWorker._decode replaces this branch of SGLang's forward_batch_generation."""
+    forward = eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation
+    assert _parameters(forward) == [
+        *("self", "batch", "on_publish", "grammar_barrier", "pp_proxy_tensors"),
+    ]
+    source = inspect.getsource(forward)
+    decode = source[source.index("self.activate_step_by_batch(") :]
+    stages = (
+        "self.activate_step_by_batch(",  # adaptive speculation, which is refused
+        "if batch.spec_info is None:",  # an idle rank of data-parallel attention, likewise
+        "elif self.speculative_num_steps == 0:",  # likewise
+        "self.draft_worker.draft(batch)",
+        "batch.spec_info = verify_input",
+        "self.verify(",
+        "on_publish(batch_output.new_seq_lens)",
+        "self._stub_skipped_draft_extend(batch, batch_output)",
+        "self.draft_worker._draft_extend_for_decode(",
+        "get_parallel().pp_size > 1",  # likewise
+        "return batch_output",
+    )
+    places = [decode.index(stage) for stage in stages]
+    assert places == sorted(places)
+    assert _parameters(eagle_worker_v2.EAGLEWorkerV2.verify) == [
+        *("self", "batch", "pp_proxy_tensors", "grammar_barrier"),
+    ]
+
+
+def test_a_prefill_is_recorded_between_the_models_forwards() -> None:
+    source = inspect.getsource(eagle_worker_v2.EAGLEWorkerV2._forward_prefill_batch)
+    target = source.index("self.target_worker.forward_batch_generation(")
+    assert target < source.index("self.draft_worker._draft_extend_for_prefill(")
 
 
 def test_what_is_of_one_number_of_draft_steps_is_what_sglang_switches() -> None:
@@ -356,7 +386,7 @@ def test_a_width_can_have_backends_and_graphs_of_its_own() -> None:
     assert "disable_padding = get_exec().graph.disable_cuda_graph_padding" in inspect.getsource(
         DecodeCudaGraphRunner
     )
-    # What is swapped is all that SGLang's own swap changes beside the draft loop and the settings.
+    # What is swapped is all that SGLang's own swap changes besides the draft loop and the settings.
     swap = inspect.getsource(worker.apply_runtime_state)
     for name in (
         *("dw.draft_extend_attn_backend =", "dw.draft_runner.attn_backend ="),

@@ -31,8 +31,8 @@ def write_traces() -> WriteTraces:
         num_sessions: int = 8,
         step: int = 3,
     ) -> Path:
-        """Sessions that copy a passage of their prompt, but for every seventh token; the passage
-        differs from session to session."""
+        """Sessions that copy a passage of their prompt, except every seventeenth token. Passages
+        differ between sessions."""
         lines = []
         for session in range(num_sessions):
             passage = [1 + (session * 7 + number * step) % 199 for number in range(60)]
@@ -64,3 +64,13 @@ def made_up_traces(tmp_path: Path, write_traces: WriteTraces) -> Path:
     write_traces(folder / "copying.jsonl")
     write_traces(folder / "other.jsonl", family="other", step=5)
     return folder
+
+
+@pytest.fixture
+def flat_costs(tmp_path: Path) -> Path:
+    path = tmp_path / "flat_costs.yaml"
+    path.write_text(
+        "{about: made up, batch_sizes: [1, 2], widths: [1, 2], verify: [[10, 12], [10, 12]], "
+        "draft_round: [0.5, 0.5], draft_extend: [[1, 1], [1, 1]]}"
+    )
+    return path

@@ -1,16 +1,20 @@
-"""Small walks whose figures can be worked out by hand."""
+"""Small walks: made up, with figures that can be worked out by hand, or of small recordings."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES
-from sglang_hvd.payoff.rows import TrainingRows
-from sglang_hvd.replay.analysis import About, Analysis
-from sglang_hvd.replay.analyze import analyze_walks
-from sglang_hvd.replay.prompts import PromptCounts
-from sglang_hvd.replay.totals import CycleTotals
-from sglang_hvd.replay.walk import RecordingWalk, SessionWalk
+from sglang_hvd.payoff.training_rows import TrainingRows
+from sglang_hvd.replay.core.recording_walk import RecordingWalk, SessionWalk
+from sglang_hvd.replay.core.recordings import find_recordings
+from sglang_hvd.replay.core.totals import CycleTotals
+from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
+from sglang_hvd.replay.report.analysis import About, Analysis
+from sglang_hvd.replay.report.analyze import analyze_walks
+from sglang_hvd.replay.report.prompts import PromptCounts
 from tests.payoff.made_up import linear
 
 ABOUT = About(
@@ -94,4 +98,16 @@ def small_analysis(families: tuple[str, str] = ("code", "chat")) -> Analysis:
         positions,
         [counts([8, 20], [1, 11]), counts([5], [0])],
         {"predictor": linear({"score": 1}), "mlp": linear({"match_len": 1})},
+    )
+
+
+def walked(
+    traces: Path, tokenizer: Path, settings: WalkSettings, *, num_processes: int = 1
+) -> list[RecordingWalk]:
+    return walk_recordings(
+        find_recordings(traces),
+        TraceTokenizer(tokenizer, "<|im_end|>"),
+        settings,
+        label="test",
+        num_processes=num_processes,
     )

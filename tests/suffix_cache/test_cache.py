@@ -357,37 +357,6 @@ def test_proposing_releases_the_gil() -> None:
     assert during > 0
 
 
-def test_requests_of_different_threads_do_not_disturb_each_other() -> None:
-    cache = SuffixCache(shared_cache_tokens=5_000)
-    failures: list[BaseException] = []
-
-    def serve(worker: int) -> None:
-        try:
-            for turn in range(30):
-                rid = (worker, turn)
-                start = 1_000 * worker
-                text = np.arange(start, start + 900, dtype=np.int32)
-                cache.start(rid, text, f"space {worker}")
-                cache.commit([rid], [[start + 5]])
-                draft = proposed(cache, rid, 8)
-                wanted = list(range(start + 6, start + 14))
-                assert draft in ([], wanted) or draft == wanted[: len(draft)]
-                cache.finish(rid, keep=True, output_ids=text[:300])
-        except BaseException as failure:
-            failures.append(failure)
-            raise
-
-    threads = [threading.Thread(target=serve, args=(worker,)) for worker in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    cache.drain()
-    cache.check()
-    assert cache.stats().num_shared_tokens <= 5_000
-
-
 def test_deterministic_drafts_do_not_depend_on_the_indexing_thread() -> None:
     rng = np.random.default_rng(5)
     caches = [SuffixCache(deterministic=True), SuffixCache(background=False)]
@@ -503,18 +472,3 @@ def test_the_memory_of_finished_requests_goes_back_to_the_system() -> None:
     at_most, left = map(int, done.stdout.split())
     assert at_most > 300_000_000
     assert left < 0.1 * at_most
-
-
-def test_a_slot_that_is_used_again_is_not_the_old_request() -> None:
-    cache = SuffixCache(background=False)
-    cache.start("old", [1, 2, 3])
-    slots = cache._slots_of(["old"])
-    cache.finish("old", keep=False)
-    cache.start("new", [1, 2, 3, 1])
-    for call in (
-        lambda: cache._core.commit(slots, np.array([[7]], np.int32), np.array([1], np.int32)),
-        lambda: cache._core.finish(int(slots[0]), False, None),
-    ):
-        with pytest.raises(ValueError, match="holds no active request"):
-            call()
-    assert cache.stats().num_request_tokens == 4

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from sglang_hvd.traces import chat_logs
 from sglang_hvd.traces.chat_logs import read_chat_log
+from sglang_hvd.traces.chat_templates import ChatTemplate
 from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.trace import Trace
 
@@ -34,7 +35,7 @@ def read(
     path: Path, tokenizer: Tokenizer, *lines: object, eos_token_id: int | None = None
 ) -> list[Trace]:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return list(read_chat_log(path, tokenizer, eos_token_id=eos_token_id))
+    return list(read_chat_log(path, tokenizer, ChatTemplate(), eos_token_id=eos_token_id))
 
 
 def texts(tokenizer: Tokenizer, traces: list[Trace]) -> list[tuple[str, str]]:

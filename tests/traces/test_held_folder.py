@@ -3,13 +3,13 @@
 import os
 from pathlib import Path
 
-from sglang_hvd.traces.held_folder import drop_left_behind, held_folder
+from sglang_hvd.traces.recording_folder import held_folder, salvage
 
 
 def test_a_folder_is_there_as_long_as_it_is_held(tmp_path: Path) -> None:
     with held_folder(tmp_path) as folder:
         os.utime(folder, (0, 0))
-        drop_left_behind(tmp_path)
+        salvage(tmp_path)
         assert folder.is_dir()
     assert not list(tmp_path.iterdir())
 
@@ -20,5 +20,5 @@ def test_what_a_killed_process_left_is_removed_but_no_new_folder(tmp_path: Path)
         folder.mkdir()
         (folder / "recording.hvdt").write_bytes(b"text")
     os.utime(old, (0, 0))
-    drop_left_behind(tmp_path)
+    salvage(tmp_path)
     assert list(tmp_path.iterdir()) == [new]

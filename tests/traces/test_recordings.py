@@ -1,10 +1,11 @@
-"""Both encodings of recordings: what is written is read back, and damage never passes unseen."""
+"""Recordings: what is written is read back, and damage never passes unseen."""
 
 import itertools
 import json
 import struct
 import tempfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from sglang_hvd.traces import binary, jsonl
+from sglang_hvd.traces import binary
 from sglang_hvd.traces.reader import read_traces
-from sglang_hvd.traces.record import FORMAT, Header
-from sglang_hvd.traces.tokenizer import tokenizer_fingerprint
+from sglang_hvd.traces.record import FORMAT, Header, TurnTexts
+from sglang_hvd.traces.tokenizer_json import tokenizer_fingerprint
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.traces.turn_texts import TurnTexts
 from sglang_hvd.traces.writer import TraceWriter
 from tests.traces.made_up import HEADER, some_traces, trace, values_of
-
-SUFFIXES = (".hvdt", ".jsonl")
-suffixes = pytest.mark.parametrize("suffix", SUFFIXES)
 
 SESSION = [
     trace([1, 2, 3], [4, 5], sampling={"temperature": 0.5}),
@@ -50,10 +47,10 @@ def refusal(path: Path) -> str:
     return message
 
 
-@given(some_traces(), st.sampled_from(SUFFIXES))
-def test_what_is_written_is_read_back(traces: list[Trace], suffix: str) -> None:
+@given(some_traces())
+def test_what_is_written_is_read_back(traces: list[Trace]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"all{suffix}")
+        path = Path(folder, "all.hvdt")
         written(path, traces)
         assert values_of(list(read_traces(path))) == values_of(traces)
 
@@ -71,73 +68,108 @@ def test_forgotten_texts_are_forgotten_alike(traces: list[Trace], max_tokens: in
         assert sum(map(len, written_texts._texts.values())) <= max_tokens
 
 
-@suffixes
-def test_a_prompt_that_goes_on_is_stored_as_what_is_new(tmp_path: Path, suffix: str) -> None:
+def test_a_prompt_that_goes_on_is_stored_as_what_is_new(tmp_path: Path) -> None:
     text = np.random.default_rng(5).integers(0, 150_000, 20_000).tolist()
-    once = len(written(tmp_path / f"once{suffix}", [trace(text, [1])]))
+    once = len(written(tmp_path / "once.hvdt", [trace(text, [1])]))
     turns = [trace([*text, *([1, 2] * i)], [1], turn=i) for i in range(10)]
-    assert len(written(tmp_path / f"ten{suffix}", turns)) < once + 5000
-    assert values_of(list(read_traces(tmp_path / f"ten{suffix}"))) == values_of(turns)
+    assert len(written(tmp_path / "ten.hvdt", turns)) < once + 5000
+    assert values_of(list(read_traces(tmp_path / "ten.hvdt"))) == values_of(turns)
 
 
-def test_a_text_encoding_can_be_read_without_this_project(tmp_path: Path) -> None:
-    lines = [json.loads(x) for x in written(tmp_path / "x.jsonl", SESSION).splitlines()]
-    assert lines[0] == {
-        **{"format": FORMAT, "version": 3},
-        **{"model": "a model", "tokenizer": "0123456789abcdef"},
-    }
-    assert lines[1]["sampling"] == {"temperature": 0.5}
-    assert [(x["num_kept"], x["prompt"], x["output"]) for x in lines[1:5]] == [
-        (0, [1, 2, 3], [4, 5]),
-        (0, [9], [8]),
-        (5, [6], [7]),
-        (0, None, [7, 7]),
-    ]
-    assert lines[5]["num_records"] == 4
+def frame(body: bytes) -> bytes:
+    return struct.pack("<II", len(body), zlib.crc32(body)) + body
+
+
+def recording(header: object, *records: bytes) -> bytes:
+    """A whole recording of these records."""
+    content = binary.MAGIC + frame(b"H" + json.dumps(header).encode()) + b"".join(records)
+    return content + binary.encode_end(len(records), zlib.crc32(content))
+
+
+def record(labels: object, new_ids: Sequence[int] | None, output_ids: Sequence[int]) -> bytes:
+    """A record as the format says, without what writes them."""
+    text = json.dumps(labels).encode()
+    num_new = 2**32 - 1 if new_ids is None else len(new_ids)
+    ids = np.array([*(new_ids or ()), *output_ids], "<i4").tobytes()
+    parts = (struct.pack("<I", len(text)), text, struct.pack("<I", num_new), ids)
+    return frame(b"T" + zlib.compress(b"".join(parts)))
+
+
+TEXT_HEADER = {
+    **{"format": FORMAT, "version": 3},
+    **{"model": "a model", "tokenizer": "0123456789abcdef"},
+}
+LABELS = {
+    **{"session": "s", "turn": 0, "family": "chat", "sampling": {}, "namespace": ""},
+    **{"is_cut": False, "num_kept": 0},
+}
+SESSION_RECORDS = [
+    ({**LABELS, "sampling": {"temperature": 0.5}}, [1, 2, 3], [4, 5]),
+    ({**LABELS, "session": "other"}, [9], [8]),
+    ({**LABELS, "turn": 1, "num_kept": 5}, [6], [7]),
+    ({**LABELS, "turn": 2}, None, [7, 7]),
+]
+
+
+def test_the_format_can_be_read_and_written_without_this_project(tmp_path: Path) -> None:
+    path = tmp_path / "x.hvdt"
+    whole = written(path, SESSION)
+    at = len(binary.MAGIC)
+    bodies = []
+    while at < len(whole):
+        length, crc32 = struct.unpack_from("<II", whole, at)
+        bodies.append(whole[at + 8 : at + 8 + length])
+        assert zlib.crc32(bodies[-1]) == crc32
+        at += 8 + length
+    assert json.loads(bodies[0].removeprefix(b"H")) == TEXT_HEADER
+    for body, (labels, new_ids, output_ids) in zip(bodies[1:-1], SESSION_RECORDS, strict=True):
+        content = zlib.decompress(body.removeprefix(b"T"))
+        length = 4 + struct.unpack_from("<I", content)[0]
+        assert json.loads(content[4:length]) == labels
+        num_new = struct.unpack_from("<I", content, length)[0]
+        assert num_new == (2**32 - 1 if new_ids is None else len(new_ids))
+        assert np.frombuffer(content[length + 4 :], "<i4").tolist() == [
+            *(new_ids or ()),
+            *output_ids,
+        ]
+    assert struct.unpack("<QI", bodies[-1].removeprefix(b"E")) == (4, zlib.crc32(whole[:-21]))
+    path.write_bytes(recording(TEXT_HEADER, *(record(*one) for one in SESSION_RECORDS)))
+    assert values_of(list(read_traces(path))) == values_of(SESSION)
 
 
 @pytest.mark.parametrize(("version", "lacks"), [(1, ["namespace", "is_cut"]), (2, ["is_cut"])])
 def test_recordings_of_earlier_versions_are_read(
     tmp_path: Path, version: int, lacks: list[str]
 ) -> None:
-    path = tmp_path / "x.jsonl"
-    lines = [json.loads(x) for x in written(path, SESSION).splitlines()]
-    lines[0]["version"] = version
-    for line in lines[1:-1]:
-        for name in lacks:
-            del line[name]
-    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines[:-1])
-    end = {**lines[-1], "crc32": zlib.crc32(content)}
-    path.write_bytes(content + json.dumps(end).encode() + b"\n")
+    path = tmp_path / "x.hvdt"
+    records = [
+        record({name: labels[name] for name in labels.keys() - set(lacks)}, *ids)
+        for labels, *ids in SESSION_RECORDS
+    ]
+    path.write_bytes(recording({**TEXT_HEADER, "version": version}, *records))
     assert values_of(list(read_traces(path))) == values_of(SESSION)
 
 
-@given(st.sampled_from(SUFFIXES), st.data())
-def test_a_cut_file_is_refused(suffix: str, data: st.DataObject) -> None:
+@given(st.data())
+def test_a_cut_file_is_refused(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"x{suffix}")
+        path = Path(folder, "x.hvdt")
         whole = written(path, SESSION)
         length = data.draw(st.integers(0, len(whole) - 1))
         path.write_bytes(whole[:length])
         assert "empty" in refusal(path) or length > 0
 
 
-@suffixes
-def test_a_file_cut_behind_a_record_is_refused(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"x{suffix}"
+def test_a_file_cut_after_a_record_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.hvdt"
     whole = written(path, SESSION)
-    if suffix == ".jsonl":
-        path.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
-        assert refusal(path) == f"{path}:5: the recording is cut off: it has no end"
-    else:
-        num_end_bytes = len(binary.encode_end(4, 0))
-        path.write_bytes(whole[:-num_end_bytes])
-        assert refusal(path) == f"{path}: record 5: the recording is cut off here"
+    num_end_bytes = len(binary.encode_end(4, 0))
+    path.write_bytes(whole[:-num_end_bytes])
+    assert refusal(path) == f"{path}: record 5: the recording is cut off here"
 
 
-@suffixes
-def test_every_flipped_bit_is_seen(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"x{suffix}"
+def test_every_flipped_bit_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "x.hvdt"
     whole = written(path, SESSION)
     for at, bit in itertools.product(range(len(whole)), range(8)):
         flipped = bytearray(whole)
@@ -147,20 +179,17 @@ def test_every_flipped_bit_is_seen(tmp_path: Path, suffix: str) -> None:
 
 
 def test_a_prompt_that_was_left_out_begins_with_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    *before, last, end = written(path, SESSION).splitlines(keepends=True)
-    fields = json.loads(last)
-    assert fields["num_kept"] == 0
-    last = json.dumps({**fields, "num_kept": 1}).encode() + b"\n"
-    path.write_bytes(b"".join([*before, last, end]))
-    assert refusal(path) == f"{path}:5: a prompt that was left out begins with 1 tokens"
+    path = tmp_path / "x.hvdt"
+    *before, (labels, *ids) = SESSION_RECORDS
+    records = [record(*one) for one in [*before, ({**labels, "num_kept": 1}, *ids)]]
+    path.write_bytes(recording(TEXT_HEADER, *records))
+    assert refusal(path) == f"{path}: record 4: a prompt that was left out begins with 1 tokens"
 
 
-@suffixes
-def test_what_stands_behind_the_end_is_refused(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"x{suffix}"
+def test_what_stands_after_the_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.hvdt"
     path.write_bytes(written(path, SESSION) * 2)
-    assert "something stands behind" in refusal(path)
+    assert "something stands after" in refusal(path)
 
 
 def test_the_corrupt_record_is_named(tmp_path: Path) -> None:
@@ -184,10 +213,6 @@ def test_records_that_changed_places_are_seen(tmp_path: Path) -> None:
     assert len(list(read_traces(path))) == 2
     path.write_bytes(header + b"".join(reversed(frames)) + end)
     assert refusal(path) == f"{path}: end: corrupt: it does not fit the 2 records before it"
-
-
-def frame(body: bytes) -> bytes:
-    return struct.pack("<II", len(body), zlib.crc32(body)) + body
 
 
 @pytest.mark.parametrize(
@@ -222,13 +247,12 @@ def test_a_wrong_frame_with_a_right_checksum_is_refused(
         ({"more": 1}, "a header has format, model, tokenizer, version, got"),
     ],
 )
-@suffixes
 def test_a_header_of_another_release_is_refused(
-    tmp_path: Path, suffix: str, fields: dict[str, object], says: str
+    tmp_path: Path, fields: dict[str, object], says: str
 ) -> None:
-    path = tmp_path / f"x{suffix}"
+    path = tmp_path / "x.hvdt"
     header = json.dumps({**Header("", "").fields(), **fields}).encode()
-    path.write_bytes(header + b"\n" if suffix == ".jsonl" else binary.MAGIC + frame(b"H" + header))
+    path.write_bytes(binary.MAGIC + frame(b"H" + header))
     assert says in refusal(path)
 
 
@@ -243,30 +267,23 @@ def test_a_header_of_another_release_is_refused(
         ({"namespace": 1}, "namespace cannot be 1"),
         ({"is_cut": 1}, "is_cut cannot be 1"),
         ({"sampling": {"top_k": "x"}}, "sampling cannot be {'top_k': 'x'}"),
-        ({"prompt": 5}, "prompt is a list of token ids"),
-        ({"prompt": [True]}, "prompt is a list of token ids"),
-        ({"output": None}, "output is a list of token ids"),
-        ({"output": [1.5]}, "output is a list of token ids"),
-        ({"output": [-1]}, "output is a list of token ids"),
-        ({"output": [2**31]}, "output is a list of token ids"),
         ({"more": 1}, "wanted family, is_cut, namespace, num_kept, sampling, session, turn, got"),
     ],
 )
-def test_a_wrong_line_is_named_by_its_number(
+def test_wrong_labels_are_named_by_the_number_of_the_record(
     tmp_path: Path, fields: dict[str, object], says: str
 ) -> None:
-    path = tmp_path / "x.jsonl"
-    header, line, _ = written(path, [trace([1], [2])]).splitlines()
-    path.write_bytes(header + b"\n" + json.dumps({**json.loads(line), **fields}).encode() + b"\n")
+    path = tmp_path / "x.hvdt"
+    path.write_bytes(recording(TEXT_HEADER, record({**LABELS, **fields}, [1], [2])))
     assert says in refusal(path)
-    assert refusal(path).startswith(f"{path}:2: ")
+    assert refusal(path).startswith(f"{path}: record 1: ")
 
 
-@pytest.mark.parametrize("line", [b"3\n", b"{\n", b"\xff\n", b"9" * 5000 + b"\n", b'{"a": 1}\n'])
-def test_a_foreign_line_is_named_by_its_number(tmp_path: Path, line: bytes) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(jsonl.encode_header(Header("", "")) + line)
-    assert refusal(path).startswith(f"{path}:2: ")
+@pytest.mark.parametrize("header", [b"3", b"{", b"\xff", b"9" * 5000, b'{"a": 1}', b"[" * 100_000])
+def test_a_foreign_header_is_refused(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "x.hvdt"
+    path.write_bytes(binary.MAGIC + frame(b"H" + header))
+    assert refusal(path).startswith(f"{path}: header: ")
 
 
 def test_a_record_that_would_fill_the_memory_is_refused(
@@ -281,11 +298,8 @@ def test_a_record_that_would_fill_the_memory_is_refused(
         list(read_traces(path))
 
 
-@suffixes
-def test_a_recording_of_another_tokenizer_is_refused(
-    tmp_path: Path, suffix: str, tokenizer: Tokenizer
-) -> None:
-    path, tokenizer_file = tmp_path / f"x{suffix}", tmp_path / "tokenizer.json"
+def test_a_recording_of_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path, tokenizer_file = tmp_path / "x.hvdt", tmp_path / "tokenizer.json"
     known = tokenizer_fingerprint(tokenizer)
     with TraceWriter(path, tokenizer_fingerprint=known) as writer:
         writer.write(trace([1], [2], model="", tokenizer_fingerprint=known))

@@ -2,8 +2,7 @@
 
 from hypothesis import given
 
-from sglang_hvd.traces.shared_prompts import share_prompts
-from sglang_hvd.traces.trace import Trace
+from sglang_hvd.traces.trace import Trace, share_prompts
 from tests.traces.made_up import some_traces, trace, values_of
 
 

@@ -253,7 +253,8 @@ def _heads_first(rows: Tensor, group: RequestGroup) -> Tensor:
 class _Gathered:
     """Memory for gathered keys or values, kept between calls.
 
-    Allocating it anew costs ten times the copy: megabytes come from and go back to the system.
+    Allocating it each time costs ten times the copy, because the system gives and takes back
+    megabytes.
     """
 
     def __init__(self) -> None:

@@ -143,7 +143,7 @@ def _capture_cuda_graphs(worker: Any) -> None:
 
 
 def _record_nothing(cuda_graph_runner: Any) -> None:
-    """There is one stream, so no event orders what reads the metadata behind what wrote it."""
+    """There is one stream, so no event has to order reads of the metadata after its writes."""
 
 
 _EXECUTOR = "sglang.srt.model_executor"

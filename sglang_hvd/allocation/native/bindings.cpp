@@ -1,4 +1,4 @@
-// The Python face of allocation. Conversions and checks of shapes only.
+// The Python bindings of allocation. Conversions and checks of shapes only.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
@@ -12,11 +12,12 @@
 #include <span>
 #include <stdexcept>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "allocate.hpp"
 #include "bound_arrays.hpp"
-#include "cache_trees.hpp"
+#include "host_trees.hpp"
 #include "pace.hpp"
 #include "step_allocator.hpp"
 
@@ -45,23 +46,40 @@ bool rises(std::span<const std::int32_t> values) {
            !values.empty() && values.front() >= 1;
 }
 
+// Whether the values of each drafter are side by side and rise. drafters: of each value.
+bool rises_by_drafter(std::span<const std::int32_t> values, std::span<const std::int32_t> drafters) {
+    if (values.empty() || drafters.size() != values.size() || drafters.front() != 0) return false;
+    std::size_t first = 0;
+    for (std::size_t i = 1; i <= values.size(); ++i) {
+        if (i < values.size() && drafters[i] == drafters[first]) continue;
+        if (!rises(values.subspan(first, i - first))) return false;
+        if (i < values.size() && drafters[i] != drafters[first] + 1) return false;
+        first = i;
+    }
+    return true;
+}
+
 BatchCosts costs_of(const Input<std::int32_t, 1>& widths, const Input<double, 1>& step_ms,
-                    const Input<std::int32_t, 1>& num_steps, const Input<std::int32_t, 1>& most_nodes,
-                    const Input<double, 2>& draft_ms, double wait_ms) {
-    require(std::isfinite(wait_ms) && wait_ms >= 0, "a wait takes time or none");
-    require(wait_ms == 0 || (widths.size() > 0 && widths.data()[0] == 1), "only plain steps need not wait");
+                    const Input<std::int32_t, 1>& drafters, const Input<std::int32_t, 1>& num_steps,
+                    const Input<std::int32_t, 1>& max_nodes, const Input<double, 2>& draft_ms, double wait_ms) {
+    require(std::isfinite(wait_ms) && wait_ms >= 0, "a wait must take a time of 0 or more");
+    require(wait_ms == 0 || (widths.size() > 0 && widths.data()[0] == 1), "only plain steps can skip a wait");
     require(widths.size() > 0 && step_ms.size() == widths.size(), "each width needs its time");
     require(num_steps.size() > 0 && draft_ms.shape(0) == num_steps.size() && draft_ms.shape(1) >= 1,
-            "drafting needs a time for each number of steps and requests");
-    require(most_nodes.size() == num_steps.size(), "each number of steps needs its most nodes");
+            "drafting needs a time for each round and number of requests");
+    require(max_nodes.size() == num_steps.size(), "each round needs its maximum of nodes");
     require(rises(span_of(widths)), "widths must rise from 1 or more");
-    require(rises(span_of(num_steps)), "numbers of steps must rise from 1 or more");
+    require(rises_by_drafter(span_of(num_steps), span_of(drafters)),
+            "the numbers of steps of each drafter must rise from 1 or more");
     for (std::size_t w = 0; w < step_ms.size(); ++w)
         require(std::isfinite(step_ms.data()[w]) && step_ms.data()[w] > 0, "a step takes time");
     require(are_finite(draft_ms.data(), draft_ms.size()), "drafting takes time");
-    for (std::size_t s = 0; s < most_nodes.size(); ++s)
-        require(most_nodes.data()[s] >= 1, "a draft has at least one node");
-    return {copy_of(widths), copy_of(step_ms), copy_of(num_steps), copy_of(most_nodes),
+    std::vector<Round> rounds;
+    for (std::size_t r = 0; r < max_nodes.size(); ++r) {
+        require(max_nodes.data()[r] >= 1, "a draft has at least one node");
+        rounds.push_back({drafters.data()[r], num_steps.data()[r], max_nodes.data()[r]});
+    }
+    return {copy_of(widths), copy_of(step_ms), std::move(rounds),
             {draft_ms.data(), draft_ms.data() + draft_ms.size()}, wait_ms};
 }
 
@@ -77,7 +95,6 @@ void write_token_values(const Pace& pace, const Input<std::int32_t, 1>& slots,
     for (std::size_t i = 0; i < slots.size(); ++i) values.data()[i] = pace.token_value(slots.data()[i]);
 }
 
-// seer: what takes them in.
 template <typename Seer>
 void see_tokens(Seer& seer, const Pace& pace, const Input<std::int32_t, 1>& slots,
                 const Input<std::int32_t, 1>& num_tokens) {
@@ -86,42 +103,48 @@ void see_tokens(Seer& seer, const Pace& pace, const Input<std::int32_t, 1>& slot
     seer.see_tokens(span_of(slots), span_of(num_tokens));
 }
 
-StepAllocator allocator_of(const Input<std::int32_t, 1>& sizes, double own_pace, bool merges, int look_after) {
-    require(rises(span_of(sizes)), "sizes must rise from 1 or more");
-    require(own_pace >= 0 && own_pace <= 1, "own_pace goes from 0 to 1");
-    return {copy_of(sizes), own_pace, merges, look_after};
+// drafters: of each size.
+StepAllocator allocator_of(const Input<std::int32_t, 1>& sizes, const Input<std::int32_t, 1>& drafters,
+                           bool merges, int look_after) {
+    require(rises_by_drafter(span_of(sizes), span_of(drafters)),
+            "the sizes of each drafter must rise from 1 or more");
+    std::vector<DraftSize> rows;
+    for (std::size_t i = 0; i < sizes.size(); ++i) rows.push_back({sizes.data()[i], drafters.data()[i]});
+    return {std::move(rows), merges, look_after};
 }
 
-// context_ms: what a step of this batch takes more for the contexts of its requests.
+// context_ms: the additional time of a step of this batch for the contexts of its requests.
 BatchCosts costs_with(const BatchCosts& of_batch, double context_ms) {
-    require(std::isfinite(context_ms) && context_ms >= 0, "contexts take time or none");
+    require(std::isfinite(context_ms) && context_ms >= 0, "contexts must take a time of 0 or more");
     return of_batch.with_context(context_ms);
 }
 
-using MaybePinned = std::optional<Input<bool, 1>>;
+using MaybeModelOnly = std::optional<Input<bool, 1>>;
 
-const bool* data_of(const MaybePinned& is_pinned) { return is_pinned ? is_pinned->data() : nullptr; }
+const bool* data_of(const MaybeModelOnly& model_only) { return model_only ? model_only->data() : nullptr; }
 
-BatchOdds odds_of(StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybePinned& is_pinned,
+BatchPrediction prediction_of(StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybeModelOnly& model_only,
                   const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths,
-                  const Input<std::int32_t, 1>& num_nodes, const Input<float, 3>& reaches,
-                  const Input<float, 3>& reaches_if_right, const BatchCosts& costs) {
+                  const Input<std::int32_t, 1>& num_nodes, const Input<float, 3>& model_probs,
+                  const Input<float, 3>& model_probs_if_right, const BatchCosts& costs) {
     const std::size_t num = slots.size(), num_sizes = allocator.sizes().size();
-    const std::size_t max_steps = reaches.shape(2), row = probs.shape(1);
+    const std::size_t max_steps = model_probs.shape(2), row = probs.shape(1);
     require(costs.num_requests() == num, "the costs are of another batch size");
     require_slots(allocator.pace(), slots);
-    require(!is_pinned || is_pinned->size() == num, "requests are pinned, or not, one by one");
+    require(!model_only || model_only->size() == num, "model_only needs one value per request");
     require(probs.shape(0) >= num && depths.shape(0) >= num && depths.shape(1) == row && num_nodes.size() >= num,
-            "cache drafts need one row per request");
-    require(reaches.shape(0) == num && reaches.shape(1) == num_sizes && reaches_if_right.shape(0) == num &&
-                reaches_if_right.shape(1) == num_sizes && reaches_if_right.shape(2) == max_steps,
+            "host drafts need one row per request");
+    require(model_probs.shape(0) == num && model_probs.shape(1) == num_sizes && model_probs_if_right.shape(0) == num &&
+                model_probs_if_right.shape(1) == num_sizes && model_probs_if_right.shape(2) == max_steps,
             "the model drafter needs one entry per request, size and step");
-    require(are_finite(reaches.data(), reaches.size()) &&
-                are_finite(reaches_if_right.data(), reaches_if_right.size()),
-            "what a model draft reaches is a probability");
-    require(static_cast<std::size_t>(costs.num_steps.back()) <= max_steps,
-            "the model drafter may run more steps than are known of");
-    require(allocator.sizes().back() < costs.widths.back(), "the widest verification has no room");
+    require(are_finite(model_probs.data(), model_probs.size()) &&
+                are_finite(model_probs_if_right.data(), model_probs_if_right.size()),
+            "the acceptance of a model draft must be probabilities");
+    for (const Round& round : costs.rounds)
+        require(static_cast<std::size_t>(round.num_steps) <= max_steps,
+                "a drafter may run more steps than its prediction covers");
+    for (const DraftSize& size : allocator.sizes())
+        require(size.num_nodes < costs.widths.back(), "the widest verification has no room for a draft");
     for (std::size_t i = 0; i < num; ++i) {
         const auto len = num_nodes.data()[i];
         require(len >= 0 && static_cast<std::size_t>(len) <= row, "a draft is longer than its row");
@@ -130,133 +153,185 @@ BatchOdds odds_of(StepAllocator& allocator, const Input<std::int32_t, 1>& slots,
         require(are_finite(probs.data() + i * row, nodes.size()), "nodes have probabilities");
     }
     return {row,       probs.data(),   depths.data(),          {num_nodes.data(), num},
-            max_steps, reaches.data(), reaches_if_right.data()};
+            max_steps, model_probs.data(), model_probs_if_right.data()};
 }
 
-// Places of the width and the number of steps, and the most nodes of a cache draft that is verified.
+// Places of the width and the round, and the largest number of host nodes that is verified.
 std::tuple<std::size_t, std::size_t, std::int32_t> allocate(
-    StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybePinned& is_pinned,
+    StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybeModelOnly& model_only,
     const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths, const Input<std::int32_t, 1>& num_nodes,
-    const Input<float, 3>& reaches, const Input<float, 3>& reaches_if_right, const BatchCosts& of_batch,
-    double context_ms, bool next_waits, const Output<std::int32_t, 1>& num_cache,
+    const Input<float, 3>& model_probs, const Input<float, 3>& model_probs_if_right, const BatchCosts& of_batch,
+    double context_ms, bool next_waits, const Output<std::int32_t, 1>& num_host,
     const Output<std::int32_t, 1>& num_model, const Output<std::int32_t, 1>& model_size,
-    const Output<float, 1>& model_expected) {
+    const Output<float, 1>& model_predicted) {
     const std::size_t num = slots.size();
     const BatchCosts costs = costs_with(of_batch, context_ms);
-    const BatchOdds odds =
-        odds_of(allocator, slots, is_pinned, probs, depths, num_nodes, reaches, reaches_if_right, costs);
-    require(num_cache.size() == num && num_model.size() == num && model_size.size() == num &&
-                model_expected.size() == num,
+    const BatchPrediction predicted =
+        prediction_of(allocator, slots, model_only, probs, depths, num_nodes, model_probs, model_probs_if_right, costs);
+    require(num_host.size() == num && num_model.size() == num && model_size.size() == num &&
+                model_predicted.size() == num,
             "results need one row per request");
-    const StepDrafts out{{num_cache.data(), num}, {num_model.data(), num}, {model_size.data(), num},
-                         {model_expected.data(), num}};
+    const StepDrafts out{{num_host.data(), num}, {num_model.data(), num}, {model_size.data(), num},
+                         {model_predicted.data(), num}};
     const nb::gil_scoped_release release;
-    const StepShape found = allocator.allocate(span_of(slots), data_of(is_pinned), odds, costs, next_waits, out);
-    return {found.width, found.steps, found.most_cache};
+    const StepShape found = allocator.allocate(span_of(slots), data_of(model_only), predicted, costs, next_waits, out);
+    return {found.width, found.round, found.max_host};
 }
 
-bool wants_drafts(StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybePinned& is_pinned,
+bool wants_drafts(StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybeModelOnly& model_only,
                   const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths,
-                  const Input<std::int32_t, 1>& num_nodes, const Input<float, 3>& reaches,
-                  const Input<float, 3>& reaches_if_right, const BatchCosts& of_batch, double context_ms) {
+                  const Input<std::int32_t, 1>& num_nodes, const Input<float, 3>& model_probs,
+                  const Input<float, 3>& model_probs_if_right, const BatchCosts& of_batch, double context_ms) {
     const BatchCosts costs = costs_with(of_batch, context_ms);
-    const BatchOdds odds =
-        odds_of(allocator, slots, is_pinned, probs, depths, num_nodes, reaches, reaches_if_right, costs);
+    const BatchPrediction predicted =
+        prediction_of(allocator, slots, model_only, probs, depths, num_nodes, model_probs, model_probs_if_right, costs);
     const nb::gil_scoped_release release;
-    return allocator.wants_drafts(span_of(slots), data_of(is_pinned), odds, costs);
+    return allocator.wants_drafts(span_of(slots), data_of(model_only), predicted, costs);
 }
 
-// Reuses what it allocates from call to call.
-class CacheTreeJoiner {
-public:
-    void join(const Input<std::int32_t, 2>& chain_tokens, const Input<std::int32_t, 1>& chain_lens,
-              const Input<float, 2>& survival, const Input<std::int32_t, 2>& tokens,
-              const Input<std::int32_t, 2>& parents, const Input<std::int32_t, 2>& depths,
-              const Input<float, 2>& probs, const Input<std::int32_t, 1>& num_nodes, double branch_share,
-              const Output<std::int32_t, 2>& out_tokens, const Output<std::int32_t, 2>& out_parents,
-              const Output<std::int32_t, 2>& out_depths, const Output<float, 2>& out_probs,
-              const Output<bool, 2>& out_is_chain, const Output<std::int32_t, 1>& out_num) {
-        const std::size_t num = survival.shape(0), room = out_tokens.shape(1), row = tokens.shape(1);
-        require(chain_tokens.shape(0) >= num && chain_lens.size() >= num, "chains need one row per request");
-        for (const auto* array : {&tokens, &parents, &depths})
-            require(array->shape(0) >= num && array->shape(1) == row, "votes need one row per request");
-        require(probs.shape(0) >= num && probs.shape(1) == row && num_nodes.size() >= num,
-                "votes need one row per request");
-        for (const auto* array : {&out_tokens, &out_parents, &out_depths})
-            require(array->shape(0) >= num && array->shape(1) == room, "results need one row per request");
-        require(out_probs.shape(0) >= num && out_probs.shape(1) == room && out_is_chain.shape(0) >= num &&
-                    out_is_chain.shape(1) == room && out_num.size() >= num,
-                "results need one row per request");
+// The trees of a batch; see TreeRow and HostTrees, whose arrays these are.
+struct TreeArrays {
+    const Output<std::int32_t, 2>&tokens, &parents, &depths;
+    const Output<float, 2>& probs;
+    const Output<bool, 2>& is_chain;
+    const Output<std::uint8_t, 2>& sources;
+    const Output<std::int32_t, 1>& num_nodes;
+
+    std::size_t room() const { return tokens.shape(1); }
+
+    void require_rows(std::size_t num) const {
+        const auto has_rows = [&](const auto& array) { return array.shape(0) >= num && array.shape(1) == room(); };
+        require(has_rows(tokens) && has_rows(parents) && has_rows(depths) && has_rows(probs) &&
+                    has_rows(is_chain) && has_rows(sources) && num_nodes.size() >= num,
+                "trees need one row per request");
+    }
+
+    TreeRow row(std::size_t i) const {
+        const std::size_t at = i * room();
+        return {{tokens.data() + at, room()},   {parents.data() + at, room()},  {depths.data() + at, room()},
+                {probs.data() + at, room()},    {is_chain.data() + at, room()}, {sources.data() + at, room()}};
+    }
+};
+
+// The drafts of a batch as trees, to be joined with others.
+struct DraftArrays {
+    const Input<std::int32_t, 2>&tokens, &parents, &depths;
+    const Input<float, 2>& probs;
+    const Input<std::int32_t, 1>& num_nodes;
+
+    void require_rows(std::size_t num) const {
+        const std::size_t width = tokens.shape(1);
+        const auto has_rows = [&](const auto& array) { return array.shape(0) >= num && array.shape(1) == width; };
+        require(has_rows(tokens) && has_rows(parents) && has_rows(depths) && has_rows(probs) &&
+                    num_nodes.size() >= num,
+                "drafts need one row per request");
         for (std::size_t i = 0; i < num; ++i) {
-            const auto len = chain_lens.data()[i], nodes = num_nodes.data()[i];
-            require(len >= 0 && static_cast<std::size_t>(len) <= chain_tokens.shape(1) &&
-                        static_cast<std::size_t>(len) <= survival.shape(1),
-                    "a chain is longer than its row");
-            require(nodes >= 0 && static_cast<std::size_t>(nodes) <= row, "a tree is larger than its row");
+            const auto nodes = num_nodes.data()[i];
+            require(nodes >= 0 && static_cast<std::size_t>(nodes) <= width, "a draft is larger than its row");
             for (std::int32_t node = 0; node < nodes; ++node) {
-                const std::size_t at = i * row + static_cast<std::size_t>(node);
+                const std::size_t at = i * width + static_cast<std::size_t>(node);
                 require(parents.data()[at] >= -1 && parents.data()[at] < node && depths.data()[at] >= 1,
                         "a node stands after its parent");
             }
         }
-        require(branch_share > 0 && branch_share <= 1, "branches are right with some probability");
-        branch_share_ = branch_share;
+    }
+
+    TreeDraft row(std::size_t i) const {
+        const std::size_t at = i * tokens.shape(1);
+        const auto nodes = static_cast<std::size_t>(num_nodes.data()[i]);
+        return {{tokens.data() + at, nodes},
+                {parents.data() + at, nodes},
+                {depths.data() + at, nodes},
+                {probs.data() + at, nodes}};
+    }
+};
+
+// See HostTrees in host_trees.py. Reuses what it allocates from call to call.
+class HostTreeJoiner {
+public:
+    void join(const Input<std::int32_t, 2>& chain_tokens, const Input<std::int32_t, 1>& chain_lens,
+              const Input<float, 2>& acceptance, const Input<std::int32_t, 2>& draft_tokens,
+              const Input<std::int32_t, 2>& draft_parents, const Input<std::int32_t, 2>& draft_depths,
+              const Input<float, 2>& draft_probs, const Input<std::int32_t, 1>& draft_nodes, std::uint8_t source,
+              const Output<std::int32_t, 2>& tokens, const Output<std::int32_t, 2>& parents,
+              const Output<std::int32_t, 2>& depths, const Output<float, 2>& probs,
+              const Output<bool, 2>& is_chain, const Output<std::uint8_t, 2>& sources,
+              const Output<std::int32_t, 1>& num_nodes) {
+        const TreeArrays trees{tokens, parents, depths, probs, is_chain, sources, num_nodes};
+        const DraftArrays votes{draft_tokens, draft_parents, draft_depths, draft_probs, draft_nodes};
+        const std::size_t num = acceptance.shape(0);
+        require(chain_tokens.shape(0) >= num && chain_lens.size() >= num, "chains need one row per request");
+        for (std::size_t i = 0; i < num; ++i) {
+            const auto len = chain_lens.data()[i];
+            require(len >= 0 && static_cast<std::size_t>(len) <= chain_tokens.shape(1) &&
+                        static_cast<std::size_t>(len) <= acceptance.shape(1),
+                    "a chain is longer than its row");
+        }
+        votes.require_rows(num);
+        trees.require_rows(num);
         const nb::gil_scoped_release release;
         for (std::size_t i = 0; i < num; ++i) {
-            const auto len = static_cast<std::size_t>(chain_lens.data()[i]);
-            const auto nodes = static_cast<std::size_t>(num_nodes.data()[i]);
-            const std::size_t at = i * row, out = i * room;
-            const ChainDraft chain{{chain_tokens.data() + i * chain_tokens.shape(1), len},
-                                   survival.data() + i * survival.shape(1)};
-            const VotesTree votes{{tokens.data() + at, nodes},
-                                  {parents.data() + at, nodes},
-                                  {depths.data() + at, nodes},
-                                  {probs.data() + at, nodes}};
-            const TreeRow result{{out_tokens.data() + out, room},
-                                 {out_parents.data() + out, room},
-                                 {out_depths.data() + out, room},
-                                 {out_probs.data() + out, room},
-                                 {out_is_chain.data() + out, room}};
-            out_num.data()[i] = static_cast<std::int32_t>(
-                joiner_.join(chain, votes, static_cast<float>(branch_share), result));
+            const ChainDraft chain{{chain_tokens.data() + i * chain_tokens.shape(1),
+                                    static_cast<std::size_t>(chain_lens.data()[i])},
+                                   acceptance.data() + i * acceptance.shape(1)};
+            num_nodes.data()[i] =
+                static_cast<std::int32_t>(joiner_.join(chain, votes.row(i), source, trees.row(i)));
         }
     }
 
+    void add(std::size_t num, const Input<std::int32_t, 2>& draft_tokens, const Input<std::int32_t, 2>& draft_parents,
+             const Input<std::int32_t, 2>& draft_depths, const Input<float, 2>& draft_probs,
+             const Input<std::int32_t, 1>& draft_nodes, std::uint8_t source, const Output<std::int32_t, 2>& tokens,
+             const Output<std::int32_t, 2>& parents, const Output<std::int32_t, 2>& depths,
+             const Output<float, 2>& probs, const Output<bool, 2>& is_chain, const Output<std::uint8_t, 2>& sources,
+             const Output<std::int32_t, 1>& num_nodes) {
+        const TreeArrays trees{tokens, parents, depths, probs, is_chain, sources, num_nodes};
+        const DraftArrays drafts{draft_tokens, draft_parents, draft_depths, draft_probs, draft_nodes};
+        drafts.require_rows(num);
+        trees.require_rows(num);
+        for (std::size_t i = 0; i < num; ++i)
+            require(num_nodes.data()[i] >= 0 && static_cast<std::size_t>(num_nodes.data()[i]) <= trees.room(),
+                    "a tree is larger than its row");
+        const nb::gil_scoped_release release;
+        for (std::size_t i = 0; i < num; ++i)
+            num_nodes.data()[i] = static_cast<std::int32_t>(joiner_.add(
+                trees.row(i), static_cast<std::size_t>(num_nodes.data()[i]), drafts.row(i), source));
+    }
+
     void take(const Input<std::int32_t, 2>& tokens, const Input<std::int32_t, 2>& parents,
-              const Input<float, 2>& probs, const Input<bool, 2>& is_chain, const Input<float, 2>& survival,
-              const Input<std::int32_t, 1>& of_chains, const Input<std::int32_t, 1>& num_taken,
-              const Output<std::int32_t, 2>& out_tokens, const Output<std::int32_t, 2>& out_parents,
-              const Output<bool, 1>& are_trees,
-              const Output<std::int32_t, 1>& chain_lens, const Output<float, 1>& expected,
-              const Output<double, 1>& branch_expected) const {
-        const std::size_t num = num_taken.size(), room = probs.shape(1), width = out_tokens.shape(1);
+              const Input<bool, 2>& is_chain, const Input<std::uint8_t, 2>& sources,
+              const Input<float, 2>& acceptance, const Input<std::int32_t, 1>& of_chains,
+              const Input<std::int32_t, 1>& num_taken, const Output<std::int32_t, 2>& out_tokens,
+              const Output<std::int32_t, 2>& out_parents, const Output<bool, 1>& are_trees,
+              const Output<std::uint8_t, 1>& source_sets, const Output<std::int32_t, 1>& chain_lens,
+              const Output<float, 1>& chain_predicted) const {
+        const std::size_t num = num_taken.size(), room = is_chain.shape(1), width = out_tokens.shape(1);
         for (const auto* array : {&tokens, &parents})
             require(array->shape(0) >= num && array->shape(1) == room, "drafts need one row per request");
-        require(probs.shape(0) >= num && is_chain.shape(0) >= num && is_chain.shape(1) == room &&
-                    survival.shape(0) >= num && of_chains.size() >= num,
+        require(is_chain.shape(0) >= num && sources.shape(0) >= num && sources.shape(1) == room &&
+                    acceptance.shape(0) >= num && of_chains.size() >= num,
                 "drafts need one row per request");
         require(out_tokens.shape(0) == num && out_parents.shape(0) == num && out_parents.shape(1) == width &&
-                    are_trees.size() == num && chain_lens.size() == num && expected.size() == num &&
-                    branch_expected.size() == num,
+                    are_trees.size() == num && source_sets.size() == num && chain_lens.size() == num &&
+                    chain_predicted.size() == num,
                 "results need one row per request");
         for (std::size_t i = 0; i < num; ++i)
             require(num_taken.data()[i] >= 0 &&
                         static_cast<std::size_t>(num_taken.data()[i]) <= std::min(room, width),
                     "a draft has fewer nodes");
         for (std::size_t i = 0; i < num; ++i) require(of_chains.data()[i] >= 0, "a chain has tokens or none");
-        require(survival.shape(1) >= std::max(room, std::size_t{1}), "a chain may be longer than its row");
+        require(acceptance.shape(1) >= std::max(room, std::size_t{1}), "a chain may be longer than its row");
         const nb::gil_scoped_release release;
         for (std::size_t i = 0; i < num; ++i) {
             const auto taken = static_cast<std::size_t>(num_taken.data()[i]);
             const std::size_t at = i * room, out = i * width;
-            const float* of_chain = survival.data() + i * survival.shape(1);
-            const PartOfTree part =
-                measure({probs.data() + at, taken}, {is_chain.data() + at, taken}, of_chain,
-                        static_cast<std::size_t>(of_chains.data()[i]));
+            const PartOfTree part = measure({is_chain.data() + at, taken}, {sources.data() + at, taken},
+                                            acceptance.data() + i * acceptance.shape(1),
+                                            static_cast<std::size_t>(of_chains.data()[i]));
             are_trees.data()[i] = part.is_tree;
+            source_sets.data()[i] = part.sources;
             chain_lens.data()[i] = static_cast<std::int32_t>(part.chain_len);
-            expected.data()[i] = static_cast<float>(part.chain_expected);
-            branch_expected.data()[i] = part.branch_expected / branch_share_;
+            chain_predicted.data()[i] = static_cast<float>(part.chain_predicted);
             write_row(tokens.data() + at, taken, out_tokens.data() + out, width);
             write_row(parents.data() + at, taken, out_parents.data() + out, width);
         }
@@ -269,61 +344,30 @@ private:
     }
 
     TreeJoiner joiner_;
-    double branch_share_ = 1;  // by which the drafts were joined last
 };
-
-// num_branches: by request, tokens of its draft that were right beyond its chain. See cache_trees.py.
-void count_branches(const Input<std::int32_t, 2>& tokens, const Input<std::int32_t, 2>& parents,
-                    const Input<std::int32_t, 1>& num_nodes, const Input<std::int32_t, 2>& texts,
-                    const Input<std::int32_t, 1>& lengths, const Input<std::int32_t, 1>& num_accepted,
-                    const Input<std::int32_t, 1>& model_sizes, const Input<std::int32_t, 1>& model_accepted,
-                    const Input<std::int32_t, 1>& chain_accepted,
-                    const Output<std::int32_t, 1>& num_branches) {
-    const std::size_t num = num_nodes.size(), width = tokens.shape(1), longest = texts.shape(1);
-    require(tokens.shape(0) == num && parents.shape(0) == num && parents.shape(1) == width,
-            "drafts need one row per request");
-    require(texts.shape(0) == num, "texts need one row per request");
-    for (const auto* array : {&lengths, &num_accepted, &model_sizes, &model_accepted, &chain_accepted})
-        require(array->size() == num, "each request needs its counts");
-    require(num_branches.size() == num, "results need one row per request");
-    for (std::size_t i = 0; i < num; ++i) {
-        require(num_nodes.data()[i] >= 0 && static_cast<std::size_t>(num_nodes.data()[i]) <= width,
-                "a draft is larger than its row");
-        require(lengths.data()[i] >= 0 && static_cast<std::size_t>(lengths.data()[i]) <= longest,
-                "a text is longer than its row");
-    }
-    for (std::size_t i = 0; i < num; ++i) {
-        const auto nodes = static_cast<std::size_t>(num_nodes.data()[i]);
-        const CycleCounts counts{num_accepted.data()[i],
-                                 model_sizes.data()[i] > 0 ? model_accepted.data()[i] : 0,
-                                 chain_accepted.data()[i]};
-        num_branches.data()[i] = count_branch_tokens(
-            {tokens.data() + i * width, nodes}, {parents.data() + i * width, nodes},
-            {texts.data() + i * longest, static_cast<std::size_t>(lengths.data()[i])}, counts);
-    }
-}
 
 }  // namespace
 }  // namespace sglang_hvd
 
 NB_MODULE(_native, m) {
     using namespace sglang_hvd;
-    nb::set_leak_warnings(false);  // an interpreter that ends may leave objects behind
-    nb::class_<CacheTreeJoiner>(m, "CacheTreeJoiner", "See cache_trees.py, which names things.")
+    nb::set_leak_warnings(false);  // an interpreter may end before its objects do
+    nb::class_<HostTreeJoiner>(m, "HostTreeJoiner", "See host_trees.py, which names things.")
         .def(nb::init<>())
-        .def("join", &CacheTreeJoiner::join, "chain_tokens"_a.noconvert(), "chain_lens"_a.noconvert(),
-             "survival"_a.noconvert(), "tokens"_a.noconvert(), "parents"_a.noconvert(),
-             "depths"_a.noconvert(), "probs"_a.noconvert(), "num_nodes"_a.noconvert(), "branch_share"_a,
-             "out_tokens"_a.noconvert(), "out_parents"_a.noconvert(), "out_depths"_a.noconvert(),
-             "out_probs"_a.noconvert(), "out_is_chain"_a.noconvert(), "out_num"_a.noconvert())
-        .def("take", &CacheTreeJoiner::take, "tokens"_a.noconvert(), "parents"_a.noconvert(),
-             "probs"_a.noconvert(), "is_chain"_a.noconvert(), "survival"_a.noconvert(),
+        .def("join", &HostTreeJoiner::join, "chain_tokens"_a.noconvert(), "chain_lens"_a.noconvert(),
+             "acceptance"_a.noconvert(), "draft_tokens"_a.noconvert(), "draft_parents"_a.noconvert(),
+             "draft_depths"_a.noconvert(), "draft_probs"_a.noconvert(), "draft_nodes"_a.noconvert(), "source"_a,
+             "tokens"_a.noconvert(), "parents"_a.noconvert(), "depths"_a.noconvert(), "probs"_a.noconvert(),
+             "is_chain"_a.noconvert(), "sources"_a.noconvert(), "num_nodes"_a.noconvert())
+        .def("add", &HostTreeJoiner::add, "num"_a, "draft_tokens"_a.noconvert(), "draft_parents"_a.noconvert(),
+             "draft_depths"_a.noconvert(), "draft_probs"_a.noconvert(), "draft_nodes"_a.noconvert(), "source"_a,
+             "tokens"_a.noconvert(), "parents"_a.noconvert(), "depths"_a.noconvert(), "probs"_a.noconvert(),
+             "is_chain"_a.noconvert(), "sources"_a.noconvert(), "num_nodes"_a.noconvert())
+        .def("take", &HostTreeJoiner::take, "tokens"_a.noconvert(), "parents"_a.noconvert(),
+             "is_chain"_a.noconvert(), "sources"_a.noconvert(), "acceptance"_a.noconvert(),
              "of_chains"_a.noconvert(), "num_taken"_a.noconvert(), "out_tokens"_a.noconvert(),
-             "out_parents"_a.noconvert(), "are_trees"_a.noconvert(), "chain_lens"_a.noconvert(), "expected"_a.noconvert(), "branch_expected"_a.noconvert());
-    m.def("count_branches", &count_branches, "tokens"_a.noconvert(), "parents"_a.noconvert(),
-          "num_nodes"_a.noconvert(), "texts"_a.noconvert(), "lengths"_a.noconvert(),
-          "num_accepted"_a.noconvert(), "model_sizes"_a.noconvert(), "model_accepted"_a.noconvert(),
-          "chain_accepted"_a.noconvert(), "num_branches"_a.noconvert());
+             "out_parents"_a.noconvert(), "are_trees"_a.noconvert(), "source_sets"_a.noconvert(),
+             "chain_lens"_a.noconvert(), "chain_predicted"_a.noconvert());
     nb::class_<Pace>(m, "Pace", "See pace.hpp. Bound for the tests, which have its oracle.")
         .def(nb::init<>())
         .def("start", [](Pace& pace, int slot) {
@@ -338,10 +382,10 @@ NB_MODULE(_native, m) {
             see_tokens(pace, pace, slots, num_tokens);
         }, "slots"_a.noconvert(), "num_tokens"_a.noconvert());
     nb::class_<BatchCosts>(m, "BatchCosts", "Times in milliseconds; see StepAllocator._costs_of.")
-        .def_static("of", &costs_of, "widths"_a.noconvert(), "step_ms"_a.noconvert(), "num_steps"_a.noconvert(),
-                    "most_nodes"_a.noconvert(), "draft_ms"_a.noconvert(), "wait_ms"_a);
+        .def_static("of", &costs_of, "widths"_a.noconvert(), "step_ms"_a.noconvert(), "drafters"_a.noconvert(),
+                    "num_steps"_a.noconvert(), "max_nodes"_a.noconvert(), "draft_ms"_a.noconvert(), "wait_ms"_a);
     nb::class_<StepAllocator>(m, "StepAllocator", "See allocator.py, which names things.")
-        .def_static("of", &allocator_of, "sizes"_a.noconvert(), "own_pace"_a, "merges"_a, "look_after"_a)
+        .def_static("of", &allocator_of, "sizes"_a.noconvert(), "drafters"_a.noconvert(), "merges"_a, "look_after"_a)
         .def_prop_ro("pace", &StepAllocator::pace)
         .def("start", [](StepAllocator& allocator, int slot) {
             require(slot >= 0, "a slot is negative");
@@ -351,12 +395,12 @@ NB_MODULE(_native, m) {
                               const Input<std::int32_t, 1>& num_tokens) {
             see_tokens(allocator, allocator.pace(), slots, num_tokens);
         }, "slots"_a.noconvert(), "num_tokens"_a.noconvert())
-        .def("allocate", &allocate, "slots"_a.noconvert(), "is_pinned"_a.noconvert().none(),
-             "probs"_a.noconvert(), "depths"_a.noconvert(), "num_nodes"_a.noconvert(), "reaches"_a.noconvert(),
-             "reaches_if_right"_a.noconvert(), "costs"_a, "context_ms"_a, "next_waits"_a,
-             "num_cache"_a.noconvert(), "num_model"_a.noconvert(),
-             "model_size"_a.noconvert(), "model_expected"_a.noconvert())
-        .def("wants_drafts", &wants_drafts, "slots"_a.noconvert(), "is_pinned"_a.noconvert().none(),
-             "probs"_a.noconvert(), "depths"_a.noconvert(), "num_nodes"_a.noconvert(), "reaches"_a.noconvert(),
-             "reaches_if_right"_a.noconvert(), "costs"_a, "context_ms"_a);
+        .def("allocate", &allocate, "slots"_a.noconvert(), "model_only"_a.noconvert().none(),
+             "probs"_a.noconvert(), "depths"_a.noconvert(), "num_nodes"_a.noconvert(), "model_probs"_a.noconvert(),
+             "model_probs_if_right"_a.noconvert(), "costs"_a, "context_ms"_a, "next_waits"_a,
+             "num_host"_a.noconvert(), "num_model"_a.noconvert(),
+             "model_size"_a.noconvert(), "model_predicted"_a.noconvert())
+        .def("wants_drafts", &wants_drafts, "slots"_a.noconvert(), "model_only"_a.noconvert().none(),
+             "probs"_a.noconvert(), "depths"_a.noconvert(), "num_nodes"_a.noconvert(), "model_probs"_a.noconvert(),
+             "model_probs_if_right"_a.noconvert(), "costs"_a, "context_ms"_a);
 }

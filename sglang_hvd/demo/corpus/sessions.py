@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from random import Random
 
-from sglang_hvd.demo.corpus import chat, code, editing, qa, sql, tool_calls
+from sglang_hvd.demo.corpus import chat, code, editing, sql, tool_calls
 from sglang_hvd.demo.corpus.session import Family, Session
 
 _MAKERS: dict[Family, Callable[[Random], Session]] = {
@@ -12,8 +12,8 @@ _MAKERS: dict[Family, Callable[[Random], Session]] = {
     "tool_calls": tool_calls.make_session,
     "sql": sql.make_session,
     "code": code.make_session,
-    "qa": qa.make_session,
-    "chat": chat.make_session,
+    "qa": chat.make_qa_session,
+    "chat": chat.make_chat_session,
 }
 
 

@@ -1,5 +1,5 @@
-// The Python face of features, inference and what is learned while serving. Conversions and checks of
-// shapes only.
+// Python bindings of features, inference, calibration and the model drafter's prediction. They only convert
+// arrays and check shapes.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -19,8 +19,8 @@
 
 #include "bound_arrays.hpp"
 #include "calibration.hpp"
-#include "expectations.hpp"
 #include "features.hpp"
+#include "model_predictor.hpp"
 #include "network.hpp"
 #include "request_track.hpp"
 #include "token_flags.hpp"
@@ -31,17 +31,17 @@ using namespace nb::literals;
 namespace sglang_hvd {
 namespace {
 
-// What a step committed: row i belongs to request i, its first lengths[i] tokens count.
+// The committed tokens of a step: the first lengths[i] tokens of row i belong to request i.
 class CommittedTokens {
 public:
     CommittedTokens(const Input<std::int32_t, 2>& tokens, const Input<std::int32_t, 1>& lengths,
                     std::size_t num)
         : tokens_(tokens.data()), lengths_(lengths.data()), width_(tokens.shape(1)) {
         require(tokens.shape(0) == num && lengths.size() == num,
-                "a commit needs one row of tokens and one length per request");
+                "committed tokens need one row and one length per request");
         for (std::size_t i = 0; i < num; ++i)
             require(lengths_[i] >= 0 && static_cast<std::size_t>(lengths_[i]) <= width_,
-                    "a length lies outside its row of tokens");
+                    "a length is negative or exceeds its row of tokens");
     }
 
     std::span<const std::int32_t> of(std::size_t row) const {
@@ -53,7 +53,7 @@ private:
     std::size_t width_;
 };
 
-// Tracks of the active requests, and the features of their drafts.
+// The tracks of the active requests. Computes the features of their drafts.
 class Tracker {
 public:
     Tracker(int window, const Input<std::uint8_t, 1>& classes)
@@ -92,7 +92,7 @@ public:
                 const Output<std::int32_t, 1>& accepted_lens) {
         const CommittedTokens committed(tokens, lengths, slots.size());
         require(verified_lens.size() == slots.size() && accepted_lens.size() == slots.size(),
-                "a commit needs one verified and one accepted length per request");
+                "committed tokens need one verified and one accepted length per request");
         for (std::size_t i = 0; i < slots.size(); ++i) at(slots.data()[i]);
         for (std::size_t i = 0; i < slots.size(); ++i)
             accepted_lens.data()[i] =
@@ -101,7 +101,7 @@ public:
 
     void forget() { outcomes_.clear(); }
 
-    // What a batch proposes, as arrays of a DraftBatch.
+    // The arrays of a DraftBatch.
     struct Batch {
         Input<std::int32_t, 2> token_ids;
         Input<float, 2> probs;
@@ -137,7 +137,7 @@ public:
             RequestTrack& track = at(slots.data()[i]);
             const DraftRow draft = row_of(drafts, i);
             if (draft.size() == 0) {
-                track.expect({}, -1);
+                track.expect_draft({}, -1);
                 continue;
             }
             const DraftRow second = row_of(votes, i);
@@ -146,7 +146,7 @@ public:
                          positions.data() + i * kMaxDepth * kNumPositionFeatures);
             const auto width = drafts.token_ids.shape(1);
             const auto length = static_cast<std::size_t>(drafts.num_nodes.data()[i]);
-            track.expect({drafts.token_ids.data() + i * width, length}, place);
+            track.expect_draft({drafts.token_ids.data() + i * width, length}, place);
         }
     }
 
@@ -154,7 +154,7 @@ private:
     RequestTrack& at(int slot) {
         const auto place = static_cast<std::size_t>(slot);
         if (slot < 0 || place >= tracks_.size() || !tracks_[place]) {
-            throw std::invalid_argument("slot " + std::to_string(slot) + " tracks no active request");
+            throw std::invalid_argument("slot " + std::to_string(slot) + " belongs to no active request");
         }
         return *tracks_[place];
     }
@@ -168,15 +168,14 @@ private:
                 read_row<DraftEvidence>(batch.evidence.data() + row * kEvidenceColumns)};
     }
 
-    // Of the draft's source in the request's own text; -1 where it lies in finished requests.
+    // Where the draft's source is in the request's own text; -1 if it is in finished requests.
     static std::int64_t place_of(const RequestTrack& track, const DraftRow& draft) {
         if (draft.size() == 0 || draft.match.is_from(MatchOrigin::kShared)) return -1;
         const auto length = std::int64_t{track.prompt_len()} + track.generated_len();
         return std::max<std::int64_t>(-1, length - 1 - static_cast<std::int64_t>(draft.match.age));
     }
 
-    // The same on all machines: FNV-1a, mixed so that names that differ in a letter differ in all
-    // bits.
+    // FNV-1a, so that all machines agree; mixed, so that similar names differ in all bits.
     static std::uint64_t scope_of(const std::string& space) {
         std::uint64_t h = 0xCBF29CE484222325u;
         for (const char c : space) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
@@ -208,9 +207,9 @@ Network network_of(const Input<float, 1>& mean, const Input<float, 1>& std, cons
     return network;
 }
 
-void predict_survival(Network& network, const Input<float, 2>& features,
+void predict_acceptance(Network& network, const Input<float, 2>& features,
                       const Input<float, 3>& positions, const Input<std::int32_t, 1>& num_tokens,
-                      const Output<float, 1>& payoffs, const Output<float, 2>& survival) {
+                      const Output<float, 1>& accepted_lens, const Output<float, 2>& acceptance) {
     const std::size_t num = num_tokens.size();
     require(features.shape(0) >= num && features.shape(1) >= network.num_in() &&
                 network.num_out() == kNumBuckets + kNumPositionFeatures,
@@ -218,82 +217,82 @@ void predict_survival(Network& network, const Input<float, 2>& features,
     require(positions.shape(0) >= num && positions.shape(1) == kNumPositionFeatures &&
                 positions.shape(2) == kMaxDepth,
             "positions need float32[num_requests, num_position_features, 64]");
-    require(payoffs.size() >= num && survival.shape(0) >= num && survival.shape(1) == kMaxDepth,
+    require(accepted_lens.size() >= num && acceptance.shape(0) >= num && acceptance.shape(1) == kMaxDepth,
             "results need one row per request");
     const float* outputs = network.run(features.data(), num, features.shape(1));
     for (std::size_t i = 0; i < num; ++i) {
-        float* row = survival.data() + i * kMaxDepth;
+        float* row = acceptance.data() + i * kMaxDepth;
         std::fill_n(row, kMaxDepth, 0.f);
-        payoffs.data()[i] =
-            survival_of(outputs + i * network.num_padded_out(),
+        accepted_lens.data()[i] =
+            write_acceptance(outputs + i * network.num_padded_out(),
                         positions.data() + i * kMaxDepth * kNumPositionFeatures, num_tokens.data()[i], row);
     }
 }
 
-void predict_length(Network& network, const Input<float, 2>& features, const Output<float, 1>& payoffs) {
-    const std::size_t num = payoffs.size();
+void predict_len(Network& network, const Input<float, 2>& features, const Output<float, 1>& accepted_lens) {
+    const std::size_t num = accepted_lens.size();
     require(features.shape(0) >= num && features.shape(1) >= network.num_in() && network.num_out() == 1,
             "features do not fit the network");
     const float* outputs = network.run(features.data(), num, features.shape(1));
     for (std::size_t i = 0; i < num; ++i) {
         const float length = outputs[i * network.num_padded_out()];
-        payoffs.data()[i] = std::isfinite(length) ? length : 0;
+        accepted_lens.data()[i] = std::isfinite(length) ? length : 0;
     }
 }
 
-using Survival = std::optional<Output<float, 2>>;
+using Acceptance = std::optional<Output<float, 2>>;
 
 void require_drafts(std::size_t num, const Input<std::int32_t, 2>& token_ids,
-                    const Input<std::int32_t, 1>& num_nodes, const Survival& survival) {
+                    const Input<std::int32_t, 1>& num_nodes, const Acceptance& acceptance) {
     require(token_ids.shape(0) >= num && token_ids.shape(1) > 0 && num_nodes.size() >= num,
             "the arrays of a draft batch do not fit the requests");
-    require(!survival || (survival->shape(0) >= num && survival->shape(1) == kMaxDepth),
-            "survival needs float32[num_requests, 64]");
+    require(!acceptance || (acceptance->shape(0) >= num && acceptance->shape(1) == kMaxDepth),
+            "acceptance needs float32[num_requests, 64]");
 }
 
-// Corrects payoffs and survival, and keeps them by slot until the cycle is observed.
-void expect_cache(Calibration& calibration, const Input<std::int32_t, 1>& slots,
-                  const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& num_nodes,
-                  const Input<float, 2>& matches, const Output<float, 1>& payoffs,
-                  const Survival& survival) {
+// Corrects predictions in place, and keeps them by slot until the cycles are observed.
+void correct_batch(Calibration& calibration, const Input<std::int32_t, 1>& slots,
+                   const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& num_nodes,
+                   const Input<float, 2>& matches, const Output<float, 1>& accepted_lens,
+                   const Acceptance& acceptance) {
     const std::size_t num = slots.size();
-    require_drafts(num, token_ids, num_nodes, survival);
-    require(matches.shape(0) >= num && matches.shape(1) == kMatchColumns && payoffs.size() >= num,
-            "matches or payoffs do not fit");
+    require_drafts(num, token_ids, num_nodes, acceptance);
+    require(matches.shape(0) >= num && matches.shape(1) == kMatchColumns && accepted_lens.size() >= num,
+            "matches or accepted_lens do not fit the requests");
     const auto factors = calibration.factors();
     for (std::size_t i = 0; i < num; ++i) {
         const int slot = slots.data()[i];
         const float origin = matches.data()[i * kMatchColumns + kOriginColumn];
         const bool has_draft = num_nodes.data()[i] > 0;
-        require(slot >= 0, "a slot is negative");
-        require(!has_draft || (origin >= 0 && origin < kNumOrigins), "an unknown origin");
-        CacheExpectation expected;
+        require(slot >= 0, "slots must not be negative");
+        require(!has_draft || (origin >= 0 && origin < kNumOrigins), "unknown origin of a match");
+        CachePrediction prediction;
         if (has_draft) {
-            expected.draft_len = num_nodes.data()[i];
-            expected.origin = static_cast<std::int32_t>(origin);
-            expected.first_id = token_ids.data()[i * token_ids.shape(1)];
+            prediction.draft_len = num_nodes.data()[i];
+            prediction.origin = static_cast<std::int32_t>(origin);
+            prediction.first_id = token_ids.data()[i * token_ids.shape(1)];
         }
-        float* row = survival ? survival->data() + i * kMaxDepth : nullptr;
-        calibration.expect(slot, expected, factors[static_cast<std::size_t>(expected.origin)],
-                           payoffs.data()[i], row);
+        float* row = acceptance ? acceptance->data() + i * kMaxDepth : nullptr;
+        calibration.correct_prediction(slot, prediction, factors[static_cast<std::size_t>(prediction.origin)],
+                                       accepted_lens.data()[i], row);
     }
 }
 
-// The fallbacks that this changed: origin, whether it is on, predicted and accepted tokens.
+// Returns the fallbacks that changed: origin, whether it is on, mean predicted and mean accepted tokens.
 std::vector<std::tuple<int, bool, double, double>> observe_cache(
     Calibration& calibration, const Input<std::int32_t, 1>& slots,
     const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& lengths,
     const Input<std::int32_t, 1>& accepted_lens, const Input<std::int32_t, 1>& verified_lens,
-    const Input<float, 1>& expected) {
+    const Input<float, 1>& predicted) {
     const std::size_t num = slots.size();
     const CommittedTokens committed(token_ids, lengths, num);
-    require(accepted_lens.size() == num && verified_lens.size() == num && expected.size() == num,
-            "what was verified needs one entry per request");
+    require(accepted_lens.size() == num && verified_lens.size() == num && predicted.size() == num,
+            "accepted_lens, verified_lens and predicted need one entry per request");
     std::vector<std::tuple<int, bool, double, double>> changes;
     for (std::size_t i = 0; i < num; ++i) {
         std::optional<VerifiedCacheDraft> verified;
         if (verified_lens.data()[i] > 0)
-            verified = {accepted_lens.data()[i], verified_lens.data()[i], expected.data()[i]};
+            verified = {accepted_lens.data()[i], verified_lens.data()[i], predicted.data()[i]};
         if (const auto change = calibration.observe(slots.data()[i], committed.of(i), verified))
             changes.emplace_back(change->origin, change->is_fallback, change->mean_predicted,
                                  change->mean_accepted);
@@ -305,69 +304,70 @@ std::tuple<double, double, double> sums_of(const RunningReliability& sums) {
     return {sums.weight, sums.predicted, sums.observed};
 }
 
-// Takes in the cycles that verified the model drafter's draft; num_accepted: below 0 for the others.
-void observe_model(ModelExpectations& expectations, const Input<std::int32_t, 1>& slots,
+// Learns from the cycles that verified the model drafter's draft; num_accepted is below 0 for the others.
+void observe_model(ModelPredictor& predictor, const Input<std::int32_t, 1>& slots,
                    const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& lengths,
                    const Input<std::int32_t, 1>& num_accepted, const Input<std::int32_t, 1>& num_nodes,
-                   const Input<std::int32_t, 1>& num_steps, const Input<float, 1>& expected) {
+                   const Input<std::int32_t, 1>& num_steps, const Input<float, 1>& predicted) {
     const std::size_t num = slots.size();
     const CommittedTokens committed(token_ids, lengths, num);
     require(num_accepted.size() == num && num_nodes.size() == num && num_steps.size() == num &&
-                expected.size() == num,
-            "what was verified needs one entry per request");
+                predicted.size() == num,
+            "num_accepted, num_nodes, num_steps and predicted need one entry per request");
     for (std::size_t i = 0; i < num; ++i) {
         if (num_accepted.data()[i] < 0) continue;
-        require(expectations.has(slots.data()[i]), "a slot was not started");
-        require(num_nodes.data()[i] > 0, "a draft that was verified has a node or more");
+        require(predictor.has(slots.data()[i]), "a slot was not started");
+        require(num_nodes.data()[i] > 0, "a verified draft needs at least one node");
     }
     for (std::size_t i = 0; i < num; ++i) {
         if (num_accepted.data()[i] < 0) continue;
-        expectations.observe(slots.data()[i], committed.of(i),
-                             {num_accepted.data()[i], num_nodes.data()[i], num_steps.data()[i],
-                              expected.data()[i]});
+        predictor.observe(slots.data()[i], committed.of(i),
+                          {num_accepted.data()[i], num_nodes.data()[i], num_steps.data()[i],
+                           predicted.data()[i]});
     }
 }
 
-void expect_model(ModelExpectations& expectations, const Input<std::int32_t, 1>& slots,
-                  const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& num_nodes,
-                  const Survival& survival, const Output<float, 1>& out) {
+void predict_model(ModelPredictor& predictor, const Input<std::int32_t, 1>& slots,
+                   const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& num_nodes,
+                   const Acceptance& cache_acceptance, const Output<float, 1>& out) {
     const std::size_t num = slots.size(), width = token_ids.shape(1);
-    require_drafts(num, token_ids, num_nodes, survival);
+    require_drafts(num, token_ids, num_nodes, cache_acceptance);
     require(out.size() >= num, "results need one row per request");
-    const TokenProbs probs = expectations.probs();
+    const TokenProbs probs = predictor.probs();
     for (std::size_t i = 0; i < num; ++i) {
         const int slot = slots.data()[i];
         const auto draft_len = num_nodes.data()[i];
-        require(expectations.has(slot), "a slot was not started");
+        require(predictor.has(slot), "a slot was not started");
         require(draft_len >= 0 && static_cast<std::size_t>(draft_len) <= width,
                 "a draft is longer than its row");
         const std::span draft(token_ids.data() + i * width, static_cast<std::size_t>(draft_len));
-        const float* row = survival ? survival->data() + i * kMaxDepth : nullptr;
-        out.data()[i] = expectations.expect(slot, draft, probs, row);
+        const float* row = cache_acceptance ? cache_acceptance->data() + i * kMaxDepth : nullptr;
+        out.data()[i] = predictor.predict(slot, draft, probs, row);
     }
 }
 
-void expect_model_sizes(ModelExpectations& expectations, const Input<std::int32_t, 1>& slots,
-                        const Input<std::int32_t, 1>& num_nodes, const Survival& survival,
-                        const Input<std::int32_t, 1>& sizes, const Input<double, 1>& odds,
-                        const Output<float, 3>& reaches, const Output<float, 3>& reaches_if_right) {
-    const std::size_t num = slots.size(), num_sizes = sizes.size(), num_steps = reaches.shape(2);
-    require(num_nodes.size() >= num && odds.size() == num_sizes, "one length per request, one odds per size");
-    require(!survival || (survival->shape(0) >= num && survival->shape(1) == kMaxDepth),
-            "survival needs one row per request");
-    for (const auto* out : {&reaches, &reaches_if_right})
+void predict_model_sizes(ModelPredictor& predictor, const Input<std::int32_t, 1>& slots,
+                         const Input<std::int32_t, 1>& num_nodes, const Acceptance& cache_acceptance,
+                         const Input<std::int32_t, 1>& sizes, const Input<double, 1>& odds,
+                         const Output<float, 3>& acceptance, const Output<float, 3>& if_cache_right) {
+    const std::size_t num = slots.size(), num_sizes = sizes.size(), num_steps = acceptance.shape(2);
+    require(num_nodes.size() >= num && odds.size() == num_sizes,
+            "num_nodes needs one entry per request, odds one per size");
+    require(!cache_acceptance || (cache_acceptance->shape(0) >= num && cache_acceptance->shape(1) == kMaxDepth),
+            "cache_acceptance needs float32[num_requests, 64]");
+    for (const auto* out : {&acceptance, &if_cache_right})
         require(out->shape(0) >= num && out->shape(1) == num_sizes && out->shape(2) == num_steps,
                 "results need one entry per request, size and step");
-    const TokenProbs probs = expectations.probs();
+    const TokenProbs probs = predictor.probs();
     for (std::size_t i = 0; i < num; ++i) {
         const int slot = slots.data()[i];
-        require(expectations.has(slot), "a slot was not started");
-        const float* row = survival ? survival->data() + i * kMaxDepth : nullptr;
+        require(predictor.has(slot), "a slot was not started");
+        const float* row = cache_acceptance ? cache_acceptance->data() + i * kMaxDepth : nullptr;
         for (std::size_t size = 0; size < num_sizes; ++size) {
             const std::size_t first = (i * num_sizes + size) * num_steps;
-            reaches_of_model(probs, static_cast<int>(num_steps), num_nodes.data()[i], row,
-                             expectations.at(slot).ratio, {sizes.data()[size], odds.data()[size]},
-                             reaches.data() + first, reaches_if_right.data() + first);
+            write_model_acceptance(probs, static_cast<int>(num_steps), num_nodes.data()[i], row,
+                                   predictor.at(slot).ratio, {sizes.data()[size], odds.data()[size]},
+                                   acceptance.data() + first, if_cache_right.data() + first);
         }
     }
 }
@@ -377,7 +377,7 @@ void expect_model_sizes(ModelExpectations& expectations, const Input<std::int32_
 
 NB_MODULE(_native, m) {
     using namespace sglang_hvd;
-    nb::set_leak_warnings(false);  // an interpreter that ends may leave objects behind
+    nb::set_leak_warnings(false);  // objects that remain when the interpreter ends are no leaks
     m.attr("NUM_DRAFT_FEATURES") = kNumDraftFeatures;
     m.attr("NUM_POSITION_FEATURES") = kNumPositionFeatures;
     m.attr("NUM_BUCKETS") = kNumBuckets;
@@ -385,7 +385,7 @@ NB_MODULE(_native, m) {
     m.def("bucket_of", &bucket_of, "position"_a);
     m.def("widest_lanes", &widest_lanes);
     m.def("use_lanes", &use_lanes, "lanes"_a);
-    nb::class_<Tracker>(m, "Tracker", "See tracker.py, which names things.")
+    nb::class_<Tracker>(m, "Tracker", "tracker.py documents it.")
         .def(nb::init<int, const Input<std::uint8_t, 1>&>(), "window"_a, "classes"_a.noconvert())
         .def("start", &Tracker::start, "prompt_ids"_a.noconvert(), "namespace"_a, "teaches"_a)
         .def("forget", &Tracker::forget)
@@ -412,7 +412,7 @@ NB_MODULE(_native, m) {
             "votes_token_ids"_a.noconvert(), "votes_probs"_a.noconvert(),
             "votes_num_nodes"_a.noconvert(), "votes_matches"_a.noconvert(),
             "votes_evidence"_a.noconvert(), "features"_a.noconvert(), "positions"_a.noconvert());
-    nb::class_<Network>(m, "Network", "See predictor.py, which names things.")
+    nb::class_<Network>(m, "Network", "predictor.py documents it.")
         .def(
             "__init__",
             [](Network* self, const Input<float, 1>& mean, const Input<float, 1>& std,
@@ -420,22 +420,22 @@ NB_MODULE(_native, m) {
                 new (self) Network(network_of(mean, std, weights, biases));
             },
             "mean"_a.noconvert(), "std"_a.noconvert(), "weights"_a, "biases"_a)
-        .def("predict_survival", &predict_survival, "features"_a.noconvert(),
-             "positions"_a.noconvert(), "num_tokens"_a.noconvert(), "payoffs"_a.noconvert(),
-             "survival"_a.noconvert())
-        .def("predict_length", &predict_length, "features"_a.noconvert(), "payoffs"_a.noconvert());
-    nb::class_<Calibration>(m, "Calibration", "See calibration.py, which names things.")
+        .def("predict_acceptance", &predict_acceptance, "features"_a.noconvert(),
+             "positions"_a.noconvert(), "num_tokens"_a.noconvert(), "accepted_lens"_a.noconvert(),
+             "acceptance"_a.noconvert())
+        .def("predict_len", &predict_len, "features"_a.noconvert(), "accepted_lens"_a.noconvert());
+    nb::class_<Calibration>(m, "Calibration", "calibration.py documents it.")
         .def("__init__", [](Calibration* self, int depth) {
-            require(depth >= 1 && depth <= kMaxDepth, "no draft is so deep");
+            require(depth >= 1 && depth <= kMaxDepth, "depth must be from 1 to 64");
             new (self) Calibration(depth);
         }, "depth"_a)
         .def("corrects", &Calibration::corrects)
-        .def("expect", &expect_cache, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
-             "num_nodes"_a.noconvert(), "matches"_a.noconvert(), "payoffs"_a.noconvert(),
-             "survival"_a.noconvert().none())
+        .def("correct", &correct_batch, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
+             "num_nodes"_a.noconvert(), "matches"_a.noconvert(), "accepted_lens"_a.noconvert(),
+             "acceptance"_a.noconvert().none())
         .def("observe", &observe_cache, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
              "lengths"_a.noconvert(), "accepted_lens"_a.noconvert(), "verified_lens"_a.noconvert(),
-             "expected"_a.noconvert())
+             "predicted"_a.noconvert())
         .def("are_fallback", [](const Calibration& calibration) {
             std::vector<bool> are;
             for (int origin = 0; origin < kNumOrigins; ++origin)
@@ -443,30 +443,30 @@ NB_MODULE(_native, m) {
             return are;
         })
         .def("figures", [](const Calibration& calibration, int origin) {
-            require(origin >= 0 && origin < kNumOrigins, "an unknown origin");
+            require(origin >= 0 && origin < kNumOrigins, "unknown origin");
             const OriginCalibration& of = calibration.of(origin);
             std::vector<std::tuple<double, double, double>> bins;
             for (const RunningReliability& bin : of.bins()) bins.push_back(sums_of(bin));
             return std::tuple(of.num_verified(), of.shift(), of.is_fallback(), sums_of(of.verified()),
                               sums_of(of.first_tokens()), bins);
         }, "origin"_a);
-    nb::class_<ModelExpectations>(m, "ModelExpectations", "See model_payoff.py, which names things.")
+    nb::class_<ModelPredictor>(m, "ModelPredictor", "model_predictor.py documents it.")
         .def(nb::init<int, int, double>(), "num_steps"_a, "full_size"_a, "size_effect"_a)
-        .def("odds_of", &ModelExpectations::odds_of, "num_nodes"_a)
-        .def("start", &ModelExpectations::start, "slot"_a)
-        .def("expect", &expect_model, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
-             "num_nodes"_a.noconvert(), "survival"_a.noconvert().none(), "out"_a.noconvert())
-        .def("expect_sizes", &expect_model_sizes, "slots"_a.noconvert(), "num_nodes"_a.noconvert(),
-             "survival"_a.noconvert().none(), "sizes"_a.noconvert(), "odds"_a.noconvert(),
-             "reaches"_a.noconvert(), "reaches_if_right"_a.noconvert())
+        .def("odds_of", &ModelPredictor::odds_of, "num_nodes"_a)
+        .def("start", &ModelPredictor::start, "slot"_a)
+        .def("predict", &predict_model, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
+             "num_nodes"_a.noconvert(), "cache_acceptance"_a.noconvert().none(), "out"_a.noconvert())
+        .def("predict_sizes", &predict_model_sizes, "slots"_a.noconvert(), "num_nodes"_a.noconvert(),
+             "cache_acceptance"_a.noconvert().none(), "sizes"_a.noconvert(), "odds"_a.noconvert(),
+             "acceptance"_a.noconvert(), "if_cache_right"_a.noconvert())
         .def("observe", &observe_model, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
              "lengths"_a.noconvert(), "num_accepted"_a.noconvert(), "num_nodes"_a.noconvert(),
-             "num_steps"_a.noconvert(), "expected"_a.noconvert())
-        .def("figures", [](const ModelExpectations& expectations) {
-            return std::tuple(expectations.num_verified(), sums_of(expectations.reliability()));
+             "num_steps"_a.noconvert(), "predicted"_a.noconvert())
+        .def("figures", [](const ModelPredictor& predictor) {
+            return std::tuple(predictor.num_verified(), sums_of(predictor.reliability()));
         })
-        .def("probs", [](const ModelExpectations& expectations) {
-            const TokenProbs p = expectations.probs();
+        .def("probs", [](const ModelPredictor& predictor) {
+            const TokenProbs p = predictor.probs();
             return std::tuple(p[kCacheRight], p[kCacheWrong], p[kAfterCache], p[kWithoutCache]);
         });
 }

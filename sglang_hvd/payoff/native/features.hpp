@@ -1,4 +1,4 @@
-// The predictor's inputs. Names, order and meaning: features.py.
+// Computes the predictor's inputs. features.py has their names, order and definitions.
 #pragma once
 
 #include <algorithm>
@@ -26,8 +26,8 @@ constexpr int kNumDraftFeatures = 14 + 9 + 1 + 9 + 20 + kNumCyclesSeen + kNumDec
                                   kNumClasses + 2 * kEvidenceDepth +
                                   5 * kNumClasses;
 constexpr int kNumPositionFeatures = 4 + 2 * kNumClasses;
-static_assert(kMaxDepth % kMostLanes == 0, "tokens are read and written in whole vectors");
-static_assert(kMaxDepth <= 255, "the tokens of a class are counted in a byte");
+static_assert(kMaxDepth % kMaxLanes == 0, "whole vectors of tokens are read and written");
+static_assert(kMaxDepth <= 255, "a byte counts the tokens of a class");
 
 struct DraftRow {
     std::span<const std::int32_t> token_ids;
@@ -39,15 +39,15 @@ struct DraftRow {
 };
 
 class FeatureWriter {
-    static constexpr int kMaxLogs = 32;  // of each kind, more than there are
+    static constexpr int kMaxLogs = 32;  // room for each kind
 
 public:
-    // of_all: how often drafts of all requests had tokens right, by their namespaces.
+    // of_all: outcomes that requests share.
     FeatureWriter(const TokenFlags& classes, const TokenOutcomes& of_all)
         : classes_(classes), of_all_(of_all) {}
 
-    // draft: the one to be judged; votes: what the votes propose (the same draft, where they made
-    // it). positions: row-major [kNumPositionFeatures, kMaxDepth].
+    // draft: what is predicted for. votes: the draft that the votes propose; in cache mode votes the same one.
+    // positions: row-major [kNumPositionFeatures, kMaxDepth].
     void write(const RequestTrack& track, const DraftRow& draft, const DraftRow& votes,
                std::int64_t place, float* features, float* positions) {
         out_ = features_ = features;
@@ -60,13 +60,13 @@ public:
         for (int i = 0; i < num; ++i) {
             flags[i + 1] = classes_.of(draft.token_ids[i]);
             counts += spread_of(flags[i + 1]);
-            first.take(flags[i + 1], i);
+            first.add(flags[i + 1], i);
         }
         std::fill(flags.begin() + num + 1, flags.end(), std::uint8_t{0});
         const auto length = static_cast<float>(num);
         const Match& match = draft.match;
 
-        // The paper's.
+        // The paper's features.
         const auto prompt_len = static_cast<float>(track.prompt_len());
         const auto generated_len = static_cast<float>(track.generated_len());
         const auto recent = track.recent();
@@ -82,13 +82,13 @@ public:
         for (int c = 0; c < kNumPaperClasses; ++c)
             put(static_cast<float>(count_of(counts, c)) / length);
 
-        // Path probabilities.
+        // The draft's own probabilities.
         for (const int depth : kProbDepths) put_logit(prob_at(draft, depth));
         put(sum_of(draft.probs.first(static_cast<std::size_t>(std::min(num, kWorthLen)))));
 
         put_match(match);
 
-        // The second opinion.
+        // What the votes propose.
         const bool is_same = votes.token_ids.data() == draft.token_ids.data() &&
                              votes.probs.data() == draft.probs.data();
         const int common = std::min(num, votes.size());
@@ -104,7 +104,7 @@ public:
         for (const int depth : kVotesDepths) put_logit(prob_at(votes, depth));
         put_match(votes.match);
 
-        // How right the cache's drafts have been.
+        // How right the cache was lately.
         for (int k = 0; k < kNumCyclesSeen; ++k) put(track.cycle(k).share());
         for (int d = 0; d < kNumDecays; ++d) put(track.moving_share(d));
         put(track.share());
@@ -115,7 +115,7 @@ public:
         put(track.cycle(1).committed);
         put_log(static_cast<float>(track.run()));
 
-        // Whether a copy goes on where it was.
+        // Whether a copy continues.
         const bool is_known = place >= 0 && track.expected_place() >= 0;
         const auto shift = is_known ? static_cast<float>(place - track.expected_place()) : 0.f;
         const float distance = std::abs(shift);
@@ -127,7 +127,7 @@ public:
         put_log(distance);
         float* const shift_at = out_ - 1;
 
-        // How alike the text before it is to what stands before its source.
+        // The texts before draft and source.
         put(votes.evidence.aligned);
         put(votes.evidence.in_common);
 
@@ -136,7 +136,7 @@ public:
         put_right(right.of_own, std::min(num, kOutcomeDepth));
         put_right(right.of_all, std::min(num, kOutcomeDepth));
 
-        // Where in its line it begins, what the output was like lately, and where the draft changes.
+        // Where in its line the draft begins, the latest output, and where the draft has its first marks.
         const TextTail& tail = track.tail();
         for (std::size_t m = 0; m < TextTail::kNumMarks; ++m) put_log(static_cast<float>(tail.since(m)));
         const float beyond = match.match_len - static_cast<float>(tail.since(kLineBreakMark));
@@ -146,11 +146,11 @@ public:
         for (int c = 0; c < kNumClasses; ++c) put(tail.share(c));
         for (const float place : first.places()) put_log(place);
 
-        // What else has votes where it begins.
+        // What else has votes where the draft begins.
         for (const float prob : votes.evidence.other) put_logit(prob);
         for (const float num_others : votes.evidence.num_others) put_log(num_others);
 
-        // What kind of text it is.
+        // The tokens where the draft begins.
         put_classes(classes_.of(track.latest(1)));
         put_classes(flags[0]);
         for (int i = 0; i < 3; ++i) put_classes(i < num ? flags[i + 1] : std::uint8_t{0});
@@ -161,15 +161,15 @@ public:
     }
 
 private:
-    // Classes of a draft's tokens, with that of the token before it in front; filled up with none.
+    // Classes of the token before the draft and of the draft's tokens, padded with 0.
     using Flags = std::array<std::uint8_t, kMaxDepth + 1>;
 
-    // Where in a draft each mark is first; far behind its end where it is not.
+    // Where a draft has each mark first; 2 * kMaxDepth if it has none.
     class FirstPlaces {
     public:
         FirstPlaces() { places_.fill(2 * kMaxDepth); }
 
-        void take(std::uint8_t flags, int place) {
+        void add(std::uint8_t flags, int place) {
             if ((flags & ~seen_) == 0) return;
             for (std::size_t m = 0; m < kMarks.size(); ++m)
                 if ((flags & kMarks[m]) && !(seen_ & kMarks[m])) places_[m] = static_cast<float>(place);
@@ -185,7 +185,7 @@ private:
 
     void put(float value) { *out_++ = value; }
 
-    // ln(1 + value) and log odds are taken at the end, of all of them at once.
+    // Puts a value whose ln(1 + value), or whose log odds, transform() computes for all features at once.
     void put_log(float value) {
         assert(num_logs_ < kMaxLogs);
         logs_[num_logs_++] = static_cast<std::uint8_t>(out_ - features_);
@@ -226,21 +226,21 @@ private:
         put(match.mean_agreement);
     }
 
-    // Of the first one, three and six of num probabilities all, and of them the least.
+    // Log odds of the products of the first one, three and six probabilities, and of their minimum.
     void put_right(const std::array<float, kOutcomeDepth>& probs, int num) {
-        float product = 1, least = 1;
+        float product = 1, lowest = 1;
         std::array<float, kOutcomeDepth> products;
         for (std::size_t i = 0; i < products.size(); ++i) {
             if (static_cast<int>(i) < num) {
                 product *= probs[i];
-                least = std::min(least, probs[i]);
+                lowest = std::min(lowest, probs[i]);
             }
             products[i] = product;
         }
         put_logit(products[0]);
         put_logit(products[2]);
         put_logit(products[5]);
-        put_logit(least);
+        put_logit(lowest);
     }
 
     void put_classes(std::uint8_t flags) {
@@ -258,7 +258,7 @@ private:
         std::memcpy(out, table[flags].data(), sizeof(table[flags]));
     }
 
-    // Four sums side by side: one would wait for each addition.
+    // Four independent sums, since each addition to a single one would wait for the one before.
     static float sum_of(std::span<const float> values) {
         using F = Floats<4>;
         F sums{};
@@ -273,28 +273,27 @@ private:
         return depth <= draft.size() ? draft.probs[static_cast<std::size_t>(depth) - 1] : 0.f;
     }
 
-    // Scaled log odds of each of num probabilities that the next is accepted; given: the
-    // probabilities that all up to it are. Of what is not said: kUnsaid.
-    static constexpr float kUnsaid = -1.5f;
+    // Log odds, divided by four and clamped, that each of num tokens is accepted if those before it are.
+    // given: num_given probabilities that all tokens so far are accepted. The other tokens have kUnknown.
+    static constexpr float kUnknown = -1.5f;
     static void write_odds(const float* given, int num_given, int num, float* out) {
         alignas(64) float before[kMaxDepth], now[kMaxDepth];
-        // As far as whole vectors read.
-        const int num_padded = (num + kMostLanes - 1) / kMostLanes * kMostLanes;
+        // Whole vectors are read.
+        const int num_padded = (num + kMaxLanes - 1) / kMaxLanes * kMaxLanes;
         std::copy_n(given, num_given, now);
-        std::fill(now + num_given, now + num_padded, 0.f);  // scaled and clamped: kUnsaid
+        std::fill(now + num_given, now + num_padded, 0.f);  // becomes kUnknown
         std::fill(before, before + num_padded, 1.f);
         for (int i = 1; i < num_given; ++i) before[i] = given[i - 1];
         in_lanes([&]<int kLanes>() __attribute__((always_inline)) {
             using F = Floats<kLanes>;
             for (int i = 0; i < num; i += kLanes) {
                 const F steps = load<F>(now + i) / clamp_of(load<F>(before + i), 1e-9f, 1.f);
-                store(clamp_of(logit_of(steps), 4 * kUnsaid, -4 * kUnsaid) * 0.25f, out + i);
+                store(clamp_of(logit_of(steps), 4 * kUnknown, -4 * kUnknown) * 0.25f, out + i);
             }
         });
     }
 
-    // What stands behind the last token means nothing: whole vectors are written there or it is left
-    // as it was, and whole vectors of it are read.
+    // Entries after the last token are unspecified: whole vectors are read and written.
     static void write_positions(const DraftRow& draft, const DraftRow& votes, bool is_same,
                                 int agreeing, const Flags& flags, float* out) {
         const int num = draft.size();
@@ -307,12 +306,12 @@ private:
         write_classes(flags.data(), num, out + 4 * kMaxDepth);
     }
 
-    // Log odds, divided by four, that a token follows the two before it, by how often it did, and how
-    // long ago the token was seen.
+    // Log odds, divided by four, that a token follows the two before it, from how often it did; and how long
+    // ago the text had the token.
     static void write_evidence(const DraftEvidence& evidence, int num, float* out) {
-        static_assert(2 * kEvidenceDepth <= kMostLanes);
-        alignas(64) float values[kMostLanes];
-        std::fill(values, values + kMostLanes, 1.f);
+        static_assert(2 * kEvidenceDepth <= kMaxLanes);
+        alignas(64) float values[kMaxLanes];
+        std::fill(values, values + kMaxLanes, 1.f);
         for (int i = 0; i < kEvidenceDepth; ++i) {
             const auto at = static_cast<std::size_t>(i);
             values[i] = odds_of(evidence.num_followed[at], evidence.num_seen[at]);
@@ -335,7 +334,7 @@ private:
         return (num_followed + kUnseen) / (num_seen - num_followed + kUnseen);
     }
 
-    // flags: of the token before the first one on.
+    // flags: the first entry is that of the token before the draft.
     static void write_classes(const std::uint8_t* flags, int num, float* out) {
         in_lanes([=]<int kLanes>() __attribute__((always_inline)) {
             for (int i = 0; i < num; i += kLanes) {
@@ -361,7 +360,7 @@ private:
     const TokenFlags& classes_;
     const TokenOutcomes& of_all_;
     float *features_ = nullptr, *out_ = nullptr;
-    std::array<std::uint8_t, kMaxLogs> logs_, logits_;  // places of the features
+    std::array<std::uint8_t, kMaxLogs> logs_, logits_;  // indices of features
     int num_logs_ = 0, num_logits_ = 0;
 };
 

@@ -1,6 +1,5 @@
-// Inference of the predictors. A row's result has the same bits whatever the other rows are, and
-// whatever the width of the registers: each output is summed in the order of the inputs, outputs side
-// by side.
+// Inference of the predictors. A row's result has the same bits whatever the other rows are and whatever
+// the width of the registers: the terms of each output are added in the order of the inputs.
 #pragma once
 
 #include <algorithm>
@@ -18,14 +17,14 @@ namespace sglang_hvd {
 namespace detail {
 
 // out[r][o] = bias[o] + sum over i of in[r][i] * weight[i][o], for kRows rows and the outputs from
-// first on, as many as fill kVectors. The sums stay in registers.
+// first on that fill kVectors. The sums stay in registers.
 template <int kLanes, int kRows, int kVectors>
 [[gnu::always_inline]] inline void affine_block(const float* in, std::size_t num_in,
                                                 const float* weight, const float* bias,
                                                 std::size_t num_out, std::size_t first,
                                                 bool is_rectified, float* out) {
     using F = Floats<kLanes>;
-    // Vector by vector: an array that is copied as a whole would be kept in memory.
+    // Copying an array as a whole would put it in memory, so each vector is copied alone.
     F sums[kRows][kVectors];
     for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < kVectors; ++v) sums[r][v] = load<F>(bias + first + v * kLanes);
@@ -43,7 +42,7 @@ template <int kLanes, int kRows, int kVectors>
     }
 }
 
-// All outputs from first on: as many as there are in blocks of kVectors, what is left in smaller ones.
+// All outputs from first on, in blocks of kVectors and the rest in smaller blocks.
 template <int kLanes, int kRows, int kVectors>
 [[gnu::always_inline]] inline void affine_rows(const float* in, std::size_t num_in,
                                                const float* weight, const float* bias,
@@ -59,8 +58,8 @@ template <int kLanes, int kRows, int kVectors>
 inline void affine(const float* in, std::size_t num_rows, std::size_t num_in, const float* weight,
                    const float* bias, std::size_t num_out, bool is_rectified, float* out) {
     in_lanes([=]<int kLanes>() __attribute__((always_inline)) {
-        // Registers of sixteen lanes are twice as many: with three vectors for two 64 rows take .9 of
-        // the time (AMD EPYC 9004). With eight lanes they take 1.3 times as long.
+        // There are twice as many registers of sixteen lanes. Three vectors instead of two then take .9 of
+        // the time for 64 rows (AMD EPYC 9004); with eight lanes they take 1.3 times as long.
         constexpr int kVectors = kLanes == 16 ? 3 : 2;
         std::size_t row = 0;
         for (; row + 4 <= num_rows; row += 4)
@@ -79,12 +78,12 @@ inline void normalise(const float* in, const float* mean, const float* scale, st
 
 }  // namespace detail
 
-// A multilayer perceptron with ReLU between its layers, on normalised inputs.
+// A multilayer perceptron with ReLU between its layers. It normalises its inputs.
 class Network {
 public:
     struct Layer {
         std::size_t num_in = 0, num_out = 0, num_padded = 0;
-        // num_padded: num_out, filled up to a multiple of kMostLanes. weight: [num_in][num_padded].
+        // num_padded: num_out, rounded up to a multiple of kMaxLanes. weight: [num_in][num_padded].
         std::vector<float> weight, bias;
     };
 
@@ -97,7 +96,7 @@ public:
     void add_layer(std::span<const float> weight, std::span<const float> bias) {
         Layer layer;
         layer.num_out = bias.size();
-        layer.num_padded = (bias.size() + kMostLanes - 1) / kMostLanes * kMostLanes;
+        layer.num_padded = (bias.size() + kMaxLanes - 1) / kMaxLanes * kMaxLanes;
         const std::size_t real_in = weight.size() / bias.size();
         layer.num_in = layers_.empty() ? real_in : layers_.back().num_padded;
         layer.weight.resize(layer.num_in * layer.num_padded);
@@ -113,8 +112,8 @@ public:
     std::size_t num_out() const { return layers_.back().num_out; }
     std::size_t num_padded_out() const { return layers_.back().num_padded; }
 
-    // rows: [num_rows][stride] of which the first num_in() count. Returns [num_rows][num_padded_out()],
-    // valid until the next call.
+    // rows: [num_rows][stride], of which the first num_in() columns are read. Returns
+    // [num_rows][num_padded_out()], valid until the next call.
     const float* run(const float* rows, std::size_t num_rows, std::size_t stride) {
         current_.resize(num_rows * num_in());
         for (std::size_t r = 0; r < num_rows; ++r)
@@ -135,11 +134,10 @@ private:
     std::vector<float> current_, next_;
 };
 
-// Outputs of a survival network: one bias for each bucket of depths, then one weight for each
-// position feature.
+// A network of kind survival has one output for each bucket of depths, then one for each position feature.
 constexpr int kNumBuckets = 21;
 
-// 0..15: a depth each; then 17-20, 21-24, 25-32, 33-48, 49-64.
+// Positions 0 to 15 have a bucket each; then come the tokens 17-20, 21-24, 25-32, 33-48, 49-64.
 constexpr int bucket_of(int position) {
     if (position < 16) return position;
     if (position < 20) return 16;
@@ -153,29 +151,29 @@ constexpr auto kBuckets = [] {
     return buckets;
 }();
 
-// P(accepted > j) for each position j of a draft, from the odds that a token whose predecessors are
-// accepted is accepted too.
-// positions: [kNumPositionFeatures][kMaxDepth]. survival: [kMaxDepth], of which the first num_tokens
-// are written. Returns its sum, the expected accepted length. Outputs that overflowed, of weights no
-// training gives, count as a draft that is not accepted.
-inline float survival_of(const float* outputs, const float* positions, int num_tokens,
-                         float* survival) {
+// Writes the probability that more than j tokens of a draft are accepted: the product of the probabilities
+// that each token up to j is accepted if those before it are.
+// positions: [kNumPositionFeatures][kMaxDepth]. acceptance: [kMaxDepth], of which the first num_tokens are
+// written. Returns their sum, the predicted accepted length. Outputs that overflow, which no trained weights
+// give, count as a draft that is not accepted.
+inline float write_acceptance(const float* outputs, const float* positions, int num_tokens,
+                              float* acceptance) {
     const int num = std::min(num_tokens, kMaxDepth);
-    float odds[kMaxDepth];
-    for (int j = 0; j < kMaxDepth; ++j) odds[j] = outputs[kBuckets[j]];
+    float probs[kMaxDepth];
+    for (int j = 0; j < kMaxDepth; ++j) probs[j] = outputs[kBuckets[j]];
     in_lanes([&]<int kLanes>() __attribute__((always_inline)) {
         using F = Floats<kLanes>;
         for (int first = 0; first < num; first += kLanes) {
-            F sum = load<F>(odds + first);
+            F sum = load<F>(probs + first);
             for (int k = 0; k < kNumPositionFeatures; ++k)
                 sum += load<F>(positions + k * kMaxDepth + first) * outputs[kNumBuckets + k];
-            store(sigmoid_of(sum), odds + first);
+            store(sigmoid_of(sum), probs + first);
         }
     });
     float prob = 1, sum = 0;
     for (int j = 0; j < num; ++j) {
-        prob *= odds[j] >= 0 ? odds[j] : 0;  // not a number is not
-        survival[j] = prob;
+        prob *= probs[j] >= 0 ? probs[j] : 0;  // false for NaN
+        acceptance[j] = prob;
         sum += prob;
     }
     return sum;

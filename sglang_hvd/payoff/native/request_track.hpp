@@ -1,4 +1,4 @@
-// What a request's cycles so far say about its next cache draft.
+// Follows a request: what its cycles so far tell about its next cache draft.
 #pragma once
 
 #include <algorithm>
@@ -14,27 +14,26 @@
 
 namespace sglang_hvd {
 
-constexpr int kMaxDepth = 64;        // tokens of a draft that count
+constexpr int kMaxDepth = 64;        // max tokens of a draft that are looked at
 constexpr int kNumDecays = 4;        // half-lives of the moving shares, in tokens
-constexpr int kNumCyclesSeen = 4;    // latest cycles that are features one by one
+constexpr int kNumCyclesSeen = 4;    // latest cycles with features of their own
 constexpr std::array<float, kNumDecays> kHalfLives = {4.f, 16.f, 64.f, 256.f};
 
-// Of the first tokens of a draft: probabilities that each is right if those before it are; behind its
-// end they say nothing.
+// Probabilities that each of a draft's first tokens is right if those before it are. Past the end of the draft
+// they are unspecified.
 constexpr int kOutcomeDepth = 6;
 struct OutcomeProbs {
     std::array<float, kOutcomeDepth> of_own{}, of_all{};
 };
 
-// The paper's features look at the latest cycles that verified a cache draft. The others look at
-// every cycle: what was committed shows, up to its length, whether the cache draft was right, even
-// where the model drafter's was verified ("agreed").
+// The paper's features cover the latest cycles that verified a cache draft. The others cover every cycle: even
+// if the model drafter's draft was verified, the committed tokens show how much of the cache draft was right
+// ("agreed").
 class RequestTrack {
 public:
-    static constexpr std::int16_t kNone = -1;  // the cycle verified no cache draft
+    static constexpr std::int16_t kNone = -1;  // a cycle that verified no cache draft
 
-    // space: the scope in which its drafts' tokens count beside those of other requests. teaches:
-    // they do.
+    // space: scope of the outcomes that it shares with other requests. teaches: its own outcomes count there.
     RequestTrack(int window, std::span<const std::int32_t> prompt, const TokenFlags& flags,
                  std::uint64_t space, bool teaches)
         : history_(static_cast<std::size_t>(window), kNone),
@@ -42,35 +41,34 @@ public:
           space_(space),
           teaches_(teaches),
           tail_(prompt, flags) {
-        take_latest(prompt);
+        append(prompt);
     }
 
-    // Tokens committed outside a cycle.
+    // Appends tokens that were committed outside a cycle.
     void extend(std::span<const std::int32_t> tokens) {
         generated_len_ += static_cast<int>(tokens.size());
-        take_latest(tokens);
+        append(tokens);
         tail_.extend(tokens);
     }
 
-    // The draft that was proposed for the cycle to come; place: in the request's own text, of what
-    // precedes the token that the draft copies first; below 0: it lies elsewhere.
-    void expect(std::span<const std::int32_t> draft, std::int64_t place) {
+    // Sets the draft that was proposed for the next cycle. place: where in the request's own text its source
+    // begins, minus 1; below 0 if the source is elsewhere.
+    void expect_draft(std::span<const std::int32_t> draft, std::int64_t place) {
         draft_.assign(draft.begin(), draft.end());
         place_ = place;
     }
 
-    // verified: first tokens of the draft that were verified. of_all: where the outcomes of its tokens
-    // count for other requests too. Returns how many of those were accepted; kNone if none was verified.
+    // Ends a cycle. verified: how many first tokens of the draft were verified. of_all: the outcomes that
+    // requests share. Returns how many of the verified tokens were accepted; kNone if none was verified.
     int commit(std::span<const std::int32_t> tokens, int verified, TokenOutcomes& of_all) {
         const int num = static_cast<int>(tokens.size()), draft_len = static_cast<int>(draft_.size());
         int num_right = 0;
         while (num_right < std::min(draft_len, num) && draft_[at(num_right)] == tokens[at(num_right)])
             ++num_right;
         const int accepted = verified > 0 ? std::min(num_right, verified) : kNone;
-        // The history is of whole drafts: of a part that was accepted whole it tells nothing.
+        // The history is about whole drafts. A part that was accepted completely does not tell how right one was.
         const bool is_cut = verified < draft_len && accepted == verified;
         remember(is_cut ? kNone : static_cast<std::int16_t>(std::min(accepted, 32767)));
-        // Of a longer draft only so many tokens count.
         const int known_len = std::min(draft_len, kMaxDepth), agreed = std::min(num_right, kMaxDepth);
         for (int i = 0; i < std::min({agreed + 1, known_len, num}); ++i) {
             const std::int32_t before = i > 0 ? draft_[at(i - 1)] : latest_[0];
@@ -99,8 +97,7 @@ public:
         return accepted;
     }
 
-    // Of the first tokens of a draft that follows the text: how probably each is right, by how
-    // often drafts of this request had it right, and by how often those of all of its space had.
+    // Probabilities for a draft that follows the text, from the outcomes of this request and of all in its space.
     OutcomeProbs probs_right(std::span<const std::int32_t> draft, const TokenOutcomes& of_all) const {
         return {outcomes_.probs<kOutcomeDepth>(0, latest_[0], draft),
                 of_all.probs<kOutcomeDepth>(space_, latest_[0], draft)};
@@ -108,9 +105,9 @@ public:
 
     int prompt_len() const { return prompt_len_; }
     int generated_len() const { return generated_len_; }
-    std::int32_t latest(int back) const { return latest_[back]; }  // -1: there is none
+    std::int32_t latest(int back) const { return latest_[back]; }  // -1 if there is none
     const TextTail& tail() const { return tail_; }
-    // Where a copy under way would go on; below 0: unknown.
+    // Where the source of a copy in progress would continue; below 0 if unknown.
     std::int64_t expected_place() const { return expected_place_; }
     int run() const { return run_; }
     float share() const { return ratio(static_cast<float>(num_agreed_), static_cast<float>(num_committed_)); }
@@ -165,7 +162,7 @@ private:
         num_accepted_ += times * accepted;
     }
 
-    void take_latest(std::span<const std::int32_t> tokens) {
+    void append(std::span<const std::int32_t> tokens) {
         if (tokens.size() >= 2) latest_[1] = tokens[tokens.size() - 2];
         if (tokens.size() == 1) latest_[1] = latest_[0];
         if (!tokens.empty()) latest_[0] = tokens.back();
@@ -173,7 +170,7 @@ private:
 
     std::vector<std::int16_t> history_;  // a ring
     std::size_t num_cycles_ = 0;
-    int num_cache_ = 0, num_accepted_ = 0;  // of what is in history_
+    int num_cache_ = 0, num_accepted_ = 0;  // sums over history_
     float last_accepted_ = 0;
     int prompt_len_;
     std::uint64_t space_;

@@ -1,5 +1,5 @@
-// What kinds of tokens a request's text ends with: where in its line the next one stands, and what the
-// output was like lately.
+// The classes of the tokens that a request's text ends with: how long ago its line began, and which classes
+// the latest output tokens are in.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,12 @@ namespace sglang_hvd {
 
 class TextTail {
 public:
-    static constexpr std::size_t kNumMarks = 3;  // of kMarks, the first ones
-    static constexpr int kWindow = 64;  // tokens of the output
-    static_assert(kWindow <= 255, "the tokens of a class are counted in a byte");
+    static constexpr std::size_t kNumMarks = 3;  // the first marks of kMarks are followed
+    static constexpr int kWindow = 64;           // latest output tokens
+    static_assert(kWindow <= 255, "a byte counts the tokens of a class");
 
     TextTail(std::span<const std::int32_t> prompt, const TokenFlags& flags) : flags_(&flags) {
-        for (std::size_t m = 0; m < kNumMarks; ++m) {  // mostly it is not far
+        for (std::size_t m = 0; m < kNumMarks; ++m) {  // from the end: mostly it is near
             const auto latest = std::find_if(prompt.rbegin(), prompt.rend(), [&](std::int32_t token) {
                 return (flags.of(token) & kMarks[m]) != 0;
             });
@@ -27,7 +27,7 @@ public:
         }
     }
 
-    // Tokens of the output.
+    // Appends output tokens.
     void extend(std::span<const std::int32_t> tokens) {
         for (const std::int32_t token : tokens) {
             const std::uint8_t flags = flags_->of(token);
@@ -40,10 +40,10 @@ public:
         }
     }
 
-    // Tokens behind the latest of a mark; all of them where there is none.
+    // Tokens after the latest occurrence of a mark; all tokens if there is none.
     int since(std::size_t mark) const { return since_[mark]; }
 
-    // Of the latest kWindow tokens of the output, those in a class.
+    // Share of the latest kWindow output tokens that are in a class.
     float share(int token_class) const {
         const auto num = std::clamp<std::size_t>(num_output_, 1, kWindow);
         return static_cast<float>(count_of(counts_, token_class)) / static_cast<float>(num);
@@ -53,7 +53,7 @@ private:
     const TokenFlags* flags_;
     std::array<int, kNumMarks> since_;
     std::array<std::uint8_t, kWindow> window_{};  // a ring
-    std::uint64_t counts_ = 0;                    // of what is in window_
+    std::uint64_t counts_ = 0;                    // tokens in window_ by class
     std::size_t num_output_ = 0;
 };
 

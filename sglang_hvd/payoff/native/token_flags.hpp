@@ -1,4 +1,4 @@
-// Classes of a vocabulary's tokens, a bit for each: TokenClass of token_classes.py.
+// The classes of a vocabulary's tokens, one bit per class: TokenClass of token_classes.py.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace sglang_hvd {
 constexpr int kNumClasses = 8;
 constexpr int kNumPaperClasses = 5;
 
-// Where a text may change: line breaks, punctuation, structure (brackets and delimiters), digits.
+// Marks are where a text may change: line breaks, punctuation, structure (brackets and delimiters), digits.
 constexpr std::array<std::uint8_t, 4> kMarks = {4, 2, 8 | 16, 128};
 constexpr std::size_t kLineBreakMark = 0;
 
@@ -20,7 +20,7 @@ class TokenFlags {
 public:
     explicit TokenFlags(std::span<const std::uint8_t> flags) : flags_(flags.begin(), flags.end()) {}
 
-    // Tokens beyond the vocabulary are in no class.
+    // Ids outside the vocabulary are in no class.
     std::uint8_t of(std::int32_t token) const {
         const auto index = static_cast<std::size_t>(token);
         return token >= 0 && index < flags_.size() ? flags_[index] : std::uint8_t{0};
@@ -30,7 +30,7 @@ private:
     std::vector<std::uint8_t> flags_;
 };
 
-// Each bit in a byte of its own, so that up to 255 tokens can be counted by class in one sum.
+// Spreads the bits over the bytes of an integer: the sum of up to 255 such integers counts tokens by class.
 inline std::uint64_t spread_of(std::uint8_t flags) {
     static constexpr auto table = [] {
         std::array<std::uint64_t, 256> spread{};

@@ -1,4 +1,4 @@
-// How often drafts had tokens right: by the token, and by the token with the one before it.
+// Counts how often drafts had tokens right: for each token, and for each pair of a token and the one before it.
 #pragma once
 
 #include <algorithm>
@@ -10,26 +10,26 @@
 
 namespace sglang_hvd {
 
-// A table of fixed size, where what is seen often displaces what is not. Equal calls leave equal
-// tables: ranks that commit the same tokens know the same.
+// A table of fixed size, in which frequent entries displace rare ones. Equal calls leave equal tables, so ranks
+// that commit the same tokens agree.
 class TokenOutcomes {
 public:
-    // num_entries: a power of two, of 4 bytes each.
+    // num_entries: a power of two. An entry takes 4 bytes.
     explicit TokenOutcomes(std::size_t num_entries) : entries_(num_entries) {}
 
-    // scope: what is seen in one says nothing in another.
+    // scope: counts of different scopes are separate.
     void add(std::uint64_t scope, std::int32_t before, std::int32_t token, bool is_right) {
         count(hash_of(scope, kAny, token), is_right);
         count(hash_of(scope, before, token), is_right);
     }
 
-    // That a draft that follows `before` has each of its first tokens right, if it has all up to
-    // there: what was seen of the token and the one before it, drawn to what was seen of the token,
-    // drawn to what drafts are on the whole. Of tokens that the draft lacks, nothing that counts.
+    // Probabilities that a draft that follows `before` has each of its first tokens right, if it has all
+    // earlier ones right. The share of the pair is drawn to that of the token, which is drawn to kPrior.
+    // Results past the end of the draft are unspecified.
     template <std::size_t kNum>
     std::array<float, kNum> probs(std::uint64_t scope, std::int32_t before,
                                   std::span<const std::int32_t> draft) const {
-        // All places first, and no branches: each place is a wait of its own for memory.
+        // Each lookup waits for memory. Computing all places first, without branches, overlaps the waits.
         std::array<std::uint64_t, 2 * kNum> hashes;
         for (std::size_t i = 0; i < kNum; ++i) {
             const std::int32_t token = i < draft.size() ? draft[i] : kAny;
@@ -63,9 +63,9 @@ private:
         std::uint16_t tag = 0;
         std::uint8_t right = 0, wrong = 0;
     };
-    static constexpr std::int32_t kAny = -2;  // any token before; -1 is none
+    static constexpr std::int32_t kAny = -2;  // counts the token after any other; -1 means none
     static constexpr float kPrior = 0.75f, kPriorWeight = 3, kTokenWeight = 2;
-    static constexpr int kMost = 255;
+    static constexpr int kMaxCount = 255;
 
     static std::uint64_t hash_of(std::uint64_t scope, std::int32_t before, std::int32_t token) {
         std::uint64_t h = (std::uint64_t{static_cast<std::uint32_t>(before)} << 32 |
@@ -79,13 +79,13 @@ private:
     void count(std::uint64_t hash, bool is_right) {
         Entry& entry = entries_[place_of(hash)];
         if (entry.tag != tag_of(hash)) {
-            if (entry.right + entry.wrong > 1) {  // stays, weaker
+            if (entry.right + entry.wrong > 1) {  // it stays, weakened
                 --(entry.right >= entry.wrong ? entry.right : entry.wrong);
                 return;
             }
             entry = {tag_of(hash), 0, 0};
         }
-        if (entry.right + entry.wrong == kMost) {
+        if (entry.right + entry.wrong == kMaxCount) {
             entry.right /= 2;
             entry.wrong /= 2;
         }

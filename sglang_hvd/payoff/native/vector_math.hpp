@@ -1,5 +1,5 @@
-// Logarithm and exponential of several values at a time, with the same bits for all registers:
-// polynomials of the Cephes library, without fused multiply-add (see CMakeLists.txt).
+// Logarithm and exponential of several values at a time. Registers of all widths give the same bits: the
+// functions are polynomials of the Cephes library, without fused multiply-add (see CMakeLists.txt).
 #pragma once
 
 #include <bit>
@@ -15,11 +15,11 @@
 
 namespace sglang_hvd {
 
-// Arrays are padded to whole vectors of the widest registers.
-constexpr int kMostLanes = 16;
+// Arrays are padded to a multiple of the widest registers.
+constexpr int kMaxLanes = 16;
 
 template <int kLanes>
-struct Vector {  // GCC heeds a size that depends on a parameter in typedefs only
+struct Vector {  // GCC accepts a size that depends on a template parameter only in a typedef
     typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
     typedef std::int32_t Ints __attribute__((vector_size(kLanes * sizeof(std::int32_t))));
     typedef std::uint8_t Bytes __attribute__((vector_size(kLanes)));
@@ -29,8 +29,8 @@ using Floats = typename Vector<kLanes>::Floats;
 template <int kLanes>
 using Ints = typename Vector<kLanes>::Ints;
 
-// Floats that fit a register of this machine. A vector that does not is kept in memory, one value
-// after the other, which takes some twenty times as long.
+// Floats that fit a register of this machine. The compiler keeps a wider vector in memory and computes value
+// by value, which takes about twenty times as long.
 inline int widest_lanes() {
 #if SGLANG_HVD_HAS_X86
     __builtin_cpu_init();
@@ -45,10 +45,10 @@ inline int widest_lanes() {
 inline const int kWidestLanes = widest_lanes();
 inline int lanes_in_use = kWidestLanes;
 
-// Other vectors give the same bits: for tests, which so run all of the code on any machine.
+// Vectors of other widths give the same bits. Tests use this to run all of the code on any machine.
 inline void use_lanes(int lanes) {
     if (lanes != 4 && lanes != 8 && lanes != 16)
-        throw std::invalid_argument("vectors have 4, 8 or 16 lanes");
+        throw std::invalid_argument("lanes must be 4, 8 or 16");
     lanes_in_use = lanes;
 }
 
@@ -71,8 +71,8 @@ template <class Body>
 
 }  // namespace detail
 
-// Runs body.operator()<kLanes>(), compiled for the registers in use. It has to be always_inline, and
-// so has all that it calls with vectors.
+// Runs body.operator()<kLanes>(), compiled for the registers in use. The body, and all functions that it passes
+// vectors to, must be always_inline.
 template <class Body>
 void in_lanes(const Body& body) {
     const int lanes = lanes_in_use;
@@ -97,7 +97,7 @@ template <class F>
     std::memcpy(values, &lanes, sizeof(lanes));
 }
 
-// Values in the normal range of float, > 0. Relative error below 2e-7.
+// For positive values in the normal range of float. Relative error below 2e-7.
 template <class F>
 [[gnu::always_inline]] inline F log_of(F x) {
     using I = IntsLike<F>;
@@ -127,7 +127,7 @@ template <class F>
     return x > high ? F{} + high : x;
 }
 
-// Clamped to [exp(-80), exp(80)]. Relative error below 2e-7.
+// The result is clamped to [exp(-80), exp(80)]. Relative error below 2e-7.
 template <class F>
 [[gnu::always_inline]] inline F exp_of(F x) {
     x = clamp_of(x, -80.f, 80.f);
@@ -149,7 +149,7 @@ template <class F>
     return 1.f / (1.f + exp_of(-x));
 }
 
-// Log odds of probabilities, taken to lie in [1e-5, 1 - 1e-5].
+// Log odds of probabilities, which are clamped to [1e-5, 1 - 1e-5].
 template <class F>
 [[gnu::always_inline]] inline F logit_of(F prob) {
     const F p = clamp_of(prob, 1e-5f, 1.f - 1e-5f);

@@ -1,4 +1,4 @@
-// The Python face of the native core. Conversions and checks of shapes only: the algorithms are in
+// The Python interface of the native core. It converts values and checks shapes; the algorithms are in
 // the headers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -73,7 +73,7 @@ void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
     }
 }
 
-// Names of columns with their places.
+// The names of columns with their places.
 nb::list columns_of(std::span<const Column> columns) {
     nb::list named;
     for (const auto& [name, place] : columns) named.append(nb::make_tuple(name, place));
@@ -94,7 +94,7 @@ CacheSettings settings_of(std::size_t shared_tokens, std::size_t namespace_token
 
 NB_MODULE(_native, m) {
     using namespace sglang_hvd;
-    nb::set_leak_warnings(false);  // an interpreter that ends may leave objects behind
+    nb::set_leak_warnings(false);  // an interpreter may end without freeing its objects
     using namespace nb::literals;
     using NoGil = nb::call_guard<nb::gil_scoped_release>;
     m.attr("MATCH_COLUMNS") = columns_of(kMatchNames);
@@ -104,7 +104,7 @@ NB_MODULE(_native, m) {
     origins["OUTPUT"] = static_cast<int>(MatchOrigin::kOutput);
     origins["SHARED"] = static_cast<int>(MatchOrigin::kShared);
     m.attr("MATCH_ORIGINS") = origins;
-    nb::class_<CacheCore>(m, "CacheCore", "See cache.py, which checks and names things.")
+    nb::class_<CacheCore>(m, "CacheCore", "cache.py documents it and checks the arguments.")
         .def(
             "__init__",
             [](CacheCore* self, std::size_t shared_tokens, std::size_t namespace_tokens,

@@ -1,4 +1,4 @@
-// Fixed-size blocks of memory that go back to the operating system when they are no longer needed.
+// Fixed-size blocks of memory. Blocks that are no longer needed go back to the operating system.
 #pragma once
 
 #include <algorithm>
@@ -15,27 +15,27 @@
 
 namespace sglang_hvd {
 
-// Hands out blocks of kBlockBytes. A few freed blocks are kept for the next request, the memory of
-// all others is given back at once (MADV_DONTNEED); their addresses are used again later. Where a
-// page holds several blocks (64 KB pages, on some ARM systems) all are kept: giving one back would
-// take its neighbours along.
+// Hands out blocks of kBlockBytes. A few freed blocks are kept for reuse. The memory of all others is
+// given back at once (MADV_DONTNEED), and their addresses are used again later. If a page holds several
+// blocks (64 KB pages, on some ARM systems), all are kept: giving one back would take its neighbours.
 //
-// Thread-safe. With HVD_CHECKED every block is its own allocation, so that AddressSanitizer sees
-// each use of a freed block.
+// Thread-safe: the calling thread and the indexing thread both allocate and release without the cache's
+// mutex. With HVD_CHECKED every block is its own allocation, so that AddressSanitizer sees each use of a
+// freed block.
 class BlockPool {
 public:
     static constexpr std::size_t kBlockBytes = 16 * 1024;  // a multiple of pages of 4 and 16 KB
 
     explicit BlockPool(std::size_t page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE)))
-        : most_warm_(kBlockBytes % page_bytes == 0 ? kMaxWarm
-                                                   : std::numeric_limits<std::size_t>::max()) {}
+        : max_warm_(kBlockBytes % page_bytes == 0 ? kMaxWarm
+                                                  : std::numeric_limits<std::size_t>::max()) {}
     BlockPool(const BlockPool&) = delete;
     BlockPool& operator=(const BlockPool&) = delete;
     ~BlockPool() {
         for (void* slab : slabs_) munmap(slab, kSlabBlocks * kBlockBytes);
     }
 
-    // Its contents are undefined.
+    // Returns a block with undefined contents.
     void* allocate() {
         const std::lock_guard lock(mutex_);
 #ifdef HVD_CHECKED
@@ -56,7 +56,7 @@ public:
 #ifdef HVD_CHECKED
         ::operator delete(block);
 #else
-        if (warm_.size() < most_warm_) {
+        if (warm_.size() < max_warm_) {
             warm_.push_back(block);
         } else {
             madvise(block, kBlockBytes, MADV_DONTNEED);
@@ -65,7 +65,7 @@ public:
 #endif
     }
 
-    // Memory of the blocks in use and of those kept for the next request, in bytes.
+    // Memory of the blocks in use and of those kept for reuse, in bytes.
     std::size_t num_bytes() const {
         const std::lock_guard lock(mutex_);
         return (num_used_ + warm_.size()) * kBlockBytes;
@@ -79,7 +79,7 @@ private:
         const std::size_t num_slabs = slabs_.size() + 1;
         slabs_.reserve(num_slabs);
         cold_.reserve(num_slabs * kSlabBlocks);  // release() must not throw
-        warm_.reserve(std::min(most_warm_, num_slabs * kSlabBlocks));
+        warm_.reserve(std::min(max_warm_, num_slabs * kSlabBlocks));
         void* slab = mmap(nullptr, kSlabBlocks * kBlockBytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (slab == MAP_FAILED) throw std::bad_alloc();
@@ -89,7 +89,7 @@ private:
         }
     }
 
-    const std::size_t most_warm_;  // freed blocks that are kept
+    const std::size_t max_warm_;  // how many freed blocks are kept
     mutable std::mutex mutex_;
     std::vector<void*> slabs_, warm_, cold_;
     std::size_t num_used_ = 0;

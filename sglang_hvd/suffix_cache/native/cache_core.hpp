@@ -1,4 +1,4 @@
-// The suffix cache: active requests, what finished ones left, and the thread that indexes.
+// The suffix cache: active requests, the texts of finished ones, and the thread that indexes.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,6 @@
 #include <mutex>
 #include <new>
 #include <optional>
-#include <shared_mutex>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -36,20 +35,23 @@ struct CacheSettings {
     std::optional<PaperSettings> paper;  // drafts as in the paper instead of the best ones
 };
 
-// Thread rule: every method may be called from any thread. propose and commit run beside each
-// other; two calls that name the same request take turns. start and finish wait for the propose and
-// commit calls under way. Long work (indexing what is longer than kInlineTokens, giving
-// memory back) is left to one thread of the cache's own. It holds a lock for the time of
-// kPieceTokens, and lets those pass that wait for it; but longer, in time linear in the text, when a
-// text's tables double or shrink to an eighth.
+// Thread rule. One thread calls the methods (SGLang's scheduler). The cache has one thread of its own,
+// the indexing thread, for long work: it indexes texts of more than kInlineTokens, keeps what finished
+// requests leave, and frees memory. One mutex guards everything but the pool of blocks, which has its
+// own. A method holds the mutex until it returns. The indexing thread holds it for kPieceTokens at a time
+// and lets a waiting method go first. It holds it longer, in time linear in the text, only when a text's
+// tables double or shrink to an eighth, or when outputs are evicted.
 //
-// Which tokens are indexed when a draft is proposed then depends on timing, and so does the size of
-// the tables when a token is indexed, which decides what is found. Where equal calls must give equal
-// drafts (the ranks of one tensor-parallel group), set indexes_in_background to false or call
-// drain() before every other call.
+// So timing decides which tokens are indexed when a draft is proposed. It also decides the size of the
+// tables when a token is indexed, and with it what is found. Where equal calls must give equal drafts (the
+// ranks of one tensor-parallel group), set indexes_in_background to false or call drain() before every
+// other call.
+//
+// A method that throws std::bad_alloc has changed nothing, except that outputs and session texts may have
+// left to make room.
 class CacheCore {
 public:
-    using Slot = std::int32_t;  // of an active request
+    using Slot = std::int32_t;  // place of an active request; used again after it finished
 
     explicit CacheCore(const CacheSettings& settings)
         : settings_(settings),
@@ -61,18 +63,16 @@ public:
     CacheCore& operator=(const CacheCore&) = delete;
     ~CacheCore() {
         {
-            const std::lock_guard lock(tasks_mutex_);
+            const auto lock = lock_first();
             is_stopping_ = true;
         }
         tasks_changed_.notify_all();
         if (worker_.joinable()) worker_.join();
     }
 
-    // Where memory cannot be had, a method has changed nothing, except that outputs and texts of sessions
-    // may have left which it needed.
-
     Slot start(const std::string& space, std::span<const Token> prompt) {
         require_tokens(prompt);
+        const auto lock = lock_first();
         auto request = std::make_shared<Request>(shared_.open(space));
         request->text = text_with(*request->space, prompt);
         TokenText& text = *request->text;
@@ -86,9 +86,7 @@ public:
             start_worker();
             task.emplace_back(request);
         }
-        const std::lock_guard lock(requests_mutex_);
         if (free_slots_.empty()) {
-            if (requests_.size() == kMaxRequests) throw std::invalid_argument("too many requests");
             if (requests_.size() == requests_.capacity()) requests_.reserve(2 * requests_.size() + 1);
             free_slots_.reserve(requests_.capacity());  // finish() must not fail there
             requests_.emplace_back();
@@ -97,8 +95,7 @@ public:
         if (!task.empty()) add_task(std::move(task));
         const Slot slot = free_slots_.back();
         free_slots_.pop_back();
-        request->slot = slot;
-        requests_[place_of(slot)] = std::move(request);
+        requests_[static_cast<std::size_t>(slot)] = std::move(request);
         return slot;
     }
 
@@ -106,7 +103,7 @@ public:
     // throws.
     void commit(std::span<const Slot> slots, const Token* rows, std::size_t width,
                 std::span<const std::int32_t> lengths) {
-        const std::shared_lock lock(requests_mutex_);
+        const auto lock = lock_first();
         for (std::size_t i = 0; i < slots.size(); ++i) {
             at(slots[i]);
             if (lengths[i] < 0 || static_cast<std::size_t>(lengths[i]) > width) {
@@ -117,58 +114,46 @@ public:
             require_tokens({rows + i * width, static_cast<std::size_t>(lengths[i])});
         }
         for (std::size_t i = 0; i < slots.size(); ++i) {
-            Request& request = at(slots[i]);
+            TokenText& text = *at(slots[i]).text;
             const auto num_tokens = static_cast<std::size_t>(lengths[i]);
-            const auto turn = turn_of(request);
-            request.text->make_room(num_tokens);
-            // What the thread indexes it makes room for.
-            if (!request.text->has_backlog()) request.text->reserve(request.text->size() + num_tokens);
+            text.make_room(num_tokens);
+            // The indexing thread makes room in the tables for what it indexes.
+            if (!text.has_backlog()) text.reserve(text.size() + num_tokens);
         }
         for (std::size_t i = 0; i < slots.size(); ++i) {
-            Request& request = at(slots[i]);
+            TokenText& text = *at(slots[i]).text;
             const std::span tokens(rows + i * width, static_cast<std::size_t>(lengths[i]));
-            const auto turn = turn_of(request);
-            const bool has_backlog = request.text->has_backlog();
-            request.text->append(tokens);
-            if (!has_backlog) request.text->index(tokens.size());
+            const bool has_backlog = text.has_backlog();
+            text.append(tokens);
+            if (!has_backlog) text.index(tokens.size());
         }
     }
 
-    // Fills one draft for each slot, at most max_nodes[i] nodes of it. by_votes: the best drafts,
-    // even where the settings ask for the paper's. with_evidence: of chains.
+    // Fills one draft for each slot, with at most max_nodes[i] nodes. by_votes: the drafts by vote, even
+    // if the settings ask for the paper's. with_evidence: also fills the evidence of chains.
     void propose(std::span<const Slot> slots, DraftShape shape, bool by_votes, bool with_evidence,
                  std::span<const std::int32_t> max_nodes, std::span<Draft> drafts) {
-        thread_local Proposer reused;
-        Proposer& proposer = reused;
-        const std::shared_lock lock(requests_mutex_);
+        const auto lock = lock_first();
         for (const Slot slot : slots) at(slot);
-        const Namespace* space = nullptr;
-        std::shared_lock<std::shared_mutex> read;  // held from one request to the next
         for (std::size_t i = 0; i < slots.size(); ++i) {
-            Request& request = at(slots[i]);
-            if (request.space.get() != space) {
-                space = request.space.get();
-                read = {};
-                read = std::shared_lock(request.space->mutex);
-            }
-            const auto turn = turn_of(request);
-            const int most = std::min(max_nodes[i], static_cast<std::int32_t>(drafts[i].token_ids.size()));
+            const Request& request = at(slots[i]);
+            const int max = std::min(max_nodes[i], static_cast<std::int32_t>(drafts[i].token_ids.size()));
             const TokenText* shared = &request.space->text;
             if (shared->size() == 0) shared = nullptr;
             Draft& draft = drafts[i];
             const bool is_papers = settings_.paper && !by_votes;
             if (is_papers) {
-                propose_as_paper(request, most, draft);
+                propose_as_paper(request, max, draft);
             } else {
-                proposer.propose({request.text.get(), request.prompt_end, shared}, shape, most,
-                                 settings_.min_token_prob, draft);
+                proposer_.propose({request.text.get(), request.prompt_end, shared}, shape, max,
+                                  settings_.min_token_prob, draft);
             }
             if (!with_evidence) continue;
             draft.evidence = {};
             if (shape != DraftShape::kChain || draft.num_nodes == 0) continue;
             if (!is_papers) {
-                proposer.compare_with_source(draft.evidence);
-                proposer.tell_others(draft.evidence);
+                proposer_.compare_with_source(draft.evidence);
+                proposer_.tell_others(draft.evidence);
             }
             look_up_tokens(*request.text,
                            draft.token_ids.first(static_cast<std::size_t>(draft.num_nodes)),
@@ -176,54 +161,58 @@ public:
         }
     }
 
-    // Forgets a request. keeps: its output (the given one, else what was committed) is shared.
+    // Forgets a request. keeps: its output (the given one, otherwise what was committed) is shared.
     void finish(Slot slot, bool keeps, std::optional<std::span<const Token>> output) {
         if (output) require_tokens(*output);
         const bool is_in_background = settings_.indexes_in_background;
-        if (is_in_background) start_worker();
+        const auto lock = lock_first();
+        Request& request = at(slot);
         // What may fail comes before the request leaves the table.
+        if (is_in_background) start_worker();
         std::list<Task> task;
         auto& finished = std::get<Finished>(task.emplace_back(Finished{}));
-        std::shared_ptr<Request> request;  // outlives its turn
-        {
-            const std::lock_guard lock(requests_mutex_);
-            at(slot);
-            request = requests_[place_of(slot)];
-            finished.space = request->space;
-            if (keeps) {
-                finished.num_flushes_seen = shared_.num_flushes(*request->space);
-                finished.output = output_of(*request, output);
-                if (!is_in_background) share(finished);
+        finished.space = request.space;
+        finished.is_kept = keeps;
+        finished.num_flushes_seen = request.space->num_flushes;
+        if (keeps) {
+            finished.output = output_of(request, output);
+            if (!is_in_background) {
+                shared_.keep(finished.space, finished.output);
+                finished.space->text.index(finished.output.size() + 1);
             }
-            const auto turn = turn_of(*request);
-            finished.text = std::move(request->text);
-            finished.prompt_end = request->prompt_end;
-            requests_[place_of(slot)] = nullptr;
-            free_slots_.push_back(next_use(slot));
         }
+        finished.text = std::move(request.text);
+        finished.prompt_end = request.prompt_end;
+        requests_[static_cast<std::size_t>(slot)] = nullptr;
+        free_slots_.push_back(slot);
         if (!is_in_background) {
-            keep_session(finished);
+            if (keeps) keep_session(session_of(finished));
         } else if (keeps || finished.text->size() > kInlineTokens) {
             num_waiting_tokens_ += finished.output.size();
             add_task(std::move(task));
         }
     }
 
-    void flush(const std::string& space) {
-        shared_.flush(space);
-        drop_flushed_sessions();
+    void flush(const std::string& name) {
+        const auto lock = lock_first();
+        Namespace* space = shared_.find(name);
+        if (!space) return;
+        sessions_.drop(*space);
+        shared_.flush(*space);
     }
     void resize(std::size_t shared_tokens, std::size_t namespace_tokens) {
+        const auto lock = lock_first();
         shared_.resize(shared_tokens, namespace_tokens);
     }
     void flush_all() {
+        const auto lock = lock_first();
+        sessions_.drop_all();
         shared_.flush_all();
-        drop_flushed_sessions();
     }
 
-    // Waits until all that was handed in is indexed.
+    // Waits until everything handed in is indexed.
     void drain() {
-        std::unique_lock lock(tasks_mutex_);
+        auto lock = lock_first();
         tasks_changed_.wait(lock, [this] { return tasks_.empty() && !is_working_; });
     }
 
@@ -232,15 +221,14 @@ public:
             num_namespaces, num_sessions, num_session_tokens, num_pending_tokens, num_bytes;
     };
     Stats stats() const {
+        const auto lock = lock_first();
         const auto shared = shared_.sizes();
         const auto sessions = sessions_.sizes();
         Stats stats{0, 0, shared.num_requests, shared.num_tokens, shared.num_namespaces,
                     sessions.num_texts, sessions.num_tokens, num_waiting_tokens_,
                     pool_.num_bytes() + shared.num_table_bytes + sessions.num_table_bytes};
-        const std::shared_lock lock(requests_mutex_);
         for (const auto& request : requests_) {
             if (!request) continue;
-            const auto turn = turn_of(*request);
             ++stats.num_requests;
             stats.num_request_tokens += request->text->size();
             stats.num_pending_tokens += request->text->end() - request->text->indexed();
@@ -249,16 +237,15 @@ public:
         return stats;
     }
 
-    // What is broken in the structures, or null.
+    // Returns what is broken in the structures, or null. O(tokens).
     const char* check() const {
+        const auto lock = lock_first();
         if (const char* broken = shared_.check()) return broken;
         if (const char* broken = sessions_.check()) return broken;
-        const std::shared_lock lock(requests_mutex_);
         std::size_t num_active = 0;
         for (const auto& request : requests_) {
             if (!request) continue;
             ++num_active;
-            const auto turn = turn_of(*request);
             if (const char* broken = request->text->check()) return broken;
             if (request->prompt_end > request->text->end()) return "a prompt is longer than its text";
         }
@@ -268,108 +255,69 @@ public:
 
 private:
     static constexpr std::size_t kInlineTokens = 512;
+    static constexpr std::size_t kPieceTokens = 256;  // indexed in about 20 us
 
     struct Request {
         explicit Request(std::shared_ptr<Namespace> space) : space(std::move(space)) {}
 
-        std::atomic<int> num_waiting = 0;  // for a turn, which the indexing thread lets pass
-        std::mutex mutex;  // guards text; taken after the namespace's
-        std::unique_ptr<TokenText> text;  // null when it is finished
-        Slot slot = 0;
+        std::unique_ptr<TokenText> text;  // null after the request finished
         std::shared_ptr<Namespace> space;
         Position prompt_end = 0;
     };
-    static constexpr std::uint64_t kDrops = ~std::uint64_t{0};
     struct Finished {
         std::shared_ptr<Namespace> space;
-        std::uint64_t num_flushes_seen = kDrops;  // kDrops: nothing of it is kept
+        bool is_kept = false;
+        std::uint64_t num_flushes_seen = 0;
         std::vector<Token> output;
-        std::unique_ptr<TokenText> text;  // freed where the memory of many blocks goes back
+        std::unique_ptr<TokenText> text;  // freed by the indexing thread: many blocks take a while
         Position prompt_end = 0;
     };
     using Task = std::variant<std::shared_ptr<Request>, Finished>;
 
-    // A text of this prompt: that of the turn before, if it is kept, and what is new.
+    // ---- the calling thread ----
+
+    // Goes before the indexing thread's next piece: the mutex alone would return to that thread first.
+    std::unique_lock<std::mutex> lock_first() const {
+        is_caller_waiting_.store(true, std::memory_order_relaxed);
+        std::unique_lock lock(mutex_);
+        is_caller_waiting_.store(false, std::memory_order_relaxed);
+        return lock;
+    }
+
+    // A text of this prompt: the one of the turn before, if it is kept, and what is new.
     std::unique_ptr<TokenText> text_with(const Namespace& space, std::span<const Token> prompt) {
-        auto text = sessions_.take(space, shared_.num_flushes(space), prompt);
+        auto text = sessions_.take(space, prompt);
         if (!text) text = std::make_unique<TokenText>(pool_);
         text->append(prompt.subspan(text->size()));
         return text;
     }
 
-    void drop_flushed_sessions() {
-        sessions_.drop_if([this](const Namespace& space, std::uint64_t num_flushes) {
-            return shared_.num_flushes(space) != num_flushes;
-        });
-    }
-
-    // What a finished request leaves to others, and to the next turn of its session. A flush in the
-    // meantime must not be outlived.
-    void share(const Finished& finished) {
-        if (finished.num_flushes_seen == kDrops) return;
-        shared_.keep(finished.space, finished.output, finished.num_flushes_seen);
-    }
-    void keep_session(Finished& finished) {
-        if (finished.num_flushes_seen == kDrops) return;
-        if (shared_.num_flushes(*finished.space) != finished.num_flushes_seen) return;
-        try {
-            sessions_.keep(finished.space, finished.num_flushes_seen, std::move(finished.text),
-                           finished.prompt_end);
-        } catch (const std::bad_alloc&) {
-            // The request is finished all the same; the next turn has to index its prompt again.
-        }
-    }
-
     static void require_tokens(std::span<const Token> tokens) {
-        Token least = 0;
-        for (const Token token : tokens) least = std::min(least, token);
-        if (least < 0) {
-            throw std::invalid_argument("token ids must not be negative, got " +
-                                        std::to_string(least));
+        Token min = 0;
+        for (const Token token : tokens) min = std::min(min, token);
+        if (min < 0) {
+            throw std::invalid_argument("token ids must not be negative, got " + std::to_string(min));
         }
         if (tokens.size() > std::size_t{1} << 30) {
             throw std::invalid_argument("at most 2**30 tokens at once");
         }
     }
 
-    // A slot is a place in the table, and above it how often the place was used before: who holds
-    // the slot of a finished request does not come upon the next one there.
-    static constexpr int kPlaceBits = 20;
-    static constexpr std::size_t kMaxRequests = std::size_t{1} << kPlaceBits;
-    static std::size_t place_of(Slot slot) { return static_cast<std::size_t>(slot) % kMaxRequests; }
-    static Slot next_use(Slot slot) {
-        const auto next = static_cast<std::uint32_t>(slot) + kMaxRequests;
-        return static_cast<Slot>(next & 0x7FFFFFFFu);
-    }
-
     Request& at(Slot slot) const {
-        const std::size_t place = place_of(slot);
-        if (slot < 0 || place >= requests_.size() || !requests_[place] ||
-            requests_[place]->slot != slot) {
+        const auto place = static_cast<std::size_t>(slot);
+        if (slot < 0 || place >= requests_.size() || !requests_[place]) {
             throw std::invalid_argument("slot " + std::to_string(slot) + " holds no active request");
         }
         return *requests_[place];
     }
 
-    static std::unique_lock<std::mutex> turn_of(Request& request) {
-        std::unique_lock turn(request.mutex, std::try_to_lock);
-        if (!turn) {
-            ++request.num_waiting;
-            turn.lock();
-            --request.num_waiting;
-        }
-        return turn;
-    }
-
-    void propose_as_paper(const Request& request, int most, Draft& draft) const {
+    void propose_as_paper(const Request& request, int max, Draft& draft) {
         draft.num_nodes = 0;
         draft.match = {};
-        thread_local PaperProposer reused;
-        PaperProposer& proposer = reused;
         const PaperSettings& settings = *settings_.paper;
         const auto context = PaperProposer::context_of(settings, *request.text);
-        const auto own = proposer.propose(settings, *request.text, context, most);
-        const auto shared = proposer.propose(settings, request.space->text, context, most);
+        const auto own = paper_proposer_.propose(settings, *request.text, context, max);
+        const auto shared = paper_proposer_.propose(settings, request.space->text, context, max);
         const bool is_own = own && (!shared || own->score >= shared->score);
         if (!own && !shared) return;
         const PaperDraft& best = is_own ? *own : *shared;
@@ -388,34 +336,53 @@ private:
         draft.match.num_agreeing = static_cast<float>(best.num_agreeing);
     }
 
-    static std::vector<Token> output_of(Request& request,
+    static std::vector<Token> output_of(const Request& request,
                                         std::optional<std::span<const Token>> given) {
         if (given) return {given->begin(), given->end()};
-        const auto turn = turn_of(request);
         std::vector<Token> output(request.text->end() - request.prompt_end);
         request.text->copy(request.prompt_end, output);
         return output;
     }
 
-    // ---- the thread that indexes ----
-
-    // Not before it is needed: a process may be forked until then.
+    // Not before it is needed: until then the process may be forked.
     void start_worker() {
-        const std::lock_guard lock(tasks_mutex_);
         if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
     }
 
-    // Takes no memory.
+    // Needs no memory.
     void add_task(std::list<Task> task) {
-        {
-            const std::lock_guard lock(tasks_mutex_);
-            tasks_.splice(tasks_.end(), task);
-        }
+        tasks_.splice(tasks_.end(), task);
         tasks_changed_.notify_all();
     }
 
+    // ---- the indexing thread; without it, the calling thread ----
+
+    // What a finished request leaves to the next turn of its session.
+    SessionTexts::Texts session_of(Finished& finished) const {
+        try {
+            return sessions_.prepared(finished.space, std::move(finished.text), finished.prompt_end);
+        } catch (const std::bad_alloc&) {
+            return {};  // the next turn has to index its prompt again
+        }
+    }
+    SessionTexts::Texts keep_session(SessionTexts::Texts prepared) {
+        try {
+            return sessions_.keep(std::move(prepared));
+        } catch (const std::bad_alloc&) {
+            return {};  // likewise
+        }
+    }
+
+    // ---- the indexing thread ----
+
+    // For one piece of work.
+    std::unique_lock<std::mutex> lock_last() const {
+        while (is_caller_waiting_.load(std::memory_order_relaxed)) std::this_thread::yield();
+        return std::unique_lock(mutex_);
+    }
+
     void work() {
-        std::unique_lock lock(tasks_mutex_);
+        std::unique_lock lock(mutex_);
         while (true) {
             tasks_changed_.wait(lock, [this] { return is_stopping_ || !tasks_.empty(); });
             if (is_stopping_) return;
@@ -427,14 +394,11 @@ private:
             if (auto* request = std::get_if<std::shared_ptr<Request>>(&task.front())) {
                 is_done = index_some(**request);
             } else {
-                auto& finished = std::get<Finished>(task.front());
-                share(finished);
-                keep_session(finished);
-                num_waiting_tokens_ -= finished.output.size();
+                settle(std::get<Finished>(task.front()));
             }
             if (is_done) task.clear();
-            lock.lock();
-            tasks_.splice(tasks_.end(), task);  // what is not done; others have their turn
+            lock = lock_last();
+            tasks_.splice(tasks_.end(), task);  // an unfinished task waits for its next turn
             is_working_ = false;
             if (tasks_.empty()) tasks_changed_.notify_all();
         }
@@ -444,12 +408,8 @@ private:
     bool index_some(Request& request) {
         constexpr int kPiecesPerTurn = 64;
         for (int piece = 0; piece < kPiecesPerTurn; ++piece) {
-            // The mutex alone would come back to this thread before who waits for it wakes up.
-            while (request.num_waiting.load(std::memory_order_relaxed) > 0) {
-                std::this_thread::yield();
-            }
-            const std::lock_guard turn(request.mutex);
-            if (!request.text) return true;  // it is finished
+            const auto lock = lock_last();
+            if (!request.text) return true;  // the request has finished
             TokenText& text = *request.text;
             if (text.indexed() == 0) text.reserve(text.size());
             text.index(kPieceTokens);
@@ -458,19 +418,42 @@ private:
         return false;
     }
 
+    // Keeps what a finished request leaves to other requests and to the next turn of its session, unless
+    // its namespace was flushed meanwhile.
+    void settle(Finished& finished) {
+        if (!finished.is_kept) return;
+        const Namespace& space = *finished.space;
+        {
+            const auto lock = lock_last();
+            if (space.num_flushes == finished.num_flushes_seen) {
+                shared_.keep(finished.space, finished.output);
+            }
+        }
+        for (bool is_indexed = false; !is_indexed;) {
+            const auto lock = lock_last();
+            finished.space->text.index(kPieceTokens);
+            is_indexed = !space.text.has_backlog();
+        }
+        SessionTexts::Texts prepared = session_of(finished), leaving;  // freed without the mutex
+        const auto lock = lock_last();
+        if (space.num_flushes == finished.num_flushes_seen) leaving = keep_session(std::move(prepared));
+        num_waiting_tokens_ -= finished.output.size();
+    }
+
     CacheSettings settings_;
+    Proposer proposer_;
+    PaperProposer paper_proposer_;
     BlockPool pool_;
+
+    mutable std::atomic<bool> is_caller_waiting_ = false;
+    mutable std::mutex mutex_;  // guards what follows, and all texts
     SharedTexts shared_;
     SessionTexts sessions_;
-
-    mutable std::shared_mutex requests_mutex_;  // taken first
-    std::vector<std::shared_ptr<Request>> requests_;
+    std::vector<std::shared_ptr<Request>> requests_;  // by slot; null where it is free
     std::vector<Slot> free_slots_;
-
-    std::mutex tasks_mutex_;
     std::condition_variable tasks_changed_;
     std::list<Task> tasks_;
-    std::atomic<std::size_t> num_waiting_tokens_ = 0;  // of outputs among the tasks
+    std::size_t num_waiting_tokens_ = 0;  // of outputs among the tasks
     bool is_working_ = false, is_stopping_ = false;
     std::thread worker_;
 };

@@ -1,5 +1,5 @@
-// What else the texts know of a draft: whether its first tokens usually follow one another, and how
-// alike the text before it is to the text that it was copied from.
+// Evidence about a draft: whether its first tokens usually follow one another, and how similar the text
+// before the draft is to the text before its source.
 #pragma once
 
 #include <algorithm>
@@ -11,15 +11,15 @@
 
 namespace sglang_hvd {
 
-// Looks up the first tokens of a chain that follows the text, side by side: each step waits for
-// memory.
+// Looks up the first tokens of a chain that follows the text. The lookups are interleaved, because each
+// step waits for memory.
 inline void look_up_tokens(const TokenText& text, std::span<const Token> draft,
                            DraftEvidence& evidence) {
     constexpr int kBefore = 2;
     constexpr int kPairs = kUnigram - 1;
     static_assert(kOrders[kPairs] == kBefore);
-    constexpr int kMostPairs = 2;   // latest places of a pair
-    constexpr int kMostTokens = 4;  // and of a token: mostly one of these is it
+    constexpr int kMaxPairs = 2;   // latest places of a pair that are read
+    constexpr int kMaxTokens = 4;  // latest places in a token's bucket that are read
     const int num = static_cast<int>(std::min<std::size_t>(draft.size(), kEvidenceDepth));
     std::array<Token, kBefore + kEvidenceDepth> tokens;
     tokens.fill(kEnd);
@@ -37,20 +37,20 @@ inline void look_up_tokens(const TokenText& text, std::span<const Token> draft,
     }
 
     std::array<TokenText::Found, kEvidenceDepth> pairs;
-    std::array<std::array<Position, kMostTokens>, kEvidenceDepth> places;
+    std::array<std::array<Position, kMaxTokens>, kEvidenceDepth> places;
     std::array<int, kEvidenceDepth> num_places;
     for (int i = 0; i < num; ++i) {
         pairs[i] = text.latest(pair_hashes[i], kPairs);
-        // What follows the end of the text is the draft itself.
+        // The draft itself follows the end of the text.
         if (pairs[i].is_found && pairs[i].place + 1 == text.end())
             pairs[i] = text.previous(pairs[i].place, kPairs);
         if (pairs[i].is_found) text.prefetch_place(pairs[i].place, kPairs);
         num_places[i] = text.recent(token_hashes[i], places[i]);
         for (int k = 0; k < num_places[i]; ++k)
-            __builtin_prefetch(text.before_end(places[i][k]));  // its links are not followed
+            __builtin_prefetch(text.before_end(places[i][k]));  // only the token is read
     }
 
-    for (int k = 0; k < kMostPairs; ++k) {
+    for (int k = 0; k < kMaxPairs; ++k) {
         for (int i = 0; i < num; ++i) {
             if (!pairs[i].is_found) continue;
             const Token* token = tokens.data() + kBefore + i;
@@ -61,7 +61,7 @@ inline void look_up_tokens(const TokenText& text, std::span<const Token> draft,
                 ++evidence.num_seen[i];
                 evidence.num_followed[i] += here[1] == *token;
             }
-            if (k + 1 == kMostPairs) continue;
+            if (k + 1 == kMaxPairs) continue;
             pairs[i] = text.previous(pairs[i].place, kPairs);
             if (pairs[i].is_found) text.prefetch_place(pairs[i].place, kPairs);
         }
@@ -75,9 +75,9 @@ inline void look_up_tokens(const TokenText& text, std::span<const Token> draft,
     }
 }
 
-// here, there: ends of the two texts; num: tokens that stand before both, at most kLookBack.
+// Compares the texts that end at `here` and `there`. num: tokens before both ends, at most kLookBack.
 inline void compare_contexts(const Token* here, const Token* there, int num, DraftEvidence& evidence) {
-    // Of a fixed length, for the compiler: filled up with what no text holds.
+    // The arrays have a fixed length for the compiler; values that no text holds fill them up.
     std::array<Token, kLookBack> a, b;
     a.fill(kEnd - 1);
     b.fill(kEnd - 2);

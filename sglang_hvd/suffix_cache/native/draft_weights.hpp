@@ -1,4 +1,4 @@
-// How much an earlier occurrence says about the next token: constants fitted to recorded text.
+// How much an earlier occurrence tells about the next token: constants fitted to recorded text.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,9 @@
 namespace sglang_hvd {
 
 // P(next = t) = sum of the weights of the occurrences followed by t
-//               / (sum of all weights + weight that none of them is right).
-// An occurrence weighs exp(of_length[match_len] + of_age[bucket] + of_origin). The constants
-// maximise the likelihood of recorded outputs, see docs/suffix-cache.md.
+//               / (sum of all weights + weight of "none of them").
+// An occurrence has the weight exp(of_length[match_len] + of_age[bucket] + of_origin). The constants
+// maximise the likelihood of recorded outputs; see docs/suffix-cache.md.
 class DraftWeights {
 public:
     static const DraftWeights& get() {
@@ -25,7 +25,7 @@ public:
 
     float of_match(int match_len) const { return match_[std::min(match_len, kLookBack)]; }
     float of_none(int longest_match) const { return none_[std::min(longest_match, kLookBack)]; }
-    // Probability of what an occurrence says when there is no other.
+    // Probability of the token after an occurrence if there is no other occurrence.
     float share_of(int match_len, float place_weight) const {
         return place_weight / (place_weight + none_by_match_[std::min(match_len, kLookBack)]);
     }

@@ -1,4 +1,4 @@
-// Places of a text, by how long what follows them is the same.
+// Groups places of a text by how long the tokens after them agree.
 #pragma once
 
 #include <algorithm>
@@ -12,15 +12,15 @@
 
 namespace sglang_hvd {
 
-// How many tokens from this place on are the same as these.
+// How many tokens from this place on equal the given ones.
 inline std::size_t num_following(const TokenText& text, Position place, std::span<const Token> tokens) {
-    const auto most = std::min<std::size_t>(tokens.size(), text.end() - place);
+    const auto max = std::min<std::size_t>(tokens.size(), text.end() - place);
     std::size_t num = 0;
-    while (num < most) {
+    while (num < max) {
         const Token* here = text.before_end(place + static_cast<Position>(num));
-        const auto piece = tokens.subspan(num, std::min<std::size_t>(kLookAhead, most - num));
+        const auto piece = tokens.subspan(num, std::min<std::size_t>(kLookAhead, max - num));
         std::size_t same = 0;
-        // Where time matters, most agree for long.
+        // If there are many places, most of them agree for long.
         constexpr std::size_t kAtOnce = 8;
         while (same + kAtOnce <= piece.size() &&
                std::memcmp(here + same, &piece[same], kAtOnce * sizeof(Token)) == 0) {
@@ -33,8 +33,8 @@ inline std::size_t num_following(const TokenText& text, Position place, std::spa
     return num;
 }
 
-// Each place is compared once with the guide, what follows one of them. How many of them follow it
-// for some tokens, and who leaves it then, needs no look at the others any more.
+// The guide is the text after one of the places. Each place is compared with it once. After that, the
+// places that follow the guide for so many tokens are known without looking at the others.
 class Followers {
 public:
     void clear() {
@@ -44,12 +44,12 @@ public:
 
     std::size_t size() const { return places_.size(); }
     std::span<const Token> guide() const { return guide_; }
-    // How many agree with the guide for just so many tokens.
+    // How many places agree with the guide for exactly so many tokens.
     std::size_t num_leaving(std::size_t num_agreeing) const { return leaving_[num_agreeing].count; }
-    // The latest that was added of those.
+    // Of these the one that was added last.
     Position one_leaving(std::size_t num_agreeing) const { return places_[leaving_[num_agreeing].first]; }
 
-    // Calls this with each of those.
+    // Calls visit with each of them.
     template <typename Visit>
     void visit_leaving(std::size_t num_agreeing, Visit visit) const {
         for (auto i = leaving_[num_agreeing].first; i != kNone; i = next_[i]) visit(places_[i]);
@@ -59,9 +59,9 @@ public:
         places_.insert(places_.end(), places.begin(), places.end());
     }
 
-    // Takes the places in that were added, at least one at first.
+    // Compares the places that were added. There must be at least one.
     void compare(const TokenText& text, std::size_t max_tokens) {
-        // Those of before may be unlike them; to compare them again adds little.
+        // The earlier places may be unlike the new ones, and comparing them again adds little.
         if (places_.size() >= 8 * next_.size()) {
             guide_by(text, best_guide(text, max_tokens), max_tokens);
         } else {
@@ -69,7 +69,7 @@ public:
         }
     }
 
-    // Compares all with at most so many tokens after this one of the places.
+    // Compares all places with at most max_tokens tokens after this one of them.
     void guide_by(const TokenText& text, Position place, std::size_t max_tokens) {
         take_guide(text, place, max_tokens);
         leaving_.assign(guide_.size() + 1, {});
@@ -98,8 +98,8 @@ private:
         }
     }
 
-    // Of a few places that with which the others agree for longest. Any would do; one that leaves
-    // the others soon costs time.
+    // Of a few places the one with which the others agree for longest. Any place would do, but one that
+    // leaves the others soon costs time.
     Position best_guide(const TokenText& text, std::size_t max_tokens) {
         constexpr std::size_t kCandidates = 8;
         if (places_.size() < 8 * kCandidates) return places_[places_.size() / 2];
@@ -108,13 +108,13 @@ private:
             candidates[i] = places_[(2 * i + 1) * places_.size() / (2 * kCandidates)];
         }
         Position best = candidates[0];
-        std::size_t most = 0;
+        std::size_t max = 0;
         for (const Position candidate : candidates) {
             take_guide(text, candidate, max_tokens);
             std::size_t num = 0;
             for (const Position other : candidates) num += num_following(text, other, guide_);
-            if (num > most) {
-                most = num;
+            if (num > max) {
+                max = num;
                 best = candidate;
             }
         }
@@ -122,13 +122,13 @@ private:
     }
 
     struct Leaving {
-        std::uint32_t first = kNone;  // of places_; the others by next_
+        std::uint32_t first = kNone;  // in places_; next_ leads to the others
         std::uint32_t count = 0;
     };
     std::vector<Position> places_;
     std::vector<Token> guide_;
     std::vector<Leaving> leaving_;     // by the number of tokens that agree
-    std::vector<std::uint32_t> next_;  // of each place: another that agrees for as many
+    std::vector<std::uint32_t> next_;  // for each place, another one that agrees for as many tokens
 };
 
 }  // namespace sglang_hvd

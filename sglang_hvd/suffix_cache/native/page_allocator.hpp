@@ -1,4 +1,4 @@
-// Memory of large arrays that goes back to the operating system when they are freed.
+// Memory of large arrays. It goes back to the operating system when they are freed.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace sglang_hvd {
 
-// From kMostOfHeap bytes on an array has pages of its own. glibc begins like that too, but every large
-// array that is freed raises its limit, up to 32 MB; what lies below stays in the heap's arenas.
+// An array of kMinPaged bytes or more has pages of its own. glibc starts with such a limit too, but each
+// large array that is freed raises it, up to 32 MB, and smaller arrays stay in the heap's arenas.
 template <typename T>
 class PageAllocator {
 public:
@@ -39,13 +39,13 @@ public:
 
 private:
     static constexpr std::align_val_t kAlign{alignof(T)};
-    static constexpr std::size_t kMostOfHeap = 128 * 1024;
+    static constexpr std::size_t kMinPaged = 128 * 1024;
 
-    static bool has_pages(std::size_t num) {
+    static bool has_pages([[maybe_unused]] std::size_t num) {
 #ifdef HVD_CHECKED
-        return false;  // AddressSanitizer sees the heap's arrays only
+        return false;  // AddressSanitizer sees only arrays of the heap
 #else
-        return num >= kMostOfHeap / sizeof(T);
+        return num >= kMinPaged / sizeof(T);
 #endif
     }
 };

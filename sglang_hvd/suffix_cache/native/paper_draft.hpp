@@ -1,4 +1,4 @@
-// SuffixDecoding's draft, exactly: the baseline of the paper.
+// SuffixDecoding's draft, exactly: the paper's baseline.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +15,12 @@
 
 namespace sglang_hvd {
 
-// Token for token and score for score what ArcticInference 0.3.0 proposes as a chain
+// Proposes, token for token and score for score, what ArcticInference 0.3.0 proposes as a chain
 // (csrc/suffix_decoding/suffix_tree.cc: speculate). tests/suffix_cache/oracle/matching.py is the same in
-// Python and says why; here the occurrences come from a chain of the index. Time is linear in the
-// number of occurrences of the last token, which suffices for a baseline, with a factor that a text
-// of few tokens cannot raise much: an occurrence is compared once with the context and about once
-// with the draft, and not looked at for each match length and each token of the draft.
+// Python and explains it. Here the occurrences come from a chain of the index. The time is linear in the
+// number of occurrences of the last token, which suffices for a baseline. A text of few different tokens
+// cannot raise the factor much: an occurrence is compared once with the context and about once with the
+// draft, not once for each match length and each token of the draft.
 struct PaperSettings {
     int max_depth = 64;
     int max_draft_tokens = 64;
@@ -39,9 +39,9 @@ struct PaperDraft {
 
 namespace detail {
 
-// The first child of a node of ArcticInference's suffix tree after these insertions: children
-// stand by falling count; one that reaches a count goes behind the others with that count, except
-// that the first of its old group goes before them (suffix_tree.cc: _increment_count).
+// The first child of a node of ArcticInference's suffix tree after these insertions. Children stand by
+// falling count. A child that reaches a count goes after the others with that count, except that the
+// first child of its old group goes before them (suffix_tree.cc: _increment_count).
 inline Token first_sibling(std::span<const Token> tokens) {
     struct Child {
         Token token = kEnd;
@@ -82,8 +82,8 @@ inline Token first_sibling(std::span<const Token> tokens) {
 
 class PaperProposer {
 public:
-    // The last tokens that a match may cover. The longest match leaves out the first token of the
-    // request, and room for one draft token.
+    // The last tokens that a match may cover. The longest match excludes the first token of the request
+    // and leaves room for one draft token.
     static std::vector<Token> context_of(const PaperSettings& settings, const TokenText& own) {
         const auto length = std::min<std::size_t>(own.size() == 0 ? 0 : own.size() - 1,
                                                   static_cast<std::size_t>(settings.max_depth - 1));
@@ -100,20 +100,20 @@ public:
         settings_.max_draft_tokens = std::min(settings.max_draft_tokens, max_tokens);
         find_matches(text, context);
         const std::vector<Range> ranges = ranges_of_matches();
-        if (ranges.empty() || ranges.front().most_from_here <= 0) return std::nullopt;
-        const auto longest_draft = static_cast<std::size_t>(ranges.front().most_from_here);
+        if (ranges.empty() || ranges.front().max_from_here <= 0) return std::nullopt;
+        const auto longest_draft = static_cast<std::size_t>(ranges.front().max_from_here);
 
-        // The longest matches first: every shorter one has their occurrences and its own.
+        // The longest matches come first: every shorter one has their occurrences and its own.
         std::optional<PaperDraft> best;
         all_.clear();
-        std::size_t num_lost = 0;  // that were compared again, since the draft left the guide
+        std::size_t num_lost = 0;  // occurrences compared again, because the draft left the guide
         for (const Range& range : ranges) {
-            if (best && static_cast<float>(range.most_from_here) < best->score) break;
-            if (range.most == 0 || (best && static_cast<float>(range.most) < best->score)) continue;
+            if (best && static_cast<float>(range.max_from_here) < best->score) break;
+            if (range.max == 0 || (best && static_cast<float>(range.max) < best->score)) continue;
             all_.add(std::span(ends_).subspan(all_.size(), range.num_ends - all_.size()));
             all_.compare(text, longest_draft);
             auto [path, survivor] = follow(text, longest_draft, num_lost);
-            if (num_lost >= all_.size()) {  // to compare all anew costs no more than that did
+            if (num_lost >= all_.size()) {  // comparing all again costs no more than that did
                 num_lost = 0;
                 all_.guide_by(text, survivor, longest_draft);
             }
@@ -136,43 +136,43 @@ public:
                 best = std::move(path);
             }
         }
-        if (ends_.capacity() > kMostKept) *this = {};
+        if (ends_.capacity() > kMaxKept) *this = {};
         return best;
     }
 
 private:
-    // Occurrences whose memory is kept for the thread's next proposal: 30 to 70 bytes for each.
-    static constexpr std::size_t kMostKept = std::size_t{1} << 18;
+    // Memory for this many occurrences is kept for the next proposal: 30 to 70 bytes each.
+    static constexpr std::size_t kMaxKept = std::size_t{1} << 18;
 
     struct Match {
         Position end;  // just after the match
         std::uint32_t length;
     };
-    // Match lengths with the same occurrences, so the same continuation: the first num_ends of ends_.
+    // Match lengths with the same occurrences (the first num_ends of ends_), so the same continuation.
     struct Range {
         int shortest, longest;
         std::size_t num_ends;
-        int most;            // tokens of a draft
-        int most_from_here;  // ... of this range's or a shorter match's
+        int max;            // tokens of a draft
+        int max_from_here;  // the same for this range and all shorter matches
     };
 
-    // The longest draft for this match length.
+    // The maximum number of draft tokens for this match length.
     int room(int match_len) const {
         // In single precision, with the epsilon in double, as upstream.
         const float by_factor = static_cast<float>(match_len) * settings_.max_spec_factor;
         const double limit = static_cast<double>(by_factor + settings_.max_spec_offset) + 1e-6;
-        const int most = std::min(settings_.max_draft_tokens, settings_.max_depth - match_len);
-        return limit <= 0 || most <= 0 ? 0 : limit >= most ? most : static_cast<int>(limit);
+        const int max = std::min(settings_.max_draft_tokens, settings_.max_depth - match_len);
+        return limit <= 0 || max <= 0 ? 0 : limit >= max ? max : static_cast<int>(limit);
     }
 
-    // Fills ends_. Where a match overlaps a later one, how the context agrees with itself tells how long
-    // it is, as in the Z algorithm: no token of the text is found to agree twice.
+    // Fills ends_. If a match overlaps a later one, the context's agreement with itself tells its length,
+    // as in the Z algorithm: no token of the text is found to agree twice.
     void find_matches(const TokenText& text, std::span<const Token> context) {
         matches_.clear();
         num_matches_.assign(context.size() + 1, 0);
         overlaps_.assign(context.size(), kUnknown);
         const Token* context_end = context.data() + context.size();
-        Match first{0, 0};  // of those so far, that which begins first
+        Match first{0, 0};  // the match so far that begins first
         for (auto at = text.latest(context_hash(context_end, kUnigram), kUnigram); at.is_found;
              at = text.previous(at.place, kUnigram)) {
             const Position end = at.place + 1, shift = first.end - end;
@@ -183,15 +183,15 @@ private:
                 length = std::min(overlaps_[shift], first.length - shift);
                 is_known = length < first.length - shift;
             }
-            const auto most = std::min<std::size_t>(context.size(), end - text.begin());
-            while (!is_known && length < most) {
-                const int piece = static_cast<int>(std::min<std::size_t>(kLookBack, most - length));
+            const auto max = std::min<std::size_t>(context.size(), end - text.begin());
+            while (!is_known && length < max) {
+                const int piece = static_cast<int>(std::min<std::size_t>(kLookBack, max - length));
                 const int num = common_suffix(text.before_end(at.place - length) + 1,
                                               context_end - length, piece);
                 length += static_cast<std::uint32_t>(num);
                 is_known = num < piece;
             }
-            if (length == 0) continue;  // another token of its bucket
+            if (length == 0) continue;  // another token in the same bucket
             matches_.push_back({end, length});
             ++num_matches_[length];
             if (first.length == 0 || end - length < first.end - first.length) first = {end, length};
@@ -207,14 +207,14 @@ private:
         for (const Match& match : matches_) ends_[next_[match.length]++] = match.end;
     }
 
-    // For how many tokens the context agrees with itself, moved by some.
+    // For how many tokens the context agrees with itself when it is shifted.
     static std::uint32_t overlap_of(std::span<const Token> context, std::size_t shift) {
         const auto rest = context.first(context.size() - shift);
         const auto differs = std::mismatch(rest.rbegin(), rest.rend(), context.rbegin()).first;
         return static_cast<std::uint32_t>(differs - rest.rbegin());
     }
 
-    // The longest matches first.
+    // Ranges of match lengths, the longest first.
     std::vector<Range> ranges_of_matches() const {
         std::vector<Range> ranges;
         std::size_t num_ends = 0;
@@ -226,26 +226,26 @@ private:
             if (ranges.empty()) continue;
             Range& range = ranges.back();
             range.shortest = static_cast<int>(length);
-            range.most = std::max(range.most, room(range.shortest));
+            range.max = std::max(range.max, room(range.shortest));
         }
-        int most = 0;
+        int max = 0;
         for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
-            range->most_from_here = most = std::max(most, range->most);
+            range->max_from_here = max = std::max(max, range->max);
         }
         return ranges;
     }
 
-    // Follows the most frequent next token. A token's probability is the share of the occurrences
-    // it follows, those that nothing follows included, times its predecessor's probability.
-    // Also one of all_ that agrees with the draft. num_lost: goes up by the occurrences that had to
-    // be compared again.
+    // Follows the most frequent next token. A token's probability is the share of occurrences that it
+    // follows, including those that nothing follows, times its predecessor's probability. Also returns
+    // one of all_ that agrees with the draft. Adds the occurrences that had to be compared again to
+    // num_lost.
     std::pair<PaperDraft, Position> follow(const TokenText& text, std::size_t longest_draft,
                                            std::size_t& num_lost) {
         PaperDraft path;
         path.num_occurrences = all_.size();
         const Followers* among = &all_;
-        std::size_t num_alive = all_.size();  // that follow the draft so far
-        std::size_t depth = 0;                // the latest tokens of it, which are the guide's
+        std::size_t num_alive = all_.size();  // occurrences that follow the draft so far
+        std::size_t depth = 0;                // how many of its latest tokens are the guide's
         float prob = 1;
         while (path.token_ids.size() < longest_draft) {
             Leader leader = leader_of(text, *among, depth, num_alive);
@@ -285,7 +285,7 @@ private:
         bool is_tied = false;
     };
 
-    // The most frequent token after those that agree with the guide for at least so many tokens.
+    // The most frequent token after the places that agree with the guide for at least depth tokens.
     Leader leader_of(const TokenText& text, const Followers& among, std::size_t depth,
                      std::size_t num_alive) {
         const std::size_t num_leaving = among.num_leaving(depth);
@@ -328,10 +328,10 @@ private:
     // Of the latest proposal.
     std::vector<Match> matches_;  // the latest first
     std::vector<std::size_t> num_matches_;  // by length
-    std::vector<std::uint32_t> overlaps_;   // of the context with itself, by how far it is moved
+    std::vector<std::uint32_t> overlaps_;   // of the context with itself, by shift
     std::vector<std::size_t> next_;
-    std::vector<Position> ends_;  // places after a match, those of the longest first
-    Followers all_;               // those of them that matter so far
+    std::vector<Position> ends_;  // places after a match, the longest match first
+    Followers all_;               // the places that matter so far
     std::array<Followers, 2> leaving_;
     std::vector<Position> leavers_;
     TokenTable counts_;

@@ -20,23 +20,23 @@ namespace sglang_hvd {
 
 constexpr int kMaxNodes = 256;
 
-// A draft in the order of growth: parents stand before their children.
+// A draft in the order in which it grew: parents stand before their children.
 struct Draft {
     std::span<Token> token_ids;
-    std::span<std::int32_t> parents;  // index of the node before; -1: follows the context
+    std::span<std::int32_t> parents;  // index of the previous node; -1: the context
     std::span<std::int32_t> depths;   // 1 for the tokens that may come next
     std::span<float> probs;           // estimated probability that the node is accepted
     int num_nodes = 0;
     Match match;
-    DraftEvidence evidence;  // of a chain, if it was asked for
+    DraftEvidence evidence;  // of a chain, on request
 };
 
 enum class DraftShape : std::uint8_t { kChain, kTree };
 
-// Workspace for one draft at a time; reused, it allocates nothing.
+// Makes one draft at a time. It is a reusable workspace and allocates nothing.
 class Proposer {
 public:
-    // The texts to look in: the request's own (which ends with the context) and the shared one.
+    // The texts to search: the request's own, which ends with the context, and the shared one or null.
     struct Sources {
         const TokenText* own;
         Position prompt_end;
@@ -71,7 +71,7 @@ public:
         if (draft.num_nodes > 0) draft.match.mean_agreement /= draft.match.num_tokens;
     }
 
-    // How alike the texts before the latest draft and before its source are. The draft has nodes.
+    // Compares the text before the latest draft with that before its source. The draft must have nodes.
     void compare_with_source(DraftEvidence& evidence) const {
         const TokenText& own = *sources_.own;
         const TokenText& text = source_.origin == MatchOrigin::kShared ? *sources_.shared : own;
@@ -80,7 +80,7 @@ public:
         compare_contexts(own.at(own.end()), source_.next, num, evidence);
     }
 
-    // What had votes beside the first tokens of the latest chain.
+    // Tells which other tokens had votes at the first places of the latest chain.
     void tell_others(DraftEvidence& evidence) const {
         for (std::size_t i = 0; i < others_.size(); ++i) {
             evidence.num_others[i] = static_cast<float>(others_[i].count);
@@ -92,20 +92,20 @@ private:
     static constexpr int kMaxOccurrences = 192;
     static constexpr int kMaxMembers = 1 << 13;
     static constexpr int kMaxGroups = 1 << 12;
-    // Latest places looked at for each order, in each text: when the context is looked up for a
-    // chain or for a tree, and when a drafted context is. A tree has room for the less likely.
-    using MostPlaces = std::array<int, kNumOrders>;
-    static constexpr MostPlaces kChainPlaces = {2, 5, 10};
-    static constexpr MostPlaces kTreePlaces = {2, 12, TokenText::kNumRecent};
-    static constexpr MostPlaces kRematchPlaces = {0, 4, 4};
+    // How many of the latest places are read per order and text: for the context of a chain, for that of
+    // a tree (which has room for less likely tokens), and for a drafted context.
+    using MaxPlaces = std::array<int, kNumOrders>;
+    static constexpr MaxPlaces kChainPlaces = {2, 5, 10};
+    static constexpr MaxPlaces kTreePlaces = {2, 12, TokenText::kNumRecent};
+    static constexpr MaxPlaces kRematchPlaces = {0, 4, 4};
     static constexpr int kNodesPerRematch = 11;
     static constexpr int kMaxRematches = 8;
 
     struct Occurrence {
-        const Token* next;       // what followed it
-        std::uint16_t num_next;  // how many tokens of that
+        const Token* next;       // the tokens after it
+        std::uint16_t num_next;  // how many of them can be read
         std::uint8_t match_len;
-        std::uint8_t depth;  // of the node whose context it matches
+        std::uint8_t depth;  // depth of the node whose context it matches
         MatchOrigin origin;
         Position age;
         float place_weight;
@@ -118,31 +118,31 @@ private:
         std::int32_t depth;
         float prob;
         std::uint16_t first, count;
-        float share;  // of its siblings' votes
+        float share;  // of the votes of all siblings
     };
 
-    // What may stand in a node's place.
+    // Other tokens that could stand in a node's place.
     struct Others {
         int count = 0;
-        float prob = 0;  // of the likeliest of them, if all before it is right
+        float prob = 0;  // probability of the likeliest, given that all tokens before it are right
     };
 
     // ---- looking up ----
 
-    void look_up_context(const MostPlaces& most) {
+    void look_up_context(const MaxPlaces& max_places) {
         const TokenText& own = *sources_.own;
         const Token* end = own.at(own.end());
         context_len_ = static_cast<int>(std::min<std::size_t>(own.size(), kLookBack));
-        look_up(end, context_len_, 0, most, !own.has_backlog());
+        look_up(end, context_len_, 0, max_places, !own.has_backlog());
     }
 
-    // Adds the occurrences of the tokens before end. Different chains are followed in turn, since
-    // each step waits for memory.
-    void look_up(const Token* end, int length, int depth, const MostPlaces& most,
+    // Adds the occurrences of the tokens before end. The chains are followed in turns, because each step
+    // waits for memory.
+    void look_up(const Token* end, int length, int depth, const MaxPlaces& max_places,
                  bool is_own_indexed) {
         struct Place {
             Position position;
-            const Token* next;  // what follows it
+            const Token* next;  // the tokens after it
         };
         struct Chain {
             const TokenText* text;
@@ -160,7 +160,7 @@ private:
         };
         std::array<Chain, 2 * kNumOrders> chains;
         int num_chains = 0;
-        const int first_order = most[0] > 0 ? 0 : 1;
+        const int first_order = max_places[0] > 0 ? 0 : 1;
         std::array<std::uint32_t, kNumOrders> hashes{};
         for (int order = first_order; order < kNumOrders; ++order) {
             if (length < kOrders[order]) continue;
@@ -179,12 +179,12 @@ private:
                 if (order == kUnigram) {
                     std::array<Position, TokenText::kNumRecent> recent;
                     const int num_recent =
-                        text->recent(hashes[order], std::span(recent).first(most[order]));
+                        text->recent(hashes[order], std::span(recent).first(max_places[order]));
                     for (int i = 0; i < num_recent; ++i) chain.add(recent[i]);
                     chain.num_left = 0;
                     continue;
                 }
-                chain.num_left = most[order];
+                chain.num_left = max_places[order];
                 // The latest place with this context is the context itself.
                 chain.at = text == sources_.own && is_own_indexed
                                ? text->previous(text->end() - 1, order)
@@ -203,7 +203,7 @@ private:
                 is_any_left |= chain.at.is_found;
             }
         }
-        // A place that the chain of a higher order went through is known already.
+        // Places that the chain of a higher order went through are known already.
         std::array<Position, 2> oldest_seen = {kNowhere, kNowhere};
         int higher_order = kLookBack + 1;
         for (int i = 0; i < num_chains; ++i) {
@@ -239,7 +239,7 @@ private:
         }
     }
 
-    // Without a branch, since it goes either way.
+    // Without a branch, because it would be unpredictable.
     MatchOrigin origin_of(Position place, bool is_shared) const {
         constexpr int kOutput = static_cast<int>(MatchOrigin::kOutput);
         constexpr int kShared = static_cast<int>(MatchOrigin::kShared);
@@ -260,7 +260,7 @@ private:
                 num_groups_ = 0;
                 split();
                 if (num_groups_ == 0) {
-                    // No occurrence goes on: the text ends there. Its latest tokens repeat.
+                    // The text ends after every occurrence, so its latest tokens repeat.
                     if (index_ == repeating) return;
                     repeating = index_;
                     num_occurrences_ = num_members_ = 0;
@@ -279,7 +279,7 @@ private:
         }
     }
 
-    // Of the groups that may follow node_, all but the one that does.
+    // Notes all groups that may follow node_ except the next one.
     void note_others(const Group& next) {
         const auto place = static_cast<std::size_t>(draft_->num_nodes);
         if (place >= others_.size()) return;
@@ -290,17 +290,17 @@ private:
         others.prob /= node_.prob;
     }
 
-    // Adds nodes while the one occurrence that is left goes on: the same as only_child again and
-    // again, for most nodes of a chain.
+    // Adds nodes while the single occurrence continues. It does the same as repeated only_child, for most
+    // nodes of a chain.
     void follow_one() {
         Draft& draft = *draft_;
         const Occurrence& o = occurrences_[members_[node_.first]];
         const int ahead = node_.depth - o.depth;
-        const int most = std::min({max_nodes_ - draft.num_nodes, kLookAhead - node_.depth,
-                                   static_cast<int>(o.num_next) - ahead});
+        const int max = std::min({max_nodes_ - draft.num_nodes, kLookAhead - node_.depth,
+                                  static_cast<int>(o.num_next) - ahead});
         float prob = node_.prob, score = 0;
         int num = 0;
-        for (; num < most; ++num) {
+        for (; num < max; ++num) {
             const Token token = o.next[ahead + num];
             const float next_prob = prob * weights_.share_of(o.match_len + ahead + num, o.place_weight);
             if (token == kEnd || next_prob < min_prob_) break;
@@ -320,7 +320,7 @@ private:
         node_ = {o.next[ahead + num - 1], index_ - 1, node_.depth + num, prob, node_.first, 1, 1.f};
     }
 
-    // Grows by the most probable node again and again.
+    // Repeatedly adds the most probable node.
     void grow_tree() {
         waiting_.clear();
         while (take_next() && draft_->num_nodes < max_nodes_) {
@@ -331,7 +331,7 @@ private:
         }
     }
 
-    // Adds the most probable node among node_'s children and those that wait, if there is one.
+    // Adds the most probable node among node_'s children and the waiting groups, if there is one.
     bool take_next() {
         if (node_.depth < kLookAhead) {
             const int known = num_groups_;
@@ -354,8 +354,8 @@ private:
         return true;
     }
 
-    // The usual case, for which split() is not needed: whether all of node_'s occurrences go on,
-    // with the same token. They are the child's, then.
+    // Whether all of node_'s occurrences continue with the same token; the child then has all of them.
+    // This is the usual case, and it needs no split().
     bool only_child(Group& child) const {
         float sum = 0;
         int longest = 0;
@@ -378,7 +378,7 @@ private:
         return is_one;
     }
 
-    // Appends to groups_ what may follow node_: its occurrences by their next token.
+    // Groups node_'s occurrences by their next token, and appends these groups to groups_.
     void split() {
         const int known = num_groups_;
         float sum = 0;
@@ -402,7 +402,7 @@ private:
             const float weight = weights_.of_match(match_len) * o.place_weight;
             longest = std::max(longest, match_len);
             sum += weight;
-            groups_[num_groups_] = {token, index_, node_.depth + 1, 0, 0, 0, 0};  // if it is new
+            groups_[num_groups_] = {token, index_, node_.depth + 1, 0, 0, 0, 0};  // kept if it is new
             const int g = find_group(token, known, seen);
             num_groups_ += g == num_groups_;
             groups_[g].share += weight;
@@ -427,14 +427,13 @@ private:
         num_members_ = first;
     }
 
-    // The group of this token among those from `known` on, or num_groups_, whose token it is too.
-    // seen: the hashes of their tokens, as bits. Whether it is new is anybody's guess, so that is
-    // no branch.
+    // The group of this token among those from `known` on, or num_groups_, which has this token too.
+    // seen: the hashes of their tokens, as bits. A branch on whether it is new would be unpredictable.
     int find_group(Token token, int known, std::uint64_t& seen) {
         const auto hash = static_cast<std::uint32_t>(token) * 0x9E3779B1u >> 26;
         const auto is_seen = static_cast<int>(seen >> hash & 1);
         int g = num_groups_ + is_seen * (group_by_hash_[hash] - num_groups_);
-        if (groups_[g].token != token) {  // another token with its hash
+        if (groups_[g].token != token) {  // another token with the same hash
             g = known;
             while (groups_[g].token != token) ++g;
         }
@@ -443,7 +442,7 @@ private:
         return g;
     }
 
-    // Looks up the context that ends with node_ of the draft, and adds what is new to its members.
+    // Looks up the context that ends with node_ of the draft, and adds new occurrences to its members.
     void rematch() {
         std::array<Token, kLookBack> context;
         const int num_drafted = std::min(node_.depth, kLookBack);
@@ -462,7 +461,7 @@ private:
         }
         const int first = num_members_;
         std::array<const Token*, kMaxOccurrences> nexts;
-        int shortest = kLookBack;  // match of a member
+        int shortest = kLookBack;  // the shortest match of a member
         for (int i = 0; i < node_.count; ++i) {
             const std::uint16_t member = members_[node_.first + i];
             const Occurrence& o = occurrences_[member];
@@ -483,7 +482,7 @@ private:
         node_.count = static_cast<std::uint16_t>(num_members_ - first);
     }
 
-    // Adds a node to the draft; it is node_ from now on.
+    // Adds a node to the draft and makes it node_.
     void add_node(const Group& group) {
         node_ = group;
         Draft& draft = *draft_;
@@ -526,11 +525,11 @@ private:
     int context_len_ = 0;
 
     Group node_{};    // the latest node of the draft
-    int index_ = -1;  // its place there; -1: it is the context
+    int index_ = -1;  // its index in the draft; -1: the context
     int num_rematches_left_ = 0;
     int num_first_votes_ = 0;
     std::array<Others, kEvidenceDepth> others_{};
-    Occurrence source_{};  // of the first draft token, that which matches longest
+    Occurrence source_{};  // the longest match that the first draft token follows
     int num_occurrences_ = 0;
     int num_members_ = 0;
     int num_groups_ = 0;
@@ -538,7 +537,7 @@ private:
     std::array<std::uint16_t, kMaxMembers> members_;
     std::array<Group, kMaxGroups> groups_;
     std::array<std::uint16_t, 64> group_by_hash_{};
-    WaitingGroups<kMaxGroups> waiting_;  // of a tree: those that may become nodes
+    WaitingGroups<kMaxGroups> waiting_;  // of a tree: groups that may become nodes
 };
 
 }  // namespace sglang_hvd

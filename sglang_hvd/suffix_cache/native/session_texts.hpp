@@ -1,13 +1,11 @@
-// The prompts of finished requests, for the next turn of their session, which sends them again.
+// The prompts of finished requests. The next turn of a session sends its prompt again, so it stays indexed.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <iterator>
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
@@ -17,90 +15,106 @@
 
 namespace sglang_hvd {
 
-// Keeps indexed prompts within a budget of tokens; the one that was kept first leaves first.
+struct SessionKey {
+    const Namespace* space;
+    std::uint64_t hash;  // of all tokens of the text
+    auto operator<=>(const SessionKey&) const = default;
+};
+
+struct SessionText {
+    std::shared_ptr<Namespace> space;
+    std::unique_ptr<TokenText> text;
+    SessionKey key;
+};
+
+// Keeps indexed prompts within a budget of tokens. The oldest one leaves first.
 //
-// A prompt is kept without its last tokens: templates end a prompt in another way than they
-// continue it, and prompts of a round length can be found by a hash, of which one pass gives those
-// of all beginnings of a longer one. Who takes a text out begins with the same tokens, so he reads
-// nothing that he did not send. Namespaces never see each other's. Thread-safe.
+// A prompt is kept without its last tokens, because a chat template ends a prompt differently from how
+// it continues it. The kept length is a multiple of kGrain: one pass over a longer prompt yields the
+// hashes of all its beginnings of such a length. A prompt can take over only a text that it starts with,
+// so no request sees tokens it did not send. Namespaces never see each other's texts.
 class SessionTexts {
 public:
+    using Texts = std::list<SessionText>;
+
     explicit SessionTexts(std::size_t budget) : budget_(budget) {}
 
-    using Texts = std::vector<std::unique_ptr<TokenText>>;
-
-    // Keeps what a text has of its prompt. num_flushes: of the namespace so far. Returns what had
-    // to leave, or was not worth keeping, for the caller to free. If it throws, the text is gone.
-    Texts keep(std::shared_ptr<Namespace> space, std::uint64_t num_flushes,
-               std::unique_ptr<TokenText> text, std::size_t prompt_len) {
-        Texts leaving;
+    // Cuts a text to the part of its prompt that is kept, in a list of one; empty if the text is not worth
+    // keeping. Touches nothing but the text, and takes time linear in its length.
+    Texts prepared(std::shared_ptr<Namespace> space, std::unique_ptr<TokenText> text,
+                   std::size_t prompt_len) const {
         const std::size_t length =
             prompt_len < kTemplate ? 0 : (prompt_len - kTemplate) / kGrain * kGrain;
-        // Of a text that is mostly output, the next turn would have to index the most anyhow.
-        if (length < kLeastTokens || length > budget_ || text->size() > 2 * length) {
-            leaving.push_back(std::move(text));
-            return leaving;
-        }
+        // If a text is mostly output, the next turn would have to index most of its prompt anyway.
+        if (length < kMinTokens || length > budget_ || text->size() > 2 * length) return {};
         text->truncate(static_cast<Position>(length));
-        text->index(length);  // if it finished before all of it was
+        text->index(length);  // the request may have finished before its prompt was indexed
         std::vector<Token> prompt(length);
         text->copy(0, prompt);
-        const Key key{space.get(), prefix_hashes(prompt).back()};
-        std::list<Kept> entry;
-        entry.push_back({std::move(space), num_flushes, std::move(text), key});
-        const std::lock_guard lock(mutex_);
-        if (const auto at = by_key_.find(key); at != by_key_.end()) {
-            leaving.push_back(remove(at->second));
-        }
-        while (num_tokens_ + length > budget_) leaving.push_back(remove(kept_.begin()));
-        by_key_.emplace(key, entry.begin());
-        num_tokens_ += length;
-        num_table_bytes_ += entry.front().text->num_table_bytes();
-        kept_.splice(kept_.end(), entry);
+        const SessionKey key{space.get(), prefix_hashes(prompt).back()};
+        Texts prepared;
+        prepared.push_back({std::move(space), std::move(text), key});
+        return prepared;
+    }
+
+    // Keeps a prepared text. Returns the texts that had to leave, for the caller to free. If it throws, the
+    // text is not kept.
+    Texts keep(Texts prepared) {
+        Texts leaving;
+        if (prepared.empty()) return leaving;
+        const SessionText& entry = prepared.front();
+        if (const auto at = by_key_.find(entry.key); at != by_key_.end()) remove(at->second, leaving);
+        while (num_tokens_ + entry.text->size() > budget_) remove(kept_.begin(), leaving);
+        by_key_.emplace(entry.key, prepared.begin());
+        num_tokens_ += entry.text->size();
+        num_table_bytes_ += entry.text->num_table_bytes();
+        kept_.splice(kept_.end(), prepared);
         return leaving;
     }
 
-    // Takes out the longest text that the prompt begins with; null: there is none.
-    std::unique_ptr<TokenText> take(const Namespace& space, std::uint64_t num_flushes,
-                                    std::span<const Token> prompt) {
-        if (prompt.size() < kLeastTokens) return nullptr;
-        const std::lock_guard lock(mutex_);
-        if (kept_.empty()) return nullptr;
+    // Hands over the longest text that the prompt begins with; null if there is none.
+    std::unique_ptr<TokenText> take(const Namespace& space, std::span<const Token> prompt) {
+        if (prompt.size() < kMinTokens || kept_.empty()) return nullptr;
         const auto hashes = prefix_hashes(prompt);
         for (auto hash = hashes.rbegin(); hash != hashes.rend(); ++hash) {
             const auto at = by_key_.find({&space, *hash});
-            if (at == by_key_.end() || at->second->num_flushes != num_flushes) continue;
+            if (at == by_key_.end()) continue;
             const TokenText& text = *at->second->text;
-            if (text.num_common(prompt) == text.size()) return remove(at->second);
+            if (text.num_common(prompt) != text.size()) continue;
+            Texts taken;
+            remove(at->second, taken);
+            return std::move(taken.front().text);
         }
         return nullptr;
     }
 
-    // Gives up all texts for which this is true of their namespace and its number of flushes.
-    template <typename Condition>
-    Texts drop_if(Condition condition) {
-        const std::lock_guard lock(mutex_);
+    // Forgets the texts of one namespace.
+    void drop(const Namespace& space) {
         Texts leaving;
-        for (auto at = kept_.begin(); at != kept_.end();) {
-            const auto next = std::next(at);
-            if (condition(*at->space, at->num_flushes)) leaving.push_back(remove(at));
-            at = next;
+        while (true) {
+            const auto at = by_key_.lower_bound({&space, 0});
+            if (at == by_key_.end() || at->first.space != &space) return;
+            remove(at->second, leaving);
         }
-        return leaving;
+    }
+
+    void drop_all() {
+        by_key_.clear();
+        kept_.clear();
+        num_tokens_ = num_table_bytes_ = 0;
     }
 
     struct Sizes {
         std::size_t num_texts, num_tokens, num_table_bytes;
     };
     Sizes sizes() const {
-        const std::lock_guard lock(mutex_);
         return {kept_.size(), num_tokens_, num_table_bytes_};
     }
 
+    // Returns what is broken, or null. O(tokens).
     const char* check() const {
-        const std::lock_guard lock(mutex_);
         std::size_t num_tokens = 0, num_table_bytes = 0;
-        for (const Kept& kept : kept_) {
+        for (const SessionText& kept : kept_) {
             if (const char* broken = kept.text->check()) return broken;
             num_tokens += kept.text->size();
             num_table_bytes += kept.text->num_table_bytes();
@@ -115,34 +129,20 @@ private:
     static constexpr std::size_t kGrain = 256;
     static constexpr std::size_t kTemplate = 64;
 #ifdef HVD_CHECKED
-    static constexpr std::size_t kLeastTokens = kGrain;  // so that tests get there
+    static constexpr std::size_t kMinTokens = kGrain;  // so that tests reach it
 #else
-    static constexpr std::size_t kLeastTokens = 1024;  // indexing less takes no time
+    static constexpr std::size_t kMinTokens = 1024;  // indexing fewer is fast enough
 #endif
 
-    struct Key {
-        const Namespace* space;
-        std::uint64_t hash;
-        auto operator<=>(const Key&) const = default;
-    };
-    struct Kept {
-        std::shared_ptr<Namespace> space;
-        std::uint64_t num_flushes;
-        std::unique_ptr<TokenText> text;
-        Key key;
-    };
-    using Place = std::list<Kept>::iterator;
-
-    std::unique_ptr<TokenText> remove(Place at) {
-        auto text = std::move(at->text);
-        num_tokens_ -= text->size();
-        num_table_bytes_ -= text->num_table_bytes();
+    // Needs no memory.
+    void remove(Texts::iterator at, Texts& leaving) {
+        num_tokens_ -= at->text->size();
+        num_table_bytes_ -= at->text->num_table_bytes();
         by_key_.erase(at->key);
-        kept_.erase(at);
-        return text;
+        leaving.splice(leaving.end(), kept_, at);
     }
 
-    // Of the first kGrain tokens, the first 2 kGrain, and so on.
+    // Hashes of the first kGrain tokens, the first 2 kGrain, and so on.
     static std::vector<std::uint64_t> prefix_hashes(std::span<const Token> tokens) {
         static const auto factors = [] {
             std::array<std::uint64_t, kGrain> factors;
@@ -171,9 +171,8 @@ private:
     }
 
     const std::size_t budget_;
-    mutable std::mutex mutex_;  // taken before SharedTexts' names_mutex_
-    std::list<Kept> kept_;      // oldest first
-    std::map<Key, Place> by_key_;
+    Texts kept_;  // oldest first
+    std::map<SessionKey, Texts::iterator> by_key_;
     std::size_t num_tokens_ = 0, num_table_bytes_ = 0;
 };
 

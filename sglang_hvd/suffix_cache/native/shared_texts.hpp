@@ -1,16 +1,13 @@
-// The outputs of finished requests, one text for each namespace, within budgets of tokens.
+// The shared cache: the outputs of finished requests, one text per namespace, within budgets of tokens.
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <compare>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
-#include <shared_mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,12 +16,9 @@
 
 namespace sglang_hvd {
 
-// Tokens indexed between two moments at which others may read: about 20 us.
-constexpr std::size_t kPieceTokens = 256;
-
 struct Namespace;
 
-// The namespace that was longest without an output comes first.
+// Orders namespaces by their newest output, oldest first.
 struct NamespaceRank {
     std::uint64_t newest;
     Namespace* space;
@@ -32,77 +26,66 @@ struct NamespaceRank {
     auto operator<=>(const NamespaceRank&) const = default;
 };
 
-// What the requests of one namespace may read of each other.
+// What the requests of one namespace share.
 struct Namespace {
     explicit Namespace(BlockPool& pool) : text(pool) {
         std::set<NamespaceRank> ranks = {{0, this}};
         unused_rank = ranks.extract(ranks.begin());
     }
 
-    std::shared_mutex mutex;  // guards text: readers propose, the writer adds and evicts
     TokenText text;
 
-    // Guarded by SharedTexts.
+    // SharedTexts keeps what follows.
     struct Kept {
         std::uint64_t serial;
         std::size_t num_tokens;
     };
     std::deque<Kept> kept;  // oldest first
     std::size_t num_tokens = 0;
-    std::size_t num_table_bytes = 0;  // of text, as SharedTexts counts them
-    std::uint64_t num_flushes = 0;
-    std::set<NamespaceRank>::node_type unused_rank;  // so that evicting takes no memory
+    std::size_t num_table_bytes = 0;  // of text, when it was last counted
+    std::uint64_t num_flushes = 0;  // an output that finished before a flush must not enter after it
+    std::set<NamespaceRank>::node_type unused_rank;  // kept so that evicting needs no memory
 };
 
-// Decides what is kept. Least valuable is what was kept first: of a namespace over its own budget,
-// else of all. An output longer than a budget is not kept. A namespace that holds anything has a
-// block and tables of its own, which is much for one short output: their number is bounded too, by
-// the budget. Where there are too many, the small one that was longest without an output loses all it
-// has, so that a flood of small ones displaces none that is large. Evicting is amortised O(1) per
-// token, and O(log namespaces) per output. Thread-safe.
+// Decides what is kept. The oldest output leaves first: the oldest of a namespace that is over its own
+// budget, otherwise the oldest of all. An output longer than a budget is not kept. A namespace that holds
+// anything has a block and tables of its own, which is a lot for one short output, so the budget bounds
+// the number of namespaces too. If there are too many, the small one whose newest output is oldest loses
+// everything. So a flood of small namespaces does not displace large ones. Evicting takes amortised O(1)
+// per token and O(log namespaces) per output.
 class SharedTexts {
 public:
     SharedTexts(BlockPool& pool, std::size_t budget, std::size_t namespace_budget)
         : pool_(pool), budget_(budget), namespace_budget_(namespace_budget) {}
 
     std::shared_ptr<Namespace> open(const std::string& name) {
-        std::shared_ptr<Namespace> found;
-        {
-            const std::lock_guard lock(names_mutex_);
-            if (const auto at = by_name_.find(name); at != by_name_.end()) {
-                found = at->second;
-            } else {
-                found = std::make_shared<Namespace>(pool_);
-                by_name_.emplace(name, found);
-                count_tables(*found);
-            }
-            if (by_name_.size() <= most_names_) return found;
+        if (const auto at = by_name_.find(name); at != by_name_.end()) return at->second;
+        const auto space = std::make_shared<Namespace>(pool_);
+        by_name_.emplace(name, space);
+        count_tables(*space);
+        if (by_name_.size() > max_names_) {
+            drop_unused_names();
+            max_names_ = std::max<std::size_t>(1024, 2 * by_name_.size());
         }
-        const std::lock_guard lock(writer_mutex_);
-        const std::lock_guard names(names_mutex_);
-        drop_unused_names();
-        most_names_ = std::max<std::size_t>(1024, 2 * by_name_.size());
-        return found;
+        return space;
     }
 
-    // How often the namespace was flushed: what finished before a flush must not enter after it.
-    std::uint64_t num_flushes(const Namespace& space) const {
-        const std::lock_guard lock(names_mutex_);
-        return space.num_flushes;
+    // The namespace of this name, or null.
+    Namespace* find(const std::string& name) {
+        const auto at = by_name_.find(name);
+        return at == by_name_.end() ? nullptr : at->second.get();
     }
 
-    // If it throws, the output is not kept; what had to leave for it may have left.
-    void keep(const std::shared_ptr<Namespace>& space, std::span<const Token> output,
-              std::uint64_t num_flushes_seen) {
-        const std::lock_guard lock(writer_mutex_);
+    // Appends an output to the text of its namespace. The caller indexes it before it keeps the next one;
+    // that needs no memory. If this throws, the output is not kept, but others may have left for it.
+    void keep(const std::shared_ptr<Namespace>& space, std::span<const Token> output) {
         if (output.empty() || output.size() > std::min(budget_, namespace_budget_)) return;
-        if (num_flushes(*space) != num_flushes_seen) return;
         while (space->num_tokens + output.size() > namespace_budget_) evict_oldest(*space);
         while (num_tokens_ + output.size() > budget_) evict_oldest_of_all();
-        while (space->kept.empty() && num_spaces_ >= most_spaces()) forget_oldest_small();
-        // Entries of evicted outputs go once they are the majority.
+        while (space->kept.empty() && num_spaces_ >= max_spaces()) forget_oldest_small();
+        // Entries of evicted outputs are removed once they are the majority.
         if (by_age_.size() > 64 && by_age_.size() > 2 * num_kept_) drop_evicted();
-        // First what takes memory. An entry of by_age_ whose output is not there counts as evicted.
+        // What needs memory comes first. An entry of by_age_ without its output counts as evicted.
         make_room(*space, output.size() + 1);
         const std::uint64_t serial = next_serial_++;
         by_age_.push_back({serial, space});
@@ -114,62 +97,47 @@ public:
         rank_if_small(*space);
         num_tokens_ += output.size();
         ++num_kept_;
-        {
-            const std::lock_guard write(space->mutex);
-            space->text.append(output);
-            space->text.close();
-        }
-        for (bool is_done = false; !is_done;) {
-            const std::lock_guard write(space->mutex);
-            space->text.index(kPieceTokens);
-            is_done = !space->text.has_backlog();
-        }
+        space->text.append(output);
+        space->text.close();
     }
 
-    // Changes the budgets, and evicts what is over them.
+    // Changes the budgets and evicts outputs until they hold.
     void resize(std::size_t budget, std::size_t namespace_budget) {
-        const std::lock_guard lock(writer_mutex_);
         budget_ = budget;
         namespace_budget_ = namespace_budget;
-        {
-            const std::lock_guard names(names_mutex_);
-            for (auto& [name, space] : by_name_) {
-                while (space->num_tokens > namespace_budget_) evict_oldest(*space);
-            }
+        for (auto& [name, space] : by_name_) {
+            while (space->num_tokens > namespace_budget_) evict_oldest(*space);
         }
         while (num_tokens_ > budget_) evict_oldest_of_all();
-        while (num_spaces_ > most_spaces()) forget_oldest_small();
+        while (num_spaces_ > max_spaces()) forget_oldest_small();
     }
 
-    void flush(const std::string& name) {
-        const std::lock_guard lock(writer_mutex_);
-        const std::lock_guard names(names_mutex_);
-        if (const auto at = by_name_.find(name); at != by_name_.end()) empty(*at->second);
+    void flush(Namespace& space) {
+        ++space.num_flushes;
+        forget(space);
         drop_unused_names();
     }
 
     void flush_all() {
-        const std::lock_guard lock(writer_mutex_);
-        const std::lock_guard names(names_mutex_);
-        for (auto& [name, space] : by_name_) empty(*space);
+        for (auto& [name, space] : by_name_) {
+            ++space->num_flushes;
+            forget(*space);
+        }
         drop_unused_names();
     }
 
     struct Sizes {
         std::size_t num_requests, num_tokens, num_namespaces, num_table_bytes;
     };
-    // Waits for nothing that takes long, and takes as long with many namespaces as with one.
+    // O(1).
     Sizes sizes() const {
-        const std::lock_guard names(names_mutex_);
         return {num_kept_, num_tokens_, by_name_.size(), num_table_bytes_};
     }
 
+    // Returns what is broken, or null. O(tokens).
     const char* check() const {
-        const std::lock_guard lock(writer_mutex_);
-        const std::lock_guard names(names_mutex_);
         std::size_t num_tokens = 0, num_kept = 0, num_spaces = 0, num_table_bytes = 0;
         for (const auto& [name, space] : by_name_) {
-            const std::lock_guard read(space->mutex);
             if (const char* broken = space->text.check()) return broken;
             if (space->num_table_bytes != space->text.num_table_bytes()) return "a text's tables are miscounted";
             num_table_bytes += space->num_table_bytes;
@@ -186,7 +154,7 @@ public:
         if (num_tokens != num_tokens_ || num_kept != num_kept_) return "shared tokens are miscounted";
         if (num_table_bytes != num_table_bytes_) return "the tables are miscounted";
         if (num_spaces != num_spaces_) return "the namespaces that hold something are miscounted";
-        if (num_spaces > most_spaces()) return "too many namespaces hold something";
+        if (num_spaces > max_spaces()) return "too many namespaces hold something";
         return num_tokens > budget_ ? "the shared cache is over its budget" : nullptr;
     }
 
@@ -211,14 +179,14 @@ private:
         std::shared_ptr<Namespace> space;
     };
 
-    // A token takes about 35 bytes, so these namespaces' blocks take about what the budget may.
+    // A token takes about 35 bytes, so the blocks of so many namespaces take about as much as the budget.
     static constexpr std::size_t kTokensPerSpace = 512;
-    std::size_t most_spaces() const { return std::max<std::size_t>(64, budget_ / kTokensPerSpace); }
+    std::size_t max_spaces() const { return std::max<std::size_t>(64, budget_ / kTokensPerSpace); }
 
     void evict_oldest_of_all() {
         const auto [serial, space] = by_age_.front();
         by_age_.pop_front();
-        // What its own namespace evicted before is still listed here.
+        // An output that its own namespace evicted is still listed here.
         if (!space->kept.empty() && space->kept.front().serial == serial) evict_oldest(*space);
     }
 
@@ -231,24 +199,17 @@ private:
         --num_kept_;
         num_spaces_ -= space.kept.empty();
         rank_if_small(space);
-        {
-            const std::lock_guard write(space.mutex);
-            if (space.kept.empty()) {
-                space.text.clear();
-            } else {
-                space.text.drop_before(space.text.begin() + static_cast<Position>(num_tokens) + 1);
-            }
+        if (space.kept.empty()) {
+            space.text.clear();
+        } else {
+            // Only the newest output may wait to be indexed, so the text is indexed up to this place.
+            space.text.drop_before(space.text.begin() + static_cast<Position>(num_tokens) + 1);
         }
         count_tables(space);
     }
 
-    // There is one where there are too many: they would else be over the budget together.
+    // If there are too many namespaces, at least one is small: large ones would exceed the budget.
     void forget_oldest_small() { forget(*small_.begin()->space); }
-
-    void empty(Namespace& space) {
-        ++space.num_flushes;
-        forget(space);
-    }
 
     void forget(Namespace& space) {
         unrank(rank_of(space));
@@ -257,16 +218,12 @@ private:
         num_spaces_ -= !space.kept.empty();
         space.num_tokens = 0;
         space.kept.clear();
-        {
-            const std::lock_guard write(space.mutex);
-            space.text.clear();
-        }
+        space.text.clear();
         count_tables(space);
     }
 
-    // Appending and indexing so many tokens takes no memory after that.
+    // After this, appending and indexing so many tokens needs no memory.
     void make_room(Namespace& space, std::size_t num_tokens) {
-        const std::lock_guard write(space.mutex);
         TokenText& text = space.text;
         if (text.needs_renumbering()) text.renumber();
         try {
@@ -279,21 +236,21 @@ private:
         count_tables(space);
     }
 
-    // After each change of a text, by whom changes it.
+    // To be called after each change of a text.
     void count_tables(Namespace& space) {
         const std::size_t now = space.text.num_table_bytes();
-        num_table_bytes_ += now - space.num_table_bytes;  // modulo 2^64, where it shrank
+        num_table_bytes_ += now - space.num_table_bytes;  // modulo 2^64 if it shrank
         space.num_table_bytes = now;
     }
 
-    // Entries of evicted outputs.
+    // Removes the entries of evicted outputs from by_age_.
     void drop_evicted() {
         std::erase_if(by_age_, [](const Aged& aged) {
             return aged.space->kept.empty() || aged.space->kept.front().serial > aged.serial;
         });
     }
 
-    // Nobody holds these, so nobody can miss them.
+    // Removes the names of namespaces that no request holds and that hold nothing.
     void drop_unused_names() {
         drop_evicted();
         std::erase_if(by_name_, [this](const auto& entry) {
@@ -304,16 +261,14 @@ private:
     }
 
     BlockPool& pool_;
-    std::size_t budget_, namespace_budget_;  // guarded by writer_mutex_
-    mutable std::mutex writer_mutex_;  // taken before names_mutex_, and that before a Namespace's
-    mutable std::mutex names_mutex_;
+    std::size_t budget_, namespace_budget_;
     std::map<std::string, std::shared_ptr<Namespace>> by_name_;
     std::deque<Aged> by_age_;  // oldest first
-    std::size_t most_names_ = 1024;  // names in use before unused ones are looked for
-    std::atomic<std::size_t> num_tokens_ = 0, num_kept_ = 0;  // changed under writer_mutex_
-    std::atomic<std::size_t> num_table_bytes_ = 0;            // of all texts
-    std::size_t num_spaces_ = 0;  // namespaces that hold something
-    std::set<NamespaceRank> small_;  // of those the small ones
+    std::size_t max_names_ = 1024;  // more names than this trigger a search for unused ones
+    std::size_t num_tokens_ = 0, num_kept_ = 0;
+    std::size_t num_table_bytes_ = 0;  // of all texts
+    std::size_t num_spaces_ = 0;       // namespaces that hold something
+    std::set<NamespaceRank> small_;    // the small ones among them
     std::uint64_t next_serial_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// A number for each of some tokens.
+// Maps tokens to numbers.
 #pragma once
 
 #include <bit>
@@ -10,11 +10,11 @@
 
 namespace sglang_hvd {
 
-// An open table, made for a known number of tokens. Numbers are 0 at first. Steps grow, since a prompt
-// may be made of tokens whose places lie side by side: by steps of one each would pass all before it.
+// An open-addressing table for a known number of tokens. Numbers start at 0. Probing steps grow, because
+// a prompt can be made of tokens with adjacent places: with steps of one each would pass all others.
 class TokenTable {
 public:
-    // Forgets all; what follows names at most so many different tokens.
+    // Forgets everything and makes room for so many different tokens.
     void clear(std::size_t num_tokens) {
         entries_.assign(std::bit_ceil(2 * num_tokens + 2), {});
         shift_ = 64 - static_cast<int>(std::bit_width(entries_.size() - 1));
@@ -26,7 +26,7 @@ public:
         return entry.number;
     }
 
-    // How many entries are looked at for a token's: what a test counts in the place of time.
+    // How many entries are read to find a token. A test counts them instead of measuring time.
     std::size_t num_looks(Token token) const { return place_of(token).num_looks; }
 
 private:

@@ -1,4 +1,4 @@
-// Tokens laid one after the other, and for each place the earlier places with the same history.
+// A text of tokens, with links from each place to earlier places with the same last tokens.
 #pragma once
 
 #include <algorithm>
@@ -19,15 +19,15 @@ namespace sglang_hvd {
 using Token = std::int32_t;
 using Position = std::uint32_t;
 
-constexpr Token kEnd = -1;  // follows every finished sequence; no token is negative
+constexpr Token kEnd = -1;  // stands after every finished sequence; no token is negative
 
-// How many last tokens a place is found by. The highest finds long matches among many occurrences
-// of common pairs; 2 and 1 find what there is where no longer match exists.
+// A place is found by this many last tokens. The highest order finds long matches among many occurrences
+// of common pairs. Orders 2 and 1 find places if there is no longer match.
 constexpr std::array<int, 3> kOrders = {6, 2, 1};
 constexpr int kNumOrders = static_cast<int>(kOrders.size());
 constexpr int kUnigram = kNumOrders - 1;
 
-constexpr int kLookBack = 32;   // tokens compared to tell how long a match is
+constexpr int kLookBack = 32;   // tokens that are compared to measure a match
 constexpr int kLookAhead = 64;  // tokens readable after a place: the longest draft
 
 // Mixes the last kOrders[order] tokens before end.
@@ -50,31 +50,31 @@ inline std::uint32_t context_hash(const Token* end, int order) {
     return static_cast<std::uint32_t>(h >> 32);
 }
 
-// Number of tokens that agree before the two ends, at most `most` (<= kLookBack).
-inline int common_suffix(const Token* a, const Token* b, int most) {
+// Number of tokens that agree before the two ends, at most max (<= kLookBack).
+inline int common_suffix(const Token* a, const Token* b, int max) {
     int length = 0;
-    while (length + 2 <= most) {
+    while (length + 2 <= max) {
         std::uint64_t x, y;
         std::memcpy(&x, a - length - 2, sizeof x);
         std::memcpy(&y, b - length - 2, sizeof y);
         if (x != y) return length + ((x ^ y) >> 32 == 0 ? 1 : 0);
         length += 2;
     }
-    return length < most && a[-1 - length] == b[-1 - length] ? length + 1 : length;
+    return length < max && a[-1 - length] == b[-1 - length] ? length + 1 : length;
 }
 
 // A growing text that can also lose its oldest tokens.
 //
-// Tokens stand in blocks with some tokens of their neighbours copied to both sides, so that the
-// kLookBack tokens before and the kLookAhead tokens from a place can be read in one piece. For each
-// order, `previous` links a place to the latest earlier place whose last tokens have the same
-// hash bucket, and `heads` holds the latest place of each bucket (the structure of LZ77
-// compressors). A table doubles by being copied behind itself: each half inherits the chains of
-// both, and whoever follows a chain compares tokens anyhow. Following a link waits for memory, so
-// of single tokens, whose chains are long, the latest places also stand together.
+// Tokens stand in blocks. Each block has copies of its neighbours' tokens on both sides, so the kLookBack
+// tokens before a place and the kLookAhead tokens from it can be read in one piece. For each order,
+// `previous` links a place to the latest earlier place whose last tokens have the same hash bucket, and
+// `heads` holds the latest place of each bucket (the structure of LZ77 compressors). A table doubles by
+// appending a copy of itself: each half inherits the chains of both, and readers of a chain compare
+// tokens anyway. Following a link waits for memory. Chains of single tokens are long, so their latest
+// places also stand together.
 //
-// Appending is O(1) per token and touches no old token; dropping the oldest tokens frees their
-// blocks and leaves dangling links, which are recognised by lying before begin().
+// Appending takes O(1) per token and changes no old token. Dropping the oldest tokens frees their blocks
+// and leaves dangling links, which are recognised because they point before begin().
 class TokenText {
 public:
     explicit TokenText(BlockPool& pool) : pool_(&pool) {
@@ -88,11 +88,11 @@ public:
     Position begin() const { return begin_; }
     Position end() const { return end_; }
     std::size_t size() const { return end_ - begin_; }
-    // Places before it can be found.
+    // Places before this one can be found.
     Position indexed() const { return indexed_; }
     bool has_backlog() const { return indexed_ != end_; }
 
-    // Takes the memory for so many more tokens, which append() needs not take any more.
+    // Allocates the memory that append() needs for so many more tokens.
     void make_room(std::size_t num_tokens) {
         const std::size_t num_blocks =
             (end_ + num_tokens + kBlockTokens - 1) / kBlockTokens - first_block_;
@@ -104,7 +104,7 @@ public:
         }
     }
 
-    // Appends tokens; they are found after they are indexed. Changes nothing if it throws.
+    // Appends tokens. They can be found once they are indexed. Changes nothing if it throws.
     void append(std::span<const Token> tokens) {
         assert(tokens.size() < kMaxPosition - end_);
         make_room(tokens.size());
@@ -123,7 +123,7 @@ public:
         }
     }
 
-    // Ends the last sequence: nothing is found or read across this place.
+    // Ends the last sequence. No match and no draft crosses this place.
     void close() {
         const Token end = kEnd;
         append({&end, 1});
@@ -143,11 +143,10 @@ public:
         }
     }
 
-    // Makes room in the tables for a text of this size, so that they need not grow, nor index() take
-    // memory.
+    // Makes room in the tables for a text of this size, so that index() needs no memory.
     void reserve(std::size_t num_tokens) { grow_heads(num_tokens); }
 
-    // Forgets all, and how its sequences were numbered. Takes no memory.
+    // Forgets everything and numbers places from 0 again. Needs no memory.
     void clear() {
         release_blocks(first_block_ + blocks_.size());
         blocks_.shrink_to_fit();
@@ -156,7 +155,8 @@ public:
         empty_tables(kMinHeads);
     }
 
-    // Forgets all tokens before this place, which must be the start of a sequence. Takes no memory.
+    // Forgets all tokens before this place, which must be the start of a sequence and indexed up to there.
+    // Needs no memory.
     void drop_before(Position place) {
         assert(begin_ <= place && place <= indexed_);
         begin_ = place;
@@ -164,8 +164,8 @@ public:
         shrink_heads();
     }
 
-    // Forgets all tokens from this place on, and finds what it did when it ended there. Only while
-    // it is one sequence of which nothing was dropped. O(1) per token.
+    // Forgets all tokens from this place on, and restores the tables of a text that ends there. The text
+    // must be one sequence of which nothing was dropped. O(1) per token.
     void truncate(Position end) {
         assert(begin_ == 0 && end <= end_);
         while (indexed_ > end) forget_last_place();
@@ -176,8 +176,8 @@ public:
         }
     }
 
-    // From here the kLookBack tokens before a place and up to kLookAhead tokens from it (but not
-    // beyond end()) can be read. begin() < place <= end(), or place == begin().
+    // A pointer from which the kLookBack tokens before a place and up to kLookAhead tokens from it (not
+    // beyond end()) can be read. begin() <= place <= end().
     const Token* at(Position place) const {
         // The last token's block always exists.
         if (place == end_) return place == 0 ? nullptr : before_end(place - 1) + 1;
@@ -190,7 +190,7 @@ public:
 
     Token token(Position place) const { return place < end_ ? *at(place) : kEnd; }
 
-    // How many tokens are the same as these, from place 0 on, of which none may be dropped.
+    // How many tokens from place 0 on equal these. Nothing may have been dropped.
     std::size_t num_common(std::span<const Token> tokens) const {
         assert(begin_ == 0);
         tokens = tokens.first(std::min<std::size_t>(tokens.size(), end_));
@@ -205,7 +205,7 @@ public:
         return num;
     }
 
-    // Copies the tokens from a place on.
+    // Copies the tokens from a place on until `to` is full.
     void copy(Position place, std::span<Token> to) const {
         while (!to.empty()) {
             const std::size_t num = std::min(to.size(), kBlockTokens - place % kBlockTokens);
@@ -230,7 +230,7 @@ public:
         }
         return {head > begin_, head - 1};
     }
-    // The latest places of a single token, the newest first, at most kNumRecent; returns how many.
+    // Writes the latest places of a single token, the newest first, at most kNumRecent. Returns how many.
     static constexpr int kNumRecent = 15;
     int recent(std::uint32_t hash, std::span<Position> places) const {
         const Recent& recent = recent_[hash & (recent_.size() - 1)];
@@ -254,14 +254,14 @@ public:
             __builtin_prefetch(&heads_[order][hash & (heads_[order].size() - 1)]);
         }
     }
-    // The token at a place, and its link of this order.
+    // Prefetches the token at a place and its link of this order.
     void prefetch_place(Position place, int order) const {
         const Block& block = block_at(place);
         __builtin_prefetch(block.at(place % kBlockTokens));
         __builtin_prefetch(&block.previous[order][place % kBlockTokens]);
     }
 
-    // Positions are 32 bits wide: before they run out, all move down by the same amount.
+    // Positions are 32 bits wide. Before they run out, all move down by the same amount.
     bool needs_renumbering() const { return end_ > kRenumberAt && begin_ > kRenumberAt / 2; }
     void renumber() {
         const auto shift = static_cast<Position>(begin_ / kBlockTokens * kBlockTokens);
@@ -284,7 +284,7 @@ public:
                blocks_.capacity() * sizeof(Block*);
     }
 
-    // Checks every link and copy; throws nothing, returns what is broken or null. O(size).
+    // Checks every link and copy. Returns what is broken, or null. O(size).
     const char* check() const {
         if (begin_ > indexed_ || indexed_ > end_) return "begin, indexed and end out of order";
         if (first_block_ != begin_ / kBlockTokens && size() != 0) return "a dropped block is held";
@@ -308,7 +308,7 @@ public:
         if (!std::has_single_bit(recent_.size())) return "a table's size is no power of 2";
         for (const Recent& recent : recent_) {
             if (recent.newest >= kNumRecent) return "the newest place is none";
-            Position later = indexed_ + 1;  // the ring goes back in time, and ends with nothing
+            Position later = indexed_ + 1;  // the ring goes back in time and ends with empty entries
             for (int i = 0; i < kNumRecent; ++i) {
                 const Position head =
                     recent.heads[(recent.newest + kNumRecent - static_cast<Position>(i)) % kNumRecent];
@@ -320,14 +320,14 @@ public:
     }
 
 private:
-    static constexpr std::size_t kBlockTokens = 928;  // so that a block's tokens fill one page
+    static constexpr std::size_t kBlockTokens = 928;  // a block's tokens and copies fill one page
     static constexpr std::size_t kMinHeads = 64;
     static constexpr std::size_t kMinRecents = 16;
-    // The number of different tokens is bounded, so is the table that finds single tokens.
+    // The number of different tokens is bounded, and so is the table that finds single tokens.
     static constexpr std::size_t kMaxRecents = std::size_t{1} << 16;
     static constexpr Position kMaxPosition = std::numeric_limits<Position>::max() - 1;
 #ifdef HVD_CHECKED
-    static constexpr Position kRenumberAt = Position{1} << 13;  // so that tests get there
+    static constexpr Position kRenumberAt = Position{1} << 13;  // so that tests reach it
 #else
     static constexpr Position kRenumberAt = Position{1} << 31;
 #endif
@@ -342,7 +342,7 @@ private:
     static_assert(sizeof(Block) <= BlockPool::kBlockBytes);
     static_assert(sizeof(Block::tokens) <= 4096);
 
-    // Place + 1 of the latest places of the tokens in one bucket, in a ring; 0: none.
+    // A ring of the latest places of the tokens in one bucket, each as place + 1; 0: none.
     struct alignas(64) Recent {
         Position newest = 0;
         Position heads[kNumRecent] = {};
@@ -401,7 +401,7 @@ private:
     void forget_last_place() {
         const Position place = --indexed_, head = place + 1;
         const Token* end = before_end(place) + 1;
-        // The tables had at least this size then; what they held was copied as they grew.
+        // The tables had at least this size then. What they held was copied as they grew.
         const std::size_t num_heads = wanted_heads(place + 1);
         for (int order = 0; order < kUnigram; ++order) {
             if (head < static_cast<Position>(kOrders[order])) continue;
@@ -417,7 +417,7 @@ private:
              at += num_recents) {
             Recent& recent = recent_[at];
             if (recent.heads[recent.newest] != head) continue;
-            // Its slot is for what was there before the oldest that is left.
+            // Its slot receives the place before the oldest one that is left.
             const Position oldest = recent.heads[(recent.newest + 1) % kNumRecent];
             const Found before = oldest == 0 ? Found{} : previous(oldest - 1, kUnigram);
             recent.heads[recent.newest] = before.is_found ? before.place + 1 : 0;
@@ -450,8 +450,7 @@ private:
         }
     }
 
-    // After 7/8 of what the tables were made for has gone, they are built anew: amortised O(1) per
-    // dropped token.
+    // The tables are rebuilt once 7/8 of what they were made for is gone: amortised O(1) per dropped token.
     void shrink_heads() {
         if (wanted_heads(size()) * 8 > heads_[0].size()) return;
         empty_tables(wanted_heads(size()));
@@ -460,7 +459,7 @@ private:
         index(size());
     }
 
-    // Not more than they have. A table that cannot move to less memory stays where it is.
+    // num_heads: at most the present size. A table that cannot move to less memory stays where it is.
     void empty_tables(std::size_t num_heads) {
         for (auto& table : heads_) {
             table.assign(num_heads, 0);
@@ -471,10 +470,10 @@ private:
     }
 
     BlockPool* pool_;
-    std::vector<Block*> blocks_;  // perhaps more than are begun
+    std::vector<Block*> blocks_;  // may include blocks that hold no token yet
     std::size_t first_block_ = 0;  // number of blocks dropped before blocks_[0]
     Position begin_ = 0, indexed_ = 0, end_ = 0;
-    std::size_t run_ = 0;  // tokens of the last sequence that are indexed
+    std::size_t run_ = 0;  // indexed tokens of the last sequence
     std::array<Table<Position>, kUnigram> heads_;  // place + 1; 0: none
     Table<Recent> recent_;
 };

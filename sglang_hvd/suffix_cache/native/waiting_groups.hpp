@@ -1,4 +1,4 @@
-// What may become a node of a tree, the most probable first.
+// The groups that may become nodes of a tree, the most probable first.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@ namespace sglang_hvd {
 
 // A priority queue of group numbers below kCapacity with O(1) push and pop and few branches.
 //
-// Probabilities that differ by less than 1/64 count as equal, and of equal ones the latest is
-// first; all below 2**-16 are equal.
+// Probabilities that differ by less than 1/64 count as equal, as do all below 2**-16. Of equal ones the
+// latest comes first.
 template <int kCapacity>
 class WaitingGroups {
 public:
@@ -24,7 +24,7 @@ public:
     // prob: from 0 to 1.
     void push(int group, float prob) {
         const int bucket = bucket_of(prob), word = bucket / 64, bit = bucket % 64;
-        // kNone where the bucket is empty.
+        // kNone if the bucket is empty.
         const std::uint64_t is_empty = ~(words_[word] >> bit) & 1;
         next_[group] = static_cast<std::uint16_t>(heads_[bucket] | (0 - is_empty));
         heads_[bucket] = static_cast<std::uint16_t>(group);
@@ -32,7 +32,7 @@ public:
         used_words_ |= 1u << word;
     }
 
-    // Not of an empty queue.
+    // The queue must not be empty.
     int pop() {
         const int bucket = first_bucket(), word = bucket / 64;
         const int group = heads_[bucket];
@@ -50,7 +50,7 @@ private:
     static constexpr std::uint16_t kNone = 0xFFFF;
     static_assert(kCapacity < kNone);
 
-    // The leading bits of a float are a logarithm: here 16 octaves, and 6 bits of the fraction.
+    // The leading bits of a float approximate its logarithm: here 16 octaves and 6 bits of the fraction.
     static constexpr int kFractionBits = 6;
     static constexpr int kNumBuckets = 16 << kFractionBits;
     static int bucket_of(float prob) {
@@ -64,7 +64,7 @@ private:
     }
 
     std::uint32_t used_words_ = 0;
-    std::array<std::uint64_t, kNumBuckets / 64> words_{};  // which buckets hold something
+    std::array<std::uint64_t, kNumBuckets / 64> words_{};  // which buckets are not empty
     std::array<std::uint16_t, kNumBuckets> heads_;
     std::array<std::uint16_t, kCapacity> next_;
 };

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.suffix_cache import peer
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.text_traces import read_text_traces, tokenize
-from sglang_hvd.traces.tokenizer import load_tokenizer
+from sglang_hvd.traces.tokenizer_json import load_tokenizer
 from sglang_hvd.types import CacheDraft, TokenIds
 from tests.suffix_cache.oracle.cache import OracleCache
 

@@ -1,0 +1,78 @@
+"""Turns sessions into rows of tokens and batches of rows of similar length."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from sglang_hvd.demo.corpus.session import Session
+from sglang_hvd.demo.training.demo_tokenizer import END_ID, PAD_ID, START_ID
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One session as the chat template writes it.
+
+    turns: for each token, the number of the reply that it belongs to, or -1 for tokens of prompts.
+        The token that ends a reply belongs to it.
+    """
+
+    token_ids: list[int]
+    turns: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """int64 token_ids and bool is_reply, both [batch, length]. Shorter rows are padded."""
+
+    token_ids: Tensor
+    is_reply: Tensor
+
+
+def encode(sessions: Iterable[Session], tokenizer: Tokenizer) -> list[Example]:
+    """The token ids that `tokenizer.apply_chat_template` gives for every session."""
+    newline = tokenizer.encode("\n").ids
+    sessions = list(sessions)
+    texts = [
+        text
+        for session in sessions
+        for turn in session.turns
+        for text in (f"user\n{turn.user}", "assistant\n", turn.assistant)
+    ]
+    encoded = iter(encoding.ids for encoding in tokenizer.encode_batch(texts))
+    examples: list[Example] = []
+    for session in sessions:
+        token_ids: list[int] = []
+        turns: list[int] = []
+        for index in range(len(session.turns)):
+            prompt = [START_ID, *next(encoded), END_ID, *newline, START_ID, *next(encoded)]
+            reply = [*next(encoded), END_ID]
+            token_ids += prompt + reply + newline
+            turns += [-1] * len(prompt) + [index] * len(reply) + [-1] * len(newline)
+        examples.append(Example(token_ids, turns))
+    return examples
+
+
+def make_batches(examples: Sequence[Example], *, num_tokens: int, seed: int) -> list[Batch]:
+    """Batches of at most `num_tokens` tokens, padding included, in random order."""
+    rows = sorted(examples, key=lambda example: len(example.token_ids))
+    groups: list[list[Example]] = []
+    for example in rows:
+        if not groups or (len(groups[-1]) + 1) * len(example.token_ids) > num_tokens:
+            groups.append([])
+        groups[-1].append(example)
+    Random(seed).shuffle(groups)
+    return [_pad(group) for group in groups]
+
+
+def _pad(group: Sequence[Example]) -> Batch:
+    length = max(len(example.token_ids) for example in group)
+    token_ids = torch.full((len(group), length), PAD_ID)
+    is_reply = torch.zeros((len(group), length), dtype=torch.bool)
+    for row, example in enumerate(group):
+        token_ids[row, : len(example.token_ids)] = torch.tensor(example.token_ids)
+        is_reply[row, : len(example.turns)] = torch.tensor(example.turns) >= 0
+    return Batch(token_ids, is_reply)

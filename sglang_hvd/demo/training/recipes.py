@@ -1,0 +1,60 @@
+"""What the demo models are and how long they train, without importing torch or transformers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+_SHARED = {
+    "vocab_size": 2048,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "rms_norm_eps": 1e-5,
+}
+_LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "tie_word_embeddings": True,
+}
+_QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 96,
+    "intermediate_size": 192,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What to build and how long to train.
+
+    sizes: the target's model type and sizes, named as in a config of transformers.
+
+    Counts of tokens include prompts. The predictor learns from the trained target's replies to the
+    sessions of `predictor_tokens` and from the reference replies in those of `reference_tokens`.
+    Reference replies resemble the target's and need no model.
+    """
+
+    sizes: Mapping[str, Any]
+    target_tokens: int
+    drafter_tokens: int
+    predictor_tokens: int
+    reference_tokens: int
+    draft_vocab_size: int
+    drafting_steps: int
+    target_learning_rate: float = 1.5e-3
+    drafter_learning_rate: float = 2e-3
+    tokens_per_batch: int = 512
+
+
+RECIPES = MappingProxyType(
+    {
+        "llama": Recipe(_SHARED | _LLAMA, 1_000_000, 200_000, 20_000, 300_000, 1024, 3),
+        "qwen3": Recipe(_SHARED | _QWEN3, 300_000, 80_000, 10_000, 40_000, 1024, 3),
+    }
+)

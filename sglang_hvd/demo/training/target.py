@@ -1,0 +1,64 @@
+"""Trains the target model of the demo."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import cos, pi
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from sglang_hvd.demo.training.dataset import Batch
+from sglang_hvd.demo.training.demo_tokenizer import Spelling
+from sglang_hvd.demo.training.gradients import NUM_WORKERS, set_gradients, workers
+from sglang_hvd.demo.training.induction import init_as_copier
+
+
+def train_target(
+    config: PreTrainedConfig,
+    spellings: Sequence[Spelling],
+    batches: Sequence[Batch],
+    *,
+    learning_rate: float,
+    seed: int,
+    on_step: Callable[[], None],
+) -> PreTrainedModel:
+    """A causal language model after one pass over `batches`. It learns the tokens of replies only.
+
+    spellings: one for every token of the vocabulary.
+    """
+    target = AutoModelForCausalLM.from_config(config)
+    init_as_copier(target, spellings, generator=torch.Generator().manual_seed(seed))
+    optimizer = torch.optim.AdamW(
+        target.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+    )
+    steps = [batches[i : i + NUM_WORKERS] for i in range(0, len(batches), NUM_WORKERS)]
+    with workers() as pool:
+        for step, group in enumerate(steps):
+            set_learning_rate(optimizer, learning_rate, step, len(steps))
+            num_learned = sum(int(batch.is_reply.sum()) for batch in group)
+            losses = [partial(_loss, target, batch) for batch in group]
+            set_gradients(pool, target, losses, scale=1 / num_learned)
+            torch.nn.utils.clip_grad_norm_(target.parameters(), 1.0)
+            optimizer.step()
+            on_step()
+    return target.requires_grad_(False)
+
+
+def _loss(target: PreTrainedModel, batch: Batch) -> Tensor:
+    """The loss, summed over the tokens of replies."""
+    is_learned = batch.is_reply[:, 1:]
+    hidden = target.model(batch.token_ids, use_cache=False).last_hidden_state[:, :-1]
+    logits = target.lm_head(hidden[is_learned])
+    return F.cross_entropy(logits, batch.token_ids[:, 1:][is_learned], reduction="sum")
+
+
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, peak: float, step: int, num_steps: int
+) -> None:
+    """20 steps of warm-up, then a cosine down to a fiftieth of the peak."""
+    warm_up = min(1.0, (step + 1) / 20)
+    decay = 0.02 + 0.98 * (1 + cos(pi * step / num_steps)) / 2
+    for group in optimizer.param_groups:
+        group["lr"] = peak * warm_up * decay

@@ -1,0 +1,197 @@
+"""The policies' decisions: which drafts each request verifies, by a rule or by costs."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_hvd.allocation import PredictedDrafts, StepAllocator
+from sglang_hvd.config import HvdConfig
+from sglang_hvd.drafter.proposer import ChainPrediction, Proposals, TreePrediction
+from sglang_hvd.drafter.request import DraftedRequest, are_model_only
+from sglang_hvd.drafter.sources import CacheSource
+from sglang_hvd.types import SCORE, SOURCES, DraftPlans, SourceTable
+
+Bool = npt.NDArray[np.bool_]
+Float32 = npt.NDArray[np.float32]
+
+_CACHE, _MODEL = SOURCES.bit_of("cache"), SOURCES.bit_of("model")
+
+
+class RulePlanner:
+    """Every policy but allocate: decides request by request, and verifies drafts of any length that
+    fits into a verification.
+
+    room: nodes of a verification, root not included.
+    num_model_steps, num_model_nodes: steps and nodes of the model drafter's draft, root not
+        included.
+    """
+
+    def __init__(
+        self,
+        config: HvdConfig,
+        cache: CacheSource,
+        *,
+        room: int,
+        num_model_steps: int,
+        num_model_nodes: int,
+    ) -> None:
+        self._config, self._cache = config, cache
+        self._num_model_steps, self._num_model_nodes = num_model_steps, num_model_nodes
+        self._room = room
+        if config.policy == "both":
+            assert room >= num_model_nodes, "the model drafter's draft fits into a verification"
+            self._room -= num_model_nodes
+        self._frequency_threshold = (
+            num_model_steps if config.frequency_threshold is None else config.frequency_threshold
+        )
+
+    def choose(self, requests: Sequence[DraftedRequest], proposals: Proposals) -> DraftPlans:
+        """Row i of the proposals belongs to requests[i]."""
+        num = len(requests)
+        takes_cache = self._takes_cache(proposals)
+        model_only = are_model_only(requests)
+        if model_only is not None:
+            takes_cache = takes_cache & ~model_only
+        num_cache = np.minimum(proposals.drafts.num_nodes[:num], self._room) * takes_cache
+        if self._config.policy == "both":
+            takes_model = np.ones(num, np.bool_)
+        else:
+            takes_model = ~takes_cache & self._config.drafts_with_model
+        num_model = takes_model * np.int32(self._num_model_nodes)
+        predicted, whole = proposals.predicted, np.full(num, np.nan, np.float32)
+        return DraftPlans(
+            drafts=proposals.drafts.chains(num_cache),
+            num_model_nodes=num_model,
+            model_sizes=num_model,
+            model_steps=np.full(num, self._num_model_steps, np.int32),
+            predicted=None if predicted is None else predicted.prediction.accepted_lens,
+            chain_lens=num_cache,
+            chain_predicted=whole,
+            model_predicted=whole,
+            source_sets=(num_cache > 0) * np.uint8(_CACHE) | (num_model > 0) * np.uint8(_MODEL),
+        )
+
+    def _takes_cache(self, proposals: Proposals) -> Bool:
+        match self._config.policy:
+            case "payoff":
+                predicted = proposals.predicted
+                assert isinstance(predicted, ChainPrediction), "the proposals are of another policy"
+                by_payoff = self._by_payoff(proposals, predicted)
+                in_fallback = self._cache.in_fallback(proposals.drafts, proposals.num_requests)
+                if in_fallback is None:
+                    return by_payoff
+                return np.where(in_fallback, self._by_frequency(proposals), by_payoff)
+            case "frequency":
+                return self._by_frequency(proposals)
+            case "cache" | "both":
+                return proposals.has_draft
+            case "model":
+                return np.zeros(proposals.num_requests, np.bool_)
+            case "allocate":
+                raise AssertionError("CostPlanner decides")
+
+    def _by_payoff(self, proposals: Proposals, predicted: ChainPrediction) -> Bool:
+        threshold = self._config.threshold
+        lens = predicted.prediction.accepted_lens
+        if threshold is None:
+            # The draft with the longer predicted acceptance. This compares tokens, not time: a
+            # cycle that drafts with the model takes longer.
+            found: Bool = proposals.where_drafted(lens) >= predicted.model_lens
+            return found
+        probs = predicted.prediction.prob_accepted(math.ceil(threshold))
+        if probs is None:  # the paper's gate (section 3.4)
+            return _reach(proposals.where_drafted(lens), threshold)
+        # The same with probabilities: the draft reaches the threshold more likely than not.
+        return _reach(proposals.where_drafted(probs), 0.5)
+
+    def _by_frequency(self, proposals: Proposals) -> Bool:
+        """ArcticInference's rule, which sets the threshold to the number of tokens the model
+        drafter drafts (arctic_inference/vllm/model_runner.py, min_score)."""
+        scores = proposals.drafts.matches[: proposals.num_requests, SCORE]
+        return _reach(proposals.where_drafted(scores), self._frequency_threshold)
+
+
+class CostPlanner:
+    """Policy allocate: decides by what every choice gains and costs (docs/allocation.md).
+
+    table: the draft sources; those on the device are the allocator's drafters, in the same order.
+    """
+
+    def __init__(self, allocator: StepAllocator, table: SourceTable) -> None:
+        self._allocator, self._table = allocator, table
+        self._bits = [np.uint8(bit) for bit in table.device_bits]
+
+    def choose(
+        self, requests: Sequence[DraftedRequest], proposals: Proposals, *, next_waits: bool
+    ) -> DraftPlans:
+        """Row i of the proposals belongs to requests[i]. next_waits: see StepAllocator.allocate."""
+        predicted = _of_trees(proposals)
+        found = self._allocator.allocate(
+            predicted.slots,
+            _predicted_drafts(predicted, len(requests)),
+            are_model_only(requests),
+            num_context=_num_context(requests),
+            next_waits=next_waits,
+        )
+        # The predictor's accuracy is measured by its own prediction, also while it is ignored.
+        taken = predicted.trees.take(
+            found.num_host,
+            predicted.chain_acceptance,
+            proposals.drafts,
+            width=found.max_host,
+        )
+        return DraftPlans(
+            drafts=taken.drafts,
+            num_model_nodes=found.num_model,
+            model_sizes=found.model_size,
+            model_steps=np.full(len(requests), found.num_steps, np.int32),
+            predicted=predicted.prediction.accepted_lens,
+            chain_lens=taken.chain_lens,
+            chain_predicted=taken.chain_predicted,
+            model_predicted=found.model_predicted,
+            source_sets=taken.source_sets | (found.num_model > 0) * self._bits[found.drafter],
+            table=self._table,
+        )
+
+    def choose_launched(
+        self, requests: Sequence[DraftedRequest], proposals: Proposals
+    ) -> tuple[DraftPlans, bool]:
+        """The plans of a step that was launched without drafts, and whether drafts would have been
+        better. Row i of the proposals belongs to requests[i]."""
+        predicted = _of_trees(proposals)
+        wants_drafts = self._allocator.wants_drafts(
+            predicted.slots,
+            _predicted_drafts(predicted, len(requests)),
+            are_model_only(requests),
+            num_context=_num_context(requests),
+        )
+        plans = DraftPlans.plain(len(requests))
+        return plans, wants_drafts
+
+
+def _of_trees(proposals: Proposals) -> TreePrediction:
+    assert isinstance(proposals.predicted, TreePrediction), "the proposals are of another policy"
+    return proposals.predicted
+
+
+def _predicted_drafts(predicted: TreePrediction, num: int) -> PredictedDrafts:
+    trees, of_model = predicted.trees, predicted.model_acceptance
+    return PredictedDrafts(
+        trees.probs[:num],
+        trees.depths[:num],
+        trees.num_nodes[:num],
+        of_model.of_all,
+        of_model.if_cache_right,
+    )
+
+
+def _num_context(requests: Sequence[DraftedRequest]) -> int:
+    return sum(request.num_tokens for request in requests)
+
+
+def _reach(values: Float32, threshold: float) -> Bool:
+    # Compared as float64, since float32 would round the threshold.
+    reached: Bool = values.astype(np.float64) >= threshold
+    return reached

@@ -1,0 +1,187 @@
+"""When draft-extend runs, and the forward that catches up where it was postponed.
+
+Draft-extend writes the committed tokens to the model drafter's KV cache. SGLang runs it after each
+verification. This module postpones it for requests that do not draft, and later runs one forward
+over all that they lack.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
+from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
+from sglang.srt.speculative.spec_utils import fast_topk, renorm_draft_probs
+
+from sglang_hvd.allocation import DraftExtend
+from sglang_hvd.config import HvdConfig, PostponeExtend
+from sglang_hvd.plugin.device.host_transfer import to_device
+from sglang_hvd.plugin.engine.draft_worker import rows_of
+from sglang_hvd.plugin.engine.missing_tokens import MissingTokens, TokensToWrite
+from sglang_hvd.plugin.engine.served_costs import ServedCosts
+from sglang_hvd.plugin.requests.step_plan import StepPlan
+from sglang_hvd.step_clock import Phase, StepClock
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.utils import GenerationBatchResult
+    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+
+
+def draft_extend_of(
+    config: HvdConfig, *, device: str, has_mrope: bool, runs_ahead: bool
+) -> DraftExtend:
+    """When a server runs draft-extend.
+
+    has_mrope: positions depend on more than a token's place, which catching up does not know.
+    runs_ahead: steps without drafts may be launched before the tokens of the last step are known.
+    """
+    # On a GPU draft-extend runs while the host reads what was accepted; a postponed one waits for
+    # that. After a step without drafts exactly one token per request is accepted, so that the next
+    # step can launch immediately.
+    on_gpu: PostponeExtend = "plain" if runs_ahead else "never"
+    found = DraftExtend.of(config, default="always" if device == "cpu" else on_gpu)
+    return DraftExtend.EVERY_STEP if has_mrope and found.catches_up else found
+
+
+class CatchUp:
+    """Runs a postponed draft-extend for the requests whose turn it is.
+
+    A step asks `due_rows` before it drafts, and calls `run` with them. It calls `keep` once it has
+    verified, if no draft-extend follows. On a server that postpones nothing, no row is ever due.
+    """
+
+    def __init__(
+        self,
+        draft_worker: EagleDraftWorker,
+        draft_extend: DraftExtend,
+        *,
+        costs: ServedCosts,
+        clock: StepClock,
+    ) -> None:
+        self.num_catch_ups = 0
+        self._draft_worker = draft_worker
+        self._draft_extend = draft_extend
+        self._costs, self._clock = costs, clock
+        self._missing = MissingTokens(in_runs=draft_extend is DraftExtend.BEHIND_DRAFTS)
+        self._max_missing = 0  # of any request, after the last step
+
+    def due_rows(self, reqs: Sequence[Req], plan: StepPlan) -> list[int]:
+        """Rows of the requests that catch up before the step's verification."""
+        if not self._draft_extend.catches_up:
+            return []
+        self._missing.settle(reqs, plan.cached_lens)
+        num_missing = [self._missing.num_of(req) for req in reqs]
+        num_model_nodes = plan.drafts.num_model_nodes.tolist()
+        rows = self._draft_extend.catching_up(num_model_nodes, num_missing, plan.num_plain)
+        self._max_missing = 0 if rows else max(num_missing)
+        return rows
+
+    def run(self, batch: ScheduleBatch, plan: StepPlan, rows: list[int]) -> None:
+        """Writes what these requests lack to the draft KV cache, so that they can draft. The worker
+        is at its base width meanwhile.
+
+        rows: see due_rows; at least one.
+        """
+        self.num_catch_ups += 1
+        tokens = self._missing.take([batch.reqs[row] for row in rows])
+        with self._clock.measure(Phase.TRANSFER):
+            on_device = to_device(np.array(rows), self._draft_worker.device)
+        with self._time(len(rows), len(tokens.token_ids)):
+            drafted = self._extend(
+                rows_of(batch, rows, on_device), tokens, [plan.cached_lens[row] for row in rows]
+            )
+        spec_info = copy.copy(batch.spec_info)
+        for name, values in drafted.items():
+            setattr(spec_info, name, getattr(spec_info, name).index_copy(0, on_device, values))
+        batch.spec_info = spec_info
+
+    def keep(self, reqs: Sequence[Req], plan: StepPlan, result: GenerationBatchResult) -> None:
+        """Keeps what the step's verification committed, if it is to be caught up with."""
+        if not self._draft_extend.catches_up:
+            return
+        self._max_missing += 1  # only runs of plain steps read it, which commit one token each
+        self._missing.keep(
+            reqs, plan.cached_lens, result.next_token_ids, result.logits_output.hidden_states
+        )
+
+    def ends_run(self, num_requests: int) -> bool:
+        """See DraftExtend. The last step may still run."""
+        return self._draft_extend.ends_run(self._max_missing, num_requests)
+
+    def forget(self, reqs: Sequence[Req]) -> None:
+        """A prefill wrote all of the draft KV cache of these requests."""
+        for req in reqs:
+            self._missing.forget(req)
+
+    def clear(self) -> None:
+        """The KV caches are empty: every request that goes on is prefilled first."""
+        self._max_missing = 0
+        self._missing.clear()
+
+    def _time(self, num_requests: int, num_tokens: int) -> AbstractContextManager[None]:
+        if self._draft_extend is DraftExtend.WHEN_DRAFTING:
+            return self._costs.time_extend(num_requests, round(num_tokens / num_requests))
+        return self._costs.time_unpriced()  # the table has draft-extends of another kind
+
+    def _extend(
+        self, some: ScheduleBatch, tokens: TokensToWrite, cached_lens: list[int]
+    ) -> dict[str, torch.Tensor]:
+        """Runs the draft model over what these requests lack. Returns what their drafts begin with,
+        by its name in SGLang's draft input."""
+        draft_worker = self._draft_worker
+        starts = [end - num for end, num in zip(cached_lens, tokens.lengths, strict=True)]
+        # One array, one transfer: rows of the batch, and positions.
+        places = np.empty((2, len(tokens.token_ids)), np.int64)
+        places[0] = np.repeat(np.arange(len(cached_lens)), tokens.lengths)
+        places[1] = np.concatenate(
+            [np.arange(*ends) for ends in zip(starts, cached_lens, strict=True)]
+        )
+        on_device = to_device(places, draft_worker.device)
+        some.forward_mode = ForwardMode.EXTEND
+        some.input_ids = tokens.token_ids.to(torch.int64)
+        some.out_cache_loc = draft_worker.req_to_token_pool.req_to_token[
+            some.req_pool_indices[on_device[0]], on_device[1]
+        ].to(torch.int64)
+        some.prefix_lens, some.extend_lens = starts, tokens.lengths
+        some.extend_num_tokens = len(tokens.token_ids)
+        some.seq_lens_cpu = torch.tensor(cached_lens)
+        some.seq_lens_sum = sum(cached_lens)
+        some.multimodal_inputs = [None] * len(cached_lens)
+        # Where linear attention keeps states, of the target and of the whole batch.
+        some.mamba_track_indices = some.mamba_track_mask = None
+        some.mamba_track_seqlens = some.mamba_track_seqlens_cpu = None
+        some.spec_info = EagleDraftExtendInput(
+            hidden_states=tokens.hidden_states,
+            num_tokens_per_req=1,
+            num_tokens_for_logprob_per_req=1,
+        )
+        forward_batch = ForwardBatch.init_new(
+            some,
+            draft_worker.draft_runner,
+            capture_hidden_mode=CaptureHiddenMode.LAST,
+            return_hidden_states_before_norm=False,
+        )
+        forward_batch.return_logprob = False
+        output = draft_worker.draft_runner.forward(forward_batch).logits_output
+        # As EagleDraftWorker does after verification.
+        if draft_worker.topk == 1:
+            topk_index = output.next_token_logits.argmax(dim=-1, keepdim=True)
+            topk_p = torch.ones_like(topk_index, dtype=torch.float32)
+        else:
+            probs = renorm_draft_probs(output.next_token_logits, None, False)
+            topk_p, topk_index = fast_topk(probs, draft_worker.topk, dim=-1)
+        return {
+            "topk_p": topk_p,
+            "topk_index": topk_index,
+            "hidden_states": output.hidden_states,
+        }

@@ -1,0 +1,101 @@
+"""Plain steps that are launched before the tokens of the step before them are known.
+
+A step with drafts waits for the tokens of the last step, and the GPU has nothing to do while the
+host reads them and plans. Where no draft pays, this wait is all that distinguishes a step from
+plain serving, which launches each step while the last one runs.
+
+So does this plugin after a plain step: each of its requests then has exactly one token more. If the
+tokens before that one do not ask for drafts, the next step has none either, whatever that token is.
+Its cycles are planned later, when the tokens are known (LaunchedSteps.plan_late), and that says
+whether drafts would have been worth a wait.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_hvd.allocation import VerifyWidths
+from sglang_hvd.config import HvdConfig
+from sglang_hvd.plugin.engine.catch_up import CatchUp
+from sglang_hvd.plugin.requests.held_requests import HeldRequests
+from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
+from sglang_hvd.plugin.requests.served_figures import ServedFigures
+from sglang_hvd.plugin.requests.step_plan import StepPlan
+from sglang_hvd.types import DraftPlans
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+
+def check_run_ahead(
+    config: HvdConfig, widths: VerifyWidths, *, may_run_ahead: bool, plans_wait: bool
+) -> None:
+    """Raises ValueError if the settings ask for steps that run ahead, and this server has none.
+
+    widths: those that were built.
+    may_run_ahead: the settings allow it (startup/verify_widths.py).
+    plans_wait: the attention's own plans wait for the last step, so that nothing would be gained.
+    """
+    can_run_ahead = may_run_ahead and widths.values[0] == 1 and not plans_wait
+    if config.run_ahead and not can_run_ahead:
+        raise ValueError(
+            "--hvd-set run_ahead=true needs a verify width of 1, overlap scheduling (which is "
+            "off on a CPU and with --disable-overlap-schedule) and, with FlashInfer, CUDA "
+            "graphs and host_plans (docs/operation.md): drop it or change these"
+        )
+
+
+class RunAhead:
+    """Decides whether the next step runs ahead. Never waits for the last step."""
+
+    def __init__(
+        self,
+        held: HeldRequests,
+        launched: LaunchedSteps,
+        figures: ServedFigures,
+        catch_up: CatchUp,
+    ) -> None:
+        self._held, self._launched, self._figures = held, launched, figures
+        self._catch_up = catch_up
+
+    def step_plan(self, batch: ScheduleBatch, *, gives_lengths: bool) -> StepPlan | None:
+        """The plan of the step that SGLang is about to launch; None if that step has to be planned
+        from the tokens of the last one.
+
+        gives_lengths: see StepPlan.
+        """
+        if (
+            not batch.forward_mode.is_decode()
+            or batch.has_grammar  # SGLang waits for each token of a grammar
+            or self._catch_up.ends_run(len(batch.reqs))
+        ):
+            return None
+        last = self._launched.last
+        if last is None or not last.is_plain:
+            return None
+        self._launched.commit(but=last)
+        held = self._held.of_run(batch.reqs)
+        self._launched.plan_late(last)
+        if held is None or self._launched.wants_drafts:
+            return None
+        coming = last.keys
+        if last.plan is None and coming.issuperset(h.key for h in held):
+            return None  # a prefill of all of them: none was decoded before
+        # A request's newest token is not cached. The token that is on its way is not counted yet.
+        cached_lens = [h.num_tokens - (h.key not in coming) for h in held]
+        for req, h, num_cached in zip(batch.reqs, held, cached_lens, strict=True):
+            # SGLang counts the steps whose results it has read: all but a verification that was
+            # the last step. The device lays out what it verifies by these lengths.
+            is_behind = last.plan is not None and h.key in coming
+            if num_cached != req.kv.kv_committed_len + is_behind:
+                self._figures.num_resyncs += 1
+                return None
+        return StepPlan(
+            held,
+            DraftPlans.plain(len(held)),
+            cached_lens,
+            width=1,
+            num_plain=self._launched.num_plain_with(width=1),
+            runs_ahead=True,
+            gives_lengths=gives_lengths,
+        )

@@ -1,0 +1,172 @@
+"""The drafts of a step as SGLang verifies them: the model drafter's trees, merged with cache drafts
+and laid out as one verify tree for each request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
+
+from sglang_hvd.plugin.device.host_transfer import to_device
+from sglang_hvd.plugin.engine.draft_worker import DraftLoopOutput, HvdDraftWorker, rows_of
+from sglang_hvd.plugin.engine.served_costs import ServedCosts
+from sglang_hvd.plugin.engine.states.step_states import StepStates
+from sglang_hvd.plugin.requests.step_plan import StepPlan
+from sglang_hvd.plugin.trees.draft_trees import DraftNodes, EagleTrees
+from sglang_hvd.plugin.trees.layout import merge_eagle_trees
+from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput, build_verify_input
+from sglang_hvd.step_clock import Phase, StepClock
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelTrees:
+    """What the model drafter drafted for some requests of a step.
+
+    rows: int64[num_drafting] on the device, the requests that drafted; None: all of them.
+    kv_loc_plan: of the KV window of the batch, where all of it drafted.
+    """
+
+    trees: EagleTrees
+    rows: torch.Tensor | None
+    kv_loc_plan: KVLocPlan | None
+
+
+class StepDrafts:
+    """Runs the model drafter for the requests that a plan names, and lays out all drafts."""
+
+    def __init__(
+        self,
+        draft_worker: HvdDraftWorker,
+        states: StepStates,
+        *,
+        costs: ServedCosts,
+        clock: StepClock,
+    ) -> None:
+        self._draft_worker, self._states = draft_worker, states
+        self._target = draft_worker.target_worker.model_runner
+        self._device = draft_worker.device
+        self.topk = draft_worker.topk
+        self._costs, self._clock = costs, clock
+        self._num_draft_rounds = 0
+        self._num_partial_draft_rounds = 0  # for some requests of the batch only
+        self._num_steps_by_width = dict.fromkeys(states.widths.values, 0)
+        self._num_drafts_by_steps: Counter[int] = Counter()
+
+    def draft(self, batch: ScheduleBatch, plan: StepPlan) -> ModelTrees | None:
+        """The model drafter's trees; None if the plan asks for none."""
+        drafting = np.flatnonzero(plan.drafts.num_model_nodes)
+        if not len(drafting):
+            return None
+        sizes = plan.drafts.num_model_nodes[drafting].astype(np.int64)
+        is_all = len(drafting) == len(plan.held)
+        with self._clock.measure(Phase.TRANSFER):
+            num_kept = to_device(sizes, self._device)
+            rows = None if is_all else to_device(drafting, self._device)
+        self._num_draft_rounds += 1
+        self._num_partial_draft_rounds += not is_all
+        num_steps = plan.drafts.num_model_steps
+        self._num_drafts_by_steps[num_steps] += 1
+        some = batch if rows is None else rows_of(batch, drafting.tolist(), rows)
+        with self._costs.time_draft(len(drafting), num_steps):
+            (parent_list, top_scores_index, draft_tokens, ranks), kv_loc_plan = (
+                self._run_model_drafter(some, num_steps, plan.width)
+            )
+        if (sizes >= draft_tokens.shape[1]).all():
+            ranks = None
+        else:
+            assert ranks is not None, "only policy allocate cuts trees"
+        trees = EagleTrees(draft_tokens, parent_list, top_scores_index, self.topk, ranks, num_kept)
+        # Verification needs a plan of the KV window of all requests, not of those that drafted.
+        return ModelTrees(trees, rows, kv_loc_plan if is_all else None)
+
+    def lay_out(
+        self, batch: ScheduleBatch, plan: StepPlan, model_trees: ModelTrees | None
+    ) -> HvdVerifyInput:
+        """All drafts of the step, as the input of its verification."""
+        self._num_steps_by_width[plan.width] += 1
+        nodes = self._cache_nodes(plan, batch.spec_info.bonus_tokens)
+        with self._clock.measure(Phase.BUILD):
+            is_model_node = kv_loc_plan = None
+            if model_trees is not None:
+                is_model_node = merge_eagle_trees(nodes, model_trees.trees, model_trees.rows)
+                kv_loc_plan = model_trees.kv_loc_plan
+            verify_input = build_verify_input(
+                nodes,
+                batch.seq_lens,
+                topk=self.topk,
+                num_cached=self._num_cached(batch, plan),
+                mask_mode=self._draft_worker.mask_mode,
+                verify_mask=self._target.attn_backend.verify_mask,
+                is_model_node=is_model_node,
+                kv_loc_plan=kv_loc_plan,
+            )
+        # A model tree branches; a model chain branches only in addition to a cache draft.
+        cache_drafts, is_drafting = plan.drafts.drafts, plan.drafts.num_model_nodes > 0
+        branch = is_drafting if self.topk > 1 else is_drafting & (cache_drafts.num_nodes > 0)
+        verify_input.has_branches = bool((branch | cache_drafts.are_trees).any())
+        return verify_input
+
+    def describe(self) -> dict[str, Any]:
+        """For /server_info; plain values."""
+        return {
+            "num_model_draft_rounds": self._num_draft_rounds,
+            "num_partial_draft_rounds": self._num_partial_draft_rounds,
+            "num_steps_by_width": dict(self._num_steps_by_width),
+            "num_drafts_by_steps": dict(sorted(self._num_drafts_by_steps.items())),
+        }
+
+    def _cache_nodes(self, plan: StepPlan, bonus_tokens: torch.Tensor) -> DraftNodes:
+        """The cache drafts, and a bare root for every request without one."""
+        drafts, w = plan.drafts.drafts, plan.width
+        # One array, one transfer: w columns of tokens, w of parents, the number of used nodes.
+        with self._clock.measure(Phase.BUILD):
+            rows = np.zeros((len(drafts), 2 * w + 1), dtype=np.int64)
+            longest = drafts.token_ids.shape[1]
+            rows[:, 1 : 1 + longest] = drafts.token_ids
+            rows[:, w + 1 : w + 1 + longest] = drafts.parents + 1
+            rows[:, 2 * w] = 1 + drafts.num_nodes
+        with self._clock.measure(Phase.TRANSFER):
+            on_device = to_device(rows, self._device)
+        token_ids = on_device[:, :w]
+        token_ids[:, 0] = bonus_tokens
+        return DraftNodes(token_ids, on_device[:, w : 2 * w], on_device[:, 2 * w])
+
+    def _run_model_drafter(
+        self, batch: ScheduleBatch, num_steps: int, width: int
+    ) -> tuple[DraftLoopOutput, KVLocPlan | None]:
+        """EagleDraftWorker.draft up to the tree that it selects. Its own ending would lay out a
+        verification of that tree alone, at its width.
+
+        width: of the verification, which is the KV window of a chain.
+        """
+        forward_batch, _, kv_loc_plan = prepare_for_draft(
+            batch.spec_info,
+            self._draft_worker.req_to_token_pool,
+            batch,
+            None,  # DraftStates.run knows the graphs
+            self._draft_worker.draft_runner,
+            self.topk,
+            num_steps,
+            target_translator=self._target.kv_index_translator,
+            num_draft_tokens=width,
+        )
+        return self._states.of_draft_steps.run(forward_batch, num_steps), kv_loc_plan
+
+    def _num_cached(self, batch: ScheduleBatch, plan: StepPlan) -> int:
+        """Tokens in the KV cache of all requests together. More, where the host does not know."""
+        num_cached: int | None = batch.seq_lens_sum
+        if num_cached is not None:
+            return num_cached
+        # SGLang gives no lengths, and a mask must not be written past its end: the plan's lengths
+        # and some room. The whole context of every request would be as safe, and gigabytes to fill.
+        n = len(batch.reqs)
+        longest = n * self._target.model_config.context_len
+        return min(sum(plan.cached_lens) + n * plan.width, longest)

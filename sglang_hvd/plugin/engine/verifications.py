@@ -1,0 +1,86 @@
+"""SGLang's verification, at a width of each step's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sglang_hvd.plugin.device.flashinfer_plans import PlanFence
+from sglang_hvd.plugin.engine.served_costs import ServedCosts
+from sglang_hvd.plugin.requests.step_plan import StepPlan
+from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.utils import GenerationBatchResult
+    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+
+
+class Verifications:
+    """Runs the target model over all nodes of a step, and accepts what it agrees with."""
+
+    def __init__(self, worker: EAGLEWorkerV2, costs: ServedCosts) -> None:
+        self._worker, self._costs = worker, costs
+        self._fence = PlanFence.of(worker.device)
+
+    def run(
+        self,
+        batch: ScheduleBatch,
+        plan: StepPlan,
+        verify_input: HvdVerifyInput,
+        grammar_barrier: Any,
+    ) -> GenerationBatchResult:
+        """Verifies the drafts of the step, at its width."""
+        # With topk above 1 SGLang moves the accepted path to the front of each row, in the KV cache
+        # of every layer too, as any tree needs. With topk 1 it leaves the path where it is, where a
+        # chain already stands. Nothing else in a verification reads the worker's topk.
+        worker = self._worker
+        base_width, topk = worker.speculative_num_draft_tokens, worker.topk
+        worker.speculative_num_draft_tokens = plan.width
+        worker.topk = max(topk, 2) if verify_input.has_branches else 1
+        self._fence.wait()
+        try:
+            with ExitStack() as until_verified:
+
+                def begin() -> None:
+                    self._fence.record()
+                    timing = self._costs.time_verify(
+                        len(batch.reqs), plan.width, num_context=plan.num_context
+                    )
+                    until_verified.enter_context(timing)
+
+                with _before_forward(worker.target_worker, begin):
+                    result = worker.verify(batch, grammar_barrier=grammar_barrier)
+        finally:
+            worker.speculative_num_draft_tokens, worker.topk = base_width, topk
+        if batch.return_hidden_states and not verify_input.has_branches:
+            # A client reads them later. SGLang copied them if it moved the path. Otherwise the
+            # graphs of draft-extend may write where they are.
+            output = result.logits_output
+            output.hidden_states = output.hidden_states.clone()
+        return result
+
+
+@contextmanager
+def _before_forward(worker: Any, then: Callable[[], None]) -> Iterator[None]:
+    """Calls `then` before the forward that runs inside. By then the verification is laid out and
+    planned: a device that has nothing else to do waits while the host does that."""
+    forward, own = worker.forward_batch_generation, vars(worker).get("forward_batch_generation")
+    was_called = False
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal was_called
+        was_called = True
+        then()
+        return forward(*args, **kwargs)
+
+    worker.forward_batch_generation = call
+    try:
+        yield
+    finally:
+        if own is None:
+            del worker.forward_batch_generation
+        else:
+            worker.forward_batch_generation = own
+    assert was_called, "SGLang no longer verifies by the target worker's forward_batch_generation"

@@ -1,0 +1,61 @@
+"""Adds per-request figures to every response: `meta_info["hvd"]`, once the request has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+
+from sglang_hvd.plugin.requests.marks import figures_of
+from sglang_hvd.plugin.startup.launch import launch_of
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.scheduler import Scheduler
+
+META_INFO_KEY = "hvd"
+
+
+class HvdOutputStreamer(SchedulerOutputStreamer):
+    """Adds the figures of finished requests; SGLang carries them to the response's meta_info."""
+
+    has_additional_customized_info = True
+
+    def build_additional_customized_info(self, reqs: list[Req]) -> dict[str, list[list[Any]]]:
+        """One list per request in `reqs`: empty until it finishes, then its figures."""
+        return {META_INFO_KEY: [_figures(req) for req in reqs]}
+
+    def is_request_level_customized_info_key(self, key: str) -> bool:
+        """Our key is one value per request, not one per token."""
+        return key == META_INFO_KEY
+
+
+def stream_hvd_figures(
+    get_output_streamer_class: Callable[[Scheduler], type[SchedulerOutputStreamer]],
+    scheduler: Scheduler,
+) -> type[SchedulerOutputStreamer]:
+    """AROUND hook of Scheduler.get_output_streamer_class."""
+    if launch_of(scheduler.server_args) is None:
+        return get_output_streamer_class(scheduler)
+    return HvdOutputStreamer
+
+
+def keep_hvd_figures(
+    slice_streaming_output_meta_info: Callable[..., None],
+    meta_info: dict[Any, Any],
+    last_output_offset: int,
+    customized_info_keys: Iterable[str] | None = None,
+) -> None:
+    """AROUND hook of the function that cuts the lists in a chunk's meta_info to its new tokens
+    under --incremental-streaming-output. Our list has one entry, whatever the tokens, and stays
+    whole."""
+    keys = None
+    if customized_info_keys is not None:
+        keys = [key for key in customized_info_keys if key != META_INFO_KEY]
+    slice_streaming_output_meta_info(meta_info, last_output_offset, keys)
+
+
+def _figures(req: Req) -> list[dict[str, Any]]:
+    figures = figures_of(req)
+    return [figures] if figures is not None and req.finished() else []

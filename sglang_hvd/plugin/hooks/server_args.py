@@ -1,0 +1,230 @@
+"""Resolves `--speculative-algorithm HVD`: an alias of EAGLE3 that runs our worker.
+
+So every check in SGLang that compares the algorithm's name keeps working, as for NEXTN, its alias
+of EAGLE. The `HvdLaunch` on the arguments record makes it HVD; the record travels to every process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.arg_groups.overrides import (
+    attention_backends_of,
+    declare_resolution,
+    model_config_of,
+    resolved_view,
+    resolving_view,
+    use_mla_backend,
+)
+from sglang.srt.configs.hybrid_arch import mambaish_config
+
+from sglang_hvd.config import HvdConfig, load_config
+from sglang_hvd.costs import StepCosts
+from sglang_hvd.payoff import AcceptancePredictor
+from sglang_hvd.plugin.startup.attention_support import TargetAttention
+from sglang_hvd.plugin.startup.flags import config_file_and_overrides, is_from_command_line
+from sglang_hvd.plugin.startup.launch import HvdLaunch, launch_of
+from sglang_hvd.plugin.startup.refusals import (
+    check_draft_model,
+    check_model_tree,
+    refuse_stray_flags,
+    refuse_untested,
+)
+from sglang_hvd.plugin.startup.verify_widths import verify_widths
+from sglang_hvd.traces.recording_folder import check_folder
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+logger = logging.getLogger(__name__)
+
+ALGORITHM_NAME = "HVD"
+
+# These backends read the width of each verification from the batch, not from the settings.
+_BACKENDS_OF_ANY_WIDTH = {"torch_native", "intel_amx"}
+
+
+def resolve_hvd_config(
+    handle_speculative_decoding: Callable[[ServerArgs], None], server_args: ServerArgs
+) -> None:
+    """AROUND hook: reads and checks the HVD settings before SGLang resolves the algorithm.
+
+    A user's mistake ends a command line with one line, and raises ValueError for other callers.
+    """
+    if not _is_requested(server_args):
+        refuse_stray_flags(server_args)
+        handle_speculative_decoding(server_args)
+        return
+    from sglang_hvd.plugin.startup.supported import require_hooks
+
+    try:
+        require_hooks()
+        server_args._hvd_config = _checked_config(server_args)
+        handle_speculative_decoding(server_args)
+    except (ValueError, RuntimeError) as error:
+        if is_from_command_line(server_args):
+            raise SystemExit(f"error: {error}") from error
+        raise
+
+
+def resolve_hvd_alias(
+    resolve_alias: Callable[..., str | None], algorithm: str | None, *args: Any, **kwargs: Any
+) -> str | None:
+    """AROUND hook: the name HVD becomes EAGLE3."""
+    if algorithm == ALGORITHM_NAME:
+        from sglang_hvd.plugin.startup.supported import require_hooks
+
+        try:
+            require_hooks()  # else a server without our worker could serve under this name
+        except RuntimeError as error:
+            raise SystemExit(f"error: {error}") from error
+    return resolve_alias("EAGLE3" if algorithm == ALGORITHM_NAME else algorithm, *args, **kwargs)
+
+
+def resolve_verify_width(
+    handle_eagle_family: Callable[[ServerArgs], None], server_args: ServerArgs
+) -> None:
+    """AROUND hook: `speculative_num_draft_tokens` becomes the verify width.
+
+    SGLang sizes masks and graphs by that field. The user gave the model drafter's node count under
+    the same name; the launch keeps it.
+    """
+    handle_eagle_family(server_args)
+    config = server_args.__dict__.get("_hvd_config")
+    if config is None:
+        return
+    cfg = resolved_view(server_args)
+    refuse_untested(cfg)  # again, because SGLang may have switched features on by itself
+    model_tree_width = cfg.speculative_num_draft_tokens
+    check_model_tree(model_tree_width, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
+    attention = _target_attention(cfg)
+    backends = frozenset(name for name in attention_backends_of(cfg) if name is not None)
+    widths_are_free = cfg.device == "cpu" and backends <= _BACKENDS_OF_ANY_WIDTH
+    widths = verify_widths(
+        config,
+        model_tree_width,
+        cfg,
+        attention,
+        context_len=model_config_of(cfg).context_len,
+        widths_are_free=widths_are_free,
+    )
+    declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=widths.base)
+    launch = HvdLaunch(
+        config,
+        model_tree_width,
+        widths,
+        has_width_states=len(widths.values) > 1 and not widths_are_free,
+        backends=backends,
+        attention=attention,
+    )
+    # Checked again once the models are loaded; here the config file already tells most of it.
+    launch.check_draft_shapes(cfg.speculative_eagle_topk, has_window=False)
+    server_args._hvd_launch = launch
+    _warn_of_default_penalty(config, cfg)
+    logger.info(
+        "HVD: policy %s, verify width %d (model drafter's tree %d)%s. The width reduces the usable "
+        "context by %d tokens; each running request reserves at least %d KV slots.",
+        config.policy,
+        widths.base,
+        model_tree_width,
+        "" if widths.widest == widths.base else f", {widths.widest} for one or two requests",
+        widths.widest,
+        2 * max(widths.widest, cfg.speculative_num_steps * cfg.speculative_eagle_topk),
+    )
+
+
+def resolve_widest(
+    resolve_max_draft_tokens: Callable[..., int | None],
+    algorithm: SpeculativeAlgorithm,
+    server_args: ServerArgs,
+) -> int | None:
+    """AROUND hook: SGLang sizes KV windows by the server's widest verification, as for its own
+    adaptive speculation."""
+    launch = launch_of(server_args)
+    if launch is None:
+        return resolve_max_draft_tokens(algorithm, server_args)
+    return launch.widths.widest
+
+
+def count_logits_rows(max_decode_logits_rows: Callable[..., int], runner: ModelRunner) -> int:
+    """AROUND hook: sizes SGLang's array for the logits of its graphs by the largest graph. SGLang
+    would multiply the widest verification by the largest batch, a graph that is never captured."""
+    launch = launch_of(runner.server_args)
+    if launch is None:
+        return max_decode_logits_rows(runner)
+    from sglang_hvd.plugin.device.graph_sizes import sizes_of_width
+
+    return max(
+        width * sizes_of_width(runner, launch.widths, width)[-1] for width in launch.widths.values
+    )
+
+
+def create_hvd_worker(
+    create_worker: Callable[..., type | None],
+    algorithm: SpeculativeAlgorithm,
+    server_args: ServerArgs,
+) -> type | None:
+    """AROUND hook: returns our worker class if an HVD launch was resolved."""
+    if launch_of(server_args) is None:
+        raw_name = server_args.speculative_algorithm or ""
+        assert raw_name.upper() != ALGORITHM_NAME, "HVD was asked for but its launch is missing"
+        return create_worker(algorithm, server_args)
+    from sglang_hvd.plugin.engine.worker import HvdWorker
+
+    return HvdWorker
+
+
+def _is_requested(server_args: ServerArgs) -> bool:
+    name = resolving_view(server_args).speculative_algorithm
+    return name is not None and name.upper() == ALGORITHM_NAME
+
+
+def _checked_config(server_args: ServerArgs) -> HvdConfig:
+    config_file, overrides = config_file_and_overrides(server_args)
+    config = load_config(config_file, overrides, os.environ)
+    # Refuse unusable files before any model loads.
+    if config.predicts:
+        AcceptancePredictor.of_config(config)
+    if config.costs is not None:
+        StepCosts.load(config.costs)
+    if config.record is not None:
+        check_folder(config.record)
+    cfg = resolving_view(server_args)
+    refuse_untested(cfg)
+    check_draft_model(cfg)
+    if cfg.enable_deterministic_inference:
+        logger.warning(
+            "HVD: drafts are chains, and greedy output is deterministic. Sampled output is not: "
+            "SGLang draws random numbers by a node's slot, which depends on earlier requests."
+        )
+    return config
+
+
+def _warn_of_default_penalty(config: HvdConfig, cfg: Any) -> None:
+    penalty = model_config_of(cfg).get_default_sampling_params().get("repetition_penalty", 1.0)
+    if penalty != 1.0 and config.policy != "model":
+        logger.warning(
+            "HVD: the model's generation_config.json gives chat requests a repetition_penalty of "
+            "%s, and requests with penalties never verify cache drafts. To avoid the penalty, "
+            "start with --sampling-defaults openai or send a repetition_penalty of 1 with the "
+            "request.",
+            penalty,
+        )
+
+
+def _target_attention(cfg: Any) -> TargetAttention:
+    """The target model's attention, by its config file and SGLang's settings."""
+    model_config = model_config_of(cfg)
+    return TargetAttention(
+        is_mla=use_mla_backend(cfg),
+        is_linear=mambaish_config(model_config) is not None,
+        is_chunked=model_config.is_local_attention_model,
+        has_window=model_config.is_hybrid_swa,
+        page_size=cfg.page_size or 1,
+        is_deterministic=cfg.enable_deterministic_inference,
+    )

@@ -1,0 +1,270 @@
+"""The requests that the drafter knows: from their prefill until SGLang has ended them.
+
+The state of a request is found from SGLang's Req object, which is held weakly. SGLang ends requests
+in ways that no hook announces (finished at prefill, aborted in chunked prefill, the prefix-warming
+request of n > 1), and a rid may be used again.
+
+All methods run on the scheduler's thread. The callback of the weak reference may run anywhere the
+garbage collector does, even inside a metrics lock: it only appends to a deque.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from sglang.srt.managers.schedule_batch import FINISH_MATCHED_STR
+
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.plugin.requests.marks import held_of, leave_figures, mark_held
+from sglang_hvd.plugin.requests.recording import RequestRecorder
+from sglang_hvd.plugin.requests.sampling import has_penalties
+from sglang_hvd.plugin.requests.served_figures import ServedFigures
+from sglang_hvd.request_stats import RequestStats
+from sglang_hvd.step_clock import Phase, StepClock
+from sglang_hvd.types import TokenIds
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+
+@dataclass(slots=True, eq=False)
+class HeldRequest:
+    """One request that the drafter knows.
+
+    key: the drafter's name for it.
+    num_tokens: prompt and committed output tokens.
+    model_only: it verifies the model drafter's draft alone, whatever pays.
+    prompt_ids: recorded when the request ends; None if nothing of it is recorded.
+    cycles: source and accepted draft tokens of each cycle; None where cycles are not reported.
+    earlier: counts from before it was started again.
+    """
+
+    key: int
+    rid: str
+    req: weakref.ref[Req]
+    num_tokens: int
+    model_only: bool
+    prompt_ids: TokenIds | None
+    cycles: list[tuple[str, int]] | None
+    earlier: RequestStats
+
+
+class HeldRequests:
+    """The requests of one scheduler process, as the drafter knows them.
+
+    vocab_size: logits of the target model for each token. SGLang embeds token ids beyond it that a
+        request names, and reads and writes beyond them where a draft names one.
+    """
+
+    def __init__(
+        self,
+        drafter: HybridDrafter,
+        figures: ServedFigures,
+        *,
+        clock: StepClock,
+        report_cycles: bool,
+        recorder: RequestRecorder | None,
+        vocab_size: int,
+    ) -> None:
+        self._drafter, self._figures, self._clock = drafter, figures, clock
+        self._report_cycles = report_cycles
+        self._recorder = recorder
+        self._vocab_size = vocab_size
+        self._held: dict[int, HeldRequest] = {}  # by key
+        self._dead: deque[int] = deque()  # keys whose request is gone
+        self._next_key = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, held: HeldRequest) -> bool:
+        return held.key in self._held
+
+    def find(self, req: Req) -> HeldRequest | None:
+        """The request as the drafter knows it; None for a request that it does not know."""
+        held: HeldRequest | None = held_of(req)
+        # A copy of a request carries the attribute along, but is another request.
+        return held if held is not None and held.req() is req and held in self else None
+
+    def of_rid(self, rid: str) -> list[HeldRequest]:
+        """All requests of this name."""
+        return [held for held in self._held.values() if held.rid == rid]
+
+    def of_prefill(self, reqs: Sequence[Req]) -> list[HeldRequest | None]:
+        """The requests of a prefill; None for a request that ends with it."""
+        # Requests that end with their prefill never come to a step. If there are enough of them, no
+        # step runs at all.
+        self.drop_ended(reqs)
+        # Where that is known before, the prompt, which may be long, is not indexed. A request that
+        # comes back from a retraction has figures and output to be kept.
+        return [
+            None
+            if req.next_output_finishes_by_length() and self.find(req) is None
+            else self._hold(req)
+            for req in reqs
+        ]
+
+    def of_step(self, reqs: Sequence[Req], cached_lens: Sequence[int] | None) -> list[HeldRequest]:
+        """The requests of a decode step, once every token before it is committed.
+
+        cached_lens: tokens of each request in the KV cache, where the host knows them. The newest
+            committed token is not among them.
+        """
+        with self._clock.measure(Phase.COMMIT):
+            self.drop_ended(reqs)
+            held = [self.find(req) or self._hold(req) for req in reqs]
+            if cached_lens is not None:
+                for i, (req, num_cached) in enumerate(zip(reqs, cached_lens, strict=True)):
+                    if held[i].num_tokens != num_cached + 1:
+                        # Drafts from other tokens would be verified all the same, only in vain.
+                        self._figures.num_resyncs += 1
+                        held[i] = self._hold(req)
+                        # Under overlap scheduling the request lacks the latest tokens, which then
+                        # are a gap in the drafter's text. What follows is counted from here.
+                        held[i].num_tokens = num_cached + 1
+        return held
+
+    def of_run(self, reqs: Sequence[Req]) -> list[HeldRequest] | None:
+        """The requests of a step that may run ahead; None if one of them is not known yet, or
+        verifies the model drafter's draft alone."""
+        with self._clock.measure(Phase.COMMIT):
+            self.drop_ended(reqs)
+        held = [h for req in reqs if (h := self.find(req)) is not None and not h.model_only]
+        return held if len(held) == len(reqs) else None
+
+    def drop_ended(self, running: Sequence[Req] = ()) -> None:
+        """Forgets requests that ended unannounced; every step does so too."""
+        while self._dead:
+            held = self._held.get(self._dead.popleft())
+            if held is not None:
+                self._release(held)
+        if len(self._held) > len(running):
+            for held in list(self._held.values()):
+                req = held.req()
+                # Not kept for the shared cache: when a request is found ended here depends on
+                # the process, and every tensor-parallel rank must hold the same cache.
+                if req is not None and (req.finished() or _is_given_up(req)):
+                    self._release(held)
+
+    def drop(self, req: Req) -> None:
+        """Forgets a request that was aborted while it waited, perhaps after a retraction. A session
+        may keep the Req object as it is."""
+        held = self.find(req)
+        if held is not None:
+            self._release(held)
+
+    def finish(self, req: Req, held: HeldRequest) -> None:
+        """Ends a request: its output goes to the shared cache, its figures to its response."""
+        with self._clock.measure(Phase.COMMIT):
+            # Past a stop token or stop string output_ids goes on; the shared cache must not
+            # learn that.
+            output_ids = np.asarray(req.output_ids_through_stop, dtype=np.int64)
+            is_sound = not _met_nan(req) and bool(self._are_tokens(output_ids).all())
+            is_kept = len(output_ids) > 0 and is_sound
+            stats = self._drafter.finish(
+                held.key, output_ids=output_ids.astype(np.int32) if is_kept else None, keep=is_kept
+            )
+            leave_figures(req, _figures(held.earlier + stats, held.cycles))
+            if self._recorder is not None and is_kept and held.prompt_ids is not None:
+                self._recorder.record(req, held.prompt_ids, namespace=_namespace(req))
+            del self._held[held.key]
+        if not self._held:
+            self._clock.end_step()  # nothing that follows belongs to it
+
+    def as_sampled(self, ids: npt.NDArray[np.integer[Any]]) -> TokenIds:
+        """Tokens that SGLang's sampler gave. Where it met NaN they may be any number, and SGLang
+        ends the request; the drafter sees 0 there."""
+        return np.where(self._are_tokens(ids), ids, 0).astype(np.int32)
+
+    def _are_tokens(self, ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.bool_]:
+        """Whether the vocabulary holds each."""
+        return (ids >= 0) & (ids < self._vocab_size)
+
+    def _hold(self, req: Req) -> HeldRequest:
+        """Holds a request as SGLang has it now. Keeps the state of a request whose prefill goes on.
+        A request that lacks the tokens of the latest step is started again, and keeps its
+        figures."""
+        num_tokens = len(req.origin_input_ids) + len(req.output_ids)
+        before = self.find(req)
+        earlier = RequestStats()
+        if before is not None:
+            if before.num_tokens == num_tokens:
+                return before
+            earlier = before.earlier + self._release(before)
+        key = self._next_key
+        self._next_key += 1
+        # Placeholders of images are no vocabulary tokens: they must never be drafted.
+        given_ids = np.asarray(req.origin_input_ids_unpadded, dtype=np.int64)
+        # SGLang accepts any number as a token id; what no vocabulary holds must not be drafted.
+        # Where embeddings are given, the ids say nothing.
+        is_valid = req.input_embeds is None and bool(self._are_tokens(given_ids).all())
+        prompt_ids = given_ids.astype(np.int32) if is_valid else np.empty(0, np.int32)
+        cycles: list[tuple[str, int]] | None = [] if self._report_cycles else None
+        held = HeldRequest(
+            key=key,
+            rid=req.rid,
+            req=weakref.ref(req, lambda _: self._dead.append(key)),
+            num_tokens=num_tokens,
+            model_only=not is_valid or has_penalties(req.sampling_params),
+            prompt_ids=prompt_ids if is_valid and self._recorder is not None else None,
+            cycles=cycles if before is None else before.cycles,
+            earlier=earlier,
+        )
+        self._drafter.start(
+            key,
+            prompt_ids,
+            namespace=_namespace(req),
+            model_only=held.model_only,
+            num_prompt_tokens=len(req.origin_input_ids),
+        )
+        if req.output_ids:  # retracted before: it comes back as a prefill with its output
+            output_ids = np.asarray(req.output_ids, dtype=np.int64)
+            # What was counted already is not counted again.
+            self._drafter.extend(key, self.as_sampled(output_ids), counts=before is None)
+        self._held[key] = held
+        mark_held(req, held)
+        return held
+
+    def _release(self, held: HeldRequest) -> RequestStats:
+        stats = self._drafter.finish(held.key, output_ids=None, keep=False)
+        del self._held[held.key]
+        return stats
+
+
+def _is_given_up(req: Req) -> bool:
+    """Whether SGLang found no memory for the request, even alone: it freed its KV cache, and will
+    not come back to it."""
+    return req.to_finish is not None and not req.kv.holds_kv
+
+
+def _met_nan(req: Req) -> bool:
+    """Whether SGLang ended the request because its sampler gave no token. SGLang then writes a
+    token that ends a text in its place, if it knows one."""
+    reason = req.finished_reason
+    return isinstance(reason, FINISH_MATCHED_STR) and reason.matched == "NaN happened"
+
+
+def _namespace(req: Req) -> str:
+    """Names what SGLang's prefix cache keeps apart: requests with different salts, or with
+    different keys including the adapter. Empty without either."""
+    salt, key = req.cache_salt or "", req.extra_key or ""
+    if not salt and not key:
+        return ""
+    # Clients choose them: they have any length, and may hold unpaired surrogates.
+    name = f"{len(salt)}:{salt}{key}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(name).hexdigest()
+
+
+def _figures(stats: RequestStats, cycles: list[tuple[str, int]] | None) -> dict[str, Any]:
+    """What `meta_info["hvd"]` shows; plain numbers and strings."""
+    figures: dict[str, Any] = dict(stats.figures())
+    if cycles is not None:
+        figures["cycles"] = cycles
+    return figures

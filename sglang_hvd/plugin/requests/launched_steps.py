@@ -1,0 +1,215 @@
+"""The steps whose tokens are still on their way to the host, and how they are committed.
+
+Tokens reach the drafter from the worker's own results. Under overlap scheduling `req.output_ids`
+lacks the tokens of the last launched step.
+
+All methods run on the scheduler's thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.plugin.device.host_transfer import HostCopy
+from sglang_hvd.plugin.requests.held_requests import HeldRequest, HeldRequests
+from sglang_hvd.plugin.requests.served_figures import ServedFigures
+from sglang_hvd.plugin.requests.step_plan import StepPlan
+from sglang_hvd.step_clock import Phase, StepClock
+from sglang_hvd.types import VerifyOutcomes
+
+if TYPE_CHECKING:
+    import torch
+    from sglang.srt.managers.schedule_batch import Req
+
+
+@dataclass(slots=True, eq=False)
+class LaunchedStep:
+    """A step whose tokens are on their way to the host.
+
+    held: the request of each row, None for a row that commits nothing.
+    plan: None for a prefill, which commits one token of each request.
+    is_plain: each of its requests gets exactly one token, and so did those of the step before it.
+    """
+
+    held: Sequence[HeldRequest | None]
+    copy: HostCopy
+    plan: StepPlan | None
+    is_plain: bool
+
+    @property
+    def keys(self) -> set[int]:
+        """The requests that it commits tokens of."""
+        return {held.key for held in self.held if held is not None}
+
+
+class LaunchedSteps:
+    """The latest step, and the one before it if the latest ran ahead of its tokens.
+
+    stream: copies tokens to the host; None where the device is the host.
+    """
+
+    def __init__(
+        self,
+        drafter: HybridDrafter,
+        held: HeldRequests,
+        figures: ServedFigures,
+        *,
+        stream: torch.cuda.Stream | None,
+        clock: StepClock,
+    ) -> None:
+        self._drafter, self._held, self._figures = drafter, held, figures
+        self._stream, self._clock = stream, clock
+        self._steps: deque[LaunchedStep] = deque()
+        self._unplanned: LaunchedStep | None = None
+        self._num_plain = 0
+        self._wants_drafts = False
+
+    @property
+    def last(self) -> LaunchedStep | None:
+        """The latest step, None if its tokens are committed."""
+        return self._steps[-1] if self._steps else None
+
+    @property
+    def wants_drafts(self) -> bool:
+        """Whether drafts would have been worth a wait in a step that ran ahead, of those that are
+        known by now. The next step should then be planned."""
+        return self._wants_drafts
+
+    def num_plain_with(self, width: int) -> int:
+        """StepPlan.num_plain of the next step, if it is this wide."""
+        return self._num_plain + 1 if width == 1 else 0
+
+    def record_prefill(
+        self, reqs: Sequence[Req], chunked_req: Req | None, next_token_ids: torch.Tensor
+    ) -> None:
+        """Records a prefill: its requests are held from now on, and each commits one token.
+
+        Args:
+            next_token_ids: int[num_requests] on the device. The entry of `chunked_req`, whose
+                prompt goes on in the next prefill, is no token of the output.
+        """
+        self.commit()
+        held = self._held.of_prefill(reqs)
+        step = LaunchedStep(
+            held=[None if req is chunked_req else h for req, h in zip(reqs, held, strict=True)],
+            copy=HostCopy([next_token_ids], self._stream),
+            plan=None,
+            is_plain=self._num_plain > 0,
+        )
+        self._steps.append(step)
+
+    def record_verify(
+        self,
+        plan: StepPlan,
+        next_token_ids: torch.Tensor,
+        accept_lens: torch.Tensor,
+        num_model_accepted: torch.Tensor | None,
+    ) -> None:
+        """Records a verification. Its tokens start their way to the host.
+
+        Args:
+            next_token_ids: int[num_requests * width] on the device, each request's committed
+                tokens at the front of its row.
+            accept_lens: int[num_requests]; committed tokens, bonus included.
+            num_model_accepted: int[num_requests]; tokens of the model drafter's drafts that were
+                right, None if it did not draft.
+        """
+        arrays = [next_token_ids, accept_lens]
+        if num_model_accepted is not None:
+            arrays.append(num_model_accepted)
+        with self._clock.measure(Phase.TRANSFER):
+            copy = HostCopy(arrays, self._stream)
+        step = LaunchedStep(held=plan.held, copy=copy, plan=plan, is_plain=plan.width == 1)
+        self._steps.append(step)
+        self._num_plain = plan.num_plain
+        if plan.runs_ahead:
+            assert self._unplanned is None, "the step before one that runs ahead is planned"
+            self._figures.num_steps_ahead += 1
+            self._unplanned = step
+        else:
+            self._wants_drafts = False
+
+    def commit(self, *, but: LaunchedStep | None = None) -> None:
+        """Commits the tokens of the launched steps, the oldest first, up to one of them. Waits for
+        their copies."""
+        while self._steps and self._steps[0] is not but:
+            self._commit_first()
+
+    def plan_late(self, step: LaunchedStep) -> None:
+        """Plans the cycles of a step if it ran ahead: all steps before it are committed by now."""
+        if self._unplanned is not step:
+            return
+        self._unplanned = None
+        keys = [h.key for h in step.held if h is not None and h in self._held]
+        if keys and self._drafter.plan_launched(keys):
+            self._wants_drafts = True
+
+    def note_finished(self, rid: str) -> None:
+        """A request ended while running: its output goes to the shared cache."""
+        for held in self._held.of_rid(rid):
+            req = held.req()
+            if req is not None and req.finished():
+                self._finish(req, held)
+
+    def note_finished_at_prefill(self, req: Req) -> None:
+        """A request ended with a prefill. If it had come back with output from a retraction, its
+        output is kept as that of a request that ended while running."""
+        held = self._held.find(req)
+        if held is not None and len(req.output_ids) > 1:
+            self._finish(req, held)
+
+    def _finish(self, req: Req, held: HeldRequest) -> None:
+        num_tokens = len(req.origin_input_ids) + len(req.output_ids)
+        while self._steps and held.num_tokens < num_tokens:
+            self._commit_first()  # without overlap, or after a step that ran ahead
+        self._held.finish(req, held)
+
+    def _commit_first(self) -> None:
+        step = self._steps.popleft()
+        self.plan_late(step)
+        token_ids, *of_requests = step.copy.wait()
+        with self._clock.measure(Phase.COMMIT):
+            rows = [row for row, h in enumerate(step.held) if h is not None and h in self._held]
+            if rows and step.plan is None:
+                self._commit_prefill(step, rows, token_ids)
+            elif rows:
+                self._commit_cycles(step, rows, token_ids, *of_requests)
+
+    def _commit_prefill(self, step: LaunchedStep, rows: list[int], token_ids: np.ndarray) -> None:
+        tokens = self._held.as_sampled(token_ids[rows].reshape(-1, 1))
+        for row, committed in zip(rows, tokens, strict=True):
+            held = step.held[row]
+            assert held is not None, "rows without a request are left out"
+            held.num_tokens += 1
+            self._drafter.extend(held.key, committed)
+
+    def _commit_cycles(
+        self,
+        step: LaunchedStep,
+        rows: list[int],
+        token_ids: np.ndarray,
+        accept_lens: np.ndarray,
+        num_model_accepted: np.ndarray | None = None,
+    ) -> None:
+        plan = step.plan
+        assert plan is not None, "a prefill has no cycles"
+        held, sources = [plan.held[row] for row in rows], plan.drafts.sources
+        tokens = self._held.as_sampled(token_ids.reshape(-1, plan.width)[rows])
+        lengths = accept_lens[rows].astype(np.int32)
+        for row, h, num_tokens in zip(rows, held, lengths.tolist(), strict=True):
+            h.num_tokens += num_tokens
+            self._figures.count_cycle(sources[row], num_tokens - 1)
+            if h.cycles is not None:
+                h.cycles.append((sources[row], num_tokens - 1))
+        if num_model_accepted is None:
+            num_model_accepted = np.full(len(plan.held), -1, np.int32)
+        outcomes = VerifyOutcomes(
+            tokens, lengths, lengths - 1, num_model_accepted[rows].astype(np.int32)
+        )
+        self._drafter.commit([h.key for h in held], outcomes)

@@ -1,0 +1,77 @@
+"""Counters of one scheduler process, for /server_info and the Prometheus metrics."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.plugin.requests.recording import RequestRecorder
+from sglang_hvd.step_clock import StepClock
+from sglang_hvd.types import SOURCES
+
+if TYPE_CHECKING:
+    from sglang_hvd.plugin.requests.metrics import ServerMetrics
+
+
+class ServedFigures:
+    """Counts what requests and their steps come to.
+
+    num_resyncs: requests whose tracked tokens diverged from SGLang's and were indexed again.
+    num_steps_ahead: steps that were launched before the tokens of the step before were known.
+    """
+
+    def __init__(
+        self,
+        drafter: HybridDrafter,
+        *,
+        clock: StepClock,
+        recorder: RequestRecorder | None,
+        metrics: ServerMetrics | None,
+    ) -> None:
+        self._drafter, self._clock = drafter, clock
+        self._recorder, self._metrics = recorder, metrics
+        self.num_resyncs = 0
+        self.num_steps_ahead = 0
+        self._num_cycles = dict.fromkeys(SOURCES.labels, 0)
+        self._num_accepted_drafts = dict.fromkeys(SOURCES.labels, 0)
+
+    def count_cycle(self, source: str, num_accepted: int) -> None:
+        """Counts a request's cycle, by the label of the sources that it verified, and the tokens of
+        its draft that were accepted."""
+        self._num_cycles[source] += 1
+        self._num_accepted_drafts[source] += num_accepted
+
+    def publish(self, num_requests: int) -> None:
+        """Brings the Prometheus metrics up to date. num_requests: how many are held."""
+        if self._metrics is not None:
+            self._metrics.publish(
+                num_requests=num_requests,
+                num_cycles=self._num_cycles,
+                num_accepted_drafts=self._num_accepted_drafts,
+                num_resyncs=self.num_resyncs,
+                num_steps_ahead=self.num_steps_ahead,
+                times=self._clock.totals(),
+                cache=self._drafter.cache_stats(),
+                recorder=None if self._recorder is None else self._recorder.stats(),
+            )
+
+    def describe(self, num_requests: int) -> dict[str, Any]:
+        """For /server_info; plain values. num_requests: how many are held."""
+        cache = self._drafter.cache_stats()
+        return {
+            "num_requests": num_requests,
+            "num_resyncs": self.num_resyncs,
+            "num_steps_ahead": self.num_steps_ahead,
+            "num_cycles": dict(self._num_cycles),
+            "num_accepted_drafts": dict(self._num_accepted_drafts),
+            "num_request_tokens": cache.num_request_tokens,
+            "num_shared_requests": cache.num_shared_requests,
+            "num_shared_tokens": cache.num_shared_tokens,
+            "num_namespaces": cache.num_namespaces,
+            "num_session_tokens": cache.num_session_tokens,
+            "num_pending_tokens": cache.num_pending_tokens,
+            "num_cache_bytes": cache.num_bytes,
+            "steps": self._clock.describe(),
+            "recorder": asdict(self._recorder.stats()) if self._recorder is not None else None,
+        }

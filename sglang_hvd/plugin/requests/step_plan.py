@@ -1,0 +1,39 @@
+"""What one decode step does: decided once, and handed along until its tokens are committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sglang_hvd.plugin.requests.held_requests import HeldRequest
+from sglang_hvd.types import DraftPlans
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """One decode step. Row i belongs to request i of the batch.
+
+    held: the requests as the drafter knows them.
+    drafts: what each of them verifies.
+    cached_lens: tokens of each request in the KV cache. Its newest token, which is the root of what
+        it verifies, is not among them.
+    width: nodes of each request in the verification, root included.
+    num_plain: plain steps, of one node for each request, in a row up to this one; 0 if this step
+        has room for drafts.
+    runs_ahead: the step is launched without drafts, before the tokens of the last step are known.
+    gives_lengths: the attention backends need the lengths on the host, and SGLang did not read
+        them.
+    """
+
+    held: Sequence[HeldRequest]
+    drafts: DraftPlans
+    cached_lens: Sequence[int]
+    width: int
+    num_plain: int
+    runs_ahead: bool = False
+    gives_lengths: bool = False
+
+    @property
+    def num_context(self) -> int:
+        """Tokens of all requests together, their newest ones included."""
+        return sum(self.cached_lens) + len(self.cached_lens)

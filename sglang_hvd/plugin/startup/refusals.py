@@ -1,0 +1,143 @@
+"""Refuses settings of SGLang, and draft models, that HVD cannot serve. Runs before weights load."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.environ import envs
+from sglang.srt.utils.hf_transformers_utils import get_config
+
+from sglang_hvd.allocation import max_tree_nodes
+from sglang_hvd.config import option_name
+from sglang_hvd.plugin.startup.flags import config_file_and_overrides
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
+
+def refuse_stray_flags(server_args: ServerArgs) -> None:
+    """Raises SystemExit if HVD flags are given without --speculative-algorithm HVD."""
+    config_file, overrides = config_file_and_overrides(server_args)
+    if config_file is not None or overrides:
+        given = [option_name(name) for name in overrides]
+        given += ["--hvd-config"] if config_file is not None else []
+        raise SystemExit(
+            f"error: {', '.join(sorted(given))} given without --speculative-algorithm HVD: "
+            "add it or drop the flags"
+        )
+
+
+def refuse_untested(cfg: Any) -> None:
+    """Raises ValueError for features of SGLang that are wrong or untested with HVD."""
+    refusals = {
+        "--speculative-adaptive": cfg.speculative_adaptive,
+        "--speculative-use-rejection-sampling": cfg.speculative_use_rejection_sampling,
+        "--speculative-use-block-verification": cfg.speculative_use_block_verification,
+        # Below 1 a token may be accepted because it was drafted. Cache drafts come from other
+        # clients' outputs, which would then change this client's output.
+        "--speculative-accept-threshold-single below 1": (
+            cfg.speculative_accept_threshold_single < 1
+        ),
+        "--speculative-accept-threshold-acc below 1": cfg.speculative_accept_threshold_acc < 1,
+        # It needs to know which step of the draft loop a forward belongs to.
+        f"--kv-canary {cfg.kv_canary}": cfg.kv_canary != "none",
+        "--speculative-num-steps 0": cfg.speculative_num_steps == 0,
+        "--enable-two-batch-overlap": cfg.enable_two_batch_overlap,
+        "--enable-hisparse": cfg.enable_hisparse,
+        "--enable-multi-layer-eagle": cfg.enable_multi_layer_eagle,
+        "--enable-mixed-chunk": cfg.enable_mixed_chunk,
+        # SGLang moves the KV of an accepted path to its place, but not the captured experts.
+        "--enable-return-routed-experts": cfg.enable_return_routed_experts,
+        "--enable-watermark": cfg.enable_watermark,
+        "--enable-dp-attention": cfg.enable_dp_attention or (cfg.attn_dp_size or 1) > 1,
+        # Ranks then split a step's tokens by numbers that only SGLang's own batches carry.
+        f"--moe-a2a-backend {cfg.moe_a2a_backend}": cfg.moe_a2a_backend not in (None, "none"),
+        "--moe-dense-tp-size": cfg.moe_dense_tp_size is not None,
+        # Its ring of states has room for fewer nodes, which SGLang does not check for all models.
+        "--enable-linear-replayssm-spec": cfg.enable_linear_replayssm_spec,
+        # It keeps its own attention backends, for one width.
+        "--enable-pdmux": cfg.enable_pdmux,
+        "--pp-size above 1": cfg.pp_size > 1,
+        # Moving accepted tokens treats all slots as the rank's own.
+        "--dcp-size above 1": (cfg.dcp_size or 1) > 1,
+        # Ranks then prefill parts of a prompt, which is untested.
+        "--attn-cp-size above 1": cfg.attn_cp_size > 1,
+        "--enable-prefill-cp": cfg.enable_prefill_cp,
+        f"--disaggregation-mode {cfg.disaggregation_mode}": cfg.disaggregation_mode != "null",
+        # It does not pass a plugin's figures on to meta_info.
+        "SGLANG_RUST_SERVER": envs.SGLANG_RUST_SERVER.get(),
+        # The simulated tokens would be drafted from, learned from and recorded.
+        "SGLANG_SIMULATE_ACC_LEN": envs.SGLANG_SIMULATE_ACC_LEN.get() > 0,
+    }
+    for flag, is_given in refusals.items():
+        if is_given:
+            raise ValueError(f"HVD does not support {flag}: drop it or use EAGLE3")
+
+
+def check_model_tree(width: int, topk: int, num_steps: int) -> None:
+    """Raises ValueError for a tree that the model drafter's steps cannot fill.
+
+    width: nodes of the tree, root included.
+    """
+    widest = 1 + max_tree_nodes(topk, num_steps)
+    if width > widest:
+        raise ValueError(
+            f"--speculative-num-draft-tokens {width} is more than the model drafter can "
+            f"propose: {widest} with {num_steps} steps and topk {topk}. "
+            "For a wider verification use --hvd-verify-width"
+        )
+
+
+def check_draft_model(cfg: Any) -> None:
+    """Raises ValueError unless the arguments name an EAGLE3 drafter made for this target model.
+
+    Args:
+        cfg: SGLang's view of the arguments under resolution.
+    """
+    path = cfg.speculative_draft_model_path
+    if path is None:
+        raise ValueError(
+            "HVD needs an EAGLE3 drafter for this model: give --speculative-draft-model-path"
+        )
+    draft = _config(
+        path, cfg, cfg.speculative_draft_model_revision, cfg.decrypted_draft_config_file
+    )
+    architectures = ", ".join(draft.architectures or ["of no named architecture"])
+    # Some published drafters carry the target's architecture name; their draft vocabulary tells.
+    if "eagle3" not in architectures.lower() and "draft_vocab_size" not in draft.to_dict():
+        raise ValueError(
+            f"draft model {path} is {architectures}, not an EAGLE3 drafter: give one that was "
+            "trained for the target model"
+        )
+    target = _config(cfg.model_path, cfg, cfg.revision, cfg.decrypted_config_file)
+    target_vocab_size = target.get_text_config().vocab_size
+    if draft.vocab_size != target_vocab_size:
+        raise ValueError(
+            f"draft model {path} has a vocabulary of {draft.vocab_size} tokens, the target model "
+            f"{target_vocab_size}: use a drafter that was trained for {cfg.model_path}"
+        )
+    target_hidden_size = target.get_text_config().hidden_size
+    made_for = draft.to_dict().get("target_hidden_size") or draft.hidden_size
+    if made_for != target_hidden_size:
+        raise ValueError(
+            f"draft model {path} was made for a hidden size of {made_for}, the target model has "
+            f"{target_hidden_size}: use a drafter that was trained for {cfg.model_path}"
+        )
+
+
+def _config(path: str, cfg: Any, revision: str | None, decrypted: str | None) -> Any:
+    """The model's config, as SGLang reads it."""
+    file = {"_configuration_file": decrypted.strip()} if decrypted else {}
+    try:
+        return get_config(
+            path,
+            trust_remote_code=cfg.trust_remote_code,
+            revision=revision,
+            model_override_args=json.loads(cfg.json_model_override_args),
+            model_config_parser=cfg.model_config_parser,
+            **file,
+        )
+    except OSError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"cannot read the model config of {path}: {reason}") from error

@@ -1,0 +1,121 @@
+// The Python bindings of the verify tree. Conversions and checks of shapes only.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "bound_arrays.hpp"
+#include "verify_tree.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace sglang_hvd {
+namespace {
+
+// Rows that may have other values between them.
+using Rows = nb::ndarray<std::int64_t, nb::ndim<2>, nb::device::cpu>;
+using Column = nb::ndarray<std::int64_t, nb::ndim<1>, nb::device::cpu>;
+
+template <typename T>
+std::span<T> row_of(const Output<T, 2>& array, std::size_t row) {
+    return {array.data() + row * array.shape(1), array.shape(1)};
+}
+
+std::span<std::int64_t> row_of(const Rows& array, std::size_t row) {
+    return {array.data() + static_cast<std::int64_t>(row) * array.stride(0), array.shape(1)};
+}
+
+std::int64_t& at(const Column& column, std::size_t row) {
+    return column.data()[static_cast<std::int64_t>(row) * column.stride(0)];
+}
+
+void require_nodes(const Rows& parents, const Column& num_used) {
+    const std::size_t w = parents.shape(1);
+    require(w == 1 || parents.stride(1) == 1, "the nodes of a row must be side by side");
+    require(num_used.shape(0) == parents.shape(0), "nodes need one row per request");
+    for (std::size_t i = 0; i < num_used.shape(0); ++i) {
+        const std::int64_t num = at(num_used, i);
+        require(num >= 1 && num <= static_cast<std::int64_t>(w), "a row has its root, and room");
+        const auto row = row_of(parents, i);
+        for (std::size_t slot = 1; slot < static_cast<std::size_t>(num); ++slot)
+            require(row[slot] >= 0 && row[slot] < static_cast<std::int64_t>(slot), "a node stands after its parent");
+    }
+}
+
+void merge(const Rows& token_ids, const Rows& parents, const Column& num_used,
+           const Output<std::uint8_t, 2>& is_model_node, const std::optional<Input<std::int64_t, 1>>& rows,
+           const Input<std::int64_t, 2>& tree_tokens, const Input<std::int64_t, 2>& parent_list,
+           const Input<std::int64_t, 2>& top_scores_index, std::int64_t topk,
+           const std::optional<Input<std::int64_t, 2>>& ranks, const Input<std::int64_t, 1>& num_kept) {
+    const std::size_t n = parents.shape(0), w = parents.shape(1), k = tree_tokens.shape(0), m = tree_tokens.shape(1);
+    require_nodes(parents, num_used);
+    require(token_ids.shape(0) == n && token_ids.shape(1) == w && (w == 1 || token_ids.stride(1) == 1) &&
+                is_model_node.shape(0) == n && is_model_node.shape(1) == w,
+            "nodes need one row per request");
+    require(rows ? rows->size() == k : k == n, "each tree has its row");
+    require(parent_list.shape(0) == k && top_scores_index.shape(0) == k && top_scores_index.shape(1) == m &&
+                num_kept.size() == k && (!ranks || (ranks->shape(0) == k && ranks->shape(1) == m)),
+            "trees need one row per request that drafts");
+    require(topk >= 1, "topk is 1 or more");
+    const auto num_groups = static_cast<std::int64_t>(std::max(parent_list.shape(1), std::size_t{1}));
+    for (std::size_t i = 0; i < top_scores_index.size(); ++i)
+        require(top_scores_index.data()[i] >= 0 && top_scores_index.data()[i] / topk < num_groups,
+                "a candidate must have a group");
+    for (std::size_t i = 0; rows && i < k; ++i)
+        require(rows->data()[i] >= 0 && rows->data()[i] < static_cast<std::int64_t>(n), "a row must be that of a request");
+    TreeMerger merger;
+    for (std::size_t i = 0; i < k; ++i) {
+        const std::size_t row = rows ? static_cast<std::size_t>(rows->data()[i]) : i;
+        EagleTree tree{row_of(tree_tokens, i), row_of(parent_list, i), row_of(top_scores_index, i), topk,
+                       std::nullopt, num_kept.data()[i]};
+        if (ranks) tree.ranks = row_of(*ranks, i);
+        std::int64_t& num = at(num_used, row);
+        const NodeRow nodes{row_of(token_ids, row), row_of(parents, row), static_cast<std::size_t>(num)};
+        num = static_cast<std::int64_t>(merger.merge(nodes, tree, row_of(is_model_node, row)));
+    }
+}
+
+void lay_out(const Rows& parents, const Column& num_used, const Input<std::int64_t, 1>& seq_lens,
+             const Output<std::int64_t, 2>& positions, const Output<std::int64_t, 2>& next_token,
+             const Output<std::int64_t, 2>& next_sibling,
+             const Output<std::uint8_t, 1>& mask, bool is_full_mask) {
+    const std::size_t n = parents.shape(0), w = parents.shape(1);
+    require_nodes(parents, num_used);
+    require(seq_lens.size() == n, "each request has its length");
+    for (const auto* array : {&positions, &next_token, &next_sibling})
+        require(array->shape(0) == n && array->shape(1) == w, "results need one row per request");
+    std::size_t num_cells = n * w * w;
+    for (std::size_t i = 0; i < n; ++i) {
+        require(seq_lens.data()[i] >= 0, "a length is negative");
+        if (is_full_mask) num_cells += w * static_cast<std::size_t>(seq_lens.data()[i]);
+    }
+    require(mask.size() >= num_cells, "the mask is too small");
+    TreeLayouter layouter;
+    std::uint8_t* cells = mask.data();
+    for (std::size_t i = 0; i < n; ++i) {
+        const std::size_t before = is_full_mask ? static_cast<std::size_t>(seq_lens.data()[i]) : 0;
+        layouter.lay_out(row_of(parents, i), static_cast<std::size_t>(at(num_used, i)), seq_lens.data()[i],
+                         {row_of(positions, i), row_of(next_token, i), row_of(next_sibling, i), cells + before,
+                          before + w});
+        cells += w * (before + w);
+    }
+}
+
+}  // namespace
+}  // namespace sglang_hvd
+
+NB_MODULE(_native, m) {
+    using namespace sglang_hvd;
+    m.def("merge", &merge, "token_ids"_a.noconvert(), "parents"_a.noconvert(), "num_used"_a.noconvert(),
+          "is_model_node"_a.noconvert(), "rows"_a.noconvert().none(), "tree_tokens"_a.noconvert(),
+          "parent_list"_a.noconvert(), "top_scores_index"_a.noconvert(), "topk"_a, "ranks"_a.noconvert().none(),
+          "num_kept"_a.noconvert(), "See host_layout.py.");
+    m.def("lay_out", &lay_out, "parents"_a.noconvert(), "num_used"_a.noconvert(), "seq_lens"_a.noconvert(),
+          "positions"_a.noconvert(), "next_token"_a.noconvert(), "next_sibling"_a.noconvert(),
+          "mask"_a.noconvert(), "is_full_mask"_a, "See host_layout.py.");
+}

@@ -1,0 +1,112 @@
+"""The input of SGLang's verification, and the accepted tokens of the model drafter in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.speculative.eagle_info import EagleVerifyInput
+
+from sglang_hvd.plugin.trees.draft_trees import DraftNodes
+from sglang_hvd.plugin.trees.layout import lay_out
+
+if TYPE_CHECKING:
+    from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
+    from sglang.srt.layers.attention.verify_mask import VerifyMask
+    from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
+
+
+@dataclass
+class HvdVerifyInput(EagleVerifyInput):
+    """SGLang's verify input for trees of any shape, as deep as the verify width.
+
+    Attributes:
+        is_model_node: bool[n, w]; the slots that the model drafter's tree has; None if it did not
+            draft.
+        has_branches: an accepted path may not be at the front of its row, as it is in chains.
+    """
+
+    is_model_node: torch.Tensor | None = None
+    has_branches: bool = True
+
+    @property
+    def max_tree_depth(self) -> int:
+        """Nodes on the longest possible path, root included: a chain fills the width."""
+        return self.draft_token_num
+
+    @property
+    def tree_topk(self) -> int:
+        """-1: no fixed number of children per node."""
+        return -1
+
+
+def build_verify_input(
+    nodes: DraftNodes,
+    seq_lens: torch.Tensor,
+    *,
+    topk: int,
+    num_cached: int,
+    mask_mode: TreeMaskMode,
+    verify_mask: VerifyMask | None,
+    is_model_node: torch.Tensor | None = None,
+    kv_loc_plan: KVLocPlan | None = None,
+) -> HvdVerifyInput:
+    """Lays drafts out for their verification.
+
+    Args:
+        seq_lens: int[n]; committed tokens in the KV cache.
+        topk: the model drafter's topk.
+        num_cached: the sum of seq_lens, or more.
+        verify_mask: mask of the target's attention backend; None if it owns none.
+        is_model_node: see HvdVerifyInput.
+        kv_loc_plan: plan of the KV window of these requests, if there is one already.
+    """
+    n, w = nodes.token_ids.shape
+    assert kv_loc_plan is None or kv_loc_plan.write_virtual.numel() == n * w, "another window"
+    buffer, num_cells = None, w * (num_cached + n * w)
+    if verify_mask is not None and verify_mask.fits(n):
+        buffer = verify_mask.buffer
+        # A captured batch is padded with requests of length 1; an empty row would become NaN.
+        num_cells += (verify_mask.max_bs - n) * w * (1 + w)
+        num_cells = min(num_cells, buffer.numel())
+    layout = lay_out(
+        nodes,
+        seq_lens.to(torch.int64),
+        mode=mask_mode,
+        num_cells=num_cells,
+        buffer=buffer,
+    )
+    return HvdVerifyInput(
+        # Contiguous, since SGLang's kernels refuse a column of a wider tensor.
+        draft_token=nodes.token_ids.contiguous().view(-1),
+        custom_mask=layout.mask,
+        positions=layout.positions.reshape(-1),
+        retrieve_index=torch.arange(n * w, device=nodes.token_ids.device).view(n, w),
+        retrieve_next_token=layout.next_token,
+        retrieve_next_sibling=layout.next_sibling,
+        retrieve_cum_len=None,
+        spec_steps=w - 1,
+        topk=topk,
+        draft_token_num=w,
+        capture_hidden_mode=None,
+        seq_lens_sum=None,
+        seq_lens_cpu=None,
+        kv_loc_plan=kv_loc_plan,
+        prepared_out_cache_loc=None if kv_loc_plan is None else kv_loc_plan.write_virtual,
+        is_model_node=is_model_node,
+    )
+
+
+def num_accepted_of_model(accept_index: torch.Tensor, is_model_node: torch.Tensor) -> torch.Tensor:
+    """The number of tokens of each model drafter's draft that were right: int64[n].
+
+    Args:
+        accept_index: int[n, depth]; the accepted slots of each request, the root first, numbered
+            across all requests; -1 after them.
+        is_model_node: bool[n, w].
+    """
+    is_accepted = accept_index >= 0
+    is_accepted[:, 0] = False  # the root
+    slots = accept_index.clamp(min=0).to(torch.int64)
+    return (is_model_node.reshape(-1)[slots] & is_accepted).sum(dim=1)

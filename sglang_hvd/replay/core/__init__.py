@@ -1,0 +1,1 @@
+"""Recordings replayed through the drafter: cycles, batches, their costs and totals."""

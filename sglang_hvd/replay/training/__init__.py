@@ -1,0 +1,1 @@
+"""Predictors trained on replayed recordings, and judged on them."""

@@ -1,0 +1,77 @@
+"""What of two models' config files ends a start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_hvd.plugin.startup.refusals import check_draft_model
+
+SIZES = {"vocab_size": 32, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+
+
+def arguments(folder: Path, *, overrides: str = "{}", **of_draft: Any) -> Any:
+    """SGLang's, for a target and a drafter with these config files."""
+    llama = {"model_type": "llama", **SIZES}
+    configs = {
+        "target": {**llama, "architectures": ["LlamaForCausalLM"]},
+        "drafter": {**llama, "architectures": ["LlamaForCausalLMEagle3"], **of_draft},
+    }
+    for name, content in configs.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(content))
+    return SimpleNamespace(
+        model_path=str(folder / "target"),
+        speculative_draft_model_path=str(folder / "drafter"),
+        revision=None,
+        speculative_draft_model_revision=None,
+        decrypted_config_file=None,
+        decrypted_draft_config_file=None,
+        model_config_parser="auto",
+        json_model_override_args=overrides,
+        trust_remote_code=False,
+    )
+
+
+def test_a_drafter_that_was_made_for_the_target_is_taken(tmp_path: Path) -> None:
+    check_draft_model(arguments(tmp_path))
+
+
+def test_a_draft_vocabulary_says_what_the_name_does_not(tmp_path: Path) -> None:
+    named = ["LlamaForCausalLM"]
+    check_draft_model(arguments(tmp_path, architectures=named, draft_vocab_size=8))
+
+
+@pytest.mark.parametrize(
+    ("of_draft", "reason"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, "not an EAGLE3 drafter"),
+        ({"vocab_size": 64}, "a vocabulary of 64 tokens, the target model 32"),
+        ({"hidden_size": 8}, "made for a hidden size of 8, the target model has 16"),
+        ({"target_hidden_size": 24}, "made for a hidden size of 24"),
+    ],
+)
+def test_a_drafter_of_another_model_is_refused(
+    tmp_path: Path, of_draft: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        check_draft_model(arguments(tmp_path, **of_draft))
+
+
+def test_what_overrides_the_config_files_counts(tmp_path: Path) -> None:
+    overridden = arguments(tmp_path, overrides='{"vocab_size": 64}', draft_vocab_size=8)
+    check_draft_model(overridden)
+    (tmp_path / "target" / "config.json").unlink()
+    overridden.decrypted_config_file = str(tmp_path / "drafter" / "config.json")
+    check_draft_model(overridden)
+
+
+def test_a_config_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    given = arguments(tmp_path)
+    given.model_path = str(tmp_path / "gone")
+    with pytest.raises(ValueError, match=r"cannot read the model config of .*gone"):
+        check_draft_model(given)
