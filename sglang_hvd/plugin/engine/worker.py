@@ -44,7 +44,7 @@ from sglang_hvd.plugin.engine.step_parts import (
 from sglang_hvd.plugin.engine.verifications import Verifications
 from sglang_hvd.plugin.requests.held_requests import HeldRequest, HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
-from sglang_hvd.plugin.requests.metrics import PredictorMetrics, ServerMetrics
+from sglang_hvd.plugin.requests.metrics import SERVER_METRICS, Metrics, PredictorMetrics
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.plugin.requests.token_strings import token_strings
@@ -147,7 +147,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             drafter, config, ranks=ranks, metrics=predictor_metrics
         )
         recorder = build_recorder(launch)
-        server_metrics = ServerMetrics() if has_metrics() else None
+        server_metrics = Metrics(SERVER_METRICS) if has_metrics() else None
         figures = ServedFigures(drafter, clock=clock, recorder=recorder, metrics=server_metrics)
         held = HeldRequests(
             drafter,

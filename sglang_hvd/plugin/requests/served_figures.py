@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from sglang_hvd.step_clock import StepClock
 from sglang_hvd.types import SOURCES
 
 if TYPE_CHECKING:
-    from sglang_hvd.plugin.requests.metrics import ServerMetrics
+    from sglang_hvd.plugin.requests.metrics import Metrics
 
 
 class ServedFigures:
@@ -27,7 +28,7 @@ class ServedFigures:
         *,
         clock: StepClock,
         recorder: RequestRecorder | None,
-        metrics: ServerMetrics | None,
+        metrics: Metrics | None,
     ) -> None:
         self._drafter, self._clock = drafter, clock
         self._recorder, self._metrics = recorder, metrics
@@ -35,6 +36,7 @@ class ServedFigures:
         self.num_steps_ahead = 0
         self._num_cycles = dict.fromkeys(SOURCES.labels, 0)
         self._num_accepted_drafts = dict.fromkeys(SOURCES.labels, 0)
+        self.publish(0)
 
     def count_cycle(self, source: str, num_accepted: int) -> None:
         """Counts a request's cycle, by the label of the sources that it verified, and the tokens of
@@ -44,17 +46,32 @@ class ServedFigures:
 
     def publish(self, num_requests: int) -> None:
         """Brings the Prometheus metrics up to date. num_requests: how many are held."""
-        if self._metrics is not None:
-            self._metrics.publish(
-                num_requests=num_requests,
-                num_cycles=self._num_cycles,
-                num_accepted_drafts=self._num_accepted_drafts,
-                num_resyncs=self.num_resyncs,
-                num_steps_ahead=self.num_steps_ahead,
-                times=self._clock.totals(),
-                cache=self._drafter.cache_stats(),
-                recorder=None if self._recorder is None else self._recorder.stats(),
-            )
+        if self._metrics is None:
+            return
+        times, cache = self._clock.totals(), self._drafter.cache_stats()
+        figures: dict[str, float | Mapping[str, float]] = {
+            "num_requests": num_requests,
+            "cycles": self._num_cycles,
+            "accepted_drafts": self._num_accepted_drafts,
+            "steps": times.num_steps,
+            "steps_ahead": self.num_steps_ahead,
+            "step_seconds": times.step,
+            "host_seconds": {phase.value: spent for phase, spent in times.phases.items()},
+            "resyncs": self.num_resyncs,
+            "cache_tokens": {
+                "request": cache.num_request_tokens,
+                "shared": cache.num_shared_tokens,
+                "session": cache.num_session_tokens,
+            },
+            "cache_bytes": cache.num_bytes,
+        }
+        if self._recorder is not None:
+            stats = self._recorder.stats()
+            figures["recorder_requests"] = {
+                "recorded": stats.num_recorded,
+                "dropped": stats.num_dropped,
+            }
+        self._metrics.publish(figures)
 
     def describe(self, num_requests: int) -> dict[str, Any]:
         """For /server_info; plain values. num_requests: how many are held."""

@@ -21,7 +21,7 @@ from sglang_hvd.plugin.engine.run_ahead import RunAhead
 from sglang_hvd.plugin.engine.worker import HvdWorker
 from sglang_hvd.plugin.requests.held_requests import HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
-from sglang_hvd.plugin.requests.metrics import ServerMetrics
+from sglang_hvd.plugin.requests.metrics import Metrics
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.step_clock import StepClock
@@ -50,7 +50,7 @@ class ServedRequests:
 
     def __init__(
         self,
-        metrics: ServerMetrics | None = None,
+        metrics: Metrics | None = None,
         *,
         report_cycles: bool = False,
         allocates: bool = False,

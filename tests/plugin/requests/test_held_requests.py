@@ -15,7 +15,7 @@ from sglang.srt.managers.schedule_batch import (
 )
 
 from sglang_hvd.plugin.requests.marks import figures_of
-from sglang_hvd.plugin.requests.metrics import ServerMetrics
+from sglang_hvd.plugin.requests.metrics import SERVER_METRICS, Metrics
 from tests.plugin.requests.served_requests import VOCAB_SIZE, ServedRequests, request
 
 
@@ -170,7 +170,7 @@ def test_what_stands_after_a_stop_is_not_kept() -> None:
 
 
 def test_metrics_tell_of_what_is_held() -> None:
-    served = ServedRequests(ServerMetrics())
+    served = ServedRequests(Metrics(SERVER_METRICS))
 
     def value(name: str, **labels: str) -> float | None:
         return REGISTRY.get_sample_value(f"sglang:hvd_{name}", labels)
