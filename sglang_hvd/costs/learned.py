@@ -191,7 +191,7 @@ class _Mean:
 
 
 class _Part:
-    """The times of one part of a step. sizes: of the table. price: of one of the factor."""
+    """The times of one part of a step. sizes: of the table. price: of one of _Mean.factor."""
 
     def __init__(self, sizes: Sequence[int], *, price: float = 0.0) -> None:
         self.price, self._sizes, self.mean = price, sizes, _Mean()
@@ -201,7 +201,7 @@ class _Part:
     def add(
         self, step: int, shape: _Shape, value: float, limit: float, factor: float = 0.0
     ) -> None:
-        """A value, which counts up to the limit; the first one of a shape counts below it only."""
+        """A value, which counts up to the limit. The first of a shape is dropped if it is above."""
         mean = self.shapes.get(shape)
         if mean is None or step - mean.step > _FORGET_AFTER:
             mean = self.shapes[shape] = _Mean(step)
@@ -216,7 +216,7 @@ class _Part:
         mean.add(step, value, factor)
 
     def slope(self, prior: float) -> float:
-        """The price, by values within a shape: wide steps may be those of long contexts."""
+        """The price, from values of the same shape: wide steps may be those of long contexts."""
         weight = _PRIOR * self.mean.factor**2
         square = self._square + weight
         return max((self._product + weight * prior) / square, 0.0) if square > 0 else prior

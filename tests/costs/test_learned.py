@@ -179,7 +179,7 @@ def test_a_few_drafts_in_other_steps_tell_a_slow_device_from_one_that_waits(slow
 
 def test_drafts_of_one_size_and_a_few_others_say_little_of_the_rest() -> None:
     learned, random = LearnedCosts(BASE), np.random.default_rng(5)
-    for number in range(20_000):
+    for number in range(8_000):
         learned.observe_verify(8, 1, verify_ms(BASE, 8, 1))
         steps = 7 if number % 400 == 0 else 8
         learned.observe_draft(8, steps, draft_ms(BASE, 8, steps) * random.uniform(0.75, 1.25))
