@@ -12,9 +12,14 @@ from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.payoff.predictor import predictor_file
 from sglang_hvd.replay.core.model_drafter import ModelDrafter
 from sglang_hvd.replay.core.recording_walk import RecordingWalk
-from sglang_hvd.replay.core.recordings import MEAN, Recording, mean_over_families
+from sglang_hvd.replay.core.recordings import (
+    MEAN,
+    NOTHING_DECODED,
+    Recording,
+    mean_over_families,
+    tell_trained_on,
+)
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.core.trained_on import NOTHING_DECODED, tell_trained_on
 from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
 
 

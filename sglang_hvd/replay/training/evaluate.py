@@ -12,9 +12,15 @@ from sglang_hvd.payoff.predictor import feature_settings, shipped_predictors
 from sglang_hvd.payoff.training_rows import TrainingRows
 from sglang_hvd.replay.core.model_drafter import ModelDrafter
 from sglang_hvd.replay.core.recording_walk import RecordingWalk, fingerprints_of, strides
-from sglang_hvd.replay.core.recordings import MEAN, Recording, mean_over_families
+from sglang_hvd.replay.core.recordings import (
+    MEAN,
+    NOTHING_DECODED,
+    NOTHING_LEFT,
+    Recording,
+    mean_over_families,
+    tell_trained_on,
+)
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
-from sglang_hvd.replay.core.trained_on import NOTHING_DECODED, NOTHING_LEFT, tell_trained_on
 from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
 from sglang_hvd.replay.training.quality import (
     NUM_BINS,
