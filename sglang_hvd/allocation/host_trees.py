@@ -122,7 +122,7 @@ class HostTrees:
             chain_predicted,
         )
         matches = chains.matches[:num].copy()
-        drafts = HostDrafts.read_only(token_ids, parents, num_nodes.copy(), are_trees, matches)
+        drafts = HostDrafts(token_ids, parents, num_nodes.copy(), are_trees, matches)
         return TakenDrafts(drafts, source_sets, chain_lens, chain_predicted)
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.suffix_cache._native import CacheCore
 from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
-from sglang_hvd.types import CacheDraft, DraftBatch, TokenIds
+from sglang_hvd.types import DraftBatch, TokenIds
 
 _MAX_BUDGET = 2**30
 
@@ -187,22 +187,6 @@ class SuffixCache:
             self._core.commit(slots, token_ids, lengths)
         else:
             raise TypeError("with lengths, token_ids must be int32[num_requests, width]")
-
-    def propose(
-        self, rids: Sequence[Hashable], max_tokens: int | Sequence[int]
-    ) -> list[CacheDraft | None]:
-        """The cache draft of each request as a chain, None where nothing matches.
-
-        max_tokens: maximum length of a draft, for all requests or one entry per request. A draft
-            by votes has at most 64 tokens.
-
-        Raises KeyError for a request that is not active.
-        """
-        limits = np.empty(len(rids), np.int32)
-        limits[:] = max_tokens
-        batch = DraftBatch.of_size(len(rids), int(limits.max(initial=0)))
-        self.propose_into(batch, rids, limits)
-        return list(batch.chains(batch.num_nodes))
 
     def propose_into(
         self,

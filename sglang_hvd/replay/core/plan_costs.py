@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sglang_hvd.allocation import DraftExtend
 from sglang_hvd.costs import StepCosts
-from sglang_hvd.types import DraftPlan
+from sglang_hvd.replay.core.single_cycles import DraftPlan
 
 
 class PlanCosts:

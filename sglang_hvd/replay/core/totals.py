@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sglang_hvd.replay.core.plan_costs import PlanCosts
 from sglang_hvd.replay.core.replayed import ReplayedCycle
-from sglang_hvd.types import DraftPlan, VerifyOutcome
+from sglang_hvd.replay.core.single_cycles import DraftPlan, VerifyOutcome
 
 
 @dataclass(frozen=True, slots=True)

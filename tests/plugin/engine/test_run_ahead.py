@@ -15,6 +15,7 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.engine.catch_up import CatchUp
 from sglang_hvd.plugin.engine.run_ahead import RunAhead, check_run_ahead
 from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
+from sglang_hvd.replay.core.single_cycles import single_plans
 from tests.plugin.requests.served_requests import ServedRequests, read_results, request
 
 
@@ -102,7 +103,7 @@ def test_after_a_plain_step_the_next_runs_ahead_until_drafts_pay() -> None:
     assert not served.plan_ahead([req])  # nobody knows it yet
     served.prefill(req)
     assert not served.plan_ahead([req])  # nothing was decoded yet
-    [plan] = served.plan([req], [8])
+    [plan] = single_plans(served.plan([req], [8]))
     assert plan.source == "plain"
     assert served.step is not None
     assert served.step.num_context == 9
@@ -115,12 +116,12 @@ def test_after_a_plain_step_the_next_runs_ahead_until_drafts_pay() -> None:
         assert step.runs_ahead
         assert step.cached_lens == [cached]
         assert step.num_context == cached + 1
-        [plan] = step.drafts
+        [plan] = single_plans(step.drafts)
         assert (plan.source, plan.num_nodes) == ("plain", 0)
         served.verify([token])
         read_results([req], [before])
     assert not served.plan_ahead([req])
-    [plan] = served.plan([req], [11])
+    [plan] = single_plans(served.plan([req], [11]))
     draft = plan.cache_draft
     assert draft is not None
     assert draft.token_ids.tolist()[:3] == [4, 5, 6]
@@ -180,8 +181,7 @@ def test_requests_that_verify_model_drafts_only_do_not_run_ahead() -> None:
     read_results([first], [4])
     assert not served.plan_ahead([first, model_only])
     read_results([model_only], [3], is_prefill=True)
-    plans = list(served.plan([first, model_only], [3, 2]))
-    assert [plan.source for plan in plans][1] == "model"
+    assert served.plan([first, model_only], [3, 2]).sources[1] == "model"
 
 
 def test_what_a_run_found_holds_though_a_prefill_came_between() -> None:
