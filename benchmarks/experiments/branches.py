@@ -25,10 +25,14 @@ from sglang_hvd.commands.arguments import add_json, add_texts, count
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import ChainPrediction, HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
-from sglang_hvd.replay.core.recordings import NOTHING_LEFT, find_recordings, session_fingerprints
+from sglang_hvd.replay.core.recordings import (
+    NOTHING_LEFT,
+    TraceTokenizer,
+    find_recordings,
+    session_fingerprints,
+)
 from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of, right_branch
 from sglang_hvd.replay.core.single_cycles import outcome_batch, single_plans
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.training.tables import markdown_table
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace

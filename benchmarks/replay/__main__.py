@@ -69,8 +69,12 @@ from sglang_hvd.config import PostponeExtend
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff import SIZE_EFFECT
 from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
-from sglang_hvd.replay.core.recordings import NOTHING_LEFT, find_recordings, mean_over_families
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.recordings import (
+    NOTHING_LEFT,
+    TraceTokenizer,
+    find_recordings,
+    mean_over_families,
+)
 from sglang_hvd.replay.core.workers import workers
 
 
