@@ -15,7 +15,8 @@ class RequestStats:
     cycles). There can be more committed tokens than generated ones: a stop or a limit may cut off
     the last cycle, or a request may be retracted while one of its steps is still running.
 
-    num_cycles, num_accepted_drafts: by label of the verified sources (SourceTable), if not 0.
+    num_cycles, num_accepted_drafts: by label of the verified sources (SourceTable); labels whose
+        count is 0 may be missing.
     """
 
     num_cycles: dict[str, int] = field(default_factory=dict)

@@ -123,7 +123,7 @@ MATCH_COLUMNS = (
     "num_occurrences",  # occurrences of the context that were found
     "num_agreeing",  # those among them that the first draft token follows
     "agreement",  # their share of the votes
-    "mean_agreement",  # the same share at every node, mean over the draft
+    "mean_agreement",  # mean of that share over the nodes of the draft
 )
 
 SCORE = MATCH_COLUMNS.index("score")
@@ -135,24 +135,25 @@ EVIDENCE = (
     *(
         f"{name}_{depth}"
         for name in (
-            # in the request's own text, of the latest two places in the index's bucket of the two
-            # tokens before: the places at which these two tokens stand and are followed by
-            # something, and those among them that are followed by this token
+            # The index has a bucket for the two tokens before this one. num_seen counts, of the
+            # latest two places in this bucket, those at which these two tokens really stand and
+            # are followed by a token. num_followed counts those followed by this token. Only the
+            # request's own text counts.
             "num_seen",
             "num_followed",
-            # tokens since the latest place of this token; 65536 if none is among the latest four
-            # in its bucket
+            # Tokens since the text last had this token; 65536 if the token is not at any of the
+            # latest four places in its bucket.
             "age",
-            # of the votes at the place of this token: the other tokens that have votes, and the
-            # estimated probability that the likeliest of them follows if all before it is right; 0
-            # for the paper's draft
+            # num_others: how many other tokens have votes at this token's place. other: estimated
+            # probability that the likeliest of them follows if all tokens before it are right.
+            # Both are 0 for the paper's draft.
             "num_others",
             "other",
         )
         for depth in range(1, EVIDENCE_DEPTH + 1)
     ),
-    # shares of the 32 tokens before the draft that also stand before its source, at the same
-    # distance and at any distance; 0 for the paper's draft
+    # Shares of the 32 tokens before the draft that also stand before its source: at the same
+    # distance, and at any distance. Both are 0 for the paper's draft.
     "aligned",
     "in_common",
 )
@@ -170,7 +171,7 @@ class DraftBatch:
     depths: int32, same shape: 1 for the tokens that may come next.
     probs: float32, same shape: estimated probability that the node is accepted.
     num_nodes: int32[max_requests], 0 if nothing matches.
-    matches: float32[max_requests, len(MATCH_COLUMNS)], the match that the draft was found by.
+    matches: float32[max_requests, len(MATCH_COLUMNS)], the match that gave the draft.
     evidence: float32[max_requests, len(EVIDENCE)], further evidence about chains, if it was asked
         for; 0 if there is none.
     """
@@ -263,8 +264,8 @@ class HostDrafts:
 class DraftPlans:
     """What a batch verifies in its next cycles, in arrays; row i belongs to request i.
 
-    The drafter keeps this value until the cycles are committed, to compare what was predicted of
-    the drafts with what was accepted.
+    The drafter keeps this value until the cycles are committed, to compare the predicted with the
+    accepted length of each draft.
 
     drafts: the drafts to verify that the host knows.
     num_model_nodes: int32[num_requests], nodes of the model drafter's draft, 0 if it is not
@@ -277,10 +278,10 @@ class DraftPlans:
     chain_lens: int32[num_requests], leading chain tokens about which this cycle gives evidence:
         those verified, or 1 if only a branch was verified, since the first committed token shows
         whether the chain's first was right.
-    chain_predicted: float32[num_requests], predicted accepted tokens of these. Not a number: the
-        prediction for the whole chain counts, which the calibration has.
+    chain_predicted: float32[num_requests], predicted accepted tokens of these. NaN stands for the
+        prediction for the whole chain, which the calibration keeps.
     model_predicted: float32[num_requests], predicted accepted tokens of the model drafter's draft.
-        Not a number: the prediction for the full size counts, which its predictor has.
+        NaN stands for the prediction for the full size, which its predictor keeps.
     host_sources: uint8[num_requests], the set of the host's sources whose drafts are verified, as a
         number of `table`.
     drafter: the set of the one source on the device that drafts in this step; 0 if none does.
@@ -344,8 +345,8 @@ class DraftPlans:
 
     @classmethod
     def concatenate(cls, parts: Sequence["DraftPlans"]) -> "DraftPlans":
-        """The plans of one batch or more, one after the other. Only one drafter may have drafted in
-        all of them."""
+        """The plans of one batch or more, one after the other. At most one drafter may have drafted
+        in them."""
         [drafter] = {part.drafter for part in parts if part.num_model_nodes.any()} or {0}
         predicted = [part.predicted for part in parts if part.predicted is not None]
         arrays = {name: np.concatenate([getattr(p, name) for p in parts]) for name in _OF_PLANS}

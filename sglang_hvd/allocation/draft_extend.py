@@ -41,7 +41,7 @@ class DraftExtend(enum.Enum):
 
     @classmethod
     def of(cls, config: HvdConfig, *, default: PostponeExtend) -> "DraftExtend":
-        """The mode that the settings ask for. default: if they leave it open."""
+        """The mode that the settings ask for. default: the mode if they name none."""
         if not config.drafts_with_model:
             return cls.NEVER
         wanted: dict[PostponeExtend, DraftExtend] = {
@@ -63,8 +63,8 @@ class DraftExtend(enum.Enum):
         return self is DraftExtend.EVERY_STEP
 
     def ends_run(self, max_missing: int, num_requests: int) -> bool:
-        """Whether the next step of so many requests catches up even if it has no drafts. It has to
-        wait for that, so it can be planned, too.
+        """Whether the next step of so many requests catches up even if it has no drafts. Such
+        a step has to wait anyway, so it is planned and does not run ahead.
 
         max_missing: the largest of num_missing.
         """
@@ -99,7 +99,7 @@ class DraftExtend(enum.Enum):
         """
         if not self.catches_up:
             return 0
-        # A run without drafts commits one token of each request per step, and ends in time.
+        # A run without drafts commits one token of each request per step, and ends at the limit.
         return _MAX_MISSING + (max_nodes if self is DraftExtend.WHEN_DRAFTING else 0)
 
     def missing_after(

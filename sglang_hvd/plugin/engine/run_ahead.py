@@ -80,12 +80,12 @@ class RunAhead:
             return None
         coming = last.keys
         if last.plan is None and coming.issuperset(h.key for h in held):
-            return None  # a prefill of all of them: none was decoded before
+            return None  # the last step was the prefill of all of them: nothing to continue
         # A request's newest token is not cached. The token that is on its way is not counted yet.
         cached_lens = [h.num_tokens - (h.key not in coming) for h in held]
         for req, h, num_cached in zip(batch.reqs, held, cached_lens, strict=True):
-            # SGLang counts the steps whose results it has read: all but a verification that was
-            # the last step. The device lays out what it verifies by these lengths.
+            # kv_committed_len lacks the last step if that is a verification, since SGLang has not
+            # read its result yet. The lengths must be right: the device lays out the step by them.
             is_behind = last.plan is not None and h.key in coming
             if num_cached != req.kv.kv_committed_len + is_behind:
                 self._figures.num_resyncs += 1

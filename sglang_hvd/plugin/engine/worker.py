@@ -1,7 +1,8 @@
 """SGLang's EAGLE worker, with a choice of draft for each request and step.
 
-`HvdWorker._decode` is the way of one decode step. Everything that it calls is built once, after the
-graphs are captured (`init_cuda_graphs`). The other methods are SGLang's events.
+`HvdWorker._decode` is the whole decode step. Everything that it calls is built once, after the
+graphs are captured (`init_cuda_graphs`). SGLang calls the other methods when something happens to a
+request or to the server.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._is_idle = False
 
     def init_cuda_graphs(self) -> None:
-        """SGLang's call once pools and attention backends are there. It captures SGLang's graphs,
-        and builds everything that serves the steps."""
+        """SGLang calls this once the pools and the attention backends exist. It captures SGLang's
+        graphs, and builds everything that serves the steps."""
         launch, config = self._launch, self._launch.config
         target, draft_worker = self.target_worker.model_runner, self._draft_worker
         if self.device == "cuda":
@@ -97,7 +98,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         ranks, clock = build_ranks(), StepClock()
         models = target.model_config, draft_worker.draft_runner.model_config
         has_mrope = any(model.model_is_mrope for model in models)
-        # The arguments themselves hold what was asked for, and not what SGLang made of it.
+        # server_args holds what the user asked for; the resolved view, what SGLang made of it.
         runs_ahead = may_run_ahead(config, resolved_view(self.server_args))
         draft_extend = draft_extend_of(
             config, device=self.device, has_mrope=has_mrope, runs_ahead=runs_ahead
@@ -268,8 +269,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._stub_skipped_draft_extend(batch, result)
             self._catch_up.keep(batch.reqs, plan, result)
             return
-        # Before a step that runs ahead the device may not have come to the last draft-extend. It
-        # has that step's verification to do meanwhile.
+        # In a step that runs ahead, the device may not have reached the last draft-extend. Waiting
+        # is free then: the device still has this step's verification to do.
         self._extended.wait()
         with self._costs.time_extend(len(batch.reqs), plan.width):
             self._draft_worker.extend(batch, result, plan.width, verify_input.kv_loc_plan)
@@ -290,28 +291,30 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._launched.note_finished(rid)
 
     def note_finished_at_prefill(self, req: Req) -> None:
-        """A request ended with its prefill, for which SGLang has no hook."""
+        """A request ended with its prefill. SGLang does not tell its workers of that; the hook
+        scheduler_events.note_finished does."""
         self._launched.note_finished_at_prefill(req)
 
     def clear_cache_pool(self) -> None:
         """flush_cache and weight updates: drafts from before would only be rejected."""
-        self._launched.commit()  # the last step tells of what is forgotten
+        self._launched.commit()  # its drafts are from before the flush
         self._held.drop_ended()
         self._drafter.flush()
         # Copies of hidden states, of requests that have ended or will be prefilled again.
         self._catch_up.clear()
 
     def on_idle(self) -> None:
-        """Nothing runs: requests that ended unannounced are dropped and the metrics show it."""
+        """Nothing runs. Drops requests that ended unannounced, and publishes the metrics."""
         self._clock.end_step()
         self._costs.interrupt()
         self._held.drop_ended()
-        # SGLang polls while it is idle, unless it sleeps: the first time shows news at once.
+        # SGLang calls this again and again while it is idle: only the first call has news.
         self._publish(at_once=not self._is_idle)
         self._is_idle = True
 
     def on_pause(self) -> None:
-        """SGLang pauses until it is told to continue, and is not idle: no step lasts that long."""
+        """SGLang pauses until it is told to continue, and does not call on_idle. The pause must not
+        count as part of a step."""
         self._clock.end_step()
         self._costs.interrupt()
         self._publish(at_once=True)
@@ -326,7 +329,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._served_predictor.replace(path)
 
     def describe(self) -> dict[str, Any]:
-        """Settings and counters for /server_info; plain values."""
+        """Settings and counters for /server_info, as JSON values."""
         self._held.drop_ended()
         return {
             **self._figures.describe(len(self._held)),
@@ -355,7 +358,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
 
 
 def _lengths_of(batch: ScheduleBatch) -> list[int] | None:
-    """Tokens in the KV cache of each request, where the host knows them."""
+    """Tokens of each request in the KV cache; None if the host does not know them."""
     return None if batch.seq_lens_cpu is None else batch.seq_lens_cpu.tolist()
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ServedFigures:
-    """Counts what requests and their steps come to.
+    """Counts cycles, accepted drafts and steps of all requests, and publishes the counts.
 
     num_resyncs: requests whose tracked tokens diverged from SGLang's and were indexed again.
     num_steps_ahead: steps that were launched before the tokens of the step before were known.
@@ -45,7 +45,7 @@ class ServedFigures:
         self._num_accepted_drafts[source] += num_accepted
 
     def publish(self, num_requests: int) -> None:
-        """Brings the Prometheus metrics up to date. num_requests: how many are held."""
+        """Brings the Prometheus metrics up to date. num_requests: number of held requests."""
         if self._metrics is None:
             return
         times, cache = self._clock.totals(), self._drafter.cache_stats()
@@ -74,7 +74,7 @@ class ServedFigures:
         self._metrics.publish(figures)
 
     def describe(self, num_requests: int) -> dict[str, Any]:
-        """For /server_info; plain values. num_requests: how many are held."""
+        """The counts for /server_info, as JSON values. num_requests: number of held requests."""
         cache = self._drafter.cache_stats()
         return {
             "num_requests": num_requests,

@@ -46,6 +46,7 @@ def refuse_untested(cfg: Any) -> None:
         "--enable-two-batch-overlap": cfg.enable_two_batch_overlap,
         "--enable-hisparse": cfg.enable_hisparse,
         "--enable-multi-layer-eagle": cfg.enable_multi_layer_eagle,
+        # A mixed batch runs as a prefill. record_prefill does not expect running requests in it.
         "--enable-mixed-chunk": cfg.enable_mixed_chunk,
         # SGLang moves the KV of an accepted path to its place, but not the captured experts.
         "--enable-return-routed-experts": cfg.enable_return_routed_experts,
