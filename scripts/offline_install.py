@@ -1,21 +1,24 @@
-"""Brings a server to a GPU machine that no package registry can be reached from.
+"""Installs a server on a GPU machine that reaches no package registry.
 
     python scripts/offline_install.py pack DIR           where there is a registry
     python scripts/offline_install.py check DIR          on the GPU machine: what it has and lacks
     python scripts/offline_install.py install DIR        on the GPU machine
 
-pack builds this project's wheel, downloads those that serving needs, and cuts each file into pieces
-of at most --piece-mb, so that small transfers carry them. The project's wheel is of the Python that
-packs, which must be the GPU machine's. install joins the pieces, compares their checksums and
-installs without a registry; the native modules also go into this folder's sources, which python
-finds first here. SGLang 0.5.23 needs torch 2.14, and that the CUDA 13 libraries. A machine that
-runs torch 2.11 for CUDA 13.0 has most of them, and these are left out (--with-cuda-libraries packs
-them too); its NCCL is too old for torch 2.14. What is packed comes to 2.8 GB, of which pack tells
-the largest: --without leaves out packages that are there, or not needed (cuDNN's 527 MB, which
-serving a language model does not use), --drop files of packages (sgl_kernel/flash_ops*, of FA3).
---gpu 9.0 leaves out other GPUs' machine code and compresses the rest anew: torch's 555 MB
-shrink to 170, in six minutes of a core. flashinfer compiles its kernels on first use with the
-machine's nvcc. check and install need the standard library only, since a bare machine runs them.
+pack builds this project's wheel, downloads the wheels that serving needs, and cuts each file into
+pieces of at most --piece-mb for small transfers. The Python that packs must have the version of the
+GPU machine's. install joins the pieces, compares their checksums and installs without a registry.
+It also copies the native modules into this folder's sources, which python finds first here.
+
+SGLang 0.5.23 needs torch 2.14, which needs the CUDA 13 libraries. A machine that runs torch 2.11
+for CUDA 13.0 has most of them, so they are left out; --with-cuda-libraries packs them too. The NCCL
+of that machine is too old for torch 2.14, and is packed.
+
+The packed files take 2.8 GB; pack lists the largest. --without leaves out packages that are already
+there or not needed, such as cuDNN (527 MB), which serving a language model does not use. --drop
+leaves out files of packages, such as FA3's sgl_kernel/flash_ops*. --gpu 9.0 leaves out other GPUs'
+machine code and compresses the rest again: torch shrinks from 555 MB to 170, in six minutes on one
+core. flashinfer compiles its kernels on first use with the machine's nvcc. check and install need
+only the standard library, since a bare machine runs them.
 """
 
 import argparse
@@ -37,8 +40,9 @@ MODULES = (
     *("torch", "sgl_kernel", "flashinfer", "triton", "transformers", "xgrammar", "sglang"),
     "sglang_hvd",
 )
-# What a start imports later: native code of the machine's Python, which is looked for beside the
-# sources, and SGLang's modules of CUTLASS DSL and FlashMLA, which the rest of it does without.
+# Modules that a start imports later: native code for the machine's Python, which is searched next
+# to the sources, and SGLang's modules of CUTLASS DSL and FlashMLA, which the rest of SGLang can do
+# without.
 _LATE_MODULES = (
     *("sglang_hvd.suffix_cache", "sglang_hvd.payoff", "sglang_hvd.allocation"),
     "sglang_hvd.plugin.trees.host_layout",
@@ -52,7 +56,7 @@ _PLATFORMS = (
     *(f"manylinux_2_{minor}_x86_64" for minor in range(5, 40)),
     *("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"),
 )
-# Beginnings of the names of wheels: what torch 2.11 for CUDA 13.0 has brought to a machine already.
+# Prefixes of wheel names: what torch 2.11 for CUDA 13.0 has already installed on a machine.
 _CUDA_LIBRARIES = tuple(
     f"nvidia_{name}"
     for name in (
@@ -113,7 +117,7 @@ def pack(
 
 
 def shrink(wheel: Path, *, drop: tuple[str, ...], gpu: int | None) -> None:
-    """Writes a wheel anew, compressed as far as pip reads.
+    """Writes a wheel again, with the strongest compression that pip reads.
 
     drop: patterns of the names of files that are left out.
     gpu: ten times the compute capability whose machine code is kept; None keeps all.

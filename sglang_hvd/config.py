@@ -41,6 +41,9 @@ PAPER_THRESHOLD = 6.0
 # Number of accepted tokens from which verifying a cache draft is worth its cost.
 WORTH_LEN = math.ceil(PAPER_THRESHOLD)
 
+# The load_format of an /update_weights_from_disk that means the predictor and not the model.
+PREDICTOR_LOAD_FORMAT = "hvd_predictor"
+
 # Names the YAML file where there are no flags (sgl.Engine).
 CONFIG_ENV = "HVD_CONFIG"
 

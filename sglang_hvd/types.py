@@ -30,11 +30,13 @@ class SourceTable:
     """The draft sources, by place. A set of sources is a number: bit i stands for rows[i].
 
     labels: the name of each set, by its number.
+    device_bits: the set of each single source whose drafts the host does not know, in order.
     """
 
     def __init__(self, *rows: DraftSource) -> None:
         self.rows = rows
         self.labels: tuple[str, ...] = tuple(map(self._label, range(1 << len(rows))))
+        self.device_bits = tuple(1 << i for i, row in enumerate(rows) if not row.is_on_host)
 
     def bit_of(self, name: str) -> int:
         """The set of this one source. Raises KeyError if there is no such source."""
@@ -213,9 +215,8 @@ class DraftBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostDrafts:
-    """The drafts that a batch verifies and the host knows, in arrays; row i belongs to request i.
-    The arrays become
-    read-only.
+    """The drafts that a batch verifies and the host knows; row i belongs to request i. The arrays
+    become read-only.
 
     token_ids: int32[num_requests, width]; the first num_nodes[i] entries of a row are valid, the
         others are 0.
@@ -254,9 +255,7 @@ class HostDrafts:
             )
             for part in parts
         ]
-        return cls(
-            *(np.concatenate([getattr(part, name) for part in wide]) for name in _OF_DRAFTS)
-        )
+        return cls(*(np.concatenate([getattr(part, name) for part in wide]) for name in _OF_DRAFTS))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,8 +280,9 @@ class DraftPlans:
         prediction for the whole chain counts, which the calibration has.
     model_predicted: float32[num_requests], predicted accepted tokens of the model drafter's draft.
         Not a number: the prediction for the full size counts, which its predictor has.
-    source_sets: uint8[num_requests], the set of sources whose drafts are verified, as a number of
-        `table`.
+    host_sources: uint8[num_requests], the set of the host's sources whose drafts are verified, as a
+        number of `table`.
+    drafter: the set of the one source on the device that drafts in this step; 0 if none does.
     """
 
     drafts: HostDrafts
@@ -293,7 +293,8 @@ class DraftPlans:
     chain_lens: npt.NDArray[np.int32]
     chain_predicted: npt.NDArray[np.float32]
     model_predicted: npt.NDArray[np.float32]
-    source_sets: npt.NDArray[np.uint8]
+    host_sources: npt.NDArray[np.uint8]
+    drafter: int
     table: SourceTable = SOURCES
 
     @classmethod
@@ -303,7 +304,7 @@ class DraftPlans:
         drafts = DraftBatch.of_size(num_requests, 0).chains(nothing)
         no_source = np.zeros(num_requests, np.uint8)
         return cls(
-            drafts, nothing, nothing, nothing, None, nothing, no_length, no_length, no_source
+            drafts, nothing, nothing, nothing, None, nothing, no_length, no_length, no_source, 0
         )
 
     @property
@@ -314,8 +315,13 @@ class DraftPlans:
     @property
     def sources(self) -> list[str]:
         """Label of the sources whose drafts each request verifies: list[num_requests]."""
-        labels = self.table.labels
-        return [labels[sources] for sources in self.source_sets.tolist()]
+        labels, drafter = self.table.labels, self.drafter
+        return [
+            labels[of_host | drafter if num_nodes else of_host]
+            for of_host, num_nodes in zip(
+                self.host_sources.tolist(), self.num_model_nodes.tolist(), strict=True
+            )
+        ]
 
     @property
     def num_nodes(self) -> npt.NDArray[np.int32]:
@@ -337,12 +343,15 @@ class DraftPlans:
 
     @classmethod
     def concatenate(cls, parts: Sequence["DraftPlans"]) -> "DraftPlans":
-        """The plans of one batch or more, one after the other."""
+        """The plans of one batch or more, one after the other. Only one drafter may have drafted in
+        all of them."""
+        [drafter] = {part.drafter for part in parts if part.num_model_nodes.any()} or {0}
         predicted = [part.predicted for part in parts if part.predicted is not None]
         arrays = {name: np.concatenate([getattr(p, name) for p in parts]) for name in _OF_PLANS}
         return cls(
             drafts=HostDrafts.concatenate([part.drafts for part in parts]),
             predicted=np.concatenate(predicted) if len(predicted) == len(parts) else None,
+            drafter=drafter,
             table=parts[0].table,
             **arrays,
         )
@@ -356,7 +365,7 @@ _OF_PLANS = (
     "chain_lens",
     "chain_predicted",
     "model_predicted",
-    "source_sets",
+    "host_sources",
 )
 
 

@@ -31,7 +31,7 @@ def write_whole(path: Path, content: bytes) -> None:
     The new file has the permissions of the old one. A link stays, and the file that it names is
     written.
 
-    Raises ValueError, in one line, if the file cannot be written; then nothing is left behind.
+    Raises ValueError, in one line, if the file cannot be written. Then no file is left.
     """
     check_place(path)
     try:

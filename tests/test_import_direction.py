@@ -29,7 +29,7 @@ CORE = {
     "drafter",
 }
 # What the rooms of the plugin may import besides each other.
-OUTSIDE_PLUGIN = CORE | {"traces", "running_server"}
+OUTSIDE_PLUGIN = CORE | {"traces"}
 MAY_IMPORT = {
     "types": set(),
     "config": {"types", "yaml_text"},
@@ -58,8 +58,7 @@ MAY_IMPORT = {
     | {"plugin/engine", "plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"},
     "plugin/entry": {"plugin/hooks", "plugin/startup"},
     "demo": CORE | {"traces", "replay"},
-    "running_server": {"costs"},
-    "commands": CORE | {"traces", "replay", "demo", "running_server"},
+    "commands": CORE | {"traces", "replay", "demo"},
     "cli": {"commands", "demo"},
 }
 
@@ -67,7 +66,7 @@ MAY_IMPORT = {
 FRAMEWORKS = {
     "sglang": ("plugin/",),
     "sgl_kernel": ("plugin/",),
-    "torch": ("plugin/", "demo/", "payoff/training.py"),
+    "torch": ("plugin/", "demo/", "replay/training/fit.py"),
     "triton": ("plugin/",),
     "transformers": ("plugin/", "demo/", "traces/chat_templates.py"),
 }
@@ -230,7 +229,7 @@ def test_a_wrong_import_is_found(path: str, line: str) -> None:
     ("path", "line"),
     [
         ("payoff/features.py", "from .predictor import AcceptancePredictor"),
-        ("payoff/training.py", "import torch"),
+        ("replay/training/fit.py", "import torch"),
         ("plugin/engine/worker.py", "from sglang.srt.managers import scheduler"),
         ("plugin/hooks/reload.py", "from sglang_hvd.plugin.engine.worker import HvdWorker"),
         ("drafter/proposals.py", "from sglang_hvd.payoff.predictor import AcceptancePredictor"),

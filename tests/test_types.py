@@ -17,6 +17,7 @@ from sglang_hvd.types import (
     EVIDENCE,
     EVIDENCE_DEPTH,
     MATCH_COLUMNS,
+    SOURCES,
     DraftBatch,
     DraftPlans,
     HostDrafts,
@@ -99,7 +100,8 @@ def test_plans_of_a_batch_are_plans_of_its_requests() -> None:
         chain_lens=np.array([2, 0, 1, 0], np.int32),
         chain_predicted=np.zeros(4, np.float32),
         model_predicted=np.zeros(4, np.float32),
-        source_sets=np.array([3, 2, 1, 0], np.uint8),
+        host_sources=np.array([1, 0, 1, 0], np.uint8),
+        drafter=SOURCES.bit_of("model"),
     )
     both, model, cache, plain = rows = single_plans(plans)
     assert [plan.source for plan in rows] == plans.sources == ["both", "model", "cache", "plain"]

@@ -27,14 +27,14 @@ from sglang_hvd.payoff import (
     AcceptancePredictor,
 )
 from sglang_hvd.payoff.predictor import Kind, feature_settings
-from sglang_hvd.payoff.training import TrainingSettings, train
-from sglang_hvd.payoff.training_rows import Lessons, TrainingRows
 from sglang_hvd.replay.core.recording_walk import RecordingWalk, fingerprints_of
 from sglang_hvd.replay.core.recordings import find_recordings
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.training_rows import Lessons, TrainingRows
 from sglang_hvd.replay.core.walk import walk_recordings
 from sglang_hvd.replay.report.importance import FEATURE_GROUPS
 from sglang_hvd.replay.training.evaluate import judged_by, judging_walks, qualities
+from sglang_hvd.replay.training.fit import TrainingSettings, train
 from sglang_hvd.replay.training.quality import PayoffQuality
 from sglang_hvd.replay.training.tables import markdown_table
 from sglang_hvd.replay.training.train import (

@@ -15,8 +15,8 @@ from sglang_hvd.commands.arguments import count
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES
 from sglang_hvd.payoff.predictor import feature_settings
-from sglang_hvd.payoff.training import TrainingSettings, train
-from sglang_hvd.payoff.training_rows import Lessons, TrainingRows
+from sglang_hvd.replay.core.training_rows import Lessons, TrainingRows
+from sglang_hvd.replay.training.fit import TrainingSettings, train
 
 _DRAFT_LEN = 31
 _MEAN_ACCEPTED = 3

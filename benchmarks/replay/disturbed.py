@@ -8,8 +8,8 @@ import numpy as np
 from sglang_hvd.allocation import CostFit, CostScale, DraftExtend, StepAllocator
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.costs.learned import LearnedCosts
-from sglang_hvd.replay.core.plan_costs import PlanCosts
 from sglang_hvd.replay.core.single_cycles import DraftPlan
+from sglang_hvd.replay.core.totals import PlanCosts
 
 # As a server does.
 _FIRST_TABLES, _TABLE_EVERY = (2, 4, 8, 16, 32), 64
@@ -145,7 +145,6 @@ class LearnedPlanCosts(PlanCosts):
                 if isinstance(learned, LearnedCosts)
                 else learned.table(learned.coefficients())
             )
-        _dbg(self, plans)  # DBG
         return ms
 
     def catch_up_ms(self, num_requests: int, num_tokens: int) -> float:
@@ -180,38 +179,3 @@ class LearnedPlanCosts(PlanCosts):
             self._compiled.add(shape)
             seen += _COMPILE_MS
         return seen
-
-
-def _dbg(self, plans):  # DBG
-    import os
-    import sys
-    from collections import Counter
-
-    N = int(os.environ.get("HVD_DBG", "0"))
-    if not N:
-        return
-    if not hasattr(self, "cnt"):
-        self.cnt = Counter()
-    self.cnt[self._width(plans)] += 1
-    if self._num_steps in (32, 64, 128, 256, 384, 512, 1024, 1536):
-        t = self._allocator.costs
-        w = [1, 2, 4, 8, 16, 32]
-        print(
-            "Cost",
-            type(self._learned).__name__,
-            self._num_steps,
-            np.round(t.verify_ms(N, w) / self._costs.verify_ms(N, w), 2).tolist(),
-            dict(sorted(self.cnt.items())),
-            "ctx",
-            t.context,
-            "/",
-            self._costs.context,
-            "draft",
-            np.round(
-                [t.draft_ms([N], s)[0] / self._costs.draft_ms([N], s)[0] for s in (2, 4, 8)], 2
-            ).tolist(),
-            "ext",
-            np.round(t.draft_extend_ms(N, w) / self._costs.draft_extend_ms(N, w), 2).tolist(),
-            file=sys.stderr,
-        )
-        self.cnt.clear()

@@ -1,1 +1,1 @@
-"""The native suffix cache beside ArcticInference: time, memory and drafts."""
+"""The native suffix cache compared with ArcticInference: time, memory and drafts."""

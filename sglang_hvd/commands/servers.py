@@ -69,7 +69,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def run_costs(options: argparse.Namespace) -> int:
-    from sglang_hvd.running_server import costs_in_force
+    from sglang_hvd.commands.running_server import costs_in_force
 
     print(costs_in_force(options.url, api_key=options.api_key).to_yaml(), end="")
     return 0
@@ -90,7 +90,7 @@ def add_reload(parser: argparse.ArgumentParser) -> None:
 
 
 def run_reload(options: argparse.Namespace) -> int:
-    from sglang_hvd.running_server import reload_predictor
+    from sglang_hvd.commands.running_server import reload_predictor
 
     print(
         reload_predictor(

@@ -39,11 +39,12 @@ class LearnedCosts:
     def __init__(self, base: StepCosts, *, runs_ahead: bool = False) -> None:
         self.num_observed = 0
         self._base = base
-        self._verify, self._extend, self._draft = _Part(), _Part(), _Part()
-        self._rest = _Part()
-        self._rest_before_ahead = _Part() if runs_ahead else self._rest
-        # As of the last table: milliseconds of a token of context, and the ratio of plain steps.
-        self._token_ms, self._speed = (base.context or 0.0) / 1000, 1.0
+        sizes = base.batch_sizes
+        self._verify = _Part(sizes, price=(base.context or 0.0) / 1000)
+        # At the speed of plain steps, as the last table has it.
+        self._extend, self._draft = _Part(sizes, price=1.0), _Part(sizes, price=1.0)
+        self._rest = _Part(sizes)
+        self._rest_before_ahead = _Part(sizes) if runs_ahead else self._rest
         # What the base says does not change, and every step asks.
         self._verify_ms = cache(lambda num, width: float(base.verify_ms(num, [width])[0]))
         self._extend_ms = cache(lambda num, width: float(base.draft_extend_ms(num, [width])[0]))
@@ -54,11 +55,11 @@ class LearnedCosts:
     ) -> None:
         """A step of the target model. num_context: tokens in the KV caches of its requests."""
         self.num_observed += 1
-        step, shape = self.num_observed, (num_requests, width)
-        expected, of_token = self._verify_ms(num_requests, width), self._token_ms
-        ratio = self._verify.predict(step, shape, self._speed, of_token)
-        limit = _CLIP * (max(ratio, 1.0) + of_token * num_context / expected)
-        self._verify.add(step, shape, milliseconds / expected, limit, num_context / expected)
+        step, shape, part = self.num_observed, (num_requests, width), self._verify
+        of_base = self._verify_ms(num_requests, width)
+        ratio = max(part.predict(step, shape, self._draft.price), 1.0)
+        limit = _CLIP * (ratio + part.price * num_context / of_base)
+        part.add(step, shape, milliseconds / of_base, limit, num_context / of_base)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
         """A draft-extend."""
@@ -82,22 +83,17 @@ class LearnedCosts:
 
     def table(self) -> StepCosts:
         """The base with what was learned so far."""
-        base, sizes, step = self._base, self._base.batch_sizes, self.num_observed
-        self._token_ms = self._verify.slope((base.context or 0.0) / 1000)
-        of_base, of_shapes = (
-            np.array(base.verify),
-            np.array([self._verify_ms(*shape) for shape in self._verify.shapes]),
-        )
-        ratios = self._ratios_by_nodes(of_shapes)
-        self._speed = float(ratios[0, 0])
-        verify, weights = self._verify.at(
-            step, sizes, base.widths, rising(ratios * of_base), self._token_ms, of_shapes
-        )
-        verify = capped(np.maximum(verify, _MIN_RATIO * of_base), weights)
+        base, step, times = self._base, self.num_observed, np.array(self._base.verify)
+        self._verify.price = self._verify.slope((base.context or 0.0) / 1000)
+        of_base = np.array([self._verify_ms(*shape) for shape in self._verify.shapes])
+        ratios = self._ratios_by_nodes(of_base)
+        self._extend.price = self._draft.price = float(ratios[0, 0])
+        verify, weights = self._verify.at(step, base.widths, rising(ratios * times), of_base)
+        verify = capped(np.maximum(verify, _MIN_RATIO * times), weights)
         extend, _ = self._with_overhead(self._extend, base.widths, np.array(base.draft_extend))
         once, per_round = self._draft_lines()
         rest, waited = (
-            part.at(step, sizes, (0, 1), np.full((len(sizes), 2), part.mean.value))[0][:, 0]
+            part.at(step, (0, 1), np.full((len(times), 2), part.mean.value))[0][:, 0]
             for part in (self._rest_before_ahead, self._rest)
         )
         if self._rest.mean.step - self._rest_before_ahead.mean.step > _FORGET_AHEAD_AFTER:
@@ -112,21 +108,21 @@ class LearnedCosts:
                 "draft_extend": rising(extend).tolist(),
                 "draft_round": per_round.tolist(),
                 "draft_once": once.tolist(),
-                "context": 1000 * self._token_ms or None,
+                "context": 1000 * self._verify.price or None,
                 "wait": wait.tolist() if wait.any() else None,
             }
         )
 
-    def _ratios_by_nodes(self, of_shapes: Float64) -> Float64:
+    def _ratios_by_nodes(self, of_base: Float64) -> Float64:
         """Ratios of verifications that never ran, float64[num_batch_sizes, num_widths]: a line by
-        nodes through those that did, of_shapes by the base. Nodes that are cheaper than the base
-        says are so everywhere."""
+        nodes through those that did, which take of_base by the base. Nodes that are cheaper than
+        the base says are so everywhere."""
         per_ms = np.outer(self._base.batch_sizes, np.array(self._base.widths) - 1)
         per_ms = per_ms / np.array(self._base.verify)
-        ratio = self._verify.mean.shrunk(self.num_observed, 1.0, self._token_ms)
-        found, weights = self._verify.values(self.num_observed, self._token_ms)
+        ratio = self._verify.mean.shrunk(self.num_observed, 1.0, self._verify.price)
+        found, weights = self._verify.values(self.num_observed)
         if weights.any():
-            nodes = np.array([n * (width - 1) for n, width in self._verify.shapes]) / of_shapes
+            nodes = np.array([n * (width - 1) for n, width in self._verify.shapes]) / of_base
             mean_nodes, _, slope = _line(nodes, found, weights, _PRIOR * nodes.max() ** 2)
             # Far beyond the shapes that ran, the line would say anything.
             ratio += slope * (np.minimum(per_ms, 2 * nodes.max()) - mean_nodes)
@@ -135,20 +131,18 @@ class LearnedCosts:
     def _observe_overhead(
         self, part: "_Part", shape: _Shape, milliseconds: float, of_base: float
     ) -> None:
-        step, speed = self.num_observed, self._speed
-        overall = float(part.overhead(step, np.array(of_base), speed))
-        expected = speed * of_base + part.predict(step, shape, overall, speed)
-        part.add(step, shape, milliseconds, _CLIP * max(expected, of_base, _MIN_MS), of_base)
+        overall = float(part.overhead(self.num_observed, np.array(of_base)))
+        expected = part.price * of_base + part.predict(self.num_observed, shape, overall)
+        limit = _CLIP * max(expected, of_base, _MIN_MS)
+        part.add(self.num_observed, shape, milliseconds, limit, of_base)
 
     def _with_overhead(
         self, part: "_Part", columns: Sequence[int], of_base: Float64
     ) -> tuple[Float64, Float64]:
-        """Times and weights of a part whose times are of_base: float64[num_batch_sizes,
-        num_columns] each."""
-        step, speed = self.num_observed, self._speed
-        overall = part.overhead(step, of_base, speed)
-        overhead, weights = part.at(step, self._base.batch_sizes, columns, overall, speed)
-        return capped(np.maximum(speed * of_base + overhead, 0.0), weights), weights
+        """Times and weights of a part: float64[num_batch_sizes, num_columns] each, as of_base."""
+        overall = part.overhead(self.num_observed, of_base)
+        overhead, weights = part.at(self.num_observed, columns, overall)
+        return capped(np.maximum(part.price * of_base + overhead, 0.0), weights), weights
 
     def _draft_lines(self) -> list[Float64]:
         """What a draft takes once and in each round, float64[num_batch_sizes] each: a line through
@@ -168,9 +162,9 @@ class LearnedCosts:
 class _Mean:
     """Moving means of a value, and of a factor that it may be in proportion to.
 
-    value, factor: the ratio of a verification to the base, and tokens of context for each expected
-        millisecond; of other parts the milliseconds, and those that the base says.
-    num: weight of the observations that is left at `step`. num_seen: number of observations.
+    value, factor: a verification's ratio to the base, and tokens of context for each millisecond of
+        the base; of other parts the milliseconds, and those of the base.
+    num: weight that is left of the observations at `step`. num_seen: their number.
     """
 
     __slots__ = ("factor", "num", "num_seen", "step", "value")
@@ -190,25 +184,24 @@ class _Mean:
         """In observations: rare ones count in full until they are forgotten."""
         return self.num_seen if step - self.step <= _FORGET_AFTER else 0.0
 
-    def shrunk(self, step: int, prior: float, of_factor: float) -> float:
-        """The value after so much for the factor, shrunk to the prior."""
-        weight, value = self.weight(step), self.value - of_factor * self.factor
+    def shrunk(self, step: int, prior: float, price: float) -> float:
+        """The value after the price of the factor, shrunk to the prior."""
+        weight, value = self.weight(step), self.value - price * self.factor
         return (weight * value + _PRIOR * prior) / (weight + _PRIOR)
 
 
 class _Part:
-    """The times of one part of a step: by shape, and of all shapes."""
+    """The times of one part of a step. sizes: of the table. price: of one of the factor."""
 
-    def __init__(self) -> None:
-        self.mean = _Mean()
+    def __init__(self, sizes: Sequence[int], *, price: float = 0.0) -> None:
+        self.price, self._sizes, self.mean = price, sizes, _Mean()
         self.shapes: dict[_Shape, _Mean] = {}
         self._square = self._product = 0.0
 
     def add(
         self, step: int, shape: _Shape, value: float, limit: float, factor: float = 0.0
     ) -> None:
-        """A value, which counts up to the limit; the first one of a shape that is above does not
-        count."""
+        """A value, which counts up to the limit; the first one of a shape counts below it only."""
         mean = self.shapes.get(shape)
         if mean is None or step - mean.step > _FORGET_AFTER:
             mean = self.shapes[shape] = _Mean(step)
@@ -223,52 +216,45 @@ class _Part:
         mean.add(step, value, factor)
 
     def slope(self, prior: float) -> float:
-        """The value of one more of the factor, not negative. It is found within shapes only: wide
-        steps may be those of long contexts."""
+        """The price, by values within a shape: wide steps may be those of long contexts."""
         weight = _PRIOR * self.mean.factor**2
         square = self._square + weight
         return max((self._product + weight * prior) / square, 0.0) if square > 0 else prior
 
-    def predict(self, step: int, shape: _Shape, prior: float, of_factor: float = 0.0) -> float:
-        """The value of a shape after so much for its factor; prior where it never ran."""
+    def predict(self, step: int, shape: _Shape, prior: float) -> float:
+        """The value of a shape after its factor's price; prior where it never ran."""
         mean = self.shapes.get(shape)
-        return prior if mean is None else mean.shrunk(step, prior, of_factor)
+        return prior if mean is None else mean.shrunk(step, prior, self.price)
 
-    def overhead(self, step: int, of_base: Float64, speed: float) -> Float64:
-        """What shapes that never ran take beyond the base at that speed: as much as those that did,
-        or in proportion if that is less, since what seems expensive is never tried."""
+    def overhead(self, step: int, of_base: Float64) -> Float64:
+        """What shapes that never ran take after the price of of_base: as much as those that did, or
+        in proportion if that is less, since what seems expensive is never tried."""
         share = np.minimum((of_base + 1e-9) / (self.mean.factor + 1e-9), 1.0)
-        return self.mean.shrunk(step, 0.0, speed) * share
+        return self.mean.shrunk(step, 0.0, self.price) * share
 
-    def values(self, step: int, of_factor: float) -> tuple[Float64, Float64]:
+    def values(self, step: int) -> tuple[Float64, Float64]:
         """Of each shape, and the weight of what they are learned from: float64[num_shapes] each."""
         means = self.shapes.values()
-        found = np.array([mean.value - of_factor * mean.factor for mean in means])
+        found = np.array([mean.value - self.price * mean.factor for mean in means])
         return found, np.array([mean.weight(step) for mean in means])
 
     def at(
-        self,
-        step: int,
-        sizes: Sequence[int],
-        columns: Sequence[int],
-        prior: Float64,
-        of_factor: float = 0.0,
-        of_shapes: Float64 | float = 1.0,
+        self, step: int, columns: Sequence[int], prior: Float64, of_base: Float64 | float = 1.0
     ) -> tuple[Float64, Float64]:
         """Milliseconds at the entries of a table, and the weight of what they are learned from:
         float64[num_sizes, num_columns] each. Shapes between entries are on the lines between them,
         so this is a least-squares fit that has the shrinkage as its ridge.
 
         prior: same shape, of entries that never ran.
-        of_shapes: milliseconds that the value of each shape is a ratio to.
+        of_base: milliseconds that the value of each shape is a ratio to.
         """
         if not self.shapes:
             return prior, np.zeros(prior.shape)
         rows, places = np.array(list(self.shapes)).T
-        shares = shares_of(rows, sizes)[:, :, None] * shares_of(places, columns)[:, None, :]
+        shares = shares_of(rows, self._sizes)[:, :, None] * shares_of(places, columns)[:, None, :]
         shares = shares.reshape(len(rows), -1)
-        found, weights = self.values(step, of_factor)
-        beyond = weights * (found * of_shapes - shares @ prior.ravel())
+        found, weights = self.values(step)
+        beyond = weights * (found * of_base - shares @ prior.ravel())
         gram = (shares.T * weights) @ shares + _PRIOR * np.eye(prior.size)
         fitted = prior + np.linalg.solve(gram, shares.T @ beyond).reshape(prior.shape)
         return fitted, (weights @ shares).reshape(prior.shape)

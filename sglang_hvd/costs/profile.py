@@ -50,11 +50,9 @@ def costs_of_times(
 
 
 def parts_of_draft(steps: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
-    """What a draft takes once, and what each of its rounds takes.
+    """What a draft takes once, and what each of its rounds takes. Its first step needs no round.
 
-    steps: one or two numbers of steps, the last of which is all of them. The first step of a draft
-        needs no round.
-    times: of drafts of so many steps.
+    steps, times: of one draft or two; the last one has all steps.
     """
     if steps[-1] == 1:
         return times[-1], 0.0

@@ -99,9 +99,9 @@ class StepCosts(BaseModel):
             about="assumed",
             batch_sizes=batch_sizes,
             widths=tuple(columns),
-            verify=(5.0 + 0.1 * nodes).tolist(),
+            verify=(5.0 + 0.02 * nodes).tolist(),
             draft_round=tuple(0.5 + 0.02 * n for n in batch_sizes),
-            draft_extend=(0.5 + 0.01 * nodes).tolist(),
+            draft_extend=(0.5 + 0.002 * nodes).tolist(),
         )
 
     @classmethod

@@ -25,7 +25,7 @@ from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.suffix_cache import SuffixCache, SuffixCacheStats
 from sglang_hvd.suffix_cache.token_ids import as_token_ids
-from sglang_hvd.types import DraftPlans, TokenIds, VerifyOutcomes
+from sglang_hvd.types import SOURCES, DraftPlans, SourceTable, TokenIds, VerifyOutcomes
 
 
 class HybridDrafter:
@@ -47,6 +47,7 @@ class HybridDrafter:
         allocator: StepAllocator | None = None,
         verifies_trees: bool = True,
         clock: StepClock | None = None,
+        sources: SourceTable = SOURCES,
     ) -> None:
         """
         predictor: needed by the policies allocate, which takes one of distributions, and payoff;
@@ -59,6 +60,7 @@ class HybridDrafter:
         allocator: needed by the policy allocate.
         verifies_trees: whether cache drafts may branch.
         clock: measures what plan does.
+        sources: the draft sources; those on the device are the allocator's drafters, in order.
         """
         if config.predicts and (predictor is None or token_classes is None):
             raise ValueError(f"the {config.policy} policy needs a predictor and token classes")
@@ -72,24 +74,32 @@ class HybridDrafter:
         )
         self._allocator: StepAllocator | None = None
         self._cache = CacheSource(config, predictor)
-        self._model: ModelSource | None = None
+        self._models: list[ModelSource] = []
         room = verify_width - 1
         max_cache_draft_tokens = min(config.max_draft_tokens, room)
         if config.policy == "allocate":
             if allocator is None:
                 raise ValueError("the allocate policy needs an allocator")
             self._allocator = allocator
-            self._model = ModelSource(ModelPredictor(num_model_steps, allocator.drafters[0].sizes))
+            # The model drafter's predictor covers its full draft, whose steps may not be a choice.
+            of_model, *others = allocator.drafters
+            num_steps = [num_model_steps, *(choices.num_steps[-1] for choices in others)]
+            self._models = [
+                ModelSource(bit, ModelPredictor(steps, choices.sizes))
+                for bit, steps, choices in zip(
+                    sources.device_bits, num_steps, (of_model, *others), strict=True
+                )
+            ]
             # The predictor covers only the first MAX_DRAFT_LEN tokens.
             max_cache_draft_tokens = min(max_cache_draft_tokens, MAX_DRAFT_LEN)
         elif config.policy == "payoff":
-            self._model = ModelSource(ModelPredictor(num_model_steps))
+            self._models = [ModelSource(sources.device_bits[0], ModelPredictor(num_model_steps))]
         self._proposer = Proposer(
             config,
             cache,
             self._tracker,
             self._cache,
-            self._model,
+            self._models,
             max_cache_draft_tokens=max_cache_draft_tokens,
             # SuffixDecoding drafts chains only, and its votes are not the predictor's.
             has_branches=self._allocator is not None
@@ -100,7 +110,7 @@ class HybridDrafter:
         )
         self._planner: CostPlanner | RulePlanner
         if self._allocator is not None:
-            self._planner = CostPlanner(self._allocator)
+            self._planner = CostPlanner(self._allocator, sources)
         else:
             self._planner = RulePlanner(
                 config,
@@ -164,7 +174,7 @@ class HybridDrafter:
 
     def model_figures(self) -> ModelFigures | None:
         """How accurate the predictions for the model drafter are; None without any."""
-        return None if self._model is None else self._model.figures()
+        return self._models[0].figures() if self._models else None
 
     def read_predictor(self, path: Path) -> AcceptancePredictor:
         """A predictor that use_predictor takes.
@@ -205,8 +215,8 @@ class HybridDrafter:
             slot = self._tracker.start(
                 as_token_ids(prompt_ids), namespace=namespace, teaches=not model_only
             )
-        if self._model is not None:
-            self._model.start(slot)
+        for model in self._models:
+            model.start(slot)
         if self._allocator is not None:
             self._allocator.start(slot)
         if num_prompt_tokens is None:
@@ -377,8 +387,8 @@ class HybridDrafter:
             told = np.flatnonzero(~model_only)
             slots, plans, outcomes = slots[told], plans.select(told), outcomes.select(told)
             chain_accepted = chain_accepted[told]
-        if self._model is not None:
-            self._model.observe(slots, plans, outcomes)
+        for model in self._models:
+            model.observe(slots, plans, outcomes)
         self._cache.observe(slots, plans, outcomes, chain_accepted)
 
 

@@ -11,12 +11,13 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.proposer import ChainPrediction, Proposals, TreePrediction
 from sglang_hvd.drafter.request import DraftedRequest, are_model_only
 from sglang_hvd.drafter.sources import CacheSource
-from sglang_hvd.types import SCORE, SOURCES, DraftPlans
+from sglang_hvd.types import SCORE, SOURCES, DraftPlans, SourceTable
 
 Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
 
-_CACHE, _MODEL = SOURCES.bit_of("cache"), SOURCES.bit_of("model")
+_MODEL = SOURCES.bit_of("model")
+assert SOURCES.bit_of("cache") == 1, "RulePlanner takes True for the set of the cache"
 
 
 class RulePlanner:
@@ -70,7 +71,8 @@ class RulePlanner:
             chain_lens=num_cache,
             chain_predicted=whole,
             model_predicted=whole,
-            source_sets=(num_cache > 0) * np.uint8(_CACHE) | (num_model > 0) * np.uint8(_MODEL),
+            host_sources=(num_cache > 0).view(np.uint8),  # True is the bit of the cache
+            drafter=_MODEL,
         )
 
     def _takes_cache(self, proposals: Proposals) -> Bool:
@@ -114,10 +116,13 @@ class RulePlanner:
 
 
 class CostPlanner:
-    """Policy allocate: decides by what every choice gains and costs (docs/allocation.md)."""
+    """Policy allocate: decides by what every choice gains and costs (docs/allocation.md).
 
-    def __init__(self, allocator: StepAllocator) -> None:
-        self._allocator = allocator
+    table: the draft sources; those on the device are the allocator's drafters, in the same order.
+    """
+
+    def __init__(self, allocator: StepAllocator, table: SourceTable) -> None:
+        self._allocator, self._table = allocator, table
 
     def choose(
         self, requests: Sequence[DraftedRequest], proposals: Proposals, *, next_waits: bool
@@ -147,7 +152,9 @@ class CostPlanner:
             chain_lens=taken.chain_lens,
             chain_predicted=taken.chain_predicted,
             model_predicted=found.model_predicted,
-            source_sets=taken.source_sets | (found.num_model > 0) * np.uint8(_MODEL),
+            host_sources=taken.source_sets,
+            drafter=self._table.device_bits[found.drafter],
+            table=self._table,
         )
 
     def choose_launched(

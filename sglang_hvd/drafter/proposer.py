@@ -9,7 +9,7 @@ import numpy.typing as npt
 from sglang_hvd.allocation import HostTrees
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.request import DraftedRequest, slots_of
-from sglang_hvd.drafter.sources import CacheSource, ModelSource
+from sglang_hvd.drafter.sources import CacheSource, ModelSource, joined
 from sglang_hvd.payoff import DraftFeatures, ModelAcceptance, Prediction, RequestTracker
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.suffix_cache import SuffixCache
@@ -43,7 +43,8 @@ class TreePrediction:
     prediction: calibrated prediction for the chains that the cache proposes, with probabilities.
     trees: cache drafts to choose from. Their probabilities are the prediction's, or the suffix
         cache's own if the predictor is in fallback.
-    model_acceptance: acceptance of the model drafter's draft, by its size.
+    model_acceptance: acceptance of the drafts of the model drafter and any other drafter on the
+        device, by size.
     """
 
     slots: npt.NDArray[np.int32]
@@ -88,7 +89,8 @@ class Proposer:
     """Proposes and predicts into arrays that are used from step to step.
 
     tracker: None: no features are computed and nothing is predicted.
-    model: None for a policy that does not predict the model drafter's drafts.
+    models: the drafters on the device, the model drafter first; empty for a policy that does not
+        predict their drafts.
     max_cache_draft_tokens: the longest draft.
     has_branches: under the allocate policy, drafts are trees.
     """
@@ -99,14 +101,14 @@ class Proposer:
         suffix_cache: SuffixCache,
         tracker: RequestTracker | None,
         cache: CacheSource,
-        model: ModelSource | None,
+        models: Sequence[ModelSource],
         *,
         max_cache_draft_tokens: int,
         has_branches: bool,
         clock: StepClock,
     ) -> None:
         self._suffix_cache, self._tracker = suffix_cache, tracker
-        self._cache, self._model = cache, model
+        self._cache, self._models = cache, models
         self.max_cache_draft_tokens = max_cache_draft_tokens
         self._is_by_cost, self._has_branches = config.policy == "allocate", has_branches
         # SuffixDecoding's votes are not the predictor's.
@@ -155,13 +157,15 @@ class Proposer:
     def _predict(
         self, slots: npt.NDArray[np.int32], features: DraftFeatures
     ) -> ChainPrediction | TreePrediction:
-        assert self._model is not None, "a policy that predicts weighs both drafts"
+        assert self._models, "a policy that predicts weighs the drafts of all sources"
         prediction = self._cache.predict(slots, self._drafts, features)
         if not self._is_by_cost:
-            model_lens = self._model.predict_lens(slots, self._drafts, prediction.acceptance)
+            model_lens = self._models[0].predict_lens(slots, self._drafts, prediction.acceptance)
             return ChainPrediction(prediction, model_lens)
         acceptance = self._cache.acceptance(prediction, self._drafts, len(slots))
-        model_acceptance = self._model.predict_sizes(slots, self._drafts, acceptance)
+        model_acceptance = joined(
+            [model.predict_sizes(slots, self._drafts, acceptance) for model in self._models]
+        )
         self._trees.join(self._drafts, acceptance, self._branches)
         return TreePrediction(slots, prediction, self._trees, model_acceptance)
 

@@ -1,11 +1,12 @@
 """The draft sources: how the acceptance of each source's drafts is predicted and learned from.
 
-types.SOURCES is the table of their names. The cache's drafts are known on the host, the model
-drafter's are not: see DraftSource. Requests are known by slots.
+types.SOURCES is the table of their names. The cache's drafts are known on the host, those of the
+model drafter and of any further drafter on the device are not: see DraftSource. What such a drafter
+can draft, and what that costs, are its DrafterChoices. Requests are known by slots.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
-Bool = npt.NDArray[np.bool_]
 
 
 class CacheSource:
@@ -120,11 +120,14 @@ class CacheSource:
 
 
 class ModelSource:
-    """Predicts the acceptance of the model drafter's drafts before each cycle and observes it after
-    the cycle."""
+    """Predicts the acceptance of a device drafter's drafts before each cycle and observes it after
+    the cycle. The model drafter is such a drafter.
 
-    def __init__(self, predictor: ModelPredictor) -> None:
-        self._predictor = predictor
+    bit: the source's bit in sets of sources.
+    """
+
+    def __init__(self, bit: int, predictor: ModelPredictor) -> None:
+        self.bit, self._predictor = bit, predictor
 
     def figures(self) -> ModelFigures:
         """How accurate the predictions are."""
@@ -153,8 +156,25 @@ class ModelSource:
             plans.drafts.num_nodes > 0, outcomes.num_model_accepted, outcomes.num_accepted_drafts
         )
         accepted[plans.num_model_nodes == 0] = -1
+        if plans.drafter != self.bit:
+            accepted[:] = -1
         verified = VerifiedModelDrafts(plans.model_sizes, plans.model_steps, plans.model_predicted)
         self._predictor.observe(slots, outcomes.token_ids, outcomes.lengths, accepted, verified)
+
+
+def joined(parts: Sequence[ModelAcceptance]) -> ModelAcceptance:
+    """The acceptance of several drafters' drafts, the sizes of one drafter after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    num_steps = max(part.of_all.shape[2] for part in parts)
+
+    def padded(probs: Float32) -> Float32:
+        return np.pad(probs, ((0, 0), (0, 0), (0, num_steps - probs.shape[2])))
+
+    return ModelAcceptance(
+        np.concatenate([padded(part.of_all) for part in parts], axis=1),
+        np.concatenate([padded(part.if_cache_right) for part in parts], axis=1),
+    )
 
 
 def _log(change: FallbackChange) -> None:

@@ -144,12 +144,13 @@ def test_stops_inside_a_draft_under_overlap_scheduling(
     assert server.hvd_state()["num_requests"] == 0
 
 
+@pytest.mark.slow  # up to 105 s of CPU; graphs of steps that run ahead are tested in every run
 @pytest.mark.parametrize(
     ("drafting", "draft_round", "verify_width", "narrow_widths", "wide_width", "batch_sizes"),
     [
         # Graphs of two requests: two replay them, one is padded to two, and three run without.
         # Rounds are so expensive that drafts differ in their number of steps.
-        pytest.param(SMALL_TREE, 2.5, 16, [2, 8], None, [2], marks=pytest.mark.slow),
+        (SMALL_TREE, 2.5, 16, [2, 8], None, [2]),
         # Three are padded to four. The widest verification is for two requests, as are its graphs.
         (CHAIN, 1.5, 8, [2, 4], 12, [2, 4]),
     ],

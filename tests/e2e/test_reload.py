@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from sglang_hvd.commands.running_server import reload_predictor
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.payoff import AcceptancePredictor
-from sglang_hvd.running_server import reload_predictor
 
 
 @pytest.fixture

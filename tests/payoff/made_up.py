@@ -16,7 +16,7 @@ from sglang_hvd.payoff import (
 from sglang_hvd.payoff._native import NUM_BUCKETS
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Kind, feature_settings
-from sglang_hvd.payoff.training_rows import TrainingRows
+from sglang_hvd.replay.core.training_rows import TrainingRows
 
 NUM_OUTPUTS = {"mlp": 1, "survival": NUM_BUCKETS + len(POSITION_FEATURES)}
 WIDTHS = {"mlp": len(PAPER_FEATURES), "survival": len(FEATURE_NAMES)}

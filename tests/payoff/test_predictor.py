@@ -27,7 +27,7 @@ from sglang_hvd.payoff import (
 from sglang_hvd.payoff._native import NUM_BUCKETS, bucket_of
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, Kind, feature_settings
-from sglang_hvd.payoff.training import TrainingSettings
+from sglang_hvd.replay.training.fit import TrainingSettings
 from tests.payoff.made_up import constant_survival, linear, random_drafts, random_predictor
 
 WIDTH = len(FEATURE_NAMES)

@@ -1,10 +1,10 @@
 """Attention over the paged KV cache: decode, and extend with an optional verify-tree mask.
 
-It is computed in float64 and rounded once. The order of the keys, and how many queries and requests
-are computed together, is lost in the rounding (but for about one value in 1e8, on the edge between
-two): a token has the same attention output, to the last bit, in a decode step, a verify step (chain
-or tree) and a prefill, alone or in a batch. In float32 logits differ by about 1e-6, and near ties
-break greedy decoding.
+Attention is computed in float64 and rounded once. Rounding hides the order of the keys and the
+number of queries and requests that are computed together, except for about one value in 1e8. So a
+token has the same attention output, to the last bit, in a decode step, a verify step (chain or
+tree) and a prefill, alone or in a batch. In float32, logits would differ by about 1e-6, and near
+ties would break greedy decoding.
 """
 
 import math

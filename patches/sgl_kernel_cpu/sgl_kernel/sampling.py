@@ -142,8 +142,8 @@ def _descending(probs: Tensor) -> tuple[Tensor, Tensor]:
 def _draw(weights: np.ndarray, coin: float, *, fallback: np.ndarray) -> int:
     """The entry of weights in which coin, in [0, 1), falls.
 
-    Children that hold all the mass but for rounding can all be refused and leave nothing to draw
-    from; then the node's whole distribution, fallback, is drawn from.
+    If the children hold all the mass except for rounding, all of them can be refused, and nothing
+    is left to draw from. Then the draw is from the node's whole distribution, fallback.
     """
     cumulative = np.cumsum(weights)
     if cumulative[-1] <= 0.0:

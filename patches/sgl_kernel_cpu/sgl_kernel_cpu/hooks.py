@@ -85,8 +85,8 @@ def _mask_for_attention_backend(default: Callable[[], TreeMaskMode]) -> TreeMask
 
 
 def _keep_overlap_in_interpreter(disable: Callable[[Any], None], server_args: Any) -> None:
-    # The overlap scheduler works on a CPU, but for one Triton kernel, and gains nothing there: it
-    # is off as SGLang wants it, except where Triton's interpreter runs to test GPU code.
+    # On a CPU the overlap scheduler works except for one Triton kernel, and gains nothing. It stays
+    # off, as SGLang sets it, unless Triton's interpreter runs to test GPU code.
     if not triton.knobs.runtime.interpret:
         disable(server_args)
 

@@ -1,5 +1,4 @@
-// Which width is to be run, since none of late was: what a width seems to take it would else seem to take
-// for ever.
+// Exploration of widths: a step has a width that has not run recently, so that the width's time cannot go stale.
 #pragma once
 
 #include <algorithm>
@@ -10,14 +9,14 @@
 
 namespace sglang_hvd {
 
-// Counts in steps of about as many requests, since times are learned by their number. Places are those of
-// widths, rising; 0 is a plain step's.
+// Counts steps by about their number of requests, since times are learned by that number. Places are those of the
+// widths, rising; place 0 is that of a plain step.
 class WidthLooks {
 public:
-    // after: so many steps without some width, and one has it; no more than one in so many is for that.
+    // after: after so many steps without some width, one step has it; at most one in so many steps explores.
     explicit WidthLooks(int after) : after_(after) {}
 
-    // A step of so many requests begins, with so many widths to choose from.
+    // A step of so many requests starts, with so many widths to choose from.
     void begin(std::size_t num_requests, std::size_t num_widths) {
         const auto of_size = static_cast<std::size_t>(std::bit_width(num_requests));
         if (by_size_.size() <= of_size) by_size_.resize(of_size + 1);
@@ -32,17 +31,17 @@ public:
         for (std::int64_t& steps : now_->since_best) ++steps;
     }
 
-    // Place of the width that this step is to have; 0: any.
+    // Place of the width that this step must have; 0: any.
     std::size_t due() const {
         if (now_->since_look <= after_) return 0;
         const std::size_t place = longest_without();
         return now_->since[place] > after_ ? place : 0;
     }
 
-    // It looked at that width, even if what it found fits a narrower one.
+    // The step explored that width, even if its drafts fit a narrower one.
     void look(std::size_t place) { now_->since_look = now_->since[place] = 0; }
 
-    // The step has this width. is_best: it was free to choose.
+    // The step has this width. is_best: the search was free to choose it.
     void run(std::size_t place, bool is_best) {
         now_->since[place] = 0;
         if (is_best) now_->since_best[place] = 0;
@@ -54,8 +53,8 @@ private:
         std::vector<std::int64_t> since, since_best;  // by width
     };
 
-    // Of those up to the next above what was best of late, or up to the widest if that was; 0: there is
-    // none above a plain step.
+    // Place of the width that has not run for longest, up to the next wider than the ones that were best recently;
+    // 0: only plain steps were.
     std::size_t longest_without() const {
         std::size_t longest = 0;
         for (std::size_t place = num_widths_; --place > 0;) {

@@ -29,7 +29,7 @@ from sglang_hvd.demo.training.gradients import NUM_WORKERS
 from sglang_hvd.demo.training.recipes import Recipe
 from sglang_hvd.demo.training.rollout import references, roll_out
 from sglang_hvd.demo.training.target import train_target
-from sglang_hvd.payoff.training import TrainingSettings
+from sglang_hvd.replay.training.fit import TrainingSettings
 
 _TOKENIZER_SEED, _TARGET_SEED, _DRAFTER_SEED, _PREDICTOR_SEED, _REFERENCE_SEED = range(5)
 

@@ -9,9 +9,9 @@ from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import AcceptancePredictor, TokenClasses
 from sglang_hvd.payoff.predictor import feature_settings
-from sglang_hvd.payoff.training import TrainingSettings, train
-from sglang_hvd.payoff.training_rows import Lessons
 from sglang_hvd.replay.core.replayed import replay, training_rows
+from sglang_hvd.replay.core.training_rows import Lessons
+from sglang_hvd.replay.training.fit import TrainingSettings, train
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.tokenizer_json import token_strings
 from sglang_hvd.traces.trace import Trace

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.environ import envs
 from sglang.srt.managers.io_struct import DumperControlReqInput, DumperControlReqOutput
 
+from sglang_hvd.config import PREDICTOR_LOAD_FORMAT
 from sglang_hvd.plugin.hooks.scheduler_events import worker_of
 from sglang_hvd.plugin.startup.launch import HvdLaunch, launch_of
-from sglang_hvd.running_server import PREDICTOR_LOAD_FORMAT
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput

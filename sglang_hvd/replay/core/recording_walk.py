@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.payoff.training_rows import TrainingRows
 from sglang_hvd.replay.core.replayed import ReplayedCycle, training_rows
 from sglang_hvd.replay.core.totals import CycleTotals
+from sglang_hvd.replay.core.training_rows import TrainingRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

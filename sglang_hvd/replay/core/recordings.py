@@ -21,19 +21,6 @@ from sglang_hvd.traces.recording_folder import (
 from sglang_hvd.traces.text_traces import read_text_traces
 from sglang_hvd.traces.trace import Trace, share_prompts
 
-NOTHING_LEFT = (
-    "no session is left to judge, because the predictors were trained on all of them: give other "
-    "--traces"
-)
-_NOTHING_AFTER_WARM_UP = (
-    "no session is left to judge, because the predictors were trained on all sessions after "
-    "--warm-up: lower --warm-up or give other --traces"
-)
-NOTHING_DECODED = (
-    "nothing was decoded in the sessions that are judged, because their replies are empty: give "
-    "other --traces"
-)
-
 # Name of the mean over all families in results. No file and no family may have it.
 MEAN = "mean"
 
@@ -202,6 +189,34 @@ def mean_over_families(values: Iterable[tuple[str, float | None]]) -> float | No
     return sum(means) / len(means) if means else None
 
 
+def _token_digest(trace: Trace) -> str:
+    digest = hashlib.sha256(trace.session.encode("utf-8", "surrogatepass"))
+    digest.update(trace.text_ids[:_NUM_NAMING].tobytes())
+    return digest.hexdigest()
+
+
+def _source_of(path: Path) -> Source | None:
+    try:
+        first = next(read_text_traces(path), None)
+    except ValueError:
+        return None  # not a text trace; its own reader reports what is wrong with it
+    return None if first is None else Source(first.source_repo, first.licence)
+
+
+NOTHING_LEFT = (
+    "no session is left to judge, because the predictors were trained on all of them: give other "
+    "--traces"
+)
+_NOTHING_AFTER_WARM_UP = (
+    "no session is left to judge, because the predictors were trained on all sessions after "
+    "--warm-up: lower --warm-up or give other --traces"
+)
+NOTHING_DECODED = (
+    "nothing was decoded in the sessions that are judged, because their replies are empty: give "
+    "other --traces"
+)
+
+
 def tell_trained_on(
     recordings: Sequence[Recording], trained_on: frozenset[str], *, warm_up: float = 0.0
 ) -> None:
@@ -234,17 +249,3 @@ def tell_trained_on(
             "fill the cache: a predictor was trained on them",
             file=sys.stderr,
         )
-
-
-def _token_digest(trace: Trace) -> str:
-    digest = hashlib.sha256(trace.session.encode("utf-8", "surrogatepass"))
-    digest.update(trace.text_ids[:_NUM_NAMING].tobytes())
-    return digest.hexdigest()
-
-
-def _source_of(path: Path) -> Source | None:
-    try:
-        first = next(read_text_traces(path), None)
-    except ValueError:
-        return None  # not a text trace; its own reader reports what is wrong with it
-    return None if first is None else Source(first.source_repo, first.licence)

@@ -14,13 +14,13 @@ import numpy.typing as npt
 from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN, POSITION_FEATURES
-from sglang_hvd.payoff.training_rows import TrainingRows
 from sglang_hvd.replay.core.single_cycles import (
     DraftPlan,
     VerifyOutcome,
     outcome_batch,
     single_plans,
 )
+from sglang_hvd.replay.core.training_rows import TrainingRows
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import TokenIds
 

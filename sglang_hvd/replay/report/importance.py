@@ -7,7 +7,7 @@ import numpy as np
 
 from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.payoff import FEATURE_NAMES, AcceptancePredictor
-from sglang_hvd.payoff.training_rows import TrainingRows
+from sglang_hvd.replay.core.training_rows import TrainingRows
 from sglang_hvd.replay.training.evaluate import judged_by
 from sglang_hvd.replay.training.quality import payoff_quality
 

@@ -9,7 +9,6 @@ import numpy as np
 from sglang_hvd.config import PAPER_THRESHOLD, WORTH_LEN, CacheMode, HvdConfig
 from sglang_hvd.payoff import FEATURE_NAMES, AcceptancePredictor
 from sglang_hvd.payoff.predictor import feature_settings, shipped_predictors
-from sglang_hvd.payoff.training_rows import TrainingRows
 from sglang_hvd.replay.core.model_drafter import ModelDrafter
 from sglang_hvd.replay.core.recording_walk import RecordingWalk, fingerprints_of, strides
 from sglang_hvd.replay.core.recordings import (
@@ -21,6 +20,7 @@ from sglang_hvd.replay.core.recordings import (
     tell_trained_on,
 )
 from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.training_rows import TrainingRows
 from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
 from sglang_hvd.replay.training.quality import (
     NUM_BINS,

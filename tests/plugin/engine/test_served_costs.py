@@ -137,7 +137,7 @@ def test_the_table_becomes_that_of_the_machine() -> None:
         for width in WIDTHS:
             # Steps of four and eight nodes are the usual ones.
             is_usual = width == (8 if n == 1 else 4)
-            wanted = pytest.approx(7 + 0.25 * n * width, rel=0.01 if is_usual else 0.1)
+            wanted = pytest.approx(7 + 0.25 * n * width, rel=0.01 if is_usual else 0.12)
             assert made.costs.verify_ms(n, [width])[0] == wanted
     described = costs.describe()
     assert described is not None

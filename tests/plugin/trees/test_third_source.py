@@ -21,10 +21,21 @@ from sglang_hvd.allocation import (
     StepAllocator,
     allocator,
 )
+from sglang_hvd.config import HvdConfig
 from sglang_hvd.costs import StepCosts
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.payoff import TokenClasses
 from sglang_hvd.plugin.trees.draft_trees import DraftNodes
 from sglang_hvd.plugin.trees.layout import lay_out, merge_eagle_trees
-from sglang_hvd.types import SOURCES, DraftPlans, DraftSource, SourceTable
+from sglang_hvd.replay.core.single_cycles import VerifyOutcome, outcome_batch, single_plans
+from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.types import (
+    SOURCES,
+    DraftPlans,
+    DraftSource,
+    SourceTable,
+)
+from tests.payoff.made_up import constant_survival
 from tests.plugin.trees.made_up_tries import Tree, eagle_trees_of, tries
 
 Float32 = npt.NDArray[np.float32]
@@ -164,18 +175,52 @@ def test_a_drafter_that_does_not_pay_is_explored(monkeypatch: pytest.MonkeyPatch
 
 def test_plans_name_the_third_source() -> None:
     plain = DraftPlans.plain(2)
-    sets = np.array([TABLE.bit_of("cache") | TABLE.bit_of("heads"), 0], np.uint8)
+    of_host = np.array([TABLE.bit_of("cache"), 0], np.uint8)
     named = DraftPlans(
         plain.drafts,
-        *(np.zeros(2, np.int32) for _ in range(3)),
+        *(np.array([2, 0], np.int32) for _ in range(3)),
         None,
         np.zeros(2, np.int32),
         *(np.zeros(2, np.float32) for _ in range(2)),
-        sets,
+        of_host,
+        TABLE.bit_of("heads"),
         TABLE,
     )
     assert named.sources == ["cache+heads", "plain"]
     assert named.select([0]).sources == ["cache+heads"]
+
+
+def test_the_drafter_plans_and_learns_by_source() -> None:
+    """The heads cost nearly nothing and the model drafter much, so the heads draft. What they have
+    accepted says nothing about the model drafter."""
+    config = HvdConfig(policy="allocate")
+    drafter = HybridDrafter(
+        config,
+        cache=SuffixCache.of_config(config, background=False),
+        predictor=constant_survival(0.3),
+        token_classes=TokenClasses.from_strings(["a"] * 100),
+        num_model_steps=2,
+        num_model_nodes=3,
+        verify_width=WIDTHS[-1],
+        allocator=StepAllocator(costs(0.0, 40.0), widths=WIDTHS, drafters=[MODEL, HEADS]),
+        sources=TABLE,
+    )
+    drafter.start("r", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2])
+    labels = []
+    for token in range(20, 28):
+        plans = drafter.plan(["r"])
+        [plan] = single_plans(plans)
+        labels.append(plan.source)
+        assert plan.num_model_nodes == min(HEADS.sizes[-1], HEADS.node_limits[-1])
+        assert plans.num_model_steps == HEADS.num_steps[-1]
+        outcome = VerifyOutcome([token, token + 20, 99], 2, num_model_accepted=2)
+        drafter.commit(["r"], outcome_batch([outcome]))
+    assert set(labels) <= {"heads", "cache+heads"}
+    assert "heads" in labels
+    assert sum(drafter.stats("r").num_cycles[label] for label in set(labels)) == len(labels)
+    figures = drafter.model_figures()
+    assert figures is not None
+    assert figures.num_verified == 0
 
 
 def paths_of(tree: Tree) -> list[tuple[int, ...]]:

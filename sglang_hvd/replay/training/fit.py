@@ -13,7 +13,7 @@ from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.payoff._native import NUM_BUCKETS, bucket_of
 from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
 from sglang_hvd.payoff.predictor import AcceptancePredictor, Kind
-from sglang_hvd.payoff.training_rows import Lessons
+from sglang_hvd.replay.core.training_rows import Lessons
 
 
 @dataclass(frozen=True, slots=True)

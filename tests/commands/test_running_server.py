@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from sglang_hvd.commands.running_server import costs_in_force, reload_predictor
 from sglang_hvd.costs import StepCosts
-from sglang_hvd.running_server import costs_in_force, reload_predictor
 
 INFO: dict[str, Any] = {"internal_states": [{"hvd": {}}]}
 TAKEN: dict[str, Any] = {"success": True, "message": "the predictor is p", "num_paused_requests": 0}

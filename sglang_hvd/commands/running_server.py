@@ -7,10 +7,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from sglang_hvd.config import PREDICTOR_LOAD_FORMAT
 from sglang_hvd.costs import StepCosts
-
-# The load_format of an /update_weights_from_disk that means the predictor and not the model.
-PREDICTOR_LOAD_FORMAT = "hvd_predictor"
 
 _TIMEOUT_SECONDS = 60
 

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from sglang_hvd.config import WORTH_LEN
-from sglang_hvd.payoff.training_rows import Lessons
+from sglang_hvd.replay.core.training_rows import Lessons
 from tests.payoff.made_up import random_rows
 
 

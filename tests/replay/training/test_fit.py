@@ -9,8 +9,8 @@ import torch
 from sglang_hvd.payoff import POSITION_FEATURES
 from sglang_hvd.payoff._native import NUM_BUCKETS
 from sglang_hvd.payoff.predictor import AcceptancePredictor, Kind
-from sglang_hvd.payoff.training import JudgedTokens, TrainingSettings, train
-from sglang_hvd.payoff.training_rows import Lessons, TrainingRows
+from sglang_hvd.replay.core.training_rows import Lessons, TrainingRows
+from sglang_hvd.replay.training.fit import JudgedTokens, TrainingSettings, train
 from tests.payoff.made_up import random_rows
 
 QUICK = TrainingSettings(
