@@ -216,9 +216,8 @@ class DraftBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostDrafts:
-    """The drafts that a batch verifies and the host knows, in arrays; row i belongs to request i.
-    The arrays become
-    read-only.
+    """The drafts that a batch verifies and the host knows; row i belongs to request i. The arrays
+    become read-only.
 
     token_ids: int32[num_requests, width]; the first num_nodes[i] entries of a row are valid, the
         others are 0.

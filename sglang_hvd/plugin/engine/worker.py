@@ -77,9 +77,10 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         make = partial(HvdDraftWorker, launch=launch, on_prefill=self._record_prefill)
         with _draft_workers_by(make):
             super().__init__(server_args, *args, **kwargs)
-        self._launch = launch
-        self._has_window = bool(self.target_worker.model_runner.sliding_window_size)
-        launch.check_draft_shapes(self.topk, has_window=self._has_window)
+        has_window = bool(self.target_worker.model_runner.sliding_window_size)
+        attention = replace(launch.attention, has_window=has_window or launch.attention.has_window)
+        attention.check_draft_shapes(self.topk, needs_trees=launch.config.policy == "both")
+        self._launch = replace(launch, attention=attention)
         self._ahead: StepPlan | None = None
         self._published_at = 0.0
         self._is_idle = False
@@ -113,7 +114,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             may_run_ahead=runs_ahead,
             plans_wait=uses_flashinfer() and not states.has_host_plans,
         )
-        verifies_trees = launch.may_branch(self.topk, has_window=self._has_window)
+        verifies_trees = launch.attention.may_branch(self.topk)
         allocator = build_allocator(
             launch,
             draft_worker,

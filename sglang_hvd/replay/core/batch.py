@@ -23,10 +23,9 @@ from sglang_hvd.allocation import HostTrees
 from sglang_hvd.drafter import HybridDrafter, Proposals, TreePrediction
 from sglang_hvd.payoff import ModelAcceptance, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
-from sglang_hvd.replay.core.plan_costs import PlanCosts
 from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of, right_branch
 from sglang_hvd.replay.core.single_cycles import outcome_batch, single_plans
-from sglang_hvd.replay.core.totals import CycleTotals, count_step
+from sglang_hvd.replay.core.totals import CycleTotals, PlanCosts, count_step
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import DraftPlans, TokenIds
 

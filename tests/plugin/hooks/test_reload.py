@@ -192,8 +192,7 @@ def test_graphs_of_several_widths_or_with_host_plans_are_not_recaptured(
         16,
         VerifyWidths((4, 32), base=32),
         has_width_states,
-        backends=frozenset({backend}),
-        attention=TargetAttention(),
+        attention=TargetAttention(backends=frozenset({backend})),
     )
     obj = UpdateWeightFromDiskReqInput(model_path="m", recapture_cuda_graph=True)
     answer = asyncio.run(ask_for_predictor(load, manager, obj))

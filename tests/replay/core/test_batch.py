@@ -11,10 +11,9 @@ from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
 from sglang_hvd.replay.core.batch import ORACLE, BatchReplay, DrawnTrace
-from sglang_hvd.replay.core.plan_costs import PlanCosts
 from sglang_hvd.replay.core.replayed import ReplayedCycle
 from sglang_hvd.replay.core.single_cycles import DraftPlan, VerifyOutcome
-from sglang_hvd.replay.core.totals import CycleTotals, count_cycles
+from sglang_hvd.replay.core.totals import CycleTotals, PlanCosts, count_cycles
 from sglang_hvd.suffix_cache import SuffixCache
 from tests.payoff.made_up import constant_survival
 from tests.traces.made_up import trace
