@@ -8,6 +8,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_hvd.plugin.hooks import (
+    accepted_tokens,
     context_limits,
     reload,
     responses,
@@ -17,7 +18,6 @@ from sglang_hvd.plugin.hooks import (
     weight_updates,
 )
 from sglang_hvd.plugin.startup import flags
-from sglang_hvd.plugin.trees import accepted_kv
 
 _ARGS = "sglang.srt.arg_groups.speculative_hook"
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
@@ -42,7 +42,7 @@ _AROUND: dict[str, Callable[..., Any]] = {
     f"{_ALGORITHM}.resolve_max_speculative_num_draft_tokens": server_args.resolve_widest,
     f"{_ALGORITHM}.create_worker": server_args.create_hvd_worker,
     f"{_RUNNER}.max_decode_logits_rows": server_args.count_logits_rows,
-    f"{_EAGLE}.move_accept_tokens_to_target_kvcache": accepted_kv.move_to_front,
+    f"{_EAGLE}.move_accept_tokens_to_target_kvcache": accepted_tokens.move_to_front,
     f"{_SIZES}.get_req_to_token_extra_context_len": context_limits.hold_slots_ahead,
     f"{_SCHEDULER}.get_output_streamer_class": responses.stream_hvd_figures,
     f"{_SCHEDULER}.run_batch": scheduler_events.launch_step,
