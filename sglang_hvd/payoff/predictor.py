@@ -130,7 +130,7 @@ class AcceptancePredictor:
 
     def __post_init__(self) -> None:
         self._check_tensors()
-        network = Network(self.mean, self.std, list(self.weights), list(self.biases))
+        network = Network(self.mean, self.std, self.weights, self.biases)
         object.__setattr__(self, "_network", network)
 
     def predict(self, drafts: DraftFeatures) -> Prediction:
