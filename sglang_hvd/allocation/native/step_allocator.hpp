@@ -13,7 +13,7 @@
 #include "allocate.hpp"
 #include "pace.hpp"
 #include "waits.hpp"
-#include "width_looks.hpp"
+#include "untried.hpp"
 
 namespace sglang_hvd {
 
@@ -47,7 +47,12 @@ public:
     // without some round, it runs for all requests that it gains anything for. After so many without some
     // width, a step has it.
     StepAllocator(std::vector<DraftSize> sizes, bool merges, int look_after)
-        : sizes_(std::move(sizes)), look_after_(look_after), width_looks_(look_after), allocator_(merges) {}
+        : sizes_(std::move(sizes)),
+          widths_(look_after),
+          rounds_(look_after),
+          drafters_(look_after, 1),
+          host_drafts_(look_after, 1),
+          allocator_(merges) {}
 
     std::span<const DraftSize> sizes() const { return sizes_; }
     Pace& pace() { return pace_; }
@@ -70,22 +75,22 @@ public:
         }
         count_step(num, costs);
         const bool is_off = is_model_off();
-        const bool looks_at_round = limits.num_model_only == 0 && is_due(longest_without(), is_off);
+        const bool looks_at_round = limits.num_model_only == 0 && is_due_round(is_off);
         if ((is_off || looks_at_round) && !free_.empty()) {
-            steps_without_look_ = 0;
+            rounds_.explore();
             limits.must_draft = ++num_model_looks_ % free_.size();
             if (looks_at_round) {
                 // For as many requests as draft otherwise, if any: times of as many are compared.
                 limits.drafts_are_free = !is_off;
-                limits.min_round = longest_without();
+                limits.min_round = rounds_.oldest();
                 limits.end_round = limits.min_round + 1;
             }
             limits.min_width = std::max(limits.min_width, place_of_width(costs, room_to_look(costs, limits)));
         }
         const bool is_free = limits.num_model_only == 0 && !limits.must_draft;
-        const std::size_t width_due = is_free ? width_looks_.due() : 0;
+        const std::size_t width_due = is_free ? widths_.due() : 0;
         if (width_due > 0) {
-            width_looks_.look(width_due);
+            widths_.explore(width_due);
             limits.min_width = width_due;
             limits.end_width = width_due + 1;
         }
@@ -106,14 +111,13 @@ public:
         }
         const bool looks_at_host = is_due_at_host(num_with_host) && !limits.must_draft;
         if (looks_at_host) {
-            steps_without_host_ = 0;
+            host_drafts_.run(0);
             const std::size_t i = with_draft_[++num_host_looks_ % with_draft_.size()];
             num_drafting -= out.num_model[i] > 0;
             write(out, i, 1, 0, 0, 0);
         }
-        steps_without_model_ = num_drafting > 0 ? 0 : steps_without_model_ + 1;
-        for (std::int64_t& steps : without_) ++steps;
-        if (num_drafting + limits.num_model_only > 0) without_[found.round] = 0;
+        if (num_drafting > 0) drafters_.run(0);
+        if (num_drafting + limits.num_model_only > 0) rounds_.run(found.round);
         if (limits.num_model_only > 0) {
             num_drafting += limits.num_model_only;
             for (std::size_t i = 0; i < num; ++i)
@@ -126,7 +130,7 @@ public:
         }
         // What was found for a width may fit into a narrower one.
         const std::size_t width = place_of_width(costs, used);
-        width_looks_.run(width, is_free && width_due == 0 && !looks_at_host);
+        widths_.run(width, is_free && width_due == 0 && !looks_at_host);
         const bool is_weighed = has_drafts && !ignores_wait && used > 0;
         waits_.end_step(is_weighed);
         num_weighed_ = is_weighed ? num : 0;
@@ -143,14 +147,12 @@ public:
         if (num == 0) return false;
         gather(slots, model_only, predicted);
         count_step(num, costs);
-        ++steps_without_model_;
-        for (std::int64_t& steps : without_) ++steps;
-        width_looks_.run(0, true);
+        widths_.run(0, true);
         pace_.see_step(costs.step[0], costs.step[0]);
         waits_.end_step(false);
         // is_due_at_host counts this step; the step that it asks for comes after it.
         const bool looks_at_host = is_due_at_host(0);
-        if (free_.size() < num || looks_at_host || is_model_off() || is_due(longest_without(), false)) return true;
+        if (free_.size() < num || looks_at_host || is_model_off() || is_due_round(false)) return true;
         const Allocation& found = search(num, predicted, costs, {});
         return waits_.is_worth_one(found.gained_ms, found.more_ms, costs.wait);
     }
@@ -169,9 +171,9 @@ public:
 
 private:
     void count_step(std::size_t num, const BatchCosts& costs) {
-        without_.resize(costs.rounds.size());
-        ++steps_without_look_;
-        width_looks_.begin(num, costs.widths.size());
+        rounds_.begin(costs.rounds.size());
+        drafters_.begin();
+        widths_.begin(num, costs.widths.size());
     }
 
     // The drafts of the requests that may verify any.
@@ -200,7 +202,7 @@ private:
         return allocator_.allocate({host_, model_, sizes_, predicted.max_steps}, rates, costs, limits);
     }
 
-    bool is_model_off() const { return steps_without_model_ >= look_after_; }
+    bool is_model_off() const { return drafters_.is_due(0); }
 
     static void write(const StepDrafts& out, std::size_t i, std::int32_t num_host, std::int32_t num_model,
                       std::int32_t model_size, double model_predicted) {
@@ -245,41 +247,34 @@ private:
         return end;
     }
 
-    // Whether this round should run, since it has not for long. While no drafter runs this is rarer: the
-    // round that gains most is of interest first.
-    bool is_due(std::size_t round, bool is_off) const {
-        const auto num = static_cast<std::int64_t>(without_.size());
-        return steps_without_look_ > look_after_ && without_[round] >= (is_off ? num * look_after_ : look_after_);
-    }
-
-    // Place of the round that has not run for longest.
-    std::size_t longest_without() const {
-        return static_cast<std::size_t>(std::max_element(without_.begin(), without_.end()) - without_.begin());
+    // Whether the round that has not run for longest should run. While no drafter runs this is rarer: the round
+    // that gains most is of interest first.
+    bool is_due_round(bool is_off) const {
+        return rounds_.may_explore() && rounds_.is_due(rounds_.oldest(), is_off ? rounds_.num_options() : 1);
     }
 
     // Whether the first token of some host draft should be verified, since none was for long.
     bool is_due_at_host(std::size_t num_with_host) {
         if (num_with_host > 0) {
-            steps_without_host_ = 0;
+            host_drafts_.run(0);
             return false;
         }
         with_draft_.clear();
         for (std::size_t k = 0; k < free_.size(); ++k)
             if (!host_[k].probs.empty()) with_draft_.push_back(free_[k]);
         if (with_draft_.empty()) return false;
-        return ++steps_without_host_ > look_after_;
+        host_drafts_.begin();
+        return host_drafts_.is_due(0);
     }
 
     std::vector<DraftSize> sizes_;
-    int look_after_;
-    WidthLooks width_looks_;
+    UntriedWidths widths_;
+    Untried rounds_, drafters_, host_drafts_;
     Allocator allocator_;
     Pace pace_;
     Waits waits_;
     std::size_t num_weighed_ = 0;  // requests of the last step, if its drafts were weighed against a wait
     double ms_price_ = 1;          // of that step
-    std::int64_t steps_without_model_ = 0, steps_without_host_ = 0, steps_without_look_ = 0;
-    std::vector<std::int64_t> without_;  // steps since each round has run
     std::size_t num_model_looks_ = 0, num_host_looks_ = 0;  // so requests take turns
 
     // Kept from step to step for their memory.
