@@ -19,7 +19,6 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.engine.catch_up import CatchUp
 from sglang_hvd.plugin.requests.held_requests import HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
-from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.types import DraftPlans
 
@@ -48,15 +47,8 @@ def check_run_ahead(
 class RunAhead:
     """Decides whether the next step runs ahead. Never waits for the last step."""
 
-    def __init__(
-        self,
-        held: HeldRequests,
-        launched: LaunchedSteps,
-        figures: ServedFigures,
-        catch_up: CatchUp,
-    ) -> None:
-        self._held, self._launched, self._figures = held, launched, figures
-        self._catch_up = catch_up
+    def __init__(self, held: HeldRequests, launched: LaunchedSteps, catch_up: CatchUp) -> None:
+        self._held, self._launched, self._catch_up = held, launched, catch_up
 
     def step_plan(self, batch: ScheduleBatch, *, gives_lengths: bool) -> StepPlan | None:
         """The plan of the step that SGLang is about to launch; None if that step has to be planned
@@ -86,9 +78,9 @@ class RunAhead:
         for req, h, num_cached in zip(batch.reqs, held, cached_lens, strict=True):
             # kv_committed_len lacks the last step if that is a verification, since SGLang has not
             # read its result yet. The lengths must be right: the device lays out the step by them.
+            # A request with wrong ones is indexed again in HeldRequests.of_step.
             is_behind = last.plan is not None and h.key in coming
             if num_cached != req.kv.kv_committed_len + is_behind:
-                self._figures.num_resyncs += 1
                 return None
         return StepPlan(
             held,

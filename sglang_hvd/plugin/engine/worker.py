@@ -168,7 +168,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._figures, self._held, self._launched = figures, held, launched
         self._draft_extend, self._catch_up = draft_extend, catch_up
         self._step_drafts = StepDrafts(draft_worker, states, costs=costs, clock=clock)
-        self._run_ahead = RunAhead(held, launched, figures, catch_up) if runs_ahead else None
+        self._run_ahead = RunAhead(held, launched, catch_up) if runs_ahead else None
         self._verifications = Verifications(self, costs)
         self._extended = PlanFence.of(self.device)
 

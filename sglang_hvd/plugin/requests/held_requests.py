@@ -124,7 +124,7 @@ class HeldRequests:
                 for i, (req, num_cached) in enumerate(zip(reqs, cached_lens, strict=True)):
                     if held[i].num_tokens != num_cached + 1:
                         # Output stays right with drafts from wrong tokens, but few are accepted.
-                        self._figures.num_resyncs += 1
+                        self._figures.count_resync()
                         held[i] = self._hold(req)
                         # Under overlap scheduling the Req lacks the latest tokens. They are
                         # missing from the drafter's text, and num_tokens counts them all the same.

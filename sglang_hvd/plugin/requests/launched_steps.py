@@ -34,8 +34,8 @@ class LaunchedStep:
 
     held: the request of each row, None for a row that commits nothing.
     plan: None for a prefill, which commits one token of each request.
-    is_plain: it verifies one node for each request, so that each commits exactly one token. A
-        prefill is plain if the decode step before it was.
+    is_plain: of a verification, whether it verifies one node for each request, so that each commits
+        exactly one token. Of a prefill, whether the last verification before it was plain.
     """
 
     held: Sequence[HeldRequest | None]

@@ -91,7 +91,7 @@ def test_a_step_waits_if_it_is_no_plain_decode_step(
         has_grammar=has_grammar,
         forward_mode=SimpleNamespace(is_decode=lambda: is_decode),
     )
-    rule = RunAhead(served.held, served.launched, served.figures, catch_up)
+    rule = RunAhead(served.held, served.launched, catch_up)
     plan = rule.step_plan(batch, gives_lengths=True)
     assert (plan is not None) is (is_decode and not has_grammar and not catches_up)
     assert plan is None or plan.gives_lengths
@@ -232,4 +232,5 @@ def test_lengths_that_are_not_sglangs_are_not_run_ahead_by() -> None:
     read_results([req], [3], is_prefill=True)
     req.kv.kv_committed_len += 1
     assert not served.plan_ahead([req])
+    served.plan([req], [4])  # one divergence, which counts once
     assert served.describe()["num_resyncs"] == 1

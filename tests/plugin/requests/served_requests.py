@@ -84,7 +84,7 @@ class ServedRequests:
         )
         nothing: Any = None
         self.catch_up = CatchUp(nothing, DraftExtend.NEVER, costs=nothing, clock=clock)
-        self.run_ahead = RunAhead(self.held, self.launched, self.figures, self.catch_up)
+        self.run_ahead = RunAhead(self.held, self.launched, self.catch_up)
         self.step: StepPlan | None = None
 
     def worker(self) -> HvdWorker:
