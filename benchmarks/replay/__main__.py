@@ -31,6 +31,10 @@ and for the slowest file. The last tables, one for each of --costs, compare the 
 With --wait every step waits so long for the host, except the steps of `plain` and those of
 `allocate` that run ahead. "allocate, waits" never runs ahead.
 
+With `--disturbed` there are no policies: `allocate` runs on servers that differ from the table
+(disturbed.py) and corrects it by their steps. Its speeds are over that of `allocate` with the right
+table, on a server that does not differ.
+
 With several seeds everything is served several times, each time with another draw of the model
 drafter and from other places of the texts. Rows combine all seeds. With the default of --tokens,
 each seed starts at eight places of the texts or more.
@@ -47,7 +51,7 @@ from typing import get_args
 from tqdm import tqdm
 
 from benchmarks.command import parser_of, run, write_rows
-from benchmarks.replay.disturbed import DISTURBANCES, LEARNERS
+from benchmarks.replay.disturbed import DISTURBANCES
 from benchmarks.replay.jobs import Job, run_job, set_up_process
 from benchmarks.replay.rows import (
     Row,
@@ -71,6 +75,7 @@ from sglang_hvd.payoff import SIZE_EFFECT
 from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
 from sglang_hvd.replay.core.recordings import (
     NOTHING_LEFT,
+    Recording,
     TraceTokenizer,
     find_recordings,
     mean_over_families,
@@ -91,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kind in options.kinds
     }
     recordings = find_recordings(options.traces)
+    documents = _documents(recordings, options)
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     tables = _tables(options.costs)
     if options.wait:
@@ -105,7 +111,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for batch_size in options.batch_sizes
         for drafter_name, drafter in drafters.items()
     ]
-    documents = next(r for r in recordings if "qmsum" in r.name) if options.disturbed else None
     rows: list[Row] = []
     with workers(options.processes, set_up_process, tokenizer) as pool:
         bar = tqdm(cells, unit="cell", disable=None)
@@ -125,36 +130,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     documents,
                 )
                 for recording in recordings
-                if not options.files or recording.name in options.files
             ]
+            title = f"\n{name}, batch size {batch_size}, model drafter {drafter_name}\n"
+            has_wait = costs.wait is not None
             if options.disturbed:
-                has_wait = costs.wait is not None
-                learning = disturbed_settings(
-                    options.disturbed, options.learners, has_wait=has_wait
-                )
-                of_cell = _rows(pool, jobs, learning)
-                rows += of_cell
-                print(f"\n{name}, batch size {batch_size}, model drafter {drafter_name}\n")
-                print(disturbed_table_of(of_cell), flush=True)
+                learning = disturbed_settings(options.disturbed, has_wait=has_wait)
+                rows += (of_cell := _rows(pool, jobs, learning))
+                print(f"{title}\n{disturbed_table_of(of_cell)}", flush=True)
                 write_rows(options.json, map(asdict, rows))
                 continue
             trees = {"model": [Setting("model", tree) for tree in MODEL_TREES]}
             of_model = _best(pool, jobs, trees)
-            has_wait = costs.wait is not None
             others = settings_of(of_model["model"].tree, options.thresholds, has_wait=has_wait)
             if options.policies:
                 others = {name: others[name] for name in (*options.policies, "oracle")}
             chosen = of_model | _best(pool, jobs, others)
             of_cell = beside_oracle(_rows(pool, jobs, {n: [chosen[n]] for n in chosen}))
             rows += of_cell
-            print(f"\n{name}, batch size {batch_size}, model drafter {drafter_name}\n")
-            print(table_of(of_cell), flush=True)
+            print(f"{title}\n{table_of(of_cell)}", flush=True)
             if "plain" in chosen:
                 print(f"\n{plain_table_of(of_cell)}", flush=True)
             write_rows(options.json, map(asdict, rows))  # the rows so far
     for name in tables if not options.disturbed else ():
         print(f"\n{name}\n\n{summary_of([row for row in rows if row.costs == name])}")
     return 0
+
+
+def _documents(recordings: Sequence[Recording], options: argparse.Namespace) -> Recording | None:
+    """What servers learn from before their contexts change. Raises ValueError if it is needed and
+    not named, or not there."""
+    if not any(DISTURBANCES[name].follows_documents for name in options.disturbed or ()):
+        return None
+    names = [recording.name for recording in recordings]
+    if options.documents not in names:
+        raise ValueError(
+            f"--documents: give one of the recordings, {', '.join(names)}, got {options.documents}"
+        )
+    return recordings[names.index(options.documents)]
 
 
 def _tables(paths: Sequence[Path]) -> dict[str, StepCosts]:
@@ -303,11 +315,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--disturbed",
         choices=DISTURBANCES,
         nargs="+",
-        help="instead of the policies: `allocate` on servers that differ so from the table and "
-        "learn from their steps, over `allocate` with the right table",
+        help="instead of the policies: `allocate` on servers that differ from the table in these "
+        "ways",
     )
-    parser.add_argument("--learners", choices=LEARNERS, nargs="+", default=list(LEARNERS))
-    parser.add_argument("--files", nargs="+", help="only these recordings, by name")
+    parser.add_argument(
+        "--documents",
+        metavar="NAME",
+        help="the recording that a server learns from before its contexts change",
+    )
     known = settings_of(MODEL_TREES[-1], [], has_wait=True)
     policies = [name for name in known if name != "oracle"]
     parser.add_argument(

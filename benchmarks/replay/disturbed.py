@@ -1,13 +1,12 @@
-"""Servers whose table of costs is wrong, so that `allocate` has to learn from its steps."""
+"""Servers whose table of costs is wrong, so that `allocate` has to correct it by its steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_hvd.allocation import CostFit, CostScale, DraftExtend, StepAllocator
-from sglang_hvd.costs import StepCosts
-from sglang_hvd.costs.learned import LearnedCosts
+from sglang_hvd.allocation import DraftExtend, StepAllocator
+from sglang_hvd.costs import LearnedCosts, StepCosts
 from sglang_hvd.replay.core.single_cycles import DraftPlan
 from sglang_hvd.replay.core.totals import PlanCosts
 
@@ -19,8 +18,6 @@ _NOISE = 0.05
 
 _COMPILE_MS = 100.0
 
-LEARNERS: dict[str, type] = {"new": LearnedCosts, "old": CostScale}
-
 
 def _same(costs: StepCosts) -> StepCosts:
     return costs
@@ -28,14 +25,14 @@ def _same(costs: StepCosts) -> StepCosts:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """How a server differs from the table.
+    """How a server differs from its table.
 
-    timed: the table that the server begins with.
+    timed: the table that the server starts from.
     true: the table that its steps follow.
     min_draft_ms: a draft takes at least so long, since the device waits for the host.
-    compiles: the first step of each shape waits for kernels to be compiled. That time is seen and
-        not counted.
-    follows_documents: the server has learned from the recording with the longest contexts before.
+    compiles: the first step of each shape waits for kernels to be compiled. The learner sees that
+        time, which does not count in the speed.
+    follows_documents: the server has served another recording before, with other contexts.
     """
 
     timed: Callable[[StepCosts], StepCosts] = _same
@@ -108,7 +105,6 @@ class LearnedPlanCosts(PlanCosts):
         *,
         disturbance: Disturbance,
         allocator: StepAllocator,
-        learner: str,
         runs_ahead: bool,
         seed: int,
     ) -> None:
@@ -117,9 +113,7 @@ class LearnedPlanCosts(PlanCosts):
         allocator.use_costs(timed)
         self._has_wait = costs.wait is not None
         self._allocator, self._disturbance = allocator, disturbance
-        self._learned = LEARNERS[learner](timed, runs_ahead=runs_ahead)
-        if learner == "old" and disturbance.timed is _assumed:
-            self._learned = CostFit(widths, runs_ahead=runs_ahead)
+        self._learned = LearnedCosts(timed, runs_ahead=runs_ahead)
         self._noise = np.random.default_rng(seed)
         self._compiled: set[tuple[str, int, int]] = set()
         self._num_steps = 0
@@ -139,12 +133,7 @@ class LearnedPlanCosts(PlanCosts):
         ms = super().ms(plans, num_missing, num_plain, num_context=num_context, is_ahead=is_ahead)
         self._num_steps += 1
         if self._num_steps % _TABLE_EVERY == 0 or self._num_steps in _FIRST_TABLES:
-            learned = self._learned
-            self._allocator.use_costs(
-                learned.table()
-                if isinstance(learned, LearnedCosts)
-                else learned.table(learned.coefficients())
-            )
+            self._allocator.use_costs(self._learned.table())
         return ms
 
     def catch_up_ms(self, num_requests: int, num_tokens: int) -> float:

@@ -166,7 +166,6 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
             draft_extend,
             disturbance=DISTURBANCES[setting.disturbed],
             allocator=allocator,
-            learner=setting.learner,
             runs_ahead=runs_ahead,
             seed=texts.seed,
         )
@@ -190,7 +189,7 @@ def _serve(job: Job, setting: Setting, texts: _Texts) -> CycleTotals:
         )
 
     if setting.disturbed is not None and DISTURBANCES[setting.disturbed].follows_documents:
-        assert job.documents is not None, "the longest contexts are known"
+        assert job.documents is not None, "--documents was checked"
         serve(_texts(job.documents, job.cache_mode, replace(job.model_drafter, seed=texts.seed)))
     return serve(texts)
 

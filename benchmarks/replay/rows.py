@@ -103,7 +103,7 @@ def plain_table_of(rows: Sequence[Row]) -> str:
 
 
 def disturbed_table_of(rows: Sequence[Row]) -> str:
-    """Speeds of learners over that of the right table: mean over the families, and worst file."""
+    """Speeds over that with the right table: the mean over the families, and the worst file."""
     speeds = _Speeds.of(rows)
     lines = ["| tokens/ms over the right table | mean | worst file |", "|---|---|---|"]
     for policy in speeds.by_policy:

@@ -27,8 +27,7 @@ class Setting:
     picks_nodes: only the right nodes of known cache drafts are verified.
     is_flexible: `allocate` may choose the number of steps too.
     has_branches: cache drafts may branch.
-    disturbed: how its server differs from the table (disturbed.py), which it then learns; None: it
-        has the right table.
+    disturbed: how its server differs from the table (disturbed.py); None: the table is right.
     waits: whether a step waits for the tokens of the step before it: always; never, as in plain
         serving; or only where `allocate` finds that it pays.
     """
@@ -43,7 +42,6 @@ class Setting:
     has_branches: bool = True
     waits: Literal["always", "never", "if it pays"] = "always"
     disturbed: str | None = None
-    learner: str = "new"
 
     def __str__(self) -> str:
         parts = [f"tree {self.tree[0]} x {self.tree[1]}", f"width {self.width}"]
@@ -70,10 +68,8 @@ def settings_of(
     return {**by_name, WAITING: waiting}
 
 
-def disturbed_settings(
-    names: Sequence[str], learners: Sequence[str], *, has_wait: bool = False
-) -> dict[str, list[Setting]]:
-    """`allocate` with the right table, then where it learns on servers that are disturbed so.
+def disturbed_settings(names: Sequence[str], *, has_wait: bool = False) -> dict[str, list[Setting]]:
+    """`allocate` with the right table, then on servers that differ from it in these ways.
 
     has_wait: see settings_of.
     """
@@ -81,11 +77,7 @@ def disturbed_settings(
     right = Setting("allocate", MODEL_TREES[-1], is_flexible=True, waits=waits)
     return {
         "allocate": [right],
-        **{
-            f"{name}, {learner}": [replace(right, disturbed=name, learner=learner)]
-            for name in names
-            for learner in learners
-        },
+        **{name: [replace(right, disturbed=name)] for name in names},
     }
 
 

@@ -1,4 +1,4 @@
-"""What the parts of a decode step cost on one machine with one model."""
+"""The table of what the parts of a decode step cost, on one machine with one model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,26 +13,27 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sglang_hvd.yaml_text import parse_yaml
 
 Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 class StepCosts(BaseModel):
-    """A table of times in milliseconds; between its entries lines, beyond them the last line.
+    """A table of times in milliseconds. Between its entries times are on straight lines, and beyond
+    the last entry on the last line.
 
-    about: model, machine and how the times were found, for people.
-    batch_sizes: requests, rising from 1.
-    widths: nodes that one request verifies, root included, rising from 1: a plain step.
+    about: for people; the model, the machine and how the times were found.
+    batch_sizes: numbers of requests, rising from 1.
+    widths: nodes that one request verifies, root included, rising from 1, a plain step.
     verify: a step of the target model, by batch size and width.
-    draft_round: one round of the model drafter, by the number of requests that draft.
-    draft_once: what its draft takes beside its rounds, likewise; None: nothing.
-    draft_extend: keeping the model drafter's KV cache up to date, by batch size and width.
-    context: what a step of the target takes beside `verify` for every 1,000 tokens in the KV caches
-        of its requests, all together; None: `verify` has what contexts take.
-    wait: by batch size, how long the device waits for the host between a step and one that needs
-        its tokens to be planned, where plain steps need not be; None: not at all, or every step has
-        it in `verify`.
+    draft_round: a round of the model drafter, by the number of requests that draft.
+    draft_once: what a draft of the model drafter takes in addition to its rounds, by the same
+        number; None: nothing.
+    draft_extend: the update of the model drafter's KV cache, by batch size and width.
+    context: what a step of the target model takes in addition to `verify` for every 1,000 tokens in
+        the KV caches of its requests, all together; None: `verify` includes the contexts.
+    wait: by batch size, the time that the device waits for the host before a step that is planned
+        from the tokens of the last one, where plain steps do not wait; None: no step waits, or
+        `verify` includes the wait.
 
-    More requests or more nodes never cost less; they may be waited for less.
+    More requests or more nodes never cost less, except that the wait may be shorter.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -83,8 +84,8 @@ class StepCosts(BaseModel):
     def model_copy(
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False
     ) -> "StepCosts":
-        """Checked like any other, and without what was computed of the original. deep makes no
-        difference: nothing in it can change."""
+        """Checked like any other table, without what the original has cached. deep makes no
+        difference, since nothing in a table can change."""
         return type(self).model_validate({**self.model_dump(), **(update or {})})
 
     @classmethod
@@ -118,12 +119,12 @@ class StepCosts(BaseModel):
 
     @classmethod
     def from_yaml(cls, text: str) -> "StepCosts":
-        """What to_yaml wrote. Raises ValueError, in one line, for anything else."""
+        """The table that to_yaml wrote. Raises ValueError, in one line, for anything else."""
         return cls.of(parse_yaml(text))
 
     @classmethod
     def of(cls, fields: object) -> "StepCosts":
-        """The table of these fields. Raises ValueError, in one line, if they are none."""
+        """The table of these fields. Raises ValueError, in one line, if they make no table."""
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
@@ -152,8 +153,8 @@ class StepCosts(BaseModel):
         return self._at(self._verify, batch_size, widths)
 
     def context_ms(self, num_context: int) -> float:
-        """Milliseconds that a step of the target takes beside verify_ms where its requests have so
-        many tokens in their KV caches, all together."""
+        """Milliseconds that a step of the target model takes in addition to verify_ms if its
+        requests have so many tokens in their KV caches, all together."""
         return (self.context or 0.0) * num_context / 1000
 
     def draft_extend_ms(self, batch_size: int, widths: Sequence[int]) -> Float64:
@@ -170,8 +171,8 @@ class StepCosts(BaseModel):
 
     def draft_ms(self, num_requests: Sequence[int], num_steps: int) -> Float64:
         """Milliseconds of a draft of the model drafter, by the number of requests that draft:
-        float64[len(num_requests)], 0 for none. Its first tokens come out of draft-extend, so it
-        runs a round less than it has steps."""
+        float64[len(num_requests)], 0 for none. Draft-extend yields its first tokens, so it runs a
+        round less than it has steps."""
         numbers = np.asarray(num_requests)
         times = np.asarray(self.draft_round, np.float64) * (num_steps - 1)
         if self.draft_once is not None:

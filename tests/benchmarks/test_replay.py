@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.command import run
 from benchmarks.replay.__main__ import main
+from benchmarks.replay.disturbed import DISTURBANCES
 from benchmarks.replay.rows import Row, plain_table_of, summary_of
 
 COSTS = (
@@ -126,6 +127,24 @@ def test_some_steps_need_not_wait_for_the_host(flags: list[str], tmp_path: Path)
         assert speeds["50", file, "allocate, waits"] < speeds["0", file, "allocate"]
 
 
+def test_a_server_with_a_wrong_table_learns_the_right_one(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = list(DISTURBANCES)
+    more = ("--batch-sizes", "2", "--kinds", "correlated", "--tokens", "1500")
+    rows = rows_of(
+        flags, tmp_path, *more, "--disturbed", *names, "--documents", "other", "--wait", "1"
+    )
+    table = capsys.readouterr().out.splitlines()
+    assert [row["policy"] for row in rows if row["file"] == "other"] == ["allocate", *names]
+    assert [line.split(" | ")[0] for line in table[-len(names) :]] == [f"| {n}" for n in names]
+    speeds = {(row["file"], row["policy"]): row["tokens_per_ms"] for row in rows}
+    for file in ("copying", "other"):
+        right = speeds[file, "allocate"]
+        for name in names:
+            assert speeds[file, name] > 0.9 * right, (file, name)
+
+
 def test_seeds_draw_other_drafts(flags: list[str], tmp_path: Path) -> None:
     more = ("--batch-sizes", "1", "--kinds", "independent", "--policies", "cache", "payoff")
     once, twice = (rows_of(flags, tmp_path, *more, "--seeds", seeds) for seeds in ("1", "2"))
@@ -161,6 +180,8 @@ def test_mistakes_end_in_one_line(
         assert f"argument {flag}: a whole number from 1 on, got 0" in line
     for flag in ("--wait", "--thresholds", "--size-effect", "--spread"):
         assert f"argument {flag}: at least 0, got -5" in error_of([*flags, flag, "-5"], capsys)
+    line = error_of([*flags, "--disturbed", "contexts change"], capsys)
+    assert "--documents: give one of the recordings, copying, other, got None" in line
     costs = tmp_path / "costs.yaml"
     asked = [*flags, "--policies", "plain", "allocate, waits"]
     assert '"allocate, waits" equals "allocate" with a table that has no wait' in error_of(

@@ -30,7 +30,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_between_and_beyond_its_entries_a_table_is_straight(tmp_path: Path) -> None:
+def test_between_and_beyond_the_entries_times_are_on_lines(tmp_path: Path) -> None:
     costs = StepCosts.load(written(tmp_path, TABLE))
     assert costs.verify_ms(1, [1, 2, 8, 9]).tolist() == [6, 7, 13, 14]
     assert costs.verify_ms(2, [1, 8]) == pytest.approx([7, 13 + 17 / 3])
@@ -38,7 +38,7 @@ def test_between_and_beyond_its_entries_a_table_is_straight(tmp_path: Path) -> N
     assert costs.draft_extend_ms(4, [8]).tolist() == [1.3]
 
 
-def test_beyond_its_entries_more_never_costs_less(tmp_path: Path) -> None:
+def test_beyond_the_entries_more_never_costs_less(tmp_path: Path) -> None:
     # Of these two widths the narrow one grows faster.
     costs = StepCosts.load(written(tmp_path, TABLE.replace("[9, 30]", "[12, 14]")))
     at_four, at_forty = costs.verify_ms(4, [1, 8]), costs.verify_ms(40, [1, 8])
@@ -59,7 +59,7 @@ def test_a_draft_runs_a_round_less_than_it_has_steps(tmp_path: Path) -> None:
 ONCE = "draft_once: [0.25, 0.5]\n"
 
 
-def test_a_draft_may_take_something_beside_its_rounds(tmp_path: Path) -> None:
+def test_a_draft_may_take_more_than_its_rounds(tmp_path: Path) -> None:
     costs = StepCosts.load(written(tmp_path, TABLE + ONCE))
     assert costs.draft_ms([0, 1, 4], 1).tolist() == [0, 0.25, 0.5]
     assert costs.draft_ms([0, 1, 4], 4) == pytest.approx([0, 1.75, 2.9])
@@ -68,7 +68,7 @@ def test_a_draft_may_take_something_beside_its_rounds(tmp_path: Path) -> None:
 CONTEXT = "context: 0.25\n"
 
 
-def test_contexts_take_something_beside_the_nodes(tmp_path: Path) -> None:
+def test_contexts_take_time_in_addition_to_the_nodes(tmp_path: Path) -> None:
     costs = StepCosts.load(written(tmp_path, TABLE + CONTEXT))
     assert costs.context_ms(6000) == 1.5
     assert costs.verify_ms(1, [1]).tolist() == [6]
@@ -110,7 +110,7 @@ def test_the_tables_that_ship_can_be_read(path: Path) -> None:
         (TABLE, "[" * 10_000, "cost table: not valid YAML: too deeply nested"),
     ],
 )
-def test_a_table_that_is_none_is_refused_in_one_line(
+def test_a_wrong_table_is_refused_in_one_line(
     tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     path = written(tmp_path, TABLE.replace(old, new))
@@ -125,7 +125,7 @@ def test_a_missing_table_is_refused(tmp_path: Path) -> None:
         StepCosts.load(tmp_path / "none.yaml")
 
 
-def test_a_copy_with_other_times_has_these_and_is_checked() -> None:
+def test_a_copy_has_the_new_times_and_is_checked() -> None:
     before = StepCosts.from_yaml(TABLE)
     assert before.verify_ms(1, [1])[0] == before.verify[0][0]  # computed once, of this table
     doubled = [[2 * time for time in row] for row in before.verify]
@@ -138,14 +138,14 @@ def test_a_copy_with_other_times_has_these_and_is_checked() -> None:
 @pytest.mark.parametrize(
     "about", ["one line", "two\nlines\n", 'quoted: "it\'s" # not a comment', ""]
 )
-def test_whatever_a_table_says_of_itself_is_written_so_that_it_is_read(about: str) -> None:
+def test_any_description_can_be_written_and_read_again(about: str) -> None:
     costs = StepCosts.from_yaml(TABLE).model_copy(update={"about": about})
     assert StepCosts.from_yaml(costs.to_yaml()).about == about
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.0371, 0.7243])
-def test_what_is_level_in_a_table_is_level_between_its_entries(scale: float) -> None:
-    """Or more requests would draft in less time, by a bit."""
+def test_equal_entries_have_equal_times_between_them(scale: float) -> None:
+    """Else more requests could draft in less time, by a bit."""
     once = tuple(scale * ms for ms in (1.7, 1.7, 1.7, 2.3))
     costs = StepCosts(
         about="made up",
@@ -164,7 +164,7 @@ def test_what_is_level_in_a_table_is_level_between_its_entries(scale: float) -> 
     assert len(set(costs.catch_up_ms(range(1, 65), 8).tolist())) == 1
 
 
-def test_a_wait_is_for_numbers_of_requests(tmp_path: Path) -> None:
+def test_a_wait_depends_on_the_number_of_requests(tmp_path: Path) -> None:
     path = tmp_path / "costs.yaml"
     path.write_text(
         "{about: made up, batch_sizes: [1, 5], widths: [1, 2], verify: [[5, 6], [6, 8]], "

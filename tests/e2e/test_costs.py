@@ -36,11 +36,11 @@ def test_costs_are_timed_kept_and_used_at_the_next_start(
     unreported = ("--hvd-report-cycles", "false")
     mended = start_hvd("allocate", *wide, *unreported, environment=environment)
     assert mended.hvd_state()["costs"]["about"].startswith(TIMED)
-    assert "Costs are timed anew" in mended.process.log
+    assert "Costs are timed again" in mended.process.log
     assert StepCosts.load(kept).batch_sizes[-1] == 16
 
 
 def test_without_a_profile_the_first_steps_tell(start_hvd: Callable[..., Any]) -> None:
     server = start_hvd("allocate", "--hvd-set", "cost_profile=skip")
     server.generate("1 2 3", max_new_tokens=24)
-    assert server.hvd_state()["costs"]["about"] == "learned from the steps of this server"
+    assert server.hvd_state()["costs"]["about"] == "assumed, refined by its steps"

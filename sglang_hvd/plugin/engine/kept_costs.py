@@ -1,4 +1,4 @@
-"""Tables of costs that were timed at an earlier start of the same server, on the same machine."""
+"""Keeps the table of costs that a server timed for its next start on the same machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Numbers the way in which costs are timed: tables of another way are not used.
+# The version of the profile. A table of another version is not used.
 _PROFILE = 8
 
 
@@ -42,22 +42,22 @@ def profiled_costs(
     draft_extend: DraftExtend,
     use_kept: bool,
     folder: Path | None,
-    most_requests: int,
+    max_requests: int,
     ranks: RankGroup,
 ) -> StepCosts:
-    """The table that was kept, or one that is timed now and kept. All ranks call it and get that of
-    the first.
+    """The table that was kept, or one that is timed now and kept. All ranks call this and get the
+    table of the first rank.
 
     model_tree_width: of the launch.
     use_kept: a kept table may be used.
     folder: holds the kept tables; None: none is kept. A table that cannot be read is reported and
-        timed anew, one that cannot be written is reported.
+        timed again. One that cannot be written is reported.
     """
     widths = states.widths
     tree = [states.of_draft_steps.num_steps, draft_worker.topk, model_tree_width]
     is_postponed = draft_extend is DraftExtend.WHEN_DRAFTING
     host_plans = [states.has_host_plans, envs.SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR.get()]
-    steps = [list(widths.values), widths.base, tree, is_postponed, host_plans, most_requests]
+    steps = [list(widths.values), widths.base, tree, is_postponed, host_plans, max_requests]
     key = _key(draft_worker, steps)
     path = None if folder is None else folder / f"{key}.yaml"
     kept = None
@@ -65,12 +65,12 @@ def profiled_costs(
         try:
             kept = StepCosts.load(path)
         except ValueError as error:
-            logger.warning("HVD: %s. Costs are timed anew.", error)
+            logger.warning("HVD: %s. Costs are timed again.", error)
     text = ranks.of_first(None if kept is None else kept.to_yaml())
     if text is not None:
         return StepCosts.from_yaml(text)
     profile = CostProfile(draft_worker, states, draft_extend)
-    text = ranks.of_first(profile.table(most_requests).to_yaml())
+    text = ranks.of_first(profile.table(max_requests).to_yaml())
     if ranks.is_first and path is not None:
         _keep(path, text)
     return StepCosts.from_yaml(text)
@@ -89,11 +89,11 @@ def _keep(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
     except (OSError, ValueError) as error:
-        logger.warning("HVD: the table of costs is not kept: %s", error)
+        logger.warning("HVD: cannot keep the table of costs: %s", error)
 
 
 def _key(draft_worker: HvdDraftWorker, steps: list[Any]) -> str:
-    """A digest of what changes the costs of a step from one server or machine to another."""
+    """A digest of everything that changes the costs of a step between servers or machines."""
     target, draft_runner = draft_worker.target_worker.model_runner, draft_worker.draft_runner
     graphs = target.decode_cuda_graph_runner
     settings, speculation, parallel = get_exec(), get_spec(), get_parallel()
