@@ -53,9 +53,9 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
 
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
-from sglang_hvd.plugin.engine.step_parts import check_sampling
 from sglang_hvd.plugin.engine.worker import HvdWorker
 from sglang_hvd.plugin.hooks.hook_table import HOOKS
+from sglang_hvd.plugin.startup.refusals import check_sampling
 from sglang_hvd.plugin.startup.supported import SUPPORTED_SGLANG, require_hooks
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput
 

@@ -30,7 +30,7 @@ from sglang_hvd.plugin.device.flashinfer_plans import (
 from sglang_hvd.plugin.device.host_transfer import copy_stream
 from sglang_hvd.plugin.engine.catch_up import CatchUp, draft_extend_of
 from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker, drafting
-from sglang_hvd.plugin.engine.run_ahead import RunAhead, check_run_ahead
+from sglang_hvd.plugin.engine.run_ahead import RunAhead, require_run_ahead
 from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.engine.served_predictor import ServedPredictor
 from sglang_hvd.plugin.engine.states.step_states import StepStates
@@ -39,7 +39,6 @@ from sglang_hvd.plugin.engine.step_parts import (
     build_allocator,
     build_ranks,
     build_recorder,
-    check_sampling,
     has_metrics,
 )
 from sglang_hvd.plugin.engine.verifications import Verifications
@@ -50,6 +49,7 @@ from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.plugin.requests.token_strings import token_strings
 from sglang_hvd.plugin.startup.launch import launch_of
+from sglang_hvd.plugin.startup.refusals import check_sampling
 from sglang_hvd.plugin.startup.supported import require_hooks
 from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput, num_accepted_of_model
@@ -98,19 +98,19 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         ranks, clock = build_ranks(), StepClock()
         models = target.model_config, draft_worker.draft_runner.model_config
         has_mrope = any(model.model_is_mrope for model in models)
-        # server_args holds what the user asked for; the resolved view, what SGLang made of it.
-        runs_ahead = may_run_ahead(config, resolved_view(self.server_args))
+        # A server that was asked to run ahead, and cannot, is refused below.
         draft_extend = draft_extend_of(
-            config, device=self.device, has_mrope=has_mrope, runs_ahead=runs_ahead
+            config, device=self.device, has_mrope=has_mrope, runs_ahead=config.run_ahead
         )
         num_steps = self.speculative_num_steps
         choices = draft_step_choices(num_steps) if config.policy == "allocate" else (num_steps,)
         states = StepStates.build(self, launch, choices, draft_extend, ranks)
         launch = replace(launch, widths=states.widths)
-        check_run_ahead(
+        runs_ahead = require_run_ahead(
             config,
             states.widths,
-            may_run_ahead=runs_ahead,
+            # server_args holds what the user asked for; the resolved view, what SGLang made of it.
+            may_run_ahead=may_run_ahead(config, resolved_view(self.server_args)),
             plans_wait=uses_flashinfer() and not states.has_host_plans,
         )
         verifies_trees = launch.may_branch(self.topk, has_window=self._has_window)
