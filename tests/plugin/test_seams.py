@@ -65,7 +65,7 @@ from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput
 # would replace theirs.
 OWN_HELPERS = {
     HvdWorker: {
-        *("_decode", "_step_plan", "_extend", "plan_ahead", "_record_prefill", "_publish"),
+        *("_decode", "_extend", "plan_ahead", "_record_prefill", "_publish"),
         *("describe", "use_predictor", "on_idle", "on_pause", "drop", "note_finished_at_prefill"),
     },
     HvdDraftWorker: {"extend", "_num_draft_tokens"},

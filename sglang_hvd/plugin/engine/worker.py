@@ -42,11 +42,12 @@ from sglang_hvd.plugin.engine.step_parts import (
     has_metrics,
 )
 from sglang_hvd.plugin.engine.verifications import Verifications
-from sglang_hvd.plugin.requests.held_requests import HeldRequest, HeldRequests
+from sglang_hvd.plugin.requests.held_requests import HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
 from sglang_hvd.plugin.requests.metrics import SERVER_METRICS, Metrics, PredictorMetrics
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
+from sglang_hvd.plugin.requests.step_planner import StepPlanner
 from sglang_hvd.plugin.requests.token_strings import token_strings
 from sglang_hvd.plugin.startup.launch import launch_of
 from sglang_hvd.plugin.startup.refusals import check_sampling
@@ -54,7 +55,6 @@ from sglang_hvd.plugin.startup.supported import require_hooks
 from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput, num_accepted_of_model
 from sglang_hvd.step_clock import StepClock
-from sglang_hvd.types import DraftPlans
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -166,6 +166,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._drafter, self._costs, self._clock = drafter, costs, clock
         self._figures, self._held, self._launched = figures, held, launched
         self._draft_extend, self._catch_up = draft_extend, catch_up
+        self._planner = StepPlanner(drafter, held, launched, states.widths)
         self._step_drafts = StepDrafts(draft_worker, states, costs=costs, clock=clock)
         self._run_ahead = RunAhead(held, launched, catch_up) if runs_ahead else None
         self._verifications = Verifications(self, costs)
@@ -213,11 +214,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         if plan is None:
             # Commit the tokens of the last step.
             self._launched.commit()
-            held = self._held.of_step(batch.reqs, _lengths_of(batch))
             # Propose cache drafts, predict what is accepted of both drafts, and allocate.
-            keys = [request.key for request in held]
-            drafts = self._drafter.plan(keys, next_waits=batch.has_grammar)
-            plan = self._step_plan(held, drafts)
+            plan = self._planner.plan(batch.reqs, _lengths_of(batch), next_waits=batch.has_grammar)
         elif plan.gives_lengths:
             # For this step alone: SGLang restores what the batch had.
             batch.seq_lens_cpu = torch.tensor(plan.cached_lens)
@@ -247,16 +245,6 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         with drafting(self._draft_worker), spec_stage_span("draft_extend"):
             self._extend(batch, plan, result, verify_input)
         return result
-
-    def _step_plan(self, held: list[HeldRequest], drafts: DraftPlans) -> StepPlan:
-        width = self._launch.widths.narrowest(1 + int(drafts.num_nodes.max()))
-        return StepPlan(
-            held,
-            drafts,
-            cached_lens=[request.num_tokens - 1 for request in held],
-            width=width,
-            num_plain=self._launched.num_plain_with(width),
-        )
 
     def _extend(
         self,

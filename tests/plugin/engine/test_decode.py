@@ -14,6 +14,7 @@ from sglang_hvd.allocation import DraftExtend, VerifyWidths
 from sglang_hvd.plugin.engine import worker as worker_module
 from sglang_hvd.plugin.engine.worker import HvdWorker
 from sglang_hvd.plugin.requests.step_plan import StepPlan
+from sglang_hvd.plugin.requests.step_planner import StepPlanner
 from sglang_hvd.types import DraftPlans
 
 VERIFY_INPUT: Any = SimpleNamespace(is_model_node=None, kv_loc_plan="a window")
@@ -64,16 +65,16 @@ def decode(
         calls.append("not drafting")
 
     patch.setattr(worker_module, "drafting", drafting)
-    held = SimpleNamespace(key=7, num_tokens=11)
     worker: Any = HvdWorker.__new__(HvdWorker)
     worker.device = "cpu"
-    worker._launch = SimpleNamespace(widths=VerifyWidths((1, 4), 4))
+    launched: Any = Part("launched", calls, num_plain_with=1)
+    held: Any = Part("held", calls, of_step=[SimpleNamespace(key=7, num_tokens=11)])
+    drafter: Any = Part("drafter", calls, plan=DraftPlans.plain(1))
+    worker._launched = launched
+    worker._planner = StepPlanner(drafter, held, launched, VerifyWidths((1, 4), 4))
     worker._draft_extend = draft_extend
     worker._stub_skipped_draft_extend = lambda *_: calls.append("stub_skipped_draft_extend")
     parts: dict[str, dict[str, Any]] = {
-        "launched": {"num_plain_with": 1},
-        "held": {"of_step": [held]},
-        "drafter": {"plan": DraftPlans.plain(1)},
         "catch_up": {"due_rows": list(due_rows)},
         "step_drafts": {"lay_out": VERIFY_INPUT},
         "verifications": {"run": RESULT},
