@@ -26,22 +26,27 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 
-def check_run_ahead(
+def require_run_ahead(
     config: HvdConfig, widths: VerifyWidths, *, may_run_ahead: bool, plans_wait: bool
-) -> None:
-    """Raises ValueError if the settings ask for steps that run ahead, and this server has none.
+) -> bool:
+    """Whether steps of this server run ahead. The settings alone say so: a server that cannot do as
+    they ask does not start.
 
     widths: those that were built.
     may_run_ahead: the settings allow it (startup/verify_widths.py).
     plans_wait: the attention's own plans wait for the last step, so that nothing would be gained.
+
+    Raises ValueError if the settings ask for it, and steps of this server cannot run ahead.
     """
-    can_run_ahead = may_run_ahead and widths.values[0] == 1 and not plans_wait
-    if config.run_ahead and not can_run_ahead:
+    if not config.run_ahead:
+        return False
+    if not may_run_ahead or widths.values[0] != 1 or plans_wait:
         raise ValueError(
             "--hvd-set run_ahead=true needs a verify width of 1, overlap scheduling (which is "
             "off on a CPU and with --disable-overlap-schedule) and, with FlashInfer, CUDA "
             "graphs and host_plans (docs/operation.md): drop it or change these"
         )
+    return True
 
 
 class RunAhead:

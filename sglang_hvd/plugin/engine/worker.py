@@ -30,7 +30,7 @@ from sglang_hvd.plugin.device.flashinfer_plans import (
 from sglang_hvd.plugin.device.host_transfer import copy_stream
 from sglang_hvd.plugin.engine.catch_up import CatchUp, draft_extend_of
 from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker, drafting
-from sglang_hvd.plugin.engine.run_ahead import RunAhead, check_run_ahead
+from sglang_hvd.plugin.engine.run_ahead import RunAhead, require_run_ahead
 from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.engine.served_predictor import ServedPredictor
 from sglang_hvd.plugin.engine.states.step_states import StepStates
@@ -39,22 +39,22 @@ from sglang_hvd.plugin.engine.step_parts import (
     build_allocator,
     build_ranks,
     build_recorder,
-    check_sampling,
     has_metrics,
 )
 from sglang_hvd.plugin.engine.verifications import Verifications
-from sglang_hvd.plugin.requests.held_requests import HeldRequest, HeldRequests
+from sglang_hvd.plugin.requests.held_requests import HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
 from sglang_hvd.plugin.requests.metrics import SERVER_METRICS, Metrics, PredictorMetrics
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
+from sglang_hvd.plugin.requests.step_planner import StepPlanner
 from sglang_hvd.plugin.requests.token_strings import token_strings
 from sglang_hvd.plugin.startup.launch import launch_of
+from sglang_hvd.plugin.startup.refusals import check_sampling
 from sglang_hvd.plugin.startup.supported import require_hooks
 from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput, num_accepted_of_model
 from sglang_hvd.step_clock import StepClock
-from sglang_hvd.types import DraftPlans
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -99,19 +99,19 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         ranks, clock = build_ranks(), StepClock()
         models = target.model_config, draft_worker.draft_runner.model_config
         has_mrope = any(model.model_is_mrope for model in models)
-        # server_args holds what the user asked for; the resolved view, what SGLang made of it.
-        runs_ahead = may_run_ahead(config, resolved_view(self.server_args))
+        # A server that was asked to run ahead, and cannot, is refused below.
         draft_extend = draft_extend_of(
-            config, device=self.device, has_mrope=has_mrope, runs_ahead=runs_ahead
+            config, device=self.device, has_mrope=has_mrope, runs_ahead=config.run_ahead
         )
         num_steps = self.speculative_num_steps
         choices = draft_step_choices(num_steps) if config.policy == "allocate" else (num_steps,)
         states = StepStates.build(self, launch, choices, draft_extend, ranks)
         launch = replace(launch, widths=states.widths)
-        check_run_ahead(
+        runs_ahead = require_run_ahead(
             config,
             states.widths,
-            may_run_ahead=runs_ahead,
+            # server_args holds what the user asked for; the resolved view, what SGLang made of it.
+            may_run_ahead=may_run_ahead(config, resolved_view(self.server_args)),
             plans_wait=uses_flashinfer() and not states.has_host_plans,
         )
         verifies_trees = launch.attention.may_branch(self.topk)
@@ -167,6 +167,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._drafter, self._costs, self._clock = drafter, costs, clock
         self._figures, self._held, self._launched = figures, held, launched
         self._draft_extend, self._catch_up = draft_extend, catch_up
+        self._planner = StepPlanner(drafter, held, launched, states.widths)
         self._step_drafts = StepDrafts(draft_worker, states, costs=costs, clock=clock)
         self._run_ahead = RunAhead(held, launched, catch_up) if runs_ahead else None
         self._verifications = Verifications(self, costs)
@@ -214,11 +215,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         if plan is None:
             # Commit the tokens of the last step.
             self._launched.commit()
-            held = self._held.of_step(batch.reqs, _lengths_of(batch))
             # Propose cache drafts, predict what is accepted of both drafts, and allocate.
-            keys = [request.key for request in held]
-            drafts = self._drafter.plan(keys, next_waits=batch.has_grammar)
-            plan = self._step_plan(held, drafts)
+            plan = self._planner.plan(batch.reqs, _lengths_of(batch), next_waits=batch.has_grammar)
         elif plan.gives_lengths:
             # For this step alone: SGLang restores what the batch had.
             batch.seq_lens_cpu = torch.tensor(plan.cached_lens)
@@ -248,16 +246,6 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         with drafting(self._draft_worker), spec_stage_span("draft_extend"):
             self._extend(batch, plan, result, verify_input)
         return result
-
-    def _step_plan(self, held: list[HeldRequest], drafts: DraftPlans) -> StepPlan:
-        width = self._launch.widths.narrowest(1 + int(drafts.num_nodes.max()))
-        return StepPlan(
-            held,
-            drafts,
-            cached_lens=[request.num_tokens - 1 for request in held],
-            width=width,
-            num_plain=self._launched.num_plain_with(width),
-        )
 
     def _extend(
         self,

@@ -13,7 +13,7 @@ from sglang.srt.server_args import ServerArgs
 from sglang_hvd.allocation import DraftExtend, VerifyWidths
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.engine.catch_up import CatchUp
-from sglang_hvd.plugin.engine.run_ahead import RunAhead, check_run_ahead
+from sglang_hvd.plugin.engine.run_ahead import RunAhead, require_run_ahead
 from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
 from sglang_hvd.replay.core.single_cycles import single_plans
 from tests.plugin.requests.served_requests import ServedRequests, read_results, request
@@ -58,11 +58,11 @@ def test_a_server_that_cannot_run_ahead_does_not_start(
     widths = VerifyWidths((narrowest, 8), 8)
     settings: dict[str, Any] = {"may_run_ahead": may_run_ahead, "plans_wait": plans_wait}
     if can:
-        check_run_ahead(HvdConfig(run_ahead=True), widths, **settings)
+        assert require_run_ahead(HvdConfig(run_ahead=True), widths, **settings)
     else:
         with pytest.raises(ValueError, match="--hvd-set run_ahead=true needs a verify width of 1"):
-            check_run_ahead(HvdConfig(run_ahead=True), widths, **settings)
-    check_run_ahead(HvdConfig(), widths, **settings)
+            require_run_ahead(HvdConfig(run_ahead=True), widths, **settings)
+    assert not require_run_ahead(HvdConfig(), widths, **settings)
 
 
 def in_a_run() -> tuple[ServedRequests, Req]:
