@@ -327,7 +327,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "verifies_trees": self._verifies_trees,
             "model_tree_width": self._launch.model_tree_width,
             "runs_ahead": self._run_ahead is not None,
-            "draft_extend": self._draft_extend.name.lower(),
+            "draft_extend": self._draft_extend.value,
             "num_catch_ups": self._catch_up.num_catch_ups,
             **self._states.describe(),
             **self._step_drafts.describe(),
