@@ -22,10 +22,12 @@ class DraftExtend(enum.Enum):
     """When draft-extend runs, which brings the model drafter's KV cache up to date.
 
     EVERY_STEP: after each verification, for all of its requests.
-    BEHIND_DRAFTS: as EVERY_STEP, but in a run of steps without drafts only after the first few.
+    AFTER_DRAFTS: as EVERY_STEP, but in a run of steps without drafts only after the first few.
         Requests with missing tokens catch up in the next step that has room for drafts.
     WHEN_DRAFTING: for a request when it drafts next.
     NEVER: the policy does not draft with the model drafter.
+
+    The values are those of /server_info.
 
     num_plain: consecutive steps of one node per request, which have no drafts, up to the step in
         question: 0 if that step has room for drafts, 1 for the first of a run, ...
@@ -34,10 +36,10 @@ class DraftExtend(enum.Enum):
         the step.
     """
 
-    EVERY_STEP = enum.auto()
-    BEHIND_DRAFTS = enum.auto()
-    WHEN_DRAFTING = enum.auto()
-    NEVER = enum.auto()
+    EVERY_STEP = "every_step"
+    AFTER_DRAFTS = "behind_drafts"
+    WHEN_DRAFTING = "when_drafting"
+    NEVER = "never"
 
     @classmethod
     def of(cls, config: HvdConfig, *, default: PostponeExtend) -> "DraftExtend":
@@ -46,7 +48,7 @@ class DraftExtend(enum.Enum):
             return cls.NEVER
         wanted: dict[PostponeExtend, DraftExtend] = {
             "never": cls.EVERY_STEP,
-            "plain": cls.BEHIND_DRAFTS,
+            "plain": cls.AFTER_DRAFTS,
             "always": cls.WHEN_DRAFTING,
         }
         return wanted[config.postpone_extend or default]
@@ -54,11 +56,11 @@ class DraftExtend(enum.Enum):
     @property
     def catches_up(self) -> bool:
         """Whether requests ever have to catch up."""
-        return self in (DraftExtend.BEHIND_DRAFTS, DraftExtend.WHEN_DRAFTING)
+        return self in (DraftExtend.AFTER_DRAFTS, DraftExtend.WHEN_DRAFTING)
 
     def follows(self, num_plain: int) -> bool:
         """Whether draft-extend runs after a step's verification, for all of its requests."""
-        if self is DraftExtend.BEHIND_DRAFTS:
+        if self is DraftExtend.AFTER_DRAFTS:
             return num_plain <= _FIRST_OF_RUN
         return self is DraftExtend.EVERY_STEP
 
@@ -68,7 +70,7 @@ class DraftExtend(enum.Enum):
 
         max_missing: the largest of num_missing.
         """
-        return self is DraftExtend.BEHIND_DRAFTS and max_missing >= _max_missing(num_requests)
+        return self is DraftExtend.AFTER_DRAFTS and max_missing >= _max_missing(num_requests)
 
     def catching_up(
         self, num_model_nodes: Sequence[int], num_missing: Sequence[int], num_plain: int
@@ -76,7 +78,7 @@ class DraftExtend(enum.Enum):
         """Rows of the requests that catch up before a step's verification."""
         if not self.catches_up:
             return []
-        if self is DraftExtend.BEHIND_DRAFTS:
+        if self is DraftExtend.AFTER_DRAFTS:
             if num_plain > 0 and not self.ends_run(max(num_missing), len(num_missing)):
                 return []
             return [row for row, missing in enumerate(num_missing) if missing > 0]

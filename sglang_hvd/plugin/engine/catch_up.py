@@ -72,7 +72,7 @@ class CatchUp:
         self._draft_worker = draft_worker
         self._draft_extend = draft_extend
         self._costs, self._clock = costs, clock
-        self._missing = MissingTokens(in_runs=draft_extend is DraftExtend.BEHIND_DRAFTS)
+        self._missing = MissingTokens(in_runs=draft_extend is DraftExtend.AFTER_DRAFTS)
         self._max_missing = 0  # of any request, after the last step
 
     def due_rows(self, reqs: Sequence[Req], plan: StepPlan) -> list[int]:

@@ -171,7 +171,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._step_drafts = StepDrafts(draft_worker, states, costs=costs, clock=clock)
         self._run_ahead = RunAhead(held, launched, catch_up) if runs_ahead else None
         self._verifications = Verifications(self, costs)
-        self._extended = PlanFence.of(self.device)
+        self._extend_fence = PlanFence.of(self.device)
 
     def forward_batch_generation(
         self,
@@ -260,10 +260,10 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             return
         # In a step that runs ahead, the device may not have reached the last draft-extend. Waiting
         # is free then: the device still has this step's verification to do.
-        self._extended.wait()
+        self._extend_fence.wait()
         with self._costs.time_extend(len(batch.reqs), plan.width):
             self._draft_worker.extend(batch, result, plan.width, verify_input.kv_loc_plan)
-        self._extended.record()
+        self._extend_fence.record()
 
     def plan_ahead(self, batch: ScheduleBatch, *, gives_lengths: bool) -> bool:
         """Plans the step that SGLang is about to launch if that step runs ahead. Returns whether it
@@ -328,7 +328,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "verifies_trees": self._verifies_trees,
             "model_tree_width": self._launch.model_tree_width,
             "runs_ahead": self._run_ahead is not None,
-            "draft_extend": self._draft_extend.name.lower(),
+            "draft_extend": self._draft_extend.value,
             "num_catch_ups": self._catch_up.num_catch_ups,
             **self._states.describe(),
             **self._step_drafts.describe(),

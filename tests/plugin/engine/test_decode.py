@@ -28,8 +28,8 @@ DRAFT_AND_VERIFY = [
     *("verifications.run", "launched.record_verify", "on_publish"),
 ]
 EXTEND = [
-    *("drafting", "extended.wait", "costs.time_extend", "draft_worker.extend"),
-    *("extended.record", "not drafting"),
+    *("drafting", "extend_fence.wait", "costs.time_extend", "draft_worker.extend"),
+    *("extend_fence.record", "not drafting"),
 ]
 POSTPONE = ["drafting", "stub_skipped_draft_extend", "catch_up.keep", "not drafting"]
 
@@ -80,7 +80,7 @@ def decode(
         "verifications": {"run": RESULT},
         "costs": {"time_extend": contextlib.nullcontext()},
         "states": {},
-        "extended": {},
+        "extend_fence": {},
         "draft_worker": {},
     }
     for name, results in parts.items():

@@ -170,7 +170,7 @@ def test_a_postponed_draft_extend_is_paid_for_when_a_request_drafts() -> None:
 
 def test_a_run_of_steps_without_drafts_is_paid_for_by_the_step_after_it() -> None:
     table = costs_with_extend(per_token=0.5)
-    priced = PlanCosts(table, WIDTHS, DraftExtend.BEHIND_DRAFTS)
+    priced = PlanCosts(table, WIDTHS, DraftExtend.AFTER_DRAFTS)
     plain = DraftPlan("plain", None, None)
     model = DraftPlan("model", None, None, SIZES[0], NUM_STEPS)
     assert WIDTHS[0] == 1
@@ -194,7 +194,7 @@ def test_a_run_ahead_waits_if_it_must_catch_up() -> None:
     )
     novel = [[drawn([1], fresh(401, 1))]]
     made = replay("allocate", costs=dear, runs_ahead=True)
-    made._costs = PlanCosts(dear, WIDTHS, DraftExtend.BEHIND_DRAFTS)
+    made._costs = PlanCosts(dear, WIDTHS, DraftExtend.AFTER_DRAFTS)
     totals = made.serve(novel, batch_size=1, num_tokens=128)
     # Two of 128 steps catch up, and wait.
     assert totals.num_steps == 128
