@@ -44,7 +44,7 @@ _CONTEXT_TOKENS, _LONGER = 512, 4
 _CYCLES_BEFORE = 8_000_000
 
 # A step of more nodes is not timed: the table goes on with its last slope.
-_MOST_NODES = 4096
+_MAX_NODES = 4096
 
 
 class CostProfile:
@@ -63,13 +63,13 @@ class CostProfile:
         self._long_context = max(min(_LONGER * _CONTEXT_TOKENS, longest), self._context)
         self._hidden: torch.Tensor | None = None  # one of the target's hidden states
 
-    def table(self, most_requests: int) -> StepCosts:
-        """The costs of up to so many requests, or as many as _MOST_NODES allow."""
-        most_requests = max(min(most_requests, _MOST_NODES // self._widths.values[0]), 1)
+    def table(self, max_requests: int) -> StepCosts:
+        """The costs of up to so many requests, or as many as _MAX_NODES allow."""
+        max_requests = max(min(max_requests, _MAX_NODES // self._widths.values[0]), 1)
         batch_sizes = [1]
-        while batch_sizes[-1] < most_requests:
-            batch_sizes.append(min(4 * batch_sizes[-1], most_requests))
-        if self._widths.widest > self._widths.base and most_requests > MAX_WIDE_REQUESTS:
+        while batch_sizes[-1] < max_requests:
+            batch_sizes.append(min(4 * batch_sizes[-1], max_requests))
+        if self._widths.widest > self._widths.base and max_requests > MAX_WIDE_REQUESTS:
             batch_sizes.insert(1, MAX_WIDE_REQUESTS)
         # Not inference mode: a forward could not write again what it makes once and keeps.
         with torch.no_grad():
@@ -99,7 +99,7 @@ class CostProfile:
     def _times(self, n: int) -> tuple[list[float], list[float], list[float]]:
         """Milliseconds of verifications and draft-extends by width, nan where a step is not timed,
         and of drafts by number of steps."""
-        timed = [w for w in self._widths.of_step(n) if n * w <= _MOST_NODES]
+        timed = [w for w in self._widths.of_step(n) if n * w <= _MAX_NODES]
         untimed = [math.nan] * (len(self._widths.values) - len(timed))
         verify = [self._ms(partial(self._verify, n, w, self._context)) for w in timed]
         with drafting(self._draft_worker):
@@ -114,9 +114,10 @@ class CostProfile:
         return [*few[:1], all_steps]
 
     def _ms(self, prepare: Callable[[], Callable[[], object]]) -> float:
-        """The least milliseconds that a run of what `prepare` makes takes; on a GPU the device's,
-        behind other work, as in serving: there the host has prepared the run when its turn comes,
-        but for what SGLang lets it wait for."""
+        """The minimum time of a run of what `prepare` makes, in milliseconds.
+
+        On a GPU this is the device's time, and the run follows other work, as in serving. The host
+        has then prepared it when its turn comes, except where SGLang makes the host wait."""
         times = []
         for _ in range(_NUM_RUNS + 1):
             run = prepare()

@@ -42,7 +42,7 @@ def profiled_costs(
     draft_extend: DraftExtend,
     use_kept: bool,
     folder: Path | None,
-    most_requests: int,
+    max_requests: int,
     ranks: RankGroup,
 ) -> StepCosts:
     """The table that was kept, or one that is timed now and kept. All ranks call it and get that of
@@ -57,7 +57,7 @@ def profiled_costs(
     tree = [states.of_draft_steps.num_steps, draft_worker.topk, model_tree_width]
     is_postponed = draft_extend is DraftExtend.WHEN_DRAFTING
     host_plans = [states.has_host_plans, envs.SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR.get()]
-    steps = [list(widths.values), widths.base, tree, is_postponed, host_plans, most_requests]
+    steps = [list(widths.values), widths.base, tree, is_postponed, host_plans, max_requests]
     key = _key(draft_worker, steps)
     path = None if folder is None else folder / f"{key}.yaml"
     kept = None
@@ -70,7 +70,7 @@ def profiled_costs(
     if text is not None:
         return StepCosts.from_yaml(text)
     profile = CostProfile(draft_worker, states, draft_extend)
-    text = ranks.of_first(profile.table(most_requests).to_yaml())
+    text = ranks.of_first(profile.table(max_requests).to_yaml())
     if ranks.is_first and path is not None:
         _keep(path, text)
     return StepCosts.from_yaml(text)

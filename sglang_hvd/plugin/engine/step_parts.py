@@ -58,7 +58,7 @@ def build_allocator(
             draft_extend=draft_extend,
             use_kept=launch.config.cost_profile == "kept",
             folder=costs_folder(),
-            most_requests=draft_worker.target_worker.model_runner.max_running_requests,
+            max_requests=draft_worker.target_worker.model_runner.max_running_requests,
             ranks=ranks,
         )
     topk, steps = draft_worker.topk, states.of_draft_steps.num_steps

@@ -148,7 +148,7 @@ def test_a_table_is_of_who_plans_verifications(
 ) -> None:
     # FlashInfer's own plans wait for the device, within what is timed.
     costs = StepCosts.assumed((1, 2))
-    profile = SimpleNamespace(table=lambda most_requests: costs)
+    profile = SimpleNamespace(table=lambda max_requests: costs)
     monkeypatch.setattr(kept_costs, "CostProfile", lambda *args, **kwargs: profile)
     draft_worker.topk = 1
     of_draft_steps: Any = SimpleNamespace(num_steps=(1,))
@@ -160,7 +160,7 @@ def test_a_table_is_of_who_plans_verifications(
             draft_extend=DraftExtend.EVERY_STEP,
             use_kept=True,
             folder=tmp_path,
-            most_requests=2,
+            max_requests=2,
             ranks=RankGroup(),
         )
         assert len(list(tmp_path.iterdir())) == num_tables
