@@ -29,6 +29,7 @@ from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor, TokenClasses
 from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of
+from sglang_hvd.replay.core.single_cycles import single_plans
 from sglang_hvd.replay.training.tables import markdown_table
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.suffix_cache.token_ids import padded
@@ -138,7 +139,7 @@ def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:
         # Two tokens of the model drafter's draft are accepted, if it is verified.
         verified = [
             outcome_of(plan, rest, right, 2)
-            for plan, rest, right in zip(plans, rests, rights, strict=True)
+            for plan, rest, right in zip(single_plans(plans), rests, rights, strict=True)
         ]
         token_ids, lengths = padded([outcome.token_ids for outcome in verified])
         outcomes = VerifyOutcomes(token_ids, lengths, lengths - 1, np.minimum(lengths - 1, 2))

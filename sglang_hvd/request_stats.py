@@ -1,13 +1,12 @@
 """Counts of one request's cycles, by the draft sources that the cycles verified."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sglang_hvd.types import SOURCES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestStats:
     """What a request's cycles verified and what was accepted.
 
@@ -16,12 +15,25 @@ class RequestStats:
     cycles). There can be more committed tokens than generated ones: a stop or a limit may cut off
     the last cycle, or a request may be retracted while one of its steps is still running.
 
-    num_cycles, num_accepted_drafts: by label of the verified sources (SourceTable), if not 0.
+    num_cycles, num_accepted_drafts: by label of the verified sources (SourceTable); labels whose
+        count is 0 may be missing.
     """
 
-    num_cycles: Mapping[str, int] = field(default_factory=dict)
-    num_accepted_drafts: Mapping[str, int] = field(default_factory=dict)
+    num_cycles: dict[str, int] = field(default_factory=dict)
+    num_accepted_drafts: dict[str, int] = field(default_factory=dict)
     num_target_tokens: int = 0
+
+    def add_cycle(self, source: str, num_accepted: int, num_tokens: int) -> None:
+        """One more cycle, which committed num_tokens tokens, accepted drafts included."""
+        self.num_cycles[source] = self.num_cycles.get(source, 0) + 1
+        if num_accepted:
+            num_before = self.num_accepted_drafts.get(source, 0)
+            self.num_accepted_drafts[source] = num_before + num_accepted
+        self.num_target_tokens += num_tokens - num_accepted
+
+    def add_tokens(self, num_tokens: int) -> None:
+        """Tokens committed outside the cycles."""
+        self.num_target_tokens += num_tokens
 
     def __add__(self, other: "RequestStats") -> "RequestStats":
         return RequestStats(
@@ -41,31 +53,3 @@ class RequestStats:
             },
             "num_target_tokens": self.num_target_tokens,
         }
-
-
-class RequestCounts:
-    """Counts the cycles of a request while it runs."""
-
-    __slots__ = ("_num_accepted", "_num_cycles", "_num_target_tokens")
-
-    def __init__(self) -> None:
-        self._num_cycles: dict[str, int] = {}
-        self._num_accepted: dict[str, int] = {}
-        self._num_target_tokens = 0
-
-    def add_cycle(self, source: str, num_accepted: int, num_tokens: int) -> None:
-        """One more cycle, which committed num_tokens tokens, accepted drafts included."""
-        self._num_cycles[source] = self._num_cycles.get(source, 0) + 1
-        if num_accepted:
-            self._num_accepted[source] = self._num_accepted.get(source, 0) + num_accepted
-        self._num_target_tokens += num_tokens - num_accepted
-
-    def add_tokens(self, num_tokens: int) -> None:
-        """Tokens committed outside the cycles."""
-        self._num_target_tokens += num_tokens
-
-    def stats(self) -> RequestStats:
-        """The counts so far."""
-        return RequestStats(
-            dict(self._num_cycles), dict(self._num_accepted), self._num_target_tokens
-        )

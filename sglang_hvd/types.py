@@ -1,9 +1,8 @@
 """The values that the core and the serving plugin hand to each other."""
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -58,70 +57,6 @@ class SourceTable:
 SOURCES = SourceTable(DraftSource("cache", is_on_host=True), DraftSource("model", is_on_host=False))
 
 
-class CacheDraft(NamedTuple):
-    """A continuation that the suffix cache proposes for one request. (A named tuple, as DraftPlan.)
-
-    token_ids: int32[num_tokens], read-only, never empty.
-    match_len: number of tokens before the draft that matched an earlier place.
-    score: sum of each token's estimated probability (SuffixDecoding's score), over the chain that
-        the cache proposed. The draft may be the first tokens of that chain.
-    source: the text of the match: the request's own prompt and output, or finished requests.
-    parents: int32[num_tokens], read-only; index of the token before each, -1 for a token that
-        follows the context itself. Parents stand before their children. None for a chain, in which
-        each token follows the one before.
-    """
-
-    token_ids: TokenIds
-    match_len: int
-    score: float
-    source: Literal["request", "shared"]
-    parents: npt.NDArray[np.int32] | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
-
-
-class DraftPlan(NamedTuple):
-    """One row of DraftPlans. (A named tuple takes a third of the time of a frozen dataclass.)
-
-    source: label of the sources whose drafts the request verifies.
-    cache_draft: the draft of the host's sources to verify; None without one.
-    predicted_len: predicted accepted length of the request's cache draft in tokens, bonus token not
-        counted; None if nothing was predicted (no cache draft, or a policy without predictor).
-    num_model_nodes, num_model_steps: size of the model drafter's draft to verify, root not counted,
-        and the steps it comes from; 0 if it is not verified.
-    """
-
-    source: str
-    cache_draft: CacheDraft | None
-    predicted_len: float | None
-    num_model_nodes: int = 0
-    num_model_steps: int = 0
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes to verify, root not counted, if the drafts share none."""
-        num_cache = 0 if self.cache_draft is None else self.cache_draft.num_tokens
-        return num_cache + self.num_model_nodes
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VerifyOutcome:
-    """One row of VerifyOutcomes.
-
-    token_ids: the tokens committed in this cycle, the bonus token included.
-    num_accepted_drafts: how many of them are accepted draft tokens: all of them if the request
-        ended inside its draft, else all but the bonus token.
-    num_model_accepted: tokens of the model drafter's draft that were right, if it was verified
-        together with another draft and this is known; else None.
-    """
-
-    token_ids: TokenIds | Sequence[int]
-    num_accepted_drafts: int
-    num_model_accepted: int | None = None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifyOutcomes:
     """The result of verifying the drafts of a batch; row i belongs to request i.
@@ -169,21 +104,6 @@ class VerifyOutcomes:
             self.num_model_accepted[places],
         )
 
-    @classmethod
-    def of(cls, outcomes: Sequence[VerifyOutcome]) -> "VerifyOutcomes":
-        """The outcomes of single requests as a batch."""
-        lengths = np.array([len(outcome.token_ids) for outcome in outcomes], np.int32)
-        token_ids = np.zeros((len(outcomes), int(lengths.max(initial=0))), np.int32)
-        for row, outcome in zip(token_ids, outcomes, strict=True):
-            row[: len(outcome.token_ids)] = outcome.token_ids
-        of_model = [outcome.num_model_accepted for outcome in outcomes]
-        return cls(
-            token_ids,
-            lengths,
-            np.array([outcome.num_accepted_drafts for outcome in outcomes], np.int32),
-            np.array([-1 if num is None else num for num in of_model], np.int32),
-        )
-
 
 class MatchOrigin(enum.IntEnum):
     """The text that holds the longest match of a draft; the number is in the column "origin"."""
@@ -203,11 +123,10 @@ MATCH_COLUMNS = (
     "num_occurrences",  # occurrences of the context that were found
     "num_agreeing",  # those among them that the first draft token follows
     "agreement",  # their share of the votes
-    "mean_agreement",  # the same share at every node, mean over the draft
+    "mean_agreement",  # mean of that share over the nodes of the draft
 )
 
 SCORE = MATCH_COLUMNS.index("score")
-_MATCH_LEN, _NUM_TOKENS, _ORIGIN = map(MATCH_COLUMNS.index, ("match_len", "num_tokens", "origin"))
 
 # The number of first tokens of a chain that DraftBatch.evidence is about.
 EVIDENCE_DEPTH = 4
@@ -216,24 +135,25 @@ EVIDENCE = (
     *(
         f"{name}_{depth}"
         for name in (
-            # in the request's own text, of the latest two places in the index's bucket of the two
-            # tokens before: the places at which these two tokens stand and are followed by
-            # something, and those among them that are followed by this token
+            # The index has a bucket for the two tokens before this one. num_seen counts, of the
+            # latest two places in this bucket, those at which these two tokens really stand and
+            # are followed by a token. num_followed counts those followed by this token. Only the
+            # request's own text counts.
             "num_seen",
             "num_followed",
-            # tokens since the latest place of this token; 65536 if none is among the latest four
-            # in its bucket
+            # Tokens since the text last had this token; 65536 if the token is not at any of the
+            # latest four places in its bucket.
             "age",
-            # of the votes at the place of this token: the other tokens that have votes, and the
-            # estimated probability that the likeliest of them follows if all before it is right; 0
-            # for the paper's draft
+            # num_others: how many other tokens have votes at this token's place. other: estimated
+            # probability that the likeliest of them follows if all tokens before it are right.
+            # Both are 0 for the paper's draft.
             "num_others",
             "other",
         )
         for depth in range(1, EVIDENCE_DEPTH + 1)
     ),
-    # shares of the 32 tokens before the draft that also stand before its source, at the same
-    # distance and at any distance; 0 for the paper's draft
+    # Shares of the 32 tokens before the draft that also stand before its source: at the same
+    # distance, and at any distance. Both are 0 for the paper's draft.
     "aligned",
     "in_common",
 )
@@ -251,7 +171,7 @@ class DraftBatch:
     depths: int32, same shape: 1 for the tokens that may come next.
     probs: float32, same shape: estimated probability that the node is accepted.
     num_nodes: int32[max_requests], 0 if nothing matches.
-    matches: float32[max_requests, len(MATCH_COLUMNS)], the match that the draft was found by.
+    matches: float32[max_requests, len(MATCH_COLUMNS)], the match that gave the draft.
     evidence: float32[max_requests, len(EVIDENCE)], further evidence about chains, if it was asked
         for; 0 if there is none.
     """
@@ -285,7 +205,7 @@ class DraftBatch:
         num_rows, longest = len(num_tokens), int(num_tokens.max(initial=0))
         parents = np.empty((num_rows, longest), np.int32)
         parents[:] = np.arange(-1, longest - 1)
-        return HostDrafts.read_only(
+        return HostDrafts(
             token_ids=self.token_ids[:num_rows, :longest] * (parents < num_tokens[:, None] - 1),
             parents=parents,
             num_nodes=num_tokens.copy(),
@@ -296,14 +216,12 @@ class DraftBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostDrafts:
-    """The drafts that a batch verifies and the host knows, in arrays; row i belongs to request i.
-
-    Iteration makes a CacheDraft for each request that has a draft, and yields None for the others.
-    All arrays are read-only.
+    """The drafts that a batch verifies and the host knows; row i belongs to request i. The arrays
+    become read-only.
 
     token_ids: int32[num_requests, width]; the first num_nodes[i] entries of a row are valid, the
         others are 0.
-    parents: int32, same shape; as in CacheDraft, but of chains too.
+    parents: int32, same shape; as in DraftBatch.
     num_nodes: int32[num_requests], 0 for no draft.
     are_trees: bool[num_requests]; the others are chains.
     matches: float32[num_requests, len(MATCH_COLUMNS)], of the chains that the cache proposed.
@@ -315,43 +233,16 @@ class HostDrafts:
     are_trees: npt.NDArray[np.bool_]
     matches: npt.NDArray[np.float32]
 
-    @classmethod
-    def read_only(
-        cls,
-        token_ids: TokenIds,
-        parents: npt.NDArray[np.int32],
-        num_nodes: npt.NDArray[np.int32],
-        are_trees: npt.NDArray[np.bool_],
-        matches: npt.NDArray[np.float32],
-    ) -> "HostDrafts":
-        """Drafts whose arrays are made read-only."""
-        arrays = token_ids, parents, num_nodes, are_trees, matches
-        for array in arrays:
-            array.flags.writeable = False
-        return cls(*arrays)
+    def __post_init__(self) -> None:
+        for name in _OF_DRAFTS:
+            getattr(self, name).flags.writeable = False
 
     def __len__(self) -> int:
         return len(self.num_nodes)
 
-    def __iter__(self) -> Iterator[CacheDraft | None]:
-        for tokens, parents, length, is_tree, (match_len, score, origin) in zip(
-            self.token_ids,
-            self.parents,
-            self.num_nodes.tolist(),
-            self.are_trees.tolist(),
-            self.matches[:, [_MATCH_LEN, SCORE, _ORIGIN]].tolist(),
-            strict=True,
-        ):
-            source: Literal["request", "shared"] = (
-                "shared" if origin == MatchOrigin.SHARED else "request"
-            )
-            before = parents[:length] if is_tree else None
-            draft = CacheDraft(tokens[:length], int(match_len), score, source, before)
-            yield draft if length else None
-
     def select(self, places: Places) -> "HostDrafts":
         """The drafts of some of the requests."""
-        return HostDrafts.read_only(*(getattr(self, name)[places] for name in _OF_DRAFTS))
+        return HostDrafts(*(getattr(self, name)[places] for name in _OF_DRAFTS))
 
     @classmethod
     def concatenate(cls, parts: Sequence["HostDrafts"]) -> "HostDrafts":
@@ -365,17 +256,15 @@ class HostDrafts:
             )
             for part in parts
         ]
-        return cls.read_only(
-            *(np.concatenate([getattr(part, name) for part in wide]) for name in _OF_DRAFTS)
-        )
+        return cls(*(np.concatenate([getattr(part, name) for part in wide]) for name in _OF_DRAFTS))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftPlans:
     """What a batch verifies in its next cycles, in arrays; row i belongs to request i.
 
-    The drafter keeps this value until the cycles are committed, to compare what was predicted of
-    the drafts with what was accepted. Iteration makes a DraftPlan for each request.
+    The drafter keeps this value until the cycles are committed, to compare the predicted with the
+    accepted length of each draft.
 
     drafts: the drafts to verify that the host knows.
     num_model_nodes: int32[num_requests], nodes of the model drafter's draft, 0 if it is not
@@ -388,10 +277,10 @@ class DraftPlans:
     chain_lens: int32[num_requests], leading chain tokens about which this cycle gives evidence:
         those verified, or 1 if only a branch was verified, since the first committed token shows
         whether the chain's first was right.
-    chain_predicted: float32[num_requests], predicted accepted tokens of these. Not a number: the
-        prediction for the whole chain counts, which the calibration has.
+    chain_predicted: float32[num_requests], predicted accepted tokens of these. NaN stands for the
+        prediction for the whole chain, which the calibration keeps.
     model_predicted: float32[num_requests], predicted accepted tokens of the model drafter's draft.
-        Not a number: the prediction for the full size counts, which its predictor has.
+        NaN stands for the prediction for the full size, which its predictor keeps.
     host_sources: uint8[num_requests], the set of the host's sources whose drafts are verified, as a
         number of `table`.
     drafter: the set of the one source on the device that drafts in this step; 0 if none does.
@@ -425,17 +314,6 @@ class DraftPlans:
         return int(self.model_steps.max(initial=0))
 
     @property
-    def predicted_lens(self) -> list[float | None]:
-        """Predicted accepted lengths as in DraftPlan: list[num_requests]."""
-        if self.predicted is None:
-            return [None] * len(self)
-        were_proposed = (self.drafts.matches[:, _NUM_TOKENS] > 0).tolist()
-        return [
-            length if was_proposed else None
-            for length, was_proposed in zip(self.predicted.tolist(), were_proposed, strict=True)
-        ]
-
-    @property
     def sources(self) -> list[str]:
         """Label of the sources whose drafts each request verifies: list[num_requests]."""
         labels, drafter = self.table.labels, self.drafter
@@ -448,23 +326,12 @@ class DraftPlans:
 
     @property
     def num_nodes(self) -> npt.NDArray[np.int32]:
-        """Nodes to verify as in DraftPlan: int32[num_requests]."""
+        """Nodes to verify, root not counted, if the drafts share none: int32[num_requests]."""
         nodes: npt.NDArray[np.int32] = self.drafts.num_nodes + self.num_model_nodes
         return nodes
 
     def __len__(self) -> int:
         return len(self.num_model_nodes)
-
-    def __iter__(self) -> Iterator[DraftPlan]:
-        for source, draft, predicted_len, num_nodes, num_steps in zip(
-            self.sources,
-            self.drafts,
-            self.predicted_lens,
-            self.num_model_nodes.tolist(),
-            self.model_steps.tolist(),
-            strict=True,
-        ):
-            yield DraftPlan(source, draft, predicted_len, num_nodes, num_steps if num_nodes else 0)
 
     def select(self, places: Places) -> "DraftPlans":
         """The plans of some of the requests."""
@@ -477,8 +344,8 @@ class DraftPlans:
 
     @classmethod
     def concatenate(cls, parts: Sequence["DraftPlans"]) -> "DraftPlans":
-        """The plans of one batch or more, one after the other. Only one drafter may have drafted in
-        all of them."""
+        """The plans of one batch or more, one after the other. At most one drafter may have drafted
+        in them."""
         [drafter] = {part.drafter for part in parts if part.num_model_nodes.any()} or {0}
         predicted = [part.predicted for part in parts if part.predicted is not None]
         arrays = {name: np.concatenate([getattr(p, name) for p in parts]) for name in _OF_PLANS}

@@ -28,11 +28,9 @@ CORE = {
     "allocation",
     "drafter",
 }
-# What the rooms of the plugin may import besides each other.
-OUTSIDE_PLUGIN = CORE | {"traces"}
 MAY_IMPORT = {
     "types": set(),
-    "config": {"types", "yaml_text"},
+    "config": {"yaml_text"},
     "whole_file": set(),
     "yaml_text": set(),
     "user_cache": set(),
@@ -42,24 +40,31 @@ MAY_IMPORT = {
     "payoff": {"types", "config", "whole_file"},
     "costs": {"yaml_text"},
     "allocation": {"types", "config", "costs"},
-    "drafter": CORE - {"drafter"},
+    "drafter": {
+        *("types", "config", "step_clock", "request_stats"),
+        *("suffix_cache", "payoff", "allocation"),
+    },
     "traces": {"types"},
     "replay/core": CORE | {"traces"},
-    "replay/training": CORE | {"traces", "replay/core"},
-    "replay/report": CORE | {"traces", "replay/core", "replay/training"},
+    "replay/training": {"config", "payoff", "whole_file", "replay/core"},
+    "replay/report": {"types", "config", "payoff", "traces", "replay/core", "replay/training"},
     "plugin": set(),
-    "plugin/device": {"types", "allocation"},
-    "plugin/startup": OUTSIDE_PLUGIN,
-    "plugin/trees": OUTSIDE_PLUGIN,
-    "plugin/requests": OUTSIDE_PLUGIN | {"plugin/device"},
-    "plugin/engine": OUTSIDE_PLUGIN
-    | {"plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"},
-    "plugin/hooks": OUTSIDE_PLUGIN
-    | {"plugin/engine", "plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"},
+    "plugin/device": {"allocation"},
+    "plugin/startup": {"config", "yaml_text", "allocation"},
+    "plugin/trees": set(),
+    "plugin/requests": {
+        *("types", "config", "step_clock", "request_stats", "payoff", "drafter", "traces"),
+        "plugin/device",
+    },
+    "plugin/engine": CORE | {"plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"},
+    "plugin/hooks": {
+        *("config", "payoff", "costs", "traces"),
+        *("plugin/engine", "plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"),
+    },
     "plugin/entry": {"plugin/hooks", "plugin/startup"},
     "demo": CORE | {"traces", "replay"},
     "commands": CORE | {"traces", "replay", "demo"},
-    "cli": {"commands", "demo"},
+    "cli": {"commands"},
 }
 
 # Where a framework may be imported: a folder, or one file.

@@ -5,18 +5,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sglang_hvd.replay.core.single_cycles import (
+    CacheDraft,
+    VerifyOutcome,
+    outcome_batch,
+    single_drafts,
+    single_plans,
+)
 from sglang_hvd.suffix_cache import _native
 from sglang_hvd.types import (
     EVIDENCE,
     EVIDENCE_DEPTH,
     MATCH_COLUMNS,
     SOURCES,
-    CacheDraft,
     DraftBatch,
     DraftPlans,
     HostDrafts,
     MatchOrigin,
-    VerifyOutcome,
     VerifyOutcomes,
 )
 
@@ -57,7 +62,7 @@ def chains(*token_ids: list[int], cut: int = 64) -> HostDrafts:
 
 def test_the_first_tokens_of_chains_are_drafts_of_their_own() -> None:
     drafts = chains([3, 4, 5], [], [6], cut=2)
-    first, nothing, last = drafts
+    first, nothing, last = single_drafts(drafts)
     assert nothing is None
     assert first is not None
     assert last is not None
@@ -76,9 +81,13 @@ def test_the_first_tokens_of_chains_are_drafts_of_their_own() -> None:
 def test_drafts_of_several_batches_are_put_together_and_taken_apart() -> None:
     long, short = chains([3, 4, 5], [6]), chains([7])
     both = HostDrafts.concatenate([long, short])
-    assert [draft.token_ids.tolist() for draft in both if draft] == [[3, 4, 5], [6], [7]]
+    assert [draft.token_ids.tolist() for draft in single_drafts(both) if draft] == [
+        [3, 4, 5],
+        [6],
+        [7],
+    ]
     some = both.select([2, 0])
-    assert [draft.token_ids.tolist() for draft in some if draft] == [[7], [3, 4, 5]]
+    assert [draft.token_ids.tolist() for draft in single_drafts(some) if draft] == [[7], [3, 4, 5]]
 
 
 def test_plans_of_a_batch_are_plans_of_its_requests() -> None:
@@ -94,17 +103,11 @@ def test_plans_of_a_batch_are_plans_of_its_requests() -> None:
         host_sources=np.array([1, 0, 1, 0], np.uint8),
         drafter=SOURCES.bit_of("model"),
     )
-    both, model, cache, plain = plans
-    assert [plan.source for plan in plans] == plans.sources
-    assert plans.sources == [
-        "both",
-        "model",
-        "cache",
-        "plain",
-    ]
-    assert [plan.num_nodes for plan in plans] == plans.num_nodes.tolist() == [9, 3, 1, 0]
-    assert [plan.predicted_len for plan in plans] == [1.5, None, 0.5, None]
-    assert [plan.num_model_steps for plan in plans] == [4, 4, 0, 0]
+    both, model, cache, plain = rows = single_plans(plans)
+    assert [plan.source for plan in rows] == plans.sources == ["both", "model", "cache", "plain"]
+    assert [plan.num_nodes for plan in rows] == plans.num_nodes.tolist() == [9, 3, 1, 0]
+    assert [plan.predicted_len for plan in rows] == [1.5, None, 0.5, None]
+    assert [plan.num_model_steps for plan in rows] == [4, 4, 0, 0]
     assert both.cache_draft is not None
     assert both.cache_draft.token_ids.tolist() == [3, 4]
     assert model.cache_draft is plain.cache_draft is None
@@ -113,7 +116,9 @@ def test_plans_of_a_batch_are_plans_of_its_requests() -> None:
     assert plans.num_model_steps == 4
     parts = [plans.select([0, 3]), plans.select([2])]
     assert DraftPlans.concatenate(parts).sources == ["both", "plain", "cache"]
-    assert [plan.predicted_len for plan in replace(plans, predicted=None)] == [None] * 4
+    assert [plan.predicted_len for plan in single_plans(replace(plans, predicted=None))] == [
+        None
+    ] * 4
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,7 @@ def test_plans_of_a_batch_are_plans_of_its_requests() -> None:
 def test_a_cycle_commits_accepted_drafts_and_at_most_one_target_token(
     token_ids: list[int], num_accepted: int
 ) -> None:
-    outcomes = VerifyOutcomes.of(
+    outcomes = outcome_batch(
         [VerifyOutcome(token_ids, num_accepted), VerifyOutcome([7, 8, 9, 6], 3, 2)]
     )
     assert outcomes.token_ids[0].tolist() == [*token_ids, *[0] * (4 - len(token_ids))]
@@ -139,7 +144,7 @@ def test_an_outcome_whose_counts_disagree_is_refused(
 ) -> None:
     message = rf"\[{len(token_ids)}\] tokens with \[{num_accepted}\] accepted"
     with pytest.raises(ValueError, match=message):
-        VerifyOutcomes.of([VerifyOutcome(token_ids, num_accepted)])
+        outcome_batch([VerifyOutcome(token_ids, num_accepted)])
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,18 @@ from sglang_hvd.commands.arguments import add_json, add_texts, count
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import ChainPrediction, HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
-from sglang_hvd.replay.core.recordings import NOTHING_LEFT, find_recordings, session_fingerprints
+from sglang_hvd.replay.core.recordings import (
+    NOTHING_LEFT,
+    TraceTokenizer,
+    find_recordings,
+    session_fingerprints,
+)
 from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of, right_branch
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.single_cycles import outcome_batch, single_plans
 from sglang_hvd.replay.training.tables import markdown_table
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.types import DraftBatch, TokenIds, VerifyOutcomes
+from sglang_hvd.types import DraftBatch, TokenIds
 
 SIZES = (3, 7, 15, 31)
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
@@ -124,7 +129,7 @@ class _Walk:
                 proposals = drafter.propose([trace])
                 chain = proposals.drafts.token_ids[0, : proposals.drafts.num_nodes[0]].copy()
                 right = num_agreeing(chain, rest)
-                [plan] = drafter.choose([trace], proposals)
+                [plan] = single_plans(drafter.choose([trace], proposals))
                 outcome = outcome_of(plan, rest, right, _MODEL_ACCEPTED)
                 if len(chain):
                     assert isinstance(proposals.predicted, ChainPrediction)
@@ -136,7 +141,7 @@ class _Walk:
                     self._trees.join(proposals.drafts, survival, self._votes)
                     yield self._accepted(rest, right), self._shares(chain, rest, right)
                     num += 1
-                drafter.commit([trace], VerifyOutcomes.of([outcome]))
+                drafter.commit([trace], outcome_batch([outcome]))
                 position += len(outcome.token_ids)
             drafter.finish(trace, output_ids=None, keep=True)
 

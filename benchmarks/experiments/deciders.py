@@ -17,8 +17,7 @@ from benchmarks.experiments.options import replay_options
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff.predictor import shipped_predictors
-from sglang_hvd.replay.core.recordings import MEAN, find_recordings
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.recordings import MEAN, TraceTokenizer, find_recordings
 from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
 from sglang_hvd.replay.training.evaluate import judge, nothing_to_judge, trained_sessions
 from sglang_hvd.replay.training.tables import markdown_table

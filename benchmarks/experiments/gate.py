@@ -17,8 +17,12 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
 from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, ModelDrafter
-from sglang_hvd.replay.core.recordings import NOTHING_LEFT, find_recordings, mean_over_families
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.recordings import (
+    NOTHING_LEFT,
+    TraceTokenizer,
+    find_recordings,
+    mean_over_families,
+)
 from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
 from sglang_hvd.replay.training.tables import markdown_table
 

@@ -28,8 +28,7 @@ from sglang_hvd.payoff import (
 )
 from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.replay.core.recording_walk import RecordingWalk, fingerprints_of
-from sglang_hvd.replay.core.recordings import find_recordings
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.recordings import TraceTokenizer, find_recordings
 from sglang_hvd.replay.core.training_rows import Lessons, TrainingRows
 from sglang_hvd.replay.core.walk import walk_recordings
 from sglang_hvd.replay.report.importance import FEATURE_GROUPS

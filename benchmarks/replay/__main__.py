@@ -76,10 +76,10 @@ from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDr
 from sglang_hvd.replay.core.recordings import (
     NOTHING_LEFT,
     Recording,
+    TraceTokenizer,
     find_recordings,
     mean_over_families,
 )
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.core.workers import workers
 
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from sglang_hvd.allocation import DraftExtend, StepAllocator
 from sglang_hvd.costs import LearnedCosts, StepCosts
-from sglang_hvd.replay.core.plan_costs import PlanCosts
-from sglang_hvd.types import DraftPlan
+from sglang_hvd.replay.core.single_cycles import DraftPlan
+from sglang_hvd.replay.core.totals import PlanCosts
 
 # As a server does.
 _FIRST_TABLES, _TABLE_EVERY = (2, 4, 8, 16, 32), 64

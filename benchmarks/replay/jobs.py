@@ -18,10 +18,8 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
 from sglang_hvd.replay.core.batch import ORACLE, BatchReplay, DrawnTrace
 from sglang_hvd.replay.core.model_drafter import ModelDrafter, copied_tokens
-from sglang_hvd.replay.core.plan_costs import PlanCosts
-from sglang_hvd.replay.core.recordings import Recording, session_fingerprints
-from sglang_hvd.replay.core.totals import CycleTotals
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.recordings import Recording, TraceTokenizer, session_fingerprints
+from sglang_hvd.replay.core.totals import CycleTotals, PlanCosts
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
 

@@ -15,8 +15,7 @@ from benchmarks.suffix_cache import peer, replay, timings
 from benchmarks.suffix_cache.contestants import Arctic, Contestant, Ngram, Ours
 from benchmarks.suffix_cache.rows import Row, higher_is_better, lower_is_better, table
 from sglang_hvd.commands.arguments import add_json
-from sglang_hvd.replay.core.recordings import find_recordings, mean_over_families
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.recordings import TraceTokenizer, find_recordings, mean_over_families
 
 _BESIDE_NGRAM = ", compared with SGLang's NGRAM"
 SHAPES = {"chain": 0, "tree32": 32, "tree64": 64}

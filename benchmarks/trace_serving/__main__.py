@@ -51,8 +51,7 @@ from sglang_hvd.demo.server import (
 )
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
 from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, STRENGTHS, ModelDrafter
-from sglang_hvd.replay.core.recordings import find_recordings, session_fingerprints
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.recordings import TraceTokenizer, find_recordings, session_fingerprints
 from sglang_hvd.traces.trace import Trace
 
 # Modes without a model drafter.

@@ -1,8 +1,6 @@
 """Which draft each request verifies, and how much of it."""
 
 from sglang_hvd.allocation.allocator import Allocation, PredictedDrafts, StepAllocator
-from sglang_hvd.allocation.cost_fit import CostFit, costs_of
-from sglang_hvd.allocation.cost_scale import CostScale
 from sglang_hvd.allocation.draft_extend import MAX_POSTPONED_TOKENS, DraftExtend
 from sglang_hvd.allocation.host_trees import HostTrees, TakenDrafts
 from sglang_hvd.allocation.model_drafts import (
@@ -22,8 +20,6 @@ __all__ = [
     "MAX_POSTPONED_TOKENS",
     "MAX_WIDE_REQUESTS",
     "Allocation",
-    "CostFit",
-    "CostScale",
     "DraftExtend",
     "DrafterChoices",
     "HostTrees",
@@ -31,7 +27,6 @@ __all__ = [
     "StepAllocator",
     "TakenDrafts",
     "VerifyWidths",
-    "costs_of",
     "draft_step_choices",
     "max_tree_nodes",
     "model_tree_sizes",

@@ -38,8 +38,8 @@ class PredictedDrafts:
     num_nodes: int32[num_requests], 0 without such a draft.
     model_probs: float32[num_requests, num_sizes, num_steps], probability that at least 1, 2, ...
         tokens of a drafter's draft are accepted, by its size; the sizes of all drafters, in order.
-    model_probs_if_right: same shape; the same in the cycles in which the host's draft is right up
-        to there.
+    model_probs_if_right: same shape; the same probability if the host's draft is right up to that
+        token.
     """
 
     probs: Float32
@@ -56,7 +56,7 @@ class Allocation:
     num_host: int32[num_requests], first nodes of each host draft to verify.
     num_model: int32[num_requests], nodes of the drafter's draft to verify.
     model_size: int32[num_requests], the size that was chosen for it, 0 for none; num_model is
-        smaller if so few steps do not give so many nodes.
+        smaller if the chosen steps give fewer nodes.
     model_predicted: float32[num_requests], predicted accepted tokens of these; 0 for requests of
         model_only.
     drafter: place of the drafter that drafts, if any request drafts.
@@ -206,9 +206,9 @@ class StepAllocator:
         *,
         num_context: int = 0,
     ) -> bool:
-        """Accounts for a step that was launched without drafts before its prediction was known, as
-        allocate does for one that it chooses. Returns whether drafts would have been better, or are
-        to be explored, so that the next step should be allocated for.
+        """Replaces allocate for a step that was launched without drafts, before its prediction was
+        known. Returns whether drafts would have been better, or are to be explored. If so, the next
+        step should be allocated.
         """
         num = len(slots)
         costs = self._of_batch.get(num) or self._costs_of(num)
@@ -236,7 +236,7 @@ class StepAllocator:
         if self._draft_extend is DraftExtend.WHEN_DRAFTING:
             draft_ms[places == 0] += self._costs.catch_up_ms(drafting, _TYPICAL_MISSING)
         else:
-            # Also for long runs of steps without drafts, which do not have it: most runs are short.
+            # Long runs of steps without drafts skip draft-extend, but most runs are short.
             step_ms = step_ms + self._costs.draft_extend_ms(num_requests, widths)
         wait_ms = self._costs.wait_ms(num_requests)
         if not self._runs_ahead:

@@ -22,10 +22,12 @@ class DraftExtend(enum.Enum):
     """When draft-extend runs, which brings the model drafter's KV cache up to date.
 
     EVERY_STEP: after each verification, for all of its requests.
-    BEHIND_DRAFTS: as EVERY_STEP, but in a run of steps without drafts only after the first few.
+    AFTER_DRAFTS: as EVERY_STEP, but in a run of steps without drafts only after the first few.
         Requests with missing tokens catch up in the next step that has room for drafts.
     WHEN_DRAFTING: for a request when it drafts next.
     NEVER: the policy does not draft with the model drafter.
+
+    The values are those of /server_info.
 
     num_plain: consecutive steps of one node per request, which have no drafts, up to the step in
         question: 0 if that step has room for drafts, 1 for the first of a run, ...
@@ -34,19 +36,19 @@ class DraftExtend(enum.Enum):
         the step.
     """
 
-    EVERY_STEP = enum.auto()
-    BEHIND_DRAFTS = enum.auto()
-    WHEN_DRAFTING = enum.auto()
-    NEVER = enum.auto()
+    EVERY_STEP = "every_step"
+    AFTER_DRAFTS = "behind_drafts"
+    WHEN_DRAFTING = "when_drafting"
+    NEVER = "never"
 
     @classmethod
     def of(cls, config: HvdConfig, *, default: PostponeExtend) -> "DraftExtend":
-        """The mode that the settings ask for. default: if they leave it open."""
+        """The mode that the settings ask for. default: the mode if they name none."""
         if not config.drafts_with_model:
             return cls.NEVER
         wanted: dict[PostponeExtend, DraftExtend] = {
             "never": cls.EVERY_STEP,
-            "plain": cls.BEHIND_DRAFTS,
+            "plain": cls.AFTER_DRAFTS,
             "always": cls.WHEN_DRAFTING,
         }
         return wanted[config.postpone_extend or default]
@@ -54,21 +56,21 @@ class DraftExtend(enum.Enum):
     @property
     def catches_up(self) -> bool:
         """Whether requests ever have to catch up."""
-        return self in (DraftExtend.BEHIND_DRAFTS, DraftExtend.WHEN_DRAFTING)
+        return self in (DraftExtend.AFTER_DRAFTS, DraftExtend.WHEN_DRAFTING)
 
     def follows(self, num_plain: int) -> bool:
         """Whether draft-extend runs after a step's verification, for all of its requests."""
-        if self is DraftExtend.BEHIND_DRAFTS:
+        if self is DraftExtend.AFTER_DRAFTS:
             return num_plain <= _FIRST_OF_RUN
         return self is DraftExtend.EVERY_STEP
 
     def ends_run(self, max_missing: int, num_requests: int) -> bool:
-        """Whether the next step of so many requests catches up even if it has no drafts. It has to
-        wait for that, so it can be planned, too.
+        """Whether the next step of so many requests catches up even if it has no drafts. Such
+        a step has to wait anyway, so it is planned and does not run ahead.
 
         max_missing: the largest of num_missing.
         """
-        return self is DraftExtend.BEHIND_DRAFTS and max_missing >= _max_missing(num_requests)
+        return self is DraftExtend.AFTER_DRAFTS and max_missing >= _max_missing(num_requests)
 
     def catching_up(
         self, num_model_nodes: Sequence[int], num_missing: Sequence[int], num_plain: int
@@ -76,7 +78,7 @@ class DraftExtend(enum.Enum):
         """Rows of the requests that catch up before a step's verification."""
         if not self.catches_up:
             return []
-        if self is DraftExtend.BEHIND_DRAFTS:
+        if self is DraftExtend.AFTER_DRAFTS:
             if num_plain > 0 and not self.ends_run(max(num_missing), len(num_missing)):
                 return []
             return [row for row, missing in enumerate(num_missing) if missing > 0]
@@ -99,7 +101,7 @@ class DraftExtend(enum.Enum):
         """
         if not self.catches_up:
             return 0
-        # A run without drafts commits one token of each request per step, and ends in time.
+        # A run without drafts commits one token of each request per step, and ends at the limit.
         return _MAX_MISSING + (max_nodes if self is DraftExtend.WHEN_DRAFTING else 0)
 
     def missing_after(

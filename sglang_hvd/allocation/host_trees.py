@@ -18,16 +18,17 @@ _CACHE = SOURCES.bit_of("cache")
 class HostTrees:
     """The trees of a batch; row i belongs to request i. Reused from step to step.
 
-    join makes them of the cache's drafts, and add adds those of other sources. The nodes of a tree
-    are sorted by probability, each after its parent. So its first nodes are the draft to verify
-    with less room.
+    join makes the trees of the cache's drafts, and add adds the drafts of another source. The nodes
+    of a tree are sorted by probability, each after its parent. So the first n nodes are the best
+    draft of n nodes.
 
     token_ids: int32[max_requests, max_nodes].
     parents: int32, same shape: index of the node before, -1 for a node that follows the context
         itself.
     depths: int32, same shape: 1 for the tokens that may come next.
     probs: float32, same shape: probability that the node is accepted.
-    is_chain: bool, same shape: nodes of the cache's chain; in its order.
+    is_chain: bool, same shape: whether the node is of the cache's chain. These nodes stand in the
+        order of the chain.
     sources: uint8, same shape: the set of sources that propose the node, as in SourceTable.
     num_nodes: int32[max_requests], 0 if no source proposes a draft.
     """
@@ -99,7 +100,7 @@ class HostTrees:
         """The first nodes of each tree.
 
         num_nodes: int32[num_requests], nodes to take of each row, at most width.
-        acceptance: as in join; what is predicted for the taken part of a chain is by this one.
+        acceptance: as in join; chain_predicted sums it up over the taken part of each chain.
         chains: as in join.
         """
         num = len(num_nodes)
@@ -122,12 +123,12 @@ class HostTrees:
             chain_predicted,
         )
         matches = chains.matches[:num].copy()
-        drafts = HostDrafts.read_only(token_ids, parents, num_nodes.copy(), are_trees, matches)
+        drafts = HostDrafts(token_ids, parents, num_nodes.copy(), are_trees, matches)
         return TakenDrafts(drafts, source_sets, chain_lens, chain_predicted)
 
 
 class TakenDrafts(NamedTuple):
-    """Parts of a batch of trees, by request.
+    """The first nodes of each request's tree, as the step verifies them.
 
     source_sets: uint8[num_requests], the set of sources that propose any of the nodes.
     chain_lens: int32[num_requests], tokens of the cache's chain in each; 1 if only a branch was

@@ -14,8 +14,7 @@ from sglang_hvd.payoff.predictor import AcceptancePredictor, feature_settings
 from sglang_hvd.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from sglang_hvd.replay.core.recordings import Recording
-    from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+    from sglang_hvd.replay.core.recordings import Recording, TraceTokenizer
 
 
 def config_of(options: argparse.Namespace, *, has_predictor: bool = True) -> HvdConfig:
@@ -53,8 +52,7 @@ def open_recordings(
 
     Raises ValueError, in one line, if they cannot be used.
     """
-    from sglang_hvd.replay.core.recordings import find_recordings, held
-    from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+    from sglang_hvd.replay.core.recordings import TraceTokenizer, find_recordings, held
 
     tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     tokenizer.check()

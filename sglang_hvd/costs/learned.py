@@ -8,32 +8,41 @@ import numpy as np
 from sglang_hvd.costs.table import Float64, StepCosts, capped, rising, shares_of
 
 _KEPT = 0.998  # of an observation's weight in a moving mean, with each further step
-_FORGET_AFTER = 4000  # steps without an observation, after which a shape is as if it never ran
-_PRIOR = 4.0  # weight, in observations, of what is more general
-_CLIP = 3.0  # a time counts up to so many times the expected one,
-_MIN_MS = 0.5  # or this if that is more
-_MIN_RATIO = 0.1  # of the base's time, which contexts leave to a verification itself
-_FORGET_AHEAD_AFTER = 512  # steps, after which the rest before steps that run ahead is unknown
+_FORGET_AFTER = 4000  # steps without an observation, after which a shape counts as never run
+_PRIOR = 4.0  # weight of a prior, in observations
+_CLIP = 3.0  # a time is clipped to this multiple of the expected one,
+_MIN_MS = 0.5  # which counts as at least this
+_MIN_RATIO = 0.1  # min ratio to the base of a verification without its contexts
+_FORGET_AHEAD_AFTER = 512  # steps after which the rest before a step that runs ahead is stale
 
 _Shape = tuple[int, int]
 
 
 class LearnedCosts:
-    """observe_* receive times in milliseconds; table is the base, corrected by them.
+    """Learns what steps cost: observe_* receive times in milliseconds, table() is the base table
+    corrected by them.
 
-    Each part of a step has a moving mean of its times by shape: the number of requests, and the
-    width or number of draft steps. A verification is learned as a ratio to the base, after the
-    price of its contexts. A draft or draft-extend is learned as an overhead beyond the base at the
-    speed of plain steps: where the device waits for the host, a draft of one step takes as long as
-    one of eight. A shape with n observations is shrunk to what its part would say of it by
-    n / (n + 4), and that likewise to the base. The rest of a step is a mean by number of requests.
+    A step has parts: verification, draft, draft-extend, and the rest. A part keeps a moving mean of
+    its times for each shape: the number of requests, and the width or the number of draft steps.
+
+    - A verification is learned as a ratio to the base, after the price of its contexts is
+      subtracted.
+    - A draft or draft-extend is learned as an overhead: what it takes in addition to the base
+      multiplied by the ratio of plain steps. A ratio alone would be wrong: where the device waits
+      for the host, a draft of one step takes as long as one of eight.
+    - The rest of a step is learned by number of requests.
+
+    The mean of a shape with n observations has the weight n / (n + 4). The remaining weight is its
+    prior's: the part's estimate for shapes that never ran, which is shrunk to the base in the same
+    way.
 
     The first time of a shape is dropped if it is far above the expected one, since a first step may
     wait for kernels to be compiled. Later ones are clipped. Not thread-safe.
 
     base: the table to correct.
     runs_ahead: steps without drafts may be launched before the tokens of the last step are known.
-        The rest before such a step is part of every step; what it takes more before others is wait.
+        The table adds the rest before such steps to every step. Other steps have a longer rest,
+        and the difference is the table's wait.
     """
 
     def __init__(self, base: StepCosts, *, runs_ahead: bool = False) -> None:
@@ -41,11 +50,11 @@ class LearnedCosts:
         self._base = base
         sizes = base.batch_sizes
         self._verify = _Part(sizes, price=(base.context or 0.0) / 1000)
-        # At the speed of plain steps, as the last table has it.
+        # The price of a draft or draft-extend is the ratio of plain steps in the last table.
         self._extend, self._draft = _Part(sizes, price=1.0), _Part(sizes, price=1.0)
         self._rest = _Part(sizes)
         self._rest_before_ahead = _Part(sizes) if runs_ahead else self._rest
-        # What the base says does not change, and every step asks.
+        # Cached, because every step looks these up and the base does not change.
         self._verify_ms = cache(lambda num, width: float(base.verify_ms(num, [width])[0]))
         self._extend_ms = cache(lambda num, width: float(base.draft_extend_ms(num, [width])[0]))
         self._draft_ms = cache(lambda num, steps: float(base.draft_ms([num], steps)[0]))
@@ -53,7 +62,8 @@ class LearnedCosts:
     def observe_verify(
         self, num_requests: int, width: int, milliseconds: float, *, num_context: int = 0
     ) -> None:
-        """A step of the target model. num_context: tokens in the KV caches of its requests."""
+        """Learns the time of a verification. num_context: tokens in the KV caches of its
+        requests."""
         self.num_observed += 1
         step, shape, part = self.num_observed, (num_requests, width), self._verify
         of_base = self._verify_ms(num_requests, width)
@@ -62,27 +72,29 @@ class LearnedCosts:
         part.add(step, shape, milliseconds / of_base, limit, num_context / of_base)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
-        """A draft-extend."""
+        """Learns the time of a draft-extend."""
         of_base = self._extend_ms(num_requests, width)
         self._observe_overhead(self._extend, (num_requests, width), milliseconds, of_base)
 
     def observe_draft(self, num_requests: int, num_steps: int, milliseconds: float) -> None:
-        """A draft of the model drafter."""
+        """Learns the time of a draft of the model drafter."""
         of_base = self._draft_ms(num_requests, num_steps)
         self._observe_overhead(self._draft, (num_requests, num_steps), milliseconds, of_base)
 
     def observe_rest(
         self, num_requests: int, milliseconds: float, *, is_before_ahead: bool = False
     ) -> None:
-        """What a step took in addition to these parts. is_before_ahead: the next step was launched
-        before its tokens were known."""
+        """Learns what a step took in addition to these parts.
+
+        is_before_ahead: the next step was launched before the tokens of this one were known.
+        """
         rest = self._rest_before_ahead if is_before_ahead else self._rest
         step, shape = self.num_observed, (num_requests, 0)
         expected = max(rest.predict(step, shape, rest.mean.value), _MIN_MS)
         rest.add(step, shape, milliseconds, _CLIP * expected)
 
     def table(self) -> StepCosts:
-        """The base with what was learned so far."""
+        """The base table, corrected by everything that was observed so far."""
         base, step, times = self._base, self.num_observed, np.array(self._base.verify)
         self._verify.price = self._verify.slope((base.context or 0.0) / 1000)
         of_base = np.array([self._verify_ms(*shape) for shape in self._verify.shapes])
@@ -97,7 +109,7 @@ class LearnedCosts:
             for part in (self._rest_before_ahead, self._rest)
         )
         if self._rest.mean.step - self._rest_before_ahead.mean.step > _FORGET_AHEAD_AFTER:
-            rest = 0 * rest  # else waits would look free, and no step would run ahead to tell
+            rest = 0 * rest  # else waits would look free, and no step would run ahead to measure it
         wait = np.maximum(waited - rest, 0.0)
         if base.wait is not None and not self._rest.shapes:
             wait = np.array(base.wait)
@@ -114,9 +126,13 @@ class LearnedCosts:
         )
 
     def _ratios_by_nodes(self, of_base: Float64) -> Float64:
-        """Ratios of verifications that never ran, float64[num_batch_sizes, num_widths]: a line by
-        nodes through those that did, which take of_base by the base. Nodes that are cheaper than
-        the base says are so everywhere."""
+        """The prior of each verification's ratio: float64[num_batch_sizes, num_widths].
+
+        It is a line through the ratios of the shapes that ran, by nodes per millisecond of the
+        base. If nodes turn out cheaper than in the base, they become cheaper in all shapes.
+
+        of_base: the base's milliseconds of the shapes that ran.
+        """
         per_ms = np.outer(self._base.batch_sizes, np.array(self._base.widths) - 1)
         per_ms = per_ms / np.array(self._base.verify)
         ratio = self._verify.mean.shrunk(self.num_observed, 1.0, self._verify.price)
@@ -124,7 +140,7 @@ class LearnedCosts:
         if weights.any():
             nodes = np.array([n * (width - 1) for n, width in self._verify.shapes]) / of_base
             mean_nodes, _, slope = _line(nodes, found, weights, _PRIOR * nodes.max() ** 2)
-            # Far beyond the shapes that ran, the line would say anything.
+            # The line is not reliable far beyond the shapes that ran.
             ratio += slope * (np.minimum(per_ms, 2 * nodes.max()) - mean_nodes)
         return np.maximum(np.full(per_ms.shape, ratio), _MIN_RATIO)
 
@@ -145,14 +161,14 @@ class LearnedCosts:
         return capped(np.maximum(part.price * of_base + overhead, 0.0), weights), weights
 
     def _draft_lines(self) -> list[Float64]:
-        """What a draft takes once and in each round, float64[num_batch_sizes] each: a line through
-        what drafts take in several numbers of steps."""
+        """The time of a draft that does not depend on its rounds, and the time of each round:
+        float64[num_batch_sizes] each. A line through the times of drafts by number of steps."""
         steps = sorted({1, 2, *(num for _, num in self._draft.shapes)})
         of_base = np.array([self._base.draft_ms(self._base.batch_sizes, num) for num in steps]).T
         times, weights = self._with_overhead(self._draft, steps, of_base)
         weights, rounds = weights + 1.0, np.array(steps) - 1.0
         mean_rounds, mean_ms, slope = _line(rounds, times, weights)
-        # Neither term is negative: the line goes through the mean then.
+        # Neither term may be negative: one that is becomes 0, and the line goes through the mean.
         slope = np.clip(slope, 0.0, mean_ms / mean_rounds)
         once = np.maximum(mean_ms - slope * mean_rounds, 0.0)
         of_size = weights.sum(axis=1, keepdims=True)
@@ -160,11 +176,13 @@ class LearnedCosts:
 
 
 class _Mean:
-    """Moving means of a value, and of a factor that it may be in proportion to.
+    """Moving means of a value and of its factor. A part of the value, price * factor, is
+    proportional to the factor.
 
-    value, factor: a verification's ratio to the base, and tokens of context for each millisecond of
-        the base; of other parts the milliseconds, and those of the base.
-    num: weight that is left of the observations at `step`. num_seen: their number.
+    value, factor: of a verification, its ratio to the base, and its tokens of context for each
+        millisecond of the base. Of other parts, the milliseconds, and the base's milliseconds.
+    step: number of the latest observation.
+    num: decayed weight of the observations at `step`. num_seen: their number.
     """
 
     __slots__ = ("factor", "num", "num_seen", "step", "value")
@@ -181,17 +199,22 @@ class _Mean:
         self.factor += (factor - self.factor) / self.num
 
     def weight(self, step: int) -> float:
-        """In observations: rare ones count in full until they are forgotten."""
+        """The weight of the mean, in observations. They do not decay, so that a rare shape keeps
+        its weight until it is forgotten."""
         return self.num_seen if step - self.step <= _FORGET_AFTER else 0.0
 
     def shrunk(self, step: int, prior: float, price: float) -> float:
-        """The value after the price of the factor, shrunk to the prior."""
+        """The value without price * factor, shrunk to the prior."""
         weight, value = self.weight(step), self.value - price * self.factor
         return (weight * value + _PRIOR * prior) / (weight + _PRIOR)
 
 
 class _Part:
-    """The times of one part of a step. sizes: of the table. price: of one of _Mean.factor."""
+    """The times of one part of a step, by shape and over all shapes.
+
+    sizes: the batch sizes of the table.
+    price: how much the value grows with one unit of the factor (see _Mean).
+    """
 
     def __init__(self, sizes: Sequence[int], *, price: float = 0.0) -> None:
         self.price, self._sizes, self.mean = price, sizes, _Mean()
@@ -201,7 +224,8 @@ class _Part:
     def add(
         self, step: int, shape: _Shape, value: float, limit: float, factor: float = 0.0
     ) -> None:
-        """A value, which counts up to the limit. The first of a shape is dropped if it is above."""
+        """Adds a value, clipped to the limit. If the first value of a shape is above the limit, it
+        is dropped."""
         mean = self.shapes.get(shape)
         if mean is None or step - mean.step > _FORGET_AFTER:
             mean = self.shapes[shape] = _Mean(step)
@@ -216,24 +240,28 @@ class _Part:
         mean.add(step, value, factor)
 
     def slope(self, prior: float) -> float:
-        """The price, from values of the same shape: wide steps may be those of long contexts."""
+        """Fits the price. Only values of one shape are compared with each other, since wide steps
+        may happen to be those of long contexts."""
         weight = _PRIOR * self.mean.factor**2
         square = self._square + weight
         return max((self._product + weight * prior) / square, 0.0) if square > 0 else prior
 
     def predict(self, step: int, shape: _Shape, prior: float) -> float:
-        """The value of a shape after its factor's price; prior where it never ran."""
+        """The value of a shape without price * factor, shrunk to the prior. The prior itself if the
+        shape never ran."""
         mean = self.shapes.get(shape)
         return prior if mean is None else mean.shrunk(step, prior, self.price)
 
     def overhead(self, step: int, of_base: Float64) -> Float64:
-        """What shapes that never ran take after the price of of_base: as much as those that did, or
-        in proportion if that is less, since what seems expensive is never tried."""
+        """The overhead of shapes that never ran and take of_base milliseconds in the base: the mean
+        overhead of those that ran, or proportionally less if of_base is below their mean. Otherwise
+        a short draft would seem expensive, and would never be tried."""
         share = np.minimum((of_base + 1e-9) / (self.mean.factor + 1e-9), 1.0)
         return self.mean.shrunk(step, 0.0, self.price) * share
 
     def values(self, step: int) -> tuple[Float64, Float64]:
-        """Of each shape, and the weight of what they are learned from: float64[num_shapes] each."""
+        """The value of each shape without price * factor, and its weight: float64[num_shapes]
+        each."""
         means = self.shapes.values()
         found = np.array([mean.value - self.price * mean.factor for mean in means])
         return found, np.array([mean.weight(step) for mean in means])
@@ -241,12 +269,14 @@ class _Part:
     def at(
         self, step: int, columns: Sequence[int], prior: Float64, of_base: Float64 | float = 1.0
     ) -> tuple[Float64, Float64]:
-        """Milliseconds at the entries of a table, and the weight of what they are learned from:
-        float64[num_sizes, num_columns] each. Shapes between entries are on the lines between them,
-        so this is a least-squares fit that has the shrinkage as its ridge.
+        """Milliseconds at the entries of a table, and the weight of the observations that each is
+        learned from: float64[num_sizes, num_columns] each.
 
-        prior: same shape, of entries that never ran.
-        of_base: milliseconds that the value of each shape is a ratio to.
+        A shape between entries is interpolated between them. So this is a least-squares fit, in
+        which the shrinkage to the prior is the ridge.
+
+        prior: milliseconds of entries that never ran; same shape.
+        of_base: the base's milliseconds of each shape, if its value is a ratio to them.
         """
         if not self.shapes:
             return prior, np.zeros(prior.shape)

@@ -365,7 +365,7 @@ class HybridDrafter:
 
     def stats(self, rid: Hashable) -> RequestStats:
         """The counts of an active request so far. Raises KeyError for any other."""
-        return self._request(rid).counts.stats()
+        return RequestStats() + self._request(rid).counts
 
     def _request(self, rid: Hashable) -> DraftedRequest:
         if rid not in self._requests:

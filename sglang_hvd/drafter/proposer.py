@@ -17,8 +17,9 @@ from sglang_hvd.types import DraftBatch
 
 Float32 = npt.NDArray[np.float32]
 
-# Nodes to ask the votes for: in a batch together, and at least for each request. Large batches
-# verify few nodes, and asking takes time. Chains have their full length in any batch.
+# Limits of the trees that the votes propose: nodes of a whole batch, shared equally, and the nodes
+# that each request may ask for in any batch. Large batches verify few nodes, and asking takes time.
+# Chains have their full length in any batch.
 _BRANCH_NODES, _MIN_BRANCH_NODES = 512, 8
 
 
@@ -80,8 +81,7 @@ class Proposals:
         return self.drafts.num_nodes[: self.num_requests] > 0
 
     def where_drafted(self, values: Float32) -> Float32:
-        """The values of requests with a cache draft, not a number for the others:
-        float32[num_requests]."""
+        """The values of requests with a cache draft, NaN for the others: float32[num_requests]."""
         return np.where(self.has_draft, values, np.float32(np.nan))
 
 
@@ -92,7 +92,7 @@ class Proposer:
     models: the drafters on the device, the model drafter first; empty for a policy that does not
         predict their drafts.
     max_cache_draft_tokens: the longest draft.
-    has_branches: under the allocate policy, drafts are trees.
+    has_branches: drafts may be trees; for policy allocate only.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Proposer:
         # SuffixDecoding's votes are not the predictor's.
         self._asks_votes = tracker is not None and config.cache_mode == "paper"
         self._clock = clock
-        # _votes are _drafts if the drafts are made of the votes.
+        # In cache mode votes the drafts are those of the votes: both names are one object.
         self._drafts = self._votes = DraftBatch.of_size(0, 0)
         self._features = DraftFeatures.of_size(0)
         # Under the allocate policy: trees of the votes, and the drafts with their branches.

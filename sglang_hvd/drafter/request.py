@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.request_stats import RequestCounts
+from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.types import DraftPlans
 
 
@@ -26,7 +26,7 @@ class DraftedRequest:
     num_tokens: int
     plans: DraftPlans | None = None
     place: int = 0
-    counts: RequestCounts = field(default_factory=RequestCounts)
+    counts: RequestStats = field(default_factory=RequestStats)
 
     def end_cycle(self, source: str, num_accepted: int, num_tokens: int) -> None:
         """Counts a cycle; the next one has to be planned.

@@ -1,8 +1,11 @@
 """The draft sources: how the acceptance of each source's drafts is predicted and learned from.
 
-types.SOURCES is the table of their names. The cache's drafts are known on the host, those of the
-model drafter and of any further drafter on the device are not: see DraftSource. What such a drafter
-can draft, and what that costs, are its DrafterChoices. Requests are known by slots.
+types.SOURCES is the table of the sources. The host knows the drafts of the cache before it
+allocates. It does not know those of a drafter on the device, such as the model drafter (see
+DraftSource). The DrafterChoices of such a drafter say how much it can draft and what that costs.
+
+A further source that the host knows also needs HostTrees.add in Proposer._predict, which so far
+joins the cache's drafts only. Requests are named by slots.
 """
 
 import logging
@@ -76,9 +79,9 @@ class CacheSource:
         return self._calibration.correct(slots, drafts, prediction)
 
     def acceptance(self, prediction: Prediction, drafts: DraftBatch, num_requests: int) -> Float32:
-        """The probabilities by which to allocate: float32[num_requests, MAX_DRAFT_LEN], that more
-        than j tokens of a draft are accepted. They are the prediction's, or the suffix cache's own
-        if the predictor is in fallback."""
+        """The probability that more than j tokens of each draft are accepted, for the allocator:
+        float32[num_requests, MAX_DRAFT_LEN]. The prediction's, or the suffix cache's own while the
+        predictor is in fallback."""
         assert prediction.acceptance is not None, "use_predictor takes no other"
         acceptance, in_fallback = prediction.acceptance, self.in_fallback(drafts, num_requests)
         if in_fallback is None:

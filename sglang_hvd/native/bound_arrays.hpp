@@ -1,21 +1,82 @@
-// The array types that the bindings of all packages accept, and how they refuse arguments. No file of an
-// algorithm includes this.
+// The array types that the bindings of all packages accept, and how they refuse arguments. An array of another
+// dtype, shape or layout is refused and never converted. No file of an algorithm includes this.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <stdexcept>
+#include <string>
+#include <utility>
 
 namespace sglang_hvd {
 
+// A C-contiguous array on the CPU. Arguments of one dimension may be spans instead.
 template <typename T, int kDims>
-using Input = nanobind::ndarray<const T, nanobind::ndim<kDims>, nanobind::c_contig, nanobind::device::cpu>;
+class Output
+    : public nanobind::ndarray<T, nanobind::ndim<kDims>, nanobind::c_contig, nanobind::device::cpu> {
+public:
+    // The values of one row, all of its dimensions.
+    std::span<T> row(std::size_t i) const {
+        std::size_t num = 1;
+        for (std::size_t dim = 1; dim < kDims; ++dim) num *= this->shape(dim);
+        return {this->data() + i * num, num};
+    }
+};
 template <typename T, int kDims>
-using Output = nanobind::ndarray<T, nanobind::ndim<kDims>, nanobind::c_contig, nanobind::device::cpu>;
+using Input = Output<const T, kDims>;
 
 inline void require(bool is_true, const char* message) {
     if (!is_true) throw std::invalid_argument(message);
 }
 
+// An array of a DraftBatch (types.py). num_rows: rows that are used. num_columns: of a matrix; 0: any number.
+template <typename T, int kDims, std::size_t kLength>
+Output<T, kDims> array_of(nanobind::handle batch, const char (&name)[kLength], std::size_t num_rows,
+                          std::size_t num_columns = 0) {
+    Output<T, kDims> array;
+    if (!nanobind::try_cast(batch.attr(name), array, false))
+        throw nanobind::type_error((std::string(name) + " has another dtype, layout or number of dimensions").c_str());
+    require(array.shape(0) >= num_rows,
+            "the arrays do not fit: the batch has fewer rows than there are requests, make a larger one");
+    require(num_columns == 0 || array.shape(1) == num_columns,
+            "the arrays of the batch do not fit each other: they have different widths");
+    return array;
+}
+
 }  // namespace sglang_hvd
+
+namespace nanobind::detail {
+
+template <typename T, int kDims>
+struct type_caster<sglang_hvd::Output<T, kDims>> {
+    using Array = ndarray<T, ndim<kDims>, c_contig, device::cpu>;
+    using Bound = sglang_hvd::Output<T, kDims>;
+    NB_TYPE_CASTER(Bound, make_caster<Array>::Name)
+
+    bool from_python(handle src, std::uint32_t flags, cleanup_list* cleanup) noexcept {
+        make_caster<Array> caster;
+        if (!caster.from_python(src, flags & ~std::uint32_t{cast_flags::convert}, cleanup)) return false;
+        static_cast<Array&>(value) = std::move(caster.value);
+        return true;
+    }
+};
+
+// The caller's argument outlives the call, and so do its values.
+template <typename T>
+struct type_caster<std::span<T>> {
+    using Array = sglang_hvd::Output<T, 1>;
+    NB_TYPE_CASTER(std::span<T>, make_caster<Array>::Name)
+
+    bool from_python(handle src, std::uint32_t flags, cleanup_list* cleanup) noexcept {
+        make_caster<Array> caster;
+        if (!caster.from_python(src, flags, cleanup)) return false;
+        value = {caster.value.data(), caster.value.size()};
+        return true;
+    }
+};
+
+}  // namespace nanobind::detail

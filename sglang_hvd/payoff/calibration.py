@@ -124,9 +124,7 @@ class OnlineCalibration:
         accepted_lens, acceptance = prediction.accepted_lens, prediction.acceptance
         if acceptance is not None and self._native.corrects():
             accepted_lens, acceptance = accepted_lens.copy(), acceptance.copy()
-        self._native.correct(
-            slots, drafts.token_ids, drafts.num_nodes, drafts.matches, accepted_lens, acceptance
-        )
+        self._native.correct(slots, drafts, accepted_lens, acceptance)
         is_corrected = accepted_lens is not prediction.accepted_lens
         return Prediction(accepted_lens, acceptance) if is_corrected else prediction
 

@@ -60,17 +60,24 @@ The latest cycles of recent_* are the request's last `history_window` cycles. If
 only the first tokens of a draft and all were accepted, it does not show how right the draft was, so
 it counts as a cycle without a cache draft (docs/payoff.md, "Which rows it learns from").
 
-Each token of the draft has inputs of its own, POSITION_FEATURES: the log odds, divided by four,
-that it is accepted if its predecessor is. They are given by the draft's own probabilities; by the
-votes; and by how often the token followed the two tokens before it at their latest two places in
-the request's text, as (followed + .3) / (did not follow + .3). Further inputs are a tenth of
-ln(1 + tokens since the text had the token), and the classes of the token and its predecessor. Only
-the first four tokens are looked up in the text; for the others the two inputs of this are 0.
+Each token of the draft has inputs of its own, POSITION_FEATURES. Three of them are log odds,
+divided by four, that the token is accepted if its predecessor is:
 
-How often drafts had tokens right (native/token_outcomes.hpp): the committed tokens of each cycle
-show which tokens of its draft, verified or not, were right up to the first wrong one. A pair of a
-token and its predecessor counts with its own share of right tokens and two tokens of the token's
-share. The token's share counts with three tokens of .75. The result is clamped to .01 to .99.
+- by the draft's own probabilities,
+- by the votes,
+- by how often it followed the two tokens before it, as (followed + .3) / (did not follow + .3), at
+  the latest two places of these two tokens in the request's text.
+
+The others are a tenth of ln(1 + tokens since the text last had the token), and the classes of both
+tokens. Only the first four tokens are looked up in the text. For the others, the two inputs from
+the text are 0.
+
+own_logit_right_k and logit_right_k say how often drafts had tokens right
+(native/token_outcomes.hpp). The committed tokens of a cycle show which tokens of its draft were
+right up to the first wrong one. The draft need not have been verified for that. The share of right
+tokens is kept for each token, and for each pair of a token and its predecessor. The prior of a pair
+is the token's share, with the weight of two tokens. The prior of a token is .75, with the weight of
+three. The result is clamped to .01 to .99.
 """
 
 from sglang_hvd.payoff._native import MAX_DEPTH, NUM_DRAFT_FEATURES, NUM_POSITION_FEATURES

@@ -121,7 +121,7 @@ class ModelPredictor:
             tokens are accepted. None if it is unknown: q_without then counts for all tokens.
         """
         out = np.empty(len(slots), np.float32)
-        self._native.predict(slots, drafts.token_ids, drafts.num_nodes, cache_acceptance, out)
+        self._native.predict(slots, drafts, cache_acceptance, out)
         return out
 
     def predict_sizes(
@@ -134,7 +134,7 @@ class ModelPredictor:
         acceptance = ModelAcceptance(np.empty(shape, np.float32), np.empty(shape, np.float32))
         self._native.predict_sizes(
             slots,
-            drafts.num_nodes,
+            drafts,
             cache_acceptance,
             self._sizes,
             self._odds,

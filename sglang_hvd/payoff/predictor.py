@@ -42,7 +42,7 @@ PAPER_PREDICTORS: Mapping[CacheMode, Path] = {
 Kind = Literal["survival", "mlp"]
 
 _FORMAT = "sglang_hvd.payoff"
-# Raise it also when a feature changes its meaning and keeps its name.
+# Raise it also when a feature keeps its name but changes its meaning: a file has only the names.
 _FORMAT_VERSION = "2"
 _FEATURES: Mapping[Kind, tuple[str, ...]] = {"survival": FEATURE_NAMES, "mlp": PAPER_FEATURES}
 _NUM_OUTPUTS: Mapping[Kind, int] = {"survival": NUM_BUCKETS + len(POSITION_FEATURES), "mlp": 1}
@@ -114,7 +114,7 @@ class AcceptancePredictor:
     weights: float32[num_out, num_in] per layer.
     biases: float32[num_out] per layer.
     settings: the feature_settings of the cache drafts it was trained on.
-    provenance: training data, training settings and quality for people, as JSON values.
+    provenance: for people to read: training data, training settings and quality, as JSON values.
 
     Raises ValueError, in one line, for tensors of another shape or type or that are not finite.
     """
@@ -130,7 +130,7 @@ class AcceptancePredictor:
 
     def __post_init__(self) -> None:
         self._check_tensors()
-        network = Network(self.mean, self.std, list(self.weights), list(self.biases))
+        network = Network(self.mean, self.std, self.weights, self.biases)
         object.__setattr__(self, "_network", network)
 
     def predict(self, drafts: DraftFeatures) -> Prediction:

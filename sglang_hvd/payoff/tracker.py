@@ -77,21 +77,7 @@ class RequestTracker:
 
         Raises ValueError for an unused slot, or arrays that do not fit.
         """
-        self._tracker.write(
-            slots,
-            drafts.token_ids,
-            drafts.probs,
-            drafts.num_nodes,
-            drafts.matches,
-            drafts.evidence,
-            votes.token_ids,
-            votes.probs,
-            votes.num_nodes,
-            votes.matches,
-            votes.evidence,
-            out.features,
-            out.positions,
-        )
+        self._tracker.write(slots, drafts, votes, out.features, out.positions)
         np.minimum(drafts.num_nodes[: len(slots)], MAX_DRAFT_LEN, out=out.draft_lens[: len(slots)])
 
     def commit(

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.suffix_cache._native import CacheCore
+from sglang_hvd.suffix_cache._native import CacheCore, CacheSettings, PaperSettings
 from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
-from sglang_hvd.types import CacheDraft, DraftBatch, TokenIds
+from sglang_hvd.types import DraftBatch, TokenIds
 
 _MAX_BUDGET = 2**30
 
@@ -54,6 +54,7 @@ class SuffixCache:
         a session, which begins with the same tokens, need not index them again. No other request
         reads them. The oldest one leaves first. Prompts of less than 1,088 tokens are not kept.
     min_token_prob: a draft leaves out tokens whose estimated probability is lower.
+    paper: draft as in the paper; as_in_paper sets it.
     """
 
     def __init__(
@@ -65,17 +66,20 @@ class SuffixCache:
         background: bool = True,
         deterministic: bool = False,
         min_token_prob: float = 0.0,
+        paper: PaperSettings | None = None,
     ) -> None:
         shared, each = _budgets(shared_cache_tokens, namespace_tokens)
-        self._take_core(
-            core=CacheCore(
+        self._slots: dict[Hashable, int] = {}
+        self._core = CacheCore(
+            CacheSettings(
                 shared_tokens=shared,
                 namespace_tokens=each,
                 session_tokens=_budget("session_tokens", session_tokens),
                 indexes_in_background=background,
+                is_deterministic=deterministic,
                 min_token_prob=min_token_prob,
-            ),
-            drains=background and deterministic,
+                paper=paper,
+            )
         )
 
     @classmethod
@@ -95,23 +99,21 @@ class SuffixCache:
         It does everything in the calling thread and proposes chains only. A proposal takes time
         linear in the number of occurrences of the request's last token.
         """
-        shared, each = _budgets(shared_cache_tokens, namespace_tokens)
         if max_depth < 2:
             raise ValueError(f"max_depth must be at least 2, got {max_depth}")
-        cache = cls.__new__(cls)
-        cache._take_core(
-            core=CacheCore.as_in_paper(
-                shared_tokens=shared,
-                namespace_tokens=each,
+        return cls(
+            shared_cache_tokens=shared_cache_tokens,
+            namespace_tokens=namespace_tokens,
+            session_tokens=0,
+            background=False,
+            paper=PaperSettings(
                 max_depth=max_depth,
                 max_draft_tokens=max_draft_tokens,
                 max_spec_factor=max_spec_factor,
                 max_spec_offset=max_spec_offset,
                 min_token_prob=min_token_prob,
             ),
-            drains=False,
         )
-        return cache
 
     @classmethod
     def of_config(
@@ -137,11 +139,6 @@ class SuffixCache:
             namespace_tokens=config.namespace_cache_tokens,
         )
 
-    def _take_core(self, *, core: CacheCore, drains: bool) -> None:
-        self._core = core
-        self._drains = drains
-        self._slots: dict[Hashable, int] = {}
-
     @property
     def num_requests(self) -> int:
         """Active requests: started and not finished."""
@@ -159,7 +156,6 @@ class SuffixCache:
             raise ValueError(
                 f"request {rid!r} is already active: finish it before starting it again"
             )
-        self._wait_for_thread()
         self._slots[rid] = self._core.start(namespace, contiguous)
 
     def commit(
@@ -180,29 +176,12 @@ class SuffixCache:
         if len(set(rids)) != len(rids):
             raise ValueError("a request may appear only once in a commit")
         slots = self._slots_of(rids)
-        self._wait_for_thread()
         if lengths is None:
             self._core.commit(slots, *padded(token_ids))
         elif isinstance(token_ids, np.ndarray):
             self._core.commit(slots, token_ids, lengths)
         else:
             raise TypeError("with lengths, token_ids must be int32[num_requests, width]")
-
-    def propose(
-        self, rids: Sequence[Hashable], max_tokens: int | Sequence[int]
-    ) -> list[CacheDraft | None]:
-        """The cache draft of each request as a chain, None where nothing matches.
-
-        max_tokens: maximum length of a draft, for all requests or one entry per request. A draft
-            by votes has at most 64 tokens.
-
-        Raises KeyError for a request that is not active.
-        """
-        limits = np.empty(len(rids), np.int32)
-        limits[:] = max_tokens
-        batch = DraftBatch.of_size(len(rids), int(limits.max(initial=0)))
-        self.propose_into(batch, rids, limits)
-        return list(batch.chains(batch.num_nodes))
 
     def propose_into(
         self,
@@ -225,21 +204,7 @@ class SuffixCache:
         Raises KeyError for a request that is not active, ValueError if the batch has too few rows,
         TypeError for arrays of another dtype or shape.
         """
-        self._wait_for_thread()
-        self._core.propose(
-            self._slots_of(rids),
-            max_nodes,
-            is_tree,
-            by_votes,
-            with_evidence,
-            batch.token_ids,
-            batch.parents,
-            batch.depths,
-            batch.probs,
-            batch.num_nodes,
-            batch.matches,
-            batch.evidence,
-        )
+        self._core.propose(self._slots_of(rids), max_nodes, is_tree, by_votes, with_evidence, batch)
 
     def finish(
         self,
@@ -256,14 +221,12 @@ class SuffixCache:
         Raises KeyError if rid is not active, ValueError for invalid token ids.
         """
         output = None if output_ids is None else _contiguous(output_ids)
-        self._wait_for_thread()
         self._core.finish(self._slot_of(rid), keep, output)
         del self._slots[rid]
 
     def flush(self, namespace: str | None = None) -> None:
         """Empties the shared cache of one namespace, or of all. Active requests keep their own
         prompt and output."""
-        self._wait_for_thread()
         if namespace is None:
             self._core.flush_all()
         else:
@@ -274,7 +237,6 @@ class SuffixCache:
 
         Raises ValueError for a budget out of range.
         """
-        self._wait_for_thread()
         self._core.resize(*_budgets(shared_cache_tokens, namespace_tokens))
 
     def drain(self) -> None:
@@ -285,10 +247,6 @@ class SuffixCache:
         """Asserts that all structures are sound. Takes time linear in the tokens."""
         broken = self._core.check()
         assert broken is None, broken
-
-    def _wait_for_thread(self) -> None:
-        if self._drains:
-            self._core.drain()
 
     def _slot_of(self, rid: Hashable) -> int:
         if rid not in self._slots:

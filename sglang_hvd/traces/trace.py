@@ -1,4 +1,4 @@
-"""One recorded generation, and how many of them share the memory of their prompts."""
+"""Trace, one recorded generation, and share_prompts, which lets traces share memory."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,8 +20,8 @@ class Trace:
     model: name of the target model; "": not known.
     tokenizer_fingerprint: see tokenizer_json.tokenizer_fingerprint; "": not known.
     namespace: requests of other namespaces share no suffix cache with it; "": the common one.
-    is_cut: the output ends because it was long enough, not because the model ended it. What would
-        have followed is not known.
+    is_cut: the output ends because of a limit on its length, not because the model ended it. What
+        would have followed is not known.
     has_prompt: False if the prompt was left out; prompt_ids is empty then.
     text_digest: digest of what was read as text, equal with every tokenizer; "": read as tokens.
     """

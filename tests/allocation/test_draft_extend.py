@@ -41,7 +41,7 @@ def test_a_request_catches_up_when_it_drafts() -> None:
 
 
 def test_a_run_without_drafts_is_caught_up_with_in_the_next_step_that_has_some() -> None:
-    mode = DraftExtend.BEHIND_DRAFTS
+    mode = DraftExtend.AFTER_DRAFTS
     missing = [0, 0, 0]
     for num_plain in range(1, 12):
         # Short runs are not worth it.
@@ -59,7 +59,7 @@ def test_a_run_without_drafts_is_caught_up_with_in_the_next_step_that_has_some()
     ("num_requests", "most"), [(1, 64), (64, 64), (128, 32), (256, 16), (5000, 1)]
 )
 def test_a_run_is_caught_up_with_before_it_takes_much_memory(num_requests: int, most: int) -> None:
-    mode = DraftExtend.BEHIND_DRAFTS
+    mode = DraftExtend.AFTER_DRAFTS
     no_model, missing = [0] * num_requests, [0] * num_requests
     lacking = []
     for num_plain in range(1, 200):

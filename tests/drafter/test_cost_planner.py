@@ -13,9 +13,15 @@ from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter, TreePrediction
 from sglang_hvd.payoff import FEATURE_NAMES, AcceptancePredictor, TokenClasses
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
+from sglang_hvd.replay.core.single_cycles import (
+    DraftPlan,
+    VerifyOutcome,
+    outcome_batch,
+    single_plans,
+)
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import DraftPlan, VerifyOutcome, VerifyOutcomes
+from sglang_hvd.types import VerifyOutcomes
 from tests.payoff.made_up import constant_survival, linear
 
 CLASSES = TokenClasses.from_strings(["a", ",", "("])
@@ -76,7 +82,7 @@ def drafter(
 def planned(made: HybridDrafter, rid: str = "r") -> DraftPlan:
     made.start(rid, REPEATS)
     made.extend(rid, [3])
-    [plan] = made.plan([rid])
+    [plan] = single_plans(made.plan([rid]))
     return plan
 
 
@@ -101,7 +107,7 @@ def test_the_cache_draft_gets_the_room_that_the_model_tree_leaves() -> None:
 def test_without_a_cache_draft_both_is_the_model_draft() -> None:
     made = drafter("both")
     made.start("r", [1, 2, 3])
-    [plan] = made.plan(["r"])
+    [plan] = single_plans(made.plan(["r"]))
     assert (plan.source, plan.cache_draft, plan.num_model_nodes) == ("model", None, 7)
 
 
@@ -125,8 +131,8 @@ def test_what_contexts_take_follows_prompts_and_all_that_was_committed() -> None
         made.start(rid, prompt)
         for output in outputs:
             made.extend(rid, output)
-        [plan] = made.plan([rid])
-        made.commit([rid], VerifyOutcomes.of([VerifyOutcome(np.array([11], np.int32), 0, None)]))
+        [plan] = single_plans(made.plan([rid]))
+        made.commit([rid], outcome_batch([VerifyOutcome(np.array([11], np.int32), 0, None)]))
         made.finish(rid, output_ids=None, keep=False)
         return plan.num_nodes
 
@@ -159,7 +165,7 @@ def test_steps_are_priced_by_the_tokens_of_all_requests(monkeypatch: pytest.Monk
     for _ in range(2):
         made.plan(["text", "image"])
         outcomes = [VerifyOutcome(np.array([7, 8], np.int32), 1), VerifyOutcome([9], 0)]
-        made.commit(["text", "image"], VerifyOutcomes.of(outcomes))
+        made.commit(["text", "image"], outcome_batch(outcomes))
     made.extend("text", [1, 2, 3, 4], counts=False)
     made.plan_launched(["text"])
     assert planned == [503, 506]
@@ -182,10 +188,10 @@ def test_a_model_only_request_verifies_the_whole_model_tree(policy: Policy) -> N
     made.start("r", REPEATS, model_only=True)
     made.extend("r", [3])
     for _ in range(3):
-        [plan] = made.plan(["r"])
+        [plan] = single_plans(made.plan(["r"]))
         assert (plan.source, plan.cache_draft) == ("model", None)
         assert (plan.num_model_nodes, plan.num_model_steps) == (7, 3)
-        made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4], 0)]))
+        made.commit(["r"], outcome_batch([VerifyOutcome([4], 0)]))
 
 
 def figures(made: HybridDrafter, rids: Sequence[str]) -> str:
@@ -215,12 +221,12 @@ def test_a_batch_may_be_committed_in_parts() -> None:
             made.extend(rid, [3])
     random, num_learned = np.random.default_rng(0), 0
     for cycle in range(30):
-        plans = whole.plan(rids)
-        assert [plan.source for plan in parts.plan(rids)] == [plan.source for plan in plans]
+        plans = single_plans(whole.plan(rids))
+        assert parts.plan(rids).sources == [plan.source for plan in plans]
         outcomes = dict(zip(rids, outcomes_of(plans, random), strict=True))
-        whole.commit(rids, VerifyOutcomes.of(list(outcomes.values())))
+        whole.commit(rids, outcome_batch(list(outcomes.values())))
         for part in (["a"], ["b"], ["c", "d"]) if cycle % 2 else (["a", "b"], ["c", "d"]):
-            parts.commit(part, VerifyOutcomes.of([outcomes[rid] for rid in part]))
+            parts.commit(part, outcome_batch([outcomes[rid] for rid in part]))
         assert figures(parts, spaced) == figures(whole, spaced)
         num_learned = sum(f.num_verified for f in (whole.calibration() or {}).values())
         for made in (whole, parts):
@@ -236,14 +242,14 @@ def test_a_request_that_is_gone_is_left_out_of_a_commit() -> None:
         for rid in "abc":
             made.start(rid, REPEATS)
             made.extend(rid, [3])
-    plans = whole.plan("abc")
+    plans = single_plans(whole.plan("abc"))
     without.plan("abc")
     first, second, third = outcomes_of(plans, random)
     without.finish("a", output_ids=None, keep=False)
-    without.commit("bc", VerifyOutcomes.of([second, third]))
-    whole.commit("bc", VerifyOutcomes.of([second, third]))
+    without.commit("bc", outcome_batch([second, third]))
+    whole.commit("bc", outcome_batch([second, third]))
     assert figures(without, "bc") == figures(whole, "bc")
-    whole.commit("a", VerifyOutcomes.of([first]))
+    whole.commit("a", outcome_batch([first]))
     assert figures(without, "bc") != figures(whole, "bc")
 
 
@@ -255,10 +261,10 @@ def test_arrays_are_committed_as_outcomes_are() -> None:
             made.start(rid, REPEATS)
             made.extend(rid, [3])
     for _ in range(20):
-        plans = listed.plan(rids)
+        plans = single_plans(listed.plan(rids))
         in_arrays.plan(rids)
         outcomes = outcomes_of(plans, random)
-        listed.commit(rids, VerifyOutcomes.of(outcomes))
+        listed.commit(rids, outcome_batch(outcomes))
         token_ids = np.full((2, 9), 7, np.int32)  # what stands behind a row's length does not count
         for row, outcome in zip(token_ids, outcomes, strict=True):
             row[: len(outcome.token_ids)] = outcome.token_ids
@@ -274,7 +280,7 @@ def test_arrays_are_committed_as_outcomes_are() -> None:
 def test_a_cycle_of_both_counts_for_both() -> None:
     made = drafter("both")
     planned(made)
-    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4, 5, 99], 2, num_model_accepted=1)]))
+    made.commit(["r"], outcome_batch([VerifyOutcome([4, 5, 99], 2, num_model_accepted=1)]))
     assert made.stats("r") == RequestStats({"both": 1}, {"both": 2}, num_target_tokens=2)
 
 
@@ -282,7 +288,7 @@ def test_both_drafts_are_learned_from_a_cycle_that_verified_both() -> None:
     made = drafter(prob=0.5)
     assert planned(made).source == "both"
     # The cache draft had two tokens right, the model drafter three.
-    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4, 5, 99, 98], 3, num_model_accepted=3)]))
+    made.commit(["r"], outcome_batch([VerifyOutcome([4, 5, 99, 98], 3, num_model_accepted=3)]))
     of_model, of_cache = made.model_figures(), made.calibration()
     assert of_model is not None
     assert (of_model.num_verified, of_model.mean_accepted) == (1, 3)
@@ -294,7 +300,7 @@ def test_both_drafts_are_learned_from_a_cycle_that_verified_both() -> None:
 def test_where_it_is_not_known_what_the_model_drafter_had_right_nothing_is_learned_of_it() -> None:
     made = drafter(prob=0.5)
     assert planned(made).source == "both"
-    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4, 5, 99], 2)]))
+    made.commit(["r"], outcome_batch([VerifyOutcome([4, 5, 99], 2)]))
     figures = made.model_figures()
     assert figures is not None
     assert figures.num_verified == 0
@@ -305,7 +311,7 @@ def test_what_a_cut_draft_brings_is_compared_with_what_was_expected_of_its_part(
     plan = planned(made)
     num = plan.cache_draft.num_tokens if plan.cache_draft else 0
     assert 0 < num < 8
-    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([*drafted(plan), 99], num)]))
+    made.commit(["r"], outcome_batch([VerifyOutcome([*drafted(plan), 99], num)]))
     figures = made.calibration()
     assert figures is not None
     [origin] = [each for each in figures.values() if each.num_verified]
@@ -319,7 +325,7 @@ DIFFERS = [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 7, 8, 9, 1, 2]
 def branching(made: HybridDrafter) -> DraftPlan:
     made.start("r", DIFFERS)
     made.extend("r", [3])
-    [plan] = made.plan(["r"])
+    [plan] = single_plans(made.plan(["r"]))
     return plan
 
 
@@ -355,9 +361,7 @@ def test_a_cache_draft_branches_where_the_votes_differ() -> None:
 def test_what_a_branch_brings_says_of_the_chain_that_it_was_wrong() -> None:
     made = drafter(prob=0.5)
     _, branch = chain_and_branch(branching(made))
-    made.commit(
-        ["r"], VerifyOutcomes.of([VerifyOutcome([*branch[:2], 99], 2, num_model_accepted=0)])
-    )
+    made.commit(["r"], outcome_batch([VerifyOutcome([*branch[:2], 99], 2, num_model_accepted=0)]))
     figures = made.calibration()
     assert figures is not None
     [origin] = [each for each in figures.values() if each.num_verified]
@@ -378,7 +382,7 @@ def test_the_allocator_sees_how_far_every_request_came(monkeypatch: pytest.Monke
     made = drafter()
     for rid in "ab":
         planned(made, rid)
-    made.commit("ab", VerifyOutcomes.of([VerifyOutcome([4, 5, 99], 2), VerifyOutcome([99], 0)]))
+    made.commit("ab", outcome_batch([VerifyOutcome([4, 5, 99], 2), VerifyOutcome([99], 0)]))
     assert seen == [[3, 1]]
 
 
@@ -395,7 +399,7 @@ def test_of_a_longer_draft_as_many_tokens_are_weighed_as_the_predictor_knows() -
     )
     made.start("r", [*repeats, *repeats[:70]])
     made.extend("r", [71])
-    [plan] = made.plan(["r"])
+    [plan] = single_plans(made.plan(["r"]))
     assert drafted(plan) == repeats[71 : 71 + MAX_DRAFT_LEN]
 
 
@@ -407,10 +411,10 @@ def test_a_cycle_that_verified_a_branch_alone_tells_of_the_chains_first_token() 
     proposals = made.propose(["r"])
     assert isinstance(proposals.predicted, TreePrediction)
     proposals.predicted.trees.num_nodes[0] = 1
-    [plan] = made.choose(["r"], proposals)
+    [plan] = single_plans(made.choose(["r"], proposals))
     chain = int(proposals.drafts.token_ids[0, 0])
     assert drafted(plan) == [{4: 7, 7: 4}[chain]]
-    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([chain], 0, 0)]))
+    made.commit(["r"], outcome_batch([VerifyOutcome([chain], 0, 0)]))
     figures = made.calibration()
     assert figures is not None
     [origin] = [each for each in figures.values() if each.num_verified]
@@ -434,16 +438,16 @@ def test_drafts_are_no_longer_than_what_a_step_of_so_many_can_verify() -> None:
         proposals = made.propose(rids[:num])
         longest = 7 if num > 2 else WIDTHS[-1] - 1
         assert proposals.drafts.num_nodes[:num].tolist() == [longest] * num
-        plans = made.choose(rids[:num], proposals)
+        plans = single_plans(made.choose(rids[:num], proposals))
         assert [len(drafted(plan)) for plan in plans] == [longest] * num
 
 
 def test_a_plan_of_a_batch_is_one_allocation() -> None:
     made = drafter(prob=0.999)
     planned(made, "sure")
-    made.commit(["sure"], VerifyOutcomes.of([VerifyOutcome([4], 0)]))
+    made.commit(["sure"], outcome_batch([VerifyOutcome([4], 0)]))
     made.start("new", [50, 60, 70])
-    sure, new = made.plan(["sure", "new"])
+    sure, new = single_plans(made.plan(["sure", "new"]))
     assert sure.source == "cache"
     assert (new.source, new.cache_draft) == ("model", None)
 
@@ -474,10 +478,10 @@ def test_a_predictor_that_is_off_leaves_the_votes_to_decide_and_is_still_judged(
         text = np.random.default_rng(number).integers(0, 10_000, 8).tolist()
         made.start(number, [*text, *text[:3]])
         made.extend(number, [text[3]])
-        [plan] = made.plan([number])
+        [plan] = single_plans(made.plan([number]))
         made.commit(
             [number],
-            VerifyOutcomes.of([VerifyOutcome([77], 0, 0 if plan.num_model_nodes else None)]),
+            outcome_batch([VerifyOutcome([77], 0, 0 if plan.num_model_nodes else None)]),
         )
         made.finish(number, output_ids=None, keep=False)
         figures = made.calibration()
@@ -511,7 +515,7 @@ def test_of_tokens_that_nothing_is_known_of_none_is_drafted() -> None:
     made = drafter(prob=0.9999, per_node=0.0, verify_width=129, widths=(1, 129))
     text = list(range(200))
     made.start("r", [*text, *text[:5]])
-    [plan] = made.plan(["r"])
+    [plan] = single_plans(made.plan(["r"]))
     assert len(drafted(plan)) == 64
 
 
@@ -523,7 +527,7 @@ def test_a_part_that_was_accepted_whole_is_left_out_of_the_history(
     part = drafted(planned(made))
     assert 1 < len(part) < 8
     right = part[: len(part) - num_wrong]
-    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([*right, 99], len(right))]))
+    made.commit(["r"], outcome_batch([VerifyOutcome([*right, 99], len(right))]))
     made.extend("r", [1, 2, 3])  # or there is no draft
     features = made.propose(["r"]).features
     assert features is not None
@@ -532,8 +536,8 @@ def test_a_part_that_was_accepted_whole_is_left_out_of_the_history(
 
 def test_an_empty_batch_needs_nothing() -> None:
     made = drafter()
-    assert list(made.plan([])) == []
-    made.commit([], VerifyOutcomes.of([]))
+    assert len(made.plan([])) == 0
+    made.commit([], outcome_batch([]))
 
 
 def test_a_step_that_was_launched_without_drafts_is_planned_all_the_same() -> None:
@@ -543,14 +547,14 @@ def test_a_step_that_was_launched_without_drafts_is_planned_all_the_same() -> No
         of.start("r", REPEATS)
         of.extend("r", [3])
     assert made.plan_launched(["r"])  # four to nine follow, which is worth a verification
-    [plan] = other.plan(["r"])
+    [plan] = single_plans(other.plan(["r"]))
     assert plan.source == "cache"
-    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4], 0)]))
-    other.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4], 0)]))
+    made.commit(["r"], outcome_batch([VerifyOutcome([4], 0)]))
+    other.commit(["r"], outcome_batch([VerifyOutcome([4], 0)]))
     assert made.stats("r").num_cycles["plain"] == 1
     assert made.stats("r").num_target_tokens == 2
     # The next is planned from the same text.
-    [plan], [expected] = made.plan(["r"]), other.plan(["r"])
+    [plan], [expected] = single_plans(made.plan(["r"])), single_plans(other.plan(["r"]))
     assert drafted(plan) == drafted(expected)
     assert drafted(plan)[:2] == [5, 6]
 

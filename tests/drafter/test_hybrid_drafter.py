@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from sglang_hvd.config import CacheMode, HvdConfig, Policy
 from sglang_hvd.drafter import ChainPrediction, HybridDrafter
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES, DraftFeatures, TokenClasses
+from sglang_hvd.replay.core.single_cycles import (
+    DraftPlan,
+    VerifyOutcome,
+    outcome_batch,
+    single_plans,
+)
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import DraftPlan, DraftPlans, VerifyOutcome, VerifyOutcomes
+from sglang_hvd.types import DraftPlans
 from tests.payoff.made_up import constant_survival, linear
 
 CLASSES = TokenClasses.from_strings([chr(33 + token) for token in range(60)])
@@ -46,7 +52,7 @@ def drafted(plan: DraftPlan) -> list[int] | None:
 
 
 def only_draft(plans: DraftPlans) -> list[int] | None:
-    [plan] = plans
+    [plan] = single_plans(plans)
     return drafted(plan)
 
 
@@ -65,7 +71,7 @@ def started(made: HybridDrafter, rid: object = "r") -> HybridDrafter:
 def test_payoff_policy_verifies_the_cache_draft_from_the_threshold_on(
     threshold: float, source: str
 ) -> None:
-    [plan] = started(drafter(threshold=threshold)).plan(["r"])
+    [plan] = single_plans(started(drafter(threshold=threshold)).plan(["r"]))
     assert plan.source == source
     assert plan.predicted_len == 3.0
     assert drafted(plan) == ([4, 5, 6] if source == "cache" else None)
@@ -88,7 +94,7 @@ def test_with_a_distribution_the_draft_has_to_reach_the_threshold_more_likely_th
         num_model_nodes=3,
         verify_width=65,
     )
-    [plan] = started(made).plan(["r"])
+    [plan] = single_plans(started(made).plan(["r"]))
     assert plan.source == source
     assert plan.predicted_len == pytest.approx(prob + prob**2 + prob**3)
 
@@ -106,15 +112,15 @@ def test_without_a_threshold_the_better_draft_is_verified(of_model: int, source:
     )
     for number in range(300):  # without a cache draft
         made.start(number, [number % 50])
-        [plan] = made.plan([number])
+        [plan] = single_plans(made.plan([number]))
         assert plan.source == "model"
         committed = [50 + token for token in range(of_model + 1)]
-        made.commit([number], VerifyOutcomes.of([VerifyOutcome(committed, of_model)]))
+        made.commit([number], outcome_batch([VerifyOutcome(committed, of_model)]))
         made.finish(number, output_ids=None, keep=False)
     figures = made.model_figures()
     assert figures is not None
     assert figures.mean_accepted == pytest.approx(of_model)
-    [plan] = started(made, "r").plan(["r"])
+    [plan] = single_plans(started(made, "r").plan(["r"]))
     assert plan.source == source
 
 
@@ -132,7 +138,7 @@ def test_the_gate_compares_to_the_last_bit_and_does_not_depend_on_the_batch() ->
         rids = list(range(num_requests))
         for rid in rids:
             started(made, rid)
-        return {plan.source for plan in made.plan(rids)}
+        return {plan.source for plan in single_plans(made.plan(rids))}
 
     prob = 0.9  # before anything was seen
     of_model = np.float32(prob + prob * prob + prob * prob * prob)
@@ -156,7 +162,7 @@ def test_a_confident_cache_raises_what_is_expected_of_the_model_drafter() -> Non
         started(made, number)
         made.plan([number])
         outcome = VerifyOutcome([4, 5, 6, 7], 3) if number % 2 else VerifyOutcome([9], 0)
-        made.commit([number], VerifyOutcomes.of([outcome]))
+        made.commit([number], outcome_batch([outcome]))
         made.finish(number, output_ids=None, keep=False)
     for prob in (0.9, 0.2):
         made.use_predictor(constant_survival(prob))
@@ -213,7 +219,7 @@ def test_the_votes_are_a_second_opinion_in_the_papers_mode() -> None:
 def test_payoff_policy_without_a_cache_draft_predicts_nothing() -> None:
     made = drafter()
     made.start("r", [1, 2, 3])
-    [plan] = made.plan(["r"])
+    [plan] = single_plans(made.plan(["r"]))
     assert (plan.source, plan.cache_draft, plan.predicted_len) == ("model", None, None)
 
 
@@ -226,31 +232,31 @@ def test_frequency_policy_compares_the_score_with_the_model_steps_or_its_own_thr
 ) -> None:
     config = {} if frequency_threshold is None else {"frequency_threshold": frequency_threshold}
     made = started(drafter("frequency", num_model_steps=num_model_steps, **config))
-    [plan] = made.plan(["r"])
+    [plan] = single_plans(made.plan(["r"]))
     assert plan.source == source
 
 
 def test_cache_policy_takes_a_plain_step_without_a_draft() -> None:
     made = started(drafter("cache"))
     made.start("s", [1, 2, 3])
-    with_draft, without = made.plan(["r", "s"])
+    with_draft, without = single_plans(made.plan(["r", "s"]))
     assert (with_draft.source, drafted(with_draft)) == ("cache", [4, 5, 6])
     assert (without.source, without.cache_draft) == ("plain", None)
 
 
 def test_model_policy_proposes_nothing() -> None:
-    [plan] = started(drafter("model")).plan(["r"])
+    [plan] = single_plans(started(drafter("model")).plan(["r"]))
     assert (plan.source, plan.cache_draft, plan.predicted_len) == ("model", None, None)
 
 
 def test_no_cache_draft_is_longer_than_one_verification_takes() -> None:
-    [plan] = started(drafter("cache", verify_width=3)).plan(["r"])
+    [plan] = single_plans(started(drafter("cache", verify_width=3)).plan(["r"]))
     assert drafted(plan) == [4, 5]
 
 
 def test_where_a_verification_has_room_for_the_root_alone_nothing_is_verified() -> None:
     made = started(drafter("cache", verify_width=1))
-    [plan] = made.choose(["r"], made.propose(["r"], 5))
+    [plan] = single_plans(made.choose(["r"], made.propose(["r"], 5)))
     assert (plan.source, plan.cache_draft) == ("plain", None)
 
 
@@ -259,15 +265,15 @@ def test_each_request_that_is_committed_needs_its_outcome(rids: list[str]) -> No
     made = started(drafter("cache"))
     made.plan(["r"])
     with pytest.raises(ValueError, match="each needs one"):
-        made.commit(rids, VerifyOutcomes.of([VerifyOutcome([4], 0)] * (len(rids) + 1)))
-    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4], 0)]))
+        made.commit(rids, outcome_batch([VerifyOutcome([4], 0)] * (len(rids) + 1)))
+    made.commit(["r"], outcome_batch([VerifyOutcome([4], 0)]))
 
 
 def test_requests_of_one_batch_choose_on_their_own() -> None:
     made = started(drafter(threshold=3.0))
     made.start("short", [1, 2, 3, 9, 1])
     made.start("none", [1])
-    sources = [plan.source for plan in made.plan(["none", "r", "short"])]
+    sources = made.plan(["none", "r", "short"]).sources
     assert sources == ["model", "cache", "model"]
 
 
@@ -275,9 +281,9 @@ def test_a_plan_does_not_depend_on_the_batch() -> None:
     made = drafter(threshold=2.0)
     for rid in range(12):
         made.start(rid, [*REPEATS[rid % 4 :], *REPEATS[: rid % 7]])
-    together = made.plan(range(12))
+    together = single_plans(made.plan(range(12)))
     for rid, plan in enumerate(together):
-        [alone] = made.plan([rid])
+        [alone] = single_plans(made.plan([rid]))
         assert (alone.source, alone.predicted_len) == (plan.source, plan.predicted_len)
         assert drafted(alone) == drafted(plan)
 
@@ -285,7 +291,7 @@ def test_a_plan_does_not_depend_on_the_batch() -> None:
 def test_generated_tokens_and_history_reach_the_features() -> None:
     made = started(drafter("cache"))
     made.plan(["r"])
-    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4, 5, 9], 2)]))
+    made.commit(["r"], outcome_batch([VerifyOutcome([4, 5, 9], 2)]))
     made.extend("r", [1, 2])
     features = made.propose(["r"]).features
     assert features is not None
@@ -299,11 +305,11 @@ def test_generated_tokens_and_history_reach_the_features() -> None:
 def test_a_cycle_counts_for_the_source_planned_last() -> None:
     made = drafter(threshold=3.0)
     made.start("r", REPEATS)
-    [first] = made.plan(["r"])  # 2 tokens match: not worth it
+    [first] = single_plans(made.plan(["r"]))  # 2 tokens match: not worth it
     made.extend("r", [3])
-    [second] = made.plan(["r"])
+    [second] = single_plans(made.plan(["r"]))
     assert (first.source, second.source) == ("model", "cache")
-    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([4, 5, 6, 8], 3)]))
+    made.commit(["r"], outcome_batch([VerifyOutcome([4, 5, 6, 8], 3)]))
     assert made.stats("r") == RequestStats({"cache": 1}, {"cache": 3}, num_target_tokens=2)
 
 
@@ -311,9 +317,9 @@ def test_every_source_has_its_own_counts() -> None:
     made = drafter("cache")
     made.start("r", [1, 2, 3])
     made.plan(["r"])
-    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([1], 0)]))
+    made.commit(["r"], outcome_batch([VerifyOutcome([1], 0)]))
     made.plan(["r"])
-    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([2, 3], 2)]))
+    made.commit(["r"], outcome_batch([VerifyOutcome([2, 3], 2)]))
     assert made.finish("r", output_ids=None, keep=False) == RequestStats(
         {"cache": 1, "plain": 1}, {"cache": 2}, num_target_tokens=1
     )
@@ -322,9 +328,9 @@ def test_every_source_has_its_own_counts() -> None:
 def test_a_cycle_must_be_planned_before_it_is_committed() -> None:
     made = started(drafter())
     made.plan(["r"])
-    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([9], 0)]))
+    made.commit(["r"], outcome_batch([VerifyOutcome([9], 0)]))
     with pytest.raises(AssertionError, match="planned before"):
-        made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([9], 0)]))
+        made.commit(["r"], outcome_batch([VerifyOutcome([9], 0)]))
 
 
 def test_a_bad_commit_changes_nothing() -> None:
@@ -333,11 +339,11 @@ def test_a_bad_commit_changes_nothing() -> None:
     made.plan(["r", "s"])
     before = made.stats("r")
     with pytest.raises(ValueError, match="must not be negative"):
-        made.commit(["r", "s"], VerifyOutcomes.of([VerifyOutcome([4], 0), VerifyOutcome([-1], 0)]))
+        made.commit(["r", "s"], outcome_batch([VerifyOutcome([4], 0), VerifyOutcome([-1], 0)]))
     with pytest.raises(KeyError):
-        made.commit(["r", "t"], VerifyOutcomes.of([VerifyOutcome([4], 0), VerifyOutcome([1], 0)]))
+        made.commit(["r", "t"], outcome_batch([VerifyOutcome([4], 0), VerifyOutcome([1], 0)]))
     assert made.stats("r") == before
-    made.commit(["r", "s"], VerifyOutcomes.of([VerifyOutcome([4], 0), VerifyOutcome([1], 0)]))
+    made.commit(["r", "s"], outcome_batch([VerifyOutcome([4], 0), VerifyOutcome([1], 0)]))
 
 
 def test_a_finished_request_serves_the_next_one_until_flush() -> None:
@@ -346,9 +352,9 @@ def test_a_finished_request_serves_the_next_one_until_flush() -> None:
     made.extend("first", [1, 2, 3, 4])
     made.finish("first", output_ids=None, keep=True)
     made.start("second", [8, 1, 2])
-    [before] = made.plan(["second"])
+    [before] = single_plans(made.plan(["second"]))
     made.flush()
-    [after] = made.plan(["second"])
+    [after] = single_plans(made.plan(["second"]))
     assert before.cache_draft is not None
     assert before.cache_draft.source == "shared"
     assert (drafted(before), drafted(after)) == ([3, 4], None)
@@ -372,7 +378,7 @@ def test_what_drafts_had_right_counts_in_their_namespace_until_flush() -> None:
     assert known == unknown
     assert unknown == pytest.approx((math.log(3), math.log(3)))
     made.choose(["first"], made.propose(["first"]))
-    made.commit(["first"], VerifyOutcomes.of([VerifyOutcome([9], 0)]))  # the draft has a 4 there
+    made.commit(["first"], outcome_batch([VerifyOutcome([9], 0)]))  # the draft has a 4 there
     known = logits("second")
     assert known[0] == unknown[0]
     # One wrong token after its predecessor, and after any.
@@ -398,7 +404,7 @@ def test_a_model_only_request_says_nothing_about_the_drafts_of_others() -> None:
     made.start("without", REPEATS, model_only=True)
     made.extend("without", [3])
     made.plan(["without"])
-    made.commit(["without"], VerifyOutcomes.of([VerifyOutcome([9], 0)]))  # the draft has a 4 there
+    made.commit(["without"], outcome_batch([VerifyOutcome([9], 0)]))  # the draft has a 4 there
     assert logit() == unknown
 
 
@@ -417,7 +423,7 @@ def test_a_request_that_is_not_active_is_named(call: str) -> None:
     made.finish("r", output_ids=None, keep=True)
     calls = {
         "plan": lambda: made.plan(["r"]),
-        "commit": lambda: made.commit(["r"], VerifyOutcomes.of([VerifyOutcome([1], 0)])),
+        "commit": lambda: made.commit(["r"], outcome_batch([VerifyOutcome([1], 0)])),
         "extend": lambda: made.extend("r", [1]),
         "finish": lambda: made.finish("r", output_ids=None, keep=False),
         "stats": lambda: made.stats("r"),
@@ -444,9 +450,9 @@ def test_a_bad_prompt_starts_nothing() -> None:
 def test_any_object_can_name_a_request() -> None:
     made, key = drafter(), object()
     started(made, key)
-    [plan] = made.plan([key])
+    [plan] = single_plans(made.plan([key]))
     assert plan.source == "cache"
-    made.commit([key], VerifyOutcomes.of([VerifyOutcome([4, 9], 1)]))
+    made.commit([key], outcome_batch([VerifyOutcome([4, 9], 1)]))
     assert made.finish(key, output_ids=None, keep=True).num_cycles["cache"] == 1
 
 
@@ -454,7 +460,7 @@ def test_any_object_can_name_a_request() -> None:
 def test_a_model_only_request_never_verifies_its_cache_draft(policy: Policy, instead: str) -> None:
     made = started(drafter(policy, threshold=0))
     made.start("s", REPEATS, model_only=True)
-    free, bound = made.plan(["r", "s"])
+    free, bound = single_plans(made.plan(["r", "s"]))
     assert (free.source, bound.source) == ("cache", instead)
     assert bound.cache_draft is None
 
@@ -556,7 +562,7 @@ def test_namespaces_do_not_see_each_others_outputs() -> None:
     made.finish("first", output_ids=[5, 6, 7, 8, 9], keep=True)
     for rid, namespace in (("same", "left"), ("other", "right")):
         made.start(rid, [4, 5, 6, 7], namespace=namespace)
-    same, other = made.plan(["same", "other"])
+    same, other = single_plans(made.plan(["same", "other"]))
     assert drafted(same) == [8, 9]
     assert drafted(other) is None
 
@@ -571,7 +577,7 @@ def test_the_shipped_predictor_makes_a_drafter() -> None:
             verify_width=32,
             deterministic=True,
         )
-        [plan] = started(made).plan(["r"])
+        [plan] = single_plans(started(made).plan(["r"]))
         assert plan.predicted_len is not None
 
 
@@ -607,14 +613,14 @@ def test_counts_add_up_and_nothing_is_left(
             )
         elif token_ids:
             running = sorted(num_committed)
-            plans = made.plan(running)
+            plans = single_plans(made.plan(running))
             outcomes = [
                 VerifyOutcome(token_ids[:1], 0)
                 if plan.source == "plain"
                 else VerifyOutcome(token_ids, len(token_ids) - 1)
                 for plan in plans
             ]
-            made.commit(running, VerifyOutcomes.of(outcomes))
+            made.commit(running, outcome_batch(outcomes))
             for each, outcome in zip(running, outcomes, strict=True):
                 num_committed[each] += len(outcome.token_ids)
                 num_cycles[each] += 1

@@ -10,8 +10,13 @@ from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import ChainPrediction, HybridDrafter
 from sglang_hvd.payoff import AcceptancePredictor, TokenClasses
 from sglang_hvd.payoff.predictor import feature_settings
+from sglang_hvd.replay.core.single_cycles import (
+    DraftPlan,
+    VerifyOutcome,
+    outcome_batch,
+    single_plans,
+)
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import DraftPlan, VerifyOutcome, VerifyOutcomes
 from tests.payoff.made_up import constant_survival, random_predictor
 
 CLASSES = TokenClasses.from_strings([chr(33 + token) for token in range(60)])
@@ -44,10 +49,10 @@ def cycle(made: HybridDrafter, *, num_right: int) -> DraftPlan:
     rid = object()
     made.start(rid, PROMPT)
     made.extend(rid, [3])
-    [plan] = made.plan([rid])
+    [plan] = single_plans(made.plan([rid]))
     num_accepted = num_right if plan.source == "cache" else 0
     committed = [*DRAFT[:num_accepted], 0 if num_right == num_accepted else DRAFT[0]]
-    made.commit([rid], VerifyOutcomes.of([VerifyOutcome(committed, num_accepted)]))
+    made.commit([rid], outcome_batch([VerifyOutcome(committed, num_accepted)]))
     made.finish(rid, output_ids=None, keep=False)
     return plan
 
@@ -131,7 +136,7 @@ def test_drafts_of_another_origin_are_still_the_predictors_to_decide() -> None:
     made.start("r", [0])
     made.extend("r", PROMPT)  # the match lies in the output
     made.extend("r", [3])
-    [plan] = made.plan(["r"])
+    [plan] = single_plans(made.plan(["r"]))
     assert plan.source == "cache"
 
 
@@ -154,22 +159,20 @@ def test_outcomes_belong_to_their_requests_in_any_order() -> None:
     made = with_planned_batch()
     made.commit(
         ["b", "without draft"],
-        VerifyOutcomes.of([VerifyOutcome([*DRAFT[:8], 0], 8), VerifyOutcome([41], 0)]),
+        outcome_batch([VerifyOutcome([*DRAFT[:8], 0], 8), VerifyOutcome([41], 0)]),
     )
     calibration = made.calibration()
     assert calibration is not None
     assert calibration["prompt"].num_verified == 1
     assert calibration["prompt"].mean_accepted == 8
-    made.commit(["a"], VerifyOutcomes.of([VerifyOutcome([*DRAFT[:4], 0], 4)]))
+    made.commit(["a"], outcome_batch([VerifyOutcome([*DRAFT[:4], 0], 4)]))
     assert (made.calibration() or {})["prompt"].mean_accepted == pytest.approx(6, abs=0.01)
 
 
 def test_a_whole_batch_may_be_committed_in_another_order() -> None:
     made = with_planned_batch()
     of_drafts = [VerifyOutcome([*DRAFT[:num], 0], num) for num in (8, 4)]
-    made.commit(
-        ["without draft", "b", "a"], VerifyOutcomes.of([VerifyOutcome([41], 0), *of_drafts])
-    )
+    made.commit(["without draft", "b", "a"], outcome_batch([VerifyOutcome([41], 0), *of_drafts]))
     figures = (made.calibration() or {})["prompt"]
     assert (figures.num_verified, figures.mean_accepted) == (2, pytest.approx(6, abs=0.01))
 
@@ -179,7 +182,7 @@ def test_a_text_that_ends_inside_its_draft_had_no_more_of_it() -> None:
     made.start("r", PROMPT)
     made.extend("r", [3])
     made.plan(["r"])
-    made.commit(["r"], VerifyOutcomes.of([VerifyOutcome(DRAFT[:2], 2)]))
+    made.commit(["r"], outcome_batch([VerifyOutcome(DRAFT[:2], 2)]))
     figures = (made.calibration() or {})["prompt"]
     assert (figures.num_verified, figures.mean_accepted) == (1, 2)
     assert figures.first_token.share == 1
@@ -198,18 +201,18 @@ def test_another_predictor_takes_over_from_the_next_plan_on_and_starts_uncorrect
         cycle(made, num_right=0)
     made.start("running", PROMPT)
     made.extend("running", [3])
-    [before] = made.plan(["running"])
+    [before] = single_plans(made.plan(["running"]))
     made.use_predictor(UNSURE)
     assert made.predictor is UNSURE
     made.commit(
-        ["running"], VerifyOutcomes.of([VerifyOutcome([*DRAFT[:7], 0], 7)])
+        ["running"], outcome_batch([VerifyOutcome([*DRAFT[:7], 0], 7)])
     )  # of the old one's cycle
     calibration = made.calibration()
     assert calibration is not None
     assert {f.num_verified for f in calibration.values()} == {0}
     assert {f.shift for f in calibration.values()} == {0}
     made.extend("running", PROMPT[:3])
-    [after] = made.plan(["running"])
+    [after] = single_plans(made.plan(["running"]))
     assert payoff(after) == pytest.approx(1, abs=0.01)  # 1/2 + 1/4 + ...
     assert payoff(before) > 10
 
@@ -247,7 +250,7 @@ def test_a_request_that_never_verifies_cache_drafts_corrects_nothing() -> None:
         made.start(rid, PROMPT, model_only=True)
         made.extend(rid, [3])
         made.plan([rid])
-        made.commit([rid], VerifyOutcomes.of([VerifyOutcome([0], 0)]))  # the draft says 4
+        made.commit([rid], outcome_batch([VerifyOutcome([0], 0)]))  # the draft says 4
         made.finish(rid, output_ids=None, keep=False)
     calibration = made.calibration()
     assert calibration is not None

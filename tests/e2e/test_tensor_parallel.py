@@ -16,8 +16,8 @@ def test_two_ranks_generate_what_plain_serving_does(
     plain = start_server("--tp-size", "2", environment=TWO_RANKS)
     expected = [plain.generate(prompt, max_new_tokens=48)["output_ids"] for prompt in asked]
     # The ranks time their steps differently. If they decided differently, they would add up
-    # different nodes, or one would wait for ever.
-    server = start_hvd("allocate", "--tp-size", "2", environment=TWO_RANKS)
+    # different nodes, or one would wait forever.
+    server = start_hvd("allocate", "--tp-size", "2", environment=TWO_RANKS, is_spawned=True)
     for concurrency in (1, 8):
         server.flush_cache()
         answers = server.generate_all(asked, concurrency=concurrency, max_new_tokens=48)

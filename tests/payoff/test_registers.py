@@ -9,8 +9,8 @@ from sglang_hvd.config import CacheMode, HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import AcceptancePredictor, TokenClasses
 from sglang_hvd.payoff._native import use_lanes, widest_lanes
+from sglang_hvd.replay.core.single_cycles import VerifyOutcome, outcome_batch
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import VerifyOutcome, VerifyOutcomes
 
 NUM_REQUESTS = 7  # four rows at a time go through the network, and then one by one
 
@@ -58,7 +58,7 @@ def bits(lanes: int, mode: CacheMode) -> list[bytes]:
         for row, num in enumerate(proposals.drafts.num_nodes[:NUM_REQUESTS].tolist()):
             found.append(proposals.features.positions[row, :, :num].tobytes())
         made.choose(rids, proposals)
-        made.commit(rids, VerifyOutcomes.of([VerifyOutcome(text(1)[:2], 1) for _ in rids]))
+        made.commit(rids, outcome_batch([VerifyOutcome(text(1)[:2], 1) for _ in rids]))
     return found
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import inspect
 import pickle
 import pkgutil
+import textwrap
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,18 +54,21 @@ from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import (
 from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
 
 from sglang_hvd.allocation import VerifyWidths
-from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
-from sglang_hvd.plugin.engine.step_parts import check_sampling
+from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker, drafting
 from sglang_hvd.plugin.engine.worker import HvdWorker
 from sglang_hvd.plugin.hooks.hook_table import HOOKS
+from sglang_hvd.plugin.startup.refusals import check_sampling
 from sglang_hvd.plugin.startup.supported import SUPPORTED_SGLANG, require_hooks
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput
 
-# Methods of ours that extend nothing.
+# Methods of ours that extend nothing. SGLang's classes must have none of these names, since ours
+# would replace theirs.
 OWN_HELPERS = {
-    *("_decode", "_step_plan", "_extend", "plan_ahead", "_record_prefill", "_publish"),
-    *("describe", "use_predictor", "on_idle", "on_pause", "drop", "note_finished_at_prefill"),
-    *("extend", "_num_draft_tokens"),
+    HvdWorker: {
+        *("_decode", "_extend", "plan_ahead", "_record_prefill", "_publish"),
+        *("describe", "use_predictor", "on_idle", "on_pause", "drop", "note_finished_at_prefill"),
+    },
+    HvdDraftWorker: {"extend", "_num_draft_tokens"},
 }
 
 
@@ -158,9 +163,8 @@ def test_the_eagle_worker_has_the_methods_that_are_extended() -> None:
         (eagle_worker_v2.EagleDraftWorker, HvdDraftWorker),
     ):
         for name, member in vars(ours).items():
-            if not inspect.isfunction(member) or name in OWN_HELPERS:
-                continue
-            assert hasattr(cls, name), f"{cls.__name__}.{name}"
+            if inspect.isfunction(member):
+                assert hasattr(cls, name) != (name in OWN_HELPERS[ours]), f"{cls.__name__}.{name}"
     assert "EagleDraftWorker(" in inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.__init__)
 
 
@@ -170,22 +174,65 @@ def test_a_decode_step_of_sglangs_has_the_stages_of_ours() -> None:
     assert _parameters(forward) == [
         *("self", "batch", "on_publish", "grammar_barrier", "pp_proxy_tensors"),
     ]
-    source = inspect.getsource(forward)
-    decode = source[source.index("self.activate_step_by_batch(") :]
+    [choice] = ast.parse(textwrap.dedent(inspect.getsource(forward))).body[0].body  # type: ignore[attr-defined]
+    assert ast.unparse(choice.test) == "batch.forward_mode.is_extend() or batch.is_extend_in_batch"
+    nodes = [node for each in choice.orelse for node in ast.walk(each)]
+    conditions = [ast.unparse(node.test) for node in nodes if isinstance(node, ast.If | ast.Assert)]
+    assert sorted(conditions) == sorted(
+        [
+            "batch.spec_info is None",  # an idle rank of data-parallel attention, which is refused
+            # Drafts that the scheduler built, under pipeline parallelism, which is refused.
+            "batch.spec_info is not None and batch.spec_info.is_verify_input()",
+            "self.speculative_num_steps == 0",  # adaptive speculation, which is refused
+            "verify_input.is_verify_input()",
+            "on_publish is not None",
+            "self.speculative_num_steps == 0"  # adaptive speculation
+            " and envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.get()",
+            "get_parallel().pp_size > 1 and (not batch.forward_mode.is_idle())"  # pipeline stages
+            " and (self.speculative_num_steps > 0)",
+        ]
+    )
+    contexts = [
+        [ast.unparse(item) for item in node.items] for node in nodes if isinstance(node, ast.With)
+    ]
+    around = [
+        "draft_tp_context(self.draft_worker.parallel_layout)",
+        "speculative_moe_backend_context()",
+        "speculative_moe_a2a_backend_context()",
+    ]  # as in draft_worker.drafting
+    assert contexts == [
+        [*around, f"spec_stage_span({stage!r})"]
+        for stage in ("draft", "draft_extend", "draft")  # the last under pipeline parallelism
+    ]
+    assert all(f"{context.split('(')[0]}(" in inspect.getsource(drafting) for context in around)
+    called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+    assert {name for name in called if name.startswith(("self.", "batch."))} == {
+        "self.activate_step_by_batch",  # adaptive speculation
+        "self.speculative_algorithm.is_standalone",  # idle ranks
+        "batch.spec_info.is_verify_input",
+        "self._build_trivial_verify_input",  # adaptive speculation
+        "self.draft_worker.draft",
+        "self.verify",
+        "self._stub_skipped_draft_extend",
+        "self.draft_worker._draft_extend_for_decode",
+        *("batch.forward_mode.is_idle", "batch.seq_lens_cpu.sum"),  # pipeline parallelism
+    }
+    source = "\n".join(ast.unparse(each) for each in choice.orelse)
     stages = (
-        "self.activate_step_by_batch(",  # adaptive speculation, which is refused
-        "if batch.spec_info is None:",  # an idle rank of data-parallel attention, likewise
-        "elif self.speculative_num_steps == 0:",  # likewise
+        "self.activate_step_by_batch(",
+        "if batch.spec_info is None:",
+        "elif self.speculative_num_steps == 0:",
         "self.draft_worker.draft(batch)",
+        "assert verify_input.is_verify_input()",
         "batch.spec_info = verify_input",
         "self.verify(",
         "on_publish(batch_output.new_seq_lens)",
         "self._stub_skipped_draft_extend(batch, batch_output)",
         "self.draft_worker._draft_extend_for_decode(",
-        "get_parallel().pp_size > 1",  # likewise
+        "get_parallel().pp_size > 1",
         "return batch_output",
     )
-    places = [decode.index(stage) for stage in stages]
+    places = [source.index(stage) for stage in stages]
     assert places == sorted(places)
     assert _parameters(eagle_worker_v2.EAGLEWorkerV2.verify) == [
         *("self", "batch", "pp_proxy_tensors", "grammar_barrier"),

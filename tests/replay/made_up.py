@@ -7,9 +7,8 @@ import numpy as np
 
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES
 from sglang_hvd.replay.core.recording_walk import RecordingWalk, SessionWalk
-from sglang_hvd.replay.core.recordings import find_recordings
+from sglang_hvd.replay.core.recordings import TraceTokenizer, find_recordings
 from sglang_hvd.replay.core.totals import CycleTotals
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.core.training_rows import TrainingRows
 from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
 from sglang_hvd.replay.report.analysis import About, Analysis

@@ -12,8 +12,7 @@ import pytest
 from sglang_hvd.cli import main
 from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
-from sglang_hvd.replay.core.recordings import find_recordings
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.recordings import TraceTokenizer, find_recordings
 from sglang_hvd.traces.writer import TraceWriter
 from tests.payoff.made_up import constant_survival
 from tests.replay.conftest import WriteTraces

@@ -10,6 +10,7 @@ import pytest
 
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import MATCH_COLUMNS, DraftBatch
+from tests.suffix_cache.proposed_drafts import propose
 
 PHRASE = [11, 12, 13, 14, 15, 16]
 
@@ -20,7 +21,7 @@ def cache() -> SuffixCache:
 
 
 def proposed(cache: SuffixCache, rid: object, max_tokens: int = 64) -> list[int]:
-    [draft] = cache.propose([rid], max_tokens)
+    [draft] = propose(cache, [rid], max_tokens)
     return [] if draft is None else draft.token_ids.tolist()
 
 
@@ -32,7 +33,7 @@ def tree(cache: SuffixCache, rid: object, max_nodes: int) -> DraftBatch:
 
 def test_a_draft_follows_the_prompt(cache: SuffixCache) -> None:
     cache.start("a", [*PHRASE, 1, 11, 12])
-    [draft] = cache.propose(["a"], 4)
+    [draft] = propose(cache, ["a"], 4)
     assert draft.token_ids.tolist() == [13, 14, 15, 16]
     assert draft.match_len == 2
     assert draft.source == "request"
@@ -55,7 +56,7 @@ def test_finished_request_stays_in_shared_cache(cache: SuffixCache) -> None:
     cache.commit(["a"], [PHRASE])
     cache.finish("a", keep=True)
     cache.start("b", [2, 11])
-    [draft] = cache.propose(["b"], 3)
+    [draft] = propose(cache, ["b"], 3)
     assert draft.token_ids.tolist() == [12, 13, 14]
     assert draft.source == "shared"
 
@@ -183,7 +184,7 @@ def test_a_long_prompt_is_taken_in_beside_the_caller() -> None:
     cache.start("a", prompt)
     assert cache.stats().num_pending_tokens > 0
     cache.commit(["a"], [[500]])
-    cache.propose(["a"], 4)  # uses what is there
+    propose(cache, ["a"], 4)  # uses what is there
     cache.drain()
     assert cache.stats().num_pending_tokens == 0
     assert proposed(cache, "a", 3) == [501, 502, 503]
@@ -229,14 +230,14 @@ def test_extreme_token_ids_are_kept_whole(cache: SuffixCache) -> None:
 
 def test_an_empty_prompt_proposes_nothing(cache: SuffixCache) -> None:
     cache.start("a", [])
-    assert cache.propose(["a"], 8) == [None]
+    assert propose(cache, ["a"], 8) == [None]
     cache.commit(["a"], [[1, 2, 1]])
     assert proposed(cache, "a", 2) == [2, 1]
 
 
 def test_empty_batches_are_fine(cache: SuffixCache) -> None:
     cache.commit([], [])
-    assert cache.propose([], 8) == []
+    assert propose(cache, [], 8) == []
 
 
 def test_a_rid_can_be_used_again_after_finish(cache: SuffixCache) -> None:
@@ -251,7 +252,7 @@ def test_unknown_and_repeated_rids_are_refused(cache: SuffixCache) -> None:
     with pytest.raises(ValueError, match="'a' is already active"):
         cache.start("a", PHRASE)
     for action in (
-        lambda: cache.propose(["a", "b"], 8),
+        lambda: propose(cache, ["a", "b"], 8),
         lambda: cache.commit(["a", "b"], [[1], [1]]),
         lambda: cache.finish("b", keep=True),
     ):
@@ -408,7 +409,7 @@ def test_namespaces_of_one_short_output_are_bounded() -> None:
     assert stats.num_shared_requests == 100  # one namespace for 512 tokens of the budget
     assert stats.num_bytes < 10_000_000
     cache.start("again", [4], namespace="salt 1999")
-    assert cache.propose(["again"], 4)[0] is not None  # the latest stayed
+    assert propose(cache, ["again"], 4)[0] is not None  # the latest stayed
 
 
 def test_a_flood_of_small_namespaces_displaces_its_own() -> None:

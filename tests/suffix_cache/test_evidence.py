@@ -1,6 +1,7 @@
 """What the texts know of a draft beside its matches, against a search through all of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -246,17 +247,6 @@ def test_evidence_that_was_not_asked_for_is_not_written() -> None:
 def test_arrays_that_do_not_fit_are_refused(shape: tuple[int, int]) -> None:
     cache = SuffixCache(background=False)
     cache.start("a", [1, 2, 1])
-    batch = DraftBatch.of_size(2, 8)
-    arrays = [getattr(batch, name) for name in ("token_ids", "parents", "depths", "probs")]
+    batch = replace(DraftBatch.of_size(2, 8), evidence=np.zeros(shape, np.float32))
     with pytest.raises(ValueError, match="batch"):
-        cache._core.propose(
-            np.array([cache._slots["a"]], np.int32),
-            np.array([8], np.int32),
-            False,
-            False,
-            True,
-            *arrays,
-            batch.num_nodes,
-            batch.matches,
-            np.zeros(shape, np.float32),
-        )
+        cache.propose_into(batch, ["a"], np.array([8], np.int32), with_evidence=True)

@@ -4,9 +4,10 @@ at one by one for each match length and each token of a draft."""
 import numpy as np
 import pytest
 
+from sglang_hvd.replay.core.single_cycles import CacheDraft
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import CacheDraft
 from tests.suffix_cache.oracle.cache import OracleCache
+from tests.suffix_cache.proposed_drafts import propose
 
 NUM_TOKENS = 3000  # several blocks
 
@@ -69,5 +70,5 @@ def test_drafts_from_repetitive_texts_are_the_oracles(
     for committed in ([], text[:1], [0], [0, 1], text[:40]):
         for cache in caches:
             cache.commit(["own", "shared"], [committed, committed])
-        want, got = (cache.propose(["own", "shared"], 200) for cache in caches)
+        want, got = (propose(cache, ["own", "shared"], 200) for cache in caches)
         assert [as_tuple(draft) for draft in got] == [as_tuple(draft) for draft in want]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.recordings import TraceTokenizer
 from sglang_hvd.traces.chat_templates import ChatTemplate
 from sglang_hvd.traces.reader import read_traces
 

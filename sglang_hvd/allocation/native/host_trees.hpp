@@ -11,8 +11,8 @@
 
 namespace sglang_hvd {
 
-// A text that leaves the chain continues as the other votes say less often than their shares of the votes. The
-// factor is the one that serves recorded texts fastest (docs/allocation.md).
+// Where a text leaves the chain, the other votes are right less often than their shares say. This factor serves
+// recorded texts fastest (docs/allocation.md).
 constexpr float kBranchShare = 0.45f;
 
 struct ChainDraft {
@@ -102,8 +102,8 @@ public:
     }
 
     // Adds the draft of another source to the first num nodes of a tree. Equal prefixes are shared: such a node
-    // gets the larger of both probabilities. But no probability grows by more than the rest: the probability that
-    // the parent is accepted and none of its children in the tree is. Returns the number of nodes.
+    // gets the larger of both probabilities, but grows by at most the rest. The rest is the probability that the
+    // parent is accepted and none of its children in the tree is. Returns the number of nodes.
     std::size_t add(const TreeRow& tree, std::size_t num, const TreeDraft& draft, std::uint8_t source) {
         nodes_.clear();
         for (std::size_t k = 0; k < num; ++k)

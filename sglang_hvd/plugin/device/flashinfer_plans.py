@@ -10,7 +10,8 @@ drafts under SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR, and for verifications of c
 SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN. These plans cannot tell a tree from a chain: both are the
 same number of tokens for each request, and their masks are packed bit by bit.
 
-Here both are on. Each variable, set to 0, leaves SGLang's default.
+This module switches the plans for drafts and for verifications on. A variable that is set to 0
+keeps SGLang's default.
 
 A plan is made in host memory and copied to the device from there. Without the waits, the host could
 overwrite it with the next plan of the same graph before the copy: a fence keeps the two apart.
@@ -47,8 +48,8 @@ def plan_verifications_on_host(backend: Any) -> bool:
     """
     if _is_off(envs.SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN):
         return False
-    # It replays what a plan launched, without the host's part: the lengths would never change.
-    # FlashInfer's own plans cannot be captured, so that they are planned again each time.
+    # This graph replays what a plan launched, but not the host's part, so the lengths would never
+    # change. FlashInfer's own plans cannot be captured, so they are made again each time.
     if envs.SGLANG_ENABLE_METADATA_GLUE_GRAPH.get():
         return False
     if type(backend) is not FlashInferAttnBackend or not _has_lengths_of_plans(backend):
@@ -102,7 +103,7 @@ class PlanFence:
 
     @classmethod
     def of(cls, device: str) -> PlanFence:
-        """The fence of this server, whose drafter may have another attention than the target."""
+        """The fence of this server. The drafter and the target may have different backends."""
         is_drafters = get_spec().speculative_draft_attention_backend == "flashinfer"
         return cls(is_needed=device == "cuda" and (uses_flashinfer() or is_drafters))
 

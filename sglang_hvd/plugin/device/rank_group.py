@@ -20,11 +20,8 @@ class RankGroup:
         self.is_first = process_group is None or torch.distributed.get_rank(process_group) == 0
 
     def of_first(self, value: _T) -> _T:
-        """The first rank's value. A tensor is written into that of the other ranks."""
+        """The first rank's value, which is pickled for the others."""
         if self.process_group is None:
-            return value
-        if isinstance(value, torch.Tensor):
-            torch.distributed.broadcast(value, group=self.process_group, group_src=0)
             return value
         values = [value]
         torch.distributed.broadcast_object_list(values, group=self.process_group, group_src=0)

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 def draft_extend_of(
     config: HvdConfig, *, device: str, has_mrope: bool, runs_ahead: bool
 ) -> DraftExtend:
-    """When a server runs draft-extend.
+    """Chooses when the server runs draft-extend.
 
-    has_mrope: positions depend on more than a token's place, which catching up does not know.
+    has_mrope: positions depend on more than a token's place, and catching up knows only that.
     runs_ahead: steps without drafts may be launched before the tokens of the last step are known.
     """
     # On a GPU draft-extend runs while the host reads what was accepted; a postponed one waits for
@@ -72,7 +72,7 @@ class CatchUp:
         self._draft_worker = draft_worker
         self._draft_extend = draft_extend
         self._costs, self._clock = costs, clock
-        self._missing = MissingTokens(in_runs=draft_extend is DraftExtend.BEHIND_DRAFTS)
+        self._missing = MissingTokens(in_runs=draft_extend is DraftExtend.AFTER_DRAFTS)
         self._max_missing = 0  # of any request, after the last step
 
     def due_rows(self, reqs: Sequence[Req], plan: StepPlan) -> list[int]:
@@ -106,7 +106,7 @@ class CatchUp:
         batch.spec_info = spec_info
 
     def keep(self, reqs: Sequence[Req], plan: StepPlan, result: GenerationBatchResult) -> None:
-        """Keeps what the step's verification committed, if it is to be caught up with."""
+        """Keeps the tokens that the step committed, if requests catch up with them later."""
         if not self._draft_extend.catches_up:
             return
         self._max_missing += 1  # only runs of plain steps read it, which commit one token each
@@ -136,8 +136,8 @@ class CatchUp:
     def _extend(
         self, some: ScheduleBatch, tokens: TokensToWrite, cached_lens: list[int]
     ) -> dict[str, torch.Tensor]:
-        """Runs the draft model over what these requests lack. Returns what their drafts begin with,
-        by its name in SGLang's draft input."""
+        """Runs the draft model over the tokens that these requests lack. Returns the inputs of
+        their next drafts, by their names in SGLang's draft input."""
         draft_worker = self._draft_worker
         starts = [end - num for end, num in zip(cached_lens, tokens.lengths, strict=True)]
         # One array, one transfer: rows of the batch, and positions.
@@ -157,7 +157,7 @@ class CatchUp:
         some.seq_lens_cpu = torch.tensor(cached_lens)
         some.seq_lens_sum = sum(cached_lens)
         some.multimodal_inputs = [None] * len(cached_lens)
-        # Where linear attention keeps states, of the target and of the whole batch.
+        # They name the states of the target's linear attention, for the whole batch.
         some.mamba_track_indices = some.mamba_track_mask = None
         some.mamba_track_seqlens = some.mamba_track_seqlens_cpu = None
         some.spec_info = EagleDraftExtendInput(

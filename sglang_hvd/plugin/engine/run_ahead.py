@@ -19,7 +19,6 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.engine.catch_up import CatchUp
 from sglang_hvd.plugin.requests.held_requests import HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
-from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.types import DraftPlans
 
@@ -27,36 +26,34 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 
-def check_run_ahead(
+def require_run_ahead(
     config: HvdConfig, widths: VerifyWidths, *, may_run_ahead: bool, plans_wait: bool
-) -> None:
-    """Raises ValueError if the settings ask for steps that run ahead, and this server has none.
+) -> bool:
+    """Whether steps of this server run ahead. The settings alone say so: a server that cannot do as
+    they ask does not start.
 
     widths: those that were built.
     may_run_ahead: the settings allow it (startup/verify_widths.py).
     plans_wait: the attention's own plans wait for the last step, so that nothing would be gained.
+
+    Raises ValueError if the settings ask for it, and steps of this server cannot run ahead.
     """
-    can_run_ahead = may_run_ahead and widths.values[0] == 1 and not plans_wait
-    if config.run_ahead and not can_run_ahead:
+    if not config.run_ahead:
+        return False
+    if not may_run_ahead or widths.values[0] != 1 or plans_wait:
         raise ValueError(
             "--hvd-set run_ahead=true needs a verify width of 1, overlap scheduling (which is "
             "off on a CPU and with --disable-overlap-schedule) and, with FlashInfer, CUDA "
             "graphs and host_plans (docs/operation.md): drop it or change these"
         )
+    return True
 
 
 class RunAhead:
     """Decides whether the next step runs ahead. Never waits for the last step."""
 
-    def __init__(
-        self,
-        held: HeldRequests,
-        launched: LaunchedSteps,
-        figures: ServedFigures,
-        catch_up: CatchUp,
-    ) -> None:
-        self._held, self._launched, self._figures = held, launched, figures
-        self._catch_up = catch_up
+    def __init__(self, held: HeldRequests, launched: LaunchedSteps, catch_up: CatchUp) -> None:
+        self._held, self._launched, self._catch_up = held, launched, catch_up
 
     def step_plan(self, batch: ScheduleBatch, *, gives_lengths: bool) -> StepPlan | None:
         """The plan of the step that SGLang is about to launch; None if that step has to be planned
@@ -80,15 +77,15 @@ class RunAhead:
             return None
         coming = last.keys
         if last.plan is None and coming.issuperset(h.key for h in held):
-            return None  # a prefill of all of them: none was decoded before
+            return None  # the last step was the prefill of all of them: nothing to continue
         # A request's newest token is not cached. The token that is on its way is not counted yet.
         cached_lens = [h.num_tokens - (h.key not in coming) for h in held]
         for req, h, num_cached in zip(batch.reqs, held, cached_lens, strict=True):
-            # SGLang counts the steps whose results it has read: all but a verification that was
-            # the last step. The device lays out what it verifies by these lengths.
+            # kv_committed_len lacks the last step if that is a verification, since SGLang has not
+            # read its result yet. The lengths must be right: the device lays out the step by them.
+            # A request with wrong ones is indexed again in HeldRequests.of_step.
             is_behind = last.plan is not None and h.key in coming
             if num_cached != req.kv.kv_committed_len + is_behind:
-                self._figures.num_resyncs += 1
                 return None
         return StepPlan(
             held,

@@ -17,7 +17,7 @@ from sglang_hvd.plugin.device.rank_group import RankGroup
 from sglang_hvd.plugin.device.timer import DeviceTimer
 from sglang_hvd.step_clock import Phase, StepClock
 
-# Steps after which the table is corrected: soon at first, then as often as the last.
+# The table is corrected after each of these steps, then every _TABLE_EVERY steps.
 _FIRST_TABLES = (2, 4, 8, 16, 32)
 _TABLE_EVERY = 64
 
@@ -25,9 +25,9 @@ _TABLE_EVERY = 64
 class ServedCosts:
     """Times the parts of each step and corrects an allocator's table of costs by them.
 
-    allocator: None under policies that weigh no costs: then nothing is timed.
-        Otherwise it begins with a table that is the same on every rank.
-    is_fixed: the user gave the allocator's table, and it stays.
+    allocator: None under policies that weigh no costs; nothing is timed then. Its first table is
+        the same on every rank.
+    is_fixed: the user gave the allocator's table, so it is not corrected.
     runs_ahead: steps without drafts may be launched before the tokens of the last step are known.
     clock: measures what this class itself takes.
     now: the time of the host in seconds, to be replaced in tests.
@@ -83,8 +83,8 @@ class ServedCosts:
             yield
 
     def begin_step(self, num_requests: int, *, is_ahead: bool = False) -> None:
-        """A decode step begins. If nothing came between, the time of the last step is known now,
-        and so is what it took in addition to its parts. On a GPU that is mostly waiting for the
+        """A decode step begins. If it follows the last step directly, the last step's rest is known
+        now: what that step took in addition to its parts. On a GPU that is mostly waiting for the
         host.
 
         is_ahead: it is launched before the tokens of the last step are known.

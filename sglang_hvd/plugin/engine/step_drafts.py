@@ -31,7 +31,7 @@ class ModelTrees:
     """What the model drafter drafted for some requests of a step.
 
     rows: int64[num_drafting] on the device, the requests that drafted; None: all of them.
-    kv_loc_plan: of the KV window of the batch, where all of it drafted.
+    kv_loc_plan: plan of the batch's KV window; None unless all of its requests drafted.
     """
 
     trees: EagleTrees
@@ -126,7 +126,7 @@ class StepDrafts:
     def _cache_nodes(self, plan: StepPlan, bonus_tokens: torch.Tensor) -> DraftNodes:
         """The cache drafts, and a bare root for every request without one."""
         drafts, w = plan.drafts.drafts, plan.width
-        # One array, one transfer: w columns of tokens, w of parents, the number of used nodes.
+        # One array and so one transfer: w columns of tokens, w of parents, and the number of nodes.
         with self._clock.measure(Phase.BUILD):
             rows = np.zeros((len(drafts), 2 * w + 1), dtype=np.int64)
             longest = drafts.token_ids.shape[1]
@@ -142,10 +142,10 @@ class StepDrafts:
     def _run_model_drafter(
         self, batch: ScheduleBatch, num_steps: int, width: int
     ) -> tuple[DraftLoopOutput, KVLocPlan | None]:
-        """EagleDraftWorker.draft up to the tree that it selects. Its own ending would lay out a
-        verification of that tree alone, at its width.
+        """Runs EagleDraftWorker.draft up to the selection of the tree. The rest of that method
+        would lay out a verification of this tree alone.
 
-        width: of the verification, which is the KV window of a chain.
+        width: width of the verification, which is the KV window of a chain.
         """
         forward_batch, _, kv_loc_plan = prepare_for_draft(
             batch.spec_info,
@@ -161,12 +161,12 @@ class StepDrafts:
         return self._states.of_draft_steps.run(forward_batch, num_steps), kv_loc_plan
 
     def _num_cached(self, batch: ScheduleBatch, plan: StepPlan) -> int:
-        """Tokens in the KV cache of all requests together. More, where the host does not know."""
+        """Tokens of all requests in the KV cache; an upper bound if the host does not know."""
         num_cached: int | None = batch.seq_lens_sum
         if num_cached is not None:
             return num_cached
-        # SGLang gives no lengths, and a mask must not be written past its end: the plan's lengths
-        # and some room. The whole context of every request would be as safe, and gigabytes to fill.
+        # Without lengths from SGLang, an upper bound sizes the mask, so that no write goes past its
+        # end. The full context of every request would do too, but takes gigabytes to fill.
         n = len(batch.reqs)
         longest = n * self._target.model_config.context_len
         return min(sum(plan.cached_lens) + n * plan.width, longest)

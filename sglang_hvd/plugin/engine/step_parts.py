@@ -95,14 +95,3 @@ def build_ranks() -> RankGroup:
     """The tensor-parallel ranks of this server."""
     parallel = get_parallel()
     return RankGroup(parallel.tp_group.cpu_group if parallel.tp_size > 1 else None)
-
-
-def check_sampling(max_nodes: int, vocab_size: int) -> None:
-    """SGLang's kernel for sampled verifications (sampling.cuh) numbers the probabilities of a step
-    by 32 bits. Raises ValueError if so many nodes, of all requests together, have more."""
-    if max_nodes * vocab_size > 2**32:
-        raise ValueError(
-            "SGLang's sampling kernel numbers the probabilities of a step by 32 bits, and "
-            f"{max_nodes} nodes of all requests and {vocab_size} words have more: lower "
-            "--max-running-requests, --hvd-verify-width or --hvd-set wide_width"
-        )

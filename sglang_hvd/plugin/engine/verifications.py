@@ -1,4 +1,4 @@
-"""SGLang's verification, at a width of each step's own."""
+"""Runs SGLang's verification at the width that each step has."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Verifications:
         finally:
             worker.speculative_num_draft_tokens, worker.topk = base_width, topk
         if batch.return_hidden_states and not verify_input.has_branches:
-            # A client reads them later. SGLang copied them if it moved the path. Otherwise the
-            # graphs of draft-extend may write where they are.
+            # A client reads the hidden states later. If SGLang moved the path, it has copied them.
+            # Otherwise the graphs of draft-extend may overwrite them.
             output = result.logits_output
             output.hidden_states = output.hidden_states.clone()
         return result
@@ -64,8 +64,8 @@ class Verifications:
 
 @contextmanager
 def _before_forward(worker: Any, then: Callable[[], None]) -> Iterator[None]:
-    """Calls `then` before the forward that runs inside. By then the verification is laid out and
-    planned: a device that has nothing else to do waits while the host does that."""
+    """Calls `then` just before the worker's forward, which runs inside. By then the verification is
+    laid out and planned. An idle device waits for that, which must not count as verification."""
     forward, own = worker.forward_batch_generation, vars(worker).get("forward_batch_generation")
     was_called = False
 

@@ -1,7 +1,8 @@
 """SGLang's EAGLE worker, with a choice of draft for each request and step.
 
-`HvdWorker._decode` is the way of one decode step. Everything that it calls is built once, after the
-graphs are captured (`init_cuda_graphs`). The other methods are SGLang's events.
+`HvdWorker._decode` is the whole decode step. Everything that it calls is built once, after the
+graphs are captured (`init_cuda_graphs`). SGLang calls the other methods when something happens to a
+request or to the server.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sglang_hvd.plugin.device.flashinfer_plans import (
 from sglang_hvd.plugin.device.host_transfer import copy_stream
 from sglang_hvd.plugin.engine.catch_up import CatchUp, draft_extend_of
 from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker, drafting
-from sglang_hvd.plugin.engine.run_ahead import RunAhead, check_run_ahead
+from sglang_hvd.plugin.engine.run_ahead import RunAhead, require_run_ahead
 from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.engine.served_predictor import ServedPredictor
 from sglang_hvd.plugin.engine.states.step_states import StepStates
@@ -38,22 +39,22 @@ from sglang_hvd.plugin.engine.step_parts import (
     build_allocator,
     build_ranks,
     build_recorder,
-    check_sampling,
     has_metrics,
 )
 from sglang_hvd.plugin.engine.verifications import Verifications
-from sglang_hvd.plugin.requests.held_requests import HeldRequest, HeldRequests
+from sglang_hvd.plugin.requests.held_requests import HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
 from sglang_hvd.plugin.requests.metrics import SERVER_METRICS, Metrics, PredictorMetrics
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
+from sglang_hvd.plugin.requests.step_planner import StepPlanner
 from sglang_hvd.plugin.requests.token_strings import token_strings
 from sglang_hvd.plugin.startup.launch import launch_of
+from sglang_hvd.plugin.startup.refusals import check_sampling
 from sglang_hvd.plugin.startup.supported import require_hooks
 from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput, num_accepted_of_model
 from sglang_hvd.step_clock import StepClock
-from sglang_hvd.types import DraftPlans
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -76,16 +77,17 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         make = partial(HvdDraftWorker, launch=launch, on_prefill=self._record_prefill)
         with _draft_workers_by(make):
             super().__init__(server_args, *args, **kwargs)
-        self._launch = launch
-        self._has_window = bool(self.target_worker.model_runner.sliding_window_size)
-        launch.check_draft_shapes(self.topk, has_window=self._has_window)
+        has_window = bool(self.target_worker.model_runner.sliding_window_size)
+        attention = replace(launch.attention, has_window=has_window or launch.attention.has_window)
+        attention.check_draft_shapes(self.topk, needs_trees=launch.config.policy == "both")
+        self._launch = replace(launch, attention=attention)
         self._ahead: StepPlan | None = None
         self._published_at = 0.0
         self._is_idle = False
 
     def init_cuda_graphs(self) -> None:
-        """SGLang's call once pools and attention backends are there. It captures SGLang's graphs,
-        and builds everything that serves the steps."""
+        """SGLang calls this once the pools and the attention backends exist. It captures SGLang's
+        graphs, and builds everything that serves the steps."""
         launch, config = self._launch, self._launch.config
         target, draft_worker = self.target_worker.model_runner, self._draft_worker
         if self.device == "cuda":
@@ -97,22 +99,22 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         ranks, clock = build_ranks(), StepClock()
         models = target.model_config, draft_worker.draft_runner.model_config
         has_mrope = any(model.model_is_mrope for model in models)
-        # The arguments themselves hold what was asked for, and not what SGLang made of it.
-        runs_ahead = may_run_ahead(config, resolved_view(self.server_args))
+        # A server that was asked to run ahead, and cannot, is refused below.
         draft_extend = draft_extend_of(
-            config, device=self.device, has_mrope=has_mrope, runs_ahead=runs_ahead
+            config, device=self.device, has_mrope=has_mrope, runs_ahead=config.run_ahead
         )
         num_steps = self.speculative_num_steps
         choices = draft_step_choices(num_steps) if config.policy == "allocate" else (num_steps,)
         states = StepStates.build(self, launch, choices, draft_extend, ranks)
         launch = replace(launch, widths=states.widths)
-        check_run_ahead(
+        runs_ahead = require_run_ahead(
             config,
             states.widths,
-            may_run_ahead=runs_ahead,
+            # server_args holds what the user asked for; the resolved view, what SGLang made of it.
+            may_run_ahead=may_run_ahead(config, resolved_view(self.server_args)),
             plans_wait=uses_flashinfer() and not states.has_host_plans,
         )
-        verifies_trees = launch.may_branch(self.topk, has_window=self._has_window)
+        verifies_trees = launch.attention.may_branch(self.topk)
         allocator = build_allocator(
             launch,
             draft_worker,
@@ -165,10 +167,11 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._drafter, self._costs, self._clock = drafter, costs, clock
         self._figures, self._held, self._launched = figures, held, launched
         self._draft_extend, self._catch_up = draft_extend, catch_up
+        self._planner = StepPlanner(drafter, held, launched, states.widths)
         self._step_drafts = StepDrafts(draft_worker, states, costs=costs, clock=clock)
-        self._run_ahead = RunAhead(held, launched, figures, catch_up) if runs_ahead else None
+        self._run_ahead = RunAhead(held, launched, catch_up) if runs_ahead else None
         self._verifications = Verifications(self, costs)
-        self._extended = PlanFence.of(self.device)
+        self._extend_fence = PlanFence.of(self.device)
 
     def forward_batch_generation(
         self,
@@ -212,11 +215,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         if plan is None:
             # Commit the tokens of the last step.
             self._launched.commit()
-            held = self._held.of_step(batch.reqs, _lengths_of(batch))
             # Propose cache drafts, predict what is accepted of both drafts, and allocate.
-            keys = [request.key for request in held]
-            drafts = self._drafter.plan(keys, next_waits=batch.has_grammar)
-            plan = self._step_plan(held, drafts)
+            plan = self._planner.plan(batch.reqs, _lengths_of(batch), next_waits=batch.has_grammar)
         elif plan.gives_lengths:
             # For this step alone: SGLang restores what the batch had.
             batch.seq_lens_cpu = torch.tensor(plan.cached_lens)
@@ -247,16 +247,6 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._extend(batch, plan, result, verify_input)
         return result
 
-    def _step_plan(self, held: list[HeldRequest], drafts: DraftPlans) -> StepPlan:
-        width = self._launch.widths.narrowest(1 + int(drafts.num_nodes.max()))
-        return StepPlan(
-            held,
-            drafts,
-            cached_lens=[request.num_tokens - 1 for request in held],
-            width=width,
-            num_plain=self._launched.num_plain_with(width),
-        )
-
     def _extend(
         self,
         batch: ScheduleBatch,
@@ -268,12 +258,12 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._stub_skipped_draft_extend(batch, result)
             self._catch_up.keep(batch.reqs, plan, result)
             return
-        # Before a step that runs ahead the device may not have come to the last draft-extend. It
-        # has that step's verification to do meanwhile.
-        self._extended.wait()
+        # In a step that runs ahead, the device may not have reached the last draft-extend. Waiting
+        # is free then: the device still has this step's verification to do.
+        self._extend_fence.wait()
         with self._costs.time_extend(len(batch.reqs), plan.width):
             self._draft_worker.extend(batch, result, plan.width, verify_input.kv_loc_plan)
-        self._extended.record()
+        self._extend_fence.record()
 
     def plan_ahead(self, batch: ScheduleBatch, *, gives_lengths: bool) -> bool:
         """Plans the step that SGLang is about to launch if that step runs ahead. Returns whether it
@@ -290,28 +280,30 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._launched.note_finished(rid)
 
     def note_finished_at_prefill(self, req: Req) -> None:
-        """A request ended with its prefill, for which SGLang has no hook."""
+        """A request ended with its prefill. SGLang does not tell its workers of that; the hook
+        scheduler_events.note_finished does."""
         self._launched.note_finished_at_prefill(req)
 
     def clear_cache_pool(self) -> None:
         """flush_cache and weight updates: drafts from before would only be rejected."""
-        self._launched.commit()  # the last step tells of what is forgotten
+        self._launched.commit()  # its drafts are from before the flush
         self._held.drop_ended()
         self._drafter.flush()
         # Copies of hidden states, of requests that have ended or will be prefilled again.
         self._catch_up.clear()
 
     def on_idle(self) -> None:
-        """Nothing runs: requests that ended unannounced are dropped and the metrics show it."""
+        """Nothing runs. Drops requests that ended unannounced, and publishes the metrics."""
         self._clock.end_step()
         self._costs.interrupt()
         self._held.drop_ended()
-        # SGLang polls while it is idle, unless it sleeps: the first time shows news at once.
+        # SGLang calls this again and again while it is idle: only the first call has news.
         self._publish(at_once=not self._is_idle)
         self._is_idle = True
 
     def on_pause(self) -> None:
-        """SGLang pauses until it is told to continue, and is not idle: no step lasts that long."""
+        """SGLang pauses until it is told to continue, and does not call on_idle. The pause must not
+        count as part of a step."""
         self._clock.end_step()
         self._costs.interrupt()
         self._publish(at_once=True)
@@ -326,7 +318,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._served_predictor.replace(path)
 
     def describe(self) -> dict[str, Any]:
-        """Settings and counters for /server_info; plain values."""
+        """Settings and counters for /server_info, as JSON values."""
         self._held.drop_ended()
         return {
             **self._figures.describe(len(self._held)),
@@ -336,7 +328,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "verifies_trees": self._verifies_trees,
             "model_tree_width": self._launch.model_tree_width,
             "runs_ahead": self._run_ahead is not None,
-            "draft_extend": self._draft_extend.name.lower(),
+            "draft_extend": self._draft_extend.value,
             "num_catch_ups": self._catch_up.num_catch_ups,
             **self._states.describe(),
             **self._step_drafts.describe(),
@@ -355,7 +347,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
 
 
 def _lengths_of(batch: ScheduleBatch) -> list[int] | None:
-    """Tokens in the KV cache of each request, where the host knows them."""
+    """Tokens of each request in the KV cache; None if the host does not know them."""
     return None if batch.seq_lens_cpu is None else batch.seq_lens_cpu.tolist()
 
 

@@ -87,4 +87,4 @@ def _recapture_fault(launch: HvdLaunch) -> str | None:
     # New graphs would have FlashInfer's own plans (see device/flashinfer_plans.py).
     plans_on_host = envs.SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN
     is_off = plans_on_host.is_set() and not plans_on_host.get()
-    return _HOST_PLANS if "flashinfer" in launch.backends and not is_off else None
+    return _HOST_PLANS if "flashinfer" in launch.attention.backends and not is_off else None

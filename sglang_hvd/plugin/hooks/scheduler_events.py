@@ -1,5 +1,5 @@
-"""What SGLang's scheduler does, as far as the worker has to know it: launches of steps, and events
-in between. And /server_info, which shows the worker's state."""
+"""Tells the worker what SGLang's scheduler does: it launches steps, becomes idle, pauses, and ends
+or aborts requests. Also adds the worker's state to /server_info."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def worker_of(scheduler: Scheduler) -> HvdWorker | None:
 
 @contextmanager
 def _without_lengths(future_map: FutureMap) -> Iterator[None]:
-    """SGLang does not read the lengths of texts from the device inside: it would wait for the last
+    """Keeps SGLang from reading the lengths of texts from the device, which would wait for the last
     step."""
     are_needed = future_map.needs_cpu_seq_lens
     future_map.needs_cpu_seq_lens = False

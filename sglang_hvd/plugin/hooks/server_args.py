@@ -103,8 +103,7 @@ def resolve_verify_width(
     model_tree_width = cfg.speculative_num_draft_tokens
     check_model_tree(model_tree_width, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
     attention = _target_attention(cfg)
-    backends = frozenset(name for name in attention_backends_of(cfg) if name is not None)
-    widths_are_free = cfg.device == "cpu" and backends <= _BACKENDS_OF_ANY_WIDTH
+    widths_are_free = cfg.device == "cpu" and attention.backends <= _BACKENDS_OF_ANY_WIDTH
     widths = verify_widths(
         config,
         model_tree_width,
@@ -119,11 +118,10 @@ def resolve_verify_width(
         model_tree_width,
         widths,
         has_width_states=len(widths.values) > 1 and not widths_are_free,
-        backends=backends,
         attention=attention,
     )
     # Checked again once the models are loaded; here the config file already tells most of it.
-    launch.check_draft_shapes(cfg.speculative_eagle_topk, has_window=False)
+    attention.check_draft_shapes(cfg.speculative_eagle_topk, needs_trees=config.policy == "both")
     server_args._hvd_launch = launch
     _warn_of_default_penalty(config, cfg)
     logger.info(
@@ -221,6 +219,7 @@ def _target_attention(cfg: Any) -> TargetAttention:
     """The target model's attention, by its config file and SGLang's settings."""
     model_config = model_config_of(cfg)
     return TargetAttention(
+        backends=frozenset(name for name in attention_backends_of(cfg) if name is not None),
         is_mla=use_mla_backend(cfg),
         is_linear=mambaish_config(model_config) is not None,
         is_chunked=model_config.is_local_attention_model,

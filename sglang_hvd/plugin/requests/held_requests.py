@@ -40,10 +40,10 @@ class HeldRequest:
 
     key: the drafter's name for it.
     num_tokens: prompt and committed output tokens.
-    model_only: it verifies the model drafter's draft alone, whatever pays.
+    model_only: it verifies only the model drafter's draft, for example because of penalties.
     prompt_ids: recorded when the request ends; None if nothing of it is recorded.
     cycles: source and accepted draft tokens of each cycle; None where cycles are not reported.
-    earlier: counts from before it was started again.
+    earlier: its counts from before it was started again (HeldRequests._hold).
     """
 
     key: int
@@ -59,8 +59,8 @@ class HeldRequest:
 class HeldRequests:
     """The requests of one scheduler process, as the drafter knows them.
 
-    vocab_size: logits of the target model for each token. SGLang embeds token ids beyond it that a
-        request names, and reads and writes beyond them where a draft names one.
+    vocab_size: number of logits of the target model. SGLang accepts larger token ids in a prompt,
+        but a draft that holds one makes it read and write out of bounds.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class HeldRequests:
         # Requests that end with their prefill never come to a step. If there are enough of them, no
         # step runs at all.
         self.drop_ended(reqs)
-        # Where that is known before, the prompt, which may be long, is not indexed. A request that
-        # comes back from a retraction has figures and output to be kept.
+        # A request that is known to end here is not held, since its prompt may be long to index. A
+        # request that comes back from a retraction is held: it has figures and output to keep.
         return [
             None
             if req.next_output_finishes_by_length() and self.find(req) is None
@@ -123,11 +123,11 @@ class HeldRequests:
             if cached_lens is not None:
                 for i, (req, num_cached) in enumerate(zip(reqs, cached_lens, strict=True)):
                     if held[i].num_tokens != num_cached + 1:
-                        # Drafts from other tokens would be verified all the same, only in vain.
-                        self._figures.num_resyncs += 1
+                        # Output stays right with drafts from wrong tokens, but few are accepted.
+                        self._figures.count_resync()
                         held[i] = self._hold(req)
-                        # Under overlap scheduling the request lacks the latest tokens, which then
-                        # are a gap in the drafter's text. What follows is counted from here.
+                        # Under overlap scheduling the Req lacks the latest tokens. They are
+                        # missing from the drafter's text, and num_tokens counts them all the same.
                         held[i].num_tokens = num_cached + 1
         return held
 
@@ -163,8 +163,8 @@ class HeldRequests:
     def finish(self, req: Req, held: HeldRequest) -> None:
         """Ends a request: its output goes to the shared cache, its figures to its response."""
         with self._clock.measure(Phase.COMMIT):
-            # Past a stop token or stop string output_ids goes on; the shared cache must not
-            # learn that.
+            # output_ids may go on after a stop token or stop string; the shared cache must not
+            # learn what follows.
             output_ids = np.asarray(req.output_ids_through_stop, dtype=np.int64)
             is_sound = not _met_nan(req) and bool(self._are_tokens(output_ids).all())
             is_kept = len(output_ids) > 0 and is_sound
@@ -188,9 +188,12 @@ class HeldRequests:
         return (ids >= 0) & (ids < self._vocab_size)
 
     def _hold(self, req: Req) -> HeldRequest:
-        """Holds a request as SGLang has it now. Keeps the state of a request whose prefill goes on.
-        A request that lacks the tokens of the latest step is started again, and keeps its
-        figures."""
+        """Holds a request as SGLang has it now, and starts it in the drafter.
+
+        A held request with the same number of tokens stays as it is: its prefill goes on, or it
+        comes back from a retraction. One with another number is started again, and its counts so
+        far stay in `earlier`. That is a resync, or a retraction that lost the latest tokens.
+        """
         num_tokens = len(req.origin_input_ids) + len(req.output_ids)
         before = self.find(req)
         earlier = RequestStats()

@@ -34,7 +34,8 @@ class LaunchedStep:
 
     held: the request of each row, None for a row that commits nothing.
     plan: None for a prefill, which commits one token of each request.
-    is_plain: each of its requests gets exactly one token, and so did those of the step before it.
+    is_plain: of a verification, whether it verifies one node for each request, so that each commits
+        exactly one token. Of a prefill, whether the last verification before it was plain.
     """
 
     held: Sequence[HeldRequest | None]
@@ -44,12 +45,13 @@ class LaunchedStep:
 
     @property
     def keys(self) -> set[int]:
-        """The requests that it commits tokens of."""
+        """The keys of the requests that it commits tokens of."""
         return {held.key for held in self.held if held is not None}
 
 
 class LaunchedSteps:
-    """The latest step, and the one before it if the latest ran ahead of its tokens.
+    """Commits the tokens of each step once they are on the host. Holds the latest step, and the one
+    before it if the latest ran ahead of its tokens.
 
     stream: copies tokens to the host; None where the device is the host.
     """
@@ -77,8 +79,8 @@ class LaunchedSteps:
 
     @property
     def wants_drafts(self) -> bool:
-        """Whether drafts would have been worth a wait in a step that ran ahead, of those that are
-        known by now. The next step should then be planned."""
+        """Whether drafts would have been worth a wait in a step that ran ahead since the last
+        planned step. If so, the next step should be planned."""
         return self._wants_drafts
 
     def num_plain_with(self, width: int) -> int:
@@ -136,13 +138,14 @@ class LaunchedSteps:
             self._wants_drafts = False
 
     def commit(self, *, but: LaunchedStep | None = None) -> None:
-        """Commits the tokens of the launched steps, the oldest first, up to one of them. Waits for
-        their copies."""
+        """Commits the tokens of the launched steps, the oldest first, and stops before the step
+        `but`. Waits for the copies of the steps that it commits."""
         while self._steps and self._steps[0] is not but:
             self._commit_first()
 
     def plan_late(self, step: LaunchedStep) -> None:
-        """Plans the cycles of a step if it ran ahead: all steps before it are committed by now."""
+        """Plans the cycles of a step that ran ahead, now that all steps before it are committed.
+        Does nothing for other steps."""
         if self._unplanned is not step:
             return
         self._unplanned = None

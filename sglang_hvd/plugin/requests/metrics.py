@@ -28,10 +28,10 @@ class Metric:
 
 
 class Metrics:
-    """The metrics of a table.
+    """The metrics of a table, as prometheus_client has them.
 
-    prometheus_client picks its storage when it is imported. SGLang must have set the shared
-    directory before, so that the import is here, where metrics are made.
+    prometheus_client picks its storage when it is imported. SGLang must set the shared directory
+    first, so the import is here and not at the top of the file.
     """
 
     def __init__(self, table: tuple[Metric, ...]) -> None:
@@ -51,8 +51,9 @@ class Metrics:
     def publish(self, figures: Mapping[str, float | Mapping[Any, float | None] | None]) -> None:
         """Sets metrics, in some 50 microseconds.
 
-        figures: by the name of the metric its value, or its values by label, or by tuple of labels.
-            Of a counter it is the total; one below the last counts from zero. None: there is none.
+        figures: for each name of a metric, its value, or its values by label or by tuple of labels.
+            The value of a counter is its total; a total below the last one counts from zero. None:
+            a gauge without a value.
         """
         for name, found in figures.items():
             metric = self._metrics[name]
@@ -143,8 +144,12 @@ _PREDICTOR_METRICS = (
         "tokens if none is set.",
         *("origin", "bin"),
     ),
-    _gauge("reliability_share", "Share of these drafts that reached it.", "origin", "bin"),
-    _gauge("reliability_weight", "Number of these drafts.", "origin", "bin"),
+    _gauge(
+        "reliability_share",
+        "Share of the verified cache drafts of a bin that reached the threshold.",
+        *("origin", "bin"),
+    ),
+    _gauge("reliability_weight", "Number of verified cache drafts of a bin.", "origin", "bin"),
     _gauge("model_predicted_len", "Mean predicted length of the model drafter's latest drafts."),
     _gauge("model_accepted_len", "Mean accepted length of the model drafter's latest drafts."),
 )
@@ -155,7 +160,7 @@ class PredictorMetrics(Metrics):
 
     def __init__(self) -> None:
         super().__init__(_PREDICTOR_METRICS)
-        self._are_used: dict[str, bool] = {}  # by fingerprint, of all predictors that were
+        self._are_used: dict[str, bool] = {}  # by fingerprint: each predictor so far
 
     def publish_predictor(
         self,

@@ -36,7 +36,7 @@ class RequestRecorder:
         )
         self._model: str = get_serving().served_model_name
         self._tokenizer_fingerprint = served_fingerprint()
-        # A killed server does not close it: the next server salvages the recording.
+        # If the server is killed, nobody closes it; the next server salvages the recording.
         atexit.register(self._recorder.close)
 
     def record(self, req: Req, prompt_ids: TokenIds, *, namespace: str) -> None:

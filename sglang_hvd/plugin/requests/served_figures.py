@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 
 class ServedFigures:
-    """Counts what requests and their steps come to.
+    """Counts cycles, accepted drafts and steps of all requests, and publishes the counts.
 
-    num_resyncs: requests whose tracked tokens diverged from SGLang's and were indexed again.
     num_steps_ahead: steps that were launched before the tokens of the step before were known.
     """
 
@@ -32,7 +31,7 @@ class ServedFigures:
     ) -> None:
         self._drafter, self._clock = drafter, clock
         self._recorder, self._metrics = recorder, metrics
-        self.num_resyncs = 0
+        self._num_resyncs = 0
         self.num_steps_ahead = 0
         self._num_cycles = dict.fromkeys(SOURCES.labels, 0)
         self._num_accepted_drafts = dict.fromkeys(SOURCES.labels, 0)
@@ -44,8 +43,12 @@ class ServedFigures:
         self._num_cycles[source] += 1
         self._num_accepted_drafts[source] += num_accepted
 
+    def count_resync(self) -> None:
+        """Counts a request whose tracked tokens diverged from SGLang's and were indexed again."""
+        self._num_resyncs += 1
+
     def publish(self, num_requests: int) -> None:
-        """Brings the Prometheus metrics up to date. num_requests: how many are held."""
+        """Brings the Prometheus metrics up to date. num_requests: number of held requests."""
         if self._metrics is None:
             return
         times, cache = self._clock.totals(), self._drafter.cache_stats()
@@ -57,7 +60,7 @@ class ServedFigures:
             "steps_ahead": self.num_steps_ahead,
             "step_seconds": times.step,
             "host_seconds": {phase.value: spent for phase, spent in times.phases.items()},
-            "resyncs": self.num_resyncs,
+            "resyncs": self._num_resyncs,
             "cache_tokens": {
                 "request": cache.num_request_tokens,
                 "shared": cache.num_shared_tokens,
@@ -74,11 +77,11 @@ class ServedFigures:
         self._metrics.publish(figures)
 
     def describe(self, num_requests: int) -> dict[str, Any]:
-        """For /server_info; plain values. num_requests: how many are held."""
+        """The counts for /server_info, as JSON values. num_requests: number of held requests."""
         cache = self._drafter.cache_stats()
         return {
             "num_requests": num_requests,
-            "num_resyncs": self.num_resyncs,
+            "num_resyncs": self._num_resyncs,
             "num_steps_ahead": self.num_steps_ahead,
             "num_cycles": dict(self._num_cycles),
             "num_accepted_drafts": dict(self._num_accepted_drafts),

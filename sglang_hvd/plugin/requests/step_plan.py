@@ -18,11 +18,11 @@ class StepPlan:
     cached_lens: tokens of each request in the KV cache. Its newest token, which is the root of what
         it verifies, is not among them.
     width: nodes of each request in the verification, root included.
-    num_plain: plain steps, of one node for each request, in a row up to this one; 0 if this step
-        has room for drafts.
+    num_plain: number of consecutive plain steps (one node for each request), this one included; 0
+        if this step has room for drafts.
     runs_ahead: the step is launched without drafts, before the tokens of the last step are known.
-    gives_lengths: the attention backends need the lengths on the host, and SGLang did not read
-        them.
+    gives_lengths: cached_lens replaces SGLang's lengths on the host, which the attention backends
+        need and SGLang did not read.
     """
 
     held: Sequence[HeldRequest]

@@ -22,7 +22,6 @@ chain a node's slot is its depth.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 # On the CPU, patches/ registers its own backend as torch_native.
@@ -33,8 +32,9 @@ _CAUSAL = _MASKED_WITH_TREES | {"trtllm_mha"}
 
 @dataclass(frozen=True, slots=True)
 class TargetAttention:
-    """The properties of a target model that decide which drafts are verified correctly.
+    """What decides which drafts of a target model are verified correctly.
 
+    backends: its attention backends of prefill and decode; verifications may run on either.
     is_mla: latent attention, as in DeepSeek's models.
     is_linear: some layers keep a state instead of a KV cache.
     is_chunked: some layers attend only to their chunk of the text, as in Llama 4.
@@ -43,6 +43,7 @@ class TargetAttention:
     is_deterministic: sums must not depend on what else was drafted.
     """
 
+    backends: frozenset[str] = frozenset()
     is_mla: bool = False
     is_linear: bool = False
     is_chunked: bool = False
@@ -50,7 +51,49 @@ class TargetAttention:
     page_size: int = 1
     is_deterministic: bool = False
 
-    def backends_of_chains(self) -> frozenset[str]:
+    def check_draft_shapes(self, topk: int, *, needs_trees: bool) -> None:
+        """Raises ValueError if the server's drafts would not be verified correctly.
+
+        topk: the model drafter's; above 1 its drafts branch.
+        needs_trees: the policy verifies trees whatever the topk.
+        """
+        if self.is_deterministic and (topk > 1 or needs_trees):
+            what, instead = ("--hvd-policy both", "use another policy")
+            if topk > 1:
+                what = f"--speculative-eagle-topk {topk}"
+                instead = "use --speculative-eagle-topk 1, with --speculative-num-steps"
+            raise ValueError(
+                "With --enable-deterministic-inference HVD verifies chains only, not "
+                f"{what}: {instead}"
+            )
+        chains, trees = self._backends_of_chains(), self._backends_of_trees(topk)
+        shape = f"trees (topk {topk})" if topk > 1 else "both drafts" if needs_trees else "chains"
+        for backend in sorted(self.backends):
+            supported = trees if topk > 1 or needs_trees else chains
+            if backend not in supported:
+                others = f"use one of {', '.join(sorted(supported))}" if supported else "use chains"
+                is_chain_enough = topk > 1 and backend in chains
+                raise ValueError(
+                    f"HVD cannot verify {shape}{self._of_model()} on attention backend {backend}: "
+                    f"{others}{', or topk 1' if is_chain_enough else ''}"
+                )
+        if self.is_linear and topk == 1 and needs_trees:
+            raise ValueError(
+                "HVD cannot verify both drafts of a model with linear attention with "
+                "--speculative-eagle-topk 1: use a tree or another policy"
+            )
+
+    def may_branch(self, topk: int) -> bool:
+        """Whether drafts may branch: two drafts of a request in one tree, or a cache draft that
+        branches itself. If not, every draft must be a chain.
+
+        topk: the model drafter's.
+        """
+        if self.is_linear and topk == 1:
+            return False
+        return self._backends_of_trees(topk).issuperset(self.backends)
+
+    def _backends_of_chains(self) -> frozenset[str]:
         """Backends that verify chains correctly."""
         backends = _CAUSAL
         if self.has_window:
@@ -61,11 +104,11 @@ class TargetAttention:
             backends -= {"trtllm_mha"}  # SGLang refuses it
         return backends
 
-    def backends_of_trees(self, topk: int) -> frozenset[str]:
+    def _backends_of_trees(self, topk: int) -> frozenset[str]:
         """Backends that verify trees correctly if the model drafter has this topk."""
         if self.is_deterministic:
             return frozenset()
-        backends = (_MASKED_WITH_TREES if topk > 1 else _MASKED) & self.backends_of_chains()
+        backends = (_MASKED_WITH_TREES if topk > 1 else _MASKED) & self._backends_of_chains()
         if self.has_window or self.is_chunked:
             backends -= _MASKED
         if self.is_mla:
@@ -74,7 +117,7 @@ class TargetAttention:
             backends -= {"fa3"}
         return backends
 
-    def of_model(self) -> str:
+    def _of_model(self) -> str:
         """For messages: " of a model with ...", or nothing for an ordinary model."""
         traits = {
             "latent attention (MLA)": self.is_mla,
@@ -84,49 +127,3 @@ class TargetAttention:
         named = " and ".join(name for name, has in traits.items() if has)
         pages = f", page size {self.page_size}" if self.page_size > 1 else ""
         return f" of a model with {named}{pages}" if named else ""
-
-
-def check_draft_shapes(
-    backends: Collection[str], attention: TargetAttention, *, topk: int, needs_trees: bool
-) -> None:
-    """Raises ValueError if these backends would not verify the server's drafts correctly.
-
-    backends: those of prefill and decode; verifications may run on either.
-    topk: the model drafter's; above 1 its drafts branch.
-    needs_trees: the policy verifies trees whatever the topk.
-    """
-    if attention.is_deterministic and (topk > 1 or needs_trees):
-        what, instead = ("--hvd-policy both", "use another policy")
-        if topk > 1:
-            what = f"--speculative-eagle-topk {topk}"
-            instead = "use --speculative-eagle-topk 1, with --speculative-num-steps"
-        raise ValueError(
-            f"With --enable-deterministic-inference HVD verifies chains only, not {what}: {instead}"
-        )
-    chains, trees = attention.backends_of_chains(), attention.backends_of_trees(topk)
-    shape = f"trees (topk {topk})" if topk > 1 else "both drafts" if needs_trees else "chains"
-    for backend in sorted(backends):
-        supported = trees if topk > 1 or needs_trees else chains
-        if backend not in supported:
-            others = f"use one of {', '.join(sorted(supported))}" if supported else "use chains"
-            is_chain_enough = topk > 1 and backend in chains
-            raise ValueError(
-                f"HVD cannot verify {shape}{attention.of_model()} on attention backend {backend}: "
-                f"{others}{', or topk 1' if is_chain_enough else ''}"
-            )
-    if attention.is_linear and topk == 1 and needs_trees:
-        raise ValueError(
-            "HVD cannot verify both drafts of a model with linear attention with "
-            "--speculative-eagle-topk 1: use a tree or another policy"
-        )
-
-
-def may_branch(backends: Collection[str], attention: TargetAttention, *, topk: int) -> bool:
-    """Whether drafts may branch: two drafts of a request in one tree, or a cache draft that
-    branches itself. If not, every draft must be a chain.
-
-    backends, topk: see check_draft_shapes.
-    """
-    if attention.is_linear and topk == 1:
-        return False
-    return attention.backends_of_trees(topk).issuperset(backends)

@@ -3,16 +3,12 @@ record to every process."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.plugin.startup.attention_support import (
-    TargetAttention,
-    check_draft_shapes,
-    may_branch,
-)
+from sglang_hvd.plugin.startup.attention_support import TargetAttention
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -27,40 +23,19 @@ class HvdLaunch:
         model_tree_width: nodes of the model drafter's tree, root included.
         widths: nodes per request in one verification.
         has_width_states: each width has its own attention backends and graphs.
-        backends: attention backends of the target model.
-        attention: what is known of the target model's attention before the model is loaded.
+        attention: the target model's. Whether it has a window is certain once the model is loaded.
     """
 
     config: HvdConfig
     model_tree_width: int
     widths: VerifyWidths
     has_width_states: bool
-    backends: frozenset[str]
     attention: TargetAttention
 
     @property
     def num_model_nodes(self) -> int:
         """Nodes of the model drafter's tree, root not included."""
         return self.model_tree_width - 1
-
-    def check_draft_shapes(self, topk: int, *, has_window: bool) -> None:
-        """Raises ValueError if drafts would be verified wrongly.
-
-        has_window: whether the target model has a sliding window, known once it is loaded.
-        """
-        check_draft_shapes(
-            self.backends,
-            self._attention(has_window=has_window),
-            topk=topk,
-            needs_trees=self.config.policy == "both",
-        )
-
-    def may_branch(self, topk: int, *, has_window: bool) -> bool:
-        """Whether drafts may branch; check_draft_shapes refuses what is never correct."""
-        return may_branch(self.backends, self._attention(has_window=has_window), topk=topk)
-
-    def _attention(self, *, has_window: bool) -> TargetAttention:
-        return replace(self.attention, has_window=has_window or self.attention.has_window)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrive, tuple(getattr(self, field.name) for field in fields(self))

@@ -1,4 +1,7 @@
-"""Refuses settings of SGLang, and draft models, that HVD cannot serve. Runs before weights load."""
+"""Refuses settings of SGLang, and draft models, that HVD cannot serve.
+
+All but check_sampling run before weights load. check_sampling runs before graphs are captured.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,7 @@ def refuse_untested(cfg: Any) -> None:
         "--enable-two-batch-overlap": cfg.enable_two_batch_overlap,
         "--enable-hisparse": cfg.enable_hisparse,
         "--enable-multi-layer-eagle": cfg.enable_multi_layer_eagle,
+        # A mixed batch runs as a prefill. record_prefill does not expect running requests in it.
         "--enable-mixed-chunk": cfg.enable_mixed_chunk,
         # SGLang moves the KV of an accepted path to its place, but not the captured experts.
         "--enable-return-routed-experts": cfg.enable_return_routed_experts,
@@ -86,6 +90,20 @@ def check_model_tree(width: int, topk: int, num_steps: int) -> None:
             f"--speculative-num-draft-tokens {width} is more than the model drafter can "
             f"propose: {widest} with {num_steps} steps and topk {topk}. "
             "For a wider verification use --hvd-verify-width"
+        )
+
+
+def check_sampling(max_nodes: int, vocab_size: int) -> None:
+    """Raises ValueError for steps with more probabilities than SGLang's kernel for sampled
+    verifications (sampling.cuh) can number by 32 bits.
+
+    max_nodes: nodes of all requests of the largest step.
+    """
+    if max_nodes * vocab_size > 2**32:
+        raise ValueError(
+            "SGLang's sampling kernel numbers the probabilities of a step by 32 bits, and "
+            f"{max_nodes} nodes of all requests and {vocab_size} words have more: lower "
+            "--max-running-requests, --hvd-verify-width or --hvd-set wide_width"
         )
 
 

@@ -12,8 +12,7 @@ slots; Triton does not guarantee that.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,34 +22,9 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.utils.async_probe import maybe_detect_oob
 
 from sglang_hvd.plugin.trees.layout_kernels import runs_kernels
-from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 _WORD = 8  # bytes
 _BLOCK = 256  # words of each token that a program moves
-
-
-def move_to_front(
-    move_accept_tokens: Callable[..., None],
-    batch: ScheduleBatch,
-    accept_index: torch.Tensor,
-    num_correct_drafts: torch.Tensor,
-    token_to_kv_pool_allocator: Any,
-) -> None:
-    """AROUND hook: moves the paths of HVD's batches with our own kernel. SGLang moves those of KV
-    pools with an unusual layout.
-
-    Args:
-        accept_index: int32[n, depth]; see verify_input.num_accepted_of_model.
-        num_correct_drafts: int[n]; accepted draft tokens, the bonus token not counted.
-    """
-    pool = token_to_kv_pool_allocator.get_kvcache()
-    if isinstance(batch.spec_info, HvdVerifyInput) and is_moved_by_kernel(pool):
-        move_paths(pool, batch.out_cache_loc, accept_index, num_correct_drafts)
-    else:
-        move_accept_tokens(batch, accept_index, num_correct_drafts, token_to_kv_pool_allocator)
 
 
 def is_moved_by_kernel(pool: Any) -> bool:

@@ -23,11 +23,11 @@ from sglang_hvd.allocation import HostTrees
 from sglang_hvd.drafter import HybridDrafter, Proposals, TreePrediction
 from sglang_hvd.payoff import ModelAcceptance, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
-from sglang_hvd.replay.core.plan_costs import PlanCosts
 from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of, right_branch
-from sglang_hvd.replay.core.totals import CycleTotals, count_step
+from sglang_hvd.replay.core.single_cycles import outcome_batch, single_plans
+from sglang_hvd.replay.core.totals import CycleTotals, PlanCosts, count_step
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.types import DraftPlans, TokenIds, VerifyOutcomes
+from sglang_hvd.types import DraftPlans, TokenIds
 
 Int32 = npt.NDArray[np.int32]
 
@@ -218,9 +218,9 @@ class BatchReplay:
         is_ahead = self._is_ahead and not self._costs.ends_run(num_missing)
         if is_ahead:
             self._is_ahead = not self._drafter.choose_launched(running, proposals)
-            plans = list(DraftPlans.plain(len(running)))
+            plans = single_plans(DraftPlans.plain(len(running)))
         else:
-            plans = list(self._drafter.choose(running, proposals))
+            plans = single_plans(self._drafter.choose(running, proposals))
             has_drafts = any(plan.num_nodes for plan in plans)
             self._is_ahead = self._runs_ahead and not has_drafts
         outcomes = []
@@ -231,7 +231,7 @@ class BatchReplay:
                 of_model = min(int(accepted), plan.num_model_steps)
             rest = request.drawn.trace.output_ids[request.position :]
             outcomes.append(outcome_of(plan, rest, of_cache, of_model))
-        self._drafter.commit(running, VerifyOutcomes.of(outcomes))
+        self._drafter.commit(running, outcome_batch(outcomes))
         num_plain = self._num_plain = self._costs.num_plain(plans, self._num_plain)
         of_step = count_step(
             plans,

@@ -20,6 +20,7 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import SIZE_EFFECT
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
+from sglang_hvd.types import DraftBatch
 
 Int32 = npt.NDArray[np.int32]
 Bool = npt.NDArray[np.bool_]
@@ -146,13 +147,14 @@ def copied_tokens(traces: Sequence[Trace], config: HvdConfig) -> list[Bool]:
     """Whether the cache, knowing all tokens before it, would have drafted each output token:
     bool[num_output] for each trace."""
     cache = SuffixCache.of_config(config, background=False)
+    draft, one = DraftBatch.of_size(1, 1), np.ones(1, np.int32)
     copied = []
     for rid, trace in enumerate(traces):
         of_trace = np.zeros(len(trace.output_ids), np.bool_)
         cache.start(rid, trace.prompt_ids, trace.namespace)
         for place, token in enumerate(trace.output_ids):
-            [draft] = cache.propose([rid], 1)
-            of_trace[place] = draft is not None and draft.token_ids[0] == token
+            cache.propose_into(draft, [rid], one)
+            of_trace[place] = draft.num_nodes[0] > 0 and draft.token_ids[0, 0] == token
             cache.commit([rid], [trace.output_ids[place : place + 1]])
         cache.finish(rid, keep=True)
         copied.append(of_trace)

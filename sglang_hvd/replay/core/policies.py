@@ -16,10 +16,10 @@ from sglang_hvd.replay.core.recordings import (
     MEAN,
     NOTHING_DECODED,
     Recording,
+    TraceTokenizer,
     mean_over_families,
     tell_trained_on,
 )
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
 
 

@@ -5,13 +5,15 @@ import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
-from sglang_hvd.traces.reader import is_recording, read_traces
+from sglang_hvd.payoff import TokenClasses
+from sglang_hvd.traces.chat_templates import ChatTemplate
+from sglang_hvd.traces.reader import has_chats, is_recording, read_traces
 from sglang_hvd.traces.recording_folder import (
     held_folder,
     is_of_server,
@@ -19,7 +21,21 @@ from sglang_hvd.traces.recording_folder import (
     salvage,
 )
 from sglang_hvd.traces.text_traces import read_text_traces
+from sglang_hvd.traces.tokenizer_json import load_tokenizer, token_strings, tokenizer_fingerprint
 from sglang_hvd.traces.trace import Trace, share_prompts
+
+NOTHING_LEFT = (
+    "no session is left to judge, because the predictors were trained on all of them: give other "
+    "--traces"
+)
+_NOTHING_AFTER_WARM_UP = (
+    "no session is left to judge, because the predictors were trained on all sessions after "
+    "--warm-up: lower --warm-up or give other --traces"
+)
+NOTHING_DECODED = (
+    "nothing was decoded in the sessions that are judged, because their replies are empty: give "
+    "other --traces"
+)
 
 # Name of the mean over all families in results. No file and no family may have it.
 MEAN = "mean"
@@ -29,6 +45,63 @@ SUFFIXES = (".jsonl", ".hvdt")
 # So many tokens at the beginning of a session tell it from sessions of other recordings. They must
 # be few, so that the prompts of all its turns contain them.
 _NUM_NAMING = 16
+
+
+@dataclass(frozen=True)
+class TraceTokenizer:
+    """The tokenizer that traces are read with.
+
+    path: its tokenizer.json.
+    eos_token: token that ends every output of a text trace. None or empty: nothing follows the
+        text.
+    """
+
+    path: Path
+    eos_token: str | None
+
+    def check(self) -> None:
+        """Loads the file now. Raises ValueError, in one line, if it holds no tokenizer."""
+        _ = self.loaded
+
+    def check_chats(self, files: Iterable[Path]) -> None:
+        """Says on stderr if chat logs are among the files and the tokenizer has no chat template.
+
+        Raises ValueError, in one line, if its chat template cannot be read.
+        """
+        if any(map(has_chats, files)) and self.chat_template.is_chatml:
+            print(
+                f"{self.path.parent} has no chat template (chat_template.jinja or "
+                "tokenizer_config.json): chat logs are rendered as ChatML",
+                file=sys.stderr,
+            )
+
+    @cached_property
+    def loaded(self) -> Tokenizer:
+        return load_tokenizer(self.path)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        return ChatTemplate(self.path)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return tokenizer_fingerprint(self.loaded)
+
+    @cached_property
+    def eos_token_id(self) -> int | None:
+        """Raises ValueError if the tokenizer has no such token."""
+        if not self.eos_token:
+            return None
+        token_id = self.loaded.token_to_id(self.eos_token)
+        if token_id is None:
+            raise ValueError(
+                f"{self.path} has no token {self.eos_token}: set --eos-token to one that it has"
+            )
+        return int(token_id)
+
+    @cached_property
+    def token_classes(self) -> TokenClasses:
+        return TokenClasses.from_strings(token_strings(self.loaded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,34 +262,6 @@ def mean_over_families(values: Iterable[tuple[str, float | None]]) -> float | No
     return sum(means) / len(means) if means else None
 
 
-def _token_digest(trace: Trace) -> str:
-    digest = hashlib.sha256(trace.session.encode("utf-8", "surrogatepass"))
-    digest.update(trace.text_ids[:_NUM_NAMING].tobytes())
-    return digest.hexdigest()
-
-
-def _source_of(path: Path) -> Source | None:
-    try:
-        first = next(read_text_traces(path), None)
-    except ValueError:
-        return None  # not a text trace; its own reader reports what is wrong with it
-    return None if first is None else Source(first.source_repo, first.licence)
-
-
-NOTHING_LEFT = (
-    "no session is left to judge, because the predictors were trained on all of them: give other "
-    "--traces"
-)
-_NOTHING_AFTER_WARM_UP = (
-    "no session is left to judge, because the predictors were trained on all sessions after "
-    "--warm-up: lower --warm-up or give other --traces"
-)
-NOTHING_DECODED = (
-    "nothing was decoded in the sessions that are judged, because their replies are empty: give "
-    "other --traces"
-)
-
-
 def tell_trained_on(
     recordings: Sequence[Recording], trained_on: frozenset[str], *, warm_up: float = 0.0
 ) -> None:
@@ -249,3 +294,17 @@ def tell_trained_on(
             "fill the cache: a predictor was trained on them",
             file=sys.stderr,
         )
+
+
+def _token_digest(trace: Trace) -> str:
+    digest = hashlib.sha256(trace.session.encode("utf-8", "surrogatepass"))
+    digest.update(trace.text_ids[:_NUM_NAMING].tobytes())
+    return digest.hexdigest()
+
+
+def _source_of(path: Path) -> Source | None:
+    try:
+        first = next(read_text_traces(path), None)
+    except ValueError:
+        return None  # not a text trace; its own reader reports what is wrong with it
+    return None if first is None else Source(first.source_repo, first.licence)

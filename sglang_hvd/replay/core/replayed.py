@@ -14,9 +14,15 @@ import numpy.typing as npt
 from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN, POSITION_FEATURES
+from sglang_hvd.replay.core.single_cycles import (
+    DraftPlan,
+    VerifyOutcome,
+    outcome_batch,
+    single_plans,
+)
 from sglang_hvd.replay.core.training_rows import TrainingRows
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.types import DraftPlan, TokenIds, VerifyOutcome, VerifyOutcomes
+from sglang_hvd.types import TokenIds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +88,7 @@ def replay(
     position = 1
     while position < len(output_ids):
         proposals = drafter.propose([trace], max_cache_draft_tokens)
-        [plan] = drafter.choose([trace], proposals)
+        [plan] = single_plans(drafter.choose([trace], proposals))
         rest = output_ids[position:]
         draft_len = int(proposals.drafts.num_nodes[0])
         accepted_len = num_agreeing(proposals.drafts.token_ids[0, :draft_len], rest)
@@ -90,7 +96,7 @@ def replay(
         if isinstance(of_model, Mapping):
             of_model = int(of_model[plan.num_model_nodes][position]) if plan.num_model_nodes else 0
         outcome = outcome_of(plan, rest, accepted_len, min(of_model, plan.num_model_steps))
-        drafter.commit([trace], VerifyOutcomes.of([outcome]))
+        drafter.commit([trace], outcome_batch([outcome]))
         draft = None
         if proposals.features is not None and draft_len > 0:
             known_len = min(draft_len, len(rest)) if trace.is_cut else draft_len

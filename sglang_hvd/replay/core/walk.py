@@ -18,12 +18,10 @@ from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import AcceptancePredictor, TokenClasses
 from sglang_hvd.replay.core.model_drafter import ModelDrafter
-from sglang_hvd.replay.core.plan_costs import PlanCosts
 from sglang_hvd.replay.core.recording_walk import RecordingRows, RecordingWalk, SessionWalk
-from sglang_hvd.replay.core.recordings import MEAN, Recording, session_fingerprints
+from sglang_hvd.replay.core.recordings import MEAN, Recording, TraceTokenizer, session_fingerprints
 from sglang_hvd.replay.core.replayed import ReplayedCycle, replay
-from sglang_hvd.replay.core.totals import CycleTotals, count_cycles
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.totals import CycleTotals, PlanCosts, count_cycles
 from sglang_hvd.replay.core.workers import workers
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace

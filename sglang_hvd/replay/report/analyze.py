@@ -16,9 +16,13 @@ from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, WORTH_LEN, 
 from sglang_hvd.payoff import FEATURE_NAMES, AcceptancePredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, predictor_file
 from sglang_hvd.replay.core.recording_walk import RecordingWalk, evened, fingerprints_of
-from sglang_hvd.replay.core.recordings import Recording, session_fingerprints, tell_trained_on
+from sglang_hvd.replay.core.recordings import (
+    Recording,
+    TraceTokenizer,
+    session_fingerprints,
+    tell_trained_on,
+)
 from sglang_hvd.replay.core.totals import CycleTotals
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.core.training_rows import TrainingRows
 from sglang_hvd.replay.core.walk import walk_recordings
 from sglang_hvd.replay.report.analysis import (

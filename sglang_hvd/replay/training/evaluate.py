@@ -16,10 +16,10 @@ from sglang_hvd.replay.core.recordings import (
     NOTHING_DECODED,
     NOTHING_LEFT,
     Recording,
+    TraceTokenizer,
     mean_over_families,
     tell_trained_on,
 )
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.core.training_rows import TrainingRows
 from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
 from sglang_hvd.replay.training.quality import (

@@ -16,8 +16,7 @@ from typing import get_args
 from sglang_hvd.config import CacheMode, HvdConfig
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
-from sglang_hvd.replay.core.recordings import MEAN, find_recordings
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.recordings import MEAN, TraceTokenizer, find_recordings
 from sglang_hvd.replay.training.tables import heldout_table
 from sglang_hvd.replay.training.train import TrainPlan, train_predictors
 from sglang_hvd.whole_file import check_place

@@ -16,8 +16,7 @@ from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.replay.core.model_drafter import ModelDrafter
 from sglang_hvd.replay.core.recording_walk import RecordingWalk, fingerprints_of
-from sglang_hvd.replay.core.recordings import Recording
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.recordings import Recording, TraceTokenizer
 from sglang_hvd.replay.core.training_rows import Lessons
 from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
 from sglang_hvd.replay.training.evaluate import NO_DRAFT, judge, judging_walks

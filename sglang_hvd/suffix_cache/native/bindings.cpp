@@ -8,7 +8,6 @@
 #include <cstring>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -20,56 +19,39 @@ namespace nb = nanobind;
 namespace sglang_hvd {
 namespace {
 
-void commit(CacheCore& core, const Input<std::int32_t, 1>& slots,
-            const Input<std::int32_t, 2>& token_ids, const Input<std::int32_t, 1>& lengths) {
+void commit(CacheCore& core, std::span<const std::int32_t> slots, const Input<std::int32_t, 2>& token_ids,
+            std::span<const std::int32_t> lengths) {
     require(token_ids.shape(0) == slots.size() && lengths.size() == slots.size(),
             "token_ids and lengths need one row per request");
-    const nb::gil_scoped_release nogil;
-    core.commit({slots.data(), slots.size()}, token_ids.data(), token_ids.shape(1),
-                {lengths.data(), lengths.size()});
+    core.commit(slots, token_ids.data(), token_ids.shape(1), lengths);
 }
 
-void propose(CacheCore& core, const Input<std::int32_t, 1>& slots,
-             const Input<std::int32_t, 1>& max_nodes, bool is_tree, bool by_votes,
-             bool with_evidence, const Output<std::int32_t, 2>& token_ids,
-             const Output<std::int32_t, 2>& parents, const Output<std::int32_t, 2>& depths,
-             const Output<float, 2>& probs, const Output<std::int32_t, 1>& lengths,
-             const Output<float, 2>& matches, const Output<float, 2>& evidence) {
-    const std::size_t num_rows = slots.size(), width = token_ids.shape(1);
+void propose(CacheCore& core, std::span<const std::int32_t> slots, std::span<const std::int32_t> max_nodes,
+             bool is_tree, bool by_votes, bool with_evidence, nb::handle batch) {
+    const std::size_t num_rows = slots.size();
     require(max_nodes.size() == num_rows, "max_nodes needs one entry per request");
-    require(token_ids.shape(0) >= num_rows && lengths.size() >= num_rows &&
-                matches.shape(0) >= num_rows && evidence.shape(0) >= num_rows &&
-                parents.shape(0) == token_ids.shape(0) &&
-                depths.shape(0) == token_ids.shape(0) && probs.shape(0) == token_ids.shape(0),
-            "the batch has fewer rows than there are requests: make a larger one");
-    require(parents.shape(1) == width && depths.shape(1) == width && probs.shape(1) == width &&
-                matches.shape(1) == kMatchColumns && evidence.shape(1) == kEvidenceColumns,
-            "the arrays of the batch have different widths");
+    const auto token_ids = array_of<std::int32_t, 2>(batch, "token_ids", num_rows);
+    const std::size_t width = token_ids.shape(1);
+    const auto parents = array_of<std::int32_t, 2>(batch, "parents", num_rows, width);
+    const auto depths = array_of<std::int32_t, 2>(batch, "depths", num_rows, width);
+    const auto probs = array_of<float, 2>(batch, "probs", num_rows, width);
+    const auto lengths = array_of<std::int32_t, 1>(batch, "num_nodes", num_rows);
+    const auto matches = array_of<float, 2>(batch, "matches", num_rows, kMatchColumns);
+    const auto evidence = array_of<float, 2>(batch, "evidence", num_rows, kEvidenceColumns);
     thread_local std::vector<Draft> reused;
     std::vector<Draft>& drafts = reused;
     drafts.resize(num_rows);
-    for (std::size_t row = 0; row < num_rows; ++row) {
-        const std::size_t first = row * width;
-        drafts[row] = {{token_ids.data() + first, width},
-                       {parents.data() + first, width},
-                       {depths.data() + first, width},
-                       {probs.data() + first, width},
-                       0,
-                       {},
-                       {}};
-    }
+    for (std::size_t i = 0; i < num_rows; ++i)
+        drafts[i] = {token_ids.row(i), parents.row(i), depths.row(i), probs.row(i), 0, {}, {}};
     {
         const nb::gil_scoped_release nogil;
-        core.propose({slots.data(), num_rows}, is_tree ? DraftShape::kTree : DraftShape::kChain, by_votes,
-                     with_evidence, {max_nodes.data(), num_rows}, drafts);
+        core.propose(slots, is_tree ? DraftShape::kTree : DraftShape::kChain, by_votes, with_evidence,
+                     max_nodes, drafts);
     }
-    for (std::size_t row = 0; row < num_rows; ++row) {
-        lengths.data()[row] = drafts[row].num_nodes;
-        std::memcpy(matches.data() + row * kMatchColumns, &drafts[row].match,
-                    sizeof(Match));
-        if (!with_evidence) continue;
-        std::memcpy(evidence.data() + row * kEvidenceColumns, &drafts[row].evidence,
-                    sizeof(DraftEvidence));
+    for (std::size_t i = 0; i < num_rows; ++i) {
+        lengths.data()[i] = drafts[i].num_nodes;
+        std::memcpy(matches.row(i).data(), &drafts[i].match, sizeof(Match));
+        if (with_evidence) std::memcpy(evidence.row(i).data(), &drafts[i].evidence, sizeof(DraftEvidence));
     }
 }
 
@@ -78,15 +60,6 @@ nb::list columns_of(std::span<const Column> columns) {
     nb::list named;
     for (const auto& [name, place] : columns) named.append(nb::make_tuple(name, place));
     return named;
-}
-
-CacheSettings settings_of(std::size_t shared_tokens, std::size_t namespace_tokens,
-                          float min_token_prob) {
-    CacheSettings settings;
-    settings.shared_tokens = shared_tokens;
-    settings.namespace_tokens = namespace_tokens;
-    settings.min_token_prob = min_token_prob;
-    return settings;
 }
 
 }  // namespace
@@ -104,64 +77,24 @@ NB_MODULE(_native, m) {
     origins["OUTPUT"] = static_cast<int>(MatchOrigin::kOutput);
     origins["SHARED"] = static_cast<int>(MatchOrigin::kShared);
     m.attr("MATCH_ORIGINS") = origins;
+    nb::class_<PaperSettings>(m, "PaperSettings")
+        .def(nb::init<int, int, float, float, float>(), nb::kw_only(), "max_depth"_a, "max_draft_tokens"_a,
+             "max_spec_factor"_a, "max_spec_offset"_a, "min_token_prob"_a);
+    nb::class_<CacheSettings>(m, "CacheSettings")
+        .def(nb::init<std::size_t, std::size_t, std::size_t, bool, bool, float, std::optional<PaperSettings>>(),
+             nb::kw_only(), "shared_tokens"_a, "namespace_tokens"_a, "session_tokens"_a,
+             "indexes_in_background"_a, "is_deterministic"_a, "min_token_prob"_a, "paper"_a);
     nb::class_<CacheCore>(m, "CacheCore", "cache.py documents it and checks the arguments.")
-        .def(
-            "__init__",
-            [](CacheCore* self, std::size_t shared_tokens, std::size_t namespace_tokens,
-               std::size_t session_tokens, bool indexes_in_background, float min_token_prob) {
-                auto settings = settings_of(shared_tokens, namespace_tokens, min_token_prob);
-                settings.session_tokens = session_tokens;
-                settings.indexes_in_background = indexes_in_background;
-                new (self) CacheCore(settings);
-            },
-            nb::kw_only(), "shared_tokens"_a, "namespace_tokens"_a, "session_tokens"_a,
-            "indexes_in_background"_a, "min_token_prob"_a)
-        .def_static(
-            "as_in_paper",
-            [](std::size_t shared_tokens, std::size_t namespace_tokens, int max_depth,
-               int max_draft_tokens, float max_spec_factor, float max_spec_offset,
-               float min_token_prob) {
-                auto settings = settings_of(shared_tokens, namespace_tokens, 0);
-                settings.paper = {max_depth, max_draft_tokens, max_spec_factor, max_spec_offset,
-                                  min_token_prob};
-                return new CacheCore(settings);
-            },
-            nb::kw_only(), "shared_tokens"_a, "namespace_tokens"_a, "max_depth"_a,
-            "max_draft_tokens"_a, "max_spec_factor"_a, "max_spec_offset"_a, "min_token_prob"_a)
-        .def(
-            "start",
-            [](CacheCore& core, const std::string& space, const Input<std::int32_t, 1>& prompt) {
-                const nb::gil_scoped_release nogil;
-                return core.start(space, {prompt.data(), prompt.size()});
-            },
-            "namespace"_a, "prompt_ids"_a.noconvert())
-        .def("commit", &commit, "slots"_a.noconvert(), "token_ids"_a.noconvert(),
-             "lengths"_a.noconvert())
-        .def("propose", &propose, "slots"_a.noconvert(), "max_nodes"_a.noconvert(), "is_tree"_a, "by_votes"_a,
-             "with_evidence"_a, "token_ids"_a.noconvert(), "parents"_a.noconvert(), "depths"_a.noconvert(),
-             "probs"_a.noconvert(), "lengths"_a.noconvert(), "matches"_a.noconvert(),
-             "evidence"_a.noconvert())
-        .def(
-            "finish",
-            [](CacheCore& core, std::int32_t slot, bool keeps,
-               const std::optional<Input<std::int32_t, 1>>& output) {
-                std::optional<std::span<const Token>> tokens;
-                if (output) tokens = std::span<const Token>(output->data(), output->size());
-                const nb::gil_scoped_release nogil;
-                core.finish(slot, keeps, tokens);
-            },
-            "slot"_a, "keep"_a, "output_ids"_a.noconvert().none())
-        .def("flush", &CacheCore::flush, "namespace"_a, NoGil())
-        .def("resize", &CacheCore::resize, "shared_tokens"_a, "namespace_tokens"_a, NoGil())
+        .def(nb::init<const CacheSettings&>())
+        .def("start", &CacheCore::start, NoGil())
+        .def("commit", &commit, NoGil())
+        .def("propose", &propose)
+        .def("finish", &CacheCore::finish, NoGil())
+        .def("flush", &CacheCore::flush, NoGil())
+        .def("resize", &CacheCore::resize, NoGil())
         .def("flush_all", &CacheCore::flush_all, NoGil())
         .def("drain", &CacheCore::drain, NoGil())
-        .def(
-            "check",
-            [](const CacheCore& core) {
-                const char* broken = core.check();
-                return broken ? std::optional<std::string>(broken) : std::nullopt;
-            },
-            NoGil())
+        .def("check", &CacheCore::check, NoGil())
         .def("stats", [](const CacheCore& core) {
             const auto stats = [&core] {
                 const nb::gil_scoped_release nogil;

@@ -31,6 +31,7 @@ struct CacheSettings {
     std::size_t namespace_tokens = 100'000;  // budget of one
     std::size_t session_tokens = 0;          // budget of the texts kept for the next turn
     bool indexes_in_background = true;
+    bool is_deterministic = false;  // equal calls give equal drafts: see the thread rule
     float min_token_prob = 0.f;
     std::optional<PaperSettings> paper;  // drafts as in the paper instead of the best ones
 };
@@ -44,8 +45,8 @@ struct CacheSettings {
 //
 // So timing decides which tokens are indexed when a draft is proposed. It also decides the size of the
 // tables when a token is indexed, and with it what is found. Where equal calls must give equal drafts (the
-// ranks of one tensor-parallel group), set indexes_in_background to false or call drain() before every
-// other call.
+// ranks of one tensor-parallel group), set is_deterministic: each call that reads or changes texts then first
+// waits until the indexing thread has finished.
 //
 // A method that throws std::bad_alloc has changed nothing, except that outputs and session texts may have
 // left to make room.
@@ -72,7 +73,7 @@ public:
 
     Slot start(const std::string& space, std::span<const Token> prompt) {
         require_tokens(prompt);
-        const auto lock = lock_first();
+        const auto lock = lock_texts();
         auto request = std::make_shared<Request>(shared_.open(space));
         request->text = text_with(*request->space, prompt);
         TokenText& text = *request->text;
@@ -103,7 +104,7 @@ public:
     // throws.
     void commit(std::span<const Slot> slots, const Token* rows, std::size_t width,
                 std::span<const std::int32_t> lengths) {
-        const auto lock = lock_first();
+        const auto lock = lock_texts();
         for (std::size_t i = 0; i < slots.size(); ++i) {
             at(slots[i]);
             if (lengths[i] < 0 || static_cast<std::size_t>(lengths[i]) > width) {
@@ -133,7 +134,7 @@ public:
     // if the settings ask for the paper's. with_evidence: also fills the evidence of chains.
     void propose(std::span<const Slot> slots, DraftShape shape, bool by_votes, bool with_evidence,
                  std::span<const std::int32_t> max_nodes, std::span<Draft> drafts) {
-        const auto lock = lock_first();
+        const auto lock = lock_texts();
         for (const Slot slot : slots) at(slot);
         for (std::size_t i = 0; i < slots.size(); ++i) {
             const Request& request = at(slots[i]);
@@ -165,7 +166,7 @@ public:
     void finish(Slot slot, bool keeps, std::optional<std::span<const Token>> output) {
         if (output) require_tokens(*output);
         const bool is_in_background = settings_.indexes_in_background;
-        const auto lock = lock_first();
+        const auto lock = lock_texts();
         Request& request = at(slot);
         // What may fail comes before the request leaves the table.
         if (is_in_background) start_worker();
@@ -194,18 +195,18 @@ public:
     }
 
     void flush(const std::string& name) {
-        const auto lock = lock_first();
+        const auto lock = lock_texts();
         Namespace* space = shared_.find(name);
         if (!space) return;
         sessions_.drop(*space);
         shared_.flush(*space);
     }
     void resize(std::size_t shared_tokens, std::size_t namespace_tokens) {
-        const auto lock = lock_first();
+        const auto lock = lock_texts();
         shared_.resize(shared_tokens, namespace_tokens);
     }
     void flush_all() {
-        const auto lock = lock_first();
+        const auto lock = lock_texts();
         sessions_.drop_all();
         shared_.flush_all();
     }
@@ -213,7 +214,7 @@ public:
     // Waits until everything handed in is indexed.
     void drain() {
         auto lock = lock_first();
-        tasks_changed_.wait(lock, [this] { return tasks_.empty() && !is_working_; });
+        wait_for_worker(lock);
     }
 
     struct Stats {
@@ -282,6 +283,17 @@ private:
         std::unique_lock lock(mutex_);
         is_caller_waiting_.store(false, std::memory_order_relaxed);
         return lock;
+    }
+
+    // For a call that reads or changes texts.
+    std::unique_lock<std::mutex> lock_texts() {
+        auto lock = lock_first();
+        if (settings_.is_deterministic) wait_for_worker(lock);
+        return lock;
+    }
+
+    void wait_for_worker(std::unique_lock<std::mutex>& lock) {
+        tasks_changed_.wait(lock, [this] { return tasks_.empty() && !is_working_; });
     }
 
     // A text of this prompt: the one of the turn before, if it is kept, and what is new.

@@ -2,12 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <compare>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,21 +14,11 @@
 
 namespace sglang_hvd {
 
-struct Namespace;
-
-// Orders namespaces by their newest output, oldest first.
-struct NamespaceRank {
-    std::uint64_t newest;
-    Namespace* space;
-
-    auto operator<=>(const NamespaceRank&) const = default;
-};
-
 // What the requests of one namespace share.
 struct Namespace {
     explicit Namespace(BlockPool& pool) : text(pool) {
-        std::set<NamespaceRank> ranks = {{0, this}};
-        unused_rank = ranks.extract(ranks.begin());
+        std::map<std::uint64_t, Namespace*> entries = {{0, this}};
+        unused_entry = entries.extract(entries.begin());
     }
 
     TokenText text;
@@ -41,10 +29,11 @@ struct Namespace {
         std::size_t num_tokens;
     };
     std::deque<Kept> kept;  // oldest first
+    std::uint64_t newest() const { return kept.empty() ? 0 : kept.back().serial; }  // 0: none
     std::size_t num_tokens = 0;
     std::size_t num_table_bytes = 0;  // of text, when it was last counted
     std::uint64_t num_flushes = 0;  // an output that finished before a flush must not enter after it
-    std::set<NamespaceRank>::node_type unused_rank;  // kept so that evicting needs no memory
+    std::map<std::uint64_t, Namespace*>::node_type unused_entry;  // kept so that evicting needs no memory
 };
 
 // Decides what is kept. The oldest output leaves first: the oldest of a namespace that is over its own
@@ -89,12 +78,12 @@ public:
         make_room(*space, output.size() + 1);
         const std::uint64_t serial = next_serial_++;
         by_age_.push_back({serial, space});
-        const NamespaceRank rank = rank_of(*space);
+        const std::uint64_t newest_before = space->newest();
         space->kept.push_back({serial, output.size()});
-        unrank(rank);
+        unlist(newest_before);
         num_spaces_ += space->kept.size() == 1;
         space->num_tokens += output.size();
-        rank_if_small(*space);
+        list_if_small(*space);
         num_tokens_ += output.size();
         ++num_kept_;
         space->text.append(output);
@@ -149,7 +138,7 @@ public:
             num_tokens += in_space;
             num_kept += space->kept.size();
             num_spaces += !space->kept.empty();
-            if (is_small(*space) != small_.contains(rank_of(*space))) return "a rank is wrong";
+            if (is_small(*space) != small_.contains(space->newest())) return "a small namespace is lost";
         }
         if (num_tokens != num_tokens_ || num_kept != num_kept_) return "shared tokens are miscounted";
         if (num_table_bytes != num_table_bytes_) return "the tables are miscounted";
@@ -159,19 +148,16 @@ public:
     }
 
 private:
-    static NamespaceRank rank_of(Namespace& space) {
-        return {space.kept.empty() ? 0 : space.kept.back().serial, &space};
-    }
     static bool is_small(const Namespace& space) {
         return !space.kept.empty() && space.num_tokens <= 2 * kTokensPerSpace;
     }
-    void rank_if_small(Namespace& space) {
+    void list_if_small(Namespace& space) {
         if (!is_small(space)) return;
-        space.unused_rank.value() = rank_of(space);
-        small_.insert(std::move(space.unused_rank));
+        space.unused_entry.key() = space.newest();
+        small_.insert(std::move(space.unused_entry));
     }
-    void unrank(const NamespaceRank& rank) {
-        if (auto node = small_.extract(rank)) rank.space->unused_rank = std::move(node);
+    void unlist(std::uint64_t newest) {
+        if (auto entry = small_.extract(newest)) entry.mapped()->unused_entry = std::move(entry);
     }
 
     struct Aged {
@@ -192,13 +178,13 @@ private:
 
     void evict_oldest(Namespace& space) {
         const std::size_t num_tokens = space.kept.front().num_tokens;
-        unrank(rank_of(space));
+        unlist(space.newest());
         space.kept.pop_front();
         space.num_tokens -= num_tokens;
         num_tokens_ -= num_tokens;
         --num_kept_;
         num_spaces_ -= space.kept.empty();
-        rank_if_small(space);
+        list_if_small(space);
         if (space.kept.empty()) {
             space.text.clear();
         } else {
@@ -209,10 +195,10 @@ private:
     }
 
     // If there are too many namespaces, at least one is small: large ones would exceed the budget.
-    void forget_oldest_small() { forget(*small_.begin()->space); }
+    void forget_oldest_small() { forget(*small_.begin()->second); }
 
     void forget(Namespace& space) {
-        unrank(rank_of(space));
+        unlist(space.newest());
         num_tokens_ -= space.num_tokens;
         num_kept_ -= space.kept.size();
         num_spaces_ -= !space.kept.empty();
@@ -268,8 +254,8 @@ private:
     std::size_t num_tokens_ = 0, num_kept_ = 0;
     std::size_t num_table_bytes_ = 0;  // of all texts
     std::size_t num_spaces_ = 0;       // namespaces that hold something
-    std::set<NamespaceRank> small_;    // the small ones among them
-    std::uint64_t next_serial_ = 0;
+    std::map<std::uint64_t, Namespace*> small_;  // the small ones among them, by their newest output
+    std::uint64_t next_serial_ = 1;
 };
 
 }  // namespace sglang_hvd

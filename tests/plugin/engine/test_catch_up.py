@@ -17,10 +17,10 @@ from sglang_hvd.plugin.engine.catch_up import draft_extend_of
         ({}, "cpu", False, False, DraftExtend.WHEN_DRAFTING),
         ({}, "cpu", False, True, DraftExtend.WHEN_DRAFTING),
         ({}, "cuda", False, False, DraftExtend.EVERY_STEP),
-        ({}, "cuda", False, True, DraftExtend.BEHIND_DRAFTS),
+        ({}, "cuda", False, True, DraftExtend.AFTER_DRAFTS),
         ({"postpone_extend": "never"}, "cpu", False, False, DraftExtend.EVERY_STEP),
         ({"postpone_extend": "never"}, "cuda", False, True, DraftExtend.EVERY_STEP),
-        ({"postpone_extend": "plain"}, "cpu", False, False, DraftExtend.BEHIND_DRAFTS),
+        ({"postpone_extend": "plain"}, "cpu", False, False, DraftExtend.AFTER_DRAFTS),
         ({"postpone_extend": "always"}, "cuda", False, True, DraftExtend.WHEN_DRAFTING),
         # Catching up does not know the positions of images.
         ({}, "cuda", True, True, DraftExtend.EVERY_STEP),

@@ -13,8 +13,9 @@ from sglang.srt.server_args import ServerArgs
 from sglang_hvd.allocation import DraftExtend, VerifyWidths
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.engine.catch_up import CatchUp
-from sglang_hvd.plugin.engine.run_ahead import RunAhead, check_run_ahead
+from sglang_hvd.plugin.engine.run_ahead import RunAhead, require_run_ahead
 from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
+from sglang_hvd.replay.core.single_cycles import single_plans
 from tests.plugin.requests.served_requests import ServedRequests, read_results, request
 
 
@@ -57,11 +58,11 @@ def test_a_server_that_cannot_run_ahead_does_not_start(
     widths = VerifyWidths((narrowest, 8), 8)
     settings: dict[str, Any] = {"may_run_ahead": may_run_ahead, "plans_wait": plans_wait}
     if can:
-        check_run_ahead(HvdConfig(run_ahead=True), widths, **settings)
+        assert require_run_ahead(HvdConfig(run_ahead=True), widths, **settings)
     else:
         with pytest.raises(ValueError, match="--hvd-set run_ahead=true needs a verify width of 1"):
-            check_run_ahead(HvdConfig(run_ahead=True), widths, **settings)
-    check_run_ahead(HvdConfig(), widths, **settings)
+            require_run_ahead(HvdConfig(run_ahead=True), widths, **settings)
+    assert not require_run_ahead(HvdConfig(), widths, **settings)
 
 
 def in_a_run() -> tuple[ServedRequests, Req]:
@@ -83,14 +84,14 @@ def test_a_step_waits_if_it_is_no_plain_decode_step(
 ) -> None:
     served, req = in_a_run()
     nothing: Any = None
-    catch_up = CatchUp(nothing, DraftExtend.BEHIND_DRAFTS, costs=nothing, clock=nothing)
+    catch_up = CatchUp(nothing, DraftExtend.AFTER_DRAFTS, costs=nothing, clock=nothing)
     catch_up._max_missing = 1000 if catches_up else 0
     batch: Any = SimpleNamespace(
         reqs=[req],
         has_grammar=has_grammar,
         forward_mode=SimpleNamespace(is_decode=lambda: is_decode),
     )
-    rule = RunAhead(served.held, served.launched, served.figures, catch_up)
+    rule = RunAhead(served.held, served.launched, catch_up)
     plan = rule.step_plan(batch, gives_lengths=True)
     assert (plan is not None) is (is_decode and not has_grammar and not catches_up)
     assert plan is None or plan.gives_lengths
@@ -102,7 +103,7 @@ def test_after_a_plain_step_the_next_runs_ahead_until_drafts_pay() -> None:
     assert not served.plan_ahead([req])  # nobody knows it yet
     served.prefill(req)
     assert not served.plan_ahead([req])  # nothing was decoded yet
-    [plan] = served.plan([req], [8])
+    [plan] = single_plans(served.plan([req], [8]))
     assert plan.source == "plain"
     assert served.step is not None
     assert served.step.num_context == 9
@@ -115,12 +116,12 @@ def test_after_a_plain_step_the_next_runs_ahead_until_drafts_pay() -> None:
         assert step.runs_ahead
         assert step.cached_lens == [cached]
         assert step.num_context == cached + 1
-        [plan] = step.drafts
+        [plan] = single_plans(step.drafts)
         assert (plan.source, plan.num_nodes) == ("plain", 0)
         served.verify([token])
         read_results([req], [before])
     assert not served.plan_ahead([req])
-    [plan] = served.plan([req], [11])
+    [plan] = single_plans(served.plan([req], [11]))
     draft = plan.cache_draft
     assert draft is not None
     assert draft.token_ids.tolist()[:3] == [4, 5, 6]
@@ -180,8 +181,7 @@ def test_requests_that_verify_model_drafts_only_do_not_run_ahead() -> None:
     read_results([first], [4])
     assert not served.plan_ahead([first, model_only])
     read_results([model_only], [3], is_prefill=True)
-    plans = list(served.plan([first, model_only], [3, 2]))
-    assert [plan.source for plan in plans][1] == "model"
+    assert served.plan([first, model_only], [3, 2]).sources[1] == "model"
 
 
 def test_what_a_run_found_holds_though_a_prefill_came_between() -> None:
@@ -232,4 +232,5 @@ def test_lengths_that_are_not_sglangs_are_not_run_ahead_by() -> None:
     read_results([req], [3], is_prefill=True)
     req.kv.kv_committed_len += 1
     assert not served.plan_ahead([req])
+    served.plan([req], [4])  # one divergence, which counts once
     assert served.describe()["num_resyncs"] == 1

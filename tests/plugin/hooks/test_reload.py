@@ -36,7 +36,7 @@ from sglang_hvd.plugin.hooks.reload import answer_for_predictor, ask_for_predict
 from sglang_hvd.plugin.requests.metrics import PredictorMetrics
 from sglang_hvd.plugin.startup.attention_support import TargetAttention
 from sglang_hvd.plugin.startup.launch import HvdLaunch
-from sglang_hvd.types import VerifyOutcome, VerifyOutcomes
+from sglang_hvd.replay.core.single_cycles import VerifyOutcome, outcome_batch
 from tests.payoff.made_up import constant_survival
 
 PROMPT = [*range(1, 18), 0, 1, 2]
@@ -192,8 +192,7 @@ def test_graphs_of_several_widths_or_with_host_plans_are_not_recaptured(
         16,
         VerifyWidths((4, 32), base=32),
         has_width_states,
-        backends=frozenset({backend}),
-        attention=TargetAttention(),
+        attention=TargetAttention(backends=frozenset({backend})),
     )
     obj = UpdateWeightFromDiskReqInput(model_path="m", recapture_cuda_graph=True)
     answer = asyncio.run(ask_for_predictor(load, manager, obj))
@@ -221,11 +220,11 @@ def test_the_calibration_is_described_and_published(first: Path, second: Path) -
         drafter.start(rid, PROMPT)
         drafter.extend(rid, [3])
         drafter.plan([rid])
-        drafter.commit([rid], VerifyOutcomes.of([VerifyOutcome([4, 5, 6, 0], 3)]))
+        drafter.commit([rid], outcome_batch([VerifyOutcome([4, 5, 6, 0], 3)]))
     for rid in range(3, 7):  # the cache proposes nothing
         drafter.start(rid, [rid])
         drafter.plan([rid])
-        drafter.commit([rid], VerifyOutcomes.of([VerifyOutcome([8, 9], 1)]))
+        drafter.commit([rid], outcome_batch([VerifyOutcome([8, 9], 1)]))
     state = msgspec.msgpack.decode(msgspec.msgpack.encode(predictor.describe()))  # as it travels
     of_prompt = state["calibration"]["prompt"]
     assert of_prompt["num_verified"] == 3

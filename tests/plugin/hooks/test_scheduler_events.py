@@ -157,7 +157,7 @@ def test_without_hvd_nothing_happens_or_is_imported() -> None:
     script = (
         "import sys\n"
         "from types import SimpleNamespace\n"
-        "from sglang_hvd.plugin.hooks import scheduler_events\n"
+        "from sglang_hvd.plugin.hooks import hook_table, scheduler_events\n"
         "plain = SimpleNamespace(draft_worker=None, server_args=SimpleNamespace())\n"
         "scheduler_events.launch_step(lambda *args: None, plain, None)\n"
         "scheduler_events.note_idle(None, plain)\n"
@@ -165,6 +165,7 @@ def test_without_hvd_nothing_happens_or_is_imported() -> None:
         "scheduler_events.note_aborted(None, plain, object())\n"
         "scheduler_events.note_finished(None, plain, SimpleNamespace())\n"
         "scheduler_events.add_hvd_state(None, SimpleNamespace(scheduler=plain), None)\n"
+        "assert 'sglang.srt.speculative.eagle_info' not in sys.modules\n"
         "assert 'sglang_hvd.plugin.engine.worker' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

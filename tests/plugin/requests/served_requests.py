@@ -24,6 +24,7 @@ from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
 from sglang_hvd.plugin.requests.metrics import Metrics
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
+from sglang_hvd.plugin.requests.step_planner import StepPlanner
 from sglang_hvd.step_clock import StepClock
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftPlans
@@ -59,7 +60,6 @@ class ServedRequests:
         allocator = StepAllocator(COSTS, widths=WIDTHS, drafters=[DrafterChoices((7,), (3,))])
         classes = TokenClasses.from_strings(map(str, range(VOCAB_SIZE)))
         clock = StepClock()
-        self.widths = VerifyWidths(WIDTHS if allocates else WIDTHS[-1:], WIDTHS[-1])
         self.drafter = HybridDrafter(
             config,
             cache=SuffixCache.of_config(config, background=False),
@@ -82,9 +82,11 @@ class ServedRequests:
         self.launched = LaunchedSteps(
             self.drafter, self.held, self.figures, stream=None, clock=clock
         )
+        widths = VerifyWidths(WIDTHS if allocates else WIDTHS[-1:], WIDTHS[-1])
+        self.planner = StepPlanner(self.drafter, self.held, self.launched, widths)
         nothing: Any = None
         self.catch_up = CatchUp(nothing, DraftExtend.NEVER, costs=nothing, clock=clock)
-        self.run_ahead = RunAhead(self.held, self.launched, self.figures, self.catch_up)
+        self.run_ahead = RunAhead(self.held, self.launched, self.catch_up)
         self.step: StepPlan | None = None
 
     def worker(self) -> HvdWorker:
@@ -93,16 +95,13 @@ class ServedRequests:
         worker._drafter, worker._held, worker._launched = self.drafter, self.held, self.launched
         worker._figures, worker._catch_up = self.figures, self.catch_up
         worker._run_ahead, worker._ahead = self.run_ahead, None
-        worker._launch = SimpleNamespace(widths=self.widths)  # type: ignore[assignment]
         return worker
 
     def plan(self, reqs: Sequence[Req], cached_lens: Sequence[int]) -> DraftPlans:
         """Plans the next step from the tokens of all steps before it."""
         self.launched.commit()
-        held = self.held.of_step(reqs, cached_lens)
-        drafts = self.drafter.plan([request.key for request in held])
-        self.step = self.worker()._step_plan(held, drafts)
-        return drafts
+        self.step = self.planner.plan(reqs, cached_lens, next_waits=False)
+        return self.step.drafts
 
     def plan_ahead(self, reqs: Sequence[Req], *, has_grammar: bool = False) -> bool:
         """Whether the next step runs ahead of the tokens of the last; it is planned then."""

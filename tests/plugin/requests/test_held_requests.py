@@ -16,6 +16,7 @@ from sglang.srt.managers.schedule_batch import (
 
 from sglang_hvd.plugin.requests.marks import figures_of
 from sglang_hvd.plugin.requests.metrics import SERVER_METRICS, Metrics
+from sglang_hvd.replay.core.single_cycles import single_plans
 from tests.plugin.requests.served_requests import VOCAB_SIZE, ServedRequests, request
 
 
@@ -30,7 +31,7 @@ def test_requests_that_end_with_their_prefill_are_dropped_by_the_next() -> None:
         req.finished_reason = FINISH_LENGTH(1)
         assert len(served.held) <= 3  # the one that runs, this one and the one before
     running.output_ids.append(3)
-    [plan] = served.plan([running], [2])
+    [plan] = single_plans(served.plan([running], [2]))
     assert plan.source == "plain"
     assert served.describe()["num_resyncs"] == 0
 
@@ -40,7 +41,7 @@ def test_what_a_step_committed_is_known_in_the_next() -> None:
     reqs = [request("a", [1, 2, 3, 4, 1, 2]), request("b", [7, 8, 9, 7])]
     served.prefill(*reqs)  # 3 follows both
     first = served.plan(reqs, [6, 4])
-    drafts = [plan.cache_draft for plan in first]
+    drafts = [plan.cache_draft for plan in single_plans(first)]
     assert drafts[0] is not None
     assert drafts[0].token_ids.tolist()[:2] == [4, 1]
     # Rows of four tokens, of which two and one were committed.
@@ -62,7 +63,7 @@ def test_a_count_that_differs_once_is_right_again_from_then_on() -> None:
     assert served.describe()["num_resyncs"] == 1
     served.verify([1, 2, 9], [2])
     req.output_ids.append(4)
-    [plan] = served.plan([req], [10])
+    [plan] = single_plans(served.plan([req], [10]))
     assert served.describe()["num_resyncs"] == 1
     draft = plan.cache_draft
     assert draft is not None
@@ -90,7 +91,7 @@ def test_a_prompt_that_is_no_text_of_the_vocabulary_is_never_drafted_from() -> N
         req = request(str(beyond), [3, beyond, 3, beyond])
         served.prefill(req)
         req.output_ids.append(3)
-        [plan] = served.plan([req], [4])
+        [plan] = single_plans(served.plan([req], [4]))
         assert plan.source == "plain"
         served.end(req, [7])
     assert served.describe()["num_request_tokens"] == 0
@@ -198,7 +199,7 @@ def test_a_prompt_that_goes_on_has_no_token_yet() -> None:
     served.launched.record_prefill([part], None, torch.tensor([7]))
     whole.output_ids.append(3)
     part.output_ids.append(7)
-    _, plan = served.plan([whole, part], [2, 5])
+    _, plan = single_plans(served.plan([whole, part], [2, 5]))
     assert plan.cache_draft is not None
     assert plan.cache_draft.token_ids.tolist()[:2] == [5, 6]
     assert served.describe()["num_resyncs"] == 0
@@ -280,7 +281,7 @@ def test_embeddings_are_no_prompt_to_draft_from() -> None:
     served.prefill(req)
     assert served.describe()["num_request_tokens"] == 0
     req.output_ids.append(1)
-    [plan] = served.plan([req], [6])
+    [plan] = single_plans(served.plan([req], [6]))
     assert plan.source == "plain"
 
 
@@ -335,5 +336,5 @@ def test_requests_whose_penalties_follow_the_cycles_verify_no_cache_draft(
         setattr(req.sampling_params, name, value)
     served.prefill(req)
     req.output_ids.append(3)
-    [plan] = served.plan([req], [6])
+    [plan] = single_plans(served.plan([req], [6]))
     assert plan.source == source

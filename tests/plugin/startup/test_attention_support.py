@@ -1,12 +1,10 @@
 """Drafts branch only where SGLang's attention verifies trees rightly."""
 
+from dataclasses import replace
+
 import pytest
 
-from sglang_hvd.plugin.startup.attention_support import (
-    TargetAttention,
-    check_draft_shapes,
-    may_branch,
-)
+from sglang_hvd.plugin.startup.attention_support import TargetAttention
 
 PLAIN = TargetAttention()
 MLA = TargetAttention(is_mla=True)
@@ -21,11 +19,12 @@ def branches(
     attention: TargetAttention, *backends: str, topk: int, needs_trees: bool = False
 ) -> bool | str:
     """Whether drafts may branch, or what is said."""
+    attention = replace(attention, backends=frozenset(backends))
     try:
-        check_draft_shapes(backends, attention, topk=topk, needs_trees=needs_trees)
+        attention.check_draft_shapes(topk, needs_trees=needs_trees)
     except ValueError as error:
         return str(error)
-    return may_branch(backends, attention, topk=topk)
+    return attention.may_branch(topk)
 
 
 @pytest.mark.parametrize(

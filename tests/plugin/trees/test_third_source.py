@@ -27,14 +27,13 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
 from sglang_hvd.plugin.trees.draft_trees import DraftNodes
 from sglang_hvd.plugin.trees.layout import lay_out, merge_eagle_trees
+from sglang_hvd.replay.core.single_cycles import VerifyOutcome, outcome_batch, single_plans
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import (
     SOURCES,
     DraftPlans,
     DraftSource,
     SourceTable,
-    VerifyOutcome,
-    VerifyOutcomes,
 )
 from tests.payoff.made_up import constant_survival
 from tests.plugin.trees.made_up_tries import Tree, eagle_trees_of, tries
@@ -209,12 +208,13 @@ def test_the_drafter_plans_and_learns_by_source() -> None:
     drafter.start("r", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2])
     labels = []
     for token in range(20, 28):
-        [plan] = plans = drafter.plan(["r"])
+        plans = drafter.plan(["r"])
+        [plan] = single_plans(plans)
         labels.append(plan.source)
         assert plan.num_model_nodes == min(HEADS.sizes[-1], HEADS.node_limits[-1])
         assert plans.num_model_steps == HEADS.num_steps[-1]
         outcome = VerifyOutcome([token, token + 20, 99], 2, num_model_accepted=2)
-        drafter.commit(["r"], VerifyOutcomes.of([outcome]))
+        drafter.commit(["r"], outcome_batch([outcome]))
     assert set(labels) <= {"heads", "cache+heads"}
     assert "heads" in labels
     assert sum(drafter.stats("r").num_cycles[label] for label in set(labels)) == len(labels)

@@ -11,11 +11,10 @@ from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
 from sglang_hvd.replay.core.batch import ORACLE, BatchReplay, DrawnTrace
-from sglang_hvd.replay.core.plan_costs import PlanCosts
 from sglang_hvd.replay.core.replayed import ReplayedCycle
-from sglang_hvd.replay.core.totals import CycleTotals, count_cycles
+from sglang_hvd.replay.core.single_cycles import DraftPlan, VerifyOutcome
+from sglang_hvd.replay.core.totals import CycleTotals, PlanCosts, count_cycles
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import DraftPlan, VerifyOutcome
 from tests.payoff.made_up import constant_survival
 from tests.traces.made_up import trace
 
@@ -171,7 +170,7 @@ def test_a_postponed_draft_extend_is_paid_for_when_a_request_drafts() -> None:
 
 def test_a_run_of_steps_without_drafts_is_paid_for_by_the_step_after_it() -> None:
     table = costs_with_extend(per_token=0.5)
-    priced = PlanCosts(table, WIDTHS, DraftExtend.BEHIND_DRAFTS)
+    priced = PlanCosts(table, WIDTHS, DraftExtend.AFTER_DRAFTS)
     plain = DraftPlan("plain", None, None)
     model = DraftPlan("model", None, None, SIZES[0], NUM_STEPS)
     assert WIDTHS[0] == 1
@@ -195,7 +194,7 @@ def test_a_run_ahead_waits_if_it_must_catch_up() -> None:
     )
     novel = [[drawn([1], fresh(401, 1))]]
     made = replay("allocate", costs=dear, runs_ahead=True)
-    made._costs = PlanCosts(dear, WIDTHS, DraftExtend.BEHIND_DRAFTS)
+    made._costs = PlanCosts(dear, WIDTHS, DraftExtend.AFTER_DRAFTS)
     totals = made.serve(novel, batch_size=1, num_tokens=128)
     # Two of 128 steps catch up, and wait.
     assert totals.num_steps == 128

@@ -10,11 +10,11 @@ import pytest
 
 from sglang_hvd.replay.core.recordings import (
     Recording,
+    TraceTokenizer,
     find_recordings,
     held,
     session_fingerprints,
 )
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.recording_folder import RecordingFolder
 from sglang_hvd.traces.writer import TraceWriter

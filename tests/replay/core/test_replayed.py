@@ -12,12 +12,12 @@ from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import FEATURE_NAMES, POSITION_FEATURES, TokenClasses
 from sglang_hvd.replay.core.replayed import ReplayedCycle, replay, right_branch, training_rows
+from sglang_hvd.replay.core.single_cycles import VerifyOutcome, outcome_batch, single_plans
 from sglang_hvd.replay.core.totals import CycleTotals, count_cycles
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.text_traces import read_text_traces, tokenize
 from sglang_hvd.traces.tokenizer_json import load_tokenizer
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.types import VerifyOutcome, VerifyOutcomes
 from tests.payoff.made_up import linear
 
 CLASSES = TokenClasses.from_strings(["a", ",", "("])
@@ -183,7 +183,7 @@ def test_replay_plans_what_a_batch_in_serving_plans() -> None:
         serving.extend(index, each.output_ids[:1])
     served: list[list[tuple[str, float | None]]] = [[] for _ in recordings]
     while running := [i for i, p in positions.items() if p < len(recordings[i].output_ids)]:
-        plans = serving.plan(running)
+        plans = single_plans(serving.plan(running))
         outcomes = []
         for index, plan in zip(running, plans, strict=True):
             served[index].append((plan.source, plan.predicted_len))
@@ -192,7 +192,7 @@ def test_replay_plans_what_a_batch_in_serving_plans() -> None:
                 VerifyOutcome(cycle.outcome.token_ids, cycle.outcome.num_accepted_drafts)
             )
             positions[index] += len(cycle.outcome.token_ids)
-        serving.commit(running, VerifyOutcomes.of(outcomes))
+        serving.commit(running, outcome_batch(outcomes))
     assert served == [
         [(cycle.plan.source, cycle.plan.predicted_len) for cycle in cycles] for cycles in replayed
     ]

@@ -14,9 +14,8 @@ from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff import FEATURE_NAMES
 from sglang_hvd.replay.core.model_drafter import ODDS_RATIOS, ModelDrafter
 from sglang_hvd.replay.core.recording_walk import RecordingWalk
-from sglang_hvd.replay.core.recordings import find_recordings
+from sglang_hvd.replay.core.recordings import TraceTokenizer, find_recordings
 from sglang_hvd.replay.core.totals import CycleTotals
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.core.walk import WalkSettings, walk_recordings
 from sglang_hvd.replay.training.train import (
     _weighed,

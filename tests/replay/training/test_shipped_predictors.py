@@ -9,8 +9,7 @@ import pytest
 from sglang_hvd.cli import main
 from sglang_hvd.config import CacheMode
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor
-from sglang_hvd.replay.core.recordings import find_recordings, session_fingerprints
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
+from sglang_hvd.replay.core.recordings import TraceTokenizer, find_recordings, session_fingerprints
 
 # Short recordings of two families. Their sessions are split like those of all recordings.
 FILES = ("structured_tool__spider_intercode_gpt4", "multihop_qa__hotpotqa_react_reflexion")

@@ -11,9 +11,8 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.payoff.predictor import Kind
 from sglang_hvd.replay.core.recording_walk import RecordingWalk, SessionWalk
-from sglang_hvd.replay.core.recordings import find_recordings
+from sglang_hvd.replay.core.recordings import TraceTokenizer, find_recordings
 from sglang_hvd.replay.core.totals import CycleTotals
-from sglang_hvd.replay.core.trace_tokenizer import TraceTokenizer
 from sglang_hvd.replay.core.training_rows import Lessons
 from sglang_hvd.replay.training import ship
 from sglang_hvd.replay.training.train import (

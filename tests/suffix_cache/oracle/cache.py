@@ -5,8 +5,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sglang_hvd.replay.core.single_cycles import CacheDraft
 from sglang_hvd.suffix_cache.token_ids import as_token_ids
-from sglang_hvd.types import CacheDraft, TokenIds
+from sglang_hvd.types import TokenIds
 from tests.suffix_cache.oracle.matching import Continuation, DraftLimits, best_continuation
 from tests.suffix_cache.oracle.token_text import TokenText
 

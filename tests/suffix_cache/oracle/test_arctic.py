@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from benchmarks.suffix_cache import peer
+from sglang_hvd.replay.core.single_cycles import CacheDraft
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.text_traces import read_text_traces, tokenize
 from sglang_hvd.traces.tokenizer_json import load_tokenizer
-from sglang_hvd.types import CacheDraft, TokenIds
+from sglang_hvd.types import TokenIds
 from tests.suffix_cache.oracle.cache import OracleCache
+from tests.suffix_cache.proposed_drafts import propose
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ def test_drafts_on_random_streams_are_arctics(arctic: ModuleType, seed: int) -> 
         expected = arctics.propose(max_tokens, factor, offset, min_prob)
         committed = stream(4)
         for cache in caches:
-            assert as_tuple(cache.propose(["r"], 64)[0]) == expected
+            assert as_tuple(propose(cache, ["r"], 64)[0]) == expected
             cache.commit(["r"], [committed])
         arctics.commit(committed)
 
@@ -113,7 +115,7 @@ def test_drafts_on_recorded_generations_are_arctics(
             num_drafts += expected is not None
             committed = trace.output_ids[position : position + 4]
             for cache in caches:
-                assert as_tuple(cache.propose(["r"], 64)[0]) == expected
+                assert as_tuple(propose(cache, ["r"], 64)[0]) == expected
                 cache.commit(["r"], [committed])
             arctics.commit(committed)
         for cache in caches:

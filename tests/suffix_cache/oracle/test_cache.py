@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sglang_hvd.types import CacheDraft, TokenIds
+from sglang_hvd.replay.core.single_cycles import CacheDraft
+from sglang_hvd.types import TokenIds
 from tests.suffix_cache.oracle.cache import OracleCache, OracleStats
 
 
