@@ -53,7 +53,8 @@ MAY_IMPORT = {
     "plugin/startup": {"config", "yaml_text", "allocation"},
     "plugin/trees": set(),
     "plugin/requests": {
-        *("types", "config", "step_clock", "request_stats", "payoff", "drafter", "traces"),
+        *("types", "config", "step_clock", "request_stats"),
+        *("payoff", "allocation", "drafter", "traces"),
         "plugin/device",
     },
     "plugin/engine": CORE | {"plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"},
