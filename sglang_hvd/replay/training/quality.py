@@ -29,7 +29,7 @@ class Judgement:
         """All drafts of the parts, in order. One predictor must have judged all parts."""
         probs = [part.probs for part in parts if part.probs is not None]
         return cls(
-            np.concatenate([part.accepted_lens for part in parts]),
+            np.concatenate([part.payoffs for part in parts]),
             np.concatenate(probs) if probs else None,
             np.concatenate([part.accepted_lens for part in parts]),
         )
