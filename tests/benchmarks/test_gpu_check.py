@@ -419,7 +419,7 @@ def test_a_part_that_cannot_run_is_left_out_or_refused_before_any_does(
     monkeypatch.delenv("SGLANG_USE_CPU_ENGINE", raising=False)
     assert gpu_check._options([]).parts == ["costs", "identity", "sampling"]
     assert capsys.readouterr().out.splitlines() == [
-        "memory: left out, it needs compute-sanitizer, of the CUDA toolkit, on the PATH",
+        "memory: left out, it needs compute-sanitizer of the CUDA toolkit on the PATH",
         "traces: left out, it needs --traces and --tokenizer",
     ]
     given = ["--traces", "traces", "--tokenizer", "tokenizer.json"]

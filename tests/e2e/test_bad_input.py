@@ -156,7 +156,7 @@ def test_an_attention_backend_that_cannot_verify_trees(fails_with: Callable[...,
 
 def test_trees_where_output_must_be_deterministic(fails_with: Callable[..., str]) -> None:
     line = fails_with("--enable-deterministic-inference", "--attention-backend", "triton")
-    assert "--enable-deterministic-inference, not --speculative-eagle-topk 4: use" in line
+    assert "HVD verifies chains only, not --speculative-eagle-topk 4: use" in line
 
 
 def test_a_verify_width_as_wide_as_the_context(fails_with: Callable[..., str]) -> None:
@@ -186,7 +186,7 @@ def test_a_verify_width_below_the_model_tree(fails_with: Callable[..., str]) -> 
 def test_a_verify_width_without_room_for_both_drafts(fails_with: Callable[..., str]) -> None:
     tree = MODEL_TREE_FLAGS[MODEL_TREE_FLAGS.index("--speculative-num-draft-tokens") + 1]
     line = fails_with("--hvd-policy", "both", "--hvd-verify-width", tree)
-    assert "has no room for a cache draft beside the model drafter's tree" in line
+    assert "has no room for a cache draft next to the model drafter's tree" in line
 
 
 def test_features_that_hvd_does_not_support(fails_with: Callable[..., str]) -> None:

@@ -207,7 +207,7 @@ def test_a_postponed_draft_extend_leaves_the_same_draft_kv(
     # Steps without drafts and with the model drafter's take turns. Draft-extend is free: with a
     # price, postponing it would change which steps have drafts.
     costs.write_text(
-        "{about: made up, batch_sizes: [1, 16], widths: [1, 2, 32], draft_once: [4, 4], "
+        "{about: made up, batch_sizes: [1, 16], widths: [1, 2, 32], draft_once: [3, 3], "
         "draft_round: [1, 1], verify: [[5, 7, 9], [6, 9, 16]], "
         "draft_extend: [[0, 0, 0], [0, 0, 0]]}"
     )

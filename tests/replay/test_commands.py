@@ -192,7 +192,7 @@ def test_replay_does_not_measure_sessions_that_the_predictor_was_trained_on(
 
 
 # Commands that judge, and the modules that call walk_recordings.
-MODULES = {"replay": "core.policies", "evaluate": "training.evaluate", "analyze": "analyze"}
+MODULES = {"replay": "core.policies", "evaluate": "training.evaluate", "analyze": "report.analyze"}
 
 
 @pytest.mark.parametrize("command", MODULES)
