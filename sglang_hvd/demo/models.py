@@ -24,7 +24,8 @@ Shape = Literal["llama", "qwen3"]
 _SOURCES = (
     "types.py", "config.py", "native/*", "drafter/*.py", "payoff/*.py", "payoff/native/*",
     "suffix_cache/*.py", "suffix_cache/native/*",
-    "replay/core/replayed.py", "replay/core/training_rows.py", "replay/training/fit.py",
+    "replay/core/replayed.py", "replay/core/single_cycles.py", "replay/core/training_rows.py",
+    "replay/training/fit.py",
     "traces/trace.py", "traces/tokenizer_json.py",
     "demo/corpus/*.py", "demo/training/*.py",
 )  # fmt: skip
