@@ -152,7 +152,7 @@ def test_stops_inside_a_draft_under_overlap_scheduling(
         # Rounds are so expensive that drafts differ in their number of steps.
         (SMALL_TREE, 2.5, 16, [2, 8], None, [2]),
         # Three are padded to four. The widest verification is for two requests, as are its graphs.
-        (CHAIN, 1.5, 8, [2, 4], 12, [2, 4]),
+        (CHAIN, 2.0, 8, [2, 4], 12, [2, 4]),
     ],
     ids=["tree", "chain"],
 )
