@@ -204,7 +204,8 @@ def start_server(
 ) -> Iterator[StartServer]:
     """Start a server by its flags, or return the one that already runs with the same flags.
 
-    Only the few servers used last stay up, so each test asks for its server again.
+    Only the few servers used last stay up, so each test asks for its server again. With is_spawned
+    a server starts as a user's does, which takes several times as long.
     """
     running: dict[tuple[Any, ...], SglangServer] = {}
     logs, home = tmp_path_factory.mktemp("servers"), tmp_path_factory.mktemp("home")
@@ -213,8 +214,9 @@ def start_server(
         *flags: str,
         shape: Shape = "llama",
         environment: dict[str, str] | None = None,
+        is_spawned: bool = False,
     ) -> Server:
-        key = (shape, flags, tuple(sorted((environment or {}).items())))
+        key = (shape, flags, tuple(sorted((environment or {}).items())), is_spawned)
         if key in running:
             running[key] = running.pop(key)  # the server used last stays longest
             return Server(running[key])
@@ -233,7 +235,7 @@ def start_server(
                 **(environment or {}),
             },
             grace_s=0,
-            launch=nursery.launch,
+            launch=None if is_spawned else nursery.launch,
         )
         server.__enter__()
         running[key] = server
@@ -255,6 +257,7 @@ def start_hvd(start_server: StartServer, models_of: Callable[[Shape], DemoModels
         drafting: Sequence[str] = MODEL_TREE_FLAGS,
         shape: Shape = "llama",
         environment: dict[str, str] | None = None,
+        is_spawned: bool = False,
     ) -> Server:
         models = models_of(shape)
         return start_server(
@@ -264,6 +267,7 @@ def start_hvd(start_server: StartServer, models_of: Callable[[Shape], DemoModels
             *flags,
             shape=shape,
             environment=environment,
+            is_spawned=is_spawned,
         )
 
     return start
