@@ -138,7 +138,7 @@ struct Limits {
     std::size_t num_model_only = 0;            // further requests, for which the round runs in any case
     std::optional<std::size_t> must_draft;     // a request for which it runs, too
     std::size_t min_width = 0, end_width = 0;  // places in BatchCosts
-    std::size_t min_round = 0, end_round = 0;  // likewise
+    std::size_t min_round = 0, end_round = 0;  // places in BatchCosts
     bool drafts_are_free = false;              // every request drafts that gains anything
 };
 

@@ -21,11 +21,11 @@ namespace sglang_hvd {
 struct BatchPrediction {
     std::size_t row = 0;                      // entries in a row of probs and depths
     const float* probs = nullptr;             // [requests][row]
-    const std::int32_t* depths = nullptr;     // likewise
+    const std::int32_t* depths = nullptr;     // [requests][row]
     std::span<const std::int32_t> num_nodes;  // by request
     std::size_t max_steps = 0;
     const float* model_probs = nullptr;           // [requests][sizes][max_steps]
-    const float* model_probs_if_right = nullptr;  // likewise
+    const float* model_probs_if_right = nullptr;  // [requests][sizes][max_steps]
 };
 
 // By request: see Allocation in allocator.py.
