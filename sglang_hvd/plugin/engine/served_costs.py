@@ -112,7 +112,10 @@ class ServedCosts:
             return
         with self._clock.measure(Phase.COSTS):
             self._timer.collect()
-            self._allocator.use_costs(self._ranks.of_first(self._learned.table()))
+            # Only the first rank's table counts, so the others need not work one out.
+            table = self._ranks.of_first(self._learned.table() if self._ranks.is_first else None)
+            assert table is not None, "the first rank has a table"
+            self._allocator.use_costs(table)
 
     def describe(self) -> dict[str, Any] | None:
         """For /server_info; plain values. None without an allocator."""
