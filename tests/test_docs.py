@@ -17,6 +17,7 @@ from sglang.srt.server_args import ServerArgs
 from sglang_hvd.cli import _commands
 from sglang_hvd.config import FLAGS, HvdConfig, option_name
 from sglang_hvd.plugin.requests import metrics
+from sglang_hvd.request_stats import RequestStats
 from tests.test_architecture import is_there
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +33,9 @@ _OF_THE_READER = {"my.yaml", "mine.safetensors", "page.html", "recordings/", "ro
 # Flags of other programs than SGLang's server and ours.
 _OF_OTHERS = {"--editable"}
 
-_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+_OUR_SOURCES = ("sglang_hvd", "scripts", "benchmarks", "patches", "tests")
+
+_FLAG = re.compile(r"(?<![\w-])--[a-z](?:-?[a-z0-9])*(?![\w*-])")  # not --hvd-*
 _LINK = re.compile(r"\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"")
 _NAME = re.compile(r"[a-z]+(?:_[a-z0-9]+)+|[A-Z]+(?:_[A-Z0-9]+)+")
 _FILE = re.compile(r"[\w./-]+/|[\w./-]*\w\.(?:py|pyi|hpp|cpp|md|toml|ya?ml|sh|svg|json|html)")
@@ -179,7 +182,8 @@ def words_of_the_code() -> set[str]:
         for file in (*ours, *theirs, srt / "environ.py")
         if file.suffix in (".py", ".hpp", ".cpp", ".sh", ".yaml", ".toml", "")
     ]
-    return {word for text in texts for word in re.findall(r"\w+", text)}
+    words = {word for text in texts for word in re.findall(r"\w+", text)}
+    return words | {file.stem for file in ours} | {*RequestStats().figures()}
 
 
 # The rules.
