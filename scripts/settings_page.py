@@ -5,6 +5,7 @@
 A test compares the page with what this writes.
 """
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ _SECTIONS = {
 _INTRODUCTION = f"""\
 # Settings
 
-Each setting is a key of a YAML file, and `--hvd-set KEY=VALUE` on the command line. {len(FLAGS)} of
-them, those that most users need, also have a flag of their own:
+Each setting is a key of a YAML file, and `--hvd-set KEY=VALUE` on the command line. Those
+that most users need, {len(FLAGS)} of them, also have a flag of their own:
 
     python -m sglang.launch_server ... --hvd-config my.yaml --hvd-policy cache \\
         --hvd-set calibrate=false
@@ -57,7 +58,8 @@ def settings_page() -> str:
         facts = [f"`{option(name, 'VALUE')}`", _values(schema[name]), f"default `{default}`"]
         if name in READER:
             facts.append(f"policy `{READER[name]}` only")
-        paragraphs.append(f"### `{name}`\n\n{' · '.join(facts)}\n\n{field.description}\n")
+        text = textwrap.fill(field.description, 110, break_on_hyphens=False)
+        paragraphs.append(f"### `{name}`\n\n{' · '.join(facts)}\n\n{text}\n")
     return "\n".join(paragraphs)
 
 
