@@ -30,6 +30,8 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 
 # Files and folders of the reader's own, by the names that the pages give them.
 _OF_THE_READER = {"my.yaml", "mine.safetensors", "page.html", "recordings/", "rows.json"}
+# Subcommands that pass other flags on to the server.
+_TAKE_SERVER_FLAGS = ("serve", "doctor")
 # Flags of other programs than SGLang's server and ours.
 _OF_OTHERS = {"--editable"}
 
@@ -137,7 +139,7 @@ def flags_of_program(line: str) -> set[str] | None:
     match line.split():
         case ["sglang-hvd", command, *_] if command != "...":
             flags = command_flags()[command]
-            return flags | server_flags() if command == "serve" else flags
+            return flags | server_flags() if command in _TAKE_SERVER_FLAGS else flags
         case ["python", "-m", "sglang.launch_server", *_]:
             return server_flags()
         case ["python", "-m", module, *_] if module.startswith("benchmarks."):
@@ -168,11 +170,7 @@ def words_of_the_code() -> set[str]:
     """Every word of our sources and of the parts of SGLang that a user meets."""
     ours = [
         *(ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "configs/default.yaml"),
-        *(
-            f
-            for name in ("sglang_hvd", "scripts", "benchmarks")
-            for f in (ROOT / name).rglob("*.*")
-        ),
+        *(f for name in _OUR_SOURCES for f in (ROOT / name).rglob("*.*")),
     ]
     srt = Path(sglang.__file__).parent / "srt"
     parts = ("arg_groups", "entrypoints", "managers", "sampling", "observability", "parser")
