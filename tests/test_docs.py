@@ -259,10 +259,11 @@ def test_the_pages_stay_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
 
 
-def test_the_picture_is_what_its_source_draws() -> None:
-    drawn = runpy.run_path(str(DOCS / "assets/step.py"))["draw"]()
-    assert (DOCS / "assets/step.svg").read_text() == drawn, "run python docs/assets/step.py"
-    assert ElementTree.fromstring(drawn).find("{http://www.w3.org/2000/svg}title") is not None
+def test_the_pictures_are_what_their_source_draws() -> None:
+    for name, draw in runpy.run_path(str(DOCS / "assets/draw.py"))["DRAWN"].items():
+        drawn = draw()
+        assert (DOCS / "assets" / name).read_text() == drawn, "run python docs/assets/draw.py"
+        assert ElementTree.fromstring(drawn).find("{http://www.w3.org/2000/svg}title") is not None
 
 
 def test_what_does_not_exist_is_found(tmp_path: Path) -> None:
