@@ -87,7 +87,7 @@ $(PATCHES_STAMP): $(SGLANG_STAMP) $(PATCHES:=/pyproject.toml)
 
 # The site, by the extra `docs` alone. A warning, such as a link that leads nowhere, ends the build.
 docs: $(DOCS_STAMP)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The site is built: open build/site/index.html"
 
 DOCS_NEEDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")

@@ -17,6 +17,7 @@ from sglang.srt.server_args import ServerArgs
 from sglang_hvd.cli import _commands
 from sglang_hvd.config import FLAGS, HvdConfig, option_name
 from sglang_hvd.plugin.requests import metrics
+from sglang_hvd.request_stats import RequestStats
 from tests.test_architecture import is_there
 
 ROOT = Path(__file__).parents[1]
@@ -29,10 +30,14 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 
 # Files and folders of the reader's own, by the names that the pages give them.
 _OF_THE_READER = {"my.yaml", "mine.safetensors", "page.html", "recordings/", "rows.json"}
+# Subcommands that pass other flags on to the server.
+_TAKE_SERVER_FLAGS = ("serve", "doctor")
 # Flags of other programs than SGLang's server and ours.
 _OF_OTHERS = {"--editable"}
 
-_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+_OUR_SOURCES = ("sglang_hvd", "scripts", "benchmarks", "patches", "tests")
+
+_FLAG = re.compile(r"(?<![\w-])--[a-z](?:-?[a-z0-9])*(?![\w*-])")  # not --hvd-*
 _LINK = re.compile(r"\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"")
 _NAME = re.compile(r"[a-z]+(?:_[a-z0-9]+)+|[A-Z]+(?:_[A-Z0-9]+)+")
 _FILE = re.compile(r"[\w./-]+/|[\w./-]*\w\.(?:py|pyi|hpp|cpp|md|toml|ya?ml|sh|svg|json|html)")
@@ -134,7 +139,7 @@ def flags_of_program(line: str) -> set[str] | None:
     match line.split():
         case ["sglang-hvd", command, *_] if command != "...":
             flags = command_flags()[command]
-            return flags | server_flags() if command == "serve" else flags
+            return flags | server_flags() if command in _TAKE_SERVER_FLAGS else flags
         case ["python", "-m", "sglang.launch_server", *_]:
             return server_flags()
         case ["python", "-m", module, *_] if module.startswith("benchmarks."):
@@ -165,11 +170,7 @@ def words_of_the_code() -> set[str]:
     """Every word of our sources and of the parts of SGLang that a user meets."""
     ours = [
         *(ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "configs/default.yaml"),
-        *(
-            f
-            for name in ("sglang_hvd", "scripts", "benchmarks")
-            for f in (ROOT / name).rglob("*.*")
-        ),
+        *(f for name in _OUR_SOURCES for f in (ROOT / name).rglob("*.*")),
     ]
     srt = Path(sglang.__file__).parent / "srt"
     parts = ("arg_groups", "entrypoints", "managers", "sampling", "observability", "parser")
@@ -179,7 +180,8 @@ def words_of_the_code() -> set[str]:
         for file in (*ours, *theirs, srt / "environ.py")
         if file.suffix in (".py", ".hpp", ".cpp", ".sh", ".yaml", ".toml", "")
     ]
-    return {word for text in texts for word in re.findall(r"\w+", text)}
+    words = {word for text in texts for word in re.findall(r"\w+", text)}
+    return words | {file.stem for file in ours} | {*RequestStats().figures()}
 
 
 # The rules.
@@ -257,10 +259,11 @@ def test_the_pages_stay_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
 
 
-def test_the_picture_is_what_its_source_draws() -> None:
-    drawn = runpy.run_path(str(DOCS / "assets/step.py"))["draw"]()
-    assert (DOCS / "assets/step.svg").read_text() == drawn, "run python docs/assets/step.py"
-    assert ElementTree.fromstring(drawn).find("{http://www.w3.org/2000/svg}title") is not None
+def test_the_pictures_are_what_their_source_draws() -> None:
+    for name, draw in runpy.run_path(str(DOCS / "assets/draw.py"))["DRAWN"].items():
+        drawn = draw()
+        assert (DOCS / "assets" / name).read_text() == drawn, "run python docs/assets/draw.py"
+        assert ElementTree.fromstring(drawn).find("{http://www.w3.org/2000/svg}title") is not None
 
 
 def test_what_does_not_exist_is_found(tmp_path: Path) -> None:

@@ -1,24 +1,20 @@
-"""Draws step.svg, the picture of one decode step: `python docs/assets/step.py`.
+"""Draws the pictures of the documents: `python docs/assets/draw.py`.
 
-The picture has to be legible on a phone: it is 640 units wide, and no text is below 17 units.
-Shapes carry the meaning, and colours repeat it. The picture brings its own background, which
-follows the reader's light or dark setting.
+step.svg is one decode step as a user sees it, loop.svg the parts of the code that run in it.
+They have to be legible on a phone: each is 640 units wide, and no text is below 17 units. Shapes
+carry the meaning, and colours repeat it. A picture brings its own background, which follows the
+reader's light or dark setting.
 """
 
 from pathlib import Path
 
 import drawsvg
 
-WIDTH, HEIGHT, MARGIN = 640, 826, 16
+WIDTH, MARGIN = 640, 16
 COLUMNS = (24, 232, 440)  # left edge of each request
 CELL, GAP = 20, 4
 STRIDE = CELL + GAP
 
-DESCRIPTION = (
-    "Three requests of a batch. The suffix cache proposes drafts for two of them. A network "
-    "predicts how many tokens will be accepted. Each request gets a draft by gain and time. "
-    "The target model verifies all drafts in one pass."
-)
 CSS = """
 text { font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
 .page { fill: #ffffff; stroke: #d0d7de; } .band { fill: #f3f5f8; }
@@ -42,14 +38,17 @@ text { font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-se
 
 
 class Picture:
-    def __init__(self) -> None:
-        self.drawing = drawsvg.Drawing(
-            WIDTH, HEIGHT, id_prefix="step", role="img", aria_labelledby="title desc"
-        )
-        self.drawing.append(drawsvg.Raw('<title id="title">One decode step</title>'))
-        self.drawing.append(drawsvg.Raw(f'<desc id="desc">{DESCRIPTION}</desc>'))
+    """title, description: what a screen reader says."""
+
+    def __init__(self, height: float, title: str, description: str) -> None:
+        self.drawing = drawsvg.Drawing(WIDTH, height, role="img", aria_labelledby="title desc")
+        self.drawing.append(drawsvg.Raw(f'<title id="title">{title}</title>'))
+        self.drawing.append(drawsvg.Raw(f'<desc id="desc">{description}</desc>'))
         self.drawing.append_css(CSS)
-        self.box(1, 1, WIDTH - 2, HEIGHT - 2, "page", radius=12)
+        self.box(1, 1, WIDTH - 2, height - 2, "page", radius=12)
+
+    def svg(self) -> str:
+        return f"{self.drawing.as_svg()}\n"
 
     def box(self, x: float, y: float, w: float, h: float, style: str, radius: float = 0) -> None:
         self.drawing.append(drawsvg.Rectangle(x, y, w, h, rx=radius, class_=style))
@@ -61,6 +60,17 @@ class Picture:
 
     def line(self, *points: float) -> None:
         self.drawing.append(drawsvg.Lines(*points, class_="line"))
+
+    def arrow(self, *points: float, is_dashed: bool = False) -> None:
+        """A line with a head at its end. points: x and y of each corner."""
+        how = {"stroke_dasharray": "5 4"} if is_dashed else {}
+        self.drawing.append(drawsvg.Lines(*points, class_="line", **how))
+        *_, x0, y0, x, y = points
+        dx, dy = (x > x0) - (x < x0), (y > y0) - (y < y0)
+        back, side = 9, 5
+        corners = (x - back * dx - side * dy, y - back * dy - side * dx)
+        others = (x - back * dx + side * dy, y - back * dy + side * dx)
+        self.drawing.append(drawsvg.Lines(*corners, x, y, *others, class_="line"))
 
     def band(self, y: float, height: float, number: int, title: str, text: str) -> None:
         self.box(MARGIN, y, WIDTH - 2 * MARGIN, height, "band", radius=8)
@@ -104,9 +114,15 @@ def centre(column: int, place: float) -> float:
     return COLUMNS[column] + 12 + CELL / 2 + place * STRIDE
 
 
-def draw() -> str:
-    """The picture as SVG text."""
-    picture = Picture()
+def draw_step() -> str:
+    """One decode step, as SVG text."""
+    picture = Picture(
+        826,
+        "One decode step",
+        "Three requests of a batch. The suffix cache proposes drafts for two of them. A network "
+        "predicts how many tokens will be accepted. Each request gets a draft by gain and time. "
+        "The target model verifies all drafts in one pass.",
+    )
     for column, (name, what) in enumerate(
         (("Request A", "edits a file"), ("Request B", "calls a tool"), ("Request C", "chats"))
     ):
@@ -117,7 +133,7 @@ def draw() -> str:
     _choose(picture, 352)
     _verify(picture, 538)
     _legend(picture, 728)
-    return str(picture.drawing.as_svg()) + "\n"
+    return picture.svg()
 
 
 def _propose(picture: Picture, top: float) -> None:
@@ -215,5 +231,47 @@ def _legend(picture: Picture, top: float) -> None:
     picture.say("A step may also verify no draft.", right - 10, top + 80)
 
 
+STEPS = (
+    "commit",
+    "propose",
+    "predict",
+    "allocate",
+    "draft",
+    "lay out",
+    "verify",
+    "record",
+    "extend",
+)
+
+
+def draw_loop() -> str:
+    """The parts of a decode step in the code, as SVG text."""
+    picture = Picture(
+        318,
+        "The parts of a decode step",
+        f"{', '.join(STEPS)}. From record, the tokens travel to the host, for the next commit.",
+    )
+    width, height = 150, 46
+    for place, name in enumerate(STEPS):
+        row, column = divmod(place, 3)
+        x, y = 32 + 213 * column, 26 + 96 * row
+        picture.box(x, y, width, height, "pill", radius=8)
+        picture.say(name, x + width / 2, y + 30, 19, "ink", text_anchor="middle")
+        if column < 2:
+            picture.arrow(x + width, y + height / 2, x + 213, y + height / 2)
+        elif row < 2:
+            turn = y + height + 25
+            left = 32 + width / 2
+            down = (x + width / 2, turn, left, turn, left, y + 96)
+            picture.arrow(x + width / 2, y + height, *down)
+    # From record, in the middle of the last row, back to the first commit.
+    picture.arrow(320, 264, 320, 292, 12, 292, 12, 49, 32, 49, is_dashed=True)
+    picture.say("the tokens travel to the host", 334, 298)
+    return picture.svg()
+
+
+DRAWN = {"step.svg": draw_step, "loop.svg": draw_loop}
+
 if __name__ == "__main__":
-    Path(__file__).with_suffix(".svg").write_text(draw())
+    for name, draw in DRAWN.items():
+        Path(__file__).with_name(name).write_text(draw())
