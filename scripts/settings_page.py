@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from sglang_hvd.config import FLAGS, READER, HvdConfig, option
+from sglang_hvd.config import READER, HvdConfig, option
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 
@@ -28,11 +28,11 @@ _SECTIONS = {
 
 _WIDTH = 110
 
-_INTRODUCTION = f"""\
+_INTRODUCTION = """\
 # Settings
 
-Each setting is a key of a YAML file, and `--hvd-set KEY=VALUE` on the command line. Those
-that most users need, {len(FLAGS)} of them, also have a flag of their own:
+Each setting is a key of a YAML file, and `--hvd-set KEY=VALUE` on the command line. Those that most
+users need also have a flag of their own:
 
     python -m sglang.launch_server ... --hvd-config my.yaml --hvd-policy cache \\
         --hvd-set calibrate=false
