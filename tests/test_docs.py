@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MAX_WORDS, MAX_README_LINES = 10_000, 120
 
-EVERY_PAGE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+EVERY_PAGE = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 # What docs/experiments/ tells of is past: flags and files of its time.
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 
