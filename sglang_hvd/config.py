@@ -119,7 +119,8 @@ class HvdConfig(BaseModel):
     predictor: Path | None = Field(
         default=None,
         strict=False,
-        description="Payoff predictor (safetensors). Default: the one that ships in the package.",
+        description="Policies allocate and payoff: the payoff predictor (safetensors). Default: "
+        "the one that ships in the package.",
     )
     calibrate: bool = Field(
         default=True,
