@@ -27,6 +27,7 @@ CORE = {
     "costs",
     "allocation",
     "drafter",
+    "view",
 }
 MAY_IMPORT = {
     "types": set(),
@@ -44,6 +45,8 @@ MAY_IMPORT = {
         *("types", "config", "step_clock", "request_stats"),
         *("suffix_cache", "payoff", "allocation"),
     },
+    "view/cycles": set(),
+    "view": {"whole_file"},
     "traces": {"types"},
     "replay/core": CORE | {"traces"},
     "replay/training": {"config", "payoff", "whole_file", "replay/core"},
@@ -55,7 +58,7 @@ MAY_IMPORT = {
     "plugin/requests": {
         *("types", "config", "step_clock", "request_stats"),
         *("payoff", "allocation", "drafter", "traces"),
-        "plugin/device",
+        *("plugin/device", "view/cycles"),
     },
     "plugin/engine": CORE | {"plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"},
     "plugin/hooks": {

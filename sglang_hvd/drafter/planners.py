@@ -1,17 +1,18 @@
 """The policies' decisions: which drafts each request verifies, by a rule or by costs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import PredictedDrafts, StepAllocator
+from sglang_hvd.allocation import DrafterChoices, PredictedDrafts, StepAllocator
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.proposer import ChainPrediction, Proposals, TreePrediction
 from sglang_hvd.drafter.request import DraftedRequest, are_model_only
 from sglang_hvd.drafter.sources import CacheSource
-from sglang_hvd.types import SCORE, SOURCES, DraftPlans, SourceTable
+from sglang_hvd.types import SCORE, SOURCES, DraftPlans, ExpectedGains, SourceTable
 
 Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
@@ -74,6 +75,27 @@ class RulePlanner:
             host_sources=(num_cache > 0).view(np.uint8),  # True is the bit of the cache
             drafter=_MODEL,
         )
+
+    def expected(self, plans: DraftPlans, proposals: Proposals) -> ExpectedGains:
+        """What the choices of these plans were expected to gain, as the policy predicts it. Policy
+        frequency has the suffix cache's own estimate, its score."""
+        gains = ExpectedGains.unknown(len(plans))
+        match self._config.policy:
+            case "payoff":
+                predicted = proposals.predicted
+                assert isinstance(predicted, ChainPrediction), "the proposals are of another policy"
+                gains.cache[:] = proposals.where_drafted(predicted.prediction.accepted_lens)
+                gains.model[:] = predicted.model_lens
+            case "frequency":
+                scores = proposals.drafts.matches[: proposals.num_requests, SCORE]
+                gains.cache[:] = proposals.where_drafted(scores)
+        takes_cache, takes_model = plans.drafts.num_nodes > 0, plans.num_model_nodes > 0
+        gains.verified[:] = np.select(
+            [takes_cache & takes_model, takes_cache, takes_model],
+            [gains.both, gains.cache, gains.model],
+            np.float32(0),
+        )
+        return gains
 
     def _takes_cache(self, proposals: Proposals) -> Bool:
         match self._config.policy:
@@ -157,6 +179,45 @@ class CostPlanner:
             table=self._table,
         )
 
+    def expected(self, plans: DraftPlans, proposals: Proposals) -> ExpectedGains:
+        """What the choices of these plans were expected to gain, by the acceptance that the
+        allocator was given. The cache draft includes its branches."""
+        predicted, num = _of_trees(proposals), len(plans)
+        sizes = self._allocator.drafters[0].sizes
+        nodes, max_steps = (
+            predicted.trees.num_nodes[:num],
+            self._allocator.drafters[0].num_steps[-1],
+        )
+        full, whole = np.full(num, len(sizes) - 1), np.full(num, max_steps)
+        place_of = {
+            size: first + i
+            for bit, first, drafter in self._drafters()
+            if bit == plans.drafter
+            for i, size in enumerate(drafter.sizes)
+        }
+        chosen = np.array([place_of.get(size, 0) for size in plans.model_sizes.tolist()])
+        has_draft, nothing = nodes > 0, np.zeros(num, np.int64)
+        nan = np.float32(np.nan)
+        return ExpectedGains(
+            np.where(has_draft, _gains(predicted, nodes, full, nothing), nan),
+            _gains(predicted, nothing, full, whole),
+            np.where(has_draft, _gains(predicted, nodes, full, whole), nan),
+            _gains(
+                predicted,
+                plans.drafts.num_nodes,
+                chosen,
+                np.where(plans.num_model_nodes > 0, plans.model_steps, 0),
+            ),
+        )
+
+    def _drafters(self) -> Iterator[tuple[int, int, DrafterChoices]]:
+        """Of each drafter on the device: its bit, the place of its first size among the sizes of
+        all, and its choices."""
+        first = 0
+        for bit, drafter in zip(self._table.device_bits, self._allocator.drafters, strict=True):
+            yield bit, first, drafter
+            first += len(drafter.sizes)
+
     def choose_launched(
         self, requests: Sequence[DraftedRequest], proposals: Proposals
     ) -> tuple[DraftPlans, bool]:
@@ -187,6 +248,31 @@ def _predicted_drafts(predicted: TreePrediction, num: int) -> PredictedDrafts:
         of_model.of_all,
         of_model.if_cache_right,
     )
+
+
+def _gains(
+    predicted: TreePrediction,
+    num_host: npt.NDArray[np.integer[Any]],
+    sizes: npt.NDArray[np.integer[Any]],
+    num_steps: npt.NDArray[np.integer[Any]],
+) -> Float32:
+    """Predicted accepted tokens of two drafts in one tree, float32[num_requests]: by predict_both
+    of allocation/native/allocate.hpp, for a report.
+
+    num_host: first nodes of each host draft. sizes: place of the size of each draft from the
+        device, among the sizes of all drafters. num_steps: its steps, 0 for no such draft.
+    """
+    trees, rows = predicted.trees, np.arange(len(num_host))
+    is_taken = np.arange(trees.probs.shape[1]) < num_host[:, None]
+    probs = np.where(is_taken, trees.probs[: len(rows)], 0)
+    of_model = predicted.model_acceptance.of_all[rows, sizes]
+    if_right = predicted.model_acceptance.if_cache_right[rows, sizes]
+    depths = np.arange(1, of_model.shape[1] + 1)
+    is_at = trees.depths[: len(rows), :, None] == depths
+    of_host = np.minimum((probs[:, :, None] * is_at).sum(axis=1), 1)
+    added = np.maximum(of_model - of_host * if_right, 0) * (depths <= num_steps[:, None])
+    gains: Float32 = (probs.sum(axis=1) + added.sum(axis=1)).astype(np.float32)
+    return gains
 
 
 def _num_context(requests: Sequence[DraftedRequest]) -> int:
