@@ -46,7 +46,7 @@ MAY_IMPORT = {
         *("suffix_cache", "payoff", "allocation"),
     },
     "view/cycles": set(),
-    "view": {"whole_file"},
+    "view": {"whole_file", "view/cycles"},
     "traces": {"types"},
     "replay/core": CORE | {"traces"},
     "replay/training": {"config", "payoff", "whole_file", "replay/core"},
