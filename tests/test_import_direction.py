@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "allocation": {"types", "config", "costs"},
     "drafter": {
         *("types", "config", "step_clock", "request_stats"),
-        *("suffix_cache", "payoff", "allocation"),
+        *("suffix_cache", "payoff", "allocation", "view/cycles"),
     },
     "view/cycles": set(),
     "view": {"whole_file", "view/cycles"},

@@ -10,11 +10,10 @@ import pytest
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from sglang_hvd.drafter.cycle_reports import cycle_of
 from sglang_hvd.plugin.hooks.responses import HvdOutputStreamer
-from sglang_hvd.plugin.requests.cycle_reports import cycle_of
 from sglang_hvd.plugin.requests.marks import figures_of
 from sglang_hvd.plugin.requests.sampling import asks_for_cycles, check_custom_params
-from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.types import DraftPlans, HostDrafts, MatchOrigin
 from sglang_hvd.view.cycles import Cycle
 from tests.plugin.requests.served_requests import ServedRequests, request
@@ -161,10 +160,10 @@ def test_a_stream_has_the_cycles_so_far() -> None:
     assert len(of_stream["cycles"]) == 1
 
 
-def plan_of(
-    token_ids: Sequence[int], parents: Sequence[int], *, num_model_nodes: int = 0
-) -> StepPlan:
-    """A step of one request that verifies this cache draft, and one of the model drafter."""
+def plans_of(
+    token_ids: Sequence[int], parents: Sequence[int], *, num_model_nodes: int
+) -> DraftPlans:
+    """Of one request that verifies this cache draft, and one of the model drafter."""
     nothing = DraftPlans.plain(1)
     matches = np.zeros((1, nothing.drafts.matches.shape[1]), np.float32)
     matches[0, [0, 2, 3]] = 7, len(token_ids), MatchOrigin.SHARED
@@ -175,7 +174,7 @@ def plan_of(
         np.array([True]),
         matches,
     )
-    plans = DraftPlans(
+    return DraftPlans(
         drafts=host,
         num_model_nodes=np.array([num_model_nodes], np.int32),
         model_sizes=nothing.model_sizes,
@@ -187,8 +186,6 @@ def plan_of(
         host_sources=np.array([len(token_ids) > 0], np.uint8),
         drafter=2,
     )
-    held: Any = [None]
-    return StepPlan(held, plans, cached_lens=[5], width=16, num_plain=0)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +202,11 @@ def test_each_draft_of_a_tree_has_its_own_right_tokens(
     committed: list[int], num_model_accepted: int, rights: tuple[int, int]
 ) -> None:
     # 4 is followed by 5 or 7, and 5 by 6.
-    plan = plan_of([4, 5, 7, 6], [-1, 0, 0, 1], num_model_nodes=7)
-    cycle = cycle_of(plan, 0, committed, num_model_accepted, source="both", at=3, ms=1.23456)
+    plans = plans_of([4, 5, 7, 6], [-1, 0, 0, 1], num_model_nodes=7)
+    cycle = cycle_of(
+        *(plans, 0, committed, num_model_accepted),
+        **{"source": "both", "at": 3, "width": 16, "num_requests": 1, "ms": 1.23456},
+    )
     assert (cycle.cache_right, cycle.model_right) == rights
     assert (cycle.origin, cycle.match, cycle.found, cycle.steps) == ("shared", 7, 4, 3)
     assert (cycle.accepted, cycle.ms) == (len(committed) - 1, 1.235)
@@ -214,8 +214,11 @@ def test_each_draft_of_a_tree_has_its_own_right_tokens(
 
 
 def test_a_model_draft_alone_has_all_accepted_tokens_right() -> None:
-    plan = plan_of([], [], num_model_nodes=7)
-    cycle = cycle_of(plan, 0, [4, 5, 9], -1, source="model", at=3, ms=None)
+    plans = plans_of([], [], num_model_nodes=7)
+    cycle = cycle_of(
+        *(plans, 0, [4, 5, 9], -1),
+        **{"source": "model", "at": 3, "width": 16, "num_requests": 1, "ms": None},
+    )
     assert (cycle.cache_right, cycle.model_right) == (None, 2)
     assert (cycle.origin, cycle.match, cycle.found) == (None, None, 0)
 
