@@ -144,6 +144,12 @@ def test_the_page_fits_the_screen_in_the_colours_of_the_system(
     background = page.tab.evaluate("getComputedStyle(document.body).backgroundColor")
     is_dark = sum(map(int, background.removeprefix("rgb(").removesuffix(")").split(","))) < 384
     assert is_dark == (scheme == "dark")
+    page.tab.keyboard.press("Tab")
+    page.tab.keyboard.press("Tab")
+    timeline = page.tab.locator("#r1 .timeline").bounding_box()
+    why = page.tab.locator("#r1 .why").bounding_box()
+    beside = why["x"] >= timeline["x"] + timeline["width"]
+    assert beside or timeline["y"] + timeline["height"] <= why["y"]
     page.tab.locator("#r2 .tokens [data-cycle='100']").scroll_into_view_if_needed()
     assert page.tab.locator("#r2 .why").evaluate(
         "why => { const box = why.getBoundingClientRect();"

@@ -249,3 +249,9 @@ def test_what_may_not_be_asked_is_one_line(asked: object) -> None:
         check_custom_params({"hvd": asked})
     assert "\n" not in str(refused.value)
     assert not asks_for_cycles(SamplingParams(custom_params={"hvd": asked}))
+
+
+@pytest.mark.parametrize("custom_params", ["hvd", 1, [], ["hvd"]])
+def test_custom_params_are_an_object(custom_params: object) -> None:
+    with pytest.raises(ValueError, match="custom_params must be an object"):
+        check_custom_params(custom_params)
