@@ -27,10 +27,12 @@ def _run(arguments: Sequence[str] | None) -> int:
         if (error.name or "").split(".")[0] == "sglang_hvd":
             raise
         is_served = options.command in ("demo", "serve")
-        remedy = "make venv" if is_served else "pip install --editable '.[train]'"
-        raise ValueError(
-            f"{options.command} needs {error.name}: run {remedy} in this project's folder"
-        ) from None
+        remedy = (
+            f"run make {options.command} in a clone of the project"
+            if is_served
+            else "run pip install 'sglang-hvd[train]'"
+        )
+        raise ValueError(f"{options.command} needs {error.name}: {remedy}") from None
 
 
 def _options(
