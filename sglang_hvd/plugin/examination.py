@@ -11,6 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError, safe_open
@@ -25,6 +26,7 @@ from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 from sglang.srt.utils.hf_transformers_utils import get_context_length
 
+from sglang_hvd.allocation import MAX_WIDE_REQUESTS
 from sglang_hvd.config import CONFIG_ENV, HvdConfig
 from sglang_hvd.payoff.predictor import predictor_file
 from sglang_hvd.plugin.hooks.server_args import ALGORITHM_NAME, config_of, refusals_of
@@ -149,9 +151,10 @@ def _examine_models(args: ServerArgs, found: Examination) -> None:
 
 def _shape(config: Any) -> str:
     text_config = config.get_text_config()
+    num_layers = text_config.num_hidden_layers
     return (
         f"{', '.join(config.architectures or ['no named architecture'])}, "
-        f"{text_config.num_hidden_layers} layers, hidden size {text_config.hidden_size:,}, "
+        f"{num_layers} layer{'s'[: num_layers > 1]}, hidden size {text_config.hidden_size:,}, "
         f"vocabulary {text_config.vocab_size:,}, context {get_context_length(text_config):,}"
     )
 
@@ -209,6 +212,9 @@ def _examine_resolved(args: ServerArgs, found: Examination) -> None:
         found.add("launch", "refused", text, "fault")
         return
     launch, cfg = launch_of(args), resolved_view(args)
+    if cfg.device.startswith("cuda") and not torch.cuda.is_available():
+        text = f"torch finds no GPU, and the device is {cfg.device}: serve on a machine with one"
+        found.add("launch", "device", text, "fault")
     assert launch is not None, "the flags were resolved without HVD"
     target = model_config_of(cfg)
     _describe_launch(launch, cfg, found)
@@ -277,7 +283,26 @@ def _describe_launch(launch: HvdLaunch, cfg: Any, found: Examination) -> None:
             "each width takes GPU memory for its attention backends and graphs; the start measures "
             "it, and leaves out widths for which --mem-fraction-static leaves too little"
         )
+        num_bytes = _graph_bytes(launch, cfg)
+        if num_bytes:
+            text += f"; FlashInfer's index and mask buffers take about {_size(num_bytes)} of it"
         found.add("launch", "memory", text, "note")
+
+
+def _graph_bytes(launch: HvdLaunch, cfg: Any) -> int:
+    """Bytes of FlashInfer's buffers for graphs of all widths, of both models; 0 for other backends.
+
+    For each token that a graph verifies and each of the context, an index of four bytes and a mask
+    of one (init_cuda_graph_state in SGLang's flashinfer_backend.py).
+    """
+    graphs = cfg.cuda_graph_config.decode
+    if "flashinfer" not in launch.attention.backends or graphs.backend == "disabled":
+        return 0
+    num_nodes = sum(
+        width * (MAX_WIDE_REQUESTS if width > launch.widths.base else graphs.max_bs)
+        for width in launch.widths.values
+    )
+    return 2 * 5 * num_nodes * int(model_config_of(cfg).context_len)
 
 
 def _kv_bytes(model: ModelConfig, cfg: Any) -> int:

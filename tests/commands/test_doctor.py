@@ -217,6 +217,19 @@ def test_what_a_start_refuses(
     assert says in text
 
 
+def test_a_launch_for_a_gpu_is_described_where_there_is_none(
+    doctor: Callable[..., tuple[int, dict[str, Any]]],
+) -> None:
+    flags = ("--attention-backend", "flashinfer", "--cuda-graph-max-bs-decode", "16")
+    code, result = doctor("--device", "cuda", *flags)
+    assert code == 1
+    assert texts_of(result, "device")[-1].startswith("torch finds no GPU")
+    assert result["launch"]["verify_widths"] == [4, 8, 16, 32, 64]
+    (text,) = texts_of(result, "memory")
+    num_nodes = 16 * (4 + 8 + 16 + 32) + 2 * 64
+    assert text.endswith(f"buffers take about {10 * num_nodes * 4096 / 2**20:.3g} MiB of it")
+
+
 def test_no_drafter_is_a_fault(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--model-path", str(target), *CPU_FLAGS]) == 1
     assert "give --speculative-draft-model-path" in capsys.readouterr().out
