@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -98,12 +99,17 @@ def test_a_wheel_serves_without_a_compiler_and_leaves_sglang_plain(
 ) -> None:
     python, bin_dir = environment / "bin" / "python", environment / "bin"
     models = ensure_demo_models(user_cache(), progress=False)
-    # Nothing of this environment is found: no compiler, and no sources of the project.
+    # Nothing of the machine and of this environment is found: no compiler, and no sources of the
+    # project. SGLang asks lscpu for the cores.
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "lscpu").symlink_to(shutil.which("lscpu") or "lscpu")
     variables = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         **demo_environment(),
-        **{"PATH": str(bin_dir), "XDG_CACHE_HOME": str(tmp_path)},
+        **{"PATH": f"{bin_dir}:{tools}", "XDG_CACHE_HOME": str(tmp_path)},
     }
+    assert not any(shutil.which(name, path=variables["PATH"]) for name in ("cc", "gcc", "clang"))
     at_environment = (*PIP, "--python", python)
     run(*at_environment, "install", "--no-deps", "--no-index", wheel, env=variables, cwd=tmp_path)
     assert run(bin_dir / "sglang-hvd", "--version", env=variables, cwd=tmp_path) == (

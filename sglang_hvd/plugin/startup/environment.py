@@ -65,6 +65,12 @@ def examine_environment() -> Iterator[Finding]:
     device = _device()
     yield device
     yield _compiler(is_gpu=device.text.startswith("GPU"))
+    if find_spec("sgl_kernel_cpu") is None:
+        text = (
+            "sglang-hvd demo and serve run on the CPU, by operators that no wheel has: run make "
+            "demo in a clone of the project"
+        )
+        yield Finding("environment", "demo", text, "note")
     yield _kept_costs()
 
 
@@ -122,14 +128,16 @@ def _hooks() -> Finding:
         with quiet() as records:
             num_hooks = require_hooks()
     except (ImportError, AttributeError, RuntimeError, SystemExit) as error:
-        causes = [record.exc_info[1] for record in records if record.exc_info]
         # The plugins' own errors tell more than the missing hooks do.
-        return _fault("hooks", "; ".join(_one_line(cause) for cause in causes or [error]))
+        causes = [record.exc_info[1] for record in records if record.exc_info] or [error]
+        text = "; ".join(" ".join(str(cause).split()) for cause in causes)
+        if any(isinstance(cause, ModuleNotFoundError) for cause in causes):
+            text += (
+                ": pip install 'sglang-hvd[cuda]' installs what SGLang needs on a GPU, and make "
+                "demo in a clone of the project what it needs on a CPU"
+            )
+        return _fault("hooks", text)
     return Finding("environment", "hooks", f"all {num_hooks} places in SGLang are hooked")
-
-
-def _one_line(error: BaseException | None) -> str:
-    return " ".join(str(error).split())
 
 
 def _device() -> Finding:
