@@ -14,12 +14,9 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from rich.filesize import decimal
 from safetensors import SafetensorError, safe_open
-from sglang.srt.arg_groups.overrides import (
-    model_config_of,
-    resolved_view,
-    resolving_view,
-)
+from sglang.srt.arg_groups.overrides import model_config_of, resolved_view, resolving_view
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import AttentionArch, ModelConfig
 from sglang.srt.environ import envs
@@ -204,6 +201,15 @@ def _examine_config(args: ServerArgs, found: Examination) -> HvdConfig | None:
 def _examine_resolved(args: ServerArgs, found: Examination) -> None:
     try:
         args.resolve_once()
+        cfg = resolved_view(args)
+        target = model_config_of(cfg)
+        draft = ModelConfig.from_server_args(
+            args,
+            model_path=cfg.speculative_draft_model_path,
+            model_revision=cfg.speculative_draft_model_revision,
+            is_draft_model=True,
+            context_length=target.context_len,
+        )
     except SystemExit as error:
         found.add("launch", "refused", str(error).removeprefix("error: "), "fault")
         return
@@ -211,23 +217,18 @@ def _examine_resolved(args: ServerArgs, found: Examination) -> None:
         text = f"by SGLang, {type(error).__name__}: {error}"
         found.add("launch", "refused", text, "fault")
         return
-    launch, cfg = launch_of(args), resolved_view(args)
+    launch = launch_of(args)
+    assert launch is not None, "the flags were resolved without HVD"
     if cfg.device.startswith("cuda") and not torch.cuda.is_available():
         text = f"torch finds no GPU, and the device is {cfg.device}: serve on a machine with one"
         found.add("launch", "device", text, "fault")
-    assert launch is not None, "the flags were resolved without HVD"
-    target = model_config_of(cfg)
     _describe_launch(launch, cfg, found)
-    draft = ModelConfig.from_server_args(
-        args,
-        model_path=cfg.speculative_draft_model_path,
-        model_revision=cfg.speculative_draft_model_revision,
-        is_draft_model=True,
-        context_length=target.context_len,
-    )
     made_for = draft_context_len(cfg)
     if made_for < target.context_len:
-        text = f"the drafter was made for {made_for:,} tokens, and is let draft beyond them"
+        text = (
+            f"the drafter was made for {made_for:,} tokens, and the environment lets it draft "
+            "beyond them"
+        )
         found.add("models", "drafter's context", text, "note")
     slots = slots_ahead(launch.widths.widest, cfg)
     slot_bytes = sum(_kv_bytes(model, cfg) for model in (target, draft))
@@ -241,8 +242,8 @@ def _examine_resolved(args: ServerArgs, found: Examination) -> None:
     found.add(
         "launch",
         "KV cache",
-        f"each running request reserves {slots} slots of {_size(slot_bytes)} (target and drafter), "
-        f"{_size(slots * slot_bytes)} in all",
+        f"each running request reserves {slots} slots of {decimal(slot_bytes)} (of both models), "
+        f"{decimal(slots * slot_bytes)} in all",
     )
     found.figures = {
         "policy": launch.config.policy,
@@ -285,7 +286,7 @@ def _describe_launch(launch: HvdLaunch, cfg: Any, found: Examination) -> None:
         )
         num_bytes = _graph_bytes(launch, cfg)
         if num_bytes:
-            text += f"; FlashInfer's index and mask buffers take about {_size(num_bytes)} of it"
+            text += f"; FlashInfer's index and mask buffers take about {decimal(num_bytes)} of it"
         found.add("launch", "memory", text, "note")
 
 
@@ -316,12 +317,6 @@ def _kv_bytes(model: ModelConfig, cfg: Any) -> int:
         num_values = num_heads * (model.head_dim + model.v_head_dim)
     bits = _KV_BITS.get(cfg.kv_cache_dtype, 8 * model.dtype.itemsize)
     return num_layers * num_values * bits // 8
-
-
-def _size(num_bytes: int) -> str:
-    units = ("B", "KiB", "MiB", "GiB")
-    exponent = min((max(num_bytes, 1).bit_length() - 1) // 10, len(units) - 1)
-    return f"{num_bytes / 2 ** (10 * exponent):,.3g} {units[exponent]}"
 
 
 def _renamed(finding: Finding, folder: str, name: str) -> Finding:
