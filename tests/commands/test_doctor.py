@@ -249,6 +249,23 @@ def test_a_model_of_a_hub_that_cannot_be_reached(
     assert text.endswith(": give a folder, or download it")
 
 
+def test_a_model_in_the_cache_of_a_hub_goes_by_its_name(
+    doctor: Callable[..., tuple[int, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    cached = tmp_path / "hub" / "models--someone--small"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("0123")
+    (cached / "snapshots").mkdir()
+    made_model(cached / "snapshots" / "0123", TARGET)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    code, result = doctor(target=Path("someone/small"))
+    assert code == 0
+    assert texts_of(result, "target model")[0].startswith("someone/small: LlamaForCausalLM")
+
+
 def test_where_recordings_go(
     doctor: Callable[..., tuple[int, dict[str, Any]]], tmp_path: Path
 ) -> None:
