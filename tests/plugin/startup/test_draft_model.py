@@ -90,7 +90,7 @@ def test_a_drafter_of_a_shorter_context_is_refused_where_sglang_would(
 
     check_draft_context(given, 1024)
     assert in_sglang(1024) == 1024
-    with pytest.raises(ValueError, match="made for contexts of 1024 .* add --context-length 1024"):
+    with pytest.raises(ValueError, match=r"made for contexts of 1024 .* add --context-length 1024"):
         check_draft_context(given, 1025)
     with pytest.raises(ValueError, match="greater than the derived context_length"):
         in_sglang(1025)
