@@ -1,5 +1,5 @@
 // The drafts that the host knows as one tree per request: the cache's chain with the branches that the votes of
-// the suffix cache add to it, and the drafts of further sources. docs/allocation.md derives the probabilities.
+// the suffix cache add to it, and the drafts of further sources. docs/experiments/allocation.md derives the probabilities.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace sglang_hvd {
 
 // Where a text leaves the chain, the other votes are right less often than their shares say. This factor serves
-// recorded texts fastest (docs/allocation.md).
+// recorded texts fastest (docs/experiments/allocation.md).
 constexpr float kBranchShare = 0.45f;
 
 struct ChainDraft {
