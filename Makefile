@@ -68,7 +68,7 @@ DOCS_STAMP := $(VENV)/.docs
 
 venv: $(PATCHES_STAMP)
 
-$(PROJECT_STAMP): pyproject.toml $(NATIVE)
+$(PROJECT_STAMP): pyproject.toml sglang_hvd/__init__.py $(NATIVE)
 	@python=$$(scripts/preflight.sh) && { [ -x $(BIN)/python ] || "$$python" -m venv $(VENV); }
 	@echo "Installing sglang_hvd, torch and what SGLang needs on the CPU (minutes the first time)"
 	@$(PIP) install --no-warn-conflicts $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[cpu,train,dev]'
