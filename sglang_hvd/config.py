@@ -235,8 +235,9 @@ class HvdConfig(BaseModel):
     )
     report_cycles: bool = Field(
         default=False,
-        description="Add every cycle's draft source and number of accepted draft tokens to the "
-        "meta_info of each response.",
+        description="Report the cycles of every request in its response: the sources and lengths "
+        "of the drafts, what was expected of them and what was accepted. A request can also ask "
+        "for its own.",
     )
     record: Path | None = Field(
         default=None,
