@@ -59,7 +59,7 @@ class Command:
 
 def _commands() -> Mapping[str, Command]:
     # Imported here, because ctrl-c may come while NumPy is imported.
-    from sglang_hvd.commands import servers, traces
+    from sglang_hvd.commands import servers, traces, view_command
 
     return {
         "demo": Command(
@@ -79,6 +79,11 @@ def _commands() -> Mapping[str, Command]:
         ),
         "analyze": Command(
             traces.add_analyze, traces.run_analyze, "show where and why cache drafts pay off"
+        ),
+        "view": Command(
+            view_command.add_view,
+            view_command.run_view,
+            "show where each token of a server's replies came from, as a page",
         ),
         "costs": Command(
             servers.add_server, servers.run_costs, "print the step costs of a running server"

@@ -50,7 +50,10 @@ MAY_IMPORT = {
     "traces": {"types"},
     "replay/core": CORE | {"traces"},
     "replay/training": {"config", "payoff", "whole_file", "replay/core"},
-    "replay/report": {"types", "config", "payoff", "traces", "replay/core", "replay/training"},
+    "replay/report": {
+        *("types", "config", "payoff", "traces", "view"),
+        *("replay/core", "replay/training"),
+    },
     "plugin": set(),
     "plugin/device": {"allocation"},
     "plugin/startup": {"config", "yaml_text", "allocation"},

@@ -9,8 +9,10 @@ meta_info["hvd"][0]["cycles"] of the response. `Cycle` explains the keys of each
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
+
+from pydantic import TypeAdapter, ValidationError
 
 # Where a token of a reply came from. prompt, output, shared: a cache draft, copied from the
 # request's own prompt, its own output, or another request. model: the model drafter's draft. both:
@@ -74,17 +76,12 @@ class Cycle:
 
         Raises ValueError, in one line, if a key is missing or of the wrong type.
         """
-        if not isinstance(report, Mapping):
-            raise ValueError(f"a cycle is a JSON object, got {type(report).__name__}")
-        for name, types in _TYPES.items():
-            if name not in report:
-                raise ValueError(
-                    f"a cycle has no {name!r}: the server has another version of sglang-hvd, or "
-                    f"the file is not one that `sglang-hvd view --save-json` wrote"
-                )
-            if type(report[name]) not in types:
-                raise ValueError(f"{name!r} of a cycle cannot be {report[name]!r}")
-        return cls(**{name: report[name] for name in _TYPES})
+        try:
+            return _CYCLE.validate_python(report)
+        except ValidationError as error:
+            raise ValueError(
+                f"not a cycle that this version of sglang-hvd reports: {first_fault(error)}"
+            ) from None
 
     @property
     def num_nodes(self) -> int:
@@ -125,12 +122,12 @@ def sources_of(cycles: Iterable[Cycle], num_tokens: int) -> list[TokenSource]:
     return sources
 
 
+def first_fault(error: ValidationError) -> str:
+    """The first fault of a JSON value, in one line."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else first["msg"]
+
+
 _ORIGINS: dict[str, TokenSource] = {"prompt": "prompt", "output": "output", "shared": "shared"}
-_BY_ANNOTATION: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "str": (str,),
-    "int | None": (int, type(None)),
-    "str | None": (str, type(None)),
-    "float | None": (float, int, type(None)),
-}
-_TYPES = {field.name: _BY_ANNOTATION[str(field.type)] for field in fields(Cycle)}
+_CYCLE = TypeAdapter(Cycle)
