@@ -69,14 +69,15 @@ MAY_IMPORT = {
         *("plugin/engine", "plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"),
     },
     "plugin/entry": {"plugin/hooks", "plugin/startup"},
-    "demo": CORE | {"traces", "replay"},
+    "demo": CORE | {"traces", "replay", "demo/server_forker"},
+    "demo/server_forker": {"demo", "plugin"},
     "commands": CORE | {"traces", "replay", "demo"},
     "cli": {"commands"},
 }
 
 # Where a framework may be imported: a folder, or one file.
 FRAMEWORKS = {
-    "sglang": ("plugin/",),
+    "sglang": ("plugin/", "demo/server_forker.py"),
     "sgl_kernel": ("plugin/",),
     "torch": ("plugin/", "demo/", "replay/training/fit.py"),
     "triton": ("plugin/",),

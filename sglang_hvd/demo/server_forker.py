@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NoReturn
+from typing import BinaryIO, NoReturn
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class ServerForker:
             when they load, so the servers should have the same. OMP_NUM_THREADS must be 1, since a
             process with several threads cannot fork.
         """
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by close)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sglang_hvd.demo.server_forker"],
             env={**os.environ, **environment},

@@ -1,0 +1,81 @@
+"""A reply on a terminal: each token in the style of its source, or with a letter below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+from rich.theme import Theme
+
+from sglang_hvd.view.cycles import TokenSource
+from sglang_hvd.view.pages import plain
+from sglang_hvd.view.reply_page import SOURCES
+
+# Both colours of a token are set, so that it is readable on a dark terminal and on a light one. Who
+# cannot tell the colours apart sees bold, italic and underlined text.
+THEME = Theme(
+    {
+        "prompt": "bold black on #5fd75f",
+        "output": "italic black on #5fd7d7",
+        "shared": "bold italic black on #ffd700",
+        "model": "underline black on #87afff",
+        "both": "bold underline black on #ff87ff",
+        "target": "none",
+    }
+)
+
+
+class TokenText:
+    """A rich renderable: a text whose tokens show their sources.
+
+    Without colours each line is followed by one that has the letter of the source below each
+    character.
+    """
+
+    def __init__(
+        self, tokens: Sequence[str], sources: Sequence[TokenSource], *, max_lines: int | None = None
+    ) -> None:
+        """max_lines: shows only the last lines, as many as fit in this number."""
+        pairs = zip(tokens, sources, strict=True)
+        self._text = Text.assemble(*((plain(token), source) for token, source in pairs))
+        self._max_lines = max_lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = list(self._lines(console, options.max_width))
+        if self._max_lines is not None:
+            lines = lines[-self._max_lines :]
+        yield from lines
+
+    def _lines(self, console: Console, width: int) -> Iterator[Text]:
+        text = self._text.copy()
+        text.rstrip()
+        for line in text.wrap(console, width, overflow="fold", tab_size=4):
+            yield line
+            if not has_colours(console):
+                yield _letters(line)
+
+
+def has_colours(console: Console) -> bool:
+    """Whether the console shows colours."""
+    return console.color_system is not None and not console.no_color
+
+
+def legend(console: Console) -> Text:
+    """The sources in their styles."""
+    return Text("  ").join(
+        Text(name if has_colours(console) else f"{letter} {name}", source)
+        for source, (letter, name, _) in SOURCES.items()
+    )
+
+
+def _letters(line: Text) -> Text:
+    """The letter of each character's source, below it."""
+    letters = [" "] * len(line)
+    letter_of: dict[object, str] = {source: letter for source, (letter, _, _) in SOURCES.items()}
+    for start, end, source in line.spans:
+        letters[start:end] = letter_of[source] * (end - start)
+    return Text(
+        "".join(letter * cell_len(of) for letter, of in zip(letters, line.plain, strict=True))
+    )
