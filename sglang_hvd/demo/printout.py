@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleDimensions, Group
 from rich.text import Text
 
 from sglang_hvd.demo.modes import Mode
@@ -72,7 +72,7 @@ def demo_console() -> Console:
     """The console of stdout. It has a width in a file, and its own width on a dumb terminal."""
     console = Console(highlight=False, theme=THEME)
     if not console.is_terminal:
-        console.width = _FILE_WIDTH
+        console.size = ConsoleDimensions(_FILE_WIDTH, console.height)
     elif console.is_dumb_terminal:
-        console.width = shutil.get_terminal_size().columns
+        console.size = ConsoleDimensions(*shutil.get_terminal_size())
     return console

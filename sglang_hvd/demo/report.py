@@ -101,10 +101,11 @@ _LEFT_OUT = ("cycles/1K", "ms/cycle", "cache", "accepted", "workload", "identica
 
 def table(all_rows: Sequence[Row], console: Console, *, caption: str = "") -> Table:
     """The rows, in as many columns as the console has room for."""
+    unlimited = console.options.update(max_width=1000)
     for num_left_out in range(len(_LEFT_OUT) + 1):
         columns = [name for name in _COLUMNS if name not in _LEFT_OUT[:num_left_out]]
         shown = _table(all_rows, columns)
-        if Measurement.get(console, console.options, shown).minimum <= console.width:
+        if Measurement.get(console, unlimited, shown).maximum <= console.width:
             break
     shown.caption = caption
     shown.caption_justify = "left"

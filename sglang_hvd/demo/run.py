@@ -126,7 +126,7 @@ def _servers(
     if not can_redraw(console):
         console.print(told)
     with ExitStack() as running:
-        with console.status(told) if can_redraw(console) else nullcontext():
+        with console.status(told, spinner="line") if can_redraw(console) else nullcontext():
             folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
             forker = running.enter_context(ServerForker(environment))
             servers = {

@@ -64,7 +64,7 @@ class Screen:
         num_played = f"turn {self._num_played} of {self._num_turns}"
         heading: list[RenderableType] = [
             Text(f"{reply.family}, {num_played}", style="bold"),
-            Text(plain(asked(reply)), no_wrap=True, overflow="ellipsis"),
+            Text(plain(asked(reply)), no_wrap=True, overflow="crop"),
         ]
         if viewed.cycles:
             heading.insert(0, legend(self._console))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
+from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 from rich.theme import Theme
@@ -23,6 +24,9 @@ THEME = Theme(
         "model": "underline black on #87afff",
         "both": "bold underline black on #ff87ff",
         "target": "none",
+        # rich draws the rest of a bar in dark grey, which stands out on a light terminal.
+        "bar.back": "dim",
+        "bar.complete": "cyan",
     }
 )
 
@@ -62,11 +66,14 @@ def has_colours(console: Console) -> bool:
     return console.color_system is not None and not console.no_color
 
 
-def legend(console: Console) -> Text:
-    """The sources in their styles."""
-    return Text("  ").join(
-        Text(name if has_colours(console) else f"{letter} {name}", source)
-        for source, (letter, name, _) in SOURCES.items()
+def legend(console: Console) -> Columns:
+    """The sources in their styles, as many in a line as there is room for."""
+    return Columns(
+        [
+            Text(name if has_colours(console) else f"{letter} {name}", source)
+            for source, (letter, name, _) in SOURCES.items()
+        ],
+        padding=(0, 2),
     )
 
 
