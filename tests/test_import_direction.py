@@ -43,10 +43,10 @@ MAY_IMPORT = {
     "allocation": {"types", "config", "costs"},
     "drafter": {
         *("types", "config", "step_clock", "request_stats"),
-        *("suffix_cache", "payoff", "allocation"),
+        *("suffix_cache", "payoff", "allocation", "view/cycles"),
     },
     "view/cycles": set(),
-    "view": {"whole_file"},
+    "view": {"whole_file", "view/cycles"},
     "traces": {"types"},
     "replay/core": CORE | {"traces"},
     "replay/training": {"config", "payoff", "whole_file", "replay/core"},

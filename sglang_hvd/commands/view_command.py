@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_hvd.commands.arguments import count, output_file
+from sglang_hvd.commands.files import config_of, open_recordings
 from sglang_hvd.commands.running_server import ask, hvd_states
 from sglang_hvd.commands.servers import add_server
 from sglang_hvd.view.cycles import Cycle
@@ -34,6 +35,42 @@ def add_view(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--json", type=Path, metavar="FILE", help="show the replies that --save-json wrote"
     )
+    asked.add_argument(
+        "--traces",
+        type=Path,
+        metavar="DIR",
+        help="replay this folder or file of recordings, and show the last replies of each",
+    )
+    recorded = parser.add_argument_group("with --traces")
+    recorded.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FILE",
+        help="tokenizer.json of the model that generated them",
+    )
+    recorded.add_argument(
+        "--eos-token",
+        default="<|im_end|>",
+        metavar="TOKEN",
+        help="token that ends every output of text traces and chat logs (default: %(default)s)",
+    )
+    recorded.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML file of settings, as --hvd-config"
+    )
+    recorded.add_argument(
+        "--costs",
+        type=Path,
+        metavar="FILE",
+        help="table of step costs (see configs/costs), for policy allocate (default: the one that "
+        "--config names; without one policy payoff decides)",
+    )
+    recorded.add_argument(
+        "--replies",
+        type=count,
+        default=1,
+        metavar="N",
+        help="number of replies of each recording (default: %(default)s)",
+    )
     parser.add_argument(
         "--chat",
         action="store_true",
@@ -58,7 +95,12 @@ def run_view(options: argparse.Namespace) -> int:
 
     if options.html is None and options.save_json is None:
         raise ValueError("view has nothing to write: give --html, --save-json or both")
-    replies = _asked(options) if options.json is None else read_replies(options.json)
+    if options.json is not None:
+        replies = read_replies(options.json)
+    elif options.traces is not None:
+        replies = _replayed(options)
+    else:
+        replies = _asked(options)
     if options.save_json is not None:
         write_whole(options.save_json, replies_json(replies).encode())
     if options.html is not None:
@@ -79,6 +121,26 @@ def _asked(options: argparse.Namespace) -> list[ViewedReply]:
         _reply(url, key, prompt, about, is_chat=options.chat, max_tokens=options.max_tokens)
         for prompt in prompts
     ]
+
+
+def _replayed(options: argparse.Namespace) -> list[ViewedReply]:
+    from sglang_hvd.costs import StepCosts
+    from sglang_hvd.replay.core.model_drafter import ModelDrafter
+    from sglang_hvd.replay.report.replayed_replies import replayed_replies
+
+    if options.tokenizer is None:
+        raise ValueError("--traces needs --tokenizer: the tokenizer.json of the model")
+    config = config_of(options)
+    costs = options.costs or config.costs
+    with open_recordings(options) as (recordings, tokenizer):
+        return replayed_replies(
+            recordings,
+            tokenizer,
+            config=config,
+            costs=None if costs is None else StepCosts.load(costs),
+            model_drafter=ModelDrafter(),
+            num_replies=options.replies,
+        )
 
 
 def _read(path: Path) -> str:

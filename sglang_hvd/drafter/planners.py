@@ -1,13 +1,13 @@
 """The policies' decisions: which drafts each request verifies, by a rule or by costs."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import DrafterChoices, PredictedDrafts, StepAllocator
+from sglang_hvd.allocation import PredictedDrafts, StepAllocator
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.proposer import ChainPrediction, Proposals, TreePrediction
 from sglang_hvd.drafter.request import DraftedRequest, are_model_only
@@ -183,40 +183,21 @@ class CostPlanner:
         """What the choices of these plans were expected to gain, by the acceptance that the
         allocator was given. The cache draft includes its branches."""
         predicted, num = _of_trees(proposals), len(plans)
-        sizes = self._allocator.drafters[0].sizes
-        nodes, max_steps = (
-            predicted.trees.num_nodes[:num],
-            self._allocator.drafters[0].num_steps[-1],
-        )
-        full, whole = np.full(num, len(sizes) - 1), np.full(num, max_steps)
-        place_of = {
-            size: first + i
-            for bit, first, drafter in self._drafters()
-            if bit == plans.drafter
-            for i, size in enumerate(drafter.sizes)
-        }
-        chosen = np.array([place_of.get(size, 0) for size in plans.model_sizes.tolist()])
-        has_draft, nothing = nodes > 0, np.zeros(num, np.int64)
-        nan = np.float32(np.nan)
+        drafters, of_host = self._allocator.drafters, predicted.trees.num_nodes[:num]
+        full = np.full(num, len(drafters[0].sizes) - 1)
+        all_steps, none = np.full(num, drafters[0].num_steps[-1]), np.zeros(num, np.int64)
+        # The sizes of all drafters stand one after the other.
+        place = self._table.device_bits.index(plans.drafter)
+        first = sum(len(drafter.sizes) for drafter in drafters[:place])
+        chosen = first + np.searchsorted(drafters[place].sizes, plans.model_sizes)
+        steps = np.where(plans.num_model_nodes > 0, plans.model_steps, 0)
+        has_draft, unknown = of_host > 0, np.float32(np.nan)
         return ExpectedGains(
-            np.where(has_draft, _gains(predicted, nodes, full, nothing), nan),
-            _gains(predicted, nothing, full, whole),
-            np.where(has_draft, _gains(predicted, nodes, full, whole), nan),
-            _gains(
-                predicted,
-                plans.drafts.num_nodes,
-                chosen,
-                np.where(plans.num_model_nodes > 0, plans.model_steps, 0),
-            ),
+            cache=np.where(has_draft, _gains(predicted, of_host, full, none), unknown),
+            model=_gains(predicted, none, full, all_steps),
+            both=np.where(has_draft, _gains(predicted, of_host, full, all_steps), unknown),
+            verified=_gains(predicted, plans.drafts.num_nodes, chosen, steps),
         )
-
-    def _drafters(self) -> Iterator[tuple[int, int, DrafterChoices]]:
-        """Of each drafter on the device: its bit, the place of its first size among the sizes of
-        all, and its choices."""
-        first = 0
-        for bit, drafter in zip(self._table.device_bits, self._allocator.drafters, strict=True):
-            yield bit, first, drafter
-            first += len(drafter.sizes)
 
     def choose_launched(
         self, requests: Sequence[DraftedRequest], proposals: Proposals

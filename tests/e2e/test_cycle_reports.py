@@ -6,11 +6,14 @@ import json
 import urllib.error
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sglang_hvd.cli import main
 from sglang_hvd.view.cycles import Cycle, sources_of
+from sglang_hvd.view.replies import read_replies
 from tests.e2e.conftest import mixing
 
 ASKED = {"custom_params": {"hvd": {"report_cycles": True}}}
@@ -151,3 +154,29 @@ def test_a_wrong_type_is_refused_in_one_line(server: Any, asked: object, fault: 
     assert fault in message
     assert "\n" not in message
     assert server.generate("1 2 3", max_new_tokens=2)["meta_info"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("flags", [(), ("--chat",)], ids=["text", "chat"])
+def test_view_shows_a_reply_with_the_text_of_its_tokens(
+    server: Any, long_prompt: str, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    prompt, page, saved = (tmp_path / name for name in ("prompt.txt", "page.html", "replies.json"))
+    prompt.write_text(long_prompt)
+    asked = ("--url", server.process.url, "--prompt-file", str(prompt), "--max-tokens", "96")
+    assert main(["view", *asked, *flags, "--html", str(page), "--save-json", str(saved)]) == 0
+    [reply] = read_replies(saved)
+    assert "prompt" in reply.sources
+    assert 'class="token prompt' in page.read_text()
+    if not flags:
+        text = server.generate(long_prompt, max_new_tokens=96)["text"]
+        assert "".join(reply.tokens).removesuffix("<|im_end|>") == text
+
+
+def test_view_of_a_plain_server_is_one_line(
+    start_server: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, page = start_server().process.url, tmp_path / "page.html"
+    assert main(["view", "--url", url, "--prompt", "1 2 3", "--html", str(page)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == (f"error: the server at {url} does not run HVD: give the --url of one that does")
+    assert not page.exists()

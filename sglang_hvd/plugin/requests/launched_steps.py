@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.drafter.cycle_reports import cycle_of
 from sglang_hvd.plugin.device.host_transfer import HostCopy
-from sglang_hvd.plugin.requests.cycle_reports import cycle_of
 from sglang_hvd.plugin.requests.held_requests import HeldRequest, HeldRequests
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
@@ -230,12 +230,14 @@ class LaunchedSteps:
         ):
             if h.cycles is not None:
                 cycle = cycle_of(
-                    plan,
+                    plan.drafts,
                     row,
                     tokens[place, :num_tokens].tolist(),
                     int(num_model_accepted[row]),
                     source=sources[row],
                     at=h.num_tokens - h.num_prompt_tokens,
+                    width=plan.width,
+                    num_requests=len(plan.held),
                     ms=ms,
                 )
                 h.cycles.append(cycle)

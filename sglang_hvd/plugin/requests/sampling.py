@@ -36,7 +36,11 @@ def check_custom_params(custom_params: object) -> None:
 
     Raises ValueError, in one line, for a wrong type or an unknown key.
     """
-    asked = custom_params.get("hvd") if isinstance(custom_params, dict) else None
+    if custom_params is None:
+        return
+    if not isinstance(custom_params, dict):
+        raise ValueError(f"custom_params must be an object, got {custom_params!r:.100}")
+    asked = custom_params.get("hvd")
     if asked is None:
         return
     if not isinstance(asked, dict):

@@ -1,4 +1,4 @@
-"""What a server reports of the cycles of the requests that ask for it."""
+"""What is reported of a cycle, by a server to a request that asks, and by replay."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.plugin.requests.step_plan import StepPlan
-from sglang_hvd.types import MATCH_COLUMNS, HostDrafts, MatchOrigin
+from sglang_hvd.types import MATCH_COLUMNS, DraftPlans, HostDrafts, MatchOrigin
 from sglang_hvd.view.cycles import Cycle
 
 _COLUMNS = [MATCH_COLUMNS.index(name) for name in ("match_len", "num_tokens", "origin")]
 
 
 def cycle_of(
-    plan: StepPlan,
+    plans: DraftPlans,
     row: int,
     committed: Sequence[int],
     num_model_accepted: int,
     *,
     source: str,
     at: int,
+    width: int,
+    num_requests: int,
     ms: float | None,
 ) -> Cycle:
     """The cycle of the request in this row of a step.
 
     committed: the tokens that it committed, the bonus token included.
     num_model_accepted: tokens of the model drafter's draft that were right; below 0 if not known.
-    source, at, ms: see Cycle.
+    source, at, width, ms: see Cycle.
     """
-    drafts = plan.drafts
     num_accepted = len(committed) - 1
-    match_len, num_found, origin = drafts.drafts.matches[row, _COLUMNS].astype(int).tolist()
-    num_cache, num_model = int(drafts.drafts.num_nodes[row]), int(drafts.num_model_nodes[row])
+    match_len, num_found, origin = plans.drafts.matches[row, _COLUMNS].astype(int).tolist()
+    num_cache, num_model = int(plans.drafts.num_nodes[row]), int(plans.num_model_nodes[row])
     cache_right = model_right = None
     if num_cache:
-        cache_right = _num_right(drafts.drafts, row, committed[:num_accepted])
+        cache_right = _num_right(plans.drafts, row, committed[:num_accepted])
     if num_model:
         model_right = num_accepted if num_model_accepted < 0 else num_model_accepted
-    gains = drafts.expected
+    gains = plans.expected
     return Cycle(
         at=at,
         source=source,
@@ -48,7 +48,7 @@ def cycle_of(
         found=num_found,
         cache=num_cache,
         model=num_model,
-        steps=int(drafts.model_steps[row]) if num_model else 0,
+        steps=int(plans.model_steps[row]) if num_model else 0,
         accepted=num_accepted,
         cache_right=cache_right,
         model_right=model_right,
@@ -56,8 +56,8 @@ def cycle_of(
         if_cache=None if gains is None else _number(gains.cache, row),
         if_model=None if gains is None else _number(gains.model, row),
         if_both=None if gains is None else _number(gains.both, row),
-        width=plan.width,
-        requests=len(plan.held),
+        width=width,
+        requests=num_requests,
         ms=None if ms is None else round(ms, 3),
     )
 
