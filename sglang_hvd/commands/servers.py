@@ -3,12 +3,21 @@
 import argparse
 from pathlib import Path
 
-from sglang_hvd.commands.arguments import add_cache_dir, count, output_file
+from sglang_hvd.commands.arguments import count, output_file
+from sglang_hvd.demo.models import SHIPPED, rebuild
 from sglang_hvd.user_cache import user_cache
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
-    add_cache_dir(parser)
+    parser.add_argument(
+        "--rebuild",
+        type=Path,
+        nargs="?",
+        const=SHIPPED,
+        metavar="DIR",
+        help="build the demo models again, and play nothing; takes about half an hour on two cores "
+        "(default of DIR: in place of those that ship)",
+    )
     parser.add_argument(
         "--modes",
         help="comma-separated list of plain, eagle3, ngram and HVD's policies; plain always runs "
@@ -23,6 +32,9 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def run_demo(options: argparse.Namespace) -> int:
+    if options.rebuild is not None:
+        rebuild(options.rebuild)
+        return 0
     # Imported here: only the demo needs torch and an OpenAI client.
     from sglang_hvd.demo import run
     from sglang_hvd.demo.modes import MODES
@@ -34,7 +46,6 @@ def run_demo(options: argparse.Namespace) -> int:
             f"--modes: unknown modes {', '.join(unknown)}: choose from {', '.join(MODES)}"
         )
     return run.run_demo(
-        cache_dir=options.cache_dir or user_cache(),
         modes=[mode for mode in MODES if mode in asked or mode == "plain"],
         num_sessions=options.sessions,
         json_file=options.json,
@@ -42,7 +53,12 @@ def run_demo(options: argparse.Namespace) -> int:
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
-    add_cache_dir(parser)
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of the server's log (default: sglang_hvd in $XDG_CACHE_HOME or ~/.cache)",
+    )
     parser.add_argument(
         "--port", type=int, default=30000, help="port of the server (default: %(default)s)"
     )

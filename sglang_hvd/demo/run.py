@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.corpus.session import FAMILIES, Family
 from sglang_hvd.demo.corpus.sessions import demo_sessions
-from sglang_hvd.demo.models import DemoModels, ensure_demo_models
+from sglang_hvd.demo.models import DemoModels, demo_models
 from sglang_hvd.demo.modes import Mode, server_flags
 from sglang_hvd.demo.play import Reply, play
 from sglang_hvd.demo.report import TABLE_WIDTH, by_source, json_rows, legend, rows, table
@@ -38,9 +38,7 @@ _POLICY = HvdConfig().policy
 _SHOWN: tuple[Family, ...] = ("editing", "tool_calls", "chat")
 
 
-def run_demo(
-    *, cache_dir: Path, modes: Sequence[Mode], num_sessions: int, json_file: Path | None
-) -> int:
+def run_demo(*, modes: Sequence[Mode], num_sessions: int, json_file: Path | None) -> int:
     """Play the same sessions in every mode and print what each gained.
 
     On a terminal, also print replies in which the style of each token shows its draft source.
@@ -50,7 +48,7 @@ def run_demo(
     """
     console = Console(soft_wrap=True, highlight=False)
     console.width = max(console.width, TABLE_WIDTH)  # a narrower terminal wraps lines itself
-    models = ensure_demo_models(cache_dir)
+    models = demo_models()
     sessions = [
         session
         for family in FAMILIES
@@ -73,10 +71,10 @@ def run_demo(
 
 def run_serve(*, cache_dir: Path, port: int, more_flags: Sequence[str]) -> int:
     """Serve the demo model with HVD until interrupted."""
-    held_port(port).close()  # a taken port is an error before minutes go into the models
-    models = ensure_demo_models(cache_dir)
+    held_port(port).close()  # a taken port is an error before a log is promised
+    cache_dir.mkdir(parents=True, exist_ok=True)
     log_file = cache_dir / f"serve-{port}.log"
-    flags = [*CPU_FLAGS, *server_flags(_POLICY, models), *more_flags]
+    flags = [*CPU_FLAGS, *server_flags(_POLICY, demo_models()), *more_flags]
     print(f"starting an HVD server, log in {log_file}", flush=True)
     with SglangServer(flags, log_file=log_file, port=port, environment=CPU_ENVIRONMENT) as server:
         print(f"OpenAI API at {server.url}/v1, model name demo; ctrl-c ends the server", flush=True)
