@@ -4,8 +4,9 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sglang_hvd.commands.arguments import add_cache_dir, count, output_file
+from sglang_hvd.commands.arguments import count, output_file
 from sglang_hvd.demo.corpus.session import FAMILIES, Family
+from sglang_hvd.demo.models import SHIPPED, rebuild
 from sglang_hvd.demo.modes import DEFAULT_MODES, MODES
 from sglang_hvd.user_cache import user_cache
 
@@ -14,7 +15,15 @@ _DEFAULT_WORKLOADS: tuple[Family, ...] = ("editing", "tool_calls", "chat")
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
-    add_cache_dir(parser)
+    parser.add_argument(
+        "--rebuild",
+        type=Path,
+        nargs="?",
+        const=SHIPPED,
+        metavar="DIR",
+        help="build the demo models again, and play nothing; takes about half an hour on two cores "
+        "(default of DIR: in place of those that ship)",
+    )
     parser.add_argument(
         "--modes",
         type=_names("mode", MODES),
@@ -49,11 +58,13 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def run_demo(options: argparse.Namespace) -> int:
+    if options.rebuild is not None:
+        rebuild(options.rebuild)
+        return 0
     # Imported here: only the demo needs rich and an OpenAI client.
     from sglang_hvd.demo import run
 
     return run.run_demo(
-        cache_dir=options.cache_dir or user_cache(),
         modes=[mode for mode in MODES if mode in options.modes or mode == "plain"],
         families=[family for family in FAMILIES if family in options.workloads],
         num_sessions=options.sessions,
@@ -80,7 +91,12 @@ def _names(what: str, names: Sequence[str]) -> Callable[[str], Sequence[str]]:
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
-    add_cache_dir(parser)
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of the server's log (default: sglang_hvd in $XDG_CACHE_HOME or ~/.cache)",
+    )
     parser.add_argument(
         "--port", type=int, default=30000, help="port of the server (default: %(default)s)"
     )

@@ -13,7 +13,7 @@ from rich.console import Console
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.corpus.session import Family, Session
 from sglang_hvd.demo.corpus.sessions import demo_sessions
-from sglang_hvd.demo.models import DemoModels, ensure_demo_models
+from sglang_hvd.demo.models import DemoModels, demo_models
 from sglang_hvd.demo.modes import HVD_MODES, Mode, server_flags
 from sglang_hvd.demo.play import Reply, asked, play
 from sglang_hvd.demo.printout import Printout, demo_console
@@ -42,7 +42,6 @@ _POLICY = HvdConfig().policy
 
 def run_demo(
     *,
-    cache_dir: Path,
     modes: Sequence[Mode],
     families: Sequence[Family],
     num_sessions: int,
@@ -67,7 +66,7 @@ def run_demo(
     if page_file is not None and hvd is None:
         raise ValueError(f"--html shows replies of HVD: add {_POLICY} to --modes")
     console = demo_console()
-    models = ensure_demo_models(cache_dir)
+    models = demo_models()
     sessions = [
         session
         for family in families
@@ -94,10 +93,10 @@ def run_demo(
 
 def run_serve(*, cache_dir: Path, port: int, more_flags: Sequence[str]) -> int:
     """Serve the demo model with HVD until interrupted."""
-    held_port(port).close()  # a taken port is an error before minutes go into the models
-    models = ensure_demo_models(cache_dir)
+    held_port(port).close()  # a taken port is an error before a log is promised
+    cache_dir.mkdir(parents=True, exist_ok=True)
     log_file = cache_dir / f"serve-{port}.log"
-    flags = [*CPU_FLAGS, *server_flags(_POLICY, models), *more_flags]
+    flags = [*CPU_FLAGS, *server_flags(_POLICY, demo_models()), *more_flags]
     print(f"starting an HVD server, log in {log_file}", flush=True)
     with SglangServer(flags, log_file=log_file, port=port, environment=CPU_ENVIRONMENT) as server:
         print(f"OpenAI API at {server.url}/v1, model name demo; ctrl-c ends the server", flush=True)

@@ -7,7 +7,6 @@ from unittest.mock import MagicMock
 import pytest
 
 from sglang_hvd.demo import run
-from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.server import ServerFailed, held_port
 
 
@@ -20,8 +19,6 @@ def test_servers_on_two_ports_have_a_log_each(
         logs.append(log_file)
         raise ValueError("enough")
 
-    models = DemoModels(*[tmp_path] * 3)
-    monkeypatch.setattr(run, "ensure_demo_models", lambda cache_dir: models)
     monkeypatch.setattr(run, "SglangServer", refuse)
     for _ in range(2):
         with held_port() as held:
@@ -39,8 +36,6 @@ def test_servers_on_two_ports_have_a_log_each(
 def test_a_server_that_fails_while_it_serves_is_told_of_with_its_log(
     code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = DemoModels(*[tmp_path] * 3)
-    monkeypatch.setattr(run, "ensure_demo_models", lambda cache_dir: models)
     server = MagicMock(url="http://127.0.0.1:1")
     server.__enter__.return_value = server
     server.wait.return_value = code

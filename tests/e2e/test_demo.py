@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
@@ -29,9 +28,7 @@ KEYS = [
 
 
 @pytest.fixture(scope="module")
-def rows(
-    demo_cache: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
+def rows(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The rows of one session per workload in every mode.
 
     Each mode has its own server. That of the default policy starts as a user's does, and the others
@@ -46,7 +43,7 @@ def rows(
         return spawn(command, environment, log)
 
     file = tmp_path_factory.mktemp("demo") / "rows.json"
-    flags = ["--cache-dir", str(demo_cache), "--sessions", "1", "--json", str(file)]
+    flags = ["--sessions", "1", "--json", str(file)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "SglangServer", partial(SglangServer, launch=launch))
         assert main(["demo", *flags, "--modes", ",".join(MODES)]) == 0

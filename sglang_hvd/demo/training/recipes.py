@@ -29,11 +29,20 @@ _QWEN3 = {
 }
 
 
+# What each part of a build draws its sessions and first weights from. The target and the drafter
+# also use the seeds after theirs.
+SEEDS = MappingProxyType(
+    {"tokenizer": 0, "target": 1000, "drafter": 2000, "replies": 3000, "references": 4000}
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What to build and how long to train.
 
     sizes: the target's model type and sizes, named as in a config of transformers.
+    tokenizer_sessions, measured_sessions: sessions of each family that the tokenizer learns from,
+        and on which the quality is measured.
 
     Counts of tokens include prompts. The predictor learns from the trained target's replies to the
     sessions of `predictor_tokens` and from the reference replies in those of `reference_tokens`.
@@ -45,16 +54,18 @@ class Recipe:
     drafter_tokens: int
     predictor_tokens: int
     reference_tokens: int
-    draft_vocab_size: int
-    drafting_steps: int
+    draft_vocab_size: int = 1024
+    drafting_steps: int = 3
     target_learning_rate: float = 1.5e-3
     drafter_learning_rate: float = 2e-3
-    tokens_per_batch: int = 512
+    tokens_per_batch: int = 1024
+    tokenizer_sessions: int = 1000
+    measured_sessions: int = 100
 
 
 RECIPES = MappingProxyType(
     {
-        "llama": Recipe(_SHARED | _LLAMA, 1_000_000, 200_000, 20_000, 300_000, 1024, 3),
-        "qwen3": Recipe(_SHARED | _QWEN3, 300_000, 80_000, 10_000, 40_000, 1024, 3),
+        "llama": Recipe(_SHARED | _LLAMA, 6_000_000, 600_000, 20_000, 300_000),
+        "qwen3": Recipe(_SHARED | _QWEN3, 1_500_000, 200_000, 10_000, 100_000),
     }
 )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import cos, pi
 
 import torch
 import torch.nn.functional as F
@@ -26,10 +25,9 @@ def train_target(
 ) -> PreTrainedModel:
     """A causal language model after one pass over `batches`. It learns the tokens of replies only.
 
-    spellings: one for every token of the vocabulary.
+    Its weights are float32 values that float16 can hold.
     """
-    target = AutoModelForCausalLM.from_config(config)
-    init_as_copier(target, spellings, generator=torch.Generator().manual_seed(seed))
+    target = untrained_target(config, spellings, seed=seed)
     optimizer = torch.optim.AdamW(
         target.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
@@ -43,7 +41,19 @@ def train_target(
             torch.nn.utils.clip_grad_norm_(target.parameters(), 1.0)
             optimizer.step()
             on_step()
-    return target.requires_grad_(False)
+    return target.half().float().requires_grad_(False)
+
+
+def untrained_target(
+    config: PreTrainedConfig, spellings: Sequence[Spelling], *, seed: int
+) -> PreTrainedModel:
+    """The target with which training begins.
+
+    spellings: one for every token of the vocabulary.
+    """
+    target = AutoModelForCausalLM.from_config(config)
+    init_as_copier(target, spellings, generator=torch.Generator().manual_seed(seed))
+    return target
 
 
 def _loss(target: PreTrainedModel, batch: Batch) -> Tensor:
@@ -57,8 +67,8 @@ def _loss(target: PreTrainedModel, batch: Batch) -> Tensor:
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, peak: float, step: int, num_steps: int
 ) -> None:
-    """20 steps of warm-up, then a cosine down to a fiftieth of the peak."""
-    warm_up = min(1.0, (step + 1) / 20)
-    decay = 0.02 + 0.98 * (1 + cos(pi * step / num_steps)) / 2
+    """20 steps of warm-up, then the peak, then over the last 30 % a line down to a fiftieth."""
+    warm_up = (step + 1) / 20
+    decay = 0.02 + 0.98 * (num_steps - step) / (0.3 * num_steps)
     for group in optimizer.param_groups:
-        group["lr"] = peak * warm_up * decay
+        group["lr"] = peak * min(1.0, warm_up, decay)
