@@ -1,6 +1,6 @@
 """Prints what pyproject.toml requires of other packages, with some of its extras.
 
-    python scripts/requirements.py EXTRA...
+python scripts/requirements.py EXTRA...
 """
 
 import sys

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, ConsoleDimensions, Group
+from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
 from sglang_hvd.demo.modes import Mode
@@ -49,7 +49,7 @@ class Printout:
                 Text(f"The text differs from plain decoding: {', '.join(different)}.", "bold red")
             )
         if self.hvd is not None:
-            console.print(Group(*map(Text, meaning(self.rows, self.hvd))))
+            console.print("", *meaning(self.rows, self.hvd), sep="\n")
 
     def as_svg(self) -> str:
         """A picture of a terminal that shows it. The picture needs no network."""

@@ -18,11 +18,11 @@ from sglang_hvd.view.reply_page import SOURCES
 # cannot tell the colours apart sees bold, italic and underlined text.
 THEME = Theme(
     {
-        "prompt": "bold black on #5fd75f",
-        "output": "italic black on #5fd7d7",
-        "shared": "bold italic black on #ffd700",
-        "model": "underline black on #87afff",
-        "both": "bold underline black on #ff87ff",
+        "prompt": "bold #000000 on #5fd75f",
+        "output": "italic #000000 on #5fd7d7",
+        "shared": "bold italic #000000 on #ffd700",
+        "model": "underline #000000 on #87afff",
+        "both": "bold underline #000000 on #ff87ff",
         "target": "none",
         # rich draws the rest of a bar in dark grey, which stands out on a light terminal.
         "bar.back": "dim",

@@ -46,9 +46,9 @@ def test_a_file_has_a_letter_below_each_character() -> None:
 def test_a_terminal_shows_sources_by_colour_and_style() -> None:
     to = console()
     to.print(TokenText(TOKENS, VIEWED.sources))
-    assert "\x1b[1;30;48;5;77m c\x1b[0m" in written(to)
+    assert "\x1b[1;38;5;16;48;5;77m c\x1b[0m" in written(to)
     assert "TTTT" not in written(to)
-    assert "\x1b[4;30;48;5;111mg\x1b[0m" in written(to)
+    assert "\x1b[4;38;5;16;48;5;111mg\x1b[0m" in written(to)
 
 
 def test_a_user_who_refuses_colours_gets_letters_and_styles(

@@ -60,7 +60,7 @@ def test_a_narrow_terminal_shows_replies_being_written(tmp_path: Path) -> None:
     assert code == 0, written
     assert "Starting servers" in written
     assert "turn 1 of" in written
-    assert "\x1b[1;30;48;5" in written, "no token is shown as a prompt copy"
+    assert "\x1b[1;38;5;16;48;5" in written, "no token is shown as a prompt copy"
     *_, last = written.split("by the source of each")
     assert "allocate" in last
     assert "tokens/s" in last
