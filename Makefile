@@ -27,10 +27,10 @@ EXTRAS_STAMP := $(VENV)/.extras
 
 # Quiet. If it fails it says why in one line, and the rest is in the log.
 PIP_LOG := $(VENV)/pip.log
-INSTALL := rm -f $(PIP_LOG); $(BIN)/python -m pip --disable-pip-version-check -qqq \
-	--log $(PIP_LOG) install --no-warn-conflicts
-OR_WHY := || { echo "cannot install: $$(sed -n 's/^[^ ]* *ERROR: //p' $(PIP_LOG) | head -n 1)" \
-	"(is the package index in reach? all that pip says is in $(PIP_LOG))" >&2; exit 1; }
+INSTALL := rm -f $(PIP_LOG); > /dev/null 2>&1 $(BIN)/python -m pip \
+	--disable-pip-version-check --log $(PIP_LOG) install --no-warn-conflicts
+OR_WHY := || { echo "cannot install: $$(sed -n 's/^[^ ]* *ERROR: //p' $(PIP_LOG) | head -n 1):" \
+	"see $(PIP_LOG), and check that the package index is in reach" >&2; exit 1; }
 
 .PHONY: demo test test-slow serve bench gpu-check lint venv clean
 .DELETE_ON_ERROR:
