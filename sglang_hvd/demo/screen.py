@@ -19,7 +19,7 @@ from sglang_hvd.view.pages import plain
 from sglang_hvd.view.replies import ViewedReply
 
 _FRAMES_PER_S = 20
-_MIN_REPLY_LINES = 3
+_MIN_REPLY_LINES = 4
 
 
 def can_redraw(console: Console) -> bool:

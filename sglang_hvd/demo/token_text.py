@@ -41,7 +41,7 @@ class TokenText:
     def __init__(
         self, tokens: Sequence[str], sources: Sequence[TokenSource], *, max_lines: int | None = None
     ) -> None:
-        """max_lines: shows only the last lines, as many as fit in this number."""
+        """max_lines: shows only the last lines, an even number of them; at least 2."""
         pairs = zip(tokens, sources, strict=True)
         self._text = Text.assemble(*((plain(token), source) for token, source in pairs))
         self._max_lines = max_lines
@@ -49,7 +49,8 @@ class TokenText:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines = list(self._lines(console, options.max_width))
         if self._max_lines is not None:
-            lines = lines[-self._max_lines :]
+            # Letters never stand without the line above them.
+            lines = lines[-(self._max_lines - self._max_lines % 2) :]
         yield from lines
 
     def _lines(self, console: Console, width: int) -> Iterator[Text]:
