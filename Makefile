@@ -24,6 +24,7 @@ export CUDA_VISIBLE_DEVICES :=
 DEPS_STAMP := $(VENV)/.deps
 PROJECT_STAMP := $(VENV)/.project
 EXTRAS_STAMP := $(VENV)/.extras
+DOCS_STAMP := $(VENV)/.docs
 
 # Quiet. If it fails it says why in one line, and the rest is in the log.
 PIP_LOG := $(VENV)/pip.log
@@ -32,7 +33,7 @@ INSTALL := rm -f $(PIP_LOG); > /dev/null 2>&1 $(BIN)/python -m pip \
 OR_WHY := || { echo "cannot install: $$(sed -n 's/^[^ ]* *ERROR: //p' $(PIP_LOG) | head -n 1):" \
 	"see $(PIP_LOG), and check that the package index is in reach" >&2; exit 1; }
 
-.PHONY: demo test test-slow serve bench gpu-check lint venv clean
+.PHONY: demo test test-slow serve bench gpu-check lint docs venv clean
 .DELETE_ON_ERROR:
 
 demo: $(PROJECT_STAMP)
@@ -77,7 +78,7 @@ venv: $(EXTRAS_STAMP)
 $(DEPS_STAMP): pyproject.toml
 	@python=$$(scripts/preflight.sh) && { [ -x $(BIN)/python ] || "$$python" -m venv $(VENV); }
 	@echo "Installing torch, $(SGLANG) and what it needs on the CPU (a minute or more)"
-	@$(BIN)/python scripts/requirements.py cpu > $(VENV)/requirements.txt
+	@$(BIN)/python scripts/requirements.py project cpu > $(VENV)/requirements.txt
 	@$(INSTALL) --no-compile $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 		--requirement $(VENV)/requirements.txt $(OR_WHY)
 	@$(INSTALL) --no-compile --no-deps $(SGLANG) $(OR_WHY)
@@ -96,4 +97,15 @@ $(PROJECT_STAMP): $(DEPS_STAMP) sglang_hvd/__init__.py $(NATIVE)
 $(EXTRAS_STAMP): $(PROJECT_STAMP)
 	@echo "Installing what training and the tests need"
 	@$(INSTALL) 'sglang-hvd[train,dev]' $(OR_WHY)
+	@touch $@
+
+# The site, by the extra `docs` alone. A warning, such as a link that leads nowhere, ends the build.
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "The site is built: open build/site/index.html"
+
+$(DOCS_STAMP): pyproject.toml
+	@python=$$(scripts/preflight.sh) && { [ -x $(BIN)/python ] || "$$python" -m venv $(VENV); }
+	@$(BIN)/python scripts/requirements.py docs > $(VENV)/docs.txt
+	@$(INSTALL) --requirement $(VENV)/docs.txt $(OR_WHY)
 	@touch $@

@@ -1,6 +1,6 @@
-"""Prints what pyproject.toml requires of other packages, with some of its extras.
+"""Prints requirements of pyproject.toml, one a line: of extras, and of the project itself.
 
-python scripts/requirements.py EXTRA...
+    python scripts/requirements.py [project] EXTRA...
 """
 
 import sys
@@ -8,5 +8,5 @@ import tomllib
 from pathlib import Path
 
 project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-extras = [project["optional-dependencies"][extra] for extra in sys.argv[1:]]
-print(*project["dependencies"], *(line for extra in extras for line in extra), sep="\n")
+needs = {"project": project["dependencies"], **project["optional-dependencies"]}
+print(*(line for name in sys.argv[1:] for line in needs[name]), sep="\n")

@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "replay/core": CORE | {"traces"},
     "replay/training": {"config", "payoff", "whole_file", "replay/core"},
     "replay/report": {
-        *("types", "config", "payoff", "traces", "view"),
+        *("types", "config", "payoff", "costs", "traces", "view"),
         *("replay/core", "replay/training"),
     },
     "plugin": set(),

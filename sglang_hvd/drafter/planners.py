@@ -138,7 +138,9 @@ class RulePlanner:
 
 
 class CostPlanner:
-    """Policy allocate: decides by what every choice gains and costs (docs/allocation.md).
+    """Policy allocate: decides by what every choice gains and costs.
+
+    docs/experiments/allocation.md derives the rule.
 
     table: the draft sources; those on the device are the allocator's drafters, in the same order.
     """
