@@ -13,7 +13,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from sglang_hvd.demo.corpus.session import FAMILIES
+from sglang_hvd.demo.corpus.session import FAMILIES, Family
 from sglang_hvd.demo.corpus.sessions import train_sessions
 from sglang_hvd.demo.training.dataset import Batch, batches_of, sessions_of
 from sglang_hvd.demo.training.demo_predictor import cycle_rows, train_predictor
@@ -42,7 +42,7 @@ def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
     """Writes `target`, `drafter` and `predictor.safetensors` into `directory`.
 
     Each file says in its metadata how it was made, and how good it is on sessions that were not
-    trained on.
+    trained on. With `progress` the quality is printed, too.
     """
     logging.disable_progress_bar()  # of writing checkpoints: one bar shows the whole build
     provenance = provenance_of(recipe)
@@ -126,6 +126,10 @@ def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
         replace(predictor, provenance=provenance | {"average_precision": precision}).save(file)
         sort_metadata(file)
         advance()
+    if progress:
+        print(f"replies equal to the reference: {_listed(exact)}")
+        print(f"accepted of {recipe.drafting_steps} drafted tokens: {_listed(accepted)}")
+        print(f"average precision of the predictor: {precision:.3f}")
 
 
 def target_config(recipe: Recipe) -> PreTrainedConfig:
@@ -173,6 +177,10 @@ def _stage(bar: "tqdm[Never]", name: str, percent: float, num_steps: int) -> Cal
         bar.update(min(percent / num_steps, 100 - bar.n))
 
     return advance
+
+
+def _listed(by_family: Mapping[Family, float]) -> str:
+    return ", ".join(f"{family} {value:.3f}" for family, value in by_family.items())
 
 
 def _num_steps(batches: Sequence[Batch]) -> int:

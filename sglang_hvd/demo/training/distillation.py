@@ -48,13 +48,12 @@ def distil_drafter(
     )
     drafter = LlamaForCausalLMEagle3(config, draft_token_ids)
     _init(drafter, target, draft_token_ids, torch.Generator().manual_seed(seed))
-    optimizer = torch.optim.AdamW(
-        drafter.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
-    )
+    weights = [{"params": list(drafter.parameters()), "lr": learning_rate, "peak": learning_rate}]
+    optimizer = torch.optim.AdamW(weights, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     steps = [batches[i : i + NUM_WORKERS] for i in range(0, len(batches), NUM_WORKERS)]
     with workers() as pool:
         for step, group in enumerate(steps):
-            set_learning_rate(optimizer, learning_rate, step, len(steps))
+            set_learning_rate(optimizer, step, len(steps))
             num_learned = sum(int(_drafted_rows(batch).sum()) for batch in group)
             losses = [
                 partial(

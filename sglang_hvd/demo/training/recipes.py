@@ -56,7 +56,7 @@ class Recipe:
     reference_tokens: int
     draft_vocab_size: int = 1024
     drafting_steps: int = 3
-    target_learning_rate: float = 1.5e-3
+    target_learning_rate: float = 4e-3
     drafter_learning_rate: float = 2e-3
     tokens_per_batch: int = 1024
     tokenizer_sessions: int = 1000
@@ -65,7 +65,7 @@ class Recipe:
 
 RECIPES = MappingProxyType(
     {
-        "llama": Recipe(_SHARED | _LLAMA, 6_000_000, 600_000, 20_000, 300_000),
-        "qwen3": Recipe(_SHARED | _QWEN3, 1_500_000, 200_000, 10_000, 100_000),
+        "llama": Recipe(_SHARED | _LLAMA, 7_000_000, 500_000, 20_000, 300_000),
+        "qwen3": Recipe(_SHARED | _QWEN3, 1_000_000, 150_000, 10_000, 60_000),
     }
 )

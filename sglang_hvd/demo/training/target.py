@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,12 +30,12 @@ def train_target(
     """
     target = untrained_target(config, spellings, seed=seed)
     optimizer = torch.optim.AdamW(
-        target.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+        rates(target, learning_rate), betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
     steps = [batches[i : i + NUM_WORKERS] for i in range(0, len(batches), NUM_WORKERS)]
     with workers() as pool:
         for step, group in enumerate(steps):
-            set_learning_rate(optimizer, learning_rate, step, len(steps))
+            set_learning_rate(optimizer, step, len(steps))
             num_learned = sum(int(batch.is_reply.sum()) for batch in group)
             losses = [partial(_loss, target, batch) for batch in group]
             set_gradients(pool, target, losses, scale=1 / num_learned)
@@ -64,11 +65,27 @@ def _loss(target: PreTrainedModel, batch: Batch) -> Tensor:
     return F.cross_entropy(logits, batch.token_ids[:, 1:][is_learned], reduction="sum")
 
 
-def set_learning_rate(
-    optimizer: torch.optim.Optimizer, peak: float, step: int, num_steps: int
-) -> None:
+def rates(target: PreTrainedModel, peak: float) -> list[dict[str, Any]]:
+    """The parameters with their learning rates at the peak.
+
+    The codes of tokens and the heads that copy are right from the start. Adam would undo them: it
+    moves all weights alike, however small their gradients are.
+    """
+    groups: dict[float, list[Tensor]] = {}
+    for name, weight in target.named_parameters():
+        is_code = "embed_tokens" in name or "lm_head" in name
+        is_copying = "layers.0.self_attn" in name or "layers.1.self_attn" in name
+        share = 0.1 if is_code else 0.2 if is_copying else 1.0
+        groups.setdefault(share, []).append(weight)
+    return [
+        {"params": weights, "lr": peak * share, "peak": peak * share}
+        for share, weights in groups.items()
+    ]
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, num_steps: int) -> None:
     """20 steps of warm-up, then the peak, then over the last 30 % a line down to a fiftieth."""
     warm_up = (step + 1) / 20
     decay = 0.02 + 0.98 * (num_steps - step) / (0.3 * num_steps)
     for group in optimizer.param_groups:
-        group["lr"] = peak * min(1.0, warm_up, decay)
+        group["lr"] = group["peak"] * min(1.0, warm_up, decay)
