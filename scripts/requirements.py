@@ -1,6 +1,6 @@
 """Prints requirements of pyproject.toml, one a line: of extras, and of the project itself.
 
-    python scripts/requirements.py [project] EXTRA...
+python scripts/requirements.py [project] EXTRA...
 """
 
 import sys
