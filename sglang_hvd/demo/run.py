@@ -119,7 +119,7 @@ def _shown_mode(modes: Sequence[Mode]) -> Mode | None:
 def _servers(
     modes: Sequence[Mode], models: DemoModels, console: Console
 ) -> Iterator[Mapping[Mode, str]]:
-    """URLs of servers of all modes. They start together; from then on the idle ones sleep."""
+    """URLs of servers of all modes. All run at the same time, and those that are idle sleep."""
     environment = demo_environment()
     told = f"Starting servers: {', '.join(modes)}"
     if not can_redraw(console):
@@ -138,10 +138,7 @@ def _servers(
                 )
                 for mode in modes
             }
-            for server in servers.values():
-                running.callback(server.stop)
-                server.begin()
-            for server in servers.values():
+            for server in servers.values():  # one by one, since HVD times its steps at its start
                 running.enter_context(server)
         yield {mode: server.url for mode, server in servers.items()}
 
