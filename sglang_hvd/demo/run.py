@@ -77,7 +77,7 @@ def run_demo(
     all_rows = rows(replies)
     printout = Printout(
         all_rows,
-        f"{num_sessions} sessions of each workload, one request at a time",
+        f"{num_sessions} session{'s'[: num_sessions > 1]} of each workload, one request at a time",
         hvd,
         [_longest([view for reply, view in viewed if reply.family == f]) for f in families],
     )
@@ -128,19 +128,17 @@ def _servers(
         with console.status(told, spinner="line") if can_redraw(console) else nullcontext():
             folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
             forker = running.enter_context(ServerForker(environment))
-            servers = {
-                mode: SglangServer(
+            urls: dict[Mode, str] = {}
+            for mode in modes:  # one by one, since HVD times its steps at its start
+                server = SglangServer(
                     [*CPU_FLAGS, *server_flags(mode, models)],
                     log_file=folder / f"{mode}.log",
                     environment=environment,
                     grace_s=0,  # it has nothing to put away
                     launch=forker.launch,
                 )
-                for mode in modes
-            }
-            for server in servers.values():  # one by one, since HVD times its steps at its start
-                running.enter_context(server)
-        yield {mode: server.url for mode, server in servers.items()}
+                urls[mode] = running.enter_context(server).url
+        yield urls
 
 
 def _play(
