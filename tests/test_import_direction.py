@@ -56,7 +56,7 @@ MAY_IMPORT = {
     },
     "plugin": set(),
     "plugin/device": {"allocation"},
-    "plugin/startup": {"config", "yaml_text", "allocation"},
+    "plugin/startup": {"config", "yaml_text", "user_cache", "allocation"},
     "plugin/trees": set(),
     "plugin/requests": {
         *("types", "config", "step_clock", "request_stats"),
@@ -69,9 +69,10 @@ MAY_IMPORT = {
         *("plugin/engine", "plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"),
     },
     "plugin/entry": {"plugin/hooks", "plugin/startup"},
+    "plugin/examination": {"config", "payoff", "allocation", "plugin/hooks", "plugin/startup"},
     "demo": CORE | {"traces", "replay", "demo/server_forker"},
     "demo/server_forker": {"demo", "plugin"},
-    "commands": CORE | {"traces", "replay", "demo"},
+    "commands": CORE | {"traces", "replay", "demo", "plugin/startup", "plugin/examination"},
     "cli": {"commands"},
 }
 
