@@ -18,10 +18,9 @@ from typing import BinaryIO
 import pytest
 
 import sglang_hvd
-from sglang_hvd.demo.models import DemoModels, ensure_demo_models
+from sglang_hvd.demo.models import DemoModels, demo_models
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import CPU_FLAGS, Process, SglangServer, demo_environment, spawn
-from sglang_hvd.user_cache import user_cache
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +97,7 @@ def test_a_wheel_serves_without_a_compiler_and_leaves_sglang_plain(
     wheel: Path, environment: Path, tmp_path: Path
 ) -> None:
     python, bin_dir = environment / "bin" / "python", environment / "bin"
-    models = ensure_demo_models(user_cache(), progress=False)
+    models = demo_models()
     # Nothing of the machine and of this environment is found: no compiler, and no sources of the
     # project. SGLang asks lscpu for the cores.
     tools = tmp_path / "tools"
