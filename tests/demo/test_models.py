@@ -167,11 +167,11 @@ def test_the_digests_depend_on_texts_and_on_code_alone(
 
 # ---- what can be as good ----
 
-# Floors, below what was measured when the models were built: a machine that rounds in another way
-# may decide a close token otherwise.
-EXACT_REPLIES = 0.95
-ACCEPTED_DRAFTS = 2.0
-AVERAGE_PRECISION = 0.9
+# Floors, below what was measured when the models were built (EXACT_REPLIES: at least .83 in every
+# family, and 1 in most): a machine that rounds in another way may decide a close token otherwise.
+EXACT_REPLIES = 0.8
+ACCEPTED_DRAFTS = 1.9
+AVERAGE_PRECISION = 0.95
 
 
 def test_a_reply_is_nearly_always_the_reference(target: PreTrainedModel) -> None:

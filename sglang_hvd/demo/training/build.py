@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from sglang_hvd.demo.corpus.session import FAMILIES, Family
 from sglang_hvd.demo.corpus.sessions import train_sessions
-from sglang_hvd.demo.training.dataset import Batch, batches_of, sessions_of
+from sglang_hvd.demo.training.dataset import MOSTLY_HARD, Batch, batches_of, sessions_of
 from sglang_hvd.demo.training.demo_predictor import cycle_rows, train_predictor
 from sglang_hvd.demo.training.demo_tokenizer import (
     END_ID,
@@ -64,13 +64,21 @@ def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
             tokenizer,
             tokens_per_batch=recipe.tokens_per_batch,
         )
+        polish = batches_of(
+            recipe.polish_tokens,
+            SEEDS["polish"],
+            tokenizer,
+            tokens_per_batch=recipe.tokens_per_batch,
+            shares=MOSTLY_HARD,
+        )
         target = train_target(
             config,
             spellings(tokenizer),
             batches,
+            polish,
             learning_rate=recipe.target_learning_rate,
             seed=SEEDS["target"],
-            on_step=stage("target model", 80, _num_steps(batches)),
+            on_step=stage("target model", 80, _num_steps(batches) + _num_steps(polish)),
         )
         advance = stage("quality", 2, 1)
         exact = exact_replies(target, tokenizer, num_sessions=recipe.measured_sessions)

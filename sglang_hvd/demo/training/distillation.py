@@ -53,7 +53,7 @@ def distil_drafter(
     steps = [batches[i : i + NUM_WORKERS] for i in range(0, len(batches), NUM_WORKERS)]
     with workers() as pool:
         for step, group in enumerate(steps):
-            set_learning_rate(optimizer, step, len(steps))
+            set_learning_rate(optimizer, step, len(steps), decaying=0.3)
             num_learned = sum(int(_drafted_rows(batch).sum()) for batch in group)
             losses = [
                 partial(

@@ -19,30 +19,47 @@ def train_target(
     config: PreTrainedConfig,
     spellings: Sequence[Spelling],
     batches: Sequence[Batch],
+    polish: Sequence[Batch],
     *,
     learning_rate: float,
     seed: int,
     on_step: Callable[[], None],
 ) -> PreTrainedModel:
-    """A causal language model after one pass over `batches`. It learns the tokens of replies only.
+    """A causal language model after one pass over `batches` and then one over `polish`.
 
-    Its weights are float32 values that float16 can hold.
+    It learns the tokens of replies only. Its weights are float32 values that float16 can hold.
     """
     target = untrained_target(config, spellings, seed=seed)
+    train_pass(target, batches, learning_rate=learning_rate, decaying=0.3, on_step=on_step)
+    train_pass(target, polish, learning_rate=0.4 * learning_rate, decaying=1, on_step=on_step)
+    return target.half().float().requires_grad_(False)
+
+
+def train_pass(
+    target: PreTrainedModel,
+    batches: Sequence[Batch],
+    *,
+    learning_rate: float,
+    decaying: float,
+    on_step: Callable[[], None],
+) -> None:
+    """Trains in one pass over `batches`, `NUM_WORKERS` of them at each step.
+
+    decaying: the share of the steps, the last ones, in which the learning rate falls.
+    """
     optimizer = torch.optim.AdamW(
         rates(target, learning_rate), betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
     steps = [batches[i : i + NUM_WORKERS] for i in range(0, len(batches), NUM_WORKERS)]
     with workers() as pool:
         for step, group in enumerate(steps):
-            set_learning_rate(optimizer, step, len(steps))
+            set_learning_rate(optimizer, step, len(steps), decaying=decaying)
             num_learned = sum(int(batch.is_reply.sum()) for batch in group)
             losses = [partial(_loss, target, batch) for batch in group]
             set_gradients(pool, target, losses, scale=1 / num_learned)
             torch.nn.utils.clip_grad_norm_(target.parameters(), 1.0)
             optimizer.step()
             on_step()
-    return target.half().float().requires_grad_(False)
 
 
 def untrained_target(
@@ -83,9 +100,11 @@ def rates(target: PreTrainedModel, peak: float) -> list[dict[str, Any]]:
     ]
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, num_steps: int) -> None:
-    """20 steps of warm-up, then the peak, then over the last 30 % a line down to a fiftieth."""
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, step: int, num_steps: int, *, decaying: float
+) -> None:
+    """20 steps of warm-up, then the peak, then over the last part a line down to a fiftieth."""
     warm_up = (step + 1) / 20
-    decay = 0.02 + 0.98 * (num_steps - step) / (0.3 * num_steps)
+    decay = 0.02 + 0.98 * (num_steps - step) / (decaying * num_steps)
     for group in optimizer.param_groups:
         group["lr"] = group["peak"] * min(1.0, warm_up, decay)
