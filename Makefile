@@ -22,7 +22,7 @@ export SGLANG_USE_CPU_ENGINE := 1
 export TORCHDYNAMO_DISABLE := 1
 export CUDA_VISIBLE_DEVICES :=
 
-.PHONY: demo test test-slow serve bench gpu-check lint venv clean
+.PHONY: demo test test-slow serve bench gpu-check lint docs venv clean
 .DELETE_ON_ERROR:
 
 demo: venv
@@ -64,10 +64,11 @@ clean:
 PROJECT_STAMP := $(VENV)/.project
 SGLANG_STAMP := $(VENV)/.$(SGLANG)
 PATCHES_STAMP := $(VENV)/.patches
+DOCS_STAMP := $(VENV)/.docs
 
 venv: $(PATCHES_STAMP)
 
-$(PROJECT_STAMP): pyproject.toml $(NATIVE)
+$(PROJECT_STAMP): pyproject.toml sglang_hvd/__init__.py $(NATIVE)
 	@python=$$(scripts/preflight.sh) && { [ -x $(BIN)/python ] || "$$python" -m venv $(VENV); }
 	@echo "Installing sglang_hvd, torch and what SGLang needs on the CPU (minutes the first time)"
 	@$(PIP) install --no-warn-conflicts $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[cpu,train,dev]'
@@ -82,4 +83,16 @@ $(SGLANG_STAMP): $(PROJECT_STAMP)
 $(PATCHES_STAMP): $(SGLANG_STAMP) $(PATCHES:=/pyproject.toml)
 	@echo "Installing $(PATCHES)"
 	@$(PIP) install --no-warn-conflicts --no-deps $(addprefix --editable ./,$(PATCHES))
+	@touch $@
+
+# The site, by the extra `docs` alone. A warning, such as a link that leads nowhere, ends the build.
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "The site is built: open build/site/index.html"
+
+DOCS_NEEDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
+
+$(DOCS_STAMP): pyproject.toml
+	@python=$$(scripts/preflight.sh) && { [ -x $(BIN)/python ] || "$$python" -m venv $(VENV); }
+	@$(BIN)/python -c '$(DOCS_NEEDS)' | $(PIP) install --requirement /dev/stdin
 	@touch $@

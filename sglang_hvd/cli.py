@@ -6,7 +6,11 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import sglang_hvd
 from sglang_hvd.commands.command_line import Parser, exit_code
+
+# Commands that hand flags which they do not know to SGLang.
+_TAKE_MORE_FLAGS = ("serve", "doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,22 +27,27 @@ def _run(arguments: Sequence[str] | None) -> int:
         if (error.name or "").split(".")[0] == "sglang_hvd":
             raise
         is_served = options.command in ("demo", "serve")
-        remedy = "make venv" if is_served else "pip install --editable '.[train]'"
-        raise ValueError(
-            f"{options.command} needs {error.name}: run {remedy} in this project's folder"
-        ) from None
+        remedy = (
+            f"run make {options.command} in a clone of the project"
+            if is_served
+            else "run pip install 'sglang-hvd[train]'"
+        )
+        raise ValueError(f"{options.command} needs {error.name}: {remedy}") from None
 
 
 def _options(
     commands: Mapping[str, Command], arguments: Sequence[str] | None
 ) -> argparse.Namespace:
     parser = Parser(prog="sglang-hvd", description="Hybrid Verified Decoding for SGLang.")
+    parser.add_argument(
+        "--version", action="version", version=f"sglang-hvd {sglang_hvd.__version__}"
+    )
     subparsers = parser.add_subparsers(dest="command", required=True)
     for name, command in commands.items():
         description = f"{command.summary[0].upper()}{command.summary[1:]}."
         command.add(subparsers.add_parser(name, help=command.summary, description=description))
     options, rest = parser.parse_known_args(arguments)
-    if rest and options.command != "serve":
+    if rest and options.command not in _TAKE_MORE_FLAGS:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.more_flags = rest
     return options
@@ -59,13 +68,18 @@ class Command:
 
 def _commands() -> Mapping[str, Command]:
     # Imported here, because ctrl-c may come while NumPy is imported.
-    from sglang_hvd.commands import servers, traces
+    from sglang_hvd.commands import doctor, servers, traces, view_command
 
     return {
         "demo": Command(
             servers.add_demo, servers.run_demo, "compare all ways of decoding on the demo models"
         ),
         "serve": Command(servers.add_serve, servers.run_serve, "serve the demo model with HVD"),
+        "doctor": Command(
+            doctor.add_doctor,
+            doctor.run_doctor,
+            "say what a server would do here, and what it would refuse",
+        ),
         "replay": Command(
             traces.add_replay, traces.run_replay, "compare the policies on recorded generations"
         ),
@@ -79,6 +93,11 @@ def _commands() -> Mapping[str, Command]:
         ),
         "analyze": Command(
             traces.add_analyze, traces.run_analyze, "show where and why cache drafts pay off"
+        ),
+        "view": Command(
+            view_command.add_view,
+            view_command.run_view,
+            "show where each token of a server's replies came from, as a page",
         ),
         "costs": Command(
             servers.add_server, servers.run_costs, "print the step costs of a running server"

@@ -58,7 +58,7 @@ _DEFAULT_WIDE_WIDTH, _MIN_WIDE_RATIO = 64, 1.5
 MAX_VOTED_TOKENS = 64
 
 # Settings that only one policy reads.
-_READER: Mapping[str, Policy] = {
+READER: Mapping[str, Policy] = {
     "threshold": "payoff",
     "costs": "allocate",
     "cost_profile": "allocate",
@@ -119,7 +119,8 @@ class HvdConfig(BaseModel):
     predictor: Path | None = Field(
         default=None,
         strict=False,
-        description="Payoff predictor (safetensors). Default: the one that ships in the package.",
+        description="Policies allocate and payoff: the payoff predictor (safetensors). Default: "
+        "the one that ships in the package.",
     )
     calibrate: bool = Field(
         default=True,
@@ -234,8 +235,9 @@ class HvdConfig(BaseModel):
     )
     report_cycles: bool = Field(
         default=False,
-        description="Add every cycle's draft source and number of accepted draft tokens to the "
-        "meta_info of each response.",
+        description="Report the cycles of every request in its response: the sources and lengths "
+        "of the drafts, what was expected of them and what was accepted. A request can also ask "
+        "for its own.",
     )
     record: Path | None = Field(
         default=None,
@@ -282,7 +284,7 @@ class HvdConfig(BaseModel):
         kept = {
             name: value
             for name, value in self._given().items()
-            if _READER.get(name, policy) == policy
+            if READER.get(name, policy) == policy
         }
         return type(self).model_validate({**kept, **settings, "policy": policy})
 
@@ -313,11 +315,11 @@ class HvdConfig(BaseModel):
             raise ValueError("only cache mode paper reads it: set cache_mode to paper too")
         return value
 
-    @field_validator(*_READER)
+    @field_validator(*READER)
     @classmethod
     def _needs_its_policy(cls, value: object, field: ValidationInfo) -> object:
         assert field.field_name is not None
-        reader, default = _READER[field.field_name], cls.model_fields[field.field_name].default
+        reader, default = READER[field.field_name], cls.model_fields[field.field_name].default
         if value != default and field.data.get("policy") not in (None, reader):
             raise ValueError(
                 f"only policy {reader} reads it: set policy to {reader}, or leave it out"
@@ -402,7 +404,7 @@ def load_config(
     flags = _with_policy(overrides)
     if "policy" in flags:
         read = (None, flags["policy"])
-        from_yaml = {name: v for name, v in from_yaml.items() if _READER.get(name) in read}
+        from_yaml = {name: v for name, v in from_yaml.items() if READER.get(name) in read}
     try:
         return HvdConfig.model_validate({**from_yaml, **flags})
     except ValidationError as error:

@@ -61,6 +61,15 @@ class StepClock:
         """A context manager that measures this phase. Phases must not be nested."""
         return self._timers[phase]
 
+    @property
+    def began_at(self) -> float | None:
+        """When the step began, by `now`; None between steps."""
+        return self._began
+
+    def now(self) -> float:
+        """The time in seconds."""
+        return self._now()
+
     def begin_step(self) -> None:
         self.end_step()
         self._began = self._now()

@@ -260,6 +260,28 @@ class HostDrafts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ExpectedGains:
+    """The accepted tokens that a policy expects of each choice, float32[num_requests] each. NaN if
+    the request does not have the choice, or if the policy predicts nothing about it.
+
+    cache: of the whole draft that the host knows.
+    model: of the model drafter's whole draft.
+    both: of these two in one tree.
+    verified: of what the request verifies.
+    """
+
+    cache: npt.NDArray[np.float32]
+    model: npt.NDArray[np.float32]
+    both: npt.NDArray[np.float32]
+    verified: npt.NDArray[np.float32]
+
+    @classmethod
+    def unknown(cls, num_requests: int) -> "ExpectedGains":
+        """Of a policy that predicts nothing. The arrays can be filled in."""
+        return cls(*(np.full(num_requests, np.nan, np.float32) for _ in range(4)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DraftPlans:
     """What a batch verifies in its next cycles, in arrays; row i belongs to request i.
 
@@ -284,6 +306,8 @@ class DraftPlans:
     host_sources: uint8[num_requests], the set of the host's sources whose drafts are verified, as a
         number of `table`.
     drafter: the set of the one source on the device that drafts in this step; 0 if none does.
+    expected: what each choice was expected to gain; None unless the planner was asked, and in
+        selected or concatenated plans.
     """
 
     drafts: HostDrafts
@@ -297,6 +321,7 @@ class DraftPlans:
     host_sources: npt.NDArray[np.uint8]
     drafter: int
     table: SourceTable = SOURCES
+    expected: ExpectedGains | None = None
 
     @classmethod
     def plain(cls, num_requests: int) -> "DraftPlans":
@@ -339,6 +364,7 @@ class DraftPlans:
             self,
             drafts=self.drafts.select(places),
             predicted=None if self.predicted is None else self.predicted[places],
+            expected=None,
             **{name: getattr(self, name)[places] for name in _OF_PLANS},
         )
 
@@ -354,6 +380,7 @@ class DraftPlans:
             predicted=np.concatenate(predicted) if len(predicted) == len(parts) else None,
             drafter=drafter,
             table=parts[0].table,
+            expected=None,
             **arrays,
         )
 

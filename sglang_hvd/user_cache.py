@@ -17,3 +17,11 @@ def user_cache() -> Path:
     if not path.is_absolute():
         raise ValueError("this user has no home to keep files in: set XDG_CACHE_HOME")
     return path
+
+
+def costs_folder() -> Path | None:
+    """The folder of this user's kept tables of step costs; None for a user without a home."""
+    try:
+        return user_cache() / "costs"
+    except ValueError:
+        return None

@@ -22,7 +22,8 @@ settings.load_profile("no deadline")
 _GROUPS = {
     "launchers": ("e2e/test_bad_input", "patches/test_serving"),
     "policies": (
-        *("e2e/test_benchmark", "e2e/test_endings", "e2e/test_frontend", "e2e/test_identity"),
+        *("e2e/test_benchmark", "e2e/test_cycle_reports", "e2e/test_endings"),
+        *("e2e/test_frontend", "e2e/test_identity"),
         *("e2e/test_reload", "e2e/test_requests", "e2e/test_weight_updates"),
     ),
     "interpreted servers": ("e2e/test_mixture", "e2e/test_overlap", "e2e/test_retraction"),

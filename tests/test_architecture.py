@@ -1,4 +1,4 @@
-"""docs/architecture.md and the table of CONTRIBUTING.md name paths and definitions that exist."""
+"""The pages that describe the code, and CONTRIBUTING.md, name paths and definitions that exist."""
 
 import ast
 import builtins
@@ -9,7 +9,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sglang_hvd"
-PAGES = ("docs/architecture.md", "CONTRIBUTING.md")
+PAGES = (
+    "docs/architecture.md",
+    "docs/upgrade-sglang.md",
+    "docs/experiments/allocation.md",
+    "docs/experiments/cost-model.md",
+    "docs/experiments/predictor.md",
+    "docs/experiments/suffix-cache.md",
+    "CONTRIBUTING.md",
+)
 
 _PATH = re.compile(
     r"[\w./-]+/|[\w./-]*\w\.(?:py|pyi|hpp|cpp|md|toml|yaml|sh|inc)|[\w.-]+(?:/[\w.-]+)+"

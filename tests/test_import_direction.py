@@ -27,6 +27,7 @@ CORE = {
     "costs",
     "allocation",
     "drafter",
+    "view",
 }
 MAY_IMPORT = {
     "types": set(),
@@ -42,20 +43,25 @@ MAY_IMPORT = {
     "allocation": {"types", "config", "costs"},
     "drafter": {
         *("types", "config", "step_clock", "request_stats"),
-        *("suffix_cache", "payoff", "allocation"),
+        *("suffix_cache", "payoff", "allocation", "view/cycles"),
     },
+    "view/cycles": set(),
+    "view": {"whole_file", "view/cycles"},
     "traces": {"types"},
     "replay/core": CORE | {"traces"},
     "replay/training": {"config", "payoff", "whole_file", "replay/core"},
-    "replay/report": {"types", "config", "payoff", "traces", "replay/core", "replay/training"},
+    "replay/report": {
+        *("types", "config", "payoff", "costs", "traces", "view"),
+        *("replay/core", "replay/training"),
+    },
     "plugin": set(),
     "plugin/device": {"allocation"},
-    "plugin/startup": {"config", "yaml_text", "allocation"},
+    "plugin/startup": {"config", "yaml_text", "user_cache", "allocation"},
     "plugin/trees": set(),
     "plugin/requests": {
         *("types", "config", "step_clock", "request_stats"),
         *("payoff", "allocation", "drafter", "traces"),
-        "plugin/device",
+        *("plugin/device", "view/cycles"),
     },
     "plugin/engine": CORE | {"plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"},
     "plugin/hooks": {
@@ -63,8 +69,9 @@ MAY_IMPORT = {
         *("plugin/engine", "plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"),
     },
     "plugin/entry": {"plugin/hooks", "plugin/startup"},
+    "plugin/examination": {"config", "payoff", "allocation", "plugin/hooks", "plugin/startup"},
     "demo": CORE | {"traces", "replay"},
-    "commands": CORE | {"traces", "replay", "demo"},
+    "commands": CORE | {"traces", "replay", "demo", "plugin/startup", "plugin/examination"},
     "cli": {"commands"},
 }
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from sglang_hvd.config import HvdConfig, PostponeExtend
 
-# Missing tokens of one request at which it catches up, whatever it does.
+# Missing tokens of one request at which it catches up, whatever it does. Steps are not counted.
 MAX_POSTPONED_TOKENS = 64
 
 # The same for all requests of a step together. The target's hidden states of so many tokens are
@@ -27,7 +27,8 @@ class DraftExtend(enum.Enum):
     WHEN_DRAFTING: for a request when it drafts next.
     NEVER: the policy does not draft with the model drafter.
 
-    The values are those of /server_info.
+    The values are those of /server_info. The setting postpone_extend names the first three never,
+    plain and always.
 
     num_plain: consecutive steps of one node per request, which have no drafts, up to the step in
         question: 0 if that step has room for drafts, 1 for the first of a run, ...
@@ -37,7 +38,7 @@ class DraftExtend(enum.Enum):
     """
 
     EVERY_STEP = "every_step"
-    AFTER_DRAFTS = "behind_drafts"
+    AFTER_DRAFTS = "after_drafts"
     WHEN_DRAFTING = "when_drafting"
     NEVER = "never"
 

@@ -4,6 +4,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ def reload_predictor(
     predictor.
     """
     url = url.rstrip("/")
-    _hvd_states(url, api_key)  # a server without HVD would load the file as a model
-    answer = _ask(
+    hvd_states(url, api_key)  # a server without HVD would load the file as a model
+    answer = ask(
         f"{url}/update_weights_from_disk",
         {"model_path": str(path.absolute()), "load_format": PREDICTOR_LOAD_FORMAT},
         admin_api_key or api_key,
@@ -46,7 +47,7 @@ def costs_in_force(url: str, *, api_key: str | None = None) -> StepCosts:
     table of another version.
     """
     url = url.rstrip("/")
-    costs = _hvd_states(url, api_key)[0].get("costs")
+    costs = hvd_states(url, api_key)[0].get("costs")
     if costs is None:
         raise ValueError(f"the server at {url} uses no costs, because its policy is not allocate")
     if isinstance(costs, dict):
@@ -60,8 +61,12 @@ def costs_in_force(url: str, *, api_key: str | None = None) -> StepCosts:
         ) from None
 
 
-def _hvd_states(url: str, api_key: str | None) -> list[dict[str, Any]]:
-    info = _ask(f"{url}/server_info", None, api_key)
+def hvd_states(url: str, api_key: str | None) -> list[dict[str, Any]]:
+    """The HVD part of /server_info of each scheduler.
+
+    Raises ValueError, in one line, if the server cannot be reached or does not run HVD.
+    """
+    info = ask(f"{url}/server_info", None, api_key)
     states = info.get("internal_states")
     if not (isinstance(states, list) and states) or not all(
         isinstance(state, dict) and isinstance(state.get("hvd"), dict) for state in states
@@ -70,7 +75,17 @@ def _hvd_states(url: str, api_key: str | None) -> list[dict[str, Any]]:
     return [state["hvd"] for state in states]
 
 
-def _ask(url: str, body: dict[str, str] | None, api_key: str | None) -> dict[str, Any]:
+def ask(
+    url: str,
+    body: Mapping[str, Any] | None,
+    api_key: str | None,
+    *,
+    timeout_s: float = _TIMEOUT_SECONDS,
+) -> dict[str, Any]:
+    """The JSON object that a server answers to a GET, or to a POST of this body.
+
+    Raises ValueError, in one line, if the server cannot be reached or refuses.
+    """
     if not url.startswith(("http://", "https://")):
         raise ValueError(
             f"{url}: not an address of a server: give one such as http://127.0.0.1:30000"
@@ -81,7 +96,7 @@ def _ask(url: str, body: dict[str, str] | None, api_key: str | None) -> dict[str
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(url, data, headers)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
             answer = json.load(response)
     except urllib.error.HTTPError as error:
         raise ValueError(f"{url}: {_reason(error)}") from None
@@ -102,6 +117,7 @@ def _ask(url: str, body: dict[str, str] | None, api_key: str | None) -> dict[str
 def _reason(error: urllib.error.HTTPError) -> str:
     """The server's message, or the HTTP status if it has none."""
     try:
-        return str(json.load(error)["message"])
-    except (ValueError, KeyError, TypeError):
+        answer = json.load(error)
+        return str(answer.get("error", answer)["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
         return f"{error.code} {error.reason}"

@@ -197,7 +197,7 @@ def run_analyze(options: argparse.Namespace) -> int:
     from sglang_hvd.replay.report.analyze import analyze
     from sglang_hvd.replay.report.findings import findings
     from sglang_hvd.replay.report.page import write_page
-    from sglang_hvd.replay.report.svg import plain
+    from sglang_hvd.view.pages import plain
 
     if options.json is None and options.html is None:
         raise ValueError("analyze has nothing to write: give --json, --html or both")

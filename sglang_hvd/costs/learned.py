@@ -22,24 +22,19 @@ class LearnedCosts:
     """Learns what steps cost: observe_* receive times in milliseconds, table() is the base table
     corrected by them.
 
-    A step has parts: verification, draft, draft-extend, and the rest. A part keeps a moving mean of
-    its times for each shape: the number of requests, and the width or the number of draft steps.
+    Each part of a step keeps a moving mean for each shape: the number of requests, and the width or
+    the number of draft steps. n observations weigh n / (n + 4) in the mean of a shape. The rest is
+    the estimate for shapes that never ran, which is shrunk to the base in the same way.
 
-    - A verification is learned as a ratio to the base, after the price of its contexts is
-      subtracted.
+    - A verification is learned as a ratio to the base, without the price of its contexts.
     - A draft or draft-extend is learned as an overhead: what it takes in addition to the base
       multiplied by the ratio of plain steps. A ratio alone would be wrong: where the device waits
       for the host, a draft of one step takes as long as one of eight.
     - The rest of a step is learned by number of requests.
 
-    The mean of a shape with n observations has the weight n / (n + 4). The remaining weight is its
-    prior's: the part's estimate for shapes that never ran, which is shrunk to the base in the same
-    way.
-
     The first time of a shape is dropped if it is far above the expected one, since a first step may
     wait for kernels to be compiled. Later ones are clipped. Not thread-safe.
 
-    base: the table to correct.
     runs_ahead: steps without drafts may be launched before the tokens of the last step are known.
         The table adds the rest before such steps to every step. Other steps have a longer rest,
         and the difference is the table's wait.
@@ -47,8 +42,7 @@ class LearnedCosts:
 
     def __init__(self, base: StepCosts, *, runs_ahead: bool = False) -> None:
         self.num_observed = 0
-        self._base = base
-        sizes = base.batch_sizes
+        self._base, sizes = base, base.batch_sizes
         self._verify = _Part(sizes, price=(base.context or 0.0) / 1000)
         # The price of a draft or draft-extend is the ratio of plain steps in the last table.
         self._extend, self._draft = _Part(sizes, price=1.0), _Part(sizes, price=1.0)
@@ -62,8 +56,7 @@ class LearnedCosts:
     def observe_verify(
         self, num_requests: int, width: int, milliseconds: float, *, num_context: int = 0
     ) -> None:
-        """Learns the time of a verification. num_context: tokens in the KV caches of its
-        requests."""
+        """num_context: tokens in the KV caches of the requests of a verification."""
         self.num_observed += 1
         step, shape, part = self.num_observed, (num_requests, width), self._verify
         of_base = self._verify_ms(num_requests, width)
@@ -72,26 +65,22 @@ class LearnedCosts:
         part.add(step, shape, milliseconds / of_base, limit, num_context / of_base)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
-        """Learns the time of a draft-extend."""
         of_base = self._extend_ms(num_requests, width)
         self._observe_overhead(self._extend, (num_requests, width), milliseconds, of_base)
 
     def observe_draft(self, num_requests: int, num_steps: int, milliseconds: float) -> None:
-        """Learns the time of a draft of the model drafter."""
         of_base = self._draft_ms(num_requests, num_steps)
         self._observe_overhead(self._draft, (num_requests, num_steps), milliseconds, of_base)
 
     def observe_rest(
         self, num_requests: int, milliseconds: float, *, is_before_ahead: bool = False
     ) -> None:
-        """Learns what a step took in addition to these parts.
-
-        is_before_ahead: the next step was launched before the tokens of this one were known.
-        """
+        """What a step took in addition to these parts. is_before_ahead: the next step was launched
+        before the tokens of this one were known."""
         rest = self._rest_before_ahead if is_before_ahead else self._rest
         step, shape = self.num_observed, (num_requests, 0)
         expected = max(rest.predict(step, shape, rest.mean.value), _MIN_MS)
-        rest.add(step, shape, milliseconds, _CLIP * expected)
+        rest.add(step, shape, milliseconds, _CLIP * expected, 0.0)
 
     def table(self) -> StepCosts:
         """The base table, corrected by everything that was observed so far."""
@@ -126,13 +115,11 @@ class LearnedCosts:
         )
 
     def _ratios_by_nodes(self, of_base: Float64) -> Float64:
-        """The prior of each verification's ratio: float64[num_batch_sizes, num_widths].
+        """The prior of each verification's ratio: float64[num_batch_sizes, num_widths]. It is a
+        line through the ratios of the shapes that ran, by nodes per millisecond of the base. If
+        nodes turn out cheaper than in the base, they become cheaper in all shapes.
 
-        It is a line through the ratios of the shapes that ran, by nodes per millisecond of the
-        base. If nodes turn out cheaper than in the base, they become cheaper in all shapes.
-
-        of_base: the base's milliseconds of the shapes that ran.
-        """
+        of_base: the base's milliseconds of the shapes that ran."""
         per_ms = np.outer(self._base.batch_sizes, np.array(self._base.widths) - 1)
         per_ms = per_ms / np.array(self._base.verify)
         ratio = self._verify.mean.shrunk(self.num_observed, 1.0, self._verify.price)
@@ -161,8 +148,8 @@ class LearnedCosts:
         return capped(np.maximum(part.price * of_base + overhead, 0.0), weights), weights
 
     def _draft_lines(self) -> list[Float64]:
-        """The time of a draft that does not depend on its rounds, and the time of each round:
-        float64[num_batch_sizes] each. A line through the times of drafts by number of steps."""
+        """The line through the times of drafts by number of steps: what a draft takes once, and
+        what each round takes, float64[num_batch_sizes] each."""
         steps = sorted({1, 2, *(num for _, num in self._draft.shapes)})
         of_base = np.array([self._base.draft_ms(self._base.batch_sizes, num) for num in steps]).T
         times, weights = self._with_overhead(self._draft, steps, of_base)
@@ -176,13 +163,11 @@ class LearnedCosts:
 
 
 class _Mean:
-    """Moving means of a value and of its factor. A part of the value, price * factor, is
-    proportional to the factor.
+    """Moving means of a value and of its factor, which price * factor of the value comes from.
 
     value, factor: of a verification, its ratio to the base, and its tokens of context for each
         millisecond of the base. Of other parts, the milliseconds, and the base's milliseconds.
-    step: number of the latest observation.
-    num: decayed weight of the observations at `step`. num_seen: their number.
+    step: number of the latest observation. num, num_seen: their decayed weight; their number.
     """
 
     __slots__ = ("factor", "num", "num_seen", "step", "value")
@@ -199,8 +184,7 @@ class _Mean:
         self.factor += (factor - self.factor) / self.num
 
     def weight(self, step: int) -> float:
-        """The weight of the mean, in observations. They do not decay, so that a rare shape keeps
-        its weight until it is forgotten."""
+        """In observations, which do not decay: a rare shape keeps its weight until forgotten."""
         return self.num_seen if step - self.step <= _FORGET_AFTER else 0.0
 
     def shrunk(self, step: int, prior: float, price: float) -> float:
@@ -221,11 +205,8 @@ class _Part:
         self.shapes: dict[_Shape, _Mean] = {}
         self._square = self._product = 0.0
 
-    def add(
-        self, step: int, shape: _Shape, value: float, limit: float, factor: float = 0.0
-    ) -> None:
-        """Adds a value, clipped to the limit. If the first value of a shape is above the limit, it
-        is dropped."""
+    def add(self, step: int, shape: _Shape, value: float, limit: float, factor: float) -> None:
+        """Clips the value to the limit, or drops it if it is the first of its shape."""
         mean = self.shapes.get(shape)
         if mean is None or step - mean.step > _FORGET_AFTER:
             mean = self.shapes[shape] = _Mean(step)
@@ -240,28 +221,24 @@ class _Part:
         mean.add(step, value, factor)
 
     def slope(self, prior: float) -> float:
-        """Fits the price. Only values of one shape are compared with each other, since wide steps
-        may happen to be those of long contexts."""
+        """Fits the price within shapes, since wide steps may be those of long contexts."""
         weight = _PRIOR * self.mean.factor**2
         square = self._square + weight
         return max((self._product + weight * prior) / square, 0.0) if square > 0 else prior
 
     def predict(self, step: int, shape: _Shape, prior: float) -> float:
-        """The value of a shape without price * factor, shrunk to the prior. The prior itself if the
-        shape never ran."""
+        """The value of a shape without price * factor, shrunk to the prior."""
         mean = self.shapes.get(shape)
         return prior if mean is None else mean.shrunk(step, prior, self.price)
 
     def overhead(self, step: int, of_base: Float64) -> Float64:
-        """The overhead of shapes that never ran and take of_base milliseconds in the base: the mean
-        overhead of those that ran, or proportionally less if of_base is below their mean. Otherwise
-        a short draft would seem expensive, and would never be tried."""
+        """The overhead of shapes that never ran: the mean overhead of those that ran, or less in
+        proportion to of_base. Otherwise no short draft would ever be tried."""
         share = np.minimum((of_base + 1e-9) / (self.mean.factor + 1e-9), 1.0)
         return self.mean.shrunk(step, 0.0, self.price) * share
 
     def values(self, step: int) -> tuple[Float64, Float64]:
-        """The value of each shape without price * factor, and its weight: float64[num_shapes]
-        each."""
+        """The values of shapes without price * factor, and their weights: float64[num_shapes]."""
         means = self.shapes.values()
         found = np.array([mean.value - self.price * mean.factor for mean in means])
         return found, np.array([mean.weight(step) for mean in means])
@@ -270,14 +247,11 @@ class _Part:
         self, step: int, columns: Sequence[int], prior: Float64, of_base: Float64 | float = 1.0
     ) -> tuple[Float64, Float64]:
         """Milliseconds at the entries of a table, and the weight of the observations that each is
-        learned from: float64[num_sizes, num_columns] each.
-
-        A shape between entries is interpolated between them. So this is a least-squares fit, in
-        which the shrinkage to the prior is the ridge.
+        learned from: float64[num_sizes, num_columns] each. A shape between entries is interpolated,
+        so this is a least-squares fit, in which the shrinkage to the prior is the ridge.
 
         prior: milliseconds of entries that never ran; same shape.
-        of_base: the base's milliseconds of each shape, if its value is a ratio to them.
-        """
+        of_base: the base's milliseconds of each shape, if its value is a ratio to them."""
         if not self.shapes:
             return prior, np.zeros(prior.shape)
         rows, places = np.array(list(self.shapes)).T

@@ -21,13 +21,10 @@ def costs_of_times(
 ) -> StepCosts:
     """The table of these times in milliseconds.
 
-    batch_sizes: rising from 1.
-    verify, extend: verifications and draft-extends, float64[num_batch_sizes, num_widths]; nan where
-        there is no time, which may be the widest of many requests.
+    verify, extend: float64[num_batch_sizes, num_widths]; nan at widths that were not timed.
     draft: drafts by number of steps, float64[num_batch_sizes, num_draft_steps].
-    widths: rising. draft_steps: see parts_of_draft.
+    batch_sizes (from 1), widths: rising. draft_steps: see parts_of_draft. about: see StepCosts.
     token_ms: what each token of context takes; context: such tokens of each request in `verify`.
-    about: see StepCosts.
     """
     of_contexts = token_ms * context * np.array(batch_sizes)[:, None]
     verify = np.maximum(verify - of_contexts, 0.1 * verify)  # timed on their own, with noise
@@ -65,10 +62,9 @@ def parts_of_draft(steps: Sequence[int], times: Sequence[float]) -> tuple[float,
 def rising_table(times: Float64, columns: Sequence[int]) -> tuple[tuple[float, ...], ...]:
     """A whole table that never falls along a row or a column.
 
-    times: float64[num_rows, num_times], by the last of these columns: all of them, or all but the
-        first, which then costs what the second does. A row that ends in nan goes on with its last
-        slope; one of a single time, as the row above does.
-    """
+    times: float64[num_rows, num_times], by the last of these columns. A first column without times
+        costs what the second does. A row that ends in nan goes on with its last slope, or as the
+        row above if it has a single time."""
     first = len(columns) - times.shape[1]
     table = np.column_stack([times[:, :1]] * first + [times])
     for row, at in np.argwhere(np.isnan(table)).tolist():

@@ -11,6 +11,7 @@ from openai import OpenAI
 
 from sglang_hvd.demo.corpus.session import Session
 from sglang_hvd.demo.reply_cycles import ReplyCycles
+from sglang_hvd.view.cycles import Cycle
 
 MAX_REPLY_TOKENS = 512
 
@@ -26,8 +27,7 @@ class Reply:
         num_tokens: generated tokens.
         seconds: from request to answer, prefill included.
         counts: counts of its decoding cycles.
-        cycles: draft source and accepted draft tokens of each cycle; empty if the server does not
-            report them.
+        cycles: its decoding cycles; empty if the server does not report them.
     """
 
     family: str
@@ -36,7 +36,7 @@ class Reply:
     num_tokens: int
     seconds: float
     counts: ReplyCycles
-    cycles: tuple[tuple[str, int], ...]
+    cycles: tuple[Cycle, ...]
 
 
 def play(url: str, sessions: Iterable[Session]) -> Iterator[Reply]:
@@ -74,5 +74,5 @@ def _ask(client: OpenAI, family: str, messages: list[dict[str, str]]) -> Reply:
         num_tokens=num_tokens,
         seconds=seconds,
         counts=ReplyCycles.of(meta, num_tokens),
-        cycles=tuple((source, accepted) for source, accepted in hvd.get("cycles", [])),
+        cycles=tuple(map(Cycle.from_report, hvd.get("cycles", []))),
     )

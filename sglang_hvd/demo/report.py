@@ -11,13 +11,16 @@ from rich.text import Text
 
 from sglang_hvd.demo.modes import MODES, Mode
 from sglang_hvd.demo.play import Reply
+from sglang_hvd.view.cycles import Cycle, TokenSource, sources_of
 
 ALL_WORKLOADS = "all"
 TABLE_WIDTH = 100
 
 # Styles tell sources apart on a terminal without colours, too.
-_STYLES = {
-    "cache": "bold green",
+_STYLES: dict[TokenSource, str] = {
+    "prompt": "bold green",
+    "output": "italic green",
+    "shared": "bold yellow",
     "model": "underline cyan",
     "both": "bold underline magenta",
     "target": "",
@@ -107,18 +110,14 @@ def json_rows(all_rows: Iterable[Row]) -> list[dict[str, object]]:
     return [asdict(row) for row in all_rows]
 
 
-def by_source(tokens: Sequence[str], cycles: Iterable[tuple[str, int]]) -> Text:
+def by_source(tokens: Sequence[str], cycles: Iterable[Cycle]) -> Text:
     """A reply in the styles of its draft sources.
 
     Args:
         tokens: text of each generated token.
-        cycles: (draft source, accepted draft tokens) of each cycle in order. Each cycle also
-            yields one token of the target itself, as the prefill did before the first cycle.
+        cycles: its decoding cycles.
     """
-    sources = ["target"]
-    for source, num_accepted_drafts in cycles:
-        sources += [source] * num_accepted_drafts + ["target"]
-    pieces = zip(tokens, sources, strict=False)  # a reply may end inside a draft
+    pieces = zip(tokens, sources_of(cycles, len(tokens)), strict=True)
     return Text.assemble(*((token, _STYLES[source]) for token, source in pieces))
 
 

@@ -1,6 +1,7 @@
 """The drafter of a server: the life of its requests, and what each verifies from cycle to cycle."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -227,16 +228,21 @@ class HybridDrafter:
         """Tokens of an active request, prompt and committed. Raises KeyError for any other."""
         return self._request(rid).num_tokens
 
-    def plan(self, rids: Sequence[Hashable], *, next_waits: bool = False) -> DraftPlans:
+    def plan(
+        self, rids: Sequence[Hashable], *, next_waits: bool = False, explains: bool = False
+    ) -> DraftPlans:
         """Decides what each request of the batch verifies in its next cycle: propose and choose.
 
         next_waits: the step after it cannot run ahead, whatever is decided.
+        explains: the plans say what each choice was expected to gain.
 
         Raises KeyError for a request that is not active.
         """
         if self._config.policy == "model":
-            return self.choose(rids, self._proposer.nothing(len(rids)))
-        return self.choose(rids, self.propose(rids), next_waits=next_waits)
+            proposals = self._proposer.nothing(len(rids))
+        else:
+            proposals = self.propose(rids)
+        return self.choose(rids, proposals, next_waits=next_waits, explains=explains)
 
     def propose(
         self, rids: Sequence[Hashable], max_cache_draft_tokens: int | None = None
@@ -256,7 +262,12 @@ class HybridDrafter:
         return self._proposer.propose(rids, requests, min(limits))
 
     def choose(
-        self, rids: Sequence[Hashable], proposals: Proposals, *, next_waits: bool = False
+        self,
+        rids: Sequence[Hashable],
+        proposals: Proposals,
+        *,
+        next_waits: bool = False,
+        explains: bool = False,
     ) -> DraftPlans:
         """The second half of plan: the policy's decision."""
         with self._clock.measure(Phase.ALLOCATE):
@@ -265,6 +276,8 @@ class HybridDrafter:
                 plans = self._planner.choose(requests, proposals, next_waits=next_waits)
             else:
                 plans = self._planner.choose(requests, proposals)
+            if explains:
+                plans = replace(plans, expected=self._planner.expected(plans, proposals))
             _begin(plans, requests)
             return plans
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.proposer import ChainPrediction, Proposals, TreePrediction
 from sglang_hvd.drafter.request import DraftedRequest, are_model_only
 from sglang_hvd.drafter.sources import CacheSource
-from sglang_hvd.types import SCORE, SOURCES, DraftPlans, SourceTable
+from sglang_hvd.types import SCORE, SOURCES, DraftPlans, ExpectedGains, SourceTable
 
 Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
@@ -75,6 +76,27 @@ class RulePlanner:
             drafter=_MODEL,
         )
 
+    def expected(self, plans: DraftPlans, proposals: Proposals) -> ExpectedGains:
+        """What the choices of these plans were expected to gain, as the policy predicts it. Policy
+        frequency has the suffix cache's own estimate, its score."""
+        gains = ExpectedGains.unknown(len(plans))
+        match self._config.policy:
+            case "payoff":
+                predicted = proposals.predicted
+                assert isinstance(predicted, ChainPrediction), "the proposals are of another policy"
+                gains.cache[:] = proposals.where_drafted(predicted.prediction.accepted_lens)
+                gains.model[:] = predicted.model_lens
+            case "frequency":
+                scores = proposals.drafts.matches[: proposals.num_requests, SCORE]
+                gains.cache[:] = proposals.where_drafted(scores)
+        takes_cache, takes_model = plans.drafts.num_nodes > 0, plans.num_model_nodes > 0
+        gains.verified[:] = np.select(
+            [takes_cache & takes_model, takes_cache, takes_model],
+            [gains.both, gains.cache, gains.model],
+            np.float32(0),
+        )
+        return gains
+
     def _takes_cache(self, proposals: Proposals) -> Bool:
         match self._config.policy:
             case "payoff":
@@ -116,7 +138,9 @@ class RulePlanner:
 
 
 class CostPlanner:
-    """Policy allocate: decides by what every choice gains and costs (docs/allocation.md).
+    """Policy allocate: decides by what every choice gains and costs.
+
+    docs/experiments/allocation.md derives the rule.
 
     table: the draft sources; those on the device are the allocator's drafters, in the same order.
     """
@@ -157,6 +181,26 @@ class CostPlanner:
             table=self._table,
         )
 
+    def expected(self, plans: DraftPlans, proposals: Proposals) -> ExpectedGains:
+        """What the choices of these plans were expected to gain, by the acceptance that the
+        allocator was given. The cache draft includes its branches."""
+        predicted, num = _of_trees(proposals), len(plans)
+        drafters, of_host = self._allocator.drafters, predicted.trees.num_nodes[:num]
+        full = np.full(num, len(drafters[0].sizes) - 1)
+        all_steps, none = np.full(num, drafters[0].num_steps[-1]), np.zeros(num, np.int64)
+        # The sizes of all drafters stand one after the other.
+        place = self._table.device_bits.index(plans.drafter)
+        first = sum(len(drafter.sizes) for drafter in drafters[:place])
+        chosen = first + np.searchsorted(drafters[place].sizes, plans.model_sizes)
+        steps = np.where(plans.num_model_nodes > 0, plans.model_steps, 0)
+        has_draft, unknown = of_host > 0, np.float32(np.nan)
+        return ExpectedGains(
+            cache=np.where(has_draft, _gains(predicted, of_host, full, none), unknown),
+            model=_gains(predicted, none, full, all_steps),
+            both=np.where(has_draft, _gains(predicted, of_host, full, all_steps), unknown),
+            verified=_gains(predicted, plans.drafts.num_nodes, chosen, steps),
+        )
+
     def choose_launched(
         self, requests: Sequence[DraftedRequest], proposals: Proposals
     ) -> tuple[DraftPlans, bool]:
@@ -187,6 +231,31 @@ def _predicted_drafts(predicted: TreePrediction, num: int) -> PredictedDrafts:
         of_model.of_all,
         of_model.if_cache_right,
     )
+
+
+def _gains(
+    predicted: TreePrediction,
+    num_host: npt.NDArray[np.integer[Any]],
+    sizes: npt.NDArray[np.integer[Any]],
+    num_steps: npt.NDArray[np.integer[Any]],
+) -> Float32:
+    """Predicted accepted tokens of two drafts in one tree, float32[num_requests]: by predict_both
+    of allocation/native/allocate.hpp, for a report.
+
+    num_host: first nodes of each host draft. sizes: place of the size of each draft from the
+        device, among the sizes of all drafters. num_steps: its steps, 0 for no such draft.
+    """
+    trees, rows = predicted.trees, np.arange(len(num_host))
+    is_taken = np.arange(trees.probs.shape[1]) < num_host[:, None]
+    probs = np.where(is_taken, trees.probs[: len(rows)], 0)
+    of_model = predicted.model_acceptance.of_all[rows, sizes]
+    if_right = predicted.model_acceptance.if_cache_right[rows, sizes]
+    depths = np.arange(1, of_model.shape[1] + 1)
+    is_at = trees.depths[: len(rows), :, None] == depths
+    of_host = np.minimum((probs[:, :, None] * is_at).sum(axis=1), 1)
+    added = np.maximum(of_model - of_host * if_right, 0) * (depths <= num_steps[:, None])
+    gains: Float32 = (probs.sum(axis=1) + added.sum(axis=1)).astype(np.float32)
+    return gains
 
 
 def _num_context(requests: Sequence[DraftedRequest]) -> int:

@@ -58,7 +58,7 @@ three tokens, are in each token class |
 
 The latest cycles of recent_* are the request's last `history_window` cycles. If a cycle verified
 only the first tokens of a draft and all were accepted, it does not show how right the draft was, so
-it counts as a cycle without a cache draft (docs/payoff.md, "Which rows it learns from").
+it counts as a cycle without a cache draft.
 
 Each token of the draft has inputs of its own, POSITION_FEATURES. Three of them are log odds,
 divided by four, that the token is accepted if its predecessor is:

@@ -40,7 +40,8 @@ class SuffixCache:
     It looks in the request's own prompt and output and in the shared cache: the outputs of
     finished requests of its namespace, within a budget of tokens for each namespace and one for
     all of them. The output that finished first leaves first. An output longer than a budget is not
-    kept. Namespaces never see each other's tokens. docs/suffix-cache.md tells how drafts are made.
+    kept. Namespaces never see each other's tokens. docs/experiments/suffix-cache.md says how
+    drafts are made.
 
     All methods are called from one thread; native/cache_core.hpp states the whole thread rule. They
     release the GIL. The cache keeps no array of the caller.

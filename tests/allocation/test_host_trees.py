@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sglang_hvd.allocation import HostTrees
@@ -184,7 +184,20 @@ def _paths(trees: HostTrees, row: int) -> list[Path]:
     return paths
 
 
+# The node that both drafts have grows by a rest that rounds up, above its parent.
+_ROUNDS_UP: list[Row] = [
+    (
+        [2, 0, 0, 0, 0, 0],
+        [0.50341796875, 0.0, 0.0, 0.0, 0.0, 0.0],
+        [(-1, 1, 0.5), (-1, 2, 0.1781005859375), (0, 2, 0.515625), (-1, 0, 0.080474853515625)],
+    ),
+    ([], [], []),
+    ([], [], [(-1, 1, 0.75), (0, 2, 0.75)]),
+]
+
+
 @settings(max_examples=300, deadline=None)
+@example(_ROUNDS_UP, 0)
 @given(st.lists(_rows(), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
 def test_the_draft_of_another_source_joins_the_tree(rows: list[Row], seed: int) -> None:
     """A made-up second source that the host knows: equal prefixes are shared."""

@@ -7,15 +7,18 @@ import pytest
 from rich.console import Console
 
 from sglang_hvd.demo.report import TABLE_WIDTH, Row, by_source, legend, table
+from tests.view.made_up import cycle
 
 ROW = Row("tool_calls", "plain", 83.21, 1000.0, 0.0, 12.02, 0.0, True)
 ROWS = [ROW, replace(ROW, mode="eagle3", tokens_per_s=166.42), replace(ROW, workload="all")]
+
+BY_SOURCE = by_source(["a[b]", " c", "d", "e"], [cycle(1, "cache", 2)])
 
 
 def printed(*, is_terminal: bool) -> str:
     file = io.StringIO()
     console = Console(file=file, force_terminal=is_terminal, width=TABLE_WIDTH, soft_wrap=True)
-    console.print(table(ROWS), legend(), by_source(["a[b]", " c", "d", "e"], [("cache", 2)]))
+    console.print(table(ROWS), legend(), BY_SOURCE)
     return file.getvalue()
 
 

@@ -149,6 +149,14 @@ def test_a_draft_model_for_another_hidden_size(
     assert "made for a hidden size of 96, the target model has 128" in line
 
 
+def test_a_draft_model_of_a_shorter_context(
+    fails_with: Callable[..., str], models: DemoModels, tmp_path: Path
+) -> None:
+    drafter = _drafter_with(models, tmp_path / "drafter", max_position_embeddings=1024)
+    line = fails_with(drafter=drafter)
+    assert "made for contexts of 1024 tokens, the target model is served with 4096: add" in line
+
+
 def test_an_attention_backend_that_cannot_verify_trees(fails_with: Callable[..., str]) -> None:
     line = fails_with("--attention-backend", "fa4")
     assert "HVD cannot verify trees (topk 4) on attention backend fa4" in line

@@ -13,6 +13,8 @@ from typing import Any
 from sglang_hvd.demo.server import demo_environment
 from tests.e2e.conftest import HANGS_AFTER_S
 
+OPERATE_PAGE = Path(__file__).parents[2] / "docs" / "operate.md"
+
 PROGRAM = """
 import json, sys
 import sglang as sgl
@@ -58,6 +60,8 @@ def test_an_engine_takes_its_settings_from_the_file(
     assert done.returncode == 0, done.stderr[-3000:]
     output_ids, state = json.loads((tmp_path / "answers.json").read_text())
     assert output_ids == expected
+    page = OPERATE_PAGE.read_text()
+    assert [key for key in state if f"`{key}`" not in page] == []
     assert state["config"]["policy"] == "cache"
     assert state["verify_width"] == 21
     assert state["num_cycles"]["cache"] > 0

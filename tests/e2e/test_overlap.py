@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sglang_hvd.costs import StepCosts
+from sglang_hvd.view.cycles import Cycle
 from tests.e2e.conftest import CHAIN, SMALL_TREE, assert_same_alone_and_together, mixing
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
@@ -97,6 +98,17 @@ def test_steps_that_run_ahead_give_the_same_output(
     num_requests = len(expected) + len(expected[1::4])
     committed = sum(cycles.values()) + sum(state["num_accepted_drafts"].values())
     assert committed >= num_tokens - num_requests
+    # A report has the cycles of steps that ran ahead, too.
+    server.flush_cache()
+    answer = server.generate(prompts[0], custom_params={"hvd": {"report_cycles": True}})
+    assert answer["output_ids"] == expected[0]
+    at = 1
+    for cycle in map(Cycle.from_report, answer["meta_info"]["hvd"][0]["cycles"]):
+        assert cycle.at == at
+        assert cycle.ms is not None
+        assert cycle.ms > 0
+        at += cycle.accepted + 1
+    assert at >= len(expected[0])
 
 
 def test_a_long_run_ahead_waits_to_catch_up(

@@ -314,7 +314,7 @@ def test_meta_info_accounts_for_every_token(server: Any, prompts: list[str]) -> 
         assert cycles == meta["spec_verify_ct"] == len(hvd["cycles"])
         # A draft may run past the end of the output, never short of it.
         assert 1 + accepted + cycles >= meta["completion_tokens"]
-        assert sum(count for _, count in hvd["cycles"]) == accepted
+        assert sum(cycle["accepted"] for cycle in hvd["cycles"]) == accepted
 
 
 # The model drafter's candidates take more slots than the verification.

@@ -433,9 +433,7 @@ def test_a_missing_package_is_named_with_the_remedy(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.stderr == (
-        "error: train needs torch: run pip install --editable '.[train]' in this project's folder\n"
-    )
+    assert done.stderr == ("error: train needs torch: run pip install 'sglang-hvd[train]'\n")
 
 
 def test_recordings_without_prompts_are_refused(

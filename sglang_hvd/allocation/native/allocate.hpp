@@ -1,5 +1,5 @@
 // The search for the drafts that each request of a batch verifies, and for the width of the step, so that the
-// step makes the most progress in its time. docs/allocation.md derives it.
+// step makes the most progress in its time. docs/experiments/allocation.md derives it.
 //
 // Drafts that the host knows cost only the nodes to verify. The nodes of all such sources are one list per
 // request. Drafters on the device draft in rounds that the requests of a step share. A step runs one round at

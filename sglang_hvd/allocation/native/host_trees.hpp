@@ -1,5 +1,5 @@
 // The drafts that the host knows as one tree per request: the cache's chain with the branches that the votes of
-// the suffix cache add to it, and the drafts of further sources. docs/allocation.md derives the probabilities.
+// the suffix cache add to it, and the drafts of further sources. docs/experiments/allocation.md derives the probabilities.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace sglang_hvd {
 
 // Where a text leaves the chain, the other votes are right less often than their shares say. This factor serves
-// recorded texts fastest (docs/allocation.md).
+// recorded texts fastest (docs/experiments/allocation.md).
 constexpr float kBranchShare = 0.45f;
 
 struct ChainDraft {
@@ -112,7 +112,8 @@ public:
         place_.resize(draft.tokens.size());
         for (std::size_t i = 0; i < place_.size(); ++i) {
             const std::int32_t parent = place_of(draft.parents[i]);
-            float rest = prob_of(parent);
+            const float of_parent = prob_of(parent);
+            float rest = of_parent;
             place_[i] = kNone;
             for (std::size_t k = 0; k < nodes_.size(); ++k) {
                 if (nodes_[k].parent != parent) continue;
@@ -126,7 +127,9 @@ public:
                 continue;
             }
             Node& shared = nodes_[static_cast<std::size_t>(place_[i])];
-            shared.prob = std::max(shared.prob, std::min(draft.probs[i], shared.prob + std::max(rest, 0.0f)));
+            // A sum that rounds up must not exceed the parent: the node would stand before it.
+            const float grown = std::min(shared.prob + std::max(rest, 0.0f), of_parent);
+            shared.prob = std::max(shared.prob, std::min(draft.probs[i], grown));
             shared.sources |= source;
         }
         return write(tree);

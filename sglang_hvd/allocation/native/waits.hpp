@@ -10,7 +10,7 @@ namespace sglang_hvd {
 // After a step with drafts the next one has to wait, since the number of accepted tokens is not known before. After
 // a step without drafts the next one can be launched at once, without drafts. So drafts cost their own time and, in
 // addition, the part of that wait that is lost: the wait is not lost if the following step has good drafts, too.
-// docs/allocation.md, "Waiting for tokens".
+// docs/experiments/allocation.md, "Running ahead".
 //
 // gained_ms, more_ms: of a step's best drafts, see Allocation. wait_ms: the wait before the next step.
 class Waits {

@@ -1,4 +1,4 @@
-"""When draft-extend runs, and the forward that catches up where it was postponed.
+"""Carries out a postponed draft-extend. DraftExtend (allocation/draft_extend.py) decides when.
 
 Draft-extend writes the committed tokens to the model drafter's KV cache. SGLang runs it after each
 verification. This module postpones it for requests that do not draft, and later runs one forward

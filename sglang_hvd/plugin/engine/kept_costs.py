@@ -21,7 +21,6 @@ from sglang_hvd.costs import StepCosts
 from sglang_hvd.plugin.device.rank_group import RankGroup
 from sglang_hvd.plugin.engine.cost_profile import CostProfile
 from sglang_hvd.plugin.startup.supported import SUPPORTED_SGLANG
-from sglang_hvd.user_cache import user_cache
 from sglang_hvd.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -74,14 +73,6 @@ def profiled_costs(
     if ranks.is_first and path is not None:
         _keep(path, text)
     return StepCosts.from_yaml(text)
-
-
-def costs_folder() -> Path | None:
-    """The folder of this user's kept tables; None for a user without a home."""
-    try:
-        return user_cache() / "costs"
-    except ValueError:
-        return None
 
 
 def _keep(path: Path, text: str) -> None:

@@ -44,7 +44,7 @@ def require_run_ahead(
         raise ValueError(
             "--hvd-set run_ahead=true needs a verify width of 1, overlap scheduling (which is "
             "off on a CPU and with --disable-overlap-schedule) and, with FlashInfer, CUDA "
-            "graphs and host_plans (docs/operation.md): drop it or change these"
+            "graphs and host_plans (docs/operate.md): drop it or change these"
         )
     return True
 

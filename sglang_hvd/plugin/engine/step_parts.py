@@ -16,10 +16,11 @@ from sglang_hvd.allocation import (
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.plugin.device.rank_group import RankGroup
 from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
-from sglang_hvd.plugin.engine.kept_costs import costs_folder, profiled_costs
+from sglang_hvd.plugin.engine.kept_costs import profiled_costs
 from sglang_hvd.plugin.engine.states.step_states import StepStates
 from sglang_hvd.plugin.requests.recording import RequestRecorder
 from sglang_hvd.plugin.startup.launch import HvdLaunch
+from sglang_hvd.user_cache import costs_folder
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang.srt.arg_groups.overrides import (
     attention_backends_of,
@@ -28,12 +28,14 @@ from sglang_hvd.plugin.startup.attention_support import TargetAttention
 from sglang_hvd.plugin.startup.flags import config_file_and_overrides, is_from_command_line
 from sglang_hvd.plugin.startup.launch import HvdLaunch, launch_of
 from sglang_hvd.plugin.startup.refusals import (
+    check_draft_context,
     check_draft_model,
     check_model_tree,
     refuse_stray_flags,
     refuse_untested,
+    untested,
 )
-from sglang_hvd.plugin.startup.verify_widths import verify_widths
+from sglang_hvd.plugin.startup.verify_widths import slots_ahead, verify_widths
 from sglang_hvd.traces.recording_folder import check_folder
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 ALGORITHM_NAME = "HVD"
 
@@ -102,6 +106,8 @@ def resolve_verify_width(
     refuse_untested(cfg)  # again, because SGLang may have switched features on by itself
     model_tree_width = cfg.speculative_num_draft_tokens
     check_model_tree(model_tree_width, cfg.speculative_eagle_topk, cfg.speculative_num_steps)
+    context_len = model_config_of(cfg).context_len
+    check_draft_context(cfg, context_len)
     attention = _target_attention(cfg)
     widths_are_free = cfg.device == "cpu" and attention.backends <= _BACKENDS_OF_ANY_WIDTH
     widths = verify_widths(
@@ -109,7 +115,7 @@ def resolve_verify_width(
         model_tree_width,
         cfg,
         attention,
-        context_len=model_config_of(cfg).context_len,
+        context_len=context_len,
         widths_are_free=widths_are_free,
     )
     declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=widths.base)
@@ -132,7 +138,7 @@ def resolve_verify_width(
         model_tree_width,
         "" if widths.widest == widths.base else f", {widths.widest} for one or two requests",
         widths.widest,
-        2 * max(widths.widest, cfg.speculative_num_steps * cfg.speculative_eagle_topk),
+        slots_ahead(widths.widest, cfg),
     )
 
 
@@ -182,19 +188,41 @@ def _is_requested(server_args: ServerArgs) -> bool:
     return name is not None and name.upper() == ALGORITHM_NAME
 
 
-def _checked_config(server_args: ServerArgs) -> HvdConfig:
+def config_of(server_args: ServerArgs) -> HvdConfig:
+    """The settings of the flags, of the YAML file and of the environment. Raises ValueError, in
+    one line, if they are wrong."""
     config_file, overrides = config_file_and_overrides(server_args)
-    config = load_config(config_file, overrides, os.environ)
-    # Refuse unusable files before any model loads.
+    return load_config(config_file, overrides, os.environ)
+
+
+def refusals_of(config: HvdConfig, cfg: Any) -> Iterator[ValueError]:
+    """Why a server with these arguments will not start, as far as that is known before any model
+    loads. Nothing if it may start.
+
+    cfg: SGLang's view of the arguments under resolution.
+    """
     if config.predicts:
-        AcceptancePredictor.of_config(config)
+        yield from _refusal(AcceptancePredictor.of_config, config)
     if config.costs is not None:
-        StepCosts.load(config.costs)
+        yield from _refusal(StepCosts.load, config.costs)
     if config.record is not None:
-        check_folder(config.record)
+        yield from _refusal(check_folder, config.record)
+    yield from map(ValueError, untested(cfg))
+    yield from _refusal(check_draft_model, cfg)
+
+
+def _refusal(check: Callable[[_T], object], checked: _T) -> Iterator[ValueError]:
+    try:
+        check(checked)
+    except ValueError as error:
+        yield error
+
+
+def _checked_config(server_args: ServerArgs) -> HvdConfig:
+    config = config_of(server_args)
     cfg = resolving_view(server_args)
-    refuse_untested(cfg)
-    check_draft_model(cfg)
+    for refusal in refusals_of(config, cfg):
+        raise refusal
     if cfg.enable_deterministic_inference:
         logger.warning(
             "HVD: drafts are chains, and greedy output is deterministic. Sampled output is not: "

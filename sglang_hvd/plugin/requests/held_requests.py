@@ -22,13 +22,14 @@ import numpy.typing as npt
 from sglang.srt.managers.schedule_batch import FINISH_MATCHED_STR
 
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.plugin.requests.marks import held_of, leave_figures, mark_held
+from sglang_hvd.plugin.requests.marks import held_of, leave_cycles, leave_figures, mark_held
 from sglang_hvd.plugin.requests.recording import RequestRecorder
-from sglang_hvd.plugin.requests.sampling import has_penalties
+from sglang_hvd.plugin.requests.sampling import asks_for_cycles, has_penalties
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.types import TokenIds
+from sglang_hvd.view.cycles import Cycle
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -39,26 +40,29 @@ class HeldRequest:
     """One request that the drafter knows.
 
     key: the drafter's name for it.
+    num_prompt_tokens: tokens of the prompt, as the target model sees it.
     num_tokens: prompt and committed output tokens.
     model_only: it verifies only the model drafter's draft, for example because of penalties.
     prompt_ids: recorded when the request ends; None if nothing of it is recorded.
-    cycles: source and accepted draft tokens of each cycle; None where cycles are not reported.
+    cycles: its cycles so far; None unless they are reported.
     earlier: its counts from before it was started again (HeldRequests._hold).
     """
 
     key: int
     rid: str
     req: weakref.ref[Req]
+    num_prompt_tokens: int
     num_tokens: int
     model_only: bool
     prompt_ids: TokenIds | None
-    cycles: list[tuple[str, int]] | None
+    cycles: list[Cycle] | None
     earlier: RequestStats
 
 
 class HeldRequests:
     """The requests of one scheduler process, as the drafter knows them.
 
+    report_cycles: the cycles of all requests are reported, not only of those that ask for it.
     vocab_size: number of logits of the target model. SGLang accepts larger token ids in a prompt,
         but a draft that holds one makes it read and write out of bounds.
     """
@@ -80,12 +84,18 @@ class HeldRequests:
         self._held: dict[int, HeldRequest] = {}  # by key
         self._dead: deque[int] = deque()  # keys whose request is gone
         self._next_key = 0
+        self._num_reporting = 0
 
     def __len__(self) -> int:
         return len(self._held)
 
     def __contains__(self, held: HeldRequest) -> bool:
         return held.key in self._held
+
+    @property
+    def has_reporting(self) -> bool:
+        """Whether the cycles of any of these requests are reported."""
+        return self._num_reporting > 0
 
     def find(self, req: Req) -> HeldRequest | None:
         """The request as the drafter knows it; None for a request that it does not know."""
@@ -174,7 +184,7 @@ class HeldRequests:
             leave_figures(req, _figures(held.earlier + stats, held.cycles))
             if self._recorder is not None and is_kept and held.prompt_ids is not None:
                 self._recorder.record(req, held.prompt_ids, namespace=_namespace(req))
-            del self._held[held.key]
+            self._forget(held)
         if not self._held:
             self._clock.end_step()  # nothing that follows belongs to it
 
@@ -209,15 +219,18 @@ class HeldRequests:
         # Where embeddings are given, the ids say nothing.
         is_valid = req.input_embeds is None and bool(self._are_tokens(given_ids).all())
         prompt_ids = given_ids.astype(np.int32) if is_valid else np.empty(0, np.int32)
-        cycles: list[tuple[str, int]] | None = [] if self._report_cycles else None
+        cycles: list[Cycle] | None = None
+        if self._report_cycles or asks_for_cycles(req.sampling_params):
+            cycles = [] if before is None else before.cycles
         held = HeldRequest(
             key=key,
             rid=req.rid,
             req=weakref.ref(req, lambda _: self._dead.append(key)),
+            num_prompt_tokens=len(req.origin_input_ids),
             num_tokens=num_tokens,
             model_only=not is_valid or has_penalties(req.sampling_params),
             prompt_ids=prompt_ids if is_valid and self._recorder is not None else None,
-            cycles=cycles if before is None else before.cycles,
+            cycles=cycles,
             earlier=earlier,
         )
         self._drafter.start(
@@ -232,13 +245,20 @@ class HeldRequests:
             # What was counted already is not counted again.
             self._drafter.extend(key, self.as_sampled(output_ids), counts=before is None)
         self._held[key] = held
+        self._num_reporting += cycles is not None
         mark_held(req, held)
+        if cycles is not None and req.stream:
+            leave_cycles(req, cycles)
         return held
 
     def _release(self, held: HeldRequest) -> RequestStats:
         stats = self._drafter.finish(held.key, output_ids=None, keep=False)
-        del self._held[held.key]
+        self._forget(held)
         return stats
+
+    def _forget(self, held: HeldRequest) -> None:
+        del self._held[held.key]
+        self._num_reporting -= held.cycles is not None
 
 
 def _is_given_up(req: Req) -> bool:
@@ -265,9 +285,9 @@ def _namespace(req: Req) -> str:
     return hashlib.sha256(name).hexdigest()
 
 
-def _figures(stats: RequestStats, cycles: list[tuple[str, int]] | None) -> dict[str, Any]:
+def _figures(stats: RequestStats, cycles: list[Cycle] | None) -> dict[str, Any]:
     """What `meta_info["hvd"]` shows; plain numbers and strings."""
     figures: dict[str, Any] = dict(stats.figures())
     if cycles is not None:
-        figures["cycles"] = cycles
+        figures["cycles"] = [cycle.report() for cycle in cycles]
     return figures

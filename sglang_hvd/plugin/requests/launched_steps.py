@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.drafter.cycle_reports import cycle_of
 from sglang_hvd.plugin.device.host_transfer import HostCopy
 from sglang_hvd.plugin.requests.held_requests import HeldRequest, HeldRequests
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
@@ -36,12 +37,14 @@ class LaunchedStep:
     plan: None for a prefill, which commits one token of each request.
     is_plain: of a verification, whether it verifies one node for each request, so that each commits
         exactly one token. Of a prefill, whether the last verification before it was plain.
+    began_at: when it began, in seconds; None for a prefill.
     """
 
     held: Sequence[HeldRequest | None]
     copy: HostCopy
     plan: StepPlan | None
     is_plain: bool
+    began_at: float | None = None
 
     @property
     def keys(self) -> set[int]:
@@ -71,6 +74,7 @@ class LaunchedSteps:
         self._unplanned: LaunchedStep | None = None
         self._num_plain = 0
         self._wants_drafts = False
+        self._committed_at = 0.0
 
     @property
     def last(self) -> LaunchedStep | None:
@@ -127,7 +131,13 @@ class LaunchedSteps:
             arrays.append(num_model_accepted)
         with self._clock.measure(Phase.TRANSFER):
             copy = HostCopy(arrays, self._stream)
-        step = LaunchedStep(held=plan.held, copy=copy, plan=plan, is_plain=plan.width == 1)
+        step = LaunchedStep(
+            held=plan.held,
+            copy=copy,
+            plan=plan,
+            is_plain=plan.width == 1,
+            began_at=self._clock.began_at,
+        )
         self._steps.append(step)
         self._num_plain = plan.num_plain
         if plan.runs_ahead:
@@ -177,12 +187,19 @@ class LaunchedSteps:
         step = self._steps.popleft()
         self.plan_late(step)
         token_ids, *of_requests = step.copy.wait()
+        ms = self._ms_of(step) if self._held.has_reporting else None
         with self._clock.measure(Phase.COMMIT):
             rows = [row for row, h in enumerate(step.held) if h is not None and h in self._held]
             if rows and step.plan is None:
                 self._commit_prefill(step, rows, token_ids)
             elif rows:
-                self._commit_cycles(step, rows, token_ids, *of_requests)
+                self._commit_cycles(step, ms, rows, token_ids, *of_requests)
+
+    def _ms_of(self, step: LaunchedStep) -> float | None:
+        """The time of a step whose tokens have just arrived, see Cycle.ms."""
+        now, before = self._clock.now(), self._committed_at
+        self._committed_at = now
+        return None if step.began_at is None else 1e3 * (now - max(before, step.began_at))
 
     def _commit_prefill(self, step: LaunchedStep, rows: list[int], token_ids: np.ndarray) -> None:
         tokens = self._held.as_sampled(token_ids[rows].reshape(-1, 1))
@@ -195,6 +212,7 @@ class LaunchedSteps:
     def _commit_cycles(
         self,
         step: LaunchedStep,
+        ms: float | None,
         rows: list[int],
         token_ids: np.ndarray,
         accept_lens: np.ndarray,
@@ -205,13 +223,26 @@ class LaunchedSteps:
         held, sources = [plan.held[row] for row in rows], plan.drafts.sources
         tokens = self._held.as_sampled(token_ids.reshape(-1, plan.width)[rows])
         lengths = accept_lens[rows].astype(np.int32)
-        for row, h, num_tokens in zip(rows, held, lengths.tolist(), strict=True):
-            h.num_tokens += num_tokens
-            self._figures.count_cycle(sources[row], num_tokens - 1)
-            if h.cycles is not None:
-                h.cycles.append((sources[row], num_tokens - 1))
         if num_model_accepted is None:
             num_model_accepted = np.full(len(plan.held), -1, np.int32)
+        for place, (row, h, num_tokens) in enumerate(
+            zip(rows, held, lengths.tolist(), strict=True)
+        ):
+            if h.cycles is not None:
+                cycle = cycle_of(
+                    plan.drafts,
+                    row,
+                    tokens[place, :num_tokens].tolist(),
+                    int(num_model_accepted[row]),
+                    source=sources[row],
+                    at=h.num_tokens - h.num_prompt_tokens,
+                    width=plan.width,
+                    num_requests=len(plan.held),
+                    ms=ms,
+                )
+                h.cycles.append(cycle)
+            h.num_tokens += num_tokens
+            self._figures.count_cycle(sources[row], num_tokens - 1)
         outcomes = VerifyOutcomes(
             tokens, lengths, lengths - 1, num_model_accepted[rows].astype(np.int32)
         )

@@ -127,7 +127,8 @@ def _gauge(name: str, text: str, *labels: str) -> Metric:
     return Metric(name, text, labels, "livemostrecent")
 
 
-_PREDICTOR_METRICS = (
+# PredictorMetrics publishes these.
+PREDICTOR_METRICS = (
     Metric(
         "verified_cache_drafts",
         "Verified cache drafts, by where the match was found.",
@@ -159,7 +160,7 @@ class PredictorMetrics(Metrics):
     """How accurate the predictions of one scheduler process are."""
 
     def __init__(self) -> None:
-        super().__init__(_PREDICTOR_METRICS)
+        super().__init__(PREDICTOR_METRICS)
         self._are_used: dict[str, bool] = {}  # by fingerprint: each predictor so far
 
     def publish_predictor(

@@ -41,7 +41,11 @@ class StepPlanner:
         """
         held = self._held.of_step(reqs, cached_lens)
         # Propose cache drafts, predict what is accepted of both drafts, and allocate.
-        drafts = self._drafter.plan([request.key for request in held], next_waits=next_waits)
+        drafts = self._drafter.plan(
+            [request.key for request in held],
+            next_waits=next_waits,
+            explains=self._held.has_reporting,
+        )
         width = self._widths.narrowest(1 + int(drafts.num_nodes.max()))
         return StepPlan(
             held,

@@ -9,7 +9,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.environ import envs
-from sglang.srt.utils.hf_transformers_utils import get_config
+from sglang.srt.utils.hf_transformers_utils import get_config, get_context_length
+from sglang.utils import is_in_ci
 
 from sglang_hvd.allocation import max_tree_nodes
 from sglang_hvd.config import option_name
@@ -33,6 +34,12 @@ def refuse_stray_flags(server_args: ServerArgs) -> None:
 
 def refuse_untested(cfg: Any) -> None:
     """Raises ValueError for features of SGLang that are wrong or untested with HVD."""
+    for refusal in untested(cfg):
+        raise ValueError(refusal)
+
+
+def untested(cfg: Any) -> list[str]:
+    """A refusal for each feature of SGLang that is asked for and wrong or untested with HVD."""
     refusals = {
         "--speculative-adaptive": cfg.speculative_adaptive,
         "--speculative-use-rejection-sampling": cfg.speculative_use_rejection_sampling,
@@ -74,9 +81,11 @@ def refuse_untested(cfg: Any) -> None:
         # The simulated tokens would be drafted from, learned from and recorded.
         "SGLANG_SIMULATE_ACC_LEN": envs.SGLANG_SIMULATE_ACC_LEN.get() > 0,
     }
-    for flag, is_given in refusals.items():
-        if is_given:
-            raise ValueError(f"HVD does not support {flag}: drop it or use EAGLE3")
+    return [
+        f"HVD does not support {flag}: drop it or use EAGLE3"
+        for flag, is_given in refusals.items()
+        if is_given
+    ]
 
 
 def check_model_tree(width: int, topk: int, num_steps: int) -> None:
@@ -118,9 +127,7 @@ def check_draft_model(cfg: Any) -> None:
         raise ValueError(
             "HVD needs an EAGLE3 drafter for this model: give --speculative-draft-model-path"
         )
-    draft = _config(
-        path, cfg, cfg.speculative_draft_model_revision, cfg.decrypted_draft_config_file
-    )
+    draft = draft_config(cfg)
     architectures = ", ".join(draft.architectures or ["of no named architecture"])
     # Some published drafters carry the target's architecture name; their draft vocabulary tells.
     if "eagle3" not in architectures.lower() and "draft_vocab_size" not in draft.to_dict():
@@ -128,7 +135,7 @@ def check_draft_model(cfg: Any) -> None:
             f"draft model {path} is {architectures}, not an EAGLE3 drafter: give one that was "
             "trained for the target model"
         )
-    target = _config(cfg.model_path, cfg, cfg.revision, cfg.decrypted_config_file)
+    target = target_config(cfg)
     target_vocab_size = target.get_text_config().vocab_size
     if draft.vocab_size != target_vocab_size:
         raise ValueError(
@@ -142,6 +149,42 @@ def check_draft_model(cfg: Any) -> None:
             f"draft model {path} was made for a hidden size of {made_for}, the target model has "
             f"{target_hidden_size}: use a drafter that was trained for {cfg.model_path}"
         )
+
+
+def check_draft_context(cfg: Any, context_len: int) -> None:
+    """Raises ValueError for a drafter of a shorter context than the target model's, which SGLang
+    refuses after it has loaded the target model.
+
+    context_len: of the target model, as it is served.
+    """
+    draft_len = draft_context_len(cfg)
+    if draft_len < context_len and not may_exceed_context():
+        raise ValueError(
+            f"draft model {cfg.speculative_draft_model_path} was made for contexts of {draft_len} "
+            f"tokens, the target model is served with {context_len}: add --context-length "
+            f"{draft_len}, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 to draft beyond it"
+        )
+
+
+def may_exceed_context() -> bool:
+    """Whether SGLang lets a model run beyond the context it was made for."""
+    return envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.get() or is_in_ci()
+
+
+def draft_context_len(cfg: Any) -> int:
+    """Tokens of the context that the drafter was made for."""
+    return int(get_context_length(draft_config(cfg).get_text_config()))
+
+
+def target_config(cfg: Any) -> Any:
+    """The target model's config. Raises ValueError, in one line, if it cannot be read."""
+    return _config(cfg.model_path, cfg, cfg.revision, cfg.decrypted_config_file)
+
+
+def draft_config(cfg: Any) -> Any:
+    """The drafter's config. Raises ValueError, in one line, if it cannot be read."""
+    revision, decrypted = cfg.speculative_draft_model_revision, cfg.decrypted_draft_config_file
+    return _config(cfg.speculative_draft_model_path, cfg, revision, decrypted)
 
 
 def _config(path: str, cfg: Any, revision: str | None, decrypted: str | None) -> Any:

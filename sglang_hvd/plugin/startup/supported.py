@@ -11,7 +11,7 @@ recognised before anything is imported from it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 SUPPORTED_SGLANG = "0.5.23"
 
@@ -23,8 +23,9 @@ def record_hooks(targets: Iterable[str]) -> None:
     _registered.update(targets)
 
 
-def require_hooks() -> None:
-    """Raises RuntimeError unless this SGLang is supported and every hook is in place."""
+def require_hooks() -> int:
+    """Returns how many hooks there are. Raises RuntimeError unless this SGLang is supported and
+    every one of them is in place."""
     require_supported_sglang()
     from sglang.srt.plugins import load_plugins
     from sglang.srt.plugins.hook_registry import HookRegistry
@@ -37,11 +38,18 @@ def require_hooks() -> None:
             f"HVD could not hook into SGLang at {where}: see the log above for the cause, and "
             "check that SGLANG_PLUGINS, if set, names hvd"
         )
+    return len(_registered)
 
 
 def require_supported_sglang() -> None:
-    """Raises RuntimeError for any SGLang but SUPPORTED_SGLANG."""
-    installed = version("sglang")
+    """Raises RuntimeError for any SGLang but SUPPORTED_SGLANG, and where there is none."""
+    try:
+        installed = version("sglang")
+    except PackageNotFoundError:
+        raise RuntimeError(
+            f"HVD needs SGLang {SUPPORTED_SGLANG}, and none is installed: "
+            "pip install 'sglang-hvd[cuda]'"
+        ) from None
     if installed != SUPPORTED_SGLANG:
         raise RuntimeError(
             f"HVD supports SGLang {SUPPORTED_SGLANG}, got {installed}: "

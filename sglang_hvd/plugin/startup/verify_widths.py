@@ -73,6 +73,16 @@ def may_run_ahead(config: HvdConfig, cfg: Any) -> bool:
     return config.run_ahead and not cfg.disable_overlap_schedule
 
 
+def slots_ahead(widest: int, cfg: Any) -> int:
+    """KV slots that each running request reserves, at least: those of two steps. SGLang reserves
+    more for trees on pages of several tokens.
+
+    widest: nodes per request of the widest verification.
+    cfg: SGLang's resolved arguments.
+    """
+    return 2 * max(widest, cfg.speculative_num_steps * cfg.speculative_eagle_topk)
+
+
 def _verify_width(
     config: HvdConfig, model_tree_width: int, cfg: Any, attention: TargetAttention
 ) -> int:

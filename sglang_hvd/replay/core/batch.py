@@ -93,7 +93,7 @@ class BatchReplay:
     model_sizes, num_model_steps: sizes and steps of the model drafter's drafts; needed only if
         these are known.
     runs_ahead: after a step without drafts, the next step is launched before the tokens are known,
-        so its drafts are known one step late (docs/allocation.md, "Waiting for tokens"). The
+        so its drafts are known one step late (docs/experiments/allocation.md, "Running ahead"). The
         drafter's allocator must run ahead as well. Prefills take no time here and end no run.
     """
 

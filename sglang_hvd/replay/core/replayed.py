@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.drafter.cycle_reports import cycle_of
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN, POSITION_FEATURES
 from sglang_hvd.replay.core.single_cycles import (
     DraftPlan,
@@ -22,7 +23,8 @@ from sglang_hvd.replay.core.single_cycles import (
 )
 from sglang_hvd.replay.core.training_rows import TrainingRows
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.types import TokenIds
+from sglang_hvd.types import DraftPlans, TokenIds
+from sglang_hvd.view.cycles import Cycle
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +70,7 @@ def replay(
     max_cache_draft_tokens: int | None = None,
     keep: bool = True,
     namespace: str = "",
+    reports: list[Cycle] | None = None,
 ) -> list[ReplayedCycle]:
     """Generates a trace's output again, cycle by cycle.
 
@@ -78,6 +81,7 @@ def replay(
     max_cache_draft_tokens: longest cache draft; None: the drafter's own limit.
     keep: whether the output enters the drafter's shared cache.
     namespace: namespace of the shared cache.
+    reports: receives a report of each cycle; None: none is made.
     """
     output_ids = trace.output_ids
     if not len(output_ids):
@@ -88,7 +92,8 @@ def replay(
     position = 1
     while position < len(output_ids):
         proposals = drafter.propose([trace], max_cache_draft_tokens)
-        [plan] = single_plans(drafter.choose([trace], proposals))
+        plans = drafter.choose([trace], proposals, explains=reports is not None)
+        [plan] = single_plans(plans)
         rest = output_ids[position:]
         draft_len = int(proposals.drafts.num_nodes[0])
         accepted_len = num_agreeing(proposals.drafts.token_ids[0, :draft_len], rest)
@@ -97,6 +102,8 @@ def replay(
             of_model = int(of_model[plan.num_model_nodes][position]) if plan.num_model_nodes else 0
         outcome = outcome_of(plan, rest, accepted_len, min(of_model, plan.num_model_steps))
         drafter.commit([trace], outcome_batch([outcome]))
+        if reports is not None:
+            reports.append(_report(plans, plan, outcome, position))
         draft = None
         if proposals.features is not None and draft_len > 0:
             known_len = min(draft_len, len(rest)) if trace.is_cut else draft_len
@@ -112,6 +119,25 @@ def replay(
         position += len(outcome.token_ids)
     drafter.finish(trace, output_ids=None, keep=keep)
     return cycles
+
+
+def _report(plans: DraftPlans, plan: DraftPlan, outcome: VerifyOutcome, position: int) -> Cycle:
+    """A cycle of a request that is alone. position: place of its first token in the output."""
+    committed = np.asarray(outcome.token_ids).tolist()
+    if len(committed) == outcome.num_accepted_drafts:
+        committed.append(-1)  # the recording ends before the bonus token
+    of_model = outcome.num_model_accepted
+    return cycle_of(
+        plans,
+        0,
+        committed,
+        -1 if of_model is None else of_model,
+        source=plan.source,
+        at=position,
+        width=1 + plan.num_nodes,
+        num_requests=1,
+        ms=None,
+    )
 
 
 def training_rows(cycles: Iterable[ReplayedCycle]) -> TrainingRows:

@@ -1,6 +1,6 @@
 """Walks recordings: replays all sessions of each, as a server would serve them one by one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tqdm import tqdm
@@ -25,6 +25,7 @@ from sglang_hvd.replay.core.totals import CycleTotals, PlanCosts, count_cycles
 from sglang_hvd.replay.core.workers import workers
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.trace import Trace
+from sglang_hvd.view.cycles import Cycle
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,23 @@ def walk_recording(
     )
 
 
+def report_last(
+    recording: Recording, tokenizer: TraceTokenizer, settings: WalkSettings, *, num_replies: int
+) -> list[tuple[Trace, list[Cycle]]]:
+    """Walks one recording in this process. Returns its last replies, with a report of each cycle.
+
+    Raises ValueError, in one line, for a recording or predictor that cannot be used.
+    """
+    traces = _replayable_traces(recording, tokenizer)
+    drafter = _drafter(settings, tokenizer.token_classes)
+    reports: dict[int, list[Cycle]] = {
+        index: [] for index in range(max(0, len(traces) - num_replies), len(traces))
+    }
+    for _ in _replayed(traces, drafter, settings, reports):
+        pass
+    return [(traces[index], cycles) for index, cycles in reports.items()]
+
+
 def _replayable_traces(recording: Recording, tokenizer: TraceTokenizer) -> list[Trace]:
     traces = recording.traces(tokenizer)
     if not traces:
@@ -219,9 +237,15 @@ def _drafter(settings: WalkSettings, token_classes: TokenClasses) -> HybridDraft
 
 
 def _replayed(
-    traces: Sequence[Trace], drafter: HybridDrafter, settings: WalkSettings
+    traces: Sequence[Trace],
+    drafter: HybridDrafter,
+    settings: WalkSettings,
+    reports: Mapping[int, list[Cycle]] | None = None,
 ) -> Iterator[tuple[Trace, list[ReplayedCycle]]]:
-    """Each trace with its cycles, in order."""
+    """Each trace with its cycles, in order.
+
+    reports: by the place of a trace, what receives a report of its cycles.
+    """
     model_drafter = settings.model_drafter
     sizes, _ = settings.model_drafts
     if len(sizes) == 1:  # a chain has as many tokens accepted as the full tree
@@ -237,5 +261,6 @@ def _replayed(
                 num_model_accepted={size: lens[index] for size, lens in by_size.items()},
                 max_cache_draft_tokens=settings.draft_limits[index % len(settings.draft_limits)],
                 namespace=trace.namespace if settings.shares_cache else trace.session,
+                reports=None if reports is None else reports.get(index),
             ),
         )

@@ -1,7 +1,6 @@
 """Writes an analysis as one HTML page that needs no network: plots, and their figures in tables."""
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from jinja2 import Environment
 
 from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.replay.report.analysis import RECALLS, Analysis, Bin, Structure
@@ -14,7 +13,7 @@ from sglang_hvd.replay.report.findings import (
     share,
     tokens,
 )
-from sglang_hvd.replay.report.svg import plain
+from sglang_hvd.view.pages import page_environment
 
 
 def write_page(analysis: Analysis, *, command: str) -> str:
@@ -36,14 +35,7 @@ def write_page(analysis: Analysis, *, command: str) -> str:
 
 
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("sglang_hvd.replay.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_plain,
-    )
+    environment = page_environment("sglang_hvd.replay.report")
     environment.filters |= {
         "share": share,
         "tokens": tokens,
@@ -58,11 +50,6 @@ def _environment() -> Environment:
         "WORTH_LEN": WORTH_LEN,
     }
     return environment
-
-
-def _plain(value: object) -> object:
-    """Any text of the traces may hold what XML cannot; markup was made here."""
-    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _area(value: float | None) -> str:

@@ -9,6 +9,8 @@ from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from sglang_hvd.view.pages import plain
+
 _VARIABLES = (
     *("page", "ink", "soft", "grid", "axis"),
     *("f0", "f1", "f2", "f3", "f4", "f5", "f6", "f7"),  # families
@@ -17,7 +19,6 @@ _VARIABLES = (
 _SVG = "http://www.w3.org/2000/svg"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _TITLE = "title:"
-_NOT_TEXT = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def colour(variable: str) -> str:
@@ -28,12 +29,6 @@ def colour(variable: str) -> str:
 def titled(name: str) -> str:
     """The gid of an artist that shows `name` under the pointer and tells it to screen readers."""
     return _TITLE + plain(name)
-
-
-def plain(text: str) -> str:
-    """The text with U+FFFD for what XML and terminals refuse: control characters and lone
-    surrogates."""
-    return _NOT_TEXT.sub("\ufffd", text)
 
 
 def inline_svg(figure: Figure, *, title: str, name: str) -> Markup:

@@ -3,7 +3,7 @@
 The features of a draft depend on what was verified before it, so training goes in rounds. In the
 first round the recordings are decoded with the model drafter alone, token by token, and with the
 cache alone. In later rounds the predictor trained so far decides, and the next one learns from
-these cycles too (docs/payoff.md has the gain).
+these cycles too (docs/experiments/predictor-ideas.md has the gain).
 """
 
 import tempfile
@@ -38,7 +38,7 @@ _FIRST_ROUND: tuple[tuple[Policy, ModelDrafter], ...] = (
 _THRESHOLDS = (None, PAPER_THRESHOLD)
 
 # Weight of rows of all tokenizers but the first. Predictors are judged with the first
-# (docs/payoff.md, "What each idea brought").
+# (docs/experiments/predictor-ideas.md, "How training became what it is").
 _OTHERS = 0.4
 
 # All rows of a recording together have the weight num_rows ** _POWER_OF_SIZE, so that the longest

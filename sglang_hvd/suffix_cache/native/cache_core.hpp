@@ -19,10 +19,10 @@
 
 #include "block_pool.hpp"
 #include "paper_draft.hpp"
-#include "proposer.hpp"
 #include "session_texts.hpp"
 #include "shared_texts.hpp"
 #include "token_text.hpp"
+#include "votes_draft.hpp"
 
 namespace sglang_hvd {
 
@@ -146,15 +146,15 @@ public:
             if (is_papers) {
                 propose_as_paper(request, max, draft);
             } else {
-                proposer_.propose({request.text.get(), request.prompt_end, shared}, shape, max,
+                votes_proposer_.propose({request.text.get(), request.prompt_end, shared}, shape, max,
                                   settings_.min_token_prob, draft);
             }
             if (!with_evidence) continue;
             draft.evidence = {};
             if (shape != DraftShape::kChain || draft.num_nodes == 0) continue;
             if (!is_papers) {
-                proposer_.compare_with_source(draft.evidence);
-                proposer_.tell_others(draft.evidence);
+                votes_proposer_.compare_with_source(draft.evidence);
+                votes_proposer_.tell_others(draft.evidence);
             }
             look_up_tokens(*request.text,
                            draft.token_ids.first(static_cast<std::size_t>(draft.num_nodes)),
@@ -453,7 +453,7 @@ private:
     }
 
     CacheSettings settings_;
-    Proposer proposer_;
+    VotesProposer votes_proposer_;
     PaperProposer paper_proposer_;
     BlockPool pool_;
 

@@ -15,7 +15,7 @@ namespace sglang_hvd {
 // P(next = t) = sum of the weights of the occurrences followed by t
 //               / (sum of all weights + weight of "none of them").
 // An occurrence has the weight exp(of_length[match_len] + of_age[bucket] + of_origin). The constants
-// maximise the likelihood of recorded outputs; see docs/suffix-cache.md.
+// maximise the likelihood of recorded outputs; see docs/experiments/suffix-cache.md.
 class DraftWeights {
 public:
     static const DraftWeights& get() {

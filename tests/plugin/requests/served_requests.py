@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,7 @@ class ServedRequests:
     """What serves requests in a worker, without the models.
 
     allocates: by costs, of which those of the model drafter are too high for it.
+    now: the time in seconds.
     """
 
     def __init__(
@@ -55,11 +57,12 @@ class ServedRequests:
         *,
         report_cycles: bool = False,
         allocates: bool = False,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         config = HvdConfig(policy="allocate" if allocates else "cache")
         allocator = StepAllocator(COSTS, widths=WIDTHS, drafters=[DrafterChoices((7,), (3,))])
         classes = TokenClasses.from_strings(map(str, range(VOCAB_SIZE)))
-        clock = StepClock()
+        clock = self.clock = StepClock(now)
         self.drafter = HybridDrafter(
             config,
             cache=SuffixCache.of_config(config, background=False),

@@ -235,7 +235,10 @@ def test_a_request_that_comes_back_from_a_retraction_keeps_its_figures() -> None
     served.end(req, [9])
     figures = figures_of(req)
     assert figures is not None
-    assert figures["cycles"] == [("cache", 1), ("cache", 0)]
+    assert [(c["at"], c["source"], c["accepted"]) for c in figures["cycles"]] == [
+        (1, "cache", 1),
+        (2, "cache", 0),
+    ]
     assert (figures["num_cache_cycles"], figures["num_cache_accepted_drafts"]) == (2, 1)
     assert figures["num_target_tokens"] == 4  # of two prefills, and a bonus token of each cycle
     assert served.describe()["num_resyncs"] == 0
@@ -255,7 +258,7 @@ def test_a_request_that_ends_with_its_prefill_after_a_retraction_is_kept(by_leng
     assert len(served.held) == 0
     figures = figures_of(req)
     assert figures is not None
-    assert figures["cycles"] == [("cache", 1)]
+    assert [(c["source"], c["accepted"]) for c in figures["cycles"]] == [("cache", 1)]
     assert figures["num_target_tokens"] == 3  # of two prefills and a bonus token
     assert served.describe()["num_shared_tokens"] == len(req.output_ids)
     served.launched.note_finished_at_prefill(req)  # it is not known any more

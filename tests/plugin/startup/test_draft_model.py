@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.configs.model_config import ModelConfig
 
-from sglang_hvd.plugin.startup.refusals import check_draft_model
+from sglang_hvd.plugin.startup.refusals import check_draft_context, check_draft_model
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
 
@@ -75,3 +76,24 @@ def test_a_config_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     given.model_path = str(tmp_path / "gone")
     with pytest.raises(ValueError, match=r"cannot read the model config of .*gone"):
         check_draft_model(given)
+
+
+def test_a_drafter_of_a_shorter_context_is_refused_where_sglang_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = arguments(tmp_path, max_position_embeddings=1024)
+
+    def in_sglang(context_len: int) -> int:
+        path = given.speculative_draft_model_path
+        model = ModelConfig(path, context_length=context_len, is_draft_model=True)
+        return int(model.context_len)
+
+    check_draft_context(given, 1024)
+    assert in_sglang(1024) == 1024
+    with pytest.raises(ValueError, match=r"made for contexts of 1024 .* add --context-length 1024"):
+        check_draft_context(given, 1025)
+    with pytest.raises(ValueError, match="greater than the derived context_length"):
+        in_sglang(1025)
+    monkeypatch.setenv("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "1")
+    check_draft_context(given, 1025)
+    assert in_sglang(1025) == 1025

@@ -208,9 +208,12 @@ def test_the_drafter_plans_and_learns_by_source() -> None:
     drafter.start("r", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2])
     labels = []
     for token in range(20, 28):
-        plans = drafter.plan(["r"])
+        plans = drafter.plan(["r"], explains=True)
         [plan] = single_plans(plans)
         labels.append(plan.source)
+        if plan.cache_draft is None:
+            assert plans.expected is not None
+            assert plans.expected.verified == pytest.approx(plans.model_predicted, abs=1e-5)
         assert plan.num_model_nodes == min(HEADS.sizes[-1], HEADS.node_limits[-1])
         assert plans.num_model_steps == HEADS.num_steps[-1]
         outcome = VerifyOutcome([token, token + 20, 99], 2, num_model_accepted=2)

@@ -34,7 +34,7 @@ struct Draft {
 enum class DraftShape : std::uint8_t { kChain, kTree };
 
 // Makes one draft at a time. It is a reusable workspace and allocates nothing.
-class Proposer {
+class VotesProposer {
 public:
     // The texts to search: the request's own, which ends with the context, and the shared one or null.
     struct Sources {
