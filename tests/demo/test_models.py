@@ -16,6 +16,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sglang_hvd.cli import main
 from sglang_hvd.demo.models import SHIPPED, DemoModels, Shape, demo_models, rebuild
+from sglang_hvd.demo.provenance import (
+    corpus_digest,
+    provenance_of,
+    read_provenance,
+    training_digest,
+)
 from sglang_hvd.demo.training import build as building
 from sglang_hvd.demo.training.demo_tokenizer import save_tokenizer, spellings
 from sglang_hvd.demo.training.eagle3 import LlamaForCausalLMEagle3, drafter_config
@@ -23,12 +29,6 @@ from sglang_hvd.demo.training.measured_quality import (
     accepted_drafts,
     average_precision,
     exact_replies,
-)
-from sglang_hvd.demo.training.provenance import (
-    corpus_digest,
-    provenance_of,
-    read_provenance,
-    training_digest,
 )
 from sglang_hvd.demo.training.recipes import RECIPES, SEEDS
 from sglang_hvd.demo.training.target import untrained_target
@@ -153,8 +153,8 @@ def test_the_digests_depend_on_texts_and_on_code_alone(
     place = Path(building.__file__).parent
     for file in place.glob("*.py"):
         (folder / file.name).write_text(file.read_text())
-    provenance = "sglang_hvd.demo.training.provenance"
-    monkeypatch.setattr(f"{provenance}.__file__", str(folder / "provenance.py"))
+    provenance = "sglang_hvd.demo.provenance"
+    monkeypatch.setattr(f"{provenance}.__file__", str(tmp_path / "provenance.py"))
     target = folder / "target.py"
     target.write_text(target.read_text().replace('"""', '"""Now: ', 1) + "\n# A comment.\n")
     assert training_digest() == before

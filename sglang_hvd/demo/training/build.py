@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 from sglang_hvd.demo.corpus.session import FAMILIES, Family
 from sglang_hvd.demo.corpus.sessions import train_sessions
+from sglang_hvd.demo.provenance import metadata_of, provenance_of, sort_metadata
 from sglang_hvd.demo.training.dataset import MOSTLY_HARD, Batch, batches_of, sessions_of
 from sglang_hvd.demo.training.demo_predictor import cycle_rows, train_predictor
 from sglang_hvd.demo.training.demo_tokenizer import (
@@ -31,7 +32,6 @@ from sglang_hvd.demo.training.measured_quality import (
     average_precision,
     exact_replies,
 )
-from sglang_hvd.demo.training.provenance import metadata_of, provenance_of, sort_metadata
 from sglang_hvd.demo.training.recipes import SEEDS, Recipe
 from sglang_hvd.demo.training.rollout import references, roll_out
 from sglang_hvd.demo.training.target import train_target, untrained_target

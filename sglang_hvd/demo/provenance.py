@@ -49,7 +49,7 @@ def training_digest() -> str:
     """Changes with the code that trains, but not with its comments, docstrings and imports."""
     digest = hashlib.sha256()
     for name in _TRAINING_CODE:
-        tree = ast.parse(Path(__file__).with_name(name).read_text())
+        tree = ast.parse((Path(__file__).parent / "training" / name).read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 node.body = [child for child in node.body if not _says_nothing(child)]
