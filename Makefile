@@ -85,7 +85,7 @@ $(DEPS_STAMP): pyproject.toml
 	@touch $@
 
 # Python's bytecode is compiled while the native modules are: pip would do it on one core.
-$(PROJECT_STAMP): $(DEPS_STAMP) sglang_hvd/__init__.py $(NATIVE)
+$(PROJECT_STAMP): $(DEPS_STAMP) sglang_hvd/__init__.py $(NATIVE) $(PATCHES:=/pyproject.toml)
 	@echo "Building the native modules of sglang_hvd"
 	@$(BIN)/python -m compileall -q -j 2 $(VENV)/lib > /dev/null & { \
 		$(INSTALL) --no-deps $(addprefix --editable ./,. $(PATCHES)) $(OR_WHY); \

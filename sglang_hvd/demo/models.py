@@ -49,11 +49,26 @@ def rebuild(folder: Path) -> None:
                 built = Path(scratch) / shape
                 built.mkdir()
                 build(RECIPES[shape], built, progress=True)
-                if (folder / shape).exists():
-                    shutil.move(folder / shape, Path(scratch) / "replaced")
-                built.rename(folder / shape)
+                replace_folder(built, folder / shape)
     except OSError as error:
         raise ValueError(
             f"cannot write the demo models into {folder}: {error.strerror}: "
             "give --rebuild another folder"
         ) from error
+
+
+def replace_folder(built: Path, folder: Path) -> None:
+    """Moves `built` to `folder`. If that fails, what was there before is there again."""
+    replaced = folder.with_name(f".replaced-{folder.name}")
+    if folder.exists():
+        if replaced.exists():  # of a process that was killed here
+            shutil.rmtree(replaced)
+        folder.rename(replaced)
+    try:
+        built.rename(folder)
+    except BaseException:
+        if replaced.exists():
+            replaced.rename(folder)
+        raise
+    if replaced.exists():
+        shutil.rmtree(replaced)

@@ -15,7 +15,14 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sglang_hvd.cli import main
-from sglang_hvd.demo.models import SHIPPED, DemoModels, Shape, demo_models, rebuild
+from sglang_hvd.demo.models import (
+    SHIPPED,
+    DemoModels,
+    Shape,
+    demo_models,
+    rebuild,
+    replace_folder,
+)
 from sglang_hvd.demo.provenance import (
     corpus_digest,
     provenance_of,
@@ -267,6 +274,15 @@ def test_an_interrupted_rebuild_leaves_the_models_as_they_were(
         rebuild(tmp_path)
     assert demo_models("llama", folder=tmp_path).predictor.read_text() == "first"
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(SHAPES)
+
+
+def test_models_that_cannot_be_moved_leave_the_old_ones(tmp_path: Path) -> None:
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "old").touch()
+    with pytest.raises(FileNotFoundError):
+        replace_folder(tmp_path / "missing", folder)
+    assert [path.name for path in tmp_path.rglob("*")] == ["llama", "old"]
 
 
 def test_without_a_folder_it_replaces_what_ships(monkeypatch: pytest.MonkeyPatch) -> None:
