@@ -306,8 +306,8 @@ class DraftPlans:
     host_sources: uint8[num_requests], the set of the host's sources whose drafts are verified, as a
         number of `table`.
     drafter: the set of the one source on the device that drafts in this step; 0 if none does.
-    expected: what each choice was expected to gain; None unless the planner was asked, and in
-        selected or concatenated plans.
+    expected: what each choice was expected to gain, unspecified in rows that nobody asked about.
+        None if nobody asked, and in selected or concatenated plans.
     """
 
     drafts: HostDrafts

@@ -25,11 +25,13 @@ def check_place(path: Path) -> None:
         raise ValueError(f"cannot write into the folder {path.parent}")
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, *, is_private: bool = False) -> None:
     """Writes a file. A file of that name stays as it is until the new one is complete.
 
     The new file has the permissions of the old one. A link stays, and the file that it names is
     written.
+
+    is_private: only the user can read the file, unless it replaces one that others can read.
 
     Raises ValueError, in one line, if the file cannot be written. Then no file is left.
     """
@@ -41,6 +43,8 @@ def write_whole(path: Path, content: bytes) -> None:
             written.write_bytes(content)
             if place.exists():
                 written.chmod(stat.S_IMODE(place.stat().st_mode))
+            elif is_private:
+                written.chmod(0o600)
             os.replace(written, place)
     except OSError as error:
         raise ValueError(f"{path}: cannot write: {error.strerror}") from None

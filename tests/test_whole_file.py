@@ -20,6 +20,19 @@ def test_a_link_stays_and_what_it_names_keeps_its_permissions(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "target"]
 
 
+def test_only_the_user_can_read_a_private_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine"
+    write_whole(path, b"new", is_private=True)
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o640)
+    write_whole(path, b"newer", is_private=True)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"newer", 0o640)
+    write_whole(tmp_path / "public", b"new")
+    umask = os.umask(0)
+    os.umask(umask)
+    assert (tmp_path / "public").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
 def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

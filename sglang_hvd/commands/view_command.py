@@ -101,10 +101,11 @@ def run_view(options: argparse.Namespace) -> int:
         replies = _replayed(options)
     else:
         replies = _asked(options)
+    # They hold what users sent and received.
     if options.save_json is not None:
-        write_whole(options.save_json, replies_json(replies).encode())
+        write_whole(options.save_json, replies_json(replies).encode(), is_private=True)
     if options.html is not None:
-        write_page(options.html, replies, title="Where each token came from")
+        write_page(options.html, replies, title="Where each token came from", is_private=True)
     for reply in replies:
         print(_summary(reply))
     return 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.types import MATCH_COLUMNS, DraftPlans, HostDrafts, MatchOrigin
-from sglang_hvd.view.cycles import Cycle
+from sglang_hvd.view.cycles import Cycle, CycleSource, Origin
 
 _COLUMNS = [MATCH_COLUMNS.index(name) for name in ("match_len", "num_tokens", "origin")]
 
@@ -24,16 +25,23 @@ def cycle_of(
     width: int,
     num_requests: int,
     ms: float | None,
+    ran_ahead: bool = False,
+    tells_shared: bool = True,
 ) -> Cycle:
     """The cycle of the request in this row of a step.
 
     committed: the tokens that it committed, the bonus token included.
     num_model_accepted: tokens of the model drafter's draft that were right; below 0 if not known.
-    source, at, width, ms: see Cycle.
+    source, at, width, ms, ran_ahead: see Cycle.
+    tells_shared: False: the report is the same with a draft from another request that was not
+        verified as without one, since it would tell what that request received.
     """
     num_accepted = len(committed) - 1
     match_len, num_found, origin = plans.drafts.matches[row, _COLUMNS].astype(int).tolist()
     num_cache, num_model = int(plans.drafts.num_nodes[row]), int(plans.num_model_nodes[row])
+    is_hidden = not tells_shared and not num_cache and origin == MatchOrigin.SHARED
+    if is_hidden:
+        num_found = 0
     cache_right = model_right = None
     if num_cache:
         cache_right = _num_right(plans.drafts, row, committed[:num_accepted])
@@ -42,8 +50,8 @@ def cycle_of(
     gains = plans.expected
     return Cycle(
         at=at,
-        source=source,
-        origin=MatchOrigin(origin).name.lower() if num_found else None,
+        source=cast(CycleSource, source),
+        origin=cast(Origin, MatchOrigin(origin).name.lower()) if num_found else None,
         match=match_len if num_found else None,
         found=num_found,
         cache=num_cache,
@@ -53,12 +61,13 @@ def cycle_of(
         cache_right=cache_right,
         model_right=model_right,
         expected=None if gains is None else _number(gains.verified, row),
-        if_cache=None if gains is None else _number(gains.cache, row),
+        if_cache=None if gains is None or is_hidden else _number(gains.cache, row),
         if_model=None if gains is None else _number(gains.model, row),
-        if_both=None if gains is None else _number(gains.both, row),
+        if_both=None if gains is None or is_hidden else _number(gains.both, row),
         width=width,
         requests=num_requests,
         ms=None if ms is None else round(ms, 3),
+        ran_ahead=ran_ahead,
     )
 
 

@@ -229,12 +229,16 @@ class HybridDrafter:
         return self._request(rid).num_tokens
 
     def plan(
-        self, rids: Sequence[Hashable], *, next_waits: bool = False, explains: bool = False
+        self,
+        rids: Sequence[Hashable],
+        *,
+        next_waits: bool = False,
+        explains: Sequence[int] = (),
     ) -> DraftPlans:
         """Decides what each request of the batch verifies in its next cycle: propose and choose.
 
         next_waits: the step after it cannot run ahead, whatever is decided.
-        explains: the plans say what each choice was expected to gain.
+        explains: rows for which the plans say what each choice was expected to gain.
 
         Raises KeyError for a request that is not active.
         """
@@ -267,17 +271,20 @@ class HybridDrafter:
         proposals: Proposals,
         *,
         next_waits: bool = False,
-        explains: bool = False,
+        explains: Sequence[int] = (),
     ) -> DraftPlans:
         """The second half of plan: the policy's decision."""
         with self._clock.measure(Phase.ALLOCATE):
             requests = [self._request(rid) for rid in rids]
             if isinstance(self._planner, CostPlanner):
                 plans = self._planner.choose(requests, proposals, next_waits=next_waits)
+                if explains:
+                    expected = self._planner.expected(plans, proposals, explains)
+                    plans = replace(plans, expected=expected)
             else:
                 plans = self._planner.choose(requests, proposals)
-            if explains:
-                plans = replace(plans, expected=self._planner.expected(plans, proposals))
+                if explains:
+                    plans = replace(plans, expected=self._planner.expected(plans, proposals))
             _begin(plans, requests)
             return plans
 

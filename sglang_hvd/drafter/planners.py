@@ -181,25 +181,29 @@ class CostPlanner:
             table=self._table,
         )
 
-    def expected(self, plans: DraftPlans, proposals: Proposals) -> ExpectedGains:
-        """What the choices of these plans were expected to gain, by the acceptance that the
-        allocator was given. The cache draft includes its branches."""
-        predicted, num = _of_trees(proposals), len(plans)
-        drafters, of_host = self._allocator.drafters, predicted.trees.num_nodes[:num]
+    def expected(
+        self, plans: DraftPlans, proposals: Proposals, asked: Sequence[int]
+    ) -> ExpectedGains:
+        """What the choices of the asked rows were expected to gain, by the acceptance that the
+        allocator was given; NaN in other rows. The cache draft includes its branches."""
+        predicted, num, rows = _of_trees(proposals), len(asked), np.asarray(asked)
+        drafters, of_host = self._allocator.drafters, predicted.trees.num_nodes[rows]
         full = np.full(num, len(drafters[0].sizes) - 1)
         all_steps, none = np.full(num, drafters[0].num_steps[-1]), np.zeros(num, np.int64)
         # The sizes of all drafters stand one after the other.
         place = self._table.device_bits.index(plans.drafter)
         first = sum(len(drafter.sizes) for drafter in drafters[:place])
-        chosen = first + np.searchsorted(drafters[place].sizes, plans.model_sizes)
-        steps = np.where(plans.num_model_nodes > 0, plans.model_steps, 0)
+        chosen = first + np.searchsorted(drafters[place].sizes, plans.model_sizes[rows])
+        steps = np.where(plans.num_model_nodes[rows] > 0, plans.model_steps[rows], 0)
         has_draft, unknown = of_host > 0, np.float32(np.nan)
-        return ExpectedGains(
-            cache=np.where(has_draft, _gains(predicted, of_host, full, none), unknown),
-            model=_gains(predicted, none, full, all_steps),
-            both=np.where(has_draft, _gains(predicted, of_host, full, all_steps), unknown),
-            verified=_gains(predicted, plans.drafts.num_nodes, chosen, steps),
-        )
+        of_cache = _gains(predicted, rows, of_host, full, none)
+        of_both = _gains(predicted, rows, of_host, full, all_steps)
+        gains = ExpectedGains.unknown(len(plans))
+        gains.cache[rows] = np.where(has_draft, of_cache, unknown)
+        gains.model[rows] = _gains(predicted, rows, none, full, all_steps)
+        gains.both[rows] = np.where(has_draft, of_both, unknown)
+        gains.verified[rows] = _gains(predicted, rows, plans.drafts.num_nodes[rows], chosen, steps)
+        return gains
 
     def choose_launched(
         self, requests: Sequence[DraftedRequest], proposals: Proposals
@@ -235,23 +239,25 @@ def _predicted_drafts(predicted: TreePrediction, num: int) -> PredictedDrafts:
 
 def _gains(
     predicted: TreePrediction,
+    rows: npt.NDArray[np.integer[Any]],
     num_host: npt.NDArray[np.integer[Any]],
     sizes: npt.NDArray[np.integer[Any]],
     num_steps: npt.NDArray[np.integer[Any]],
 ) -> Float32:
-    """Predicted accepted tokens of two drafts in one tree, float32[num_requests]: by predict_both
-    of allocation/native/allocate.hpp, for a report.
+    """Predicted accepted tokens of two drafts in one tree, float32[len(rows)]: by predict_both of
+    allocation/native/allocate.hpp, for a report.
 
-    num_host: first nodes of each host draft. sizes: place of the size of each draft from the
-        device, among the sizes of all drafters. num_steps: its steps, 0 for no such draft.
+    rows: the requests. num_host: first nodes of each host draft. sizes: place of the size of each
+        draft from the device, among the sizes of all drafters. num_steps: its steps, 0 for no such
+        draft.
     """
-    trees, rows = predicted.trees, np.arange(len(num_host))
+    trees = predicted.trees
     is_taken = np.arange(trees.probs.shape[1]) < num_host[:, None]
-    probs = np.where(is_taken, trees.probs[: len(rows)], 0)
+    probs = np.where(is_taken, trees.probs[rows], 0)
     of_model = predicted.model_acceptance.of_all[rows, sizes]
     if_right = predicted.model_acceptance.if_cache_right[rows, sizes]
     depths = np.arange(1, of_model.shape[1] + 1)
-    is_at = trees.depths[: len(rows), :, None] == depths
+    is_at = trees.depths[rows, :, None] == depths
     of_host = np.minimum((probs[:, :, None] * is_at).sum(axis=1), 1)
     added = np.maximum(of_model - of_host * if_right, 0) * (depths <= num_steps[:, None])
     gains: Float32 = (probs.sum(axis=1) + added.sum(axis=1)).astype(np.float32)

@@ -2,23 +2,30 @@
 
 A server reports them if it runs with --hvd-report-cycles true, or if the request asks for them with
 the sampling parameter custom_params: {"hvd": {"report_cycles": true}}. They are the list
-meta_info["hvd"][0]["cycles"] of the response. `Cycle` explains the keys of each. A stream of
-/generate has the list in every chunk, with the cycles so far; the latest one may be missing.
+meta_info["hvd"][0]["cycles"] of the response, in a stream of its last chunk. `Cycle` explains the
+keys of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 # Where a token of a reply came from. prompt, output, shared: a cache draft, copied from the
 # request's own prompt, its own output, or another request. model: the model drafter's draft. both:
 # the cache draft and the model drafter's had the same token. target: the target model alone.
 TokenSource = Literal["prompt", "output", "shared", "model", "both", "target"]
 TOKEN_SOURCES: tuple[TokenSource, ...] = get_args(TokenSource)
+
+CycleSource = Literal["cache", "model", "both", "plain"]
+Origin = Literal["prompt", "output", "shared"]
+# What a file may hold. A server's verifications and contexts are smaller.
+_Nodes = Annotated[int, Field(ge=0, le=1 << 16)]
+_Count = Annotated[int, Field(ge=0, le=1 << 40)]
+_Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +36,8 @@ class Cycle:
         last of these is the bonus token. The last cycle may go on after the reply's end.
     source: the drafts that were verified: "cache", "model", "both" in one tree, "plain" for none.
     origin: the text that the cache draft was found in: "prompt" or "output" of the request, or
-        "shared" for finished requests. None if the cache proposed no draft.
+        "shared" for finished requests. None if the cache proposed no draft. In a report that only
+        the request asked for, a draft from "shared" that was not verified counts as not proposed.
     match: the latest tokens that stand there too. None without a proposed draft.
     found: length of the draft that the cache proposed, verified or not.
     cache, model: nodes that were verified of the cache draft and of the model drafter's.
@@ -45,30 +53,37 @@ class Cycle:
     requests: requests of the step.
     ms: milliseconds between the host's reading of the tokens of the step before and of this step,
         or since the begin of this step if that is later. None if not known.
+    ran_ahead: the step was launched without drafts, before the tokens of the last step were known.
     """
 
-    at: int
-    source: str
-    origin: str | None
-    match: int | None
-    found: int
-    cache: int
-    model: int
-    steps: int
-    accepted: int
-    cache_right: int | None
-    model_right: int | None
-    expected: float | None
-    if_cache: float | None
-    if_model: float | None
-    if_both: float | None
-    width: int
-    requests: int
-    ms: float | None
+    at: _Count
+    source: CycleSource
+    origin: Origin | None
+    match: _Count | None
+    found: _Nodes
+    cache: _Nodes
+    model: _Nodes
+    steps: _Nodes
+    accepted: _Nodes
+    cache_right: _Nodes | None
+    model_right: _Nodes | None
+    expected: _Number | None
+    if_cache: _Number | None
+    if_model: _Number | None
+    if_both: _Number | None
+    width: _Nodes
+    requests: _Count
+    ms: _Number | None
+    ran_ahead: bool = False
+
+    def __post_init__(self) -> None:
+        has_draft = self.found > 0 or self.source in ("cache", "both")
+        if has_draft and (self.origin is None or self.match is None):
+            raise ValueError("a cycle with a cache draft needs its origin and its match")
 
     def report(self) -> dict[str, Any]:
         """The JSON object of a response."""
-        return asdict(self)
+        return {key: getattr(self, key) for key in _KEYS}
 
     @classmethod
     def from_report(cls, report: Mapping[str, Any]) -> Cycle:
@@ -105,7 +120,7 @@ class Cycle:
             if is_of_cache and is_of_model:
                 sources.append("both")
             elif is_of_cache:
-                sources.append(_ORIGINS.get(self.origin or "", "shared"))
+                sources.append(self.origin or "shared")
             else:
                 sources.append("model")
         return [*sources, "target"]
@@ -129,5 +144,5 @@ def first_fault(error: ValidationError) -> str:
     return f"{where}: {first['msg']}" if where else first["msg"]
 
 
-_ORIGINS: dict[str, TokenSource] = {"prompt": "prompt", "output": "output", "shared": "shared"}
+_KEYS = tuple(field.name for field in fields(Cycle))
 _CYCLE = TypeAdapter(Cycle)

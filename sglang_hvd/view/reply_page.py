@@ -36,15 +36,22 @@ _KINDS = {
 _BAR_HEIGHT, _MAX_TOKEN_HEIGHT = 96.0, 12.0  # pixels
 
 
-def write_page(path: Path, replies: Sequence[ViewedReply], *, title: str = "Replies") -> None:
+def write_page(
+    path: Path,
+    replies: Sequence[ViewedReply],
+    *,
+    title: str = "Replies",
+    is_private: bool = False,
+) -> None:
     """Writes the token view of one reply or more.
 
     path: the page. Call whole_file.check_place first, before any work is done for the page.
     title: the page's heading.
+    is_private: see whole_file.write_whole.
 
     Raises ValueError, in one line, if the page cannot be written.
     """
-    write_whole(path, render(replies, title=title).encode())
+    write_whole(path, render(replies, title=title).encode(), is_private=is_private)
 
 
 def render(replies: Sequence[ViewedReply], *, title: str) -> str:

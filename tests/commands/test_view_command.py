@@ -69,6 +69,7 @@ def test_a_reply_becomes_a_page_and_a_file(server: Server, tmp_path: Path) -> No
     again = tmp_path / "again.html"
     assert run("--json", saved, "--html", again) == 0
     assert again.read_bytes() == page.read_bytes()
+    assert {path.stat().st_mode & 0o777 for path in (page, saved, again)} == {0o600}
 
 
 def test_a_chat_is_asked_as_one(server: Server, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def explained(made: HybridDrafter) -> tuple[DraftPlans, ExpectedGains]:
     for rid, prompt in (("r", REPEATS), ("nothing", [1, 0, 2])):
         made.start(rid, prompt)
         made.extend(rid, [3])
-    plans = made.plan(["r", "nothing"], explains=True)
+    plans = made.plan(["r", "nothing"], explains=[0, 1])
     assert plans.expected is not None
     return plans, plans.expected
 
@@ -115,6 +115,18 @@ def test_an_explanation_changes_no_decision(policy: Policy) -> None:
         made.extend(rid, [3])
     plans = made.plan(["r", "nothing"])
     assert plans.expected is None
+    of_one = drafter(policy, prob=0.5)
+    for rid, prompt in (("nothing", [1, 0, 2]), ("r", REPEATS)):
+        of_one.start(rid, prompt)
+        of_one.extend(rid, [3])
+    second = of_one.plan(["nothing", "r"], explains=[1]).expected
+    first = explained_plans.expected
+    assert second is not None
+    assert first is not None
+    for name in ("cache", "model", "both", "verified"):
+        np.testing.assert_equal(getattr(second, name)[1], getattr(first, name)[0])
+    if policy == "allocate":
+        assert np.isnan(second.verified[0])  # nothing is computed for it
     assert plans.sources == explained_plans.sources
     assert plans.num_nodes.tolist() == explained_plans.num_nodes.tolist()
     assert explained_plans.select([0]).expected is None

@@ -72,6 +72,7 @@ def _check(cycle: Cycle, policy: str) -> None:
     assert (cycle.steps > 0) == has_model
     assert (cycle.origin is None, cycle.match is None) == (cycle.found == 0, cycle.found == 0)
     assert cycle.found > 0 or not has_cache
+    assert cycle.origin != "shared" or has_cache  # nothing else of other requests
     assert cycle.requests == 1
     assert cycle.ms is not None
     assert cycle.ms > 0
@@ -96,7 +97,12 @@ def test_only_a_request_that_asks_has_cycles(server: Any, prompts: list[str]) ->
     assert "cycles" not in others["meta_info"]["hvd"][0]
 
 
-def test_chunks_of_a_stream_have_the_cycles_so_far(server: Any, prompts: list[str]) -> None:
+@pytest.mark.parametrize("incremental", [False, True], ids=["whole", "incremental"])
+def test_the_last_chunk_of_a_stream_has_the_cycles(
+    start_hvd: Callable[..., Any], prompts: list[str], incremental: bool
+) -> None:
+    flags = ("--incremental-streaming-output",) if incremental else ()
+    server = start_hvd("payoff", *mixing("payoff"), *flags)
     whole = server.generate(prompts[0], **ASKED)
     body = {
         "text": prompts[0],
@@ -106,20 +112,12 @@ def test_chunks_of_a_stream_have_the_cycles_so_far(server: Any, prompts: list[st
     with server.stream(body) as stream:
         lines = [line.decode().removeprefix("data: ").strip() for line in stream if line.strip()]
     *chunks, last = [json.loads(line) for line in lines if line != "[DONE]"]
-    assert last["output_ids"] == whole["output_ids"]
+    streamed = [token for chunk in chunks for token in chunk["output_ids"]] if incremental else []
+    assert [*streamed, *last["output_ids"]] == whole["output_ids"]
+    assert chunks
+    assert not any(chunk["meta_info"]["hvd"] for chunk in chunks)
     cycles = cycles_of(last)
-    num_known = 0
-    for chunk in chunks:
-        hvd = chunk["meta_info"]["hvd"]
-        assert len(hvd) <= 1
-        if hvd:
-            so_far = cycles_of(chunk)
-            assert so_far == cycles[: len(so_far)]
-            assert len(so_far) >= num_known
-            num_known = len(so_far)
-            # At most the tokens of one cycle, or of the prefill, are still unexplained.
-            assert len(chunk["output_ids"]) <= cycles[num_known].at + cycles[num_known].accepted + 1
-    assert num_known > 1
+    assert [cycle.accepted for cycle in cycles] == [cycle.accepted for cycle in cycles_of(whole)]
 
 
 def test_chat_completions_report_too(server: Any) -> None:

@@ -105,6 +105,7 @@ def test_steps_that_run_ahead_give_the_same_output(
     at = 1
     for cycle in map(Cycle.from_report, answer["meta_info"]["hvd"][0]["cycles"]):
         assert cycle.at == at
+        assert cycle.source == "plain" or not cycle.ran_ahead
         assert cycle.ms is not None
         assert cycle.ms > 0
         at += cycle.accepted + 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_hvd.view.cycles import Cycle
+from sglang_hvd.view.cycles import Cycle, CycleSource
 
 
-def cycle(at: int, source: str = "plain", accepted: int = 0, **given: Any) -> Cycle:
+def cycle(at: int, source: CycleSource = "plain", accepted: int = 0, **given: Any) -> Cycle:
     """A cycle whose draft was as long as what was accepted, unless more is given."""
     with_cache, with_model = source in ("cache", "both"), source in ("model", "both")
     values: dict[str, Any] = {

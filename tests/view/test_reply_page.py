@@ -95,6 +95,14 @@ def test_a_policy_that_predicts_nothing_is_said_to() -> None:
     assert "ms" not in text(why).split()
 
 
+def test_a_step_that_ran_ahead_is_no_choice_of_the_policy() -> None:
+    nothing = {"expected": None, "if_cache": None, "if_model": None, "if_both": None}
+    tree = parse(ViewedReply("a", "", "", ("a",), (cycle(0, ran_ahead=True, **nothing),)))
+    [why] = tree.iter("template")
+    assert "Launched before its tokens were known" in text(why)
+    assert "predicted nothing" not in text(why)
+
+
 @pytest.mark.parametrize("cycles", [(), (cycle(1),)])
 def test_a_reply_without_tokens_or_cycles_has_a_page(cycles: tuple[()]) -> None:
     tree = parse(ViewedReply("empty", "", "", (), cycles), REPLY)
@@ -134,3 +142,5 @@ def test_a_page_that_cannot_be_written_is_an_error_in_one_line(tmp_path: Path) -
     assert "\n" not in str(failed.value)
     write_page(tmp_path / "page.html", [REPLY], title="Two words")
     assert "<title>Two words</title>" in (tmp_path / "page.html").read_text()
+    write_page(tmp_path / "mine.html", [REPLY], is_private=True)
+    assert (tmp_path / "mine.html").stat().st_mode & 0o777 == 0o600

@@ -49,7 +49,6 @@ _AROUND: dict[str, Callable[..., Any]] = {
     f"{_SCHEDULER}.handle_dumper_control": reload.answer_for_predictor,
     f"{_REQ}.update_finish_state": stop_strings.end_as_plain_serving,
     f"{_TOKENIZER}._slice_streaming_output_meta_info": responses.keep_hvd_figures,
-    f"{_TOKENIZER}.TokenizerManager._coalesce_streaming_chunks": responses.keep_one_of_chunks,
     f"{_TOKENIZER}.TokenizerManager._create_tokenized_object": responses.check_request,
     f"{_TOKENIZER}.TokenizerManager.update_weights_from_disk": reload.ask_for_predictor,
     f"{_WEIGHTS}._select_runners": weight_updates.select_target,
@@ -58,7 +57,6 @@ _AROUND: dict[str, Callable[..., Any]] = {
 }
 _AFTER: dict[str, Callable[..., Any]] = {
     f"{_SERVER_ARGS}.add_cli_args": flags.add_hvd_flags,
-    f"{_TOKENIZER}.TokenizerManager.update_request_meta_info": responses.keep_latest_figures,
     f"{_SCHEDULER}.init_req_max_new_tokens": context_limits.limit_new_tokens,
     f"{_SCHEDULER}.on_idle": scheduler_events.note_idle,
     f"{_SCHEDULER}.pause_generation": scheduler_events.note_pause,

@@ -1,5 +1,4 @@
-"""Adds per-request figures to every response: `meta_info["hvd"]`, once the request has ended. The
-chunks of a stream have the cycles so far, if the request reports them."""
+"""Adds per-request figures to every response: `meta_info["hvd"]`, once the request has ended."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
-from sglang_hvd.plugin.requests.marks import cycles_of, figures_of
+from sglang_hvd.plugin.requests.marks import figures_of
 from sglang_hvd.plugin.requests.sampling import check_custom_params
 from sglang_hvd.plugin.startup.launch import launch_of
 
@@ -26,7 +25,7 @@ class HvdOutputStreamer(SchedulerOutputStreamer):
     has_additional_customized_info = True
 
     def build_additional_customized_info(self, reqs: list[Req]) -> dict[str, list[list[Any]]]:
-        """One list per request in `reqs`: empty until it finishes or streams cycles."""
+        """One list per request in `reqs`: empty until it finishes, then its figures."""
         return {META_INFO_KEY: [_figures(req) for req in reqs]}
 
     def is_request_level_customized_info_key(self, key: str) -> bool:
@@ -53,27 +52,10 @@ def keep_hvd_figures(
     """AROUND hook of the function that cuts the lists in a chunk's meta_info to its new tokens
     under --incremental-streaming-output. Our list has one entry, whatever the tokens, and stays
     whole."""
-    slice_streaming_output_meta_info(meta_info, last_output_offset, _others(customized_info_keys))
-
-
-def keep_latest_figures(
-    _result: None, _manager: TokenizerManager, meta_info: dict[str, Any], *_args: Any, **_kw: Any
-) -> None:
-    """AFTER hook of TokenizerManager.update_request_meta_info, which joins what all chunks of a
-    stream had. Ours hold everything so far: the latest replaces the others."""
-    del meta_info.get(META_INFO_KEY, [])[:-1]
-
-
-def keep_one_of_chunks(
-    coalesce_streaming_chunks: Callable[..., dict[str, Any]],
-    manager: TokenizerManager,
-    out_list: list[dict[str, Any]],
-    rid: str,
-    customized_info_keys: Iterable[str] | None = None,
-) -> dict[str, Any]:
-    """AROUND hook of TokenizerManager._coalesce_streaming_chunks, which joins chunks that wait to
-    be sent. Ours are those of the last chunk, not one after the other."""
-    return coalesce_streaming_chunks(manager, out_list, rid, _others(customized_info_keys))
+    keys = None
+    if customized_info_keys is not None:
+        keys = [key for key in customized_info_keys if key != META_INFO_KEY]
+    slice_streaming_output_meta_info(meta_info, last_output_offset, keys)
 
 
 def check_request(
@@ -91,13 +73,6 @@ def check_request(
     return create_tokenized_object(manager, obj, *args, **kw)
 
 
-def _others(keys: Iterable[str] | None) -> list[str] | None:
-    return None if keys is None else [key for key in keys if key != META_INFO_KEY]
-
-
 def _figures(req: Req) -> list[dict[str, Any]]:
     figures = figures_of(req)
-    if figures is not None and req.finished():
-        return [figures]
-    cycles = cycles_of(req)
-    return [{"cycles": [cycle.report() for cycle in cycles]}] if cycles else []
+    return [figures] if figures is not None and req.finished() else []

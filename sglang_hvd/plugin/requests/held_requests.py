@@ -22,14 +22,13 @@ import numpy.typing as npt
 from sglang.srt.managers.schedule_batch import FINISH_MATCHED_STR
 
 from sglang_hvd.drafter import HybridDrafter
-from sglang_hvd.plugin.requests.marks import held_of, leave_cycles, leave_figures, mark_held
+from sglang_hvd.plugin.requests.marks import held_of, leave_figures, mark_held
 from sglang_hvd.plugin.requests.recording import RequestRecorder
 from sglang_hvd.plugin.requests.sampling import asks_for_cycles, has_penalties
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.types import TokenIds
-from sglang_hvd.view.cycles import Cycle
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -44,7 +43,7 @@ class HeldRequest:
     num_tokens: prompt and committed output tokens.
     model_only: it verifies only the model drafter's draft, for example because of penalties.
     prompt_ids: recorded when the request ends; None if nothing of it is recorded.
-    cycles: its cycles so far; None unless they are reported.
+    cycles: the reports of its cycles so far; None unless they are reported.
     earlier: its counts from before it was started again (HeldRequests._hold).
     """
 
@@ -55,7 +54,7 @@ class HeldRequest:
     num_tokens: int
     model_only: bool
     prompt_ids: TokenIds | None
-    cycles: list[Cycle] | None
+    cycles: list[dict[str, Any]] | None
     earlier: RequestStats
 
 
@@ -78,7 +77,7 @@ class HeldRequests:
         vocab_size: int,
     ) -> None:
         self._drafter, self._figures, self._clock = drafter, figures, clock
-        self._report_cycles = report_cycles
+        self.report_cycles = report_cycles
         self._recorder = recorder
         self._vocab_size = vocab_size
         self._held: dict[int, HeldRequest] = {}  # by key
@@ -219,8 +218,8 @@ class HeldRequests:
         # Where embeddings are given, the ids say nothing.
         is_valid = req.input_embeds is None and bool(self._are_tokens(given_ids).all())
         prompt_ids = given_ids.astype(np.int32) if is_valid else np.empty(0, np.int32)
-        cycles: list[Cycle] | None = None
-        if self._report_cycles or asks_for_cycles(req.sampling_params):
+        cycles: list[dict[str, Any]] | None = None
+        if self.report_cycles or asks_for_cycles(req.sampling_params):
             cycles = [] if before is None else before.cycles
         held = HeldRequest(
             key=key,
@@ -247,8 +246,6 @@ class HeldRequests:
         self._held[key] = held
         self._num_reporting += cycles is not None
         mark_held(req, held)
-        if cycles is not None and req.stream:
-            leave_cycles(req, cycles)
         return held
 
     def _release(self, held: HeldRequest) -> RequestStats:
@@ -285,9 +282,9 @@ def _namespace(req: Req) -> str:
     return hashlib.sha256(name).hexdigest()
 
 
-def _figures(stats: RequestStats, cycles: list[Cycle] | None) -> dict[str, Any]:
+def _figures(stats: RequestStats, cycles: list[dict[str, Any]] | None) -> dict[str, Any]:
     """What `meta_info["hvd"]` shows; plain numbers and strings."""
     figures: dict[str, Any] = dict(stats.figures())
     if cycles is not None:
-        figures["cycles"] = [cycle.report() for cycle in cycles]
+        figures["cycles"] = cycles
     return figures

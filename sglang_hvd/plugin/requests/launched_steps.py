@@ -239,8 +239,10 @@ class LaunchedSteps:
                     width=plan.width,
                     num_requests=len(plan.held),
                     ms=ms,
+                    ran_ahead=plan.runs_ahead,
+                    tells_shared=self._held.report_cycles,
                 )
-                h.cycles.append(cycle)
+                h.cycles.append(cycle.report())
             h.num_tokens += num_tokens
             self._figures.count_cycle(sources[row], num_tokens - 1)
         outcomes = VerifyOutcomes(

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
-    from sglang_hvd.view.cycles import Cycle
-
 
 def mark_held(req: Req, held: object) -> None:
     """Marks a request that the drafter knows. held: its state there."""
@@ -23,17 +21,6 @@ def is_held(req: Req) -> bool:
 def held_of(req: Req) -> Any:
     """The state of the request in the drafter; None for a request that was never marked."""
     return req.__dict__.get("_hvd_held")
-
-
-def leave_cycles(req: Req, cycles: list[Cycle]) -> None:
-    """Leaves the cycles of a running request, for the chunks of its stream. The list grows."""
-    req._hvd_cycles = cycles
-
-
-def cycles_of(req: Req) -> list[Cycle] | None:
-    """The cycles that the chunks of a stream show; None for a request that does not stream or does
-    not report its cycles."""
-    return req.__dict__.get("_hvd_cycles")
 
 
 def leave_figures(req: Req, figures: dict[str, Any]) -> None:

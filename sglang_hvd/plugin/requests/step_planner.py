@@ -44,7 +44,7 @@ class StepPlanner:
         drafts = self._drafter.plan(
             [request.key for request in held],
             next_waits=next_waits,
-            explains=self._held.has_reporting,
+            explains=[row for row, h in enumerate(held) if h.cycles is not None],
         )
         width = self._widths.narrowest(1 + int(drafts.num_nodes.max()))
         return StepPlan(

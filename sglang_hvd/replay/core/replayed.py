@@ -92,7 +92,7 @@ def replay(
     position = 1
     while position < len(output_ids):
         proposals = drafter.propose([trace], max_cache_draft_tokens)
-        plans = drafter.choose([trace], proposals, explains=reports is not None)
+        plans = drafter.choose([trace], proposals, explains=[] if reports is None else [0])
         [plan] = single_plans(plans)
         rest = output_ids[position:]
         draft_len = int(proposals.drafts.num_nodes[0])

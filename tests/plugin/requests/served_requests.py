@@ -48,6 +48,7 @@ class ServedRequests:
     """What serves requests in a worker, without the models.
 
     allocates: by costs, of which those of the model drafter are too high for it.
+    payoff: predicted probability of each node of a cache draft, given the one before, if allocates.
     now: the time in seconds.
     """
 
@@ -57,6 +58,7 @@ class ServedRequests:
         *,
         report_cycles: bool = False,
         allocates: bool = False,
+        payoff: float = 0.9,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         config = HvdConfig(policy="allocate" if allocates else "cache")
@@ -66,7 +68,7 @@ class ServedRequests:
         self.drafter = HybridDrafter(
             config,
             cache=SuffixCache.of_config(config, background=False),
-            predictor=constant_survival(0.9) if allocates else None,
+            predictor=constant_survival(payoff) if allocates else None,
             token_classes=classes if allocates else None,
             num_model_steps=3,
             num_model_nodes=7,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,15 @@ from sglang_hvd.plugin.requests.marks import figures_of
 from sglang_hvd.plugin.requests.sampling import asks_for_cycles, check_custom_params
 from sglang_hvd.types import DraftPlans, HostDrafts, MatchOrigin
 from sglang_hvd.view.cycles import Cycle
-from tests.plugin.requests.served_requests import ServedRequests, request
+from tests.plugin.requests.served_requests import ServedRequests, read_results, request
 
 REPEATS = [1, 2, 3, 4, 1, 2]
 
 
-def asking(rid: str, *, streams: bool = False) -> Req:
-    """A request that repeats its prompt and asks for a report."""
-    req = request(rid, REPEATS)
+def asking(rid: str, prompt: list[int] = REPEATS) -> Req:
+    """A request that asks for a report, and repeats its prompt unless another is given."""
+    req = request(rid, prompt)
     req.sampling_params.custom_params = {"hvd": {"report_cycles": True}}
-    req.stream = streams
     return req
 
 
@@ -65,6 +65,7 @@ def test_a_request_that_asks_has_its_cycles() -> None:
         width=8,
         requests=2,
         ms=None,
+        ran_ahead=False,
     )
     assert cycle.found >= 2
     assert "cycles" not in (figures_of(other) or {})
@@ -134,9 +135,10 @@ def test_a_step_lasts_from_the_tokens_before_to_its_own() -> None:
     assert [cycle.ms for cycle in reported(req)] == [500.0, 250.0]
 
 
-def test_a_stream_has_the_cycles_so_far() -> None:
+def test_a_stream_has_its_figures_at_the_end() -> None:
     served = ServedRequests()
-    streamed, whole = asking("a", streams=True), asking("b")
+    streamed, whole = asking("a"), asking("b")
+    streamed.stream = True
     served.prefill(streamed, whole)
 
     def shown() -> list[list[Any]]:
@@ -150,14 +152,70 @@ def test_a_stream_has_the_cycles_so_far() -> None:
     served.plan([streamed, whole], [6, 6])
     served.verify([4, 1, 4, 1], [2, 2])
     served.launched.commit()
-    [chunk], nothing = shown()
-    assert [cycle["accepted"] for cycle in chunk["cycles"]] == [1]
-    assert nothing == []
+    assert shown() == [[], []]
     served.end(streamed, [4, 1])
     served.end(whole, [4, 1])
     [of_stream], [of_whole] = shown()
     assert of_stream == of_whole == figures_of(whole)
     assert len(of_stream["cycles"]) == 1
+
+
+def report_after_another(report_cycles: bool, first: list[int]) -> Cycle:
+    """The one cycle of a request that does not verify what it finds, after a request that
+    received `first`."""
+    served = ServedRequests(report_cycles=report_cycles, allocates=True, payoff=0.01)
+    before = request("before", [50])
+    served.prefill(before)
+    before.output_ids.append(3)
+    served.drafter.extend(served.held.of_rid("before")[0].key, np.array(first, np.int32))
+    served.held.of_rid("before")[0].num_tokens += len(first)
+    served.end(before, first)
+    req = asking("a", [7, 8, 9])
+    served.prefill(req)
+    req.output_ids.append(3)
+    served.plan([req], [3])
+    served.verify([12])
+    served.end(req, [12])
+    [cycle] = reported(req)
+    return cycle
+
+
+def test_a_report_that_a_client_asks_for_tells_nothing_of_what_others_received() -> None:
+    received, other = [7, 8, 9, 3, 12, 13, 14, 15, 16], [60, 61, 62, 63, 64, 65, 66, 67, 68]
+    of_operator = report_after_another(True, received)
+    assert (of_operator.origin, of_operator.cache) == ("shared", 0)
+    assert of_operator.found > 0
+    assert of_operator.match == 4
+    assert of_operator.if_cache is not None
+    assert of_operator.if_both is not None
+    of_client = report_after_another(False, received)
+    assert (of_client.origin, of_client.match, of_client.found) == (None, None, 0)
+    assert (of_client.if_cache, of_client.if_both) == (None, None)
+    assert replace(of_client, ms=None) == replace(report_after_another(False, other), ms=None)
+
+
+def test_a_cycle_that_ran_ahead_says_so() -> None:
+    served = ServedRequests(report_cycles=True, allocates=True)
+    req = request("a", [1, 2])
+    served.prefill(req)
+    served.plan([req], [2])
+    served.verify([4])
+    read_results([req], [3], is_prefill=True)
+    assert served.plan_ahead([req])
+    served.verify([5])
+    served.end(req, [4, 5])
+    assert [cycle.ran_ahead for cycle in reported(req)] == [False, True]
+
+
+def test_what_is_expected_is_computed_for_those_that_ask_alone() -> None:
+    served = ServedRequests(allocates=True)
+    asked, other = asking("a"), request("b", REPEATS)
+    served.prefill(other, asked)
+    for req in (asked, other):
+        req.output_ids.append(3)
+    expected = served.plan([other, asked], [6, 6]).expected
+    assert expected is not None
+    assert np.isnan(expected.model).tolist() == [True, False]
 
 
 def plans_of(
@@ -252,6 +310,7 @@ def test_what_may_not_be_asked_is_one_line(asked: object) -> None:
 
 
 @pytest.mark.parametrize("custom_params", ["hvd", 1, [], ["hvd"]])
-def test_custom_params_are_an_object(custom_params: object) -> None:
-    with pytest.raises(ValueError, match="custom_params must be an object"):
-        check_custom_params(custom_params)
+def test_custom_params_that_do_not_name_hvd_pass_untouched(custom_params: Any) -> None:
+    """By default SGLang accepts values of any type."""
+    check_custom_params(custom_params)
+    assert not asks_for_cycles(SamplingParams(custom_params=custom_params))

@@ -208,7 +208,7 @@ def test_the_drafter_plans_and_learns_by_source() -> None:
     drafter.start("r", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2])
     labels = []
     for token in range(20, 28):
-        plans = drafter.plan(["r"], explains=True)
+        plans = drafter.plan(["r"], explains=[0])
         [plan] = single_plans(plans)
         labels.append(plan.source)
         if plan.cache_draft is None:
