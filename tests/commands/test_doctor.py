@@ -354,7 +354,7 @@ def test_an_environment_without_sglang(packages: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
     assert (
         "fault SGLang           HVD needs SGLang 0.5.23, and none is installed: pip install "
-        "'sglang-hvd[cuda]'\n" in done.stdout
+        "'sglang==0.5.23'\n" in done.stdout
     )
     assert done.stdout.endswith("A server with HVD would not start: 1 fault.\n")
 
