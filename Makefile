@@ -12,7 +12,6 @@ BIN := $(VENV)/bin
 SGLANG := $(shell sed -n 's/^cuda = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 PATCHES := $(patsubst %/pyproject.toml,%,$(wildcard patches/*/pyproject.toml))
 NATIVE := CMakeLists.txt $(wildcard sglang_hvd/native/* sglang_hvd/*/native/* sglang_hvd/*/*/native/*)
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # What the caller lets this see, for gpu-check.
 GPUS := $(CUDA_VISIBLE_DEVICES)
@@ -22,11 +21,23 @@ export SGLANG_USE_CPU_ENGINE := 1
 export TORCHDYNAMO_DISABLE := 1
 export CUDA_VISIBLE_DEVICES :=
 
+DEPS_STAMP := $(VENV)/.deps
+PROJECT_STAMP := $(VENV)/.project
+EXTRAS_STAMP := $(VENV)/.extras
+DOCS_STAMP := $(VENV)/.docs
+
+# Quiet. If it fails it says why in one line, and the rest is in the log.
+PIP_LOG := $(VENV)/pip.log
+INSTALL := rm -f $(PIP_LOG); > /dev/null 2>&1 $(BIN)/python -m pip \
+	--disable-pip-version-check --log $(PIP_LOG) install --no-warn-conflicts
+OR_WHY := || { echo "cannot install: $$(sed -n 's/^[^ ]* *ERROR: //p' $(PIP_LOG) | head -n 1):" \
+	"see $(PIP_LOG), and check that the package index is in reach" >&2; exit 1; }
+
 .PHONY: demo test test-slow serve bench gpu-check lint docs venv clean
 .DELETE_ON_ERROR:
 
-demo: venv
-	$(BIN)/sglang-hvd demo $(ARGS)
+demo: $(PROJECT_STAMP)
+	@$(BIN)/sglang-hvd demo $(ARGS)
 
 # Two processes. Files whose tests can share a server form a group, and a group runs in one process
 # (tests/conftest.py). The groups start in the order in which they are collected.
@@ -39,7 +50,7 @@ test: venv
 test-slow: venv
 	$(PYTEST) -m slow $(PYTEST_ARGS)
 
-serve: venv
+serve: $(PROJECT_STAMP)
 	$(BIN)/sglang-hvd serve $(ARGS)
 
 bench: venv
@@ -58,31 +69,34 @@ lint: venv
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
+venv: $(EXTRAS_STAMP)
+
 # Stamps: each names what it installed, so a changed pin, patch or native source is installed again
 # and nothing else is. The installs are editable: Python changes need no install at all, and the
 # native module is rebuilt here, once, rather than by every importing process.
-PROJECT_STAMP := $(VENV)/.project
-SGLANG_STAMP := $(VENV)/.$(SGLANG)
-PATCHES_STAMP := $(VENV)/.patches
-DOCS_STAMP := $(VENV)/.docs
-
-venv: $(PATCHES_STAMP)
-
-$(PROJECT_STAMP): pyproject.toml sglang_hvd/__init__.py $(NATIVE)
+# SGLang's metadata demands the CUDA kernels, hence --no-deps. The cpu extra is what it imports here.
+$(DEPS_STAMP): pyproject.toml
 	@python=$$(scripts/preflight.sh) && { [ -x $(BIN)/python ] || "$$python" -m venv $(VENV); }
-	@echo "Installing sglang_hvd, torch and what SGLang needs on the CPU (minutes the first time)"
-	@$(PIP) install --no-warn-conflicts $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[cpu,train,dev]'
+	@echo "Installing torch, $(SGLANG) and what it needs on the CPU (a minute or more)"
+	@$(BIN)/python scripts/requirements.py project cpu > $(VENV)/requirements.txt
+	@$(INSTALL) --no-compile $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+		--requirement $(VENV)/requirements.txt $(OR_WHY)
+	@$(INSTALL) --no-compile --no-deps $(SGLANG) $(OR_WHY)
 	@touch $@
 
-# --no-deps: SGLang's metadata demands the CUDA kernels. What it imports on the CPU is the cpu extra.
-$(SGLANG_STAMP): $(PROJECT_STAMP)
-	@echo "Installing $(SGLANG)"
-	@$(PIP) install --no-warn-conflicts --no-deps $(SGLANG)
+# Python's bytecode is compiled while the native modules are: pip would do it on one core.
+$(PROJECT_STAMP): $(DEPS_STAMP) sglang_hvd/__init__.py $(NATIVE) $(PATCHES:=/pyproject.toml)
+	@echo "Building the native modules of sglang_hvd"
+	@$(BIN)/python -m compileall -q -j 2 $(VENV)/lib > /dev/null & { \
+		$(INSTALL) --no-deps $(addprefix --editable ./,. $(PATCHES)) $(OR_WHY); \
+		} && wait
 	@touch $@
 
-$(PATCHES_STAMP): $(SGLANG_STAMP) $(PATCHES:=/pyproject.toml)
-	@echo "Installing $(PATCHES)"
-	@$(PIP) install --no-warn-conflicts --no-deps $(addprefix --editable ./,$(PATCHES))
+# What training, the tests and the linters need, and the demo does not. The name without a path is
+# the project as it is installed, so its native modules are not built again.
+$(EXTRAS_STAMP): $(PROJECT_STAMP)
+	@echo "Installing what training and the tests need"
+	@$(INSTALL) 'sglang-hvd[train,dev]' $(OR_WHY)
 	@touch $@
 
 # The site, by the extra `docs` alone. A warning, such as a link that leads nowhere, ends the build.
@@ -90,9 +104,8 @@ docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The site is built: open build/site/index.html"
 
-DOCS_NEEDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
-
 $(DOCS_STAMP): pyproject.toml
 	@python=$$(scripts/preflight.sh) && { [ -x $(BIN)/python ] || "$$python" -m venv $(VENV); }
-	@$(BIN)/python -c '$(DOCS_NEEDS)' | $(PIP) install --requirement /dev/stdin
+	@$(BIN)/python scripts/requirements.py docs > $(VENV)/docs.txt
+	@$(INSTALL) --requirement $(VENV)/docs.txt $(OR_WHY)
 	@touch $@

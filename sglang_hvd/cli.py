@@ -72,7 +72,7 @@ def _commands() -> Mapping[str, Command]:
 
     return {
         "demo": Command(
-            servers.add_demo, servers.run_demo, "compare all ways of decoding on the demo models"
+            servers.add_demo, servers.run_demo, "compare ways of decoding on the demo models"
         ),
         "serve": Command(servers.add_serve, servers.run_serve, "serve the demo model with HVD"),
         "doctor": Command(

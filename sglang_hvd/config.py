@@ -205,10 +205,10 @@ class HvdConfig(BaseModel):
         default=None,
         ge=2,
         description="Policy allocate: maximum number of nodes per request in steps of one or two "
-        "requests, if larger than verify_width. It needs extra GPU memory. Default: 64 on a GPU if "
-        "memory allows and neither verify_width nor narrow_widths is given; verify_width for "
-        "models with experts or linear attention, with LoRA, with enable-deterministic-inference "
-        "and with trtllm_mha.",
+        "requests. It must exceed verify_width to have an effect. It needs extra GPU memory. "
+        "Default: 64 on a GPU if memory allows and neither verify_width nor narrow_widths is "
+        "given; verify_width for models with experts or linear attention, with LoRA, with "
+        "enable-deterministic-inference and with trtllm_mha.",
     )
     narrow_widths: tuple[int, ...] | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""Where this user's demo models and cost tables are kept from one run to the next."""
+"""Where this user's cost tables and the logs of `sglang-hvd serve` are kept."""
 
 from pathlib import Path
 

@@ -70,14 +70,15 @@ MAY_IMPORT = {
     },
     "plugin/entry": {"plugin/hooks", "plugin/startup"},
     "plugin/examination": {"config", "payoff", "allocation", "plugin/hooks", "plugin/startup"},
-    "demo": CORE | {"traces", "replay"},
+    "demo": CORE | {"traces", "replay", "demo/server_forker"},
+    "demo/server_forker": {"demo", "plugin"},
     "commands": CORE | {"traces", "replay", "demo", "plugin/startup", "plugin/examination"},
     "cli": {"commands"},
 }
 
 # Where a framework may be imported: a folder, or one file.
 FRAMEWORKS = {
-    "sglang": ("plugin/",),
+    "sglang": ("plugin/", "demo/server_forker.py"),
     "sgl_kernel": ("plugin/",),
     "torch": ("plugin/", "demo/", "replay/training/fit.py"),
     "triton": ("plugin/",),

@@ -13,10 +13,9 @@ from benchmarks.gpu_check.parts import logged_server
 from sglang_hvd.config import PostponeExtend
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
-from sglang_hvd.demo.models import ensure_demo_models
+from sglang_hvd.demo.models import demo_models
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS, Mode, server_flags
 from sglang_hvd.demo.server import CPU_FLAGS, SglangServer
-from sglang_hvd.user_cache import user_cache
 
 POLICIES: tuple[Mode, ...] = ("allocate", "both", "payoff", "cache", "frequency", "model")
 
@@ -160,7 +159,7 @@ def server_of(
     setup: Setup, mode: Mode, part: str, options: argparse.Namespace
 ) -> Iterator[SglangServer]:
     """part: the part of the check, which is in the log's name."""
-    flags = [*server_flags(mode, ensure_demo_models(user_cache())), *setup.flags(options.device)]
+    flags = [*server_flags(mode, demo_models()), *setup.flags(options.device)]
     if mode != "plain":
         flags += setup.hvd_flags(mode)
     elif setup.is_chosen:  # without trees SGLang may choose another

@@ -14,11 +14,10 @@ from benchmarks.gpu_check.parts import Row, Unit, hvd_state, logged_server
 from benchmarks.trace_serving.__main__ import options_of as trace_options
 from benchmarks.trace_serving.__main__ import serve_traces
 from benchmarks.trace_serving.models import write_models
-from sglang_hvd.demo.models import DemoModels, ensure_demo_models
+from sglang_hvd.demo.models import DemoModels, demo_models
 from sglang_hvd.demo.modes import server_flags
 from sglang_hvd.demo.server import CPU_FLAGS
 from sglang_hvd.payoff import DEFAULT_PREDICTORS
-from sglang_hvd.user_cache import user_cache
 
 # The default policy is early, because time may run out.
 _TRACE_MODES = ("plain", "eagle3", "allocate", "cache", "payoff", "frequency")
@@ -98,7 +97,7 @@ def _costs(shape: str, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def _dummy_models(shape: str, folder: Path) -> DemoModels:
-    demo = ensure_demo_models(user_cache())
+    demo = demo_models()
     target, drafter = write_models(shape, folder, num_tokens=2048, context_length=4096)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo.target / name, target / name)

@@ -28,10 +28,9 @@ from benchmarks.serving.measure import Cell, measure, table_of
 from sglang_hvd.commands.arguments import add_json, count
 from sglang_hvd.demo.corpus.session import FAMILIES, Session
 from sglang_hvd.demo.corpus.sessions import demo_sessions
-from sglang_hvd.demo.models import ensure_demo_models
+from sglang_hvd.demo.models import demo_models
 from sglang_hvd.demo.modes import MODES, server_flags
 from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment
-from sglang_hvd.user_cache import user_cache
 
 _SEED = 11
 
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _servers(modes: Sequence[str]) -> Iterator[dict[str, str]]:
-    models = ensure_demo_models(user_cache())
+    models = demo_models()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         urls = {}

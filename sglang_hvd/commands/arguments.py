@@ -45,16 +45,6 @@ def output_file(text: str) -> Path:
     return Path(text)
 
 
-def add_cache_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--cache-dir",
-        type=Path,
-        metavar="DIR",
-        help="folder in which the demo models are built on first use (default: sglang_hvd in "
-        "$XDG_CACHE_HOME or ~/.cache)",
-    )
-
-
 def add_texts(parser: argparse.ArgumentParser) -> None:
     """Adds --traces DIR, --tokenizer FILE and --eos-token TOKEN."""
     parser.add_argument(

@@ -1,48 +1,102 @@
 """The commands that start a server or query one: demo, serve, costs, reload."""
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sglang_hvd.commands.arguments import add_cache_dir, count, output_file
+from sglang_hvd.commands.arguments import count, output_file
+from sglang_hvd.demo.corpus.session import FAMILIES, Family
+from sglang_hvd.demo.models import SHIPPED, rebuild
+from sglang_hvd.demo.modes import DEFAULT_MODES, MODES
 from sglang_hvd.user_cache import user_cache
+
+# They show the range: long copies, short copies, and hardly any.
+_DEFAULT_WORKLOADS: tuple[Family, ...] = ("editing", "tool_calls", "chat")
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
-    add_cache_dir(parser)
+    parser.add_argument(
+        "--rebuild",
+        type=Path,
+        nargs="?",
+        const=SHIPPED,
+        metavar="DIR",
+        help="build the demo models again, and play nothing; takes about half an hour on two cores "
+        "(default of DIR: in place of those that ship)",
+    )
     parser.add_argument(
         "--modes",
-        help="comma-separated list of plain, eagle3, ngram and HVD's policies; plain always runs "
-        "(default: all)",
+        type=_names("mode", MODES),
+        default=DEFAULT_MODES,
+        metavar="MODE,...",
+        help=f"ways of decoding: all, or some of {', '.join(MODES)}; plain always plays (default: "
+        f"{','.join(DEFAULT_MODES)})",
+    )
+    parser.add_argument(
+        "--workloads",
+        type=_names("workload", FAMILIES),
+        default=_DEFAULT_WORKLOADS,
+        metavar="WORKLOAD,...",
+        help=f"kinds of sessions: all, or some of {', '.join(FAMILIES)} (default: "
+        f"{','.join(_DEFAULT_WORKLOADS)})",
     )
     parser.add_argument(
         "--sessions", type=count, default=2, help="sessions per workload (default: %(default)s)"
     )
     parser.add_argument(
+        "--html",
+        type=output_file,
+        metavar="FILE",
+        help="write a page that shows the source of each token of HVD's replies, and why",
+    )
+    parser.add_argument(
         "--json", type=output_file, metavar="FILE", help="write the table's rows as JSON"
+    )
+    parser.add_argument(
+        "--svg", type=output_file, metavar="FILE", help="write what is printed as a picture"
     )
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    # Imported here: only the demo needs torch and an OpenAI client.
+    if options.rebuild is not None:
+        rebuild(options.rebuild)
+        return 0
+    # Imported here: only the demo needs rich and an OpenAI client.
     from sglang_hvd.demo import run
-    from sglang_hvd.demo.modes import MODES
 
-    asked = options.modes.split(",") if options.modes else list(MODES)
-    unknown = sorted(set(asked) - set(MODES))
-    if unknown:
-        raise ValueError(
-            f"--modes: unknown modes {', '.join(unknown)}: choose from {', '.join(MODES)}"
-        )
     return run.run_demo(
-        cache_dir=options.cache_dir or user_cache(),
-        modes=[mode for mode in MODES if mode in asked or mode == "plain"],
+        modes=[mode for mode in MODES if mode in options.modes or mode == "plain"],
+        families=[family for family in FAMILIES if family in options.workloads],
         num_sessions=options.sessions,
         json_file=options.json,
+        page_file=options.html,
+        picture_file=options.svg,
     )
 
 
+def _names(what: str, names: Sequence[str]) -> Callable[[str], Sequence[str]]:
+    """The type of an argument that lists some of these names, or says "all"."""
+
+    def asked(text: str) -> Sequence[str]:
+        chosen = text.split(",")
+        unknown = [name for name in chosen if name not in (*names, "all")]
+        if unknown:
+            raise argparse.ArgumentTypeError(
+                f"unknown {what} {', '.join(map(repr, unknown))}: choose from {', '.join(names)}, "
+                "or all"
+            )
+        return names if "all" in chosen else chosen
+
+    return asked
+
+
 def add_serve(parser: argparse.ArgumentParser) -> None:
-    add_cache_dir(parser)
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of the server's log (default: sglang_hvd in $XDG_CACHE_HOME or ~/.cache)",
+    )
     parser.add_argument(
         "--port", type=int, default=30000, help="port of the server (default: %(default)s)"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from sglang_hvd.config import Policy
+from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.demo.models import DemoModels
 
 # plain: target only. eagle3, ngram: SGLang's own. The rest: HVD under that policy.
@@ -12,6 +12,8 @@ Mode = Literal[
     "plain", "eagle3", "ngram", "model", "cache", "frequency", "payoff", "both", "allocate"
 ]
 MODES: tuple[Mode, ...] = get_args(Mode)
+HVD_MODES: tuple[Policy, ...] = get_args(Policy)
+DEFAULT_MODES: tuple[Mode, ...] = ("plain", "eagle3", HvdConfig().policy)
 
 # The draft tree of both SGLang's EAGLE3 and HVD's model drafter. On a CPU the paper's 8 steps cost
 # more time than their tokens save.
@@ -35,8 +37,7 @@ def server_flags(mode: Mode, models: DemoModels) -> list[str]:
             *(*flags, "--speculative-algorithm", "NGRAM"),
             *("--speculative-num-draft-tokens", "16"),
         ]
-    policies: tuple[Policy, ...] = get_args(Policy)
-    assert mode in policies, f"mode {mode} is not an HVD policy"
+    assert mode in HVD_MODES, f"mode {mode} is not an HVD policy"
     return [
         *(*flags, "--speculative-algorithm", "HVD", *drafter),
         *("--hvd-policy", mode, "--hvd-predictor", str(models.predictor)),

@@ -22,21 +22,33 @@ class Reply:
 
     Attributes:
         family: workload family of the session.
-        question: the last message of the conversation that was sent.
+        prompt: the conversation that was sent, as text.
+        question: its last message.
         text: the reply.
-        num_tokens: generated tokens.
+        token_ids: generated tokens, the end-of-turn token included.
         seconds: from request to answer, prefill included.
         counts: counts of its decoding cycles.
         cycles: its decoding cycles; empty if the server does not report them.
     """
 
     family: str
+    prompt: str
     question: str
     text: str
-    num_tokens: int
+    token_ids: tuple[int, ...]
     seconds: float
     counts: ReplyCycles
     cycles: tuple[Cycle, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens."""
+        return len(self.token_ids)
+
+
+def asked(reply: Reply) -> str:
+    """The end of its question, in one line."""
+    return " ".join(reply.question.splitlines()[-3:])
 
 
 def play(url: str, sessions: Iterable[Session]) -> Iterator[Reply]:
@@ -58,21 +70,21 @@ def _ask(client: OpenAI, family: str, messages: list[dict[str, str]]) -> Reply:
         messages=messages,  # type: ignore[arg-type]
         temperature=0,
         max_tokens=MAX_REPLY_TOKENS,
-        extra_body={"return_meta_info": True},
+        extra_body={"return_meta_info": True, "return_token_ids": True},
     )
     seconds = time.perf_counter() - start
     choice = completion.choices[0]
     assert choice.model_extra is not None
-    assert completion.usage is not None
     meta: dict[str, Any] = choice.model_extra["meta_info"]
-    num_tokens = completion.usage.completion_tokens
+    token_ids = tuple(choice.model_extra["response_token_ids"])
     [hvd] = meta.get("hvd") or [{}]
     return Reply(
         family=family,
+        prompt="\n".join(f"{message['role']}: {message['content']}" for message in messages),
         question=messages[-1]["content"],
         text=choice.message.content or "",
-        num_tokens=num_tokens,
+        token_ids=token_ids,
         seconds=seconds,
-        counts=ReplyCycles.of(meta, num_tokens),
+        counts=ReplyCycles.of(meta, len(token_ids)),
         cycles=tuple(map(Cycle.from_report, hvd.get("cycles", []))),
     )

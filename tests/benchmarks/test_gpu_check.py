@@ -154,7 +154,7 @@ def test_a_backend_that_sglang_chooses_is_named_for_plain_serving_alone(
 
     monkeypatch.setattr(gpu_setup, "logged_server", start)
     models = DemoModels(tmp_path / "target", tmp_path / "drafter", tmp_path / "predictor")
-    monkeypatch.setattr(gpu_setup, "ensure_demo_models", lambda _: models)
+    monkeypatch.setattr(gpu_setup, "demo_models", lambda: models)
     options = argparse.Namespace(device="cuda", logs=tmp_path, launch=None)
     [chosen] = [setup for setup in setups_of("cuda") if setup.is_chosen]
     for mode in ("plain", "allocate"):

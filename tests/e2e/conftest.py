@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 import urllib.request
@@ -11,19 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
-from sglang_hvd.demo.models import DemoModels, ensure_demo_models
+from sglang_hvd.demo.models import DemoModels, Shape, demo_models
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment, flush_cache
-from sglang_hvd.user_cache import user_cache
 from tests.e2e.forked_server import PROJECT_FIRST, Nursery
-
-Shape = Literal["llama", "qwen3"]
 
 # Nothing waits this long unless it hangs, however busy the machine is.
 HANGS_AFTER_S = 600.0
@@ -110,22 +106,9 @@ def request_body(prompt: str | list[int], **params: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def demo_cache() -> Path:
-    """The folder where the demo models are built once and kept, that of `sglang-hvd demo`."""
-    return Path(os.environ.get("HVD_DEMO_CACHE", user_cache()))
-
-
-@pytest.fixture(scope="session")
-def models_of(demo_cache: Path) -> Callable[[Shape], DemoModels]:
-    """Demo models by shape. The Llama-shaped ones are built here, outside any test's time limit."""
-    ensure_demo_models(demo_cache, progress=False)
-    return lambda shape: ensure_demo_models(demo_cache, shape=shape, progress=False)
-
-
-@pytest.fixture(scope="session")
-def models(models_of: Callable[[Shape], DemoModels]) -> DemoModels:
+def models() -> DemoModels:
     """The Llama-shaped demo models."""
-    return models_of("llama")
+    return demo_models()
 
 
 @pytest.fixture(scope="session")
@@ -198,7 +181,6 @@ def untimed(varying_costs: Path) -> Callable[[str], tuple[str, ...]]:
 
 @pytest.fixture(scope="session")
 def start_server(
-    models_of: Callable[[Shape], DemoModels],
     tmp_path_factory: pytest.TempPathFactory,
     nursery: Nursery,
 ) -> Iterator[StartServer]:
@@ -222,9 +204,8 @@ def start_server(
             return Server(running[key])
         while len(running) >= MAX_RUNNING:
             running.pop(next(iter(running))).stop()
-        models = models_of(shape)
         server = SglangServer(
-            ["--model-path", str(models.target), *CPU_FLAGS, *flags],
+            ["--model-path", str(demo_models(shape).target), *CPU_FLAGS, *flags],
             log_file=logs / f"{len(list(logs.iterdir()))}.log",
             timeout_s=HANGS_AFTER_S,
             # The costs that servers time are kept for this session only.
@@ -248,7 +229,7 @@ def start_server(
 
 
 @pytest.fixture(scope="session")
-def start_hvd(start_server: StartServer, models_of: Callable[[Shape], DemoModels]) -> StartServer:
+def start_hvd(start_server: StartServer) -> StartServer:
     """Start an HVD server with a policy, the model drafter's tree, and more flags."""
 
     def start(
@@ -259,7 +240,7 @@ def start_hvd(start_server: StartServer, models_of: Callable[[Shape], DemoModels
         environment: dict[str, str] | None = None,
         is_spawned: bool = False,
     ) -> Server:
-        models = models_of(shape)
+        models = demo_models(shape)
         return start_server(
             *("--speculative-algorithm", "HVD"),
             *("--speculative-draft-model-path", str(models.drafter), *drafting),

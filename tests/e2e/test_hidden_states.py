@@ -26,11 +26,11 @@ def hidden_states(server: Any, prompt: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("policy", ["cache", "payoff"])
 def test_hidden_states_are_those_that_eagle3_returns(
-    start_server: Any, start_hvd: Any, models_of: Any, long_prompt: str, policy: str
+    start_server: Any, start_hvd: Any, models: Any, long_prompt: str, policy: str
 ) -> None:
     eagle3 = start_server(
         *("--speculative-algorithm", "EAGLE3"),
-        *("--speculative-draft-model-path", str(models_of("llama").drafter)),
+        *("--speculative-draft-model-path", str(models.drafter)),
         *(*MODEL_TREE_FLAGS, *FLAGS),
     )
     server = start_hvd(policy, "--hvd-report-cycles", "true", *FLAGS)

@@ -20,6 +20,20 @@ _TALK = (
     ("How do I stay calm?", "Breathe slowly and think of one thing at a time."),
 )
 
+# A session uses a deed once, so that its words point to one note.
+_DEEDS = (
+    "opened a small {thing} shop and painted it {color}",
+    "bought a {color} {thing} for {number} dollars",
+    "designed the {thing} of the old town and wrote a book",
+    "repaired every {color} {thing} of a friend",
+    "showed {number} children a {color} {thing}",
+    "lost a {color} {thing} on the way home and found it again",
+    "drew {number} pictures of a {thing}",
+    "sold an old {thing} to a neighbor",
+    "gave {number} talks about the {thing}",
+    "made a {color} {thing} out of wood",
+)
+
 
 def make_chat_session(rng: Random) -> Session:
     """A greeting, some questions and a goodbye."""
@@ -45,11 +59,18 @@ def make_chat_session(rng: Random) -> Session:
 def make_qa_session(rng: Random) -> Session:
     """Notes on five to eight people and three or four questions about them."""
     people = rng.sample(PEOPLE, rng.randint(5, 8))
-    things = rng.sample(NOUNS, len(people))
-    notes = {
-        person: f"{_deed(rng, thing)} in {rng.choice(CITIES)} in {rng.choice(MONTHS)}"
-        for person, thing in zip(people, things, strict=True)
-    }
+    count = len(people)
+    details = zip(
+        people,
+        rng.sample(_DEEDS, count),
+        rng.sample(NOUNS, count),
+        rng.sample(CITIES, count),
+        strict=True,
+    )
+    notes = {}
+    for person, deed, thing, city in details:
+        did = deed.format(thing=thing, color=rng.choice(COLORS), number=number(rng))
+        notes[person] = f"{did} in {city} in {rng.choice(MONTHS)}"
     passage = "\n".join(f"- about {person}: {note}" for person, note in notes.items())
     turns: list[Turn] = []
     for index, (person, note) in enumerate(rng.sample(list(notes.items()), rng.randint(3, 4))):
@@ -58,16 +79,3 @@ def make_qa_session(rng: Random) -> Session:
             user = f"Read these notes.\n{passage}\n{user}"
         turns.append(Turn(user=user, assistant=f"The notes say about {person}: {note}."))
     return Session(family="qa", turns=tuple(turns))
-
-
-def _deed(rng: Random, thing: str) -> str:
-    color = rng.choice(COLORS)
-    return rng.choice(
-        (
-            f"opened a small {thing} shop and painted it {color}",
-            f"bought a {color} {thing} for {number(rng)} dollars",
-            f"designed the {thing} of the old town and wrote a book",
-            f"repaired every {color} {thing} for a friend",
-            f"showed {number(rng)} children a {color} {thing}",
-        )
-    )

@@ -18,6 +18,7 @@ def make_session(rng: Random) -> Session:
     ]
     cls = thing.capitalize()
     listing = ", ".join(fields)
+    quoted = ", ".join(f'"{field}"' for field in fields)
     turns = [
         Turn(
             user=f"Write a Python class {cls} with the fields {listing}.",
@@ -49,28 +50,24 @@ def make_session(rng: Random) -> Session:
         ),
         Turn(
             user=f"Write getters for {cls}.",
-            assistant=_fenced(
-                *(f"def get_{field}(self):\n    return self.{field}\n" for field in fields[:-1]),
-                f"def get_{fields[-1]}(self):\n    return self.{fields[-1]}",
-            ),
+            assistant=_fenced(*(f'get_{field} = attrgetter("{field}")' for field in fields)),
         ),
         Turn(
             user=f"Write a function that checks a {cls}.",
             assistant=_fenced(
                 f"def check_{thing}({thing}):",
-                *(
-                    f'    if {thing}.{field} is None:\n        raise ValueError("no {field}")'
-                    for field in fields
-                ),
+                f"    for name in ({quoted}):",
+                f"        if getattr({thing}, name) is None:",
+                "            raise ValueError(name)",
                 f"    return {thing}",
             ),
         ),
         Turn(
             user=f"Write a test for {cls}.",
             assistant=_fenced(
-                f"def test_{thing}():",
-                f"    {thing} = make_{thing}()",
-                *(f"    assert {thing}.{field} is not None" for field in fields),
+                f"def test_{thing}({listing}):",
+                f"    {thing} = {cls}({listing})",
+                *(f"    assert {thing}.{field} == {field}" for field in fields),
             ),
         ),
     )

@@ -65,6 +65,8 @@ def numbered(lines: Mapping[int, str]) -> str:
 
 # ---- Python modules ----
 
+_NAMES = frozenset((*NOUNS, *QUALITIES, *ASPECTS))
+
 
 def make_module(rng: Random) -> SourceFile:
     """Some constants and two or three functions, each about a thing of its own."""
@@ -76,13 +78,15 @@ def make_module(rng: Random) -> SourceFile:
 
 
 def change_module_line(rng: Random, file: SourceFile, index: int) -> str:
-    """The line at `index` with another number or another name in it."""
+    """The line at `index` with another number or another name in it, or commented out."""
     line = file.lines[index]
     numbers = re.findall(r"\d+", line)
     if numbers and rng.random() < 0.6:
         return line.replace(numbers[0], str(number(rng)))
-    words = re.findall(r"[a-z]{4,}", line)
-    return line.replace(rng.choice(words), rng.choice(NOUNS)) if words else f"# {line}"
+    names = [word for word in re.findall(r"[a-z]+", line) if word in _NAMES]
+    if not names:
+        return f"# {line}"
+    return re.sub(rf"(?<![a-z]){rng.choice(names)}(?![a-z])", rng.choice(NOUNS), line)
 
 
 def _function(rng: Random, thing: str) -> tuple[str, ...]:

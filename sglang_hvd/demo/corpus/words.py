@@ -6,12 +6,12 @@ The lists are short on purpose: a word should be one token of a small vocabulary
 from random import Random
 
 NOUNS = (
-    "order", "invoice", "client", "report", "ticket", "branch", "vendor", "parcel", "route",
+    "order", "invoice", "client", "report", "ticket", "letter", "vendor", "parcel", "route",
     "driver", "sensor", "camera", "engine", "module", "packet", "signal", "buffer", "record",
-    "folder", "backup", "member", "coupon", "refund", "ledger", "budget", "salary", "review",
+    "folder", "backup", "member", "coupon", "refund", "ledger", "budget", "pension", "review",
     "rating", "survey", "course", "lesson", "school", "doctor", "patient", "clinic", "recipe",
     "garden", "harbor", "bridge", "tunnel", "market", "basket", "bottle", "window", "mirror",
-    "ladder", "lamp", "train", "ferry", "hotel",
+    "ladder", "lamp", "train", "rocket", "hotel",
 )  # fmt: skip
 QUALITIES = (
     "max", "min", "total", "default", "initial", "final", "daily", "weekly", "public", "private",

@@ -2,21 +2,22 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from random import Random
-from types import MappingProxyType
 from typing import Never
 
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tqdm import tqdm
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from sglang_hvd.demo.corpus.session import FAMILIES, Family, Session
+from sglang_hvd.demo.corpus.session import FAMILIES, Family
 from sglang_hvd.demo.corpus.sessions import train_sessions
-from sglang_hvd.demo.training.dataset import Batch, encode, make_batches
-from sglang_hvd.demo.training.demo_predictor import train_predictor
+from sglang_hvd.demo.provenance import metadata_of, provenance_of, sort_metadata
+from sglang_hvd.demo.training.dataset import MOSTLY_HARD, Batch, batches_of, sessions_of
+from sglang_hvd.demo.training.demo_predictor import cycle_rows, train_predictor
 from sglang_hvd.demo.training.demo_tokenizer import (
     END_ID,
     PAD_ID,
@@ -26,58 +27,75 @@ from sglang_hvd.demo.training.demo_tokenizer import (
 )
 from sglang_hvd.demo.training.distillation import distil_drafter, frequent_reply_tokens
 from sglang_hvd.demo.training.gradients import NUM_WORKERS
-from sglang_hvd.demo.training.recipes import Recipe
-from sglang_hvd.demo.training.rollout import references, roll_out
-from sglang_hvd.demo.training.target import train_target
-from sglang_hvd.replay.training.fit import TrainingSettings
-
-_TOKENIZER_SEED, _TARGET_SEED, _DRAFTER_SEED, _PREDICTOR_SEED, _REFERENCE_SEED = range(5)
-
-# Share of all tokens, and mean tokens per session.
-_FAMILIES: Mapping[Family, tuple[float, int]] = MappingProxyType(
-    {
-        "editing": (0.38, 570),
-        "tool_calls": (0.16, 360),
-        "sql": (0.1, 230),
-        "code": (0.16, 300),
-        "qa": (0.08, 260),
-        "chat": (0.12, 150),
-    }
+from sglang_hvd.demo.training.measured_quality import (
+    accepted_drafts,
+    average_precision,
+    exact_replies,
 )
+from sglang_hvd.demo.training.recipes import SEEDS, Recipe
+from sglang_hvd.demo.training.rollout import references, roll_out
+from sglang_hvd.demo.training.target import train_target, untrained_target
+from sglang_hvd.replay.training.fit import TrainingSettings
 
 
 def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
-    """Writes `target`, `drafter` and `predictor.safetensors` into `directory`."""
+    """Writes `target`, `drafter` and `predictor.safetensors` into `directory`.
+
+    Each file says in its metadata how it was made, and how good it is on sessions that were not
+    trained on. With `progress` the quality is printed, too.
+    """
     logging.disable_progress_bar()  # of writing checkpoints: one bar shows the whole build
-    config = AutoConfig.for_model(
-        **recipe.sizes, bos_token_id=None, eos_token_id=END_ID, pad_token_id=PAD_ID, dtype="float32"
-    )
-    target_directory = directory / "target"
-    target_directory.mkdir()
+    provenance = provenance_of(recipe)
+    config = target_config(recipe)
     every = 0.1 if sys.stderr.isatty() else 20.0  # seconds; a log needs no more lines
     with tqdm(total=100, disable=not progress, bar_format=_BAR, mininterval=every) as bar:
         stage = partial(_stage, bar)
 
         advance = stage("tokenizer", 1, 1)
-        tokenizer = train_tokenizer(
-            [s for f in FAMILIES for s in train_sessions(f, count=200, seed=_TOKENIZER_SEED)],
-            vocab_size=config.vocab_size,
-        )
+        tokenizer = build_tokenizer(recipe)
         advance()
+        target_directory = directory / "target"
+        target_directory.mkdir()
         save_tokenizer(tokenizer, target_directory, max_length=config.max_position_embeddings)
 
-        batches = _batches(recipe, recipe.target_tokens, tokenizer, _TARGET_SEED)
+        batches = batches_of(
+            recipe.target_tokens,
+            SEEDS["target"],
+            tokenizer,
+            tokens_per_batch=recipe.tokens_per_batch,
+        )
+        polish = batches_of(
+            recipe.polish_tokens,
+            SEEDS["polish"],
+            tokenizer,
+            tokens_per_batch=recipe.tokens_per_batch,
+            shares=MOSTLY_HARD,
+        )
         target = train_target(
             config,
             spellings(tokenizer),
             batches,
+            polish,
             learning_rate=recipe.target_learning_rate,
-            seed=_TARGET_SEED,
-            on_step=stage("target model", 66, _num_steps(batches)),
+            seed=SEEDS["target"],
+            on_step=stage("target model", 80, _num_steps(batches) + _num_steps(polish)),
         )
-        target.save_pretrained(target_directory)
+        advance = stage("quality", 2, 1)
+        exact = exact_replies(target, tokenizer, num_sessions=recipe.measured_sessions)
+        advance()
+        untrained = untrained_target(config, spellings(tokenizer), seed=SEEDS["target"])
+        _save(
+            target,
+            target_directory,
+            provenance | {"untrained_norms": norms(untrained), "exact_replies": exact},
+        )
 
-        batches = _batches(recipe, recipe.drafter_tokens, tokenizer, _DRAFTER_SEED)
+        batches = batches_of(
+            recipe.drafter_tokens,
+            SEEDS["drafter"],
+            tokenizer,
+            tokens_per_batch=recipe.tokens_per_batch,
+        )
         draft_token_ids = frequent_reply_tokens(
             batches, vocab_size=config.vocab_size, count=recipe.draft_vocab_size
         )
@@ -88,24 +106,72 @@ def build(recipe: Recipe, directory: Path, *, progress: bool) -> None:
             draft_token_ids=draft_token_ids,
             num_steps=recipe.drafting_steps,
             learning_rate=recipe.drafter_learning_rate,
-            seed=_DRAFTER_SEED,
-            on_step=stage("EAGLE3 drafter", 19, _num_steps(batches)),
+            seed=SEEDS["drafter"],
+            on_step=stage("EAGLE3 drafter", 11, _num_steps(batches)),
         )
-        drafter.save_pretrained(directory / "drafter")
-
-        sessions = _shuffled(recipe.predictor_tokens, _PREDICTOR_SEED)
-        advance = stage("replies", 8, len(sessions))
-        traces = roll_out(target, sessions, tokenizer, on_session=advance)
-
-        advance = stage("payoff predictor", 6, 1)
-        predictor = train_predictor(
-            traces,
-            references(_shuffled(recipe.reference_tokens, _REFERENCE_SEED), tokenizer),
+        advance = stage("quality", 1, 1)
+        accepted = accepted_drafts(
+            drafter,
+            target,
             tokenizer,
-            TrainingSettings(max_epochs=10),
+            num_steps=recipe.drafting_steps,
+            num_sessions=recipe.measured_sessions,
         )
-        predictor.save(directory / "predictor.safetensors")
         advance()
+        _save(drafter, directory / "drafter", provenance | {"accepted_drafts": accepted})
+
+        sessions = sessions_of(recipe.predictor_tokens, SEEDS["replies"])
+        advance = stage("replies", 2, len(sessions))
+        replies = roll_out(target, sessions, tokenizer, on_session=advance)
+
+        advance = stage("payoff predictor", 3, 1)
+        replies += references(sessions_of(recipe.reference_tokens, SEEDS["references"]), tokenizer)
+        predictor = train_predictor(
+            cycle_rows(replies, tokenizer), TrainingSettings(max_epochs=10), {}
+        )
+        precision = average_precision(predictor, tokenizer, num_sessions=recipe.measured_sessions)
+        file = directory / "predictor.safetensors"
+        replace(predictor, provenance=provenance | {"average_precision": precision}).save(file)
+        sort_metadata(file)
+        advance()
+    if progress:
+        print(f"replies equal to the reference: {_listed(exact)}")
+        print(f"accepted of {recipe.drafting_steps} drafted tokens: {_listed(accepted)}")
+        print(f"average precision of the predictor: {precision:.3f}")
+
+
+def target_config(recipe: Recipe) -> PreTrainedConfig:
+    return AutoConfig.for_model(
+        **recipe.sizes, bos_token_id=None, eos_token_id=END_ID, pad_token_id=PAD_ID, dtype="float32"
+    )
+
+
+def build_tokenizer(recipe: Recipe) -> Tokenizer:
+    sessions = [
+        session
+        for family in FAMILIES
+        for session in train_sessions(
+            family, count=recipe.tokenizer_sessions, seed=SEEDS["tokenizer"]
+        )
+    ]
+    return train_tokenizer(sessions, vocab_size=recipe.sizes["vocab_size"])
+
+
+def norms(model: PreTrainedModel) -> dict[str, float]:
+    """The Euclidean norm of each weight, to four digits, which are the same on every machine."""
+    return {name: float(f"{weight.norm().item():.4g}") for name, weight in model.named_parameters()}
+
+
+def _save(model: PreTrainedModel, directory: Path, provenance: Mapping[str, object]) -> None:
+    """Writes a checkpoint with float16 weights. Its configuration says float32, as it is served."""
+    model.save_pretrained(directory)
+    file = directory / "model.safetensors"
+    tensors = {
+        name: tensor.half() if tensor.is_floating_point() else tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, metadata_of(provenance))
+    sort_metadata(file)
 
 
 _BAR = "{desc:<18} {percentage:3.0f}% |{bar:30}| {elapsed}, about {remaining} left"
@@ -121,28 +187,8 @@ def _stage(bar: "tqdm[Never]", name: str, percent: float, num_steps: int) -> Cal
     return advance
 
 
-def _sessions(num_tokens: int, seed: int) -> list[Session]:
-    return [
-        session
-        for family, (share, session_tokens) in _FAMILIES.items()
-        for session in train_sessions(
-            family, count=max(1, round(num_tokens * share / session_tokens)), seed=seed
-        )
-    ]
-
-
-def _shuffled(num_tokens: int, seed: int) -> list[Session]:
-    sessions = _sessions(num_tokens, seed)
-    Random(seed).shuffle(sessions)
-    return sessions
-
-
-def _batches(recipe: Recipe, num_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Batch]:
-    return make_batches(
-        encode(_sessions(num_tokens, seed), tokenizer),
-        num_tokens=recipe.tokens_per_batch,
-        seed=seed,
-    )
+def _listed(by_family: Mapping[Family, float]) -> str:
+    return ", ".join(f"{family} {value:.3f}" for family, value in by_family.items())
 
 
 def _num_steps(batches: Sequence[Batch]) -> int:

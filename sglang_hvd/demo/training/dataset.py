@@ -1,15 +1,31 @@
 """Turns sessions into rows of tokens and batches of rows of similar length."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from types import MappingProxyType
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from sglang_hvd.demo.corpus.session import Session
+from sglang_hvd.demo.corpus.session import Family, Session
+from sglang_hvd.demo.corpus.sessions import train_sessions
 from sglang_hvd.demo.training.demo_tokenizer import END_ID, PAD_ID, START_ID
+
+_NUM_TOKENS_AT_ONCE = 500_000  # of which batches are made; each such part draws from its own seed
+
+_SESSION_TOKENS: Mapping[Family, int] = MappingProxyType(  # on average
+    {"editing": 567, "tool_calls": 333, "sql": 219, "code": 300, "qa": 238, "chat": 139}
+)
+
+# Shares of all tokens.
+EVEN: Mapping[Family, float] = MappingProxyType(
+    {"editing": 0.4, "tool_calls": 0.16, "sql": 0.1, "code": 0.16, "qa": 0.08, "chat": 0.1}
+)
+MOSTLY_HARD: Mapping[Family, float] = MappingProxyType(
+    {"editing": 0.55, "tool_calls": 0.05, "sql": 0.25, "code": 0.05, "qa": 0.05, "chat": 0.05}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,37 @@ def encode(sessions: Iterable[Session], tokenizer: Tokenizer) -> list[Example]:
             turns += [-1] * len(prompt) + [index] * len(reply) + [-1] * len(newline)
         examples.append(Example(token_ids, turns))
     return examples
+
+
+def sessions_of(num_tokens: int, seed: int, shares: Mapping[Family, float] = EVEN) -> list[Session]:
+    """Sessions of all families, in random order, with about `num_tokens` tokens together."""
+    sessions = [
+        session
+        for family, share in shares.items()
+        for session in train_sessions(
+            family, count=max(1, round(num_tokens * share / _SESSION_TOKENS[family])), seed=seed
+        )
+    ]
+    Random(seed).shuffle(sessions)
+    return sessions
+
+
+def batches_of(
+    num_tokens: int,
+    seed: int,
+    tokenizer: Tokenizer,
+    *,
+    tokens_per_batch: int,
+    shares: Mapping[Family, float] = EVEN,
+) -> list[Batch]:
+    """Batches of sessions that are drawn from `seed` and the seeds after it."""
+    batches: list[Batch] = []
+    for first in range(0, num_tokens, _NUM_TOKENS_AT_ONCE):
+        part_seed = seed + first // _NUM_TOKENS_AT_ONCE
+        sessions = sessions_of(min(_NUM_TOKENS_AT_ONCE, num_tokens - first), part_seed, shares)
+        examples = encode(sessions, tokenizer)
+        batches += make_batches(examples, num_tokens=tokens_per_batch, seed=part_seed)
+    return batches
 
 
 def make_batches(examples: Sequence[Example], *, num_tokens: int, seed: int) -> list[Batch]:

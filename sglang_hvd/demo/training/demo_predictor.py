@@ -1,6 +1,6 @@
 """Trains the payoff predictor of the demo target on replayed replies."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 from tokenizers import Tokenizer
@@ -10,7 +10,7 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import AcceptancePredictor, TokenClasses
 from sglang_hvd.payoff.predictor import feature_settings
 from sglang_hvd.replay.core.replayed import replay, training_rows
-from sglang_hvd.replay.core.training_rows import Lessons
+from sglang_hvd.replay.core.training_rows import Lessons, TrainingRows
 from sglang_hvd.replay.training.fit import TrainingSettings, train
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.traces.tokenizer_json import token_strings
@@ -22,20 +22,24 @@ _NUM_MODEL_ACCEPTED = 2
 
 
 def train_predictor(
-    replies: Sequence[Trace],
-    references: Sequence[Trace],
-    tokenizer: Tokenizer,
-    settings: TrainingSettings,
+    rows: TrainingRows, settings: TrainingSettings, provenance: Mapping[str, object]
 ) -> AcceptancePredictor:
-    """Learns from the cycles of decoding with the model drafter alone and with the cache alone.
+    return train(
+        Lessons.of(rows),
+        kind="survival",
+        feature_settings=feature_settings(HvdConfig()),
+        provenance=provenance,
+        settings=settings,
+    )
+
+
+def cycle_rows(replies: Sequence[Trace], tokenizer: Tokenizer) -> TrainingRows:
+    """The cycles of decoding with the model drafter alone and with the cache alone.
 
     Both policies serve each session twice: with the outputs of earlier sessions in the cache, and
     alone, like a server that has just started. Without the second pass the predictor overrates
     drafts from prompts: if the cache holds many outputs, a draft comes from the prompt only if the
     prompt matches better than all of them.
-
-    replies: traces of the target.
-    references: traces of the replies that the target was trained to give.
     """
     token_classes = TokenClasses.from_strings(token_strings(tokenizer))
     policies: tuple[Policy, ...] = ("model", "cache")
@@ -51,21 +55,11 @@ def train_predictor(
             num_model_nodes=_NUM_MODEL_STEPS,
             verify_width=DEFAULT_VERIFY_WIDTH,
         )
-        for trace in (*replies, *references):
+        for trace in replies:
             cycles += replay(
                 trace,
                 drafter,
                 num_model_accepted=_NUM_MODEL_ACCEPTED,
                 namespace="" if shares_cache else trace.session,
             )
-    return train(
-        Lessons.of(training_rows(cycles)),
-        kind="survival",
-        feature_settings=feature_settings(HvdConfig()),
-        provenance={
-            "source": "greedy replies of the demo target, and reference replies",
-            "num_replies": len(replies),
-            "num_references": len(references),
-        },
-        settings=settings,
-    )
+    return training_rows(cycles)

@@ -1,4 +1,4 @@
-"""The demo tokenizer: byte-level BPE that is trained on the corpus, with ChatML messages."""
+"""The demo tokenizer: byte-level BPE in which the words of the corpus are whole tokens."""
 
 import json
 from collections.abc import Iterable
@@ -10,13 +10,13 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from sglang_hvd.demo.corpus.session import Session
 
 PAD, START, END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-PAD_ID, START_ID, END_ID = range(3)  # the trainer numbers special tokens first
+PAD_ID, START_ID, END_ID = range(3)  # special tokens are numbered first
 
 # A newline includes the line number or indentation after it, and a bar the indentation after it, so
 # that lines begin with the same word token at every depth. A word includes one leading space,
 # underscore or dot. A number includes no prefix and is split the same way everywhere, so that
 # copying it never changes its tokens.
-_PIECES = r"\n\p{N}+|\n *|\| *|[ _.]?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s"
+_PIECES = r"\n\p{N}+|\n *|\| *|[ _.]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s"
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -27,28 +27,56 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(sessions: Iterable[Session], *, vocab_size: int) -> Tokenizer:
-    """Byte-level BPE with at most `vocab_size` tokens. Decoding restores every encoded text."""
-    tokenizer = Tokenizer(models.BPE())
+    """Byte-level BPE with at most `vocab_size` tokens. Decoding restores every encoded text.
+
+    Every piece of the sessions is one token, as far as there is room. A word that is copied in
+    another form is then still one token, which a small model copies without error. The rest of the
+    vocabulary are the first merges of BPE, for other texts.
+    """
+    texts = [
+        text
+        for session in sessions
+        for turn in session.turns
+        for text in (f"user\n{turn.user}", f"assistant\n{turn.assistant}")
+    ]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = _tokenizer(models.WordLevel())
+    pieces.train_from_iterator(
+        texts, trainers.WordLevelTrainer(vocab_size=vocab_size, show_progress=False)
+    )
+    by_frequency = sorted(pieces.get_vocab().items(), key=lambda item: item[1])
+    bpe = _tokenizer(models.BPE())
+    bpe.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False),
+    )
+    merges = [tuple(merge) for merge in json.loads(bpe.to_str())["model"]["merges"]]
+
+    tokens = dict.fromkeys((*SPECIAL_TOKENS, *alphabet, *(piece for piece, _ in by_frequency)))
+    tokens = dict.fromkeys(list(tokens)[:vocab_size])
+    num_merges = 0
+    for left, right in merges:
+        if left + right not in tokens and len(tokens) == vocab_size:
+            break
+        tokens[left + right] = None
+        num_merges += 1
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    tokenizer = _tokenizer(
+        models.BPE(vocabulary, merges[:num_merges], ignore_merges=True)  # a known piece is a token
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    return tokenizer
+
+
+def _tokenizer(model: models.Model) -> Tokenizer:
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    texts = (
-        text
-        for session in sessions
-        for turn in session.turns
-        for text in (f"user\n{turn.user}", f"assistant\n{turn.assistant}")
-    )
-    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 

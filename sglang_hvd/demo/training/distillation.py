@@ -40,19 +40,20 @@ def distil_drafter(
     aux_layer_ids: layers after which the drafter reads the target's states.
     draft_token_ids: int64 [draft vocabulary], ascending. The target's distribution over these
         tokens is the label. Later drafting steps weigh less (EAGLE-3 section 3.2).
+
+    Its weights are float32 values that float16 can hold.
     """
     config = drafter_config(
         target.config, aux_layer_ids=aux_layer_ids, draft_vocab_size=len(draft_token_ids)
     )
     drafter = LlamaForCausalLMEagle3(config, draft_token_ids)
     _init(drafter, target, draft_token_ids, torch.Generator().manual_seed(seed))
-    optimizer = torch.optim.AdamW(
-        drafter.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
-    )
+    weights = [{"params": list(drafter.parameters()), "lr": learning_rate, "peak": learning_rate}]
+    optimizer = torch.optim.AdamW(weights, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     steps = [batches[i : i + NUM_WORKERS] for i in range(0, len(batches), NUM_WORKERS)]
     with workers() as pool:
         for step, group in enumerate(steps):
-            set_learning_rate(optimizer, learning_rate, step, len(steps))
+            set_learning_rate(optimizer, step, len(steps), decaying=0.3)
             num_learned = sum(int(_drafted_rows(batch).sum()) for batch in group)
             losses = [
                 partial(
@@ -70,7 +71,7 @@ def distil_drafter(
             torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
             optimizer.step()
             on_step()
-    return drafter.requires_grad_(False)
+    return drafter.half().float().requires_grad_(False)
 
 
 def _loss(
@@ -84,12 +85,9 @@ def _loss(
 ) -> Tensor:
     """Cross entropy with the target's distribution, summed over the drafted tokens."""
     with torch.no_grad():
-        output = target.model(batch.token_ids, use_cache=False, output_hidden_states=True)
-        states = output.hidden_states  # the input of every layer, then the normed output
-        aux = torch.cat([states[layer + 1] for layer in aux_layer_ids], dim=-1)[:, :-1]
-        embeds = states[0][:, 1:]
+        embeds, aux, normed = target_states(target, batch.token_ids, aux_layer_ids=aux_layer_ids)
         is_learned = _drafted_rows(batch)
-        logits = target.lm_head(states[-1][:, 1:][is_learned])
+        logits = target.lm_head(normed[is_learned])
         best = logits.argmax(-1)
         logits = logits[:, draft_token_ids]
         # The drafter cannot say a token outside its vocabulary, so it learns nothing there.
@@ -100,6 +98,22 @@ def _loss(
         drafted = drafter.lm_head(drafter.norm(hidden[is_learned])).log_softmax(-1)
         loss = loss - 0.8**depth * (wanted * drafted).sum()
     return loss
+
+
+@torch.no_grad()
+def target_states(
+    target: PreTrainedModel, token_ids: Tensor, *, aux_layer_ids: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the target tells about each token but the last: three tensors [batch, length - 1, ...].
+
+    Row j has the embedding of token j + 1 and the states after `aux_layer_ids` at token j, from
+    which the drafter predicts token j + 2. Its last part is the target's normed output at token
+    j + 1, from which the target predicts the same token.
+    """
+    output = target.model(token_ids, use_cache=False, output_hidden_states=True)
+    states = output.hidden_states  # the input of every layer, then the normed output
+    aux = torch.cat([states[layer + 1] for layer in aux_layer_ids], dim=-1)
+    return states[0][:, 1:], aux[:, :-1], states[-1][:, 1:]
 
 
 def _drafted_rows(batch: Batch) -> Tensor:

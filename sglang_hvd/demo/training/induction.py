@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -24,19 +25,19 @@ from sglang_hvd.demo.training.eagle3 import LlamaForCausalLMEagle3
 
 _CONSTANT = 0.5  # channel 0 of every embedding; the norm of the token code is about one
 _POSITION_NATS = 8.0  # by how much a head prefers its own distance to the neighbouring ones
-_MATCH_NATS = 6.0  # what each equal preceding token adds to the score of an earlier place
+_MATCH_NATS = 18.0  # what each equal preceding token adds to the score of an earlier place
 _NUM_FORM_CHANNELS = 8
-_RECENCY_NATS = 0.3  # what one rotary frequency adds to the score of the query's own place
+_RECENCY_NATS = 0.15  # what one rotary frequency adds to the score of the query's own place
 # For each head, the tokens that have to be equal, as places back from the query and places back
 # from the copied token. The heads copy what followed the same three tokens; what followed the last
-# token but one; the same two tokens; the same two tokens further back, whatever follows them.
+# token but one; and what followed the same two tokens further back, whatever is between.
 _MATCHES = (
     ((0, 1), (1, 2), (2, 3)),
     ((1, 1),),
-    ((0, 1), (1, 2)),
+    ((3, 2), (4, 3)),
     ((2, 2), (3, 3)),
 )
-_COPY_GAINS = (3.0, 1.0, 3.0, 1.0)
+_COPY_GAINS = (12.0, 1.0, 0.5, 0.5)
 _NOISE = 0.1  # the part of the random weights that is kept where the circuit is written
 
 
@@ -82,15 +83,28 @@ def init_as_copier(
     for part, channels in (("form", layout.form()), ("word", layout.word())):
         kinds = [getattr(spelling, part) for spelling in spellings]
         first = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
-        embedding[:, channels] = embedding[[first[kind] for kind in kinds]][:, channels]
+        vectors = embedding[[first[kind] for kind in kinds]][:, channels]
+        length = sqrt(vectors.shape[1] / c.hidden_size)
+        embedding[:, channels] = F.normalize(vectors, dim=1) * length
     embedding[:, 1 + layout.code_size :] *= 0.3
+    compress = _orthogonal(layout.slot_size, layout.code_size, generator)
+    compress *= 0.9 * sqrt(layout.code_size / layout.slot_size)
+    _equalise(embedding[:, layout.code()], compress)
     if not c.tie_word_embeddings:
         target.lm_head.weight.copy_(embedding)
     code_norm = sqrt(layout.code_size / c.hidden_size)
-    compress = _orthogonal(layout.slot_size, layout.code_size, generator)
-    compress *= 0.9 * sqrt(layout.code_size / layout.slot_size)
     _write_previous_tokens(target, layout, compress, embedding.norm(dim=1).mean().item())
     _write_matches(target, layout, compress, 0.9 * code_norm, generator)
+
+
+def _equalise(codes: Tensor, compress: Tensor) -> None:
+    """Scales what `compress` reads of each code to the same norm, in place.
+
+    Otherwise a code that is longer than the sought one may match it better than it does itself.
+    """
+    read = codes @ compress.T
+    norm = read.norm(dim=1, keepdim=True)
+    codes += (read * (norm.mean() / norm - 1)) @ torch.linalg.pinv(compress).T
 
 
 def _init_random(target: PreTrainedModel, generator: torch.Generator) -> None:
@@ -172,13 +186,13 @@ def _write_matches(
     scale = sqrt(c.hidden_size) / stream_norm  # of the input norm
     slots = [
         _Reader(layout.slot(index), torch.eye(layout.slot_size) / (scale * slot_norm))
-        for index in range(3)
+        for index in range(4)
     ]
     token = _Reader(layout.code(), compress / (scale * slot_norm))
     _write_copying(
         target.model.layers[1].self_attn,
         known=lambda back, _: slots[back - 1] if back else token,
-        sought=slots,
+        sought=slots[:3],
         value=layout.code(),
         scale=scale,
         generator=generator,
@@ -218,7 +232,7 @@ def init_drafter_as_copier(
     token = _Reader(in_state(code), torch.eye(layout.code_size) / (scale * code_norm))
     slots = [
         _Reader(in_state(layout.slot(i)), torch.eye(layout.slot_size) / (scale * slot_norm))
-        for i in range(2)
+        for i in range(3)
     ]
 
     def known(back: int, sought_back: int) -> _Reader:
@@ -232,7 +246,7 @@ def init_drafter_as_copier(
     _write_copying(
         drafter.midlayer.self_attn,
         known=known,
-        sought=[token, *slots],
+        sought=[token, *slots[:2]],
         value=code,
         scale=embedding_scale,
         generator=generator,
