@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_hvd.plugin.startup import environment
+from sglang_hvd.cli import main
 from sglang_hvd.plugin.startup.environment import is_writable, require_cpu_operators
 
 ROOT = Path(__file__).parents[3]
@@ -38,8 +38,16 @@ def test_a_folder_below_one_that_may_not_be_entered_is_not_writable(tmp_path: Pa
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
 
 
-def test_the_demo_needs_the_cpu_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["demo", "serve"])
+def test_the_demo_needs_the_cpu_operators(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     require_cpu_operators()
-    monkeypatch.setattr(environment, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"run make demo in a clone of the project$"):
-        require_cpu_operators()
+    monkeypatch.setitem(sys.modules, "sgl_kernel_cpu", None)
+    assert main([command]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        "error: sglang-hvd demo and serve run on the CPU, by operators that no wheel has: run make "
+        "demo in a clone of the project\n"
+    )
