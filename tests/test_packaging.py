@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import tomllib
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,37 @@ def test_hosted_ci_runs_what_runs_here_and_builds_wheels() -> None:
     assert ".ci/run" in [step.get("run") for step in steps]
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     assert any(step.get("uses", "").startswith("pypa/cibuildwheel@") for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("tag", "is_published"),
+    [(f"v{sglang_hvd.__version__}", True), ("v0.0.1", False), (sglang_hvd.__version__, False)],
+)
+def test_only_the_tag_of_the_version_is_published(tag: str, is_published: bool) -> None:
+    job = read_yaml(".github/workflows/ci.yml")["jobs"]["publish"]
+    assert job["if"] == "startsWith(github.ref, 'refs/tags/v')"
+    assert job["needs"] == ["check", "wheels", "sdist"]
+    assert job["permissions"]["id-token"] == "write"
+    *before, last = job["steps"]
+    assert last["uses"].startswith("pypa/gh-action-pypi-publish@")
+    (compare,) = (step["run"] for step in before if "run" in step)
+    environment = {**os.environ, "GITHUB_REF_NAME": tag}
+    done = subprocess.run(
+        ["bash", "-e", "-c", compare], cwd=ROOT, env=environment, capture_output=True, check=False
+    )
+    assert (done.returncode == 0) == is_published
+    assert done.stdout == b"" if is_published else tag.encode() in done.stdout
+
+
+def test_the_notices_of_what_is_linked_in_are_those_of_the_installed_nanobind() -> None:
+    installed = distribution("nanobind")
+    (notice,) = (file for file in installed.files or [] if file.name == "LICENSE")
+    assert (ROOT / "licenses" / "nanobind.txt").read_text() == notice.read_text()
+    headers = Path(str(installed.locate_file("nanobind/ext/robin_map/include/tsl")))
+    notice_of_map = re.sub(
+        r"^ \* ?", "", (headers / "robin_map.h").read_text().partition("*/")[0], flags=re.M
+    )
+    assert (ROOT / "licenses" / "robin-map.txt").read_text().strip() in notice_of_map
 
 
 @pytest.mark.parametrize(

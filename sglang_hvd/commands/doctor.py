@@ -90,7 +90,10 @@ def _verdict(num_faults: int, *, examined: bool) -> str:
     if num_faults:
         return f"A server with HVD would not start: {num_faults} fault{'s'[: num_faults > 1]}."
     if examined:
-        return "A server with HVD would start."
+        return (
+            "A server with HVD would start. Not checked: what the weights contain, and the memory "
+            "for KV cache and graphs, which is measured at the start."
+        )
     return (
         "SGLang with HVD is ready. Give --model-path, --draft-model-path and the server's other "
         "flags to examine a launch."

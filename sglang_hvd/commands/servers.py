@@ -8,6 +8,7 @@ from sglang_hvd.commands.arguments import count, output_file
 from sglang_hvd.demo.corpus.session import FAMILIES, Family
 from sglang_hvd.demo.models import SHIPPED, rebuild
 from sglang_hvd.demo.modes import DEFAULT_MODES, MODES
+from sglang_hvd.plugin.startup.environment import require_cpu_operators
 from sglang_hvd.user_cache import user_cache
 
 # They show the range: long copies, short copies, and hardly any.
@@ -61,6 +62,7 @@ def run_demo(options: argparse.Namespace) -> int:
     if options.rebuild is not None:
         rebuild(options.rebuild)
         return 0
+    require_cpu_operators()
     # Imported here: only the demo needs rich and an OpenAI client.
     from sglang_hvd.demo import run
 
@@ -104,6 +106,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 def run_serve(options: argparse.Namespace) -> int:
+    require_cpu_operators()
     from sglang_hvd.demo import run
 
     return run.run_serve(

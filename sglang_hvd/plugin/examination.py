@@ -4,7 +4,7 @@ weights are loaded."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field, replace
 from io import StringIO
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from rich.filesize import decimal
 from safetensors import SafetensorError, safe_open
@@ -31,6 +31,7 @@ from sglang_hvd.plugin.startup.environment import Finding, Section, Status, quie
 from sglang_hvd.plugin.startup.launch import HvdLaunch, launch_of
 from sglang_hvd.plugin.startup.refusals import draft_config, draft_context_len, target_config
 from sglang_hvd.plugin.startup.verify_widths import slots_ahead
+from sglang_hvd.plugin.startup.weight_files import weight_bytes
 
 # What a resolution reads of a model; no weights, and no tokenizer.
 _CONFIG_FILES = ["config.json", "generation_config.json", "hf_quant_config.json", "*.py"]
@@ -70,7 +71,7 @@ def examine_launch(flags: Sequence[str]) -> Examination:
         _examine_models(_parsed(flags, local), found)
         config = _examine_config(_parsed(flags, local), found)
         if config is not None and not any(f.status == "fault" for f in found.findings):
-            _examine_resolved(_parsed(flags, local), found)
+            _examine_resolved(_parsed(flags, local), found, named=set(local.values()))
     for text in dict.fromkeys(record.getMessage() for record in records):
         found.add("launch", "warning", text.removeprefix("HVD: "), "note")
     # The user gave the names of models, not the folders of their configs.
@@ -198,7 +199,8 @@ def _examine_config(args: ServerArgs, found: Examination) -> HvdConfig | None:
     return config
 
 
-def _examine_resolved(args: ServerArgs, found: Examination) -> None:
+def _examine_resolved(args: ServerArgs, found: Examination, *, named: Set[str]) -> None:
+    """named: folders of models that the flags name, whose weights a start downloads."""
     try:
         args.resolve_once()
         cfg = resolved_view(args)
@@ -230,6 +232,7 @@ def _examine_resolved(args: ServerArgs, found: Examination) -> None:
             "beyond them"
         )
         found.add("models", "drafter's context", text, "note")
+    num_bytes = _examine_weights(cfg, (target, draft), found, named=named)
     slots = slots_ahead(launch.widths.widest, cfg)
     slot_bytes = sum(_kv_bytes(model, cfg) for model in (target, draft))
     usable = target.context_len - launch.widths.widest
@@ -256,7 +259,73 @@ def _examine_resolved(args: ServerArgs, found: Examination) -> None:
         "usable_context_len": usable,
         "kv_slots_per_request": slots,
         "kv_bytes_per_slot": slot_bytes,
+        "weight_bytes": num_bytes,
     }
+
+
+def _examine_weights(
+    cfg: Any, models: Sequence[ModelConfig], found: Examination, *, named: Set[str]
+) -> int | None:
+    """Compares the sizes of the files with the memory that there is. Returns the sum of the sizes;
+    None if it is not known."""
+    formats = (cfg.load_format, cfg.speculative_draft_load_format or cfg.load_format)
+    sizes: list[int] = []
+    for model, load_format in zip(models, formats, strict=True):
+        folder = model.model_path
+        try:
+            num_bytes = weight_bytes(Path(folder), load_format)
+        except ValueError as error:
+            if folder not in named or constants.HF_HUB_OFFLINE:
+                found.add("models", "weights", str(error), "fault")
+            else:
+                text = f"{folder}: not all are on this machine; the start downloads them"
+                found.add("models", "weights", text, "note")
+            continue
+        if num_bytes is None:
+            text = f"{folder}: not looked at, load format {load_format}"
+            found.add("models", "weights", text, "note")
+        else:
+            sizes.append(num_bytes)
+    if len(sizes) < len(models):
+        return None
+    num_ranks = 1 if cfg.device == "cpu" else cfg.tp_size * cfg.pp_size
+    share, memory = sum(sizes) // num_ranks, _memory_bytes(cfg)
+    text = f"files of {decimal(sum(sizes))}, of both models"
+    if num_ranks > 1:
+        text += f", {decimal(share)} on each of {num_ranks} GPUs"
+    status: Status = "note"
+    if memory is not None:
+        text += f"; {'the machine' if cfg.device == 'cpu' else 'a GPU'} has {decimal(memory)}"
+        if cfg.device != "cpu" and share > memory and _are_loaded_as_stored(cfg, models):
+            text += ": use more GPUs (--tp-size) or a quantized model"
+            status = "fault"
+    found.add("launch", "weights", text, status)
+    return sum(sizes)
+
+
+def _memory_bytes(cfg: Any) -> int | None:
+    """Memory of the machine, or of its smallest GPU; None for a GPU that is not there."""
+    if cfg.device == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if not cfg.device.startswith("cuda") or not torch.cuda.is_available():
+        return None
+    gpus = range(cfg.base_gpu_id, torch.cuda.device_count())
+    return min((torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus), default=None)
+
+
+def _are_loaded_as_stored(cfg: Any, models: Sequence[ModelConfig]) -> bool:
+    """Whether weights take at least as much memory as their files, and all of it on the GPU."""
+    return (
+        cfg.quantization is None
+        and cfg.speculative_draft_model_quantization in (None, "unquant")
+        and cfg.cpu_offload_gb == 0
+        and cfg.offload_group_size <= 0
+        and all(
+            isinstance(stored, torch.dtype) and stored.itemsize <= model.dtype.itemsize
+            for model in models
+            for stored in [model.hf_text_config.dtype]
+        )
+    )
 
 
 def _describe_launch(launch: HvdLaunch, cfg: Any, found: Examination) -> None:

@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.filesize import decimal
 from safetensors.numpy import save_file
 
 from sglang_hvd.cli import main
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
 from sglang_hvd.demo.server import CPU_FLAGS
+from sglang_hvd.plugin import examination
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,8 +48,9 @@ def _environment() -> Iterator[None]:
 
 
 def made_model(folder: Path, config: dict[str, Any], **changed: Any) -> Path:
-    """A folder with a model's config and no weights."""
-    folder.mkdir()
+    """A folder with a model's config, and weights of which only the map (d2t) is there."""
+    folder.mkdir(exist_ok=True)
+    save_file({"d2t": np.zeros(1024, np.int64)}, folder / "model.safetensors")
     given = {name: value for name, value in {**config, **changed}.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(given))
     return folder
@@ -98,10 +101,13 @@ def texts_of(result: dict[str, Any], topic: str) -> list[str]:
     return [found["text"] for found in result["findings"] if found["topic"] == topic]
 
 
-def test_a_launch_that_would_serve_needs_no_weights(
-    doctor: Callable[..., tuple[int, dict[str, Any]]],
+def test_a_launch_that_would_serve_loads_no_weights(
+    doctor: Callable[..., tuple[int, dict[str, Any]]], target: Path
 ) -> None:
+    num_bytes = 10**9
+    os.truncate(target / "model.safetensors", num_bytes)  # nothing could be loaded from it
     code, result = doctor()
+    of_drafter = (target.parent / "drafter" / "model.safetensors").stat().st_size
     assert (code, result["would_serve"]) == (0, True)
     assert result["launch"] == {
         **{"policy": "allocate", "attention_backends": ["torch_native"], "may_branch": True},
@@ -109,14 +115,102 @@ def test_a_launch_that_would_serve_needs_no_weights(
         **{"context_len": 4096, "usable_context_len": 4064, "kv_slots_per_request": 64},
         # Two heads of 64 keys and 64 values in float32, of four layers and the drafter's one.
         "kv_bytes_per_slot": 2 * (64 + 64) * 4 * (4 + 1),
+        "weight_bytes": num_bytes + of_drafter,
     }
     assert {found["section"] for found in result["findings"]} == {
         *("environment", "models", "launch", "files")
     }
     assert texts_of(result, "draft vocabulary") == [
-        "1,024 of the 2,048 tokens are drafted; the map (d2t) is in its weights, which are not "
-        "looked at"
+        "1,024 of the 2,048 tokens are drafted; its weights have the map (d2t)"
     ]
+    (text,) = texts_of(result, "weights")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert text == f"files of 1.0 GB, of both models; the machine has {decimal(memory)}"
+
+
+def test_the_verdict_says_what_is_not_checked(
+    target: Path, drafter_with: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = ["--model-path", str(target), "--draft-model-path", str(drafter_with())]
+    assert main(["doctor", *models, *CPU_FLAGS, *MODEL_TREE_FLAGS]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "A server with HVD would start. Not checked: what the weights contain, and the memory for "
+        "KV cache and graphs, which is measured at the start."
+    )
+
+
+def weight_faults(result: dict[str, Any]) -> list[str]:
+    return [
+        found["text"]
+        for found in result["findings"]
+        if (found["topic"], found["status"]) == ("weights", "fault")
+    ]
+
+
+def test_a_folder_without_weights_is_a_fault(
+    doctor: Callable[..., tuple[int, dict[str, Any]]], target: Path
+) -> None:
+    (target / "model.safetensors").unlink()
+    (target / "training_args.bin").touch()  # SGLang does not load it
+    code, result = doctor()
+    assert (code, result["would_serve"], result["launch"]["weight_bytes"]) == (1, False, None)
+    (text,) = weight_faults(result)
+    assert text == f"{target} has no weights (*.safetensors or *.bin or *.pt): download them"
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "bin"])
+def test_files_that_the_index_lists_are_missed(
+    doctor: Callable[..., tuple[int, dict[str, Any]]], target: Path, ending: str
+) -> None:
+    (target / "model.safetensors").unlink()
+    files = [f"model-{number}-of-2.{ending}" for number in (1, 2)]
+    stem = "model" if ending == "safetensors" else "pytorch_model"
+    index = json.dumps({"weight_map": dict(zip(("norm", "head"), files, strict=True))})
+    (target / f"{stem}.{ending}.index.json").write_text(index)
+    (target / files[0]).write_bytes(bytes(64))
+    code, result = doctor()
+    (text,) = weight_faults(result)
+    assert code == 1
+    assert files[1] in text
+    assert files[0] not in text
+    (target / files[1]).write_bytes(bytes(64))
+    code, result = doctor()
+    assert (code, weight_faults(result)) == (0, [])
+
+
+def test_weights_that_no_folder_tells_of_are_a_note(
+    doctor: Callable[..., tuple[int, dict[str, Any]]],
+    target: Path,
+) -> None:
+    (target / "model.safetensors").unlink()
+    code, result = doctor("--load-format", "dummy")
+    assert (code, result["launch"]["weight_bytes"]) == (0, None)
+    assert texts_of(result, "weights")[0] == f"{target}: not looked at, load format dummy"
+
+
+@pytest.mark.parametrize(
+    ("flags", "fits"),
+    [
+        ((), False),
+        (("--tp-size", "2"), True),
+        (("--cpu-offload-gb", "90"), True),
+        (("--dtype", "bfloat16"), True),  # half of the file's float32
+    ],
+)
+def test_weights_that_exceed_a_gpu_are_a_fault(
+    doctor: Callable[..., tuple[int, dict[str, Any]]],
+    target: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[str, ...],
+    fits: bool,
+) -> None:
+    os.truncate(target / "model.safetensors", 100 * 10**9)
+    monkeypatch.setattr(examination, "_memory_bytes", lambda cfg: 80 * 10**9)
+    _, result = doctor("--device", "cuda", "--attention-backend", "flashinfer", *flags)
+    (text,) = texts_of(result, "weights")
+    assert text.startswith("files of 100.0 GB, of both models")
+    assert "; a GPU has 80.0 GB" in text
+    assert weight_faults(result) == ([] if fits else [text])
 
 
 def test_the_environment_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,6 +358,11 @@ def test_a_model_in_the_cache_of_a_hub_goes_by_its_name(
     code, result = doctor(target=Path("someone/small"))
     assert code == 0
     assert texts_of(result, "target model")[0].startswith("someone/small: LlamaForCausalLM")
+    (cached / "snapshots" / "0123" / "model.safetensors").unlink()
+    code, result = doctor(target=Path("someone/small"))
+    (text,) = weight_faults(result)
+    assert code == 1
+    assert text.startswith("someone/small has no weights")
 
 
 def test_where_recordings_go(
@@ -354,7 +453,7 @@ def test_an_environment_without_sglang(packages: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
     assert (
         "fault SGLang           HVD needs SGLang 0.5.23, and none is installed: pip install "
-        "'sglang-hvd[cuda]'\n" in done.stdout
+        "'sglang==0.5.23'\n" in done.stdout
     )
     assert done.stdout.endswith("A server with HVD would not start: 1 fault.\n")
 

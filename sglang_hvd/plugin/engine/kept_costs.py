@@ -60,7 +60,8 @@ def profiled_costs(
     key = _key(draft_worker, steps)
     path = None if folder is None else folder / f"{key}.yaml"
     kept = None
-    if ranks.is_first and use_kept and path is not None and path.is_file():
+    # Path.is_file would raise for a home that this user may not enter.
+    if ranks.is_first and use_kept and path is not None and os.path.isfile(path):
         try:
             kept = StepCosts.load(path)
         except ValueError as error:

@@ -65,13 +65,20 @@ def examine_environment() -> Iterator[Finding]:
     device = _device()
     yield device
     yield _compiler(is_gpu=device.text.startswith("GPU"))
+    try:
+        require_cpu_operators()
+    except ValueError as error:
+        yield Finding("environment", "demo", str(error), "note")
+    yield _kept_costs()
+
+
+def require_cpu_operators() -> None:
+    """Raises ValueError where the CPU operators are not installed that the demo's servers need."""
     if find_spec("sgl_kernel_cpu") is None:
-        text = (
+        raise ValueError(
             "sglang-hvd demo and serve run on the CPU, by operators that no wheel has: run make "
             "demo in a clone of the project"
         )
-        yield Finding("environment", "demo", text, "note")
-    yield _kept_costs()
 
 
 @contextmanager
@@ -105,7 +112,10 @@ class _Records(logging.Handler):
 
 def is_writable(folder: Path) -> bool:
     """Whether files can be written into the folder, or the folder can be made."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+    except OSError:  # a folder on the way may not be entered
+        return False
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
@@ -133,8 +143,8 @@ def _hooks() -> Finding:
         text = "; ".join(" ".join(str(cause).split()) for cause in causes)
         if any(isinstance(cause, ModuleNotFoundError) for cause in causes):
             text += (
-                ": pip install 'sglang-hvd[cuda]' installs what SGLang needs on a GPU, and make "
-                "demo in a clone of the project what it needs on a CPU"
+                f": pip install 'sglang=={SUPPORTED_SGLANG}' installs what SGLang needs on a GPU, "
+                "and make demo in a clone of the project what it needs on a CPU"
             )
         return _fault("hooks", text)
     return Finding("environment", "hooks", f"all {num_hooks} places in SGLang are hooked")

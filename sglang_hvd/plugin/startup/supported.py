@@ -48,7 +48,7 @@ def require_supported_sglang() -> None:
     except PackageNotFoundError:
         raise RuntimeError(
             f"HVD needs SGLang {SUPPORTED_SGLANG}, and none is installed: "
-            "pip install 'sglang-hvd[cuda]'"
+            f"pip install 'sglang=={SUPPORTED_SGLANG}'"
         ) from None
     if installed != SUPPORTED_SGLANG:
         raise RuntimeError(

@@ -140,27 +140,45 @@ def test_a_table_is_of_one_way_to_compute(
     assert kept_costs._key(draft_worker, []) != key
 
 
-def test_a_table_is_of_who_plans_verifications(
-    server: SimpleNamespace,
-    draft_worker: SimpleNamespace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # FlashInfer's own plans wait for the device, within what is timed.
+@pytest.fixture
+def kept_in(
+    server: SimpleNamespace, draft_worker: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., StepCosts]:
+    """A start whose profile is assumed, with this folder of kept tables."""
     costs = StepCosts.assumed((1, 2))
     profile = SimpleNamespace(table=lambda max_requests: costs)
     monkeypatch.setattr(kept_costs, "CostProfile", lambda *args, **kwargs: profile)
     draft_worker.topk = 1
     of_draft_steps: Any = SimpleNamespace(num_steps=(1,))
-    for num_tables, has_host_plans in ((1, True), (1, True), (2, False)):
-        kept_costs.profiled_costs(
+
+    def start(folder: Path, *, has_host_plans: bool = True) -> StepCosts:
+        return kept_costs.profiled_costs(
             draft_worker,
             StepStates(VerifyWidths((1, 2), base=2), None, of_draft_steps, has_host_plans),
             model_tree_width=2,
             draft_extend=DraftExtend.EVERY_STEP,
             use_kept=True,
-            folder=tmp_path,
+            folder=folder,
             max_requests=2,
             ranks=RankGroup(),
         )
+
+    return start
+
+
+def test_a_table_is_of_who_plans_verifications(
+    kept_in: Callable[..., StepCosts], tmp_path: Path
+) -> None:
+    # FlashInfer's own plans wait for the device, within what is timed.
+    for num_tables, has_host_plans in ((1, True), (1, True), (2, False)):
+        kept_in(tmp_path, has_host_plans=has_host_plans)
         assert len(list(tmp_path.iterdir())) == num_tables
+
+
+def test_a_folder_that_cannot_be_looked_into_is_reported(
+    kept_in: Callable[..., StepCosts], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The system refuses this name to every user, as it refuses another user's home.
+    costs = kept_in(tmp_path / ("costs" * 100))
+    assert costs.widths == (1, 2)
+    assert "cannot keep the table of costs" in caplog.text
