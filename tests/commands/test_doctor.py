@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import site
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -425,9 +427,9 @@ def test_a_file_gets_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def run_among(packages: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run doctor in an interpreter that finds only these packages and this project's sources."""
+    """Run doctor in an interpreter that finds only these packages."""
     command = (
-        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(packages)!r}]; "
+        f"import sys; sys.path.insert(0, {str(packages)!r}); "
         f"from sglang_hvd.cli import main; sys.exit(main(['doctor', *{list(flags)!r}]))"
     )
     return subprocess.run(
@@ -437,14 +439,22 @@ def run_among(packages: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """A folder with links to all installed packages but SGLang."""
+    """A folder with links to all installed packages but SGLang, and with this project."""
     folder = tmp_path / "packages"
     folder.mkdir()
     for package in Path(site.getsitepackages()[0]).iterdir():
         if not package.name.lower().startswith(("sglang-", "sglang.", "sgl_")) and (
-            package.name != "sglang"
+            package.name not in ("sglang", "sglang_hvd")
         ):
             (folder / package.name).symlink_to(package)
+    project = folder / "sglang_hvd"
+    shutil.copytree(ROOT / "sglang_hvd", project, ignore=shutil.ignore_patterns("*.so", "shipped"))
+    for stub in project.rglob("_native.pyi"):  # an editable install has the modules elsewhere
+        place = stub.parent.relative_to(folder)
+        native = find_spec(".".join((*place.parts, "_native")))
+        assert native is not None
+        assert native.origin is not None
+        (folder / place / Path(native.origin).name).symlink_to(native.origin)
     return folder
 
 

@@ -68,7 +68,7 @@ def decode(
     worker: Any = HvdWorker.__new__(HvdWorker)
     worker.device = "cpu"
     launched: Any = Part("launched", calls, num_plain_with=1)
-    held: Any = Part("held", calls, of_step=[SimpleNamespace(key=7, num_tokens=11)])
+    held: Any = Part("held", calls, of_step=[SimpleNamespace(key=7, num_tokens=11, cycles=None)])
     drafter: Any = Part("drafter", calls, plan=DraftPlans.plain(1))
     worker._launched = launched
     worker._planner = StepPlanner(drafter, held, launched, VerifyWidths((1, 4), 4))
