@@ -110,6 +110,7 @@ def test_a_wheel_serves_without_a_compiler_and_leaves_sglang_plain(
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         **demo_environment(),
         **{"PATH": f"{bin_dir}:{tools}", "XDG_CACHE_HOME": str(tmp_path)},
+        "PYTHONSAFEPATH": "1",  # otherwise the sources in the working folder come before the wheel
     }
     assert not any(shutil.which(name, path=variables["PATH"]) for name in ("cc", "gcc", "clang"))
     at_environment = (*PIP, "--python", python)
