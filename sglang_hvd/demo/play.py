@@ -53,7 +53,15 @@ def asked(reply: Reply) -> str:
 
 def play(url: str, sessions: Iterable[Session]) -> Iterator[Reply]:
     """Play each session turn by turn. The model's own replies become the history."""
-    client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=600, max_retries=0)
+    # A connection for each request: the server closes idle ones after some seconds, and other modes
+    # play meanwhile, so a request could meet one that is being closed.
+    client = OpenAI(
+        base_url=f"{url}/v1",
+        api_key="none",
+        timeout=600,
+        max_retries=0,
+        default_headers={"Connection": "close"},
+    )
     for session in sessions:
         messages: list[dict[str, str]] = []
         for turn in session.turns:
