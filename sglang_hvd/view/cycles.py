@@ -36,7 +36,8 @@ class Cycle:
         last of these is the bonus token. The last cycle may go on after the reply's end.
     source: the drafts that were verified: "cache", "model", "both" in one tree, "plain" for none.
     origin: the text that the cache draft was found in: "prompt" or "output" of the request, or
-        "shared" for finished requests. None if the cache proposed no draft. In a report that only
+        "shared" for finished requests. None if the cache proposed no chain; a
+        branch may be verified all the same. In a report that only
         the request asked for, a draft from "shared" that was not verified counts as not proposed.
     match: the latest tokens that stand there too. None without a proposed draft.
     found: length of the draft that the cache proposed, verified or not.
@@ -75,11 +76,6 @@ class Cycle:
     requests: _Count
     ms: _Number | None
     ran_ahead: bool = False
-
-    def __post_init__(self) -> None:
-        has_draft = self.found > 0 or self.source in ("cache", "both")
-        if has_draft and (self.origin is None or self.match is None):
-            raise ValueError("a cycle with a cache draft needs its origin and its match")
 
     def report(self) -> dict[str, Any]:
         """The JSON object of a response."""

@@ -28,6 +28,7 @@ _KINDS = {
     ("cache", "prompt"): "cache draft from the prompt",
     ("cache", "output"): "cache draft from the output",
     ("cache", "shared"): "cache draft from another request",
+    ("cache", None): "cache draft that only branches",
     ("model", None): "model drafter's draft",
     ("both", None): "both drafts in one tree",
     ("plain", None): "no draft",
@@ -148,7 +149,11 @@ def _cycle_of_tokens(reply: ViewedReply) -> list[int | None]:
 def _kinds(cycles: Sequence[Cycle]) -> list[_Kind]:
     kinds = []
     for (source, origin), name in _KINDS.items():
-        found = [c for c in cycles if c.source == source and origin in (None, c.origin)]
+        found = [
+            cycle
+            for cycle in cycles
+            if cycle.source == source and (source != "cache" or cycle.origin == origin)
+        ]
         expected = [cycle.expected for cycle in found if cycle.expected is not None]
         if found:
             kind = _Kind(

@@ -66,10 +66,6 @@ def _without(key: str) -> Callable[[dict[str, Any]], Any]:
             "replies.0.cycles.1.width: Input should be a valid integer",
         ),
         (
-            lambda saved: saved["replies"][0]["cycles"][0].update(origin=None),
-            "replies.0.cycles.0: Value error, a cycle with a cache draft needs its origin",
-        ),
-        (
             lambda saved: saved["replies"][0]["cycles"][0].update(accepted=10**9),
             "replies.0.cycles.0.accepted: Input should be less than",
         ),

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sglang_hvd.view.cycles import TOKEN_SOURCES
+from sglang_hvd.view.cycles import TOKEN_SOURCES, Cycle
 from sglang_hvd.view.replies import ViewedReply
 from sglang_hvd.view.reply_page import SOURCES, render, write_page
 from tests.view.made_up import cycle
@@ -101,6 +101,15 @@ def test_a_step_that_ran_ahead_is_no_choice_of_the_policy() -> None:
     [why] = tree.iter("template")
     assert "Launched before its tokens were known" in text(why)
     assert "predicted nothing" not in text(why)
+
+
+def test_a_branch_is_shown_where_the_cache_proposed_no_chain() -> None:
+    branch = cycle(0, "cache", 1, origin=None, match=None, found=0)
+    assert Cycle.from_report(branch.report()) == branch
+    tree = parse(ViewedReply("a", "", "", ("a", "b"), (branch,)))
+    [why] = tree.iter("template")
+    assert "It verified a cache draft from earlier text." in text(why)
+    assert "cache draft that only branches" in text(tree)
 
 
 @pytest.mark.parametrize("cycles", [(), (cycle(1),)])
