@@ -2,7 +2,7 @@
 
 step.svg is one decode step as a user sees it, loop.svg the parts of the code that run in it.
 They have to be legible on a phone: each is 640 units wide, and no text is below 17 units. Shapes
-carry the meaning, and colours repeat it. A picture brings its own background, which follows the
+carry the meaning, and colours repeat it. A picture has its own background, which follows the
 reader's light or dark setting.
 """
 

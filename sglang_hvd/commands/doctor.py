@@ -17,7 +17,7 @@ from sglang_hvd.plugin.startup.environment import SECTIONS, Finding, examine_env
 
 _STYLES = {"ok": "green", "note": "yellow", "fault": "bold red"}
 
-# From this number of columns on, what was found stands beside its topic.
+# From this number of columns on, what was found stands next to its topic.
 _WIDE = 72
 
 

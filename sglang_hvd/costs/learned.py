@@ -163,11 +163,11 @@ class LearnedCosts:
 
 
 class _Mean:
-    """Moving means of a value and of its factor, which price * factor of the value comes from.
+    """Moving means of a value and of its factor. price * factor is a part of the value.
 
     value, factor: of a verification, its ratio to the base, and its tokens of context for each
         millisecond of the base. Of other parts, the milliseconds, and the base's milliseconds.
-    step: number of the latest observation. num, num_seen: their decayed weight; their number.
+    step: number of the latest observation. num, num_seen: decayed weight and number of all.
     """
 
     __slots__ = ("factor", "num", "num_seen", "step", "value")
@@ -184,7 +184,7 @@ class _Mean:
         self.factor += (factor - self.factor) / self.num
 
     def weight(self, step: int) -> float:
-        """In observations, which do not decay: a rare shape keeps its weight until forgotten."""
+        """The weight of the mean. It does not decay, so that a rare shape keeps it for long."""
         return self.num_seen if step - self.step <= _FORGET_AFTER else 0.0
 
     def shrunk(self, step: int, prior: float, price: float) -> float:
@@ -206,7 +206,7 @@ class _Part:
         self._square = self._product = 0.0
 
     def add(self, step: int, shape: _Shape, value: float, limit: float, factor: float) -> None:
-        """Clips the value to the limit, or drops it if it is the first of its shape."""
+        """Adds a value, clipped to the limit. A shape's first value above it is dropped."""
         mean = self.shapes.get(shape)
         if mean is None or step - mean.step > _FORGET_AFTER:
             mean = self.shapes[shape] = _Mean(step)

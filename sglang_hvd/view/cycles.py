@@ -39,7 +39,7 @@ class Cycle:
         "shared" for finished requests. None if the cache proposed no chain; a
         branch may be verified all the same. In a report that only
         the request asked for, a draft from "shared" that was not verified counts as not proposed.
-    match: the latest tokens that stand there too. None without a proposed draft.
+    match: the latest tokens that stand there too. None without a proposed chain.
     found: length of the draft that the cache proposed, verified or not.
     cache, model: nodes that were verified of the cache draft and of the model drafter's.
     steps: steps in which the model drafter drafted; 0 if it did not.
@@ -108,7 +108,8 @@ class Cycle:
 
     @property
     def token_sources(self) -> list[TokenSource]:
-        """The source of each token that the cycle committed: list[accepted + 1]."""
+        """The source of each token that the cycle committed: list[accepted + 1]. Tokens of a branch
+        without an origin count as shared."""
         right_of_cache, right_of_model = self.cache_right or 0, self.model_right or 0
         sources: list[TokenSource] = []
         for place in range(self.accepted):

@@ -1,4 +1,4 @@
-"""A wheel installs beside SGLang without a compiler, serves with HVD, and can be uninstalled."""
+"""A wheel installs next to SGLang without a compiler, serves with HVD, and can be uninstalled."""
 
 from __future__ import annotations
 

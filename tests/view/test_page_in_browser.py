@@ -148,8 +148,8 @@ def test_the_page_fits_the_screen_in_the_colours_of_the_system(
     page.tab.keyboard.press("Tab")
     timeline = page.tab.locator("#r1 .timeline").bounding_box()
     why = page.tab.locator("#r1 .why").bounding_box()
-    beside = why["x"] >= timeline["x"] + timeline["width"]
-    assert beside or timeline["y"] + timeline["height"] <= why["y"]
+    is_to_the_right = why["x"] >= timeline["x"] + timeline["width"]
+    assert is_to_the_right or timeline["y"] + timeline["height"] <= why["y"]
     page.tab.locator("#r2 .tokens [data-cycle='100']").scroll_into_view_if_needed()
     assert page.tab.locator("#r2 .why").evaluate(
         "why => { const box = why.getBoundingClientRect();"

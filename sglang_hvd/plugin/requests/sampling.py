@@ -27,8 +27,7 @@ def has_penalties(params: SamplingParams) -> bool:
 
 def asks_for_cycles(params: SamplingParams) -> bool:
     """Whether the request asks for a report of its cycles; see check_custom_params."""
-    custom_params: object = params.custom_params  # SGLang does not check the type
-    asked = custom_params.get("hvd") if isinstance(custom_params, dict) else None
+    asked = _asked_of_hvd(params.custom_params)
     return isinstance(asked, dict) and asked.get("report_cycles") is True
 
 
@@ -38,7 +37,7 @@ def check_custom_params(custom_params: object) -> None:
 
     Raises ValueError, in one line, for a wrong type or an unknown key.
     """
-    asked = custom_params.get("hvd") if isinstance(custom_params, dict) else None
+    asked = _asked_of_hvd(custom_params)
     if asked is None:
         return
     if not isinstance(asked, dict):
@@ -56,6 +55,11 @@ def check_custom_params(custom_params: object) -> None:
             f"custom_params: report_cycles must be true or false, got "
             f"{asked['report_cycles']!r:.100}"
         )
+
+
+def _asked_of_hvd(custom_params: object) -> object:
+    """The value of the key "hvd"; None without one. SGLang does not check the type of either."""
+    return custom_params.get("hvd") if isinstance(custom_params, dict) else None
 
 
 def recorded(params: SamplingParams) -> Mapping[str, float]:
