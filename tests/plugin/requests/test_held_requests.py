@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from array import array
+from typing import Any
 
 import pytest
 import torch
