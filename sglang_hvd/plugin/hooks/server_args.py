@@ -129,7 +129,6 @@ def resolve_verify_width(
     # Checked again once the models are loaded; here the config file already tells most of it.
     attention.check_draft_shapes(cfg.speculative_eagle_topk, needs_trees=config.policy == "both")
     server_args._hvd_launch = launch
-    _warn_of_default_penalty(config, cfg)
     logger.info(
         "HVD: policy %s, verify width %d (model drafter's tree %d)%s. The width reduces the usable "
         "context by %d tokens; each running request reserves at least %d KV slots.",
@@ -223,24 +222,7 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
     cfg = resolving_view(server_args)
     for refusal in refusals_of(config, cfg):
         raise refusal
-    if cfg.enable_deterministic_inference:
-        logger.warning(
-            "HVD: drafts are chains, and greedy output is deterministic. Sampled output is not: "
-            "SGLang draws random numbers by a node's slot, which depends on earlier requests."
-        )
     return config
-
-
-def _warn_of_default_penalty(config: HvdConfig, cfg: Any) -> None:
-    penalty = model_config_of(cfg).get_default_sampling_params().get("repetition_penalty", 1.0)
-    if penalty != 1.0 and config.policy != "model":
-        logger.warning(
-            "HVD: the model's generation_config.json gives chat requests a repetition_penalty of "
-            "%s, and requests with penalties never verify cache drafts. To avoid the penalty, "
-            "start with --sampling-defaults openai or send a repetition_penalty of 1 with the "
-            "request.",
-            penalty,
-        )
 
 
 def _target_attention(cfg: Any) -> TargetAttention:

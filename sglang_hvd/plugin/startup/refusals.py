@@ -103,14 +103,14 @@ def check_model_tree(width: int, topk: int, num_steps: int) -> None:
 
 
 def check_sampling(max_nodes: int, vocab_size: int) -> None:
-    """Raises ValueError for steps with more probabilities than SGLang's kernel for sampled
-    verifications (sampling.cuh) can number by 32 bits.
+    """Raises ValueError for steps with more probabilities than FlashInfer's sampling kernels
+    (sampling.cuh, `row_idx * d`) can number by 32 bits.
 
     max_nodes: nodes of all requests of the largest step.
     """
     if max_nodes * vocab_size > 2**32:
         raise ValueError(
-            "SGLang's sampling kernel numbers the probabilities of a step by 32 bits, and "
+            "FlashInfer's sampling numbers the probabilities of a step by 32 bits, and "
             f"{max_nodes} nodes of all requests and {vocab_size} words have more: lower "
             "--max-running-requests, --hvd-verify-width or --hvd-set wide_width"
         )
