@@ -1,4 +1,5 @@
-"""Adds per-request figures to every response: `meta_info["hvd"]`, once the request has ended."""
+"""What goes with every reply: per-request figures, `meta_info["hvd"]`, once the request has ended,
+and stop strings for the detokenizer. Also what is checked of every request."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
+from sglang_hvd.plugin.hooks.text_streams import STOPS_KEY
 from sglang_hvd.plugin.requests.marks import figures_of
 from sglang_hvd.plugin.requests.sampling import check_custom_params
 from sglang_hvd.plugin.startup.launch import launch_of
@@ -25,8 +27,12 @@ class HvdOutputStreamer(SchedulerOutputStreamer):
     has_additional_customized_info = True
 
     def build_additional_customized_info(self, reqs: list[Req]) -> dict[str, list[list[Any]]]:
-        """One list per request in `reqs`: empty until it finishes, then its figures."""
-        return {META_INFO_KEY: [_figures(req) for req in reqs]}
+        """Per key, one list per request in `reqs`. Figures: empty until the request finishes."""
+        info: dict[str, list[list[Any]]] = {META_INFO_KEY: [_figures(req) for req in reqs]}
+        stops = [_stops(req) for req in reqs]
+        if any(stops) and not self.server_args.skip_tokenizer_init:
+            info[STOPS_KEY] = stops
+        return info
 
     def is_request_level_customized_info_key(self, key: str) -> bool:
         """Our key is one value per request, not one per token."""
@@ -76,3 +82,8 @@ def check_request(
 def _figures(req: Req) -> list[dict[str, Any]]:
     figures = figures_of(req)
     return [figures] if figures is not None and req.finished() else []
+
+
+def _stops(req: Req) -> list[str]:
+    # The detokenizer also cuts a reply at the text of a pattern that ended it.
+    return [*req.sampling_params.stop_strs, *req.sampling_params.stop_regex_strs]
