@@ -6,17 +6,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
 from sglang_hvd.plugin.hooks.text_streams import STOPS_KEY
+from sglang_hvd.plugin.requests.bad_requests import (
+    apply_processor,
+    check_on_arrival,
+    running_requests,
+)
 from sglang_hvd.plugin.requests.marks import figures_of
 from sglang_hvd.plugin.requests.sampling import check_custom_params
 from sglang_hvd.plugin.startup.launch import launch_of
 
 if TYPE_CHECKING:
+    import torch
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 META_INFO_KEY = "hvd"
 
@@ -72,11 +80,44 @@ def check_request(
     **kw: Any,
 ) -> Any:
     """AROUND hook of TokenizerManager._create_tokenized_object: what a request asks of HVD in its
-    custom_params is checked before the scheduler sees it. SGLang answers a ValueError with 400."""
+    custom_params, and what would end the server, is checked before the scheduler sees it. SGLang
+    answers a ValueError with 400."""
+    if launch_of(manager.server_args) is None or not isinstance(obj, GenerateReqInput):
+        return create_tokenized_object(manager, obj, *args, **kw)
     params = obj.sampling_params
-    if isinstance(params, dict) and launch_of(manager.server_args) is not None:
+    if isinstance(params, dict):
         check_custom_params(params.get("custom_params"))
-    return create_tokenized_object(manager, obj, *args, **kw)
+    try:
+        tokenized = create_tokenized_object(manager, obj, *args, **kw)
+    except (TypeError, OverflowError, RecursionError) as error:
+        # SGLang compares and converts values before it checks their types.
+        raise ValueError(f"a value of the request has a wrong type or size: {error}") from error
+    check_on_arrival(tokenized, manager.model_config.vocab_size)
+    return tokenized
+
+
+def apply_processors(
+    apply_custom_logit_processor: Callable[..., None],
+    logits: torch.Tensor,
+    sampling_batch_info: SamplingBatchInfo,
+    *args: Any,
+) -> None:
+    """AROUND hook of SGLang's function that applies custom logit processors to the logits of a
+    batch, in place. One that fails ends its request, not the server.
+
+    logits: float[num_requests, vocab_size].
+    """
+    reqs = running_requests()
+    if reqs is None:
+        apply_custom_logit_processor(logits, sampling_batch_info, *args)
+        return
+    for entry in sampling_batch_info.custom_logit_processor.values():
+        params = [sampling_batch_info.custom_params[row] for row in entry.rows]
+        own = [reqs[row] for row in entry.rows]
+        selected = logits.index_select(0, entry.indices)
+        logits.index_copy_(
+            0, entry.indices, apply_processor(entry.processor, selected, params, own)
+        )
 
 
 def _figures(req: Req) -> list[dict[str, Any]]:
