@@ -76,7 +76,7 @@ def _with_field_names(fault: str) -> str:
     what, is_placed, place = fault.partition(" - at ")
     places = [int(number) for number in re.findall(r"\[(\d+)\]", place)]
     if not is_placed or not places:
-        return fault
+        return f"a value of the request cannot be sent to the scheduler: {fault}"
     # The first item of the array says which struct it is.
     name = TokenizedGenerateReqInput.__struct_fields__[places[0] - 1]
     if name == "sampling_params" and len(places) > 1:
