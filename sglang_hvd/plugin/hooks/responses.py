@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from fastapi import HTTPException
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
@@ -13,6 +14,7 @@ from sglang_hvd.plugin.hooks.text_streams import STOPS_KEY
 from sglang_hvd.plugin.requests.bad_requests import (
     apply_processor,
     check_on_arrival,
+    one_line,
     running_requests,
 )
 from sglang_hvd.plugin.requests.marks import figures_of
@@ -89,9 +91,10 @@ def check_request(
         check_custom_params(params.get("custom_params"))
     try:
         tokenized = create_tokenized_object(manager, obj, *args, **kw)
-    except (TypeError, OverflowError, RecursionError) as error:
-        # SGLang compares and converts values before it checks their types.
-        raise ValueError(f"a value of the request has a wrong type or size: {error}") from error
+    except (ValueError, HTTPException):
+        raise
+    except Exception as error:  # what SGLang raises for a value that it does not check
+        raise ValueError(f"a value of the request is wrong: {one_line(error)}") from error
     check_on_arrival(tokenized, manager.model_config.vocab_size)
     return tokenized
 

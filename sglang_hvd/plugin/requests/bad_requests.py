@@ -50,7 +50,8 @@ def check_on_arrival(request: TokenizedGenerateReqInput, vocab_size: int) -> Non
     params = request.sampling_params
     if request.mm_inputs is None and request.input_embeds is None:
         _check_prompt(request, vocab_size)
-    _check_range("stop_token_ids", params.stop_token_ids or (), 0, vocab_size - 1)
+    if params.min_new_tokens > 0:  # whose penalty marks the stop tokens by their numbers
+        _check_range("stop_token_ids", params.stop_token_ids or (), 0, vocab_size - 1)
     _check_range("top_logprobs_num", [request.top_logprobs_num], 0, vocab_size)
     _check_range("logprob_start_len", [request.logprob_start_len], -1, 2**31 - 1)
     if params.logit_bias is not None:
@@ -113,7 +114,7 @@ def _check_processor(serialized: str) -> None:
     try:
         processor = CustomLogitProcessor.from_str(serialized)
     except Exception as error:  # a client's code; that client gets the error
-        raise ValueError(f"custom_logit_processor cannot be read: {_one_line(error)}") from error
+        raise ValueError(f"custom_logit_processor cannot be read: {one_line(error)}") from error
     if not callable(processor):
         raise ValueError("custom_logit_processor cannot be called: give what its to_str() returns")
 
@@ -156,7 +157,7 @@ def apply_processor(
     except Exception as error:  # noqa: BLE001 (a client's code; that client gets the error)
         starts = [row for row, req in enumerate(reqs) if row == 0 or req is not reqs[row - 1]]
         if len(starts) == 1:
-            end_request(reqs[0], f"custom_logit_processor failed: {_one_line(error)}")
+            end_request(reqs[0], f"custom_logit_processor failed: {one_line(error)}")
             return logits
     # It may fail on one request only, or because requests differ.
     parts = [
@@ -172,6 +173,12 @@ def end_request(req: Req, message: str) -> None:
         req.to_finish = FINISH_ABORT(message, HTTPStatus.BAD_REQUEST, "BadRequestError")
 
 
+def one_line(error: Exception) -> str:
+    """The kind of the error and the first line of its text."""
+    text = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {text:.200}" if text else type(error).__name__
+
+
 def _usable(result: Any, logits: torch.Tensor) -> torch.Tensor:
     """The result with the type of the logits. Raises ValueError for one that ends the sampler."""
     if not isinstance(result, torch.Tensor) or result.shape != logits.shape:
@@ -185,9 +192,3 @@ def _usable(result: Any, logits: torch.Tensor) -> torch.Tensor:
     if not torch.logsumexp(result.float(), dim=-1).isfinite().all():
         raise ValueError("it returned NaN, or -inf for all tokens")
     return result
-
-
-def _one_line(error: Exception) -> str:
-    """The kind of the error and the first line of its text."""
-    text = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {text:.200}" if text else type(error).__name__

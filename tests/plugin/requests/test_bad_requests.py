@@ -43,7 +43,8 @@ def _request(params: dict[str, Any] | None = None, **fields: Any) -> TokenizedGe
     ("params", "fields"),
     [
         ({}, {}),
-        ({"logit_bias": {"3": -math.inf, "4": 1}, "stop_token_ids": [0, 15]}, {}),
+        ({"logit_bias": {"3": -math.inf, "4": 1}, "stop_token_ids": [-1, 16]}, {}),
+        ({"min_new_tokens": 1, "stop_token_ids": [0, 15]}, {}),
         (
             {"custom_params": {"a": [1, 2], "b": {"c": None, "d": "e"}}},
             {"custom_logit_processor": DISALLOWED},
@@ -69,7 +70,11 @@ def test_requests_that_the_model_can_serve_pass(
         ({}, {"input_ids": array("q")}, "the prompt is empty"),
         ({}, {"input_ids": array("q", [1, 16])}, "input_ids must be from 0 to 15, got 16"),
         ({}, {"input_ids": array("q", [-1])}, "input_ids must be from 0 to 15, got -1"),
-        ({"stop_token_ids": [16]}, {}, "stop_token_ids must be from 0 to 15, got 16"),
+        (
+            {"stop_token_ids": [16], "min_new_tokens": 1},
+            {},
+            "stop_token_ids must be from 0 to 15, got 16",
+        ),
         ({}, {"top_logprobs_num": 17}, "top_logprobs_num must be from 0 to 16, got 17"),
         ({}, {"logprob_start_len": -2}, "logprob_start_len must be from -1 to .*, got -2"),
         ({"logit_bias": {"3": math.nan}}, {}, "logit_bias of token 3 must be a number, got nan"),
