@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fastapi import HTTPException
 from sglang.srt.arg_groups.overrides import (
     attention_backends_of,
     declare_resolution,
@@ -31,6 +33,7 @@ from sglang_hvd.plugin.startup.refusals import (
     check_draft_context,
     check_draft_model,
     check_model_tree,
+    check_update,
     refuse_stray_flags,
     refuse_untested,
     untested,
@@ -39,6 +42,8 @@ from sglang_hvd.plugin.startup.verify_widths import slots_ahead, verify_widths
 from sglang_hvd.traces.recording_folder import check_folder
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -180,6 +185,21 @@ def create_hvd_worker(
     from sglang_hvd.plugin.engine.worker import HvdWorker
 
     return HvdWorker
+
+
+async def refuse_update(
+    set_internal_state: Callable[..., Awaitable[list[bool]]],
+    manager: TokenizerManager,
+    obj: SetInternalStateReq,
+) -> list[bool]:
+    """AROUND hook of TokenizerManager.set_internal_state, which changes settings of a running
+    server. What HVD refuses at start gets a 400 here."""
+    if launch_of(manager.server_args) is not None:
+        try:
+            check_update(resolved_view(manager.server_args), obj.server_args)
+        except ValueError as error:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from error
+    return await set_internal_state(manager, obj)
 
 
 def _is_requested(server_args: ServerArgs) -> bool:
