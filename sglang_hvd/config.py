@@ -239,6 +239,25 @@ class HvdConfig(BaseModel):
         "of the drafts, what was expected of them and what was accepted. A request can also ask "
         "for its own.",
     )
+    report_figures: bool = Field(
+        default=True,
+        description="Add figures of each request to its response. They show whether other requests "
+        "got the same text.",
+    )
+    allow_request_overrides: bool = Field(
+        default=True,
+        description="Let requests choose how HVD serves them, in custom_params.",
+    )
+    learn: bool = Field(
+        default=True,
+        description="The text of requests enters the shared cache and recordings, and their cycles "
+        "the calibration. A request can choose otherwise.",
+    )
+    share: bool = Field(
+        default=True,
+        description="Requests draft from the outputs of earlier ones. false: from their own prompt "
+        "and output only. A request can choose otherwise.",
+    )
     record: Path | None = Field(
         default=None,
         strict=False,
@@ -333,6 +352,13 @@ class HvdConfig(BaseModel):
             later <= earlier for earlier, later in itertools.pairwise((0, *value))
         ):
             raise ValueError("widths must rise, from 1 or more")
+        return value
+
+    @field_validator("report_figures")
+    @classmethod
+    def _reports_cycles_in_figures(cls, value: bool, field: ValidationInfo) -> bool:
+        if field.data.get("report_cycles") and not value:
+            raise ValueError("report_cycles needs it: leave one of them out")
         return value
 
     @field_validator("record_total_mb")

@@ -155,7 +155,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             drafter,
             figures,
             clock=clock,
-            report_cycles=config.report_cycles,
+            config=config,
             recorder=recorder,
             vocab_size=target.model_config.vocab_size,
         )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
+from sglang_hvd.plugin.requests.control import check_custom_params
 from sglang_hvd.plugin.requests.marks import figures_of
-from sglang_hvd.plugin.requests.sampling import check_custom_params
 from sglang_hvd.plugin.startup.launch import launch_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ def stream_hvd_figures(
     scheduler: Scheduler,
 ) -> type[SchedulerOutputStreamer]:
     """AROUND hook of Scheduler.get_output_streamer_class."""
-    if launch_of(scheduler.server_args) is None:
+    launch = launch_of(scheduler.server_args)
+    if launch is None or not launch.config.report_figures:
         return get_output_streamer_class(scheduler)
     return HvdOutputStreamer
 
@@ -67,9 +68,11 @@ def check_request(
 ) -> Any:
     """AROUND hook of TokenizerManager._create_tokenized_object: what a request asks of HVD in its
     custom_params is checked before the scheduler sees it. SGLang answers a ValueError with 400."""
-    params = obj.sampling_params
-    if isinstance(params, dict) and launch_of(manager.server_args) is not None:
-        check_custom_params(params.get("custom_params"))
+    params, launch = obj.sampling_params, launch_of(manager.server_args)
+    if isinstance(params, dict) and launch is not None:
+        defaults = manager.preferred_sampling_params or {}
+        custom_params = {**defaults, **params}.get("custom_params")
+        check_custom_params(custom_params, launch.config, is_own="custom_params" in params)
     return create_tokenized_object(manager, obj, *args, **kw)
 
 
