@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.requests.control import RequestControl
 from sglang_hvd.plugin.requests.marks import held_of, leave_figures, mark_held
 from sglang_hvd.plugin.requests.recording import RequestRecorder
-from sglang_hvd.plugin.requests.sampling import has_penalties
+from sglang_hvd.plugin.requests.sampling import SamplingKind
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
@@ -45,6 +46,8 @@ class HeldRequest:
     num_tokens: prompt and committed output tokens.
     control: what it asked for.
     limits: what it may verify; None: what the policy of the server chooses.
+    kind: how its tokens are sampled.
+    output_ids: committed output tokens; None unless its kind needs them.
     prompt_ids: recorded when the request ends; None if nothing of it is recorded.
     cycles: the reports of its cycles so far; None unless they are reported.
     earlier: its counts from before it was started again (HeldRequests._hold).
@@ -57,6 +60,8 @@ class HeldRequest:
     num_tokens: int
     control: RequestControl
     limits: DraftLimits | None
+    kind: SamplingKind
+    output_ids: array[int] | None
     prompt_ids: TokenIds | None
     cycles: list[dict[str, Any]] | None
     earlier: RequestStats
@@ -92,6 +97,7 @@ class HeldRequests:
         self._dead: deque[int] = deque()  # keys whose request is gone
         self._next_key = 0
         self._num_reporting = 0
+        self._num_penalised = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -108,6 +114,11 @@ class HeldRequests:
     def has_reporting(self) -> bool:
         """Whether the cycles of any of these requests are reported."""
         return self._num_reporting > 0
+
+    @property
+    def has_penalised(self) -> bool:
+        """Whether any of these requests has penalties."""
+        return self._num_penalised > 0
 
     def find(self, req: Req) -> HeldRequest | None:
         """The request as the drafter knows it; None for a request that it does not know."""
@@ -154,12 +165,13 @@ class HeldRequests:
         return held
 
     def of_run(self, reqs: Sequence[Req]) -> list[HeldRequest] | None:
-        """The requests of a step that may run ahead; None if one of them is not known yet, or
-        verifies a draft whatever it gains."""
+        """The requests of a step that may run ahead; None if one of them is not known yet, verifies
+        a draft whatever it gains, or needs its output for the verification."""
         with self._clock.measure(Phase.COMMIT):
             self.drop_ended(reqs)
-        held = [h for req in reqs if (h := self.find(req)) is not None and not h.has_fixed_drafts]
-        return held if len(held) == len(reqs) else None
+        held = [h for req in reqs if (h := self.find(req)) is not None]
+        waits = [h.has_fixed_drafts or h.output_ids is not None for h in held]
+        return None if len(held) < len(reqs) or any(waits) else held
 
     def drop_ended(self, running: Sequence[Req] = ()) -> None:
         """Forgets requests that ended unannounced; every step does so too."""
@@ -237,11 +249,13 @@ class HeldRequests:
         prompt_ids = given_ids.astype(np.int32) if is_valid else np.empty(0, np.int32)
         control = RequestControl.of(req.sampling_params.custom_params, self._config)
         limits = control.limits(self._config)
-        if not is_valid or has_penalties(req.sampling_params):
+        if not is_valid:
             limits = _without_cache(limits)
         cycles: list[dict[str, Any]] | None = None
         if self.report_cycles or control.report_cycles:
             cycles = [] if before is None else before.cycles
+        is_recorded = is_valid and control.learn and self._recorder is not None
+        kind = SamplingKind.of(req)
         held = HeldRequest(
             key=key,
             rid=req.rid,
@@ -250,7 +264,9 @@ class HeldRequests:
             num_tokens=num_tokens,
             control=control,
             limits=limits,
-            prompt_ids=prompt_ids if is_valid and self._recorder is not None else None,
+            kind=kind,
+            output_ids=req.output_ids[:] if kind.needs_output else None,
+            prompt_ids=prompt_ids if is_recorded else None,
             cycles=cycles,
             earlier=earlier,
         )
@@ -269,6 +285,7 @@ class HeldRequests:
             self._drafter.extend(key, self.as_sampled(output_ids), counts=before is None)
         self._held[key] = held
         self._num_reporting += cycles is not None
+        self._num_penalised += kind.penalties is not None
         mark_held(req, held)
         return held
 
@@ -280,6 +297,7 @@ class HeldRequests:
     def _forget(self, held: HeldRequest) -> None:
         del self._held[held.key]
         self._num_reporting -= held.cycles is not None
+        self._num_penalised -= held.kind.penalties is not None
 
 
 def _is_given_up(req: Req) -> bool:

@@ -169,13 +169,13 @@ def test_requests_of_which_none_was_decoded_do_not_begin_ahead() -> None:
 
 
 def test_requests_that_verify_model_drafts_only_do_not_run_ahead() -> None:
-    """After a prefill, too: a server with their penalties has EAGLE3's cycles."""
+    """After a prefill, too."""
     served = ServedRequests(allocates=True)
     first, model_only = request("a", [1, 2]), request("b", [7, 8])
     served.prefill(first)
     served.plan([first], [2])
     served.verify([4])
-    model_only.sampling_params.frequency_penalty = 0.1
+    model_only.sampling_params.custom_params = {"hvd": {"policy": "model"}}
     read_results([first], [3], is_prefill=True)
     served.prefill(model_only)
     read_results([first], [4])
