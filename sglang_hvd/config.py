@@ -241,22 +241,21 @@ class HvdConfig(BaseModel):
     )
     report_figures: bool = Field(
         default=True,
-        description="Add figures of each request to its response. They show whether other requests "
-        "got the same text.",
+        description="Add each request's figures to its response. They can show whether another "
+        "request got the same text.",
     )
     allow_request_overrides: bool = Field(
         default=True,
-        description="Let requests choose how HVD serves them, in custom_params.",
+        description="A request can choose how HVD serves it (custom_params).",
     )
     learn: bool = Field(
         default=True,
-        description="The text of requests enters the shared cache and recordings, and their cycles "
-        "the calibration. A request can choose otherwise.",
+        description="Requests enter the shared cache, the calibration and recordings, unless they "
+        "ask not to.",
     )
     share: bool = Field(
         default=True,
-        description="Requests draft from the outputs of earlier ones. false: from their own prompt "
-        "and output only. A request can choose otherwise.",
+        description="Requests draft from outputs of other requests, unless they ask not to.",
     )
     record: Path | None = Field(
         default=None,

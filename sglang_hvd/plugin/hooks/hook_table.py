@@ -34,6 +34,9 @@ _RESULTS = f"{_COMPONENTS}.batch_result_processor.SchedulerBatchResultProcessor"
 _STATE = f"{_COMPONENTS}.internal_state.SchedulerInternalStateController"
 _WEIGHTS = f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager"
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager"
+_OPENAI = "sglang.srt.entrypoints.openai"
+_CHAT = f"{_OPENAI}.serving_chat.OpenAIServingChat"
+_COMPLETION = f"{_OPENAI}.serving_completions.OpenAIServingCompletion"
 
 # Target in SGLang -> hook. tests/plugin/test_seams.py checks that each target exists.
 _AROUND: dict[str, Callable[..., Any]] = {
@@ -54,6 +57,9 @@ _AROUND: dict[str, Callable[..., Any]] = {
     f"{_REQ}.update_finish_state": stop_strings.end_as_plain_serving,
     f"{_TOKENIZER}._slice_streaming_output_meta_info": responses.keep_hvd_figures,
     f"{_TOKENIZER}.TokenizerManager._create_tokenized_object": responses.check_request,
+    f"{_TOKENIZER}.TokenizerManager.generate_request": responses.note_figures,
+    f"{_CHAT}._generate_chat_stream": responses.stream_figures,
+    f"{_COMPLETION}._generate_completion_stream": responses.stream_figures,
     f"{_TOKENIZER}.TokenizerManager.update_weights_from_disk": reload.ask_for_predictor,
     f"{_WEIGHTS}._select_runners": weight_updates.select_target,
     f"{_WEIGHTS}.update_weights_from_tensor": weight_updates.send_to_target,
@@ -67,6 +73,10 @@ _AFTER: dict[str, Callable[..., Any]] = {
     f"{_SCHEDULER}._release_aborted_request": scheduler_events.note_aborted,
     f"{_RESULTS}._maybe_collect_routed_experts": scheduler_events.note_finished,
     f"{_STATE}.get_internal_state": scheduler_events.add_hvd_state,
+    f"{_CHAT}._build_chat_response": responses.add_to_metadata,
+    f"{_COMPLETION}._build_completion_response": responses.add_to_metadata,
+    f"{_OPENAI}.protocol.ResponsesRequest.to_sampling_params": responses.ask_in_metadata,
+    f"{_OPENAI}.protocol.ResponsesResponse.from_request": responses.report_in_metadata,
 }
 HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
     **{target: (HookType.AROUND, hook) for target, hook in _AROUND.items()},
