@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from sglang_hvd.view.cycles import Cycle
 from tests.e2e.conftest import CHAIN, HANGS_AFTER_S, mixing, request_body
 
-# Costs with which policy allocate verifies drafts of both sources.
+_HAS_RESPONSES = find_spec("openai_harmony") is not None
 SERVERS = ["allocate", "payoff", "both", "model", "cache", "chain"]
 
 
@@ -210,8 +211,10 @@ def test_a_wrong_wish_is_answered_with_one_line_by_every_api(server: Any) -> Non
         ("/generate", {"text": "1 2 3", "sampling_params": wrong}),
         ("/v1/completions", {"model": "demo", **text, **wrong}),
         ("/v1/chat/completions", {"model": "demo", **chat, **wrong}),
-        ("/v1/responses", {"input": "1 2 3", "metadata": wrong["custom_params"]}),
     ]
+    if _HAS_RESPONSES:
+        metadata = wrong["custom_params"]
+        bodies.append(("/v1/responses", {**_model(server), "input": "1 2 3", "metadata": metadata}))
     for path, body in bodies:
         for stream in (False, True):
             code, answer = _post(server, path, {**body, "stream": stream})
@@ -223,6 +226,10 @@ def test_a_wrong_wish_is_answered_with_one_line_by_every_api(server: Any) -> Non
             message = message.get("error", message)["message"]
             assert "there is no key 'polciy'; the keys are policy, " in message
             assert "\n" not in message
+
+
+def _model(server: Any) -> dict[str, str]:
+    return {"model": server.process.get("/v1/models")["data"][0]["id"]}
 
 
 def _post(server: Any, path: str, body: dict[str, Any] | bytes) -> tuple[int, str]:
@@ -268,10 +275,10 @@ def test_every_api_reports_figures_where_it_has_a_place(server: Any, long_prompt
         assert last["sglext"]["spec_tokens_details"]
 
 
+@pytest.mark.skipif(not _HAS_RESPONSES, reason="SGLang has /v1/responses with openai-harmony only")
 @pytest.mark.parametrize("policy", ["payoff"], indirect=True)
 def test_responses_ask_and_report_in_their_metadata(server: Any, long_prompt: str) -> None:
-    pytest.importorskip("openai_harmony", reason="SGLang has no /v1/responses without it")
-    body = {"input": long_prompt, "max_output_tokens": 40, "temperature": 0}
+    body = {**_model(server), "input": long_prompt, "max_output_tokens": 40, "temperature": 0}
     plain = json.loads(_post(server, "/v1/responses", body)[1])
     assert plain["metadata"]["hvd"][0]["num_target_tokens"] > 0
     for asked in ("off", {"policy": "off"}, '{"policy": "off"}'):
