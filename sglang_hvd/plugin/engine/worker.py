@@ -53,11 +53,11 @@ from sglang_hvd.plugin.requests.metrics import SERVER_METRICS, Metrics, Predicto
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.plugin.requests.step_planner import StepPlanner
-from sglang_hvd.plugin.requests.token_strings import token_strings
 from sglang_hvd.plugin.sampling.node_sampler import NodeSampler
 from sglang_hvd.plugin.startup.launch import launch_of
 from sglang_hvd.plugin.startup.refusals import check_sampling
 from sglang_hvd.plugin.startup.supported import require_hooks
+from sglang_hvd.plugin.startup.token_strings import token_strings
 from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput, num_accepted_of_model
 from sglang_hvd.step_clock import StepClock
@@ -163,7 +163,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             drafter,
             figures,
             clock=clock,
-            report_cycles=config.report_cycles,
+            config=config,
             recorder=recorder,
             vocab_size=target.model_config.vocab_size,
         )
