@@ -95,7 +95,7 @@ def check_request(
         raise
     except Exception as error:  # what SGLang raises for a value that it does not check
         raise ValueError(f"a value of the request is wrong: {one_line(error)}") from error
-    check_on_arrival(tokenized, manager.model_config.vocab_size)
+    check_on_arrival(tokenized, manager.model_config)
     return tokenized
 
 

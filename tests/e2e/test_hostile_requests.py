@@ -9,9 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import dill
 import pytest
 import torch
-from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 from tests.e2e.conftest import HANGS_AFTER_S, Server
 
@@ -95,7 +95,7 @@ def _failing_processor() -> str:
     """A processor that makes one token certain, unless its parameters make it fail. It is a local
     class, so that the server need not import this module."""
 
-    class Fails(CustomLogitProcessor):
+    class Fails:
         def __call__(self, logits: torch.Tensor, custom_param_list: Any = None) -> Any:
             for row, params in enumerate(custom_param_list):
                 if "fails" in params:
@@ -104,7 +104,7 @@ def _failing_processor() -> str:
                 logits[row, params["token"]] = float(params.get("logit", 0))
             return logits
 
-    return str(Fails.to_str())
+    return json.dumps({"callable": dill.dumps(Fails).hex()})
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
