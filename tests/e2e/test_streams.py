@@ -157,7 +157,7 @@ def test_lines_of_ollama_join_to_the_reply(server: Server, path: str) -> None:
 def test_a_stream_never_shows_the_beginning_of_a_stop_string(server: Server) -> None:
     is_incremental = _is_incremental(server)
     for prompt in PROMPTS[:4]:
-        params = {"temperature": 0, "max_new_tokens": 120, "ignore_eos": True}
+        params: dict[str, Any] = {"temperature": 0, "max_new_tokens": 120, "ignore_eos": True}
         body: dict[str, Any] = {"text": prompt, "sampling_params": params}
         text = server.process.post("/generate", body)["text"]
         for start in range(5, len(text) - 4, 17):
