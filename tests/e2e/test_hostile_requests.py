@@ -124,7 +124,22 @@ def test_a_stream_of_such_a_request_has_one_event(server: Server) -> None:
 
 
 _NUMBERS = (-1, 0, 1, 5, 2047, 2048, 2**31, -(2**31), 2**63, -(2**63), 10**30, 0.5, -0.5, 1e300)
-_OTHERS = ("", "x", "(", "{}", "\x00", None, True, False, [], [1], [[1]], ["a", ""], {}, {"a": 1})
+_OTHERS: tuple[Any, ...] = (
+    "",
+    "x",
+    "(",
+    "{}",
+    "\x00",
+    None,
+    True,
+    False,
+    [],
+    [1],
+    [[1]],
+    ["a", ""],
+    {},
+    {"a": 1},
+)
 _VALUES = (*_NUMBERS, *_OTHERS)
 _SAMPLING = (
     *("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p"),

@@ -106,6 +106,15 @@ def _openai(path: str, prompt: str) -> tuple[dict[str, Any], Callable[[dict[str,
     if path == "/v1/completions":
         body = {**limits, "prompt": prompt, "max_tokens": 120}
         return body, lambda chunk: str(chunk["choices"][0]["text"])
+    if path == "/v1/messages":
+        body = {"model": "default", "temperature": 0, "max_tokens": 120}
+        body["messages"] = [{"role": "user", "content": prompt}]
+        return (
+            body,
+            lambda event: (
+                str(event["delta"]["text"]) if event["type"] == "content_block_delta" else ""
+            ),
+        )
     if path == "/v1/responses":
         body = {**limits, "input": prompt, "max_output_tokens": 120}
         return (
@@ -121,13 +130,17 @@ def _openai(path: str, prompt: str) -> tuple[dict[str, Any], Callable[[dict[str,
 def _whole(path: str, reply: dict[str, Any]) -> str:
     if path == "/v1/completions":
         return str(reply["choices"][0]["text"])
+    if path == "/v1/messages":
+        return str(reply["content"][0]["text"])
     if path == "/v1/responses":
         return str(reply["output"][-1]["content"][0]["text"])
     return str(reply["choices"][0]["message"]["content"])
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
-def test_chunks_of_openai_join_to_the_reply(server: Server, path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"]
+)
+def test_chunks_of_openai_and_anthropic_join_to_the_reply(server: Server, path: str) -> None:
     for prompt in PROMPTS:
         body, text_of = _openai(path, prompt)
         expected = _whole(path, server.process.post(path, body))
