@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import shutil
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -180,3 +181,14 @@ def test_a_stream_never_shows_the_beginning_of_a_stop_string(server: Server) -> 
                 chunk["text"] for chunk in _lines(server, "/generate", {**body, "stream": True})
             ]
             assert ("".join(texts) if is_incremental else texts[-1]) == reply["text"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_ollama_answers_a_bad_request_with_400(server: Server, path: str, streams: bool) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    body = {"model": "default", "prompt": "hello", "messages": messages, "stream": streams}
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        server.process.post(path, {**body, "options": {"num_predict": -5}})
+    assert refusal.value.code == 400
+    assert "max_new_tokens must be at least 0" in refusal.value.read().decode()

@@ -57,6 +57,8 @@ _AROUND: dict[str, Callable[..., Any]] = {
     f"{_TOKENIZER}.TokenizerManager.set_internal_state": server_args.refuse_update,
     f"{_TOKENIZER}.TokenizerManager.update_weights_from_disk": reload.ask_for_predictor,
     f"{_DETOKENIZER}._decode_batch_token_id_output": text_streams.send_stable_text,
+    f"{_OLLAMA}._generate_chat_response": text_streams.answer_errors,
+    f"{_OLLAMA}._generate_generate_response": text_streams.answer_errors,
     f"{_OLLAMA}._stream_chat_response": text_streams.stream_all_text,
     f"{_OLLAMA}._stream_generate_response": text_streams.stream_all_text,
     f"{_WEIGHTS}._select_runners": weight_updates.select_target,
