@@ -89,6 +89,8 @@ KILLERS: list[tuple[dict[str, Any], str]] = [
     *(
         (_generate(**fields), fault)
         for fields, fault in (
+            ({"sampling_params": {"n": 10**9}}, "n must be at most 65536, got 1000000000"),
+            ({"sampling_params": {"stop_regex": "("}}, "a value of the request is wrong: "),
             ({"return_hidden_states": []}, "return_hidden_states: Expected `bool"),
             ({"lora_id": ["a"]}, "lora_id: Expected `str | null`, got `array`"),
             ({"positional_embed_overrides": {}}, "positional_embed_overrides are for programs"),

@@ -51,6 +51,9 @@ _AROUND: dict[str, Callable[..., Any]] = {
     f"{_SCHEDULER}.run_batch": scheduler_events.launch_step,
     f"{_SCHEDULER}.handle_dumper_control": reload.answer_for_predictor,
     f"{_REQ}.update_finish_state": stop_strings.end_as_plain_serving,
+    "sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments": (
+        responses.check_fields
+    ),
     "sglang.srt.layers.sampler.apply_custom_logit_processor": responses.apply_processors,
     f"{_TOKENIZER}._slice_streaming_output_meta_info": responses.keep_hvd_figures,
     f"{_TOKENIZER}.TokenizerManager._create_tokenized_object": responses.check_request,

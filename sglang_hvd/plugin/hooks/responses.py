@@ -6,15 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from fastapi import HTTPException
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+from sglang.srt.runtime_context import get_context
 
 from sglang_hvd.plugin.hooks.text_streams import STOPS_KEY
 from sglang_hvd.plugin.requests.bad_requests import (
     apply_processor,
+    check_num_samples,
     check_on_arrival,
-    one_line,
+    errors_of_clients,
     running_requests,
 )
 from sglang_hvd.plugin.requests.marks import figures_of
@@ -89,14 +90,21 @@ def check_request(
     params = obj.sampling_params
     if isinstance(params, dict):
         check_custom_params(params.get("custom_params"))
-    try:
+    with errors_of_clients():
         tokenized = create_tokenized_object(manager, obj, *args, **kw)
-    except (ValueError, HTTPException):
-        raise
-    except Exception as error:  # what SGLang raises for a value that it does not check
-        raise ValueError(f"a value of the request is wrong: {one_line(error)}") from error
     check_on_arrival(tokenized, manager.model_config)
     return tokenized
+
+
+def check_fields(normalize: Callable[[GenerateReqInput], None], obj: GenerateReqInput) -> None:
+    """AROUND hook of GenerateReqInput.normalize_batch_and_arguments, which makes a request of each
+    prompt and sample."""
+    if launch_of(get_context().server_args) is None:
+        normalize(obj)
+        return
+    with errors_of_clients():
+        check_num_samples(obj)
+        normalize(obj)
 
 
 def apply_processors(

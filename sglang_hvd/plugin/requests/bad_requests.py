@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import torch
+from fastapi import HTTPException
+from sglang.srt.managers.detokenizer_manager import DETOKENIZER_MAX_STATES
 from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput, enc_hook, msgpack_decode
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -25,6 +27,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.managers.io_struct import GenerateReqInput
     from sglang.srt.managers.schedule_batch import Req
 
 # Bytes or objects that no client sends in JSON, and that the scheduler takes as they are.
@@ -66,6 +69,27 @@ def check_on_arrival(request: TokenizedGenerateReqInput, model: ModelConfig) -> 
         _check_logit_bias(params.logit_bias, vocab_size)
     if request.custom_logit_processor:
         _check_processor(request.custom_logit_processor)
+
+
+def check_num_samples(request: GenerateReqInput) -> None:
+    """Raises ValueError for more samples than SGLang's detokenizer has room for: SGLang would make
+    them all, until there is no memory left."""
+    params = request.sampling_params or {}
+    for each in params if isinstance(params, list) else [params]:
+        num_samples = each.get("n")
+        if isinstance(num_samples, int) and num_samples > DETOKENIZER_MAX_STATES:
+            raise ValueError(f"n must be at most {DETOKENIZER_MAX_STATES}, got {num_samples}")
+
+
+@contextmanager
+def errors_of_clients() -> Iterator[None]:
+    """What SGLang raises here is the fault of a request. SGLang answers a ValueError with 400."""
+    try:
+        yield
+    except (ValueError, HTTPException):
+        raise
+    except Exception as error:  # of any type, for a value whose type SGLang does not check
+        raise ValueError(f"a value of the request is wrong: {one_line(error)}") from error
 
 
 def _check_types(request: TokenizedGenerateReqInput) -> None:
