@@ -63,6 +63,9 @@ _AROUND: dict[str, Callable[..., Any]] = {
     f"{_SCHEDULER}.handle_dumper_control": reload.answer_for_predictor,
     f"{_REPORTER}.report_decode_stats": proposed_drafts.count_of_report,
     f"{_REQ}.update_finish_state": stop_strings.end_as_plain_serving,
+    "sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments": (
+        responses.check_fields
+    ),
     "sglang.srt.layers.sampler.apply_custom_logit_processor": responses.apply_processors,
     f"{_TOKENIZER}._slice_streaming_output_meta_info": responses.keep_hvd_figures,
     f"{_TOKENIZER}.TokenizerManager._create_tokenized_object": responses.check_request,
@@ -72,6 +75,8 @@ _AROUND: dict[str, Callable[..., Any]] = {
     f"{_COMPLETION}._generate_completion_stream": responses.stream_figures,
     f"{_TOKENIZER}.TokenizerManager.update_weights_from_disk": reload.ask_for_predictor,
     f"{_DETOKENIZER}._decode_batch_token_id_output": text_streams.send_stable_text,
+    f"{_OLLAMA}._generate_chat_response": text_streams.answer_errors,
+    f"{_OLLAMA}._generate_generate_response": text_streams.answer_errors,
     f"{_OLLAMA}._stream_chat_response": text_streams.stream_all_text,
     f"{_OLLAMA}._stream_generate_response": text_streams.stream_all_text,
     f"{_WEIGHTS}._select_runners": weight_updates.select_target,

@@ -14,7 +14,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from fastapi import HTTPException
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionResponse, CompletionResponse
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
@@ -23,8 +22,9 @@ from sglang.srt.runtime_context import get_context
 from sglang_hvd.plugin.hooks.text_streams import STOPS_KEY
 from sglang_hvd.plugin.requests.bad_requests import (
     apply_processor,
+    check_num_samples,
     check_on_arrival,
-    one_line,
+    errors_of_clients,
     running_requests,
 )
 from sglang_hvd.plugin.requests.control import check_custom_params
@@ -107,14 +107,21 @@ def check_request(
         defaults = manager.preferred_sampling_params or {}
         custom_params = {**defaults, **params}.get("custom_params")
         check_custom_params(custom_params, launch.config, is_own="custom_params" in params)
-    try:
+    with errors_of_clients():
         tokenized = create_tokenized_object(manager, obj, *args, **kw)
-    except (ValueError, HTTPException):
-        raise
-    except Exception as error:  # what SGLang raises for a value that it does not check
-        raise ValueError(f"a value of the request is wrong: {one_line(error)}") from error
-    check_on_arrival(tokenized, manager.model_config.vocab_size)
+    check_on_arrival(tokenized, manager.model_config)
     return tokenized
+
+
+def check_fields(normalize: Callable[[GenerateReqInput], None], obj: GenerateReqInput) -> None:
+    """AROUND hook of GenerateReqInput.normalize_batch_and_arguments, which makes a request of each
+    prompt and sample."""
+    if launch_of(get_context().server_args) is None:
+        normalize(obj)
+        return
+    with errors_of_clients():
+        check_num_samples(obj)
+        normalize(obj)
 
 
 def apply_processors(
