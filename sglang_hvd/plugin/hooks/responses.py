@@ -1,4 +1,4 @@
-"""Adds per-request figures to every response: `meta_info["hvd"]`, once the request has ended."""
+"""What a response says of a request: `meta_info["hvd"]`, once it has ended, and its logprobs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+from sglang.srt.runtime_context import get_context
 
 from sglang_hvd.plugin.requests.marks import figures_of
 from sglang_hvd.plugin.requests.sampling import check_custom_params
@@ -71,6 +72,17 @@ def check_request(
     if isinstance(params, dict) and launch_of(manager.server_args) is not None:
         check_custom_params(params.get("custom_params"))
     return create_tokenized_object(manager, obj, *args, **kw)
+
+
+def drop_unasked_logprob(
+    _result: None, _processor: Any, _place: int, req: Req, *_args: Any, **_kw: Any
+) -> None:
+    """AFTER hook of the function that adds the logprob of the token that a prefill gives. Plain
+    serving samples none for a request that asks for no token; under speculation SGLang samples one,
+    and drops it."""
+    if req.sampling_params.max_new_tokens == 0 and launch_of(get_context().server_args) is not None:
+        req.logprob.output_token_logprobs_val.clear()
+        req.logprob.output_token_logprobs_idx.clear()
 
 
 def _figures(req: Req) -> list[dict[str, Any]]:
