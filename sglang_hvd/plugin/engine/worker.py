@@ -53,10 +53,11 @@ from sglang_hvd.plugin.requests.metrics import SERVER_METRICS, Metrics, Predicto
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.plugin.requests.step_planner import StepPlanner
-from sglang_hvd.plugin.requests.token_strings import token_strings
+from sglang_hvd.plugin.sampling.node_sampler import NodeSampler
 from sglang_hvd.plugin.startup.launch import launch_of
 from sglang_hvd.plugin.startup.refusals import check_sampling
 from sglang_hvd.plugin.startup.supported import require_hooks
+from sglang_hvd.plugin.startup.token_strings import token_strings
 from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput, num_accepted_of_model
 from sglang_hvd.step_clock import StepClock
@@ -162,7 +163,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             drafter,
             figures,
             clock=clock,
-            report_cycles=config.report_cycles,
+            config=config,
             recorder=recorder,
             vocab_size=target.model_config.vocab_size,
         )
@@ -178,6 +179,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._step_drafts = StepDrafts(draft_worker, states, costs=costs, clock=clock)
         self._run_ahead = RunAhead(held, launched, catch_up) if runs_ahead else None
         self._verifications = Verifications(self, costs)
+        self._node_sampler = NodeSampler(target)
         self._extend_fence = PlanFence.of(self.device)
 
     def forward_batch_generation(
@@ -195,6 +197,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._costs.interrupt()
             self._states.use_base_width()
             self._publish()
+            self._node_sampler.penalise_prefill(batch)
             result = super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
@@ -241,6 +244,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             model_trees = self._step_drafts.draft(batch, plan)
             verify_input = self._step_drafts.lay_out(batch, plan, model_trees)
         # Verify, and record what is accepted: its tokens start their way to the host.
+        verify_input.sample = partial(self._node_sampler.sample, plan, batch)
         batch.spec_info = verify_input
         result = self._verifications.run(batch, plan, verify_input, grammar_barrier)
         is_model_node, num_model_accepted = verify_input.is_model_node, None
