@@ -11,9 +11,15 @@ import pytest
 
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.config import HvdConfig
+from sglang_hvd.plugin.startup import refusals
 from sglang_hvd.plugin.startup import verify_widths as verify_widths_module
 from sglang_hvd.plugin.startup.attention_support import TargetAttention
-from sglang_hvd.plugin.startup.refusals import check_update, refuse_untested, tree_of_flags
+from sglang_hvd.plugin.startup.refusals import (
+    check_cpu_backends,
+    check_update,
+    refuse_untested,
+    tree_of_flags,
+)
 from sglang_hvd.plugin.startup.verify_widths import verify_widths
 
 # What refuse_untested reads of SGLang's arguments.
@@ -342,3 +348,43 @@ def test_steps_that_run_ahead_have_a_width_of_one(requests: int, narrow: tuple[i
     assert widths_of(requests=requests, has_overlap=True) == widths_of(requests=requests)
     twice = ahead(requests=1, verify_width=64)
     assert twice.values == (1, 32, 64)
+
+
+@pytest.mark.parametrize("settings", [{"has_overlap": False}, {"narrow_widths": (4, 8)}])
+def test_a_server_that_cannot_run_ahead_is_refused_before_a_model_loads(
+    settings: dict[str, Any],
+) -> None:
+    with pytest.raises(ValueError, match="run_ahead=true needs a verify width of 1, overlap"):
+        widths_of(run_ahead=True, **{"has_overlap": True, **settings})
+
+
+NO_DRAFTER = {"speculative_draft_attention_backend": None}
+
+
+@pytest.mark.parametrize(
+    ("device", "of_target", "of_drafter", "refused"),
+    [
+        ("cpu", {"torch_native"}, None, None),
+        ("cpu", {"intel_amx"}, "torch_native", None),
+        ("cpu", {"fa3", "torch_native"}, None, "fa3"),
+        ("cpu", {"torch_native"}, "flashinfer", "flashinfer"),
+        ("cpu", {"triton"}, None, "triton"),
+        ("cuda", {"fa3"}, "flashinfer", None),
+    ],
+)
+def test_attention_that_a_cpu_does_not_run_is_refused(
+    device: str,
+    of_target: set[str],
+    of_drafter: str | None,
+    refused: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cfg = SimpleNamespace(device=device, speculative_draft_attention_backend=of_drafter)
+    monkeypatch.setattr(refusals.knobs.runtime, "interpret", False)
+    if refused is None:
+        check_cpu_backends(cfg, of_target)
+    else:
+        with pytest.raises(ValueError, match=f"{refused} does not run on a CPU: use torch_native"):
+            check_cpu_backends(cfg, of_target)
+    monkeypatch.setattr(refusals.knobs.runtime, "interpret", True)
+    check_cpu_backends(SimpleNamespace(**{**vars(cfg), **NO_DRAFTER}), of_target & {"triton"})
