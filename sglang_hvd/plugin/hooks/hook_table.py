@@ -33,6 +33,7 @@ _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _REQ = "sglang.srt.managers.schedule_batch.Req"
 _COMPONENTS = "sglang.srt.managers.scheduler_components"
 _RESULTS = f"{_COMPONENTS}.batch_result_processor.SchedulerBatchResultProcessor"
+_LOGPROBS = f"{_COMPONENTS}.logprob_result_processor.SchedulerLogprobResultProcessor"
 _STATE = f"{_COMPONENTS}.internal_state.SchedulerInternalStateController"
 _WEIGHTS = f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager"
 _REPORTER = f"{_COMPONENTS}.metrics_reporter.SchedulerMetricsReporter"
@@ -84,6 +85,7 @@ _AROUND: dict[str, Callable[..., Any]] = {
     f"{_WEIGHTS}.update_weights_from_distributed": weight_updates.send_to_target,
 }
 _AFTER: dict[str, Callable[..., Any]] = {
+    f"{_LOGPROBS}.add_logprob_return_values": responses.drop_unasked_logprob,
     f"{_TOKENIZER}.TokenizerManager._calculate_spec_decoding_metrics": (
         proposed_drafts.count_of_request
     ),

@@ -4,7 +4,8 @@ Requests: what would end the server, and what they ask of HVD, is checked on arr
 
 Replies: figures, once the request has ended. `/generate` has them in `meta_info["hvd"]`. The OpenAI
 APIs have them where SGLang has a place: in `metadata["hvd"]` of a response, and in `sglext["hvd"]`
-of a stream that has an sglext. Also the stop strings, for the detokenizer.
+of a stream that has an sglext. Also the stop strings, for the detokenizer; and no logprob of a
+token that was not asked for.
 """
 
 from __future__ import annotations
@@ -260,6 +261,17 @@ def report_in_metadata(
     if isinstance(sampling_params, NotedParams) and sampling_params.figures:
         metadata = response.metadata or {}
         response.metadata = {**metadata, META_INFO_KEY: sampling_params.listed()}
+
+
+def drop_unasked_logprob(
+    _result: None, _processor: Any, _place: int, req: Req, *_args: Any, **_kw: Any
+) -> None:
+    """AFTER hook of the function that adds the logprob of the token that a prefill gives. Plain
+    serving samples none for a request that asks for no token; under speculation SGLang samples one,
+    and drops it."""
+    if req.sampling_params.max_new_tokens == 0 and launch_of(get_context().server_args) is not None:
+        req.logprob.output_token_logprobs_val.clear()
+        req.logprob.output_token_logprobs_idx.clear()
 
 
 def _figures(req: Req) -> list[dict[str, Any]]:
