@@ -43,10 +43,7 @@ class HvdOutputStreamer(SchedulerOutputStreamer):
 
     def build_additional_customized_info(self, reqs: list[Req]) -> dict[str, list[list[Any]]]:
         """Per key, one list per request in `reqs`. Figures: empty until the request finishes."""
-        info: dict[str, list[list[Any]]] = {}
-        launch = launch_of(self.server_args)
-        if launch is not None and launch.config.report_figures:
-            info[META_INFO_KEY] = [_figures(req) for req in reqs]
+        info: dict[str, list[list[Any]]] = {META_INFO_KEY: [_figures(req) for req in reqs]}
         stops = [_stops(req) for req in reqs]
         if any(stops) and not self.server_args.skip_tokenizer_init:
             info[STOPS_KEY] = stops
@@ -57,14 +54,25 @@ class HvdOutputStreamer(SchedulerOutputStreamer):
         return key == META_INFO_KEY
 
 
+class HidingOutputStreamer(HvdOutputStreamer):
+    """Hides the figures."""
+
+    def build_additional_customized_info(self, reqs: list[Req]) -> dict[str, list[list[Any]]]:
+        """Stop strings alone."""
+        info = super().build_additional_customized_info(reqs)
+        del info[META_INFO_KEY]
+        return info
+
+
 def stream_hvd_figures(
     get_output_streamer_class: Callable[[Scheduler], type[SchedulerOutputStreamer]],
     scheduler: Scheduler,
 ) -> type[SchedulerOutputStreamer]:
     """AROUND hook of Scheduler.get_output_streamer_class."""
-    if launch_of(scheduler.server_args) is None:
+    launch = launch_of(scheduler.server_args)
+    if launch is None:
         return get_output_streamer_class(scheduler)
-    return HvdOutputStreamer
+    return HvdOutputStreamer if launch.config.report_figures else HidingOutputStreamer
 
 
 def keep_hvd_figures(
