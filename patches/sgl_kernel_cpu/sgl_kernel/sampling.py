@@ -1,4 +1,7 @@
-"""Lossless sampling over a verify tree, and the probability filters of SGLang's CPU sampler."""
+"""Lossless sampling over a verify tree, the probability filters of SGLang's CPU sampler, and the
+noise of seeded sampling."""
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -149,3 +152,34 @@ def _draw(weights: np.ndarray, coin: float, *, fallback: np.ndarray) -> int:
     if cumulative[-1] <= 0.0:
         cumulative = np.cumsum(fallback, dtype=np.float64)
     return int(np.searchsorted(cumulative, coin * cumulative[-1], side="right"))
+
+
+def murmur_hash32_cpu(seed: Tensor, positions: Tensor, col_indices: Tensor) -> Tensor:
+    """Return the 32-bit MurmurHash3 of every (seed, position, column), from which seeded sampling
+    takes its noise: uint32[N, M].
+
+    seed: uint64[N]. positions: int64[N], below 2**32. col_indices: int64[M].
+    Source: sglang/kernels/ops/sampling/murmur_hash.py.
+    """
+    seeds = seed.numpy()[:, None]
+    blocks = (seeds & 0xFFFFFFFF, seeds >> 32, positions.numpy()[:, None], col_indices.numpy())
+    hashed = np.zeros(1, dtype=np.uint32)
+    for block in blocks:
+        mixed = _rotated(block.astype(np.uint32) * np.uint32(0xCC9E2D51), 15)
+        hashed = _rotated(hashed ^ mixed * np.uint32(0x1B873593), 13) * np.uint32(5)
+        hashed += np.uint32(0xE6546B64)
+    hashed ^= np.uint32(4 * len(blocks))
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        hashed ^= hashed >> np.uint32(shift)
+        hashed *= np.uint32(factor)
+    hashed ^= hashed >> np.uint32(16)
+    return torch.from_numpy(hashed)
+
+
+def _rotated(bits: Any, num_bits: int) -> Any:
+    return bits << np.uint32(num_bits) | bits >> np.uint32(32 - num_bits)
+
+
+_LIBRARY = torch.library.Library("sgl_kernel", "FRAGMENT")
+_LIBRARY.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor")
+_LIBRARY.impl("murmur_hash32_cpu", murmur_hash32_cpu, "CPU")

@@ -13,6 +13,7 @@ from sgl_kernel.sampling import keep_min_p, keep_top_k, keep_top_p
 from sglang.kernels.ops.sampling import renorm
 from sglang.kernels.ops.speculative import verify_sampling
 from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
+from sglang.srt.arg_groups import choices
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import attention_backends
@@ -43,6 +44,8 @@ def install() -> None:
     for target, (hook, hook_type) in TARGETS.items():
         HookRegistry.register(target, hook, hook_type)
     register_attention_backend("torch_native")(TorchAttentionBackend)
+    choices.add_deterministic_attention_backend_choices(["torch_native"])
+    choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
 
 
 def sample_tree(*, target_probs: torch.Tensor, candidates: torch.Tensor, **rest: Any) -> None:
@@ -89,6 +92,12 @@ def _keep_overlap_in_interpreter(disable: Callable[[Any], None], server_args: An
     # off, as SGLang sets it, unless Triton's interpreter runs to test GPU code.
     if not triton.knobs.runtime.interpret:
         disable(server_args)
+
+
+def _is_batch_invariant_already(_: Any) -> None:
+    # On a GPU, deterministic inference puts Triton kernels in place of torch's. Here the rows of a
+    # product have the same bits in every batch, because small ones are padded.
+    pass
 
 
 def _pad_linear(
@@ -147,6 +156,10 @@ TARGETS: dict[str, tuple[Callable[..., Any], HookType]] = {
     f"{_SAMPLING}.default_tree_mask_mode": (_mask_for_attention_backend, HookType.AROUND),
     f"{_SAMPLING}._verify_uses_greedy": (_only_when_all_greedy, HookType.REPLACE),
     f"{_SAMPLING}.eagle_sample": (_remember_min_ps, HookType.AROUND),
+    "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode": (
+        _is_batch_invariant_already,
+        HookType.REPLACE,
+    ),
     "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply": (
         _pad_linear,
         HookType.AROUND,
