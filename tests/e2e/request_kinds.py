@@ -125,7 +125,9 @@ def parameters() -> dict[str, Sequence[Params]]:
         "ebnf": [{"ebnf": EBNF}],
         "n": [{"n": 2}],
         "sampling_seed": [{"sampling_seed": 17}],
-        "custom_params": [{"custom_params": {"another plugin": {"deep": [1, None, "x"]}}}],
+        "custom_params": [
+            {"custom_params": {"another plugin": {"deep": 1}, "list": [1, None, "x"]}}
+        ],
         "custom_logit_processor": list(processors().values()),
         "return_logprob": [
             {"return_logprob": True},
@@ -310,7 +312,8 @@ def _generate() -> Iterator[tuple[str, str, Params]]:
     for number in range(12):
         sampling = drawn_sampling(drawn) | {"ignore_eos": True, "n": 1 + number % 2}
         yield f"drawn {number}", "/generate", sampling
-    yield "drawn, penalties", "/generate", {"temperature": 1.0, "presence_penalty": 1.0}
+    penalised = {"temperature": 1.0, "presence_penalty": 1.0, "ignore_eos": True}
+    yield "drawn, penalties", "/generate", penalised
     for name, params in processors().items():
         yield f"drawn, {name}", "/generate", {"temperature": 0.9, "ignore_eos": True, **params}
     for n in (2, 3):
