@@ -63,7 +63,12 @@ MAY_IMPORT = {
         *("payoff", "allocation", "drafter", "traces"),
         *("plugin/device", "view/cycles"),
     },
-    "plugin/engine": CORE | {"plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"},
+    "plugin/sampling": {"plugin/requests", "plugin/trees", "plugin/device"},
+    "plugin/engine": {
+        *CORE,
+        *("plugin/sampling", "plugin/requests", "plugin/trees"),
+        *("plugin/startup", "plugin/device"),
+    },
     "plugin/hooks": {
         *("config", "payoff", "costs", "traces"),
         *("plugin/engine", "plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"),

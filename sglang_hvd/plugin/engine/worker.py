@@ -49,6 +49,7 @@ from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.plugin.requests.step_planner import StepPlanner
 from sglang_hvd.plugin.requests.token_strings import token_strings
+from sglang_hvd.plugin.sampling.node_sampler import NodeSampler
 from sglang_hvd.plugin.startup.launch import launch_of
 from sglang_hvd.plugin.startup.refusals import check_sampling
 from sglang_hvd.plugin.startup.supported import require_hooks
@@ -171,6 +172,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._step_drafts = StepDrafts(draft_worker, states, costs=costs, clock=clock)
         self._run_ahead = RunAhead(held, launched, catch_up) if runs_ahead else None
         self._verifications = Verifications(self, costs)
+        self._node_sampler = NodeSampler(target)
         self._extend_fence = PlanFence.of(self.device)
 
     def forward_batch_generation(
@@ -188,6 +190,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._costs.interrupt()
             self._states.use_base_width()
             self._publish()
+            self._node_sampler.penalise_prefill(batch)
             return super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
@@ -232,6 +235,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             model_trees = self._step_drafts.draft(batch, plan)
             verify_input = self._step_drafts.lay_out(batch, plan, model_trees)
         # Verify, and record what is accepted: its tokens start their way to the host.
+        verify_input.sample = partial(self._node_sampler.sample, plan, batch)
         batch.spec_info = verify_input
         result = self._verifications.run(batch, plan, verify_input, grammar_barrier)
         is_model_node, num_model_accepted = verify_input.is_model_node, None

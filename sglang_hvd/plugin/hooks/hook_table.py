@@ -10,6 +10,7 @@ from sglang.srt.plugins.hook_registry import HookType
 from sglang_hvd.plugin.hooks import (
     accepted_tokens,
     context_limits,
+    node_sampling,
     reload,
     responses,
     scheduler_events,
@@ -23,6 +24,7 @@ _ARGS = "sglang.srt.arg_groups.speculative_hook"
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 _ALGORITHM = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm"
 _EAGLE = "sglang.srt.speculative.eagle_worker_common"
+_PENALTIES = "sglang.srt.sampling.penaltylib.orchestrator._BatchedPenalizer"
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _SIZES = "sglang.srt.mem_cache.allocation_sizing"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -43,6 +45,8 @@ _AROUND: dict[str, Callable[..., Any]] = {
     f"{_ALGORITHM}.create_worker": server_args.create_hvd_worker,
     f"{_RUNNER}.max_decode_logits_rows": server_args.count_logits_rows,
     f"{_EAGLE}.move_accept_tokens_to_target_kvcache": accepted_tokens.move_to_front,
+    f"{_EAGLE}.eagle_sample": node_sampling.sample_nodes,
+    f"{_PENALTIES}.prepare_if_required": node_sampling.leave_penalties_out,
     f"{_SIZES}.get_req_to_token_extra_context_len": context_limits.hold_slots_ahead,
     f"{_SCHEDULER}.get_output_streamer_class": responses.stream_hvd_figures,
     f"{_SCHEDULER}.run_batch": scheduler_events.launch_step,

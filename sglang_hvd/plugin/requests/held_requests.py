@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from sglang.srt.managers.schedule_batch import FINISH_MATCHED_STR
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.requests.marks import held_of, leave_figures, mark_held
 from sglang_hvd.plugin.requests.recording import RequestRecorder
-from sglang_hvd.plugin.requests.sampling import asks_for_cycles, has_penalties
+from sglang_hvd.plugin.requests.sampling import SamplingKind, asks_for_cycles
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
@@ -41,7 +42,9 @@ class HeldRequest:
     key: the drafter's name for it.
     num_prompt_tokens: tokens of the prompt, as the target model sees it.
     num_tokens: prompt and committed output tokens.
-    model_only: it verifies only the model drafter's draft, for example because of penalties.
+    model_only: it verifies only the model drafter's draft, since its prompt is not made of tokens.
+    kind: how its tokens are sampled.
+    output_ids: committed output tokens; None unless its kind needs them.
     prompt_ids: recorded when the request ends; None if nothing of it is recorded.
     cycles: the reports of its cycles so far; None unless they are reported.
     earlier: its counts from before it was started again (HeldRequests._hold).
@@ -53,6 +56,8 @@ class HeldRequest:
     num_prompt_tokens: int
     num_tokens: int
     model_only: bool
+    kind: SamplingKind
+    output_ids: array[int] | None
     prompt_ids: TokenIds | None
     cycles: list[dict[str, Any]] | None
     earlier: RequestStats
@@ -84,6 +89,7 @@ class HeldRequests:
         self._dead: deque[int] = deque()  # keys whose request is gone
         self._next_key = 0
         self._num_reporting = 0
+        self._num_penalised = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -95,6 +101,11 @@ class HeldRequests:
     def has_reporting(self) -> bool:
         """Whether the cycles of any of these requests are reported."""
         return self._num_reporting > 0
+
+    @property
+    def has_penalised(self) -> bool:
+        """Whether any of these requests has penalties."""
+        return self._num_penalised > 0
 
     def find(self, req: Req) -> HeldRequest | None:
         """The request as the drafter knows it; None for a request that it does not know."""
@@ -141,12 +152,14 @@ class HeldRequests:
         return held
 
     def of_run(self, reqs: Sequence[Req]) -> list[HeldRequest] | None:
-        """The requests of a step that may run ahead; None if one of them is not known yet, or
-        verifies the model drafter's draft alone."""
+        """The requests of a step that may run ahead; None if one of them is not known yet, verifies
+        the model drafter's draft alone, or needs its output for the verification."""
         with self._clock.measure(Phase.COMMIT):
             self.drop_ended(reqs)
-        held = [h for req in reqs if (h := self.find(req)) is not None and not h.model_only]
-        return held if len(held) == len(reqs) else None
+        held = [h for req in reqs if (h := self.find(req)) is not None]
+        if len(held) < len(reqs) or any(h.model_only or h.output_ids is not None for h in held):
+            return None
+        return held
 
     def drop_ended(self, running: Sequence[Req] = ()) -> None:
         """Forgets requests that ended unannounced; every step does so too."""
@@ -221,13 +234,16 @@ class HeldRequests:
         cycles: list[dict[str, Any]] | None = None
         if self.report_cycles or asks_for_cycles(req.sampling_params):
             cycles = [] if before is None else before.cycles
+        kind = SamplingKind.of(req)
         held = HeldRequest(
             key=key,
             rid=req.rid,
             req=weakref.ref(req, lambda _: self._dead.append(key)),
             num_prompt_tokens=len(req.origin_input_ids),
             num_tokens=num_tokens,
-            model_only=not is_valid or has_penalties(req.sampling_params),
+            model_only=not is_valid,
+            kind=kind,
+            output_ids=req.output_ids[:] if kind.needs_output else None,
             prompt_ids=prompt_ids if is_valid and self._recorder is not None else None,
             cycles=cycles,
             earlier=earlier,
@@ -245,6 +261,7 @@ class HeldRequests:
             self._drafter.extend(key, self.as_sampled(output_ids), counts=before is None)
         self._held[key] = held
         self._num_reporting += cycles is not None
+        self._num_penalised += kind.penalties is not None
         mark_held(req, held)
         return held
 
@@ -256,6 +273,7 @@ class HeldRequests:
     def _forget(self, held: HeldRequest) -> None:
         del self._held[held.key]
         self._num_reporting -= held.cycles is not None
+        self._num_penalised -= held.kind.penalties is not None
 
 
 def _is_given_up(req: Req) -> bool:
