@@ -137,8 +137,13 @@ def parameters() -> dict[str, Sequence[Params]]:
     }
 
 
-# At most one of these can be in a request.
-_GRAMMARS = ("regex", "json_schema", "ebnf")
+# At most one of each group is in a request. SGLang refuses two grammars. Without overlap scheduling,
+# the order in which it applies additive penalties and repetition_penalty differs between processes.
+_ONE_OF = (
+    {"regex", "json_schema", "ebnf"},
+    {"presence_penalty", "repetition_penalty"},
+    {"frequency_penalty", "repetition_penalty"},
+)
 # Values under which tokens are drawn at random.
 _DRAWN: Mapping[str, Sequence[Any]] = {
     "temperature": (0.4, 0.8, 1.0, 1.4),
@@ -156,7 +161,7 @@ def combination(random: Random, *, names: Sequence[str] | None = None) -> dict[s
     known = [name for name in names or parameters() if name not in ("nothing", "n")]
     drawn: dict[str, Any] = {}
     for name in random.sample(known, random.randint(2, 6)):
-        if name in _GRAMMARS and drawn.keys() & set(_GRAMMARS):
+        if any(name in group and drawn.keys() & group - {name} for group in _ONE_OF):
             continue
         if name == "custom_params" and "custom_params" in drawn:
             continue  # a processor needs its own
