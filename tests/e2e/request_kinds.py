@@ -137,13 +137,19 @@ def parameters() -> dict[str, Sequence[Params]]:
     }
 
 
-# At most one of each group is in a request. SGLang refuses two grammars. Without overlap scheduling,
-# the order in which it applies additive penalties and repetition_penalty differs between processes.
+# At most one of each group is in a request. SGLang refuses two grammars, and a processor that forces
+# a token which a grammar forbids. In which order it applies additive penalties and
+# repetition_penalty differs between its processes, without overlap scheduling.
 _ONE_OF = (
-    {"regex", "json_schema", "ebnf"},
+    {"regex", "json_schema", "ebnf", "custom_logit_processor"},
     {"presence_penalty", "repetition_penalty"},
     {"frequency_penalty", "repetition_penalty"},
 )
+# What changes logits; a combination has some of these, and some of the others.
+_CHANGING = {
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "min_new_tokens"),
+    *("logit_bias", "regex", "json_schema", "ebnf", "custom_logit_processor"),
+}
 # Values under which tokens are drawn at random.
 _DRAWN: Mapping[str, Sequence[Any]] = {
     "temperature": (0.4, 0.8, 1.0, 1.4),
@@ -153,22 +159,23 @@ _DRAWN: Mapping[str, Sequence[Any]] = {
 }
 
 
-def combination(random: Random, *, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Draw values of two to six parameters.
-
-    names: the parameters to draw from; None: all. "n", which multiplies answers, is never drawn.
-    """
-    known = [name for name in names or parameters() if name not in ("nothing", "n")]
-    drawn: dict[str, Any] = {}
-    for name in random.sample(known, random.randint(2, 6)):
-        if any(name in group and drawn.keys() & group - {name} for group in _ONE_OF):
+def combination(random: Random) -> dict[str, Any]:
+    """Draw values of two to six parameters. "n", which multiplies answers, is not among them."""
+    changing = sorted(_CHANGING)
+    others = sorted(parameters().keys() - _CHANGING - {"nothing", "n", "max_new_tokens"})
+    drawn: dict[str, Any] = {"max_new_tokens": random.randint(8, 2 * MAX_TOKENS)}
+    names: list[str] = []
+    for name in random.sample(changing, random.randint(1, 3)) + random.sample(
+        others, random.randint(1, 3)
+    ):
+        if any(name in group and group & set(names) for group in _ONE_OF):
             continue
         if name == "custom_params" and "custom_params" in drawn:
             continue  # a processor needs its own
+        names.append(name)
         drawn |= random.choice(parameters()[name])
-    most = drawn.get("max_new_tokens", MAX_TOKENS)
-    if drawn.get("min_new_tokens", 0) > most:
-        drawn["min_new_tokens"] = most
+    if "min_new_tokens" in drawn:
+        drawn["min_new_tokens"] = random.randint(1, drawn["max_new_tokens"])
     return drawn
 
 
