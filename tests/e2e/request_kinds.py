@@ -137,11 +137,12 @@ def parameters() -> dict[str, Sequence[Params]]:
     }
 
 
-# At most one of each group is in a request. SGLang refuses two grammars, and a processor that forces
-# a token which a grammar forbids. In which order it applies additive penalties and
+# At most one of each group is in a request. What a grammar forbids, a processor or min_new_tokens
+# may leave as the only token. In which order plain serving applies additive penalties and
 # repetition_penalty differs between its processes, without overlap scheduling.
 _ONE_OF = (
     {"regex", "json_schema", "ebnf", "custom_logit_processor"},
+    {"regex", "json_schema", "ebnf", "min_new_tokens"},
     {"presence_penalty", "repetition_penalty"},
     {"frequency_penalty", "repetition_penalty"},
 )
