@@ -24,7 +24,7 @@ MAX_CACHED_LOSS = 2
 _VOLATILE = {"id", "created", "created_at", "e2e_latency", "weight_version", "hvd", "response_id"}
 _VOLATILE |= {"total_duration", "load_duration", "eval_duration", "prompt_eval_duration"}
 _VOLATILE |= {"completed_at", "item_id", "response_sent_to_client_ts", "cache_read_input_tokens"}
-_VOLATILE |= {"metadata"}
+_VOLATILE |= {"metadata", "num_retractions"}
 # What does not depend on which tokens are drawn, if the end of a message ends nothing. An answer is
 # a status and a body.
 _FIXED = ("[0]", "_tokens", ".type", ".object", ".role", ".length")

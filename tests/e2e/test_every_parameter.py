@@ -21,11 +21,14 @@ from tests.e2e.request_kinds import (
     Params,
     alone_and_combined,
     mixed_requests,
+    parameters,
     processors,
     prompt_of,
     questions,
 )
 from tests.e2e.test_every_request import IN_TURN, PROCESSORS
+from tests.e2e.test_overlap import INTERPRETED
+from tests.e2e.test_retraction import SMALL_POOL
 
 NUM_MIXED = 200
 # All of them run at the same time, and none is retracted.
@@ -163,3 +166,36 @@ def test_an_n_gram_that_may_not_repeat_is_the_same_one(
     server = start_hvd("payoff", *mixing("payoff"), *PROCESSORS, drafting=drafting)
     for at_once in (1, 16):
         assert not _faults(kinds, expected, ask_all(server, kinds, at_once=at_once))
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment"),
+    [
+        ((), INTERPRETED),
+        (SMALL_POOL, {}),
+        (("--chunked-prefill-size", "32"), {}),
+    ],
+    ids=["overlap", "retraction", "chunked prefill"],
+)
+def test_what_changes_logits_does_so_however_requests_are_scheduled(
+    flags: tuple[str, ...],
+    environment: dict[str, str],
+    start_server: StartServer,
+    start_hvd: Callable[..., Server],
+) -> None:
+    names = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
+    changes = [params for name in names for params in parameters()[name]]
+    changes += list(processors().values())
+    long = {"min_new_tokens": 100, "max_new_tokens": 120}
+    kinds = _kinds({str(params): params for params in changes}, **long)
+    expected = ask_all(start_server(*IN_TURN), kinds, at_once=1)
+    server = start_hvd(
+        "payoff", *mixing("payoff"), *PROCESSORS, *flags, environment=environment or None
+    )
+    found = ask_all(server, kinds, at_once=len(kinds))
+    assert not _faults(kinds, expected, found)
+    num_retracted = sum(answer["meta_info"]["num_retractions"] for _, answer in found)
+    assert (num_retracted > 0) == (flags == SMALL_POOL)
+    is_overlapped = not server.process.get("/server_info")["disable_overlap_schedule"]
+    assert is_overlapped == bool(environment)
+    assert server.hvd_state()["num_resyncs"] == 0
