@@ -38,10 +38,18 @@ def ask(server: Server, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
     try:
         with urllib.request.urlopen(request, timeout=HANGS_AFTER_S) as response:
             if not body.get("stream"):
-                return response.status, json.load(response)
+                return response.status, _parsed(response.read())
             return response.status, _JOINED[path](list(_chunks(response)))
     except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+        return error.code, _parsed(error.read())
+
+
+def _parsed(content: bytes) -> Any:
+    """The JSON value, or its text if it is none, as of an internal error."""
+    try:
+        return json.loads(content)
+    except ValueError:
+        return content.decode()
 
 
 def ask_all(server: Server, kinds: Sequence[Kind], *, at_once: int) -> list[tuple[int, Any]]:
