@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import SMALL_TREE
-
 CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
 CHAIN += ("--speculative-num-draft-tokens", "4")
 # With overlap SGLang's penalties come one token late.
@@ -83,3 +81,31 @@ def _replies(
     with ThreadPoolExecutor(at_once) as pool:
         answers = pool.map(lambda one: server.generate(one[0], **one[1]), asked)
         return [answer["output_ids"] for answer in answers]
+
+
+SEEDED = ("--enable-deterministic-inference", "--attention-backend", "torch_native")
+
+
+def seeded_params(rng: random.Random) -> dict[str, Any]:
+    params = {**random_params(rng), "temperature": rng.choice([0.0, 0.6, 1.0, 1.7])}
+    params["sampling_seed"] = rng.randrange(2**31)
+    if rng.random() < 0.4:
+        params["top_k"] = rng.randint(2, 40)
+    if rng.random() < 0.4:
+        params["top_p"] = rng.uniform(0.5, 0.99)
+    return params
+
+
+def test_a_seed_gives_plain_servings_reply(
+    start_hvd: Callable[..., Any], start_server: Callable[..., Any], prompts: list[str]
+) -> None:
+    rng = random.Random(1)
+    asked = [(prompts[i % len(prompts)], seeded_params(rng)) for i in range(200)]
+    expected = _replies(start_server(*PLAIN, *SEEDED), asked, at_once=1)
+    server = start_hvd("payoff", "--hvd-threshold", "1.5", *SEEDED, drafting=CHAIN)
+    server.flush_cache()
+    for at_once in (16, 1):  # cold, then warm
+        assert _replies(server, asked, at_once=at_once) == expected
+    accepted = server.hvd_state()["num_accepted_drafts"]
+    assert accepted["cache"] > 0
+    assert accepted["model"] > 0

@@ -11,10 +11,8 @@ from sglang.srt.speculative import eagle_utils
 
 PARAMETERS = {
     "sglang.kernels.ops.speculative.spec_tree.TreeMaskMode": None,
-    "sglang.srt.arg_groups.choices.add_deterministic_attention_backend_choices": "iterable",
-    "sglang.srt.arg_groups.choices.add_radix_supported_deterministic_attention_backend_choices": (
-        "iterable"
-    ),
+    "sglang.srt.arg_groups.choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES": None,
+    "sglang.srt.arg_groups.choices.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND": None,
     "sglang.srt.arg_groups.overrides.resolving_view": "server_args",
     "sglang.srt.arg_groups.resolution_hooks.register_resolution_hook": "name",
     "sglang.srt.arg_groups.speculative_hook._disable_overlap_schedule_for_cpu": "server_args",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from array import array
+from typing import Any
 
 import pytest
 import torch
@@ -321,17 +323,18 @@ def test_a_copy_of_a_request_is_another_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "source"),
+    ("params", "is_kept"),
     [
-        ({}, "cache"),
-        ({"frequency_penalty": 0.1}, "plain"),
-        ({"presence_penalty": -0.1}, "plain"),
-        ({"repetition_penalty": 1.1}, "plain"),
-        ({"min_new_tokens": 1}, "plain"),
+        ({}, False),
+        ({"logit_bias": {"5": 1.0}, "min_p": 0.1}, False),
+        ({"frequency_penalty": 0.1}, True),
+        ({"presence_penalty": -0.1}, True),
+        ({"repetition_penalty": 1.1}, True),
+        ({"min_new_tokens": 1}, True),
     ],
 )
-def test_requests_whose_penalties_follow_the_cycles_verify_no_cache_draft(
-    params: dict[str, float], source: str
+def test_the_output_is_kept_for_parameters_that_depend_on_it(
+    params: dict[str, Any], is_kept: bool
 ) -> None:
     served = ServedRequests()
     req = request("a", [1, 2, 3, 4, 1, 2])
@@ -340,4 +343,9 @@ def test_requests_whose_penalties_follow_the_cycles_verify_no_cache_draft(
     served.prefill(req)
     req.output_ids.append(3)
     [plan] = single_plans(served.plan([req], [6]))
-    assert plan.source == source
+    assert plan.source == "cache"
+    served.verify([4, 1, 2, 9], [4])
+    served.launched.commit()
+    held = served.held.find(req)
+    assert held is not None
+    assert held.output_ids == (array("q", [3, 4, 1, 2, 9]) if is_kept else None)
