@@ -143,6 +143,7 @@ def parameters() -> dict[str, Sequence[Params]]:
 _ONE_OF = (
     {"regex", "json_schema", "ebnf", "custom_logit_processor"},
     {"regex", "json_schema", "ebnf", "min_new_tokens"},
+    {"regex", "json_schema", "ebnf", "ignore_eos"},  # test_every_parameter.py has what differs
     {"presence_penalty", "repetition_penalty"},
     {"frequency_penalty", "repetition_penalty"},
 )
@@ -169,7 +170,8 @@ def combination(random: Random) -> dict[str, Any]:
     for name in random.sample(changing, random.randint(1, 3)) + random.sample(
         others, random.randint(1, 3)
     ):
-        if any(name in group and group & set(names) for group in _ONE_OF):
+        told = {*names, *drawn}  # some values set several parameters
+        if any(name in group and group & told - {name} for group in _ONE_OF):
             continue
         if name == "custom_params" and "custom_params" in drawn:
             continue  # a processor needs its own
@@ -368,6 +370,7 @@ def _batches() -> Iterator[tuple[str, str, Params]]:
                 None,
             ],
         },
+        "both inputs": {"text": "a", "input_ids": ids[0], "sampling_params": short},
         "no parameters but greedy": {"text": texts[0], "sampling_params": {"temperature": 0}},
     }.items():
         yield f"batch, {name}", "/generate", body
@@ -402,7 +405,6 @@ def _refused() -> Iterator[tuple[str, str, Params]]:
     ):
         yield f"refused, {params!s:.60}", "/generate", params
     for name, body in {
-        "two inputs": {"text": "a", "input_ids": [5], "sampling_params": {}},
         "too long": {"input_ids": [5] * (CONTEXT + 10), "sampling_params": {}},
         "no input": {"sampling_params": {}},
     }.items():

@@ -14,6 +14,8 @@ from sglang_hvd.demo.modes import HVD_MODES, MODEL_TREE_FLAGS
 from tests.e2e.answers import ask_all, differences
 from tests.e2e.conftest import CHAIN, Server, StartServer, mixing, request_body
 from tests.e2e.request_kinds import (
+    EBNF,
+    END_OF_MESSAGE,
     MAX_TOKENS,
     NEW_LINE,
     THE,
@@ -199,3 +201,15 @@ def test_what_changes_logits_does_so_however_requests_are_scheduled(
     is_overlapped = not server.process.get("/server_info")["disable_overlap_schedule"]
     assert is_overlapped == bool(environment)
     assert server.hvd_state()["num_resyncs"] == 0
+
+
+def test_a_grammar_ends_a_reply_that_ignores_the_end_of_the_message(
+    start_server: StartServer, start_hvd: Callable[..., Server]
+) -> None:
+    """Plain serving adds a token that the grammar does not know: docs/support.md says so."""
+    kinds = _kinds({"ebnf": {"ebnf": EBNF}, "regex": {"regex": "yes|no"}}, ignore_eos=True)
+    expected = ask_all(start_server(*IN_TURN), kinds, at_once=1)
+    server = start_hvd("payoff", *mixing("payoff"), *PROCESSORS)
+    for (_, one), (_, other) in zip(expected, ask_all(server, kinds, at_once=1), strict=True):
+        assert other["output_ids"] == one["output_ids"][:-1]
+        assert other["output_ids"][-1] == END_OF_MESSAGE
