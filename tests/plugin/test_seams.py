@@ -111,6 +111,11 @@ def test_hooked_functions_take_what_the_hooks_expect() -> None:
         "_release_aborted_request": ["self", "req"],
         "_maybe_collect_routed_experts": ["self", "req"],
         "get_req_to_token_extra_context_len": [],
+        "set_internal_state": ["self", "obj"],
+        "apply_custom_logit_processor": ["logits", "sampling_batch_info", "num_tokens_in_batch"],
+        "_decode_batch_token_id_output": ["self", "recv_obj"],
+        "_stream_chat_response": ["self", "gen_request", "raw_request", "model_name"],
+        "_stream_generate_response": ["self", "gen_request", "raw_request", "model_name"],
         "_slice_streaming_output_meta_info": [
             *("meta_info", "last_output_offset", "customized_info_keys"),
         ],

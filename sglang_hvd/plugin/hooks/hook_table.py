@@ -16,6 +16,7 @@ from sglang_hvd.plugin.hooks import (
     scheduler_events,
     server_args,
     stop_strings,
+    text_streams,
     weight_updates,
 )
 from sglang_hvd.plugin.startup import flags
@@ -34,6 +35,8 @@ _RESULTS = f"{_COMPONENTS}.batch_result_processor.SchedulerBatchResultProcessor"
 _STATE = f"{_COMPONENTS}.internal_state.SchedulerInternalStateController"
 _WEIGHTS = f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager"
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager"
+_DETOKENIZER = "sglang.srt.managers.detokenizer_manager.DetokenizerManager"
+_OLLAMA = "sglang.srt.entrypoints.ollama.serving.OllamaServing"
 
 # Target in SGLang -> hook. tests/plugin/test_seams.py checks that each target exists.
 _AROUND: dict[str, Callable[..., Any]] = {
@@ -52,9 +55,14 @@ _AROUND: dict[str, Callable[..., Any]] = {
     f"{_SCHEDULER}.run_batch": scheduler_events.launch_step,
     f"{_SCHEDULER}.handle_dumper_control": reload.answer_for_predictor,
     f"{_REQ}.update_finish_state": stop_strings.end_as_plain_serving,
+    "sglang.srt.layers.sampler.apply_custom_logit_processor": responses.apply_processors,
     f"{_TOKENIZER}._slice_streaming_output_meta_info": responses.keep_hvd_figures,
     f"{_TOKENIZER}.TokenizerManager._create_tokenized_object": responses.check_request,
+    f"{_TOKENIZER}.TokenizerManager.set_internal_state": server_args.refuse_update,
     f"{_TOKENIZER}.TokenizerManager.update_weights_from_disk": reload.ask_for_predictor,
+    f"{_DETOKENIZER}._decode_batch_token_id_output": text_streams.send_stable_text,
+    f"{_OLLAMA}._stream_chat_response": text_streams.stream_all_text,
+    f"{_OLLAMA}._stream_generate_response": text_streams.stream_all_text,
     f"{_WEIGHTS}._select_runners": weight_updates.select_target,
     f"{_WEIGHTS}.update_weights_from_tensor": weight_updates.send_to_target,
     f"{_WEIGHTS}.update_weights_from_distributed": weight_updates.send_to_target,

@@ -1,20 +1,32 @@
-"""Adds per-request figures to every response: `meta_info["hvd"]`, once the request has ended."""
+"""What goes with every reply: per-request figures, `meta_info["hvd"]`, once the request has ended,
+and stop strings for the detokenizer. Also what is checked of every request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from fastapi import HTTPException
+from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
+from sglang_hvd.plugin.hooks.text_streams import STOPS_KEY
+from sglang_hvd.plugin.requests.bad_requests import (
+    apply_processor,
+    check_on_arrival,
+    one_line,
+    running_requests,
+)
 from sglang_hvd.plugin.requests.marks import figures_of
 from sglang_hvd.plugin.requests.sampling import check_custom_params
 from sglang_hvd.plugin.startup.launch import launch_of
 
 if TYPE_CHECKING:
+    import torch
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 META_INFO_KEY = "hvd"
 
@@ -25,8 +37,12 @@ class HvdOutputStreamer(SchedulerOutputStreamer):
     has_additional_customized_info = True
 
     def build_additional_customized_info(self, reqs: list[Req]) -> dict[str, list[list[Any]]]:
-        """One list per request in `reqs`: empty until it finishes, then its figures."""
-        return {META_INFO_KEY: [_figures(req) for req in reqs]}
+        """Per key, one list per request in `reqs`. Figures: empty until the request finishes."""
+        info: dict[str, list[list[Any]]] = {META_INFO_KEY: [_figures(req) for req in reqs]}
+        stops = [_stops(req) for req in reqs]
+        if any(stops) and not self.server_args.skip_tokenizer_init:
+            info[STOPS_KEY] = stops
+        return info
 
     def is_request_level_customized_info_key(self, key: str) -> bool:
         """Our key is one value per request, not one per token."""
@@ -66,13 +82,52 @@ def check_request(
     **kw: Any,
 ) -> Any:
     """AROUND hook of TokenizerManager._create_tokenized_object: what a request asks of HVD in its
-    custom_params is checked before the scheduler sees it. SGLang answers a ValueError with 400."""
+    custom_params, and what would end the server, is checked before the scheduler sees it. SGLang
+    answers a ValueError with 400."""
+    if launch_of(manager.server_args) is None or not isinstance(obj, GenerateReqInput):
+        return create_tokenized_object(manager, obj, *args, **kw)
     params = obj.sampling_params
-    if isinstance(params, dict) and launch_of(manager.server_args) is not None:
+    if isinstance(params, dict):
         check_custom_params(params.get("custom_params"))
-    return create_tokenized_object(manager, obj, *args, **kw)
+    try:
+        tokenized = create_tokenized_object(manager, obj, *args, **kw)
+    except (ValueError, HTTPException):
+        raise
+    except Exception as error:  # what SGLang raises for a value that it does not check
+        raise ValueError(f"a value of the request is wrong: {one_line(error)}") from error
+    check_on_arrival(tokenized, manager.model_config.vocab_size)
+    return tokenized
+
+
+def apply_processors(
+    apply_custom_logit_processor: Callable[..., None],
+    logits: torch.Tensor,
+    sampling_batch_info: SamplingBatchInfo,
+    *args: Any,
+) -> None:
+    """AROUND hook of SGLang's function that applies custom logit processors to the logits of a
+    batch, in place. One that fails ends its request, not the server.
+
+    logits: float[num_requests, vocab_size].
+    """
+    reqs = running_requests()
+    if reqs is None:
+        apply_custom_logit_processor(logits, sampling_batch_info, *args)
+        return
+    for entry in sampling_batch_info.custom_logit_processor.values():
+        params = [sampling_batch_info.custom_params[row] for row in entry.rows]
+        own = [reqs[row] for row in entry.rows]
+        selected = logits.index_select(0, entry.indices)
+        logits.index_copy_(
+            0, entry.indices, apply_processor(entry.processor, selected, params, own)
+        )
 
 
 def _figures(req: Req) -> list[dict[str, Any]]:
     figures = figures_of(req)
     return [figures] if figures is not None and req.finished() else []
+
+
+def _stops(req: Req) -> list[str]:
+    # The detokenizer also cuts a reply at the text of a pattern that ended it.
+    return [*req.sampling_params.stop_strs, *req.sampling_params.stop_regex_strs]

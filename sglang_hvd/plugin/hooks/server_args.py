@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fastapi import HTTPException
 from sglang.srt.arg_groups.overrides import (
     attention_backends_of,
     declare_resolution,
@@ -31,6 +33,7 @@ from sglang_hvd.plugin.startup.refusals import (
     check_draft_context,
     check_draft_model,
     check_model_tree,
+    check_update,
     refuse_stray_flags,
     refuse_untested,
     untested,
@@ -39,6 +42,8 @@ from sglang_hvd.plugin.startup.verify_widths import slots_ahead, verify_widths
 from sglang_hvd.traces.recording_folder import check_folder
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -129,7 +134,6 @@ def resolve_verify_width(
     # Checked again once the models are loaded; here the config file already tells most of it.
     attention.check_draft_shapes(cfg.speculative_eagle_topk, needs_trees=config.policy == "both")
     server_args._hvd_launch = launch
-    _warn_of_default_penalty(config, cfg)
     logger.info(
         "HVD: policy %s, verify width %d (model drafter's tree %d)%s. The width reduces the usable "
         "context by %d tokens; each running request reserves at least %d KV slots.",
@@ -183,6 +187,21 @@ def create_hvd_worker(
     return HvdWorker
 
 
+async def refuse_update(
+    set_internal_state: Callable[..., Awaitable[list[bool]]],
+    manager: TokenizerManager,
+    obj: SetInternalStateReq,
+) -> list[bool]:
+    """AROUND hook of TokenizerManager.set_internal_state, which changes settings of a running
+    server. What HVD refuses at start gets a 400 here."""
+    if launch_of(manager.server_args) is not None:
+        try:
+            check_update(resolved_view(manager.server_args), obj.server_args)
+        except ValueError as error:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from error
+    return await set_internal_state(manager, obj)
+
+
 def _is_requested(server_args: ServerArgs) -> bool:
     name = resolving_view(server_args).speculative_algorithm
     return name is not None and name.upper() == ALGORITHM_NAME
@@ -223,24 +242,7 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
     cfg = resolving_view(server_args)
     for refusal in refusals_of(config, cfg):
         raise refusal
-    if cfg.enable_deterministic_inference:
-        logger.warning(
-            "HVD: drafts are chains, and greedy output is deterministic. Sampled output is not: "
-            "SGLang draws random numbers by a node's slot, which depends on earlier requests."
-        )
     return config
-
-
-def _warn_of_default_penalty(config: HvdConfig, cfg: Any) -> None:
-    penalty = model_config_of(cfg).get_default_sampling_params().get("repetition_penalty", 1.0)
-    if penalty != 1.0 and config.policy != "model":
-        logger.warning(
-            "HVD: the model's generation_config.json gives chat requests a repetition_penalty of "
-            "%s, and requests with penalties never verify cache drafts. To avoid the penalty, "
-            "start with --sampling-defaults openai or send a repetition_penalty of 1 with the "
-            "request.",
-            penalty,
-        )
 
 
 def _target_attention(cfg: Any) -> TargetAttention:

@@ -1,11 +1,13 @@
 """Refuses settings of SGLang, and draft models, that HVD cannot serve.
 
-All but check_sampling run before weights load. check_sampling runs before graphs are captured.
+All but two run before weights load. check_sampling runs before graphs are captured, check_update
+while a server serves.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.environ import envs
@@ -46,10 +48,12 @@ def untested(cfg: Any) -> list[str]:
         "--speculative-use-block-verification": cfg.speculative_use_block_verification,
         # Below 1 a token may be accepted because it was drafted. Cache drafts come from other
         # clients' outputs, which would then change this client's output.
-        "--speculative-accept-threshold-single below 1": (
-            cfg.speculative_accept_threshold_single < 1
+        "--speculative-accept-threshold-single below 1": not _is_one_or_more(
+            cfg.speculative_accept_threshold_single
         ),
-        "--speculative-accept-threshold-acc below 1": cfg.speculative_accept_threshold_acc < 1,
+        "--speculative-accept-threshold-acc below 1": not _is_one_or_more(
+            cfg.speculative_accept_threshold_acc
+        ),
         # It needs to know which step of the draft loop a forward belongs to.
         f"--kv-canary {cfg.kv_canary}": cfg.kv_canary != "none",
         "--speculative-num-steps 0": cfg.speculative_num_steps == 0,
@@ -76,6 +80,7 @@ def untested(cfg: Any) -> list[str]:
         "--attn-cp-size above 1": cfg.attn_cp_size > 1,
         "--enable-prefill-cp": cfg.enable_prefill_cp,
         f"--disaggregation-mode {cfg.disaggregation_mode}": cfg.disaggregation_mode != "null",
+        "--enable-pd-role-switch": cfg.enable_pd_role_switch,
         # It does not pass a plugin's figures on to meta_info.
         "SGLANG_RUST_SERVER": envs.SGLANG_RUST_SERVER.get(),
         # The simulated tokens would be drafted from, learned from and recorded.
@@ -86,6 +91,36 @@ def untested(cfg: Any) -> list[str]:
         for flag, is_given in refusals.items()
         if is_given
     ]
+
+
+def _is_one_or_more(value: object) -> bool:
+    # While serving a setting may get a value of any type, or NaN.
+    return isinstance(value, int | float) and value >= 1
+
+
+def check_update(cfg: Any, updates: Mapping[str, object]) -> None:
+    """Raises ValueError for settings that a running server shall take and that HVD refuses at
+    start, and for values that would end the server.
+
+    Args:
+        cfg: SGLang's view of the arguments in force.
+        updates: new values by field name.
+    """
+    refuse_untested(_Updated(cfg, updates))
+    size = updates.get("pp_max_micro_batch_size", 1)
+    if not isinstance(size, int):
+        raise ValueError(f"pp_max_micro_batch_size must be an integer, got {size!r:.100}")
+
+
+class _Updated:
+    """The arguments in force, some with new values."""
+
+    def __init__(self, cfg: Any, updates: Mapping[str, object]) -> None:
+        self._cfg = cfg
+        self._updates = updates
+
+    def __getattr__(self, name: str) -> Any:
+        return self._updates[name] if name in self._updates else getattr(self._cfg, name)
 
 
 def check_model_tree(width: int, topk: int, num_steps: int) -> None:
@@ -103,14 +138,14 @@ def check_model_tree(width: int, topk: int, num_steps: int) -> None:
 
 
 def check_sampling(max_nodes: int, vocab_size: int) -> None:
-    """Raises ValueError for steps with more probabilities than SGLang's kernel for sampled
-    verifications (sampling.cuh) can number by 32 bits.
+    """Raises ValueError for steps with more probabilities than FlashInfer's sampling kernels
+    (sampling.cuh, `row_idx * d`) can number by 32 bits.
 
     max_nodes: nodes of all requests of the largest step.
     """
     if max_nodes * vocab_size > 2**32:
         raise ValueError(
-            "SGLang's sampling kernel numbers the probabilities of a step by 32 bits, and "
+            "FlashInfer's sampling numbers the probabilities of a step by 32 bits, and "
             f"{max_nodes} nodes of all requests and {vocab_size} words have more: lower "
             "--max-running-requests, --hvd-verify-width or --hvd-set wide_width"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.startup import verify_widths as verify_widths_module
 from sglang_hvd.plugin.startup.attention_support import TargetAttention
-from sglang_hvd.plugin.startup.refusals import refuse_untested
+from sglang_hvd.plugin.startup.refusals import check_update, refuse_untested
 from sglang_hvd.plugin.startup.verify_widths import verify_widths
 
 # What refuse_untested reads of SGLang's arguments.
@@ -23,7 +24,7 @@ REFUSED_BY_NONE: dict[str, object] = {
             *("speculative_use_block_verification", "enable_two_batch_overlap", "enable_hisparse"),
             *("enable_multi_layer_eagle", "enable_mixed_chunk", "enable_return_routed_experts"),
             *("enable_linear_replayssm_spec", "enable_pdmux", "enable_dp_attention"),
-            *("enable_watermark", "enable_prefill_cp"),
+            *("enable_watermark", "enable_prefill_cp", "enable_pd_role_switch"),
         ],
         False,
     ),
@@ -101,6 +102,12 @@ def widths_of(
         ("enable_prefill_cp", True, "--enable-prefill-cp"),
         ("moe_a2a_backend", "deepep", "--moe-a2a-backend deepep"),
         ("moe_dense_tp_size", 1, "--moe-dense-tp-size"),
+        ("enable_pd_role_switch", True, "--enable-pd-role-switch"),
+        (
+            "speculative_accept_threshold_acc",
+            math.nan,
+            "--speculative-accept-threshold-acc below 1",
+        ),
     ],
 )
 def test_what_would_be_wrong_or_was_not_tried_is_refused(
@@ -111,6 +118,26 @@ def test_what_would_be_wrong_or_was_not_tried_is_refused(
     setattr(cfg, field, value)
     with pytest.raises(ValueError, match=f"HVD does not support {flag}: drop it"):
         refuse_untested(cfg)
+
+
+@pytest.mark.parametrize(
+    ("updates", "fault"),
+    [
+        ({"speculative_accept_threshold_single": 0.5}, "threshold-single below 1: drop it"),
+        ({"speculative_accept_threshold_acc": None}, "threshold-acc below 1: drop it"),
+        ({"speculative_accept_threshold_acc": "1"}, "threshold-acc below 1: drop it"),
+        ({"speculative_accept_threshold_acc": math.nan}, "threshold-acc below 1: drop it"),
+        ({"pp_max_micro_batch_size": 4, "enable_mixed_chunk": True}, "--enable-mixed-chunk"),
+        ({"pp_max_micro_batch_size": "4"}, "pp_max_micro_batch_size must be an integer, got '4'"),
+    ],
+)
+def test_what_is_refused_at_start_is_refused_while_serving(
+    updates: dict[str, object], fault: str
+) -> None:
+    cfg = SimpleNamespace(**REFUSED_BY_NONE)
+    check_update(cfg, {"speculative_accept_threshold_single": 1, "pp_max_micro_batch_size": 8})
+    with pytest.raises(ValueError, match=fault):
+        check_update(cfg, updates)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,194 @@
+"""Requests that would end the server, because SGLang's scheduler or sampler raises on them.
+
+They are refused with one line before they reach the scheduler. A custom logit processor that raises
+ends its own request, and no other.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import torch
+from sglang.srt.managers.io_struct import (
+    TokenizedGenerateReqInput,
+    msgpack_decode,
+    msgpack_encode,
+)
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+# Bytes or objects that no client sends in JSON, and that the scheduler takes as they are.
+_NOT_CHECKED = (
+    "input_ids",
+    "input_embeds",
+    "mm_inputs",
+    "positional_embed_overrides",
+    "time_stats",
+)
+
+
+def check_on_arrival(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
+    """Raises ValueError, in one line, for a request that would end the server.
+
+    Args:
+        request: as the scheduler would receive it.
+        vocab_size: of the target model.
+    """
+    _check_types(request)
+    params = request.sampling_params
+    if request.mm_inputs is None and request.input_embeds is None:
+        _check_prompt(request, vocab_size)
+    if params.min_new_tokens > 0:  # whose penalty marks the stop tokens by their numbers
+        _check_range("stop_token_ids", params.stop_token_ids or (), 0, vocab_size - 1)
+    _check_range("top_logprobs_num", [request.top_logprobs_num], 0, vocab_size)
+    _check_range("logprob_start_len", [request.logprob_start_len], -1, 2**31 - 1)
+    if params.logit_bias is not None:
+        _check_logit_bias(params.logit_bias, vocab_size)
+    if request.custom_logit_processor:
+        _check_processor(request.custom_logit_processor)
+
+
+def _check_types(request: TokenizedGenerateReqInput) -> None:
+    """SGLang does not check the types of most fields before it sends them to the scheduler, which
+    ends if it cannot decode them."""
+    try:
+        msgpack_decode(
+            msgpack_encode(msgspec.structs.replace(request, **dict.fromkeys(_NOT_CHECKED)))
+        )
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(_with_field_names(str(error))) from error
+
+
+def _with_field_names(fault: str) -> str:
+    """Names the field that msgspec gives by its place, as in "Expected `int`, got `str` - at
+    `$[8][0]`"."""
+    what, is_placed, place = fault.partition(" - at ")
+    places = [int(number) for number in re.findall(r"\[(\d+)\]", place)]
+    if not is_placed or not places:
+        return f"a value of the request cannot be sent to the scheduler: {fault}"
+    # The first item of the array says which struct it is.
+    name = TokenizedGenerateReqInput.__struct_fields__[places[0] - 1]
+    if name == "sampling_params" and len(places) > 1:
+        name = SamplingParams.__struct_fields__[places[1]]
+    return f"{name}: {what}"
+
+
+def _check_prompt(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
+    token_ids = np.asarray(request.input_ids if request.input_ids is not None else (), np.int64)
+    if not token_ids.size:
+        raise ValueError("the prompt is empty: it needs at least one token")
+    if request.lora_id is None:  # adapters can have tokens of their own
+        _check_range("input_ids", [token_ids.min(), token_ids.max()], 0, vocab_size - 1)
+
+
+def _check_range(name: str, values: Sequence[int] | set[int], first: int, last: int) -> None:
+    for value in values:
+        if not first <= value <= last:
+            raise ValueError(f"{name} must be from {first} to {last}, got {value}")
+
+
+def _check_logit_bias(logit_bias: Mapping[str, float], vocab_size: int) -> None:
+    largest = float(np.finfo(np.float32).max)
+    num_banned = 0
+    for token_id, bias in logit_bias.items():
+        num_banned += bias == -math.inf
+        if not (bias == -math.inf or -largest <= bias <= largest):
+            raise ValueError(f"logit_bias of token {token_id} must be a number, got {bias}")
+    if num_banned == vocab_size:
+        raise ValueError("logit_bias leaves no token: it is -Infinity for the whole vocabulary")
+
+
+def _check_processor(serialized: str) -> None:
+    try:
+        processor = CustomLogitProcessor.from_str(serialized)
+    except Exception as error:  # a client's code; that client gets the error
+        raise ValueError(f"custom_logit_processor cannot be read: {one_line(error)}") from error
+    if not callable(processor):
+        raise ValueError("custom_logit_processor cannot be called: give what its to_str() returns")
+
+
+# The requests of the batch that runs, in the order of its rows. None on a server without HVD.
+_running: ContextVar[Sequence[Req] | None] = ContextVar("_running", default=None)
+
+
+@contextmanager
+def running(reqs: Sequence[Req]) -> Iterator[None]:
+    """While a batch of these requests runs, `running_requests` gives them."""
+    token = _running.set(reqs)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def running_requests() -> Sequence[Req] | None:
+    """The requests of the batch that runs, one per row; None on a server without HVD."""
+    return _running.get()
+
+
+def apply_processor(
+    processor: Any,
+    logits: torch.Tensor,
+    custom_params: list[Any],
+    reqs: Sequence[Req],
+) -> torch.Tensor:
+    """What a custom logit processor makes of the logits. If it fails on the rows of a request, the
+    request ends with the error and its rows stay as they are.
+
+    Args:
+        logits: float[rows, vocab_size]; not changed.
+        custom_params: of the request of each row.
+        reqs: the request of each row. The rows of a request are neighbours.
+    """
+    try:
+        return _usable(processor(logits.clone(), custom_params), logits)
+    except Exception as error:  # noqa: BLE001 (a client's code; that client gets the error)
+        starts = [row for row, req in enumerate(reqs) if row == 0 or req is not reqs[row - 1]]
+        if len(starts) == 1:
+            end_request(reqs[0], f"custom_logit_processor failed: {one_line(error)}")
+            return logits
+    # It may fail on one request only, or because requests differ.
+    parts = [
+        apply_processor(processor, logits[start:end], custom_params[start:end], reqs[start:end])
+        for start, end in zip(starts, [*starts[1:], len(reqs)], strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def end_request(req: Req, message: str) -> None:
+    """Ends a request that runs after its step: the client gets a 400 with the message."""
+    if not req.finished():
+        req.to_finish = FINISH_ABORT(message, HTTPStatus.BAD_REQUEST, "BadRequestError")
+
+
+def one_line(error: Exception) -> str:
+    """The kind of the error and the first line of its text."""
+    text = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {text:.200}" if text else type(error).__name__
+
+
+def _usable(result: Any, logits: torch.Tensor) -> torch.Tensor:
+    """The result with the type of the logits. Raises ValueError for one that ends the sampler."""
+    if not isinstance(result, torch.Tensor) or result.shape != logits.shape:
+        shape = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
+        raise ValueError(f"it returned {shape} for logits of shape {list(logits.shape)}")
+    result = result.to(logits)
+    # Infinite logits are certain. As such they can be sampled, too.
+    is_certain = result == math.inf
+    certain = torch.where(is_certain, 0.0, -math.inf).to(logits)
+    result = torch.where(is_certain.any(dim=-1, keepdim=True), certain, result)
+    if not torch.logsumexp(result.float(), dim=-1).isfinite().all():
+        raise ValueError("it returned NaN, or -inf for all tokens")
+    return result

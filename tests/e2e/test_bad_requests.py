@@ -1,0 +1,195 @@
+"""Requests that would end a server get a 400 with one line, and others are answered as before."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+
+from tests.e2e.conftest import HANGS_AFTER_S, Server
+
+IDS = [5, 6, 7, 8, 9, 10]
+
+
+@pytest.fixture(scope="module")
+def server(start_hvd: Callable[..., Server]) -> Server:
+    flags = ("--hvd-threshold", "1.5", "--enable-custom-logit-processor")
+    return start_hvd("payoff", *flags)
+
+
+def _ask(server: Server, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    """The status and the text of the answer."""
+    request = urllib.request.Request(
+        server.process.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=HANGS_AFTER_S) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def _generate(params: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    params = {"max_new_tokens": 4, "temperature": 0, **(params or {})}
+    return {"input_ids": IDS, "sampling_params": params, **fields}
+
+
+def _chat(**fields: Any) -> dict[str, Any]:
+    return {
+        **{"model": "default", "messages": [{"role": "user", "content": "hello"}]},
+        **{"max_tokens": 4, "temperature": 0, **fields},
+    }
+
+
+# Each ends a server without HVD.
+KILLERS: list[tuple[str, dict[str, Any], str]] = [
+    *(
+        ("/generate", {**_generate(), "input_ids": ids}, fault)
+        for ids, fault in (
+            ([-1], "input_ids must be from 0 to 2047, got -1"),
+            ([2048], "input_ids must be from 0 to 2047, got 2048"),
+            ([2**63 - 1], "input_ids must be from 0 to 2047"),
+            ([[]], "the prompt is empty"),
+            ([[5], []], "the prompt is empty"),
+            ([[5], [99999]], "input_ids must be from 0 to 2047, got 99999"),
+        )
+    ),
+    ("/generate", {"text": "", "sampling_params": {"max_new_tokens": 4}}, "the prompt is empty"),
+    *(
+        (
+            "/generate",
+            _generate({"stop_token_ids": [token_id], "min_new_tokens": 2}),
+            f"stop_token_ids must be from 0 to 2047, got {token_id}",
+        )
+        for token_id in (-1, 2048, 2**31, 2**63)
+    ),
+]
+
+
+def test_requests_that_would_end_the_server_get_a_400(server: Server, prompts: list[str]) -> None:
+    few = prompts[:6]
+    expected = [answer["output_ids"] for answer in server.generate_all(few, concurrency=1)]
+    with ThreadPoolExecutor(8) as pool:
+        good = [pool.submit(server.generate, prompt) for prompt in few]
+        refused = [
+            pool.submit(_ask, server, path, body) for path, body, _ in KILLERS for _ in range(2)
+        ]
+        good += [pool.submit(server.generate, prompt) for prompt in few]
+        answers = [answer.result() for answer in refused]
+    for (path, body, fault), (status, text) in zip(
+        (killer for killer in KILLERS for _ in range(2)), answers, strict=True
+    ):
+        assert (status, fault in text, text.count("\\n")) == (400, True, 0), (path, body, text)
+    assert [answer.result()["output_ids"] for answer in good] == expected * 2
+    server.wait_until_idle()
+
+
+def _failing_processor() -> str:
+    """A processor that makes one token certain, unless its parameters make it fail. It is a local
+    class, so that the server need not import this module."""
+
+    class Fails(CustomLogitProcessor):
+        def __call__(self, logits: torch.Tensor, custom_param_list: Any = None) -> Any:
+            for row, params in enumerate(custom_param_list):
+                if "fails" in params:
+                    raise KeyError(params["fails"])
+                logits[row] = float("-inf")
+                logits[row, params["token"]] = float(params.get("logit", 0))
+            return logits
+
+    return str(Fails.to_str())
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_processor_that_fails_ends_its_request_alone(
+    server: Server, prompts: list[str], temperature: float
+) -> None:
+    few = prompts[:6]
+    expected = [answer["output_ids"] for answer in server.generate_all(few, concurrency=1)]
+    processor = _failing_processor()
+    faults: dict[str, dict[str, Any]] = {
+        "KeyError: 'on purpose'": {"fails": "on purpose"},
+        "KeyError: 'token'": {"note": "names no token"},
+        "IndexError: ": {"token": 2048},
+        "ValueError: it returned NaN, or -inf for all tokens": {"token": 5, "logit": "nan"},
+    }
+
+    def ask(params: dict[str, Any]) -> tuple[int, str]:
+        params = {"temperature": temperature, "max_new_tokens": 1, "custom_params": params}
+        return _ask(server, "/generate", _generate(params, custom_logit_processor=processor))
+
+    with ThreadPoolExecutor(12) as pool:
+        good = [pool.submit(server.generate, prompt) for prompt in few]
+        bad = {fault: pool.submit(ask, params) for fault, params in faults.items()}
+        certain = {token: pool.submit(ask, {"token": token}) for token in (5, 700, 2047)}
+        good += [pool.submit(server.generate, prompt) for prompt in few]
+    for fault, answer in bad.items():
+        status, text = answer.result()
+        message = json.loads(text)["error"]["message"]
+        assert status == 400
+        assert message.startswith(f"custom_logit_processor failed: {fault}")
+        assert "\n" not in message
+    for token, answer in certain.items():
+        status, text = answer.result()
+        assert json.loads(text)["output_ids"] == [token]
+    assert [answer.result()["output_ids"] for answer in good] == expected * 2
+    server.wait_until_idle()
+
+
+@pytest.mark.parametrize("serialized", ["{", "{}", '{"callable": "80"}', '{"callable": 1}', "null"])
+def test_a_processor_that_cannot_be_read_is_refused(server: Server, serialized: str) -> None:
+    status, text = _ask(server, "/generate", _generate(custom_logit_processor=serialized))
+    assert (status, text.count("\\n")) == (400, 0)
+    assert "custom_logit_processor cannot be read: " in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"speculative_accept_threshold_single": 0.5}, "threshold-single below 1: drop it"),
+        ({"speculative_accept_threshold_acc": 0.9}, "threshold-acc below 1: drop it"),
+        ({"speculative_accept_threshold_acc": "low"}, "threshold-acc below 1: drop it"),
+        ({"enable_mixed_chunk": True}, "--enable-mixed-chunk: drop it"),
+        ({"pp_max_micro_batch_size": "many"}, "must be an integer, got 'many'"),
+    ],
+)
+def test_settings_that_hvd_refuses_cannot_be_made_while_serving(
+    server: Server, settings: dict[str, Any], fault: str
+) -> None:
+    before = _settings(server)
+    status, text = _ask(server, "/set_internal_state", {"server_args": settings})
+    assert status == 400
+    assert fault in text
+    assert "\\n" not in text
+    assert _settings(server) == before
+    status, _ = _ask(server, "/set_internal_state", {"server_args": {"pp_max_micro_batch_size": 8}})
+    assert status == 200
+
+
+def _settings(server: Server) -> dict[str, Any]:
+    state = server.process.get("/server_info")["internal_states"][0]
+    names = "speculative_accept_threshold_single", "speculative_accept_threshold_acc"
+    return {name: state[name] for name in (*names, "enable_mixed_chunk")}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/pd_role_switch", {"new_role": "decode"}),
+        ("/load_lora_adapter", {"lora_name": "a", "lora_path": "nowhere"}),
+    ],
+)
+def test_roles_and_adapters_come_at_start_alone(
+    server: Server, path: str, body: dict[str, Any]
+) -> None:
+    status, text = _ask(server, path, body)
+    assert status == 400
+    assert "\\n" not in text
+    assert len(server.generate(IDS, max_new_tokens=4)["output_ids"]) == 4
