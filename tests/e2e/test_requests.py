@@ -175,7 +175,7 @@ def test_a_one_token_prompt_and_an_empty_one(plain: Any, server: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", ["cache", "allocate"])
-def test_a_prompt_up_to_the_last_token_of_the_usable_context(
+def test_prompts_up_to_the_end_of_the_context(
     policy: str,
     start_server: Callable[..., Any],
     start_hvd: Callable[..., Any],
@@ -185,18 +185,23 @@ def test_a_prompt_up_to_the_last_token_of_the_usable_context(
     wide = ("--hvd-costs", str(varying_costs), "--hvd-set", "wide_width=80")
     flags = wide if policy == "allocate" else ()
     plain, server = start_server(*context), start_hvd(policy, *flags, *context)
-    width = server.hvd_state()["verify_widths"][-1]
-    pattern = [20 + i % 7 for i in range(512)]
-    accepted = [n for n in range(512 - width - 12, 512) if _is_accepted(server, pattern[:n])]
-    longest = max(accepted)
-    assert 512 - width - 8 <= longest < 512 - width
-    for length in (longest, longest - 1, longest - 20):
-        params = {"max_new_tokens": longest - length + 1, "ignore_eos": True}
-        output_ids = server.generate(pattern[:length], **params)["output_ids"]
-        assert output_ids == plain.generate(pattern[:length], **params)["output_ids"]
+    for length in range(480, 515):
+        prompt = [20 + i % 7 for i in range(length)]
+        for max_new_tokens in (1, 4, 512 - length, 513 - length):
+            asked = {"max_new_tokens": max_new_tokens, "ignore_eos": True}
+            expected, found = (_answer_of(each, prompt, **asked) for each in (plain, server))
+            assert found == expected, (length, max_new_tokens)
     state = server.hvd_state()
     assert state["num_accepted_drafts"]["cache"] + state["num_accepted_drafts"]["both"] > 0
-    assert state["num_steps_by_width"][str(width)] > 0
+
+
+def _answer_of(server: Any, prompt_ids: list[int], **params: Any) -> Any:
+    """What the server answers: the tokens and why they end, or the status and the text."""
+    try:
+        answer = server.generate(prompt_ids, **params)
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())["error"]["message"]
+    return answer["output_ids"], answer["meta_info"]["finish_reason"]
 
 
 def _is_accepted(server: Any, prompt_ids: list[int]) -> bool:
@@ -294,49 +299,60 @@ BUSHY = (
 
 
 @pytest.mark.parametrize(
-    ("policy", "drafting", "width", "num_slots"),
+    ("policy", "drafting", "width"),
     [
-        ("allocate", MODEL_TREE_FLAGS, ("--hvd-set", "wide_width=80"), 80),
-        ("payoff", BUSHY, ("--hvd-verify-width", "12"), 24),
+        ("allocate", MODEL_TREE_FLAGS, ("--hvd-set", "wide_width=80")),
+        ("payoff", BUSHY, ("--hvd-verify-width", "12")),
+        ("cache", MODEL_TREE_FLAGS, ("--page-size", "16")),
     ],
-    ids=["wide verification", "many candidates"],
+    ids=["wide verification", "many candidates", "pages"],
 )
-def test_requests_without_a_limit_end_where_there_is_room_for_a_step(
+def test_requests_without_a_limit_end_where_those_of_plain_serving_end(
     policy: str,
     drafting: tuple[str, ...],
     width: tuple[str, ...],
-    num_slots: int,
     start_server: Callable[..., Any],
     start_hvd: Callable[..., Any],
+    models: Any,
 ) -> None:
     context = ("--context-length", "512")
     plain = start_server(*context)
+    eagle3 = start_server(
+        *("--speculative-algorithm", "EAGLE3", *context),
+        *("--speculative-draft-model-path", str(models.drafter), *drafting),
+    )
     server = start_hvd(policy, *width, *context, drafting=drafting)
     params = {"max_new_tokens": None, "ignore_eos": True}
-    # Some outputs end with a step of one token, which reserves slots the furthest ahead.
-    inputs = [[20 + i % 7 for i in range(length)] for length in range(412, 424)]
+    # Some outputs end with a step of one token, which takes slots the furthest ahead.
+    inputs = [[20 + i % 7 for i in range(length)] for length in range(468, 482)]
     expected = plain.generate_all(inputs, concurrency=2, **params)
-    for concurrency in (1, 2):
-        answers = server.generate_all(inputs, concurrency=concurrency, **params)
-        for prompt, answer, other in zip(inputs, answers, expected, strict=True):
-            output_ids = answer["output_ids"]
-            assert len(prompt) + len(output_ids) == 512 - num_slots
-            assert output_ids == other["output_ids"][: len(output_ids)]
-            assert answer["meta_info"]["finish_reason"]["type"] == "length"
+    for other, concurrency in ((eagle3, 1), (server, 1), (server, 4)):
+        answers = other.generate_all(inputs, concurrency=concurrency, **params)
+        for prompt, answer, of_plain in zip(inputs, answers, expected, strict=True):
+            assert len(prompt) + len(answer["output_ids"]) == 510
+            assert answer["output_ids"] == of_plain["output_ids"]
+            assert answer["meta_info"]["finish_reason"] == of_plain["meta_info"]["finish_reason"]
     assert server.hvd_state()["num_requests"] == 0
     # Only the scheduler knows how long the prompt of a session is.
-    session = {"id": server.process.post("/open_session", {"capacity_of_str_len": 1000})}
-    for num_tokens in (400, 511 - num_slots - 401):
-        answer = _next_turn(server, session, num_tokens)
-        assert answer["meta_info"]["completion_tokens"] == 1
-        session["rid"] = answer["meta_info"]["id"]
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        _next_turn(server, session, 2)
-    assert refused.value.code == 400
-    fault = json.loads(refused.value.read())["error"]["message"]
-    assert f"The prompt has {514 - num_slots} tokens" in fault
-    assert f"Shorten it to {511 - num_slots} tokens" in fault
+    outcomes = [_session_of(each, (400, 104, 2)) for each in (plain, server)]
+    assert outcomes[0] == outcomes[1]
     assert server.hvd_state()["num_requests"] == 0
+
+
+def _session_of(server: Any, turns: Sequence[int]) -> list[Any]:
+    """Ask for a token after each turn of so many tokens. Return the answers: text, or the status
+    and the error's text."""
+    session = {"id": server.process.post("/open_session", {"capacity_of_str_len": 1000})}
+    answers: list[Any] = []
+    for num_tokens in turns:
+        try:
+            answer = _next_turn(server, session, num_tokens)
+        except urllib.error.HTTPError as error:
+            answers.append((error.code, json.loads(error.read())["error"]["message"]))
+        else:
+            session["rid"] = answer["meta_info"]["id"]
+            answers.append(answer["text"])
+    return answers
 
 
 def _next_turn(server: Any, session: dict[str, str], num_tokens: int) -> Any:

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.sampler import Sampler, sampling_from_probs_torch
-from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func
@@ -124,7 +123,8 @@ class NodeSampler:
             at = to_device(np.array(rows, np.int64), batch.device)
             logits.view(n, w, -1).index_add_(0, at, info.logit_bias[at, None].expand(-1, w, -1))
         if info.has_custom_logit_processor:
-            self._process(plan, verify_input, batch, logits)
+            outputs = [held.output_ids for held in plan.held]
+            process_nodes(logits, info, batch.reqs, outputs, _nodes_of(verify_input))
         sanitize_nan_logits(logits, "verification: logits of the target model")
         sampled = self._sampled(plan, verify_input, info, logits)
 
@@ -163,29 +163,6 @@ class NodeSampler:
             penalties, outputs, paths, vocab_size=logits.shape[2], device=device
         )
         logits.index_copy_(0, at, found.apply(logits[at]).to(logits.dtype))
-
-    def _process(
-        self,
-        plan: StepPlan,
-        verify_input: HvdVerifyInput,
-        batch: ScheduleBatch,
-        logits: torch.Tensor,
-    ) -> None:
-        nodes = _nodes_of(verify_input)
-        outputs = [held.output_ids for held in plan.held]
-        failed = process_nodes(
-            logits,
-            batch.sampling_info,
-            batch.reqs,
-            outputs,
-            nodes.token_ids,
-            nodes.parents,
-            nodes.num_used,
-        )
-        for row, error in failed.items():
-            batch.reqs[row].to_finish = FINISH_ABORT(
-                f"the custom logit processor failed: {error}", status_code=400
-            )
 
     def _sampled(
         self,

@@ -123,6 +123,37 @@ class _Updated:
         return self._updates[name] if name in self._updates else getattr(self._cfg, name)
 
 
+def tree_of_flags(cfg: Any) -> int | None:
+    """Nodes of the model drafter's tree by the flags, root included; None if SGLang chooses.
+
+    cfg: SGLang's view of the arguments under resolution.
+
+    Raises ValueError for a tree that is given in part, or has no nodes.
+    """
+    tree = {
+        "--speculative-num-steps": cfg.speculative_num_steps,
+        "--speculative-eagle-topk": cfg.speculative_eagle_topk,
+        "--speculative-num-draft-tokens": cfg.speculative_num_draft_tokens,
+    }
+    given = {flag: value for flag, value in tree.items() if value is not None}
+    for (flag, value), least in zip(tree.items(), (1, 1, 2), strict=True):
+        if value is not None and value < least:
+            raise ValueError(f"{flag} {value} drafts nothing: give at least {least}")
+    num_steps, topk, width = tree.values()
+    if not given:
+        return None
+    if topk == 1 and num_steps is not None:
+        return int(num_steps) + 1  # a chain, whatever its number of nodes is said to be
+    missing = [flag for flag in tree if flag not in given]
+    if missing:
+        raise ValueError(
+            f"{' '.join(f'{flag} {value}' for flag, value in given.items())} describes a part of "
+            f"the model drafter's tree: give {' and '.join(missing)} too, or none of the three"
+        )
+    check_model_tree(width, topk, num_steps)
+    return int(width)
+
+
 def check_model_tree(width: int, topk: int, num_steps: int) -> None:
     """Raises ValueError for a tree that the model drafter's steps cannot fill.
 

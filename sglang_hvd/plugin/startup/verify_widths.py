@@ -96,7 +96,19 @@ def _verify_width(
         elif _verifies_by_decoding(cfg):
             default = _DECODING_WIDTH
         return max(model_tree_width + cache_nodes, min(default, 1 + config.max_draft_tokens))
-    if cache_nodes and config.verify_width == model_tree_width:
+    check_verify_width(config, model_tree_width)
+    return config.verify_width
+
+
+def check_verify_width(config: HvdConfig, model_tree_width: int) -> None:
+    """Raises ValueError for a verify_width, if one is given, that the model drafter's tree does not
+    fit into.
+
+    model_tree_width: nodes of the tree, root included.
+    """
+    if config.verify_width is None:
+        return
+    if config.policy == "both" and config.verify_width == model_tree_width:
         raise ValueError(
             f"--hvd-verify-width {config.verify_width} has no room for a cache draft next to "
             f"the model drafter's tree of {model_tree_width} nodes: widen it or use another policy"
@@ -106,7 +118,6 @@ def _verify_width(
             f"--hvd-verify-width {config.verify_width} is narrower than the model drafter's tree "
             f"of {model_tree_width} nodes: widen it or lower --speculative-num-draft-tokens"
         )
-    return config.verify_width
 
 
 def _check_wide_width(
