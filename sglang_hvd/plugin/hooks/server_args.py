@@ -37,6 +37,7 @@ from sglang_hvd.plugin.startup.flags import (
 )
 from sglang_hvd.plugin.startup.launch import HvdLaunch, launch_of
 from sglang_hvd.plugin.startup.refusals import (
+    check_cpu_backends,
     check_draft_context,
     check_draft_model,
     check_model_tree,
@@ -164,6 +165,7 @@ def resolve_verify_width(
     )
     # Checked again once the models are loaded; here the config file already tells most of it.
     attention.check_draft_shapes(cfg.speculative_eagle_topk, needs_trees=config.policy == "both")
+    check_cpu_backends(cfg, attention.backends)
     server_args._hvd_launch = launch
     logger.info(
         "HVD: policy %s, verify width %d (model drafter's tree %d)%s. Each running request "

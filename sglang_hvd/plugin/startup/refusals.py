@@ -7,12 +7,13 @@ while a server serves.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.environ import envs
 from sglang.srt.utils.hf_transformers_utils import get_config, get_context_length
 from sglang.utils import is_in_ci
+from triton import knobs
 
 from sglang_hvd.allocation import max_tree_nodes
 from sglang_hvd.config import option_name
@@ -165,6 +166,21 @@ def check_model_tree(width: int, topk: int, num_steps: int) -> None:
             f"--speculative-num-draft-tokens {width} is more than the model drafter can "
             f"propose: {widest} with {num_steps} steps and topk {topk}. "
             "For a wider verification use --hvd-verify-width"
+        )
+
+
+def check_cpu_backends(cfg: Any, backends: Collection[str]) -> None:
+    """Raises ValueError for attention backends that do not run on a CPU, if the server is to.
+
+    backends: of the target model.
+    """
+    if cfg.device != "cpu":
+        return
+    of_drafter = cfg.speculative_draft_attention_backend
+    runs = {"torch_native", "intel_amx", *(["triton"] if knobs.runtime.interpret else [])}
+    for backend in sorted({*backends, *([of_drafter] if of_drafter else [])} - runs):
+        raise ValueError(
+            f"attention backend {backend} does not run on a CPU: use torch_native, or name none"
         )
 
 

@@ -13,6 +13,12 @@ from sglang_hvd.plugin.startup.attention_support import TargetAttention
 # Nodes that policy `both` reserves for the cache draft next to a wide tree of the model drafter.
 _MIN_CACHE_NODES = 8
 
+RUN_AHEAD_NEEDS = (
+    "--hvd-set run_ahead=true needs a verify width of 1, overlap scheduling (which is off on a CPU "
+    "and with --disable-overlap-schedule) and, with FlashInfer, CUDA graphs and host_plans "
+    "(docs/operate.md): drop it or change these"
+)
+
 # This backend reads a verification's width from the batch, but the maximum width from the settings.
 _READS_MAX_FROM_SETTINGS = "intel_amx"
 
@@ -59,6 +65,8 @@ def verify_widths(
                 f"{option(field, width)} leaves nothing of the context of {context_len} tokens: "
                 "lower it"
             )
+    if config.run_ahead and (not may_run_ahead(config, cfg) or 1 not in narrow):
+        raise ValueError(RUN_AHEAD_NEEDS)
     beyond = () if wide == base else (wide,)
     asked_for = {*(config.narrow_widths or ()), *(beyond if config.wide_width else ())}
     return VerifyWidths((*narrow, base, *beyond), base, frozenset(asked_for))
