@@ -91,6 +91,7 @@ KILLERS: list[tuple[dict[str, Any], str]] = [
         for fields, fault in (
             ({"sampling_params": {"n": 10**9}}, "n must be at most 65536, got 1000000000"),
             ({"sampling_params": {"stop_regex": "("}}, "a value of the request is wrong: "),
+            ({"watermark": {"enabled": True}}, "requires the server to enable --enable-watermark"),
             ({"return_hidden_states": []}, "return_hidden_states: Expected `bool"),
             ({"lora_id": ["a"]}, "lora_id: Expected `str | null`, got `array`"),
             ({"positional_embed_overrides": {}}, "positional_embed_overrides are for programs"),
