@@ -42,7 +42,8 @@ _MAX_DEPTH = 100  # of custom_params
 
 
 def check_on_arrival(request: TokenizedGenerateReqInput, model: ModelConfig) -> None:
-    """Raises ValueError, in one line, for a request that would end the server.
+    """Raises ValueError, in one line, for a request that would end the server. An empty custom
+    logit processor is taken for none.
 
     Args:
         request: as the scheduler would receive it.
@@ -69,6 +70,9 @@ def check_on_arrival(request: TokenizedGenerateReqInput, model: ModelConfig) -> 
         _check_logit_bias(params.logit_bias, vocab_size)
     if request.custom_logit_processor:
         _check_processor(request.custom_logit_processor)
+    else:
+        # SGLang would read an empty one if another request of the batch has a processor.
+        request.custom_logit_processor = None
 
 
 def check_num_samples(request: GenerateReqInput) -> None:
