@@ -119,6 +119,20 @@ def test_requests_that_would_end_the_server_get_a_400(server: Server, prompts: l
     server.wait_until_idle()
 
 
+def test_an_empty_prompt_continues_a_session_that_has_tokens(server: Server) -> None:
+    session = json.loads(_ask(server, "/open_session", {"capacity_of_str_len": 1000})[1])
+    body = {**_generate(session_params={"id": session}), "input_ids": []}
+    status, text = _ask(server, "/generate", body)
+    assert status == 400
+    assert "must contain input tokens" in text
+    status, text = _ask(server, "/generate", {**body, "input_ids": IDS})
+    answer = json.loads(text)
+    parent = {"id": session, "rid": answer["meta_info"]["id"]}
+    status, text = _ask(server, "/generate", {**body, "session_params": parent})
+    whole = server.generate([*IDS, *answer["output_ids"]], max_new_tokens=4)
+    assert json.loads(text)["output_ids"] == whole["output_ids"]
+
+
 def test_a_stream_of_such_a_request_has_one_event(server: Server) -> None:
     status, text = _ask(server, "/generate", {**_generate(), "input_ids": [2048], "stream": True})
     error, done = [line for line in text.splitlines() if line]

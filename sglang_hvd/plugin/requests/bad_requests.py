@@ -146,7 +146,9 @@ def _check_depth(custom_params: object) -> None:
 def _check_prompt(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
     token_ids = np.asarray(request.input_ids if request.input_ids is not None else (), np.int64)
     if not token_ids.size:
-        raise ValueError("the prompt is empty: it needs at least one token")
+        if request.session_params is None or request.session_params.id is None:
+            raise ValueError("the prompt is empty: it needs at least one token")
+        return  # SGLang checks it together with the tokens of the session
     if request.lora_id is None:  # adapters can have tokens of their own
         _check_range("input_ids", [token_ids.min(), token_ids.max()], 0, vocab_size - 1)
 
