@@ -56,14 +56,19 @@ MAY_IMPORT = {
     },
     "plugin": set(),
     "plugin/device": {"allocation"},
-    "plugin/startup": {"config", "yaml_text", "user_cache", "allocation"},
+    "plugin/startup": {"config", "yaml_text", "user_cache", "allocation", "traces"},
     "plugin/trees": set(),
     "plugin/requests": {
         *("types", "config", "step_clock", "request_stats"),
         *("payoff", "allocation", "drafter", "traces"),
-        *("plugin/device", "view/cycles"),
+        *("plugin/startup", "plugin/device", "view/cycles"),
     },
-    "plugin/engine": CORE | {"plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"},
+    "plugin/sampling": {"plugin/requests", "plugin/trees", "plugin/device"},
+    "plugin/engine": {
+        *CORE,
+        *("plugin/sampling", "plugin/requests", "plugin/trees"),
+        *("plugin/startup", "plugin/device"),
+    },
     "plugin/hooks": {
         *("config", "payoff", "costs", "traces"),
         *("plugin/engine", "plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"),

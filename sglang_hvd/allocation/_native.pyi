@@ -91,7 +91,7 @@ class StepAllocator:
     def allocate(
         self,
         slots: _Int32,
-        model_only: _Bool | None,
+        limits: tuple[_Bool, _Int32, _Int32, _Int32] | None,
         probs: _Float32,
         depths: _Int32,
         num_nodes: _Int32,
@@ -108,7 +108,7 @@ class StepAllocator:
     def wants_drafts(
         self,
         slots: _Int32,
-        model_only: _Bool | None,
+        limits: tuple[_Bool, _Int32, _Int32, _Int32] | None,
         probs: _Float32,
         depths: _Int32,
         num_nodes: _Int32,

@@ -235,13 +235,7 @@ def _examine_resolved(args: ServerArgs, found: Examination, *, named: Set[str]) 
     num_bytes = _examine_weights(cfg, (target, draft), found, named=named)
     slots = slots_ahead(launch.widths.widest, cfg)
     slot_bytes = sum(_kv_bytes(model, cfg) for model in (target, draft))
-    usable = target.context_len - launch.widths.widest
-    found.add(
-        "launch",
-        "context",
-        f"{usable:,} of {target.context_len:,} tokens are usable: the widest verification keeps "
-        f"{launch.widths.widest}",
-    )
+    found.add("launch", "context", f"{target.context_len:,} tokens, all usable")
     found.add(
         "launch",
         "KV cache",
@@ -256,7 +250,6 @@ def _examine_resolved(args: ServerArgs, found: Examination, *, named: Set[str]) 
         "verify_widths": list(launch.widths.values),
         "verify_width": launch.widths.base,
         "context_len": target.context_len,
-        "usable_context_len": usable,
         "kv_slots_per_request": slots,
         "kv_bytes_per_slot": slot_bytes,
         "weight_bytes": num_bytes,
@@ -362,8 +355,8 @@ def _describe_launch(launch: HvdLaunch, cfg: Any, found: Examination) -> None:
 def _graph_bytes(launch: HvdLaunch, cfg: Any) -> int:
     """Bytes of FlashInfer's buffers for graphs of all widths, of both models; 0 for other backends.
 
-    For each token that a graph verifies and each of the context, an index of four bytes and a mask
-    of one (init_cuda_graph_state in SGLang's flashinfer_backend.py).
+    For each token that a graph verifies and each of the context and of the slots ahead, an index of
+    four bytes and a mask of one (init_cuda_graph_state in SGLang's flashinfer_backend.py).
     """
     graphs = cfg.cuda_graph_config.decode
     if "flashinfer" not in launch.attention.backends or graphs.backend == "disabled":
@@ -372,7 +365,8 @@ def _graph_bytes(launch: HvdLaunch, cfg: Any) -> int:
         width * (MAX_WIDE_REQUESTS if width > launch.widths.base else graphs.max_bs)
         for width in launch.widths.values
     )
-    return 2 * 5 * num_nodes * int(model_config_of(cfg).context_len)
+    longest = int(model_config_of(cfg).context_len) + slots_ahead(launch.widths.widest, cfg)
+    return 2 * 5 * num_nodes * longest
 
 
 def _kv_bytes(model: ModelConfig, cfg: Any) -> int:

@@ -114,7 +114,7 @@ def test_a_launch_that_would_serve_loads_no_weights(
     assert result["launch"] == {
         **{"policy": "allocate", "attention_backends": ["torch_native"], "may_branch": True},
         **{"model_tree_width": 16, "verify_widths": [1, 2, 4, 8, 16, 32], "verify_width": 32},
-        **{"context_len": 4096, "usable_context_len": 4064, "kv_slots_per_request": 64},
+        **{"context_len": 4096, "kv_slots_per_request": 64},
         # Two heads of 64 keys and 64 values in float32, of four layers and the drafter's one.
         "kv_bytes_per_slot": 2 * (64 + 64) * 4 * (4 + 1),
         "weight_bytes": num_bytes + of_drafter,

@@ -51,7 +51,8 @@ def bodies(prompts: list[str]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def expected(start_server: StartServer, bodies: list[dict[str, Any]]) -> list[Any]:
-    plain = start_server()
+    # With overlap SGLang's own penalties come one token late.
+    plain = start_server("--disable-overlap-schedule")
     return [_outcome(plain, body) if _is_comparable(body) else None for body in bodies]
 
 
@@ -87,11 +88,8 @@ def test_requests_of_all_kinds_at_once(
 
 
 def _is_comparable(body: Mapping[str, Any]) -> bool:
-    """Whether plain serving gives the same. Sampled output differs, and so does output with
-    penalties, which depend on where cycles end."""
-    sampling = body["sampling_params"]
-    is_greedy = sampling["temperature"] == 0 and "frequency_penalty" not in sampling
-    return is_greedy and "stream" not in body
+    """Whether plain serving gives the same. Sampled output differs."""
+    return body["sampling_params"]["temperature"] == 0 and "stream" not in body
 
 
 def _outcome(server: Server, body: Mapping[str, Any]) -> Any:

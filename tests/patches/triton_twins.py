@@ -13,6 +13,7 @@ from sgl_kernel.speculative import reconstruct_indices_from_tree_mask
 from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
 from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
 from sglang.kernels.ops.kvcache.cache_move import copy_all_layer_kv_cache_tiled
+from sglang.kernels.ops.sampling import murmur_hash
 from sglang.kernels.ops.speculative import cache_locs, eagle, reconstruct_tree, spec_tree
 from sglang.kernels.ops.speculative.reject_sampling import chain_speculative_sampling_triton
 from sglang.srt.mem_cache import allocation
@@ -21,6 +22,21 @@ from sglang.srt.speculative.spec_utils import select_top_k_tokens
 
 EXAMPLES = settings(max_examples=12, deadline=None, derandomize=True)
 SEEDS = st.integers(0, 2**31 - 1)
+
+
+@EXAMPLES
+@given(SEEDS)
+def test_murmur_hash(seed: int) -> None:
+    torch.manual_seed(seed)
+    n, m = 3, 1500
+    seeds = torch.randint(-(2**63), 2**63 - 1, (n,)).view(torch.uint64)
+    positions, columns = torch.randint(0, 2**31 - 1, (n,)), torch.arange(m)
+    expected = torch.empty((n, m), dtype=torch.uint32)
+    murmur_hash.murmur_hash32_kernel[(n, 2)](
+        seeds, positions, columns, expected, n, m, BLOCK_SIZE=1024
+    )
+    found = torch.ops.sgl_kernel.murmur_hash32_cpu(seeds, positions, columns)
+    assert torch.equal(found, expected.to(torch.int64))
 
 
 def eagle_draft(batch: int, topk: int, steps: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,7 +23,7 @@ from sgl_kernel.kv_cache import (
     fill_accept_out_cache_loc_cpu,
     fill_bonus_tokens_cpu,
 )
-from sgl_kernel.sampling import tree_speculative_sampling_target_only
+from sgl_kernel.sampling import murmur_hash32_cpu, tree_speculative_sampling_target_only
 from sgl_kernel.tree import (
     build_tree_kernel_efficient_cpu,
     rotate_input_ids_cpu,
@@ -41,6 +41,7 @@ __all__ = [
     "extend_attention_cpu",
     "fill_accept_out_cache_loc_cpu",
     "fill_bonus_tokens_cpu",
+    "murmur_hash32_cpu",
     "rotate_input_ids_cpu",
     "tree_speculative_sampling_target_only",
     "verify_tree_greedy_cpu",

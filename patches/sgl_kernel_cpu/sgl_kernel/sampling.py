@@ -133,6 +133,43 @@ def keep_min_p(probs: Tensor, min_ps: Tensor) -> Tensor:
     return probs.masked_fill(probs < probs.amax(1, keepdim=True) * min_ps.view(-1, 1), 0.0)
 
 
+def murmur_hash32_cpu(seed: Tensor, positions: Tensor, col_indices: Tensor) -> Tensor:
+    """MurmurHash3 of the 16 bytes seed, position and column: int64[N, M], in [0, 2**32).
+
+    It gives the noise of sampling with a seed. Source:
+    sglang/kernels/ops/sampling/murmur_hash.py.
+
+    seed: uint64[N]. positions: int[N]. col_indices: int[M].
+    """
+    seed = seed.view(torch.int64)
+    hashed = torch.zeros_like(seed)
+    for block in (seed & _U32, seed >> 32 & _U32, positions.to(torch.int64) & _U32):
+        hashed = _mix(hashed, block)
+    hashed = _mix(hashed[:, None], col_indices.to(torch.int64)[None] & _U32) ^ 16
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        hashed ^= hashed >> shift
+        hashed = hashed * factor & _U32
+    return hashed ^ hashed >> 16
+
+
+_U32 = 0xFFFFFFFF
+
+
+def _mix(hashed: Tensor, block: Tensor) -> Tensor:
+    # Products pass 64 bits, whose lower 32 are right all the same.
+    mixed = _rotated(block * 0xCC9E2D51 & _U32, 15) * 0x1B873593 & _U32
+    return _rotated(hashed ^ mixed, 13) * 5 + 0xE6546B64 & _U32
+
+
+def _rotated(x: Tensor, num_bits: int) -> Tensor:
+    return (x << num_bits | x >> 32 - num_bits) & _U32
+
+
+_LIBRARY = torch.library.Library("sgl_kernel", "FRAGMENT")
+_LIBRARY.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor")
+_LIBRARY.impl("murmur_hash32_cpu", murmur_hash32_cpu, "CPU")
+
+
 def _descending(probs: Tensor) -> tuple[Tensor, Tensor]:
     # stable: of equal entries the first wins, as in argmax, so top_k = 1 is greedy decoding
     values, token_ids = probs.sort(dim=1, descending=True, stable=True)

@@ -13,6 +13,7 @@ from sgl_kernel.sampling import keep_min_p, keep_top_k, keep_top_p
 from sglang.kernels.ops.sampling import renorm
 from sglang.kernels.ops.speculative import verify_sampling
 from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
+from sglang.srt.arg_groups import choices as argument_choices
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import attention_backends
@@ -23,6 +24,11 @@ from sgl_kernel_cpu.attention_backend import TorchAttentionBackend
 # Matrix products of fewer rows take kernels that round differently (measured with MKL, 1, 2 and 4
 # threads: up to 11 rows), and a decode step would not repeat the logits of a verify step.
 _MIN_ROWS = 16
+
+_DETERMINISTIC_BACKENDS = (
+    argument_choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
+    argument_choices.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND,
+)
 
 _min_ps: ContextVar[torch.Tensor | None] = ContextVar("_min_ps", default=None)
 
@@ -43,6 +49,8 @@ def install() -> None:
     for target, (hook, hook_type) in TARGETS.items():
         HookRegistry.register(target, hook, hook_type)
     register_attention_backend("torch_native")(TorchAttentionBackend)
+    for backends in _DETERMINISTIC_BACKENDS:
+        backends.append("torch_native")
 
 
 def sample_tree(*, target_probs: torch.Tensor, candidates: torch.Tensor, **rest: Any) -> None:
@@ -72,6 +80,11 @@ def _remember_min_ps(
 
 def _only_when_all_greedy(*, is_all_greedy: bool, **_: Any) -> bool:
     return is_all_greedy
+
+
+def _stay_batch_invariant(_runner: Any) -> None:
+    # The operators that SGLang would replace give a row the same bits in every batch here.
+    pass
 
 
 def _draft_with_intel_amx(_: None, factory: Any, *args: Any, **kwargs: Any) -> None:
@@ -143,6 +156,10 @@ TARGETS: dict[str, tuple[Callable[..., Any], HookType]] = {
     "sglang.srt.arg_groups.speculative_hook._disable_overlap_schedule_for_cpu": (
         _keep_overlap_in_interpreter,
         HookType.AROUND,
+    ),
+    "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode": (
+        _stay_batch_invariant,
+        HookType.REPLACE,
     ),
     f"{_SAMPLING}.default_tree_mask_mode": (_mask_for_attention_backend, HookType.AROUND),
     f"{_SAMPLING}._verify_uses_greedy": (_only_when_all_greedy, HookType.REPLACE),

@@ -119,11 +119,30 @@ BatchCosts costs_with(const BatchCosts& of_batch, double context_ms) {
     return of_batch.with_context(context_ms);
 }
 
-using MaybeModelOnly = std::optional<Input<bool, 1>>;
+// Of each request: whether its drafts are fixed, then num_host, num_model and max_nodes.
+using MaybeLimits = std::optional<
+    std::tuple<Input<bool, 1>, Input<std::int32_t, 1>, Input<std::int32_t, 1>, Input<std::int32_t, 1>>>;
 
-const bool* data_of(const MaybeModelOnly& model_only) { return model_only ? model_only->data() : nullptr; }
+// hosts: nodes of each host draft.
+RowLimits limits_of(const StepAllocator& allocator, const MaybeLimits& given, const BatchPrediction& hosts,
+                    const BatchCosts& costs) {
+    if (!given) return {};
+    const auto& [are_fixed, num_host, num_model, max_nodes] = *given;
+    const std::size_t num = hosts.num_nodes.size();
+    require(are_fixed.size() == num && num_host.size() == num && num_model.size() == num && max_nodes.size() == num,
+            "limits need one value per request");
+    for (std::size_t i = 0; i < num; ++i) {
+        require(max_nodes.data()[i] >= 0, "a limit is negative");
+        if (!are_fixed.data()[i]) continue;
+        const auto of_host = num_host.data()[i], of_model = num_model.data()[i];
+        require(of_host >= 0 && of_host <= hosts.num_nodes[i], "a fixed host draft is longer than the draft");
+        require(of_model >= 0 && of_model <= allocator.largest_size(0), "a fixed model draft is larger than its sizes");
+        require(of_host + of_model < costs.widths.back(), "the widest verification has no room for fixed drafts");
+    }
+    return {{are_fixed.data(), num}, {num_host.data(), num}, {num_model.data(), num}, {max_nodes.data(), num}};
+}
 
-BatchPrediction prediction_of(StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybeModelOnly& model_only,
+BatchPrediction prediction_of(StepAllocator& allocator, const Input<std::int32_t, 1>& slots,
                   const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths,
                   const Input<std::int32_t, 1>& num_nodes, const Input<float, 3>& model_probs,
                   const Input<float, 3>& model_probs_if_right, const BatchCosts& costs) {
@@ -131,7 +150,6 @@ BatchPrediction prediction_of(StepAllocator& allocator, const Input<std::int32_t
     const std::size_t max_steps = model_probs.shape(2), row = probs.shape(1);
     require(costs.num_requests() == num, "the costs are of another batch size");
     require_slots(allocator.pace(), slots);
-    require(!model_only || model_only->size() == num, "model_only needs one value per request");
     require(probs.shape(0) >= num && depths.shape(0) >= num && depths.shape(1) == row && num_nodes.size() >= num,
             "host drafts need one row per request");
     require(model_probs.shape(0) == num && model_probs.shape(1) == num_sizes && model_probs_if_right.shape(0) == num &&
@@ -158,7 +176,7 @@ BatchPrediction prediction_of(StepAllocator& allocator, const Input<std::int32_t
 
 // Places of the width and the round, and the largest number of host nodes that is verified.
 std::tuple<std::size_t, std::size_t, std::int32_t> allocate(
-    StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybeModelOnly& model_only,
+    StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybeLimits& limits,
     const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths, const Input<std::int32_t, 1>& num_nodes,
     const Input<float, 3>& model_probs, const Input<float, 3>& model_probs_if_right, const BatchCosts& of_batch,
     double context_ms, bool next_waits, const Output<std::int32_t, 1>& num_host,
@@ -167,26 +185,28 @@ std::tuple<std::size_t, std::size_t, std::int32_t> allocate(
     const std::size_t num = slots.size();
     const BatchCosts costs = costs_with(of_batch, context_ms);
     const BatchPrediction predicted =
-        prediction_of(allocator, slots, model_only, probs, depths, num_nodes, model_probs, model_probs_if_right, costs);
+        prediction_of(allocator, slots, probs, depths, num_nodes, model_probs, model_probs_if_right, costs);
     require(num_host.size() == num && num_model.size() == num && model_size.size() == num &&
                 model_predicted.size() == num,
             "results need one row per request");
     const StepDrafts out{{num_host.data(), num}, {num_model.data(), num}, {model_size.data(), num},
                          {model_predicted.data(), num}};
+    const RowLimits rows = limits_of(allocator, limits, predicted, costs);
     const nb::gil_scoped_release release;
-    const StepShape found = allocator.allocate(span_of(slots), data_of(model_only), predicted, costs, next_waits, out);
+    const StepShape found = allocator.allocate(span_of(slots), rows, predicted, costs, next_waits, out);
     return {found.width, found.round, found.max_host};
 }
 
-bool wants_drafts(StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybeModelOnly& model_only,
+bool wants_drafts(StepAllocator& allocator, const Input<std::int32_t, 1>& slots, const MaybeLimits& limits,
                   const Input<float, 2>& probs, const Input<std::int32_t, 2>& depths,
                   const Input<std::int32_t, 1>& num_nodes, const Input<float, 3>& model_probs,
                   const Input<float, 3>& model_probs_if_right, const BatchCosts& of_batch, double context_ms) {
     const BatchCosts costs = costs_with(of_batch, context_ms);
     const BatchPrediction predicted =
-        prediction_of(allocator, slots, model_only, probs, depths, num_nodes, model_probs, model_probs_if_right, costs);
+        prediction_of(allocator, slots, probs, depths, num_nodes, model_probs, model_probs_if_right, costs);
+    const RowLimits rows = limits_of(allocator, limits, predicted, costs);
     const nb::gil_scoped_release release;
-    return allocator.wants_drafts(span_of(slots), data_of(model_only), predicted, costs);
+    return allocator.wants_drafts(span_of(slots), rows, predicted, costs);
 }
 
 // The trees of a batch; see TreeRow and HostTrees, whose arrays these are.
@@ -395,12 +415,12 @@ NB_MODULE(_native, m) {
                               const Input<std::int32_t, 1>& num_tokens) {
             see_tokens(allocator, allocator.pace(), slots, num_tokens);
         }, "slots"_a.noconvert(), "num_tokens"_a.noconvert())
-        .def("allocate", &allocate, "slots"_a.noconvert(), "model_only"_a.noconvert().none(),
+        .def("allocate", &allocate, "slots"_a.noconvert(), "limits"_a.noconvert().none(),
              "probs"_a.noconvert(), "depths"_a.noconvert(), "num_nodes"_a.noconvert(), "model_probs"_a.noconvert(),
              "model_probs_if_right"_a.noconvert(), "costs"_a, "context_ms"_a, "next_waits"_a,
              "num_host"_a.noconvert(), "num_model"_a.noconvert(),
              "model_size"_a.noconvert(), "model_predicted"_a.noconvert())
-        .def("wants_drafts", &wants_drafts, "slots"_a.noconvert(), "model_only"_a.noconvert().none(),
+        .def("wants_drafts", &wants_drafts, "slots"_a.noconvert(), "limits"_a.noconvert().none(),
              "probs"_a.noconvert(), "depths"_a.noconvert(), "num_nodes"_a.noconvert(), "model_probs"_a.noconvert(),
              "model_probs_if_right"_a.noconvert(), "costs"_a, "context_ms"_a);
 }

@@ -1,5 +1,10 @@
-"""What goes with every reply: per-request figures, `meta_info["hvd"]`, once the request has ended,
-and stop strings for the detokenizer. Also what is checked of every request."""
+"""What goes with every request and reply of an HVD server.
+
+Requests: what would end the server, and what they ask of HVD, is checked on arrival.
+
+Replies: figures, `meta_info["hvd"]`, once the request has ended. Also the stop strings, for the
+detokenizer; and no logprob of a token that was not asked for.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +23,8 @@ from sglang_hvd.plugin.requests.bad_requests import (
     errors_of_clients,
     running_requests,
 )
+from sglang_hvd.plugin.requests.control import check_custom_params
 from sglang_hvd.plugin.requests.marks import figures_of
-from sglang_hvd.plugin.requests.sampling import check_custom_params
 from sglang_hvd.plugin.startup.launch import launch_of
 
 if TYPE_CHECKING:
@@ -50,14 +55,25 @@ class HvdOutputStreamer(SchedulerOutputStreamer):
         return key == META_INFO_KEY
 
 
+class HidingOutputStreamer(HvdOutputStreamer):
+    """Hides the figures."""
+
+    def build_additional_customized_info(self, reqs: list[Req]) -> dict[str, list[list[Any]]]:
+        """Stop strings alone."""
+        info = super().build_additional_customized_info(reqs)
+        del info[META_INFO_KEY]
+        return info
+
+
 def stream_hvd_figures(
     get_output_streamer_class: Callable[[Scheduler], type[SchedulerOutputStreamer]],
     scheduler: Scheduler,
 ) -> type[SchedulerOutputStreamer]:
     """AROUND hook of Scheduler.get_output_streamer_class."""
-    if launch_of(scheduler.server_args) is None:
+    launch = launch_of(scheduler.server_args)
+    if launch is None:
         return get_output_streamer_class(scheduler)
-    return HvdOutputStreamer
+    return HvdOutputStreamer if launch.config.report_figures else HidingOutputStreamer
 
 
 def keep_hvd_figures(
@@ -85,11 +101,14 @@ def check_request(
     """AROUND hook of TokenizerManager._create_tokenized_object: what a request asks of HVD in its
     custom_params, and what would end the server, is checked before the scheduler sees it. SGLang
     answers a ValueError with 400."""
-    if launch_of(manager.server_args) is None or not isinstance(obj, GenerateReqInput):
+    launch = launch_of(manager.server_args)
+    if launch is None or not isinstance(obj, GenerateReqInput):
         return create_tokenized_object(manager, obj, *args, **kw)
     params = obj.sampling_params
     if isinstance(params, dict):
-        check_custom_params(params.get("custom_params"))
+        defaults = manager.preferred_sampling_params or {}
+        custom_params = {**defaults, **params}.get("custom_params")
+        check_custom_params(custom_params, launch.config, is_own="custom_params" in params)
     with errors_of_clients():
         tokenized = create_tokenized_object(manager, obj, *args, **kw)
     check_on_arrival(tokenized, manager.model_config)
@@ -129,6 +148,17 @@ def apply_processors(
         logits.index_copy_(
             0, entry.indices, apply_processor(entry.processor, selected, params, own)
         )
+
+
+def drop_unasked_logprob(
+    _result: None, _processor: Any, _place: int, req: Req, *_args: Any, **_kw: Any
+) -> None:
+    """AFTER hook of the function that adds the logprob of the token that a prefill gives. Plain
+    serving samples none for a request that asks for no token; under speculation SGLang samples one,
+    and drops it."""
+    if req.sampling_params.max_new_tokens == 0 and launch_of(get_context().server_args) is not None:
+        req.logprob.output_token_logprobs_val.clear()
+        req.logprob.output_token_logprobs_idx.clear()
 
 
 def _figures(req: Req) -> list[dict[str, Any]]:

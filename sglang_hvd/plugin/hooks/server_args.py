@@ -6,9 +6,10 @@ of EAGLE. The `HvdLaunch` on the arguments record makes it HVD; the record trave
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,30 +23,37 @@ from sglang.srt.arg_groups.overrides import (
     use_mla_backend,
 )
 from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.server_args import ServerArgs
 
 from sglang_hvd.config import HvdConfig, load_config
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.plugin.startup.attention_support import TargetAttention
-from sglang_hvd.plugin.startup.flags import config_file_and_overrides, is_from_command_line
+from sglang_hvd.plugin.startup.flags import (
+    add_hvd_flags,
+    config_file_and_overrides,
+    is_from_command_line,
+    keep_hvd_flags,
+)
 from sglang_hvd.plugin.startup.launch import HvdLaunch, launch_of
 from sglang_hvd.plugin.startup.refusals import (
+    check_cpu_backends,
     check_draft_context,
     check_draft_model,
     check_model_tree,
     check_update,
     refuse_stray_flags,
     refuse_untested,
+    tree_of_flags,
     untested,
 )
-from sglang_hvd.plugin.startup.verify_widths import slots_ahead, verify_widths
+from sglang_hvd.plugin.startup.verify_widths import check_verify_width, slots_ahead, verify_widths
 from sglang_hvd.traces.recording_folder import check_folder
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import SetInternalStateReq
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.model_executor.model_runner import ModelRunner
-    from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 logger = logging.getLogger(__name__)
@@ -56,6 +64,30 @@ ALGORITHM_NAME = "HVD"
 
 # These backends read the width of each verification from the batch, not from the settings.
 _BACKENDS_OF_ANY_WIDTH = {"torch_native", "intel_amx"}
+
+
+def check_command_line(flags: Sequence[str]) -> None:
+    """Ends a launcher of which the flags alone tell that it cannot start: with one line, or with
+    SGLang's usage if a flag is unknown. Does nothing unless something of HVD is asked for.
+
+    flags: of `python -m sglang.launch_server`. The arguments are not resolved, and nothing is
+        hooked yet.
+    """
+    if not any("hvd" in flag.lower() for flag in flags) or "--config" in flags:
+        return  # SGLang's --config names a file of more flags
+    parser = argparse.ArgumentParser(prog="sglang serve")
+    ServerArgs.add_cli_args(parser)
+    add_hvd_flags(None, parser)
+    server_args = keep_hvd_flags(
+        ServerArgs.from_cli_args.__func__, ServerArgs, parser.parse_args(flags)
+    )
+    try:
+        if _is_requested(server_args):
+            _checked_config(server_args)
+        else:
+            refuse_stray_flags(server_args)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
 
 
 def resolve_hvd_config(
@@ -133,16 +165,15 @@ def resolve_verify_width(
     )
     # Checked again once the models are loaded; here the config file already tells most of it.
     attention.check_draft_shapes(cfg.speculative_eagle_topk, needs_trees=config.policy == "both")
+    check_cpu_backends(cfg, attention.backends)
     server_args._hvd_launch = launch
-    _warn_of_default_penalty(config, cfg)
     logger.info(
-        "HVD: policy %s, verify width %d (model drafter's tree %d)%s. The width reduces the usable "
-        "context by %d tokens; each running request reserves at least %d KV slots.",
+        "HVD: policy %s, verify width %d (model drafter's tree %d)%s. Each running request "
+        "reserves at least %d KV slots.",
         config.policy,
         widths.base,
         model_tree_width,
         "" if widths.widest == widths.base else f", {widths.widest} for one or two requests",
-        widths.widest,
         slots_ahead(widths.widest, cfg),
     )
 
@@ -230,6 +261,12 @@ def refusals_of(config: HvdConfig, cfg: Any) -> Iterator[ValueError]:
     if config.record is not None:
         yield from _refusal(check_folder, config.record)
     yield from map(ValueError, untested(cfg))
+    try:
+        model_tree_width = tree_of_flags(cfg)
+        if model_tree_width is not None:
+            check_verify_width(config, model_tree_width)
+    except ValueError as error:
+        yield error
     yield from _refusal(check_draft_model, cfg)
 
 
@@ -245,24 +282,7 @@ def _checked_config(server_args: ServerArgs) -> HvdConfig:
     cfg = resolving_view(server_args)
     for refusal in refusals_of(config, cfg):
         raise refusal
-    if cfg.enable_deterministic_inference:
-        logger.warning(
-            "HVD: drafts are chains, and greedy output is deterministic. Sampled output is not: "
-            "SGLang draws random numbers by a node's slot, which depends on earlier requests."
-        )
     return config
-
-
-def _warn_of_default_penalty(config: HvdConfig, cfg: Any) -> None:
-    penalty = model_config_of(cfg).get_default_sampling_params().get("repetition_penalty", 1.0)
-    if penalty != 1.0 and config.policy != "model":
-        logger.warning(
-            "HVD: the model's generation_config.json gives chat requests a repetition_penalty of "
-            "%s, and requests with penalties never verify cache drafts. To avoid the penalty, "
-            "start with --sampling-defaults openai or send a repetition_penalty of 1 with the "
-            "request.",
-            penalty,
-        )
 
 
 def _target_attention(cfg: Any) -> TargetAttention:

@@ -207,6 +207,8 @@ class LaunchedSteps:
             held = step.held[row]
             assert held is not None, "rows without a request are left out"
             held.num_tokens += 1
+            if held.output_ids is not None:
+                held.output_ids.extend(committed.tolist())
             self._drafter.extend(held.key, committed)
 
     def _commit_cycles(
@@ -244,6 +246,8 @@ class LaunchedSteps:
                 )
                 h.cycles.append(cycle.report())
             h.num_tokens += num_tokens
+            if h.output_ids is not None:
+                h.output_ids.extend(tokens[place, :num_tokens].tolist())
             self._figures.count_cycle(sources[row], num_tokens - 1)
         outcomes = VerifyOutcomes(
             tokens, lengths, lengths - 1, num_model_accepted[rows].astype(np.int32)

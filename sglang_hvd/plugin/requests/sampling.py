@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
 # What SGLang accumulates from token to token, with the value that has no effect.
@@ -19,47 +21,66 @@ _PENALTIES = {
 }
 
 
-def has_penalties(params: SamplingParams) -> bool:
-    """Whether what is sampled depends on where cycles end: under speculation SGLang accumulates
-    once per cycle. Then only the model drafter's own cycles give EAGLE3's output."""
-    return bool(_changes(params, _PENALTIES))
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """What a request asks for that depends on the tokens of its output.
 
-
-def asks_for_cycles(params: SamplingParams) -> bool:
-    """Whether the request asks for a report of its cycles; see check_custom_params."""
-    asked = _asked_of_hvd(params.custom_params)
-    return isinstance(asked, dict) and asked.get("report_cycles") is True
-
-
-def check_custom_params(custom_params: object) -> None:
-    """Checks what a request asks of HVD: custom_params {"hvd": {"report_cycles": true}}. Whatever
-    does not ask HVD is not ours to check.
-
-    Raises ValueError, in one line, for a wrong type or an unknown key.
+    end_ids: the tokens that min_new_tokens forbids.
     """
-    asked = _asked_of_hvd(custom_params)
-    if asked is None:
-        return
-    if not isinstance(asked, dict):
-        raise ValueError(
-            f'custom_params: "hvd" must be an object such as {{"report_cycles": true}}, got '
-            f"{asked!r:.100}"
-        )
-    unknown = sorted(map(repr, asked.keys() - {"report_cycles"}))
-    if unknown:
-        raise ValueError(
-            f'custom_params: "hvd" has the key report_cycles only, got {", ".join(unknown):.100}'
-        )
-    if not isinstance(asked.get("report_cycles", False), bool):
-        raise ValueError(
-            f"custom_params: report_cycles must be true or false, got "
-            f"{asked['report_cycles']!r:.100}"
-        )
+
+    frequency: float
+    presence: float
+    repetition: float
+    min_new_tokens: int
+    end_ids: frozenset[int]
 
 
-def _asked_of_hvd(custom_params: object) -> object:
-    """The value of the key "hvd"; None without one. SGLang does not check the type of either."""
-    return custom_params.get("hvd") if isinstance(custom_params, dict) else None
+@dataclass(frozen=True, slots=True)
+class SamplingKind:
+    """How the tokens of a request are sampled, as far as it differs between requests.
+
+    penalties: None for a request without any.
+    """
+
+    is_greedy: bool
+    has_logit_bias: bool
+    has_processor: bool
+    penalties: Penalties | None
+
+    @classmethod
+    def of(cls, req: Req) -> SamplingKind:
+        """Of a request as SGLang has it."""
+        params = req.sampling_params
+        penalties = None
+        if any(getattr(params, name) != value for name, value in _PENALTIES.items()):
+            penalties = Penalties(
+                params.frequency_penalty,
+                params.presence_penalty,
+                params.repetition_penalty,
+                params.min_new_tokens,
+                _end_ids(req) if params.min_new_tokens > 0 else frozenset(),
+            )
+        return cls(
+            is_greedy=params.top_k <= 1,
+            has_logit_bias=params.logit_bias is not None,
+            has_processor=req.custom_logit_processor is not None,
+            penalties=penalties,
+        )
+
+    @property
+    def needs_output(self) -> bool:
+        """Whether a verification needs the tokens of the output so far."""
+        return self.penalties is not None or self.has_processor
+
+
+def _end_ids(req: Req) -> frozenset[int]:
+    """The tokens that end a text, as SGLang's BatchedMinNewTokensPenalizer has them."""
+    ids = (req.sampling_params.stop_token_ids or set()) | (req.eos_token_ids or set())
+    if req.tokenizer is not None:
+        ids = (
+            ids | set(req.tokenizer.additional_stop_token_ids or ()) | {req.tokenizer.eos_token_id}
+        )
+    return frozenset(ids - {None})
 
 
 def recorded(params: SamplingParams) -> Mapping[str, float]:

@@ -20,6 +20,7 @@ class StepPlan:
     width: nodes of each request in the verification, root included.
     num_plain: number of consecutive plain steps (one node for each request), this one included; 0
         if this step has room for drafts.
+    has_penalties: some of the requests have penalties.
     runs_ahead: the step is launched without drafts, before the tokens of the last step are known.
     gives_lengths: cached_lens replaces SGLang's lengths on the host, which the attention backends
         need and SGLang did not read.
@@ -30,6 +31,7 @@ class StepPlan:
     cached_lens: Sequence[int]
     width: int
     num_plain: int
+    has_penalties: bool = False
     runs_ahead: bool = False
     gives_lengths: bool = False
 
@@ -37,3 +39,10 @@ class StepPlan:
     def num_context(self) -> int:
         """Tokens of all requests together, their newest ones included."""
         return sum(self.cached_lens) + len(self.cached_lens)
+
+    def max_depth(self, rows: Sequence[int]) -> int:
+        """No path of these requests has more draft tokens."""
+        drafts = self.drafts
+        of_host = int(drafts.drafts.num_nodes[rows].max(initial=0))
+        is_drafting = bool(drafts.num_model_nodes[rows].any())
+        return max(of_host, drafts.num_model_steps if is_drafting else 0)

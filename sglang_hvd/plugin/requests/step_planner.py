@@ -53,4 +53,6 @@ class StepPlanner:
             cached_lens=[request.num_tokens - 1 for request in held],
             width=width,
             num_plain=self._launched.num_plain_with(width),
+            has_penalties=self._held.has_penalised
+            and any(request.kind.penalties is not None for request in held),
         )

@@ -7,12 +7,13 @@ while a server serves.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.environ import envs
 from sglang.srt.utils.hf_transformers_utils import get_config, get_context_length
 from sglang.utils import is_in_ci
+from triton import knobs
 
 from sglang_hvd.allocation import max_tree_nodes
 from sglang_hvd.config import option_name
@@ -123,6 +124,37 @@ class _Updated:
         return self._updates[name] if name in self._updates else getattr(self._cfg, name)
 
 
+def tree_of_flags(cfg: Any) -> int | None:
+    """Nodes of the model drafter's tree by the flags, root included; None if SGLang chooses.
+
+    cfg: SGLang's view of the arguments under resolution.
+
+    Raises ValueError for a tree that is given in part, or has no nodes.
+    """
+    tree = {
+        "--speculative-num-steps": cfg.speculative_num_steps,
+        "--speculative-eagle-topk": cfg.speculative_eagle_topk,
+        "--speculative-num-draft-tokens": cfg.speculative_num_draft_tokens,
+    }
+    given = {flag: value for flag, value in tree.items() if value is not None}
+    for (flag, value), least in zip(tree.items(), (1, 1, 2), strict=True):
+        if value is not None and value < least:
+            raise ValueError(f"{flag} {value} drafts nothing: give at least {least}")
+    num_steps, topk, width = tree.values()
+    if not given:
+        return None
+    if topk == 1 and num_steps is not None:
+        return int(num_steps) + 1  # a chain, whatever its number of nodes is said to be
+    missing = [flag for flag in tree if flag not in given]
+    if missing:
+        raise ValueError(
+            f"{' '.join(f'{flag} {value}' for flag, value in given.items())} describes a part of "
+            f"the model drafter's tree: give {' and '.join(missing)} too, or none of the three"
+        )
+    check_model_tree(width, topk, num_steps)
+    return int(width)
+
+
 def check_model_tree(width: int, topk: int, num_steps: int) -> None:
     """Raises ValueError for a tree that the model drafter's steps cannot fill.
 
@@ -137,15 +169,30 @@ def check_model_tree(width: int, topk: int, num_steps: int) -> None:
         )
 
 
+def check_cpu_backends(cfg: Any, backends: Collection[str]) -> None:
+    """Raises ValueError for attention backends that do not run on a CPU, if the server is to.
+
+    backends: of the target model.
+    """
+    if cfg.device != "cpu":
+        return
+    of_drafter = cfg.speculative_draft_attention_backend
+    runs = {"torch_native", "intel_amx", *(["triton"] if knobs.runtime.interpret else [])}
+    for backend in sorted({*backends, *([of_drafter] if of_drafter else [])} - runs):
+        raise ValueError(
+            f"attention backend {backend} does not run on a CPU: use torch_native, or name none"
+        )
+
+
 def check_sampling(max_nodes: int, vocab_size: int) -> None:
-    """Raises ValueError for steps with more probabilities than SGLang's kernel for sampled
-    verifications (sampling.cuh) can number by 32 bits.
+    """Raises ValueError for steps with more probabilities than FlashInfer's sampling kernels
+    (sampling.cuh, `row_idx * d`) can number by 32 bits.
 
     max_nodes: nodes of all requests of the largest step.
     """
     if max_nodes * vocab_size > 2**32:
         raise ValueError(
-            "SGLang's sampling kernel numbers the probabilities of a step by 32 bits, and "
+            "FlashInfer's sampling numbers the probabilities of a step by 32 bits, and "
             f"{max_nodes} nodes of all requests and {vocab_size} words have more: lower "
             "--max-running-requests, --hvd-verify-width or --hvd-set wide_width"
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
@@ -13,8 +14,14 @@ from sglang_hvd.plugin.trees.layout import lay_out
 
 if TYPE_CHECKING:
     from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
+    from sglang.srt.constrained.base_grammar_backend import GrammarMask
     from sglang.srt.layers.attention.verify_mask import VerifyMask
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
+
+# The tokens after each accepted node, the numbers of accepted nodes, and their slots; as SGLang's
+# eagle_sample returns them.
+Accepted: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass
@@ -22,13 +29,20 @@ class HvdVerifyInput(EagleVerifyInput):
     """SGLang's verify input for trees of any shape, as deep as the verify width.
 
     Attributes:
+        num_nodes: int64[n]; the nodes that each request verifies, root included.
         is_model_node: bool[n, w]; the slots that the model drafter's tree has; None if it did not
             draft.
         has_branches: an accepted path may not be at the front of its row, as it is in chains.
+        nodes: the trees before the layout.
+        sample: what takes the place of SGLang's eagle_sample, called with this input, the logits
+            and the grammar's mask.
     """
 
+    num_nodes: torch.Tensor | None = None
     is_model_node: torch.Tensor | None = None
     has_branches: bool = True
+    nodes: DraftNodes | None = None
+    sample: Callable[[Any, LogitsProcessorOutput, GrammarMask | None], Accepted] | None = None
 
     @property
     def max_tree_depth(self) -> int:
@@ -94,7 +108,9 @@ def build_verify_input(
         seq_lens_cpu=None,
         kv_loc_plan=kv_loc_plan,
         prepared_out_cache_loc=None if kv_loc_plan is None else kv_loc_plan.write_virtual,
+        num_nodes=nodes.num_used,
         is_model_node=is_model_node,
+        nodes=nodes,
     )
 
 

@@ -168,20 +168,48 @@ def test_requests_of_which_none_was_decoded_do_not_begin_ahead() -> None:
     assert not served.plan_ahead([second])
 
 
-def test_requests_that_verify_model_drafts_only_do_not_run_ahead() -> None:
-    """After a prefill, too: a server with their penalties has EAGLE3's cycles."""
+def test_requests_whose_verification_needs_their_output_do_not_run_ahead() -> None:
     served = ServedRequests(allocates=True)
-    first, model_only = request("a", [1, 2]), request("b", [7, 8])
+    first, penalised = request("a", [1, 2]), request("b", [7, 8])
     served.prefill(first)
     served.plan([first], [2])
     served.verify([4])
-    model_only.sampling_params.frequency_penalty = 0.1
+    penalised.sampling_params.frequency_penalty = 0.1
     read_results([first], [3], is_prefill=True)
-    served.prefill(model_only)
+    served.prefill(penalised)
     read_results([first], [4])
-    assert not served.plan_ahead([first, model_only])
-    read_results([model_only], [3], is_prefill=True)
-    assert served.plan([first, model_only], [3, 2]).sources[1] == "model"
+    assert not served.plan_ahead([first, penalised])
+    read_results([penalised], [3], is_prefill=True)
+    served.plan([first, penalised], [3, 2])
+    assert served.step is not None
+    assert served.step.has_penalties
+
+
+@pytest.mark.parametrize(
+    ("asked", "runs_ahead", "source"),
+    [
+        ("off", True, "plain"),
+        ({"policy": "model"}, False, "model"),
+        ({"policy": "cache"}, False, "cache"),
+    ],
+)
+def test_only_requests_whose_drafts_are_fixed_keep_the_others_from_running_ahead(
+    asked: object, runs_ahead: bool, source: str
+) -> None:
+    served = ServedRequests(allocates=True)
+    first, second = request("a", [1, 2]), request("b", [7, 3, 8, 7])
+    second.sampling_params.custom_params = {"hvd": asked}
+    served.prefill(first)
+    served.plan([first], [2])
+    served.verify([4])
+    read_results([first], [3], is_prefill=True)
+    served.prefill(second)
+    read_results([first], [4])
+    assert served.plan_ahead([first, second]) is runs_ahead
+    if runs_ahead:
+        return
+    read_results([second], [3], is_prefill=True)
+    assert served.plan([first, second], [3, 4]).sources[1] == source
 
 
 def test_what_a_run_found_holds_though_a_prefill_came_between() -> None:

@@ -1,0 +1,1 @@
+"""What a verification samples at each node: what plain serving samples after the same text."""

@@ -1,0 +1,230 @@
+"""Samples a token at every node of a verification as plain serving would after the node's text, and
+accepts the path whose tokens were sampled.
+
+The accepted tokens are so a sample of the target model, whatever was drafted: a draft only decides
+which of them are sampled in one step. With a seed SGLang samples a token as a function of the seed,
+the position and the logits, so that the same holds token for token.
+
+SGLang's EAGLE3 draws a coin for each draft token instead. It accepts as often, but knows neither
+min_p nor seeds nor custom logit processors, and applies the penalties of the root to all nodes.
+
+Shapes: `n` requests, `w` the verify width, `v` logits of a node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.sampler import Sampler, sampling_from_probs_torch
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.sampling.sampling_params import TOP_K_ALL
+from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func
+from sglang.srt.utils.async_probe import sanitize_nan_logits
+
+from sglang_hvd.plugin.device.host_transfer import to_device
+from sglang_hvd.plugin.requests.sampling import SamplingKind
+from sglang_hvd.plugin.requests.step_plan import StepPlan
+from sglang_hvd.plugin.sampling.penalties import NodePaths, penalty_tensors
+from sglang_hvd.plugin.sampling.processors import process_nodes
+from sglang_hvd.plugin.trees.draft_trees import DraftNodes
+from sglang_hvd.plugin.trees.verify_input import Accepted, HvdVerifyInput
+
+if TYPE_CHECKING:
+    from sglang.srt.constrained.base_grammar_backend import GrammarMask
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+
+class RowSampler(Sampler):
+    """SGLang's sampler, where what a seed gives does not depend on the other rows of the batch.
+
+    With filters (top_k, top_p, min_p) SGLang numbers the tokens of a row by their probability, else
+    as the vocabulary does. The noise of a seed goes by this number. SGLang uses the former for all
+    rows if one of them has a filter.
+    """
+
+    def _sample_from_probs(
+        self, probs: torch.Tensor, info: SamplingBatchInfo, positions: torch.Tensor, simple: bool
+    ) -> tuple[torch.Tensor, Any]:
+        if simple or info.sampling_seed is None:
+            return super()._sample_from_probs(probs, info, positions, simple)
+        unfiltered = sampling_from_probs_torch(probs, info.sampling_seed, positions)
+        filtered, capture = super()._sample_from_probs(probs, info, positions, simple)
+        has_filter = (info.top_ks != TOP_K_ALL) | (info.top_ps != 1) | (info.min_ps > 0)
+        return torch.where(has_filter, filtered, unfiltered), capture
+
+
+class NodeSampler:
+    """Samples and accepts for the verifications of one target model.
+
+    Sets up the model's sampler for its prefills, too.
+    """
+
+    def __init__(self, target: ModelRunner) -> None:
+        if type(target.sampler) is Sampler:  # else a plugin's own
+            target.sampler = RowSampler()
+        self._target = target
+
+    def penalise_prefill(self, batch: ScheduleBatch) -> None:
+        """Gives SGLang's sampler the penalties of a prefill's requests: those with min_new_tokens,
+        and those that come back from a retraction with output."""
+        rows, kinds = [], []
+        for row, req in enumerate(batch.reqs):
+            kind = SamplingKind.of(req)
+            if kind.penalties is not None and (kind.penalties.min_new_tokens or req.output_ids):
+                rows.append(row)
+                kinds.append(kind.penalties)
+        if not rows:
+            return
+        info = batch.sampling_info
+        outputs = [np.array(batch.reqs[row].output_ids, np.int64) for row in rows]
+        found = penalty_tensors(
+            kinds, outputs, None, vocab_size=info.vocab_size, device=batch.device
+        )
+        at = to_device(np.array(rows, np.int64), batch.device)
+        additive = found.additive.new_zeros(len(batch.reqs), info.vocab_size)
+        info.acc_additive_penalties = additive.index_copy(0, at, found.additive[:, 0])
+        if found.scaling is not None:
+            scaling = torch.ones_like(additive)
+            info.acc_scaling_penalties = scaling.index_copy(0, at, found.scaling[:, 0])
+
+    def sample(
+        self,
+        plan: StepPlan,
+        batch: ScheduleBatch,
+        verify_input: HvdVerifyInput,
+        logits_output: LogitsProcessorOutput,
+        grammar_mask: GrammarMask | None,
+    ) -> Accepted:
+        """What SGLang's eagle_sample returns, by plain serving's rules.
+
+        Args:
+            logits_output: the logits of all nodes, float[n * w, v]. They are changed in place as
+                the requests ask: log probabilities are of the changed ones.
+
+        Returns:
+            predict: int32[n * w]; the token that follows each accepted node.
+            accept_lens: int32[n]; accepted nodes, root included.
+            accept_index: int32[n, w]; their slots, numbered across all requests; -1 after them.
+        """
+        info, logits = batch.sampling_info, logits_output.next_token_logits
+        n, w = len(plan.held), plan.width
+        if plan.has_penalties:
+            self._penalise(plan, verify_input, logits.view(n, w, -1))
+        if grammar_mask is not None:
+            grammar_mask.apply(logits)
+        if info.logit_bias is not None:
+            rows = [row for row, held in enumerate(plan.held) if held.kind.has_logit_bias]
+            at = to_device(np.array(rows, np.int64), batch.device)
+            logits.view(n, w, -1).index_add_(0, at, info.logit_bias[at, None].expand(-1, w, -1))
+        if info.has_custom_logit_processor:
+            outputs = [held.output_ids for held in plan.held]
+            process_nodes(logits, info, batch.reqs, outputs, _nodes_of(verify_input))
+        sanitize_nan_logits(logits, "verification: logits of the target model")
+        sampled = self._sampled(plan, verify_input, info, logits)
+
+        predict = torch.zeros(n * w, dtype=torch.int32, device=logits.device)
+        accept_index = torch.full((n, w), -1, dtype=torch.int32, device=logits.device)
+        num_accepted = torch.empty(n, dtype=torch.int32, device=logits.device)
+        predict, accept_index, num_accepted = verify_tree_greedy_func(
+            predicts=predict,
+            accept_index=accept_index,
+            accept_token_num=num_accepted,
+            candidates=verify_input.draft_token.reshape(n, w),
+            retrieve_index=verify_input.retrieve_index,
+            retrieve_next_token=verify_input.retrieve_next_token,
+            retrieve_next_sibling=verify_input.retrieve_next_sibling,
+            target_predict=sampled.view(n, w),
+            topk=verify_input.tree_topk,
+        )
+        return predict, num_accepted + 1, accept_index
+
+    def _penalise(self, plan: StepPlan, verify_input: HvdVerifyInput, logits: torch.Tensor) -> None:
+        """logits: float[n, w, v]."""
+        rows, penalties, outputs = [], [], []
+        for row, held in enumerate(plan.held):
+            if held.kind.penalties is not None:
+                assert held.output_ids is not None, "penalties need the output"
+                rows.append(row)
+                penalties.append(held.kind.penalties)
+                outputs.append(np.array(held.output_ids, np.int64))
+        device = str(logits.device)
+        at, paths = to_device(np.array(rows, np.int64), device), None
+        if plan.width > 1:
+            nodes = _nodes_of(verify_input)
+            depth = plan.max_depth(rows)
+            paths = NodePaths.of(nodes.token_ids[at], nodes.parents[at], max(depth, 1))
+        found = penalty_tensors(
+            penalties, outputs, paths, vocab_size=logits.shape[2], device=device
+        )
+        logits.index_copy_(0, at, found.apply(logits[at]).to(logits.dtype))
+
+    def _sampled(
+        self,
+        plan: StepPlan,
+        verify_input: HvdVerifyInput,
+        info: SamplingBatchInfo,
+        logits: torch.Tensor,
+    ) -> torch.Tensor:
+        """int64[n * w]: the token after each node."""
+        if info.is_all_greedy:
+            return torch.argmax(logits, dim=-1)
+        n, w = len(plan.held), plan.width
+        rows = [row for row, held in enumerate(plan.held) if not held.kind.is_greedy]
+        if len(rows) == n:
+            sampled = self._sample(_repeated(info, None, w), logits.clone(), verify_input.positions)
+        else:
+            sampled = torch.argmax(logits, dim=-1)
+            at = to_device(np.array(rows, np.int64), str(logits.device))
+            slots = (at[:, None] * w + torch.arange(w, device=at.device)).view(-1)
+            positions = verify_input.positions[slots]
+            sampled[slots] = self._sample(_repeated(info, at, w), logits[slots], positions)
+        group = get_parallel().tp_group
+        if group.world_size > 1:
+            # Ranks may differ in the last bit of a probability.
+            group.broadcast(sampled, src=0)
+        return sampled
+
+    def _sample(
+        self, info: SamplingBatchInfo, logits: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """logits: float[nodes, v], overwritten."""
+        output = LogitsProcessorOutput(next_token_logits=logits)
+        token_ids: torch.Tensor = self._target.sampler(output, info, False, [], [], positions)
+        return token_ids.to(torch.int64)
+
+
+def _nodes_of(verify_input: HvdVerifyInput) -> DraftNodes:
+    assert verify_input.nodes is not None, "build_verify_input keeps the trees"
+    return verify_input.nodes
+
+
+def _repeated(info: SamplingBatchInfo, rows: torch.Tensor | None, w: int) -> SamplingBatchInfo:
+    """How SGLang's sampler samples the nodes of these requests, w of each.
+
+    rows: int64[num]; None: all requests.
+    """
+
+    def repeat(values: torch.Tensor | None) -> torch.Tensor | None:
+        if values is None:
+            return None
+        return (values if rows is None else values[rows]).repeat_interleave(w, dim=0)
+
+    return replace(
+        info,
+        temperatures=repeat(info.temperatures),
+        top_ps=repeat(info.top_ps),
+        top_ks=repeat(info.top_ks),
+        min_ps=repeat(info.min_ps),
+        sampling_seed=repeat(info.sampling_seed),
+        # All that follows is done by now, or is not asked of a verification.
+        has_custom_logit_processor=False,
+        grammars=None,
+        sampling_mask_batch_indices=None,
+        sampling_support_logprobs_capture_indices=None,
+    )
