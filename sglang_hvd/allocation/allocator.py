@@ -174,7 +174,7 @@ class StepAllocator:
         width, place, max_host = self._native.allocate(
             slots,
             model_only,
-            *_arrays(predicted),
+            predicted,
             self._of_batch.get(num) or self._costs_of(num),
             self._costs.context_ms(num_context),
             next_waits,
@@ -213,7 +213,7 @@ class StepAllocator:
         num = len(slots)
         costs = self._of_batch.get(num) or self._costs_of(num)
         context_ms = self._costs.context_ms(num_context)
-        return self._native.wants_drafts(slots, model_only, *_arrays(predicted), costs, context_ms)
+        return self._native.wants_drafts(slots, model_only, predicted, costs, context_ms)
 
     def observe(self, slots: Int32, num_tokens: Int32) -> None:
         """Learns how many tokens the step committed for each request: int32[num_requests]."""
@@ -247,13 +247,3 @@ class StepAllocator:
             np.array(widths, np.int32), step_ms, places, num_steps, max_nodes, draft_ms, wait_ms
         )
         return costs
-
-
-def _arrays(predicted: PredictedDrafts) -> tuple[Float32, Int32, Int32, Float32, Float32]:
-    return (
-        predicted.probs,
-        predicted.depths,
-        predicted.num_nodes,
-        predicted.model_probs,
-        predicted.model_probs_if_right,
-    )
