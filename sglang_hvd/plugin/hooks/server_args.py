@@ -42,6 +42,7 @@ from sglang_hvd.plugin.startup.refusals import (
     check_draft_context,
     check_draft_model,
     check_dtypes,
+    check_folders,
     check_model_tree,
     check_update,
     refuse_stray_flags,
@@ -294,7 +295,8 @@ def refusals_of(config: HvdConfig, cfg: Any) -> Iterator[ValueError]:
             check_verify_width(config, model_tree_width)
     except ValueError as error:
         yield error
-    yield from _refusal(check_draft_model, cfg)
+    missing = list(_refusal(check_folders, cfg))
+    yield from missing or _refusal(check_draft_model, cfg)
 
 
 def _refusal(check: Callable[[_T], object], checked: _T) -> Iterator[ValueError]:

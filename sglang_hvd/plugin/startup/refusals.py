@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.environ import envs
@@ -122,6 +123,19 @@ class _Updated:
 
     def __getattr__(self, name: str) -> Any:
         return self._updates[name] if name in self._updates else getattr(self._cfg, name)
+
+
+def check_folders(cfg: Any) -> None:
+    """Raises ValueError for a path that names no folder. SGLang would look for a model of that name
+    on a hub."""
+    paths = {
+        "--model-path": cfg.model_path,
+        "--speculative-draft-model-path": cfg.speculative_draft_model_path,
+        "--tokenizer-path": cfg.tokenizer_path,
+    }
+    for flag, path in paths.items():
+        if path is not None and path.startswith(("/", ".")) and not Path(path).exists():
+            raise ValueError(f"{flag} {path}: there is no such folder: give one that exists")
 
 
 def tree_of_flags(cfg: Any) -> int | None:

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 from sglang.srt.configs.model_config import ModelConfig
 
-from sglang_hvd.plugin.startup.refusals import check_draft_context, check_draft_model
+from sglang_hvd.plugin.startup.refusals import (
+    check_draft_context,
+    check_draft_model,
+    check_folders,
+)
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
 
@@ -43,6 +47,28 @@ def arguments(
 
 def test_a_drafter_that_was_made_for_the_target_is_taken(tmp_path: Path) -> None:
     check_draft_model(arguments(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("field", "flag"),
+    [
+        ("model_path", "--model-path"),
+        ("speculative_draft_model_path", "--speculative-draft-model-path"),
+        ("tokenizer_path", "--tokenizer-path"),
+    ],
+)
+def test_a_path_without_a_folder_is_told_from_the_name_of_a_model(
+    tmp_path: Path, field: str, flag: str
+) -> None:
+    cfg = arguments(tmp_path)
+    cfg.tokenizer_path = None
+    check_folders(cfg)
+    setattr(cfg, field, "some/model")
+    check_folders(cfg)
+    for path in (str(tmp_path / "gone"), "./gone"):
+        setattr(cfg, field, path)
+        with pytest.raises(ValueError, match=f"^{flag} {path}: there is no such folder: give one"):
+            check_folders(cfg)
 
 
 def test_a_tree_branches_no_further_than_the_vocabulary(tmp_path: Path) -> None:
