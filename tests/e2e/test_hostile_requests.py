@@ -225,7 +225,7 @@ def _failing_processor() -> str:
     class Fails:
         def __call__(self, logits: torch.Tensor, custom_param_list: Any = None) -> Any:
             for row, params in enumerate(custom_param_list):
-                if "fails" in params:
+                if len(params["__req__"].output_ids) >= params.get("fails_after", 99):
                     raise KeyError(params["fails"])
                 logits[row] = float("-inf")
                 logits[row, params["token"]] = float(params.get("logit", 0))
@@ -242,14 +242,16 @@ def test_a_processor_that_fails_ends_its_request_alone(
     expected = [answer["output_ids"] for answer in server.generate_all(few, concurrency=1)]
     processor = _failing_processor()
     faults: dict[str, dict[str, Any]] = {
-        "KeyError: 'on purpose'": {"fails": "on purpose"},
+        "KeyError: 'at once'": {"fails_after": 0, "fails": "at once"},
+        "KeyError: 'after one'": {"fails_after": 1, "fails": "after one", "token": 9},
+        "KeyError: 'after five'": {"fails_after": 5, "fails": "after five", "token": 9},
         "KeyError: 'token'": {"note": "names no token"},
         "IndexError: ": {"token": 2048},
         "ValueError: it returned NaN, or -inf for all tokens": {"token": 5, "logit": "nan"},
     }
 
     def ask(params: dict[str, Any]) -> tuple[int, str]:
-        params = {"temperature": temperature, "max_new_tokens": 1, "custom_params": params}
+        params = {"temperature": temperature, "max_new_tokens": 12, "custom_params": params}
         return _ask(server, "/generate", _generate(params, custom_logit_processor=processor))
 
     with ThreadPoolExecutor(12) as pool:
@@ -265,7 +267,7 @@ def test_a_processor_that_fails_ends_its_request_alone(
         assert "\n" not in message
     for token, answer in certain.items():
         status, text = answer.result()
-        assert json.loads(text)["output_ids"] == [token]
+        assert json.loads(text)["output_ids"] == [token] * 12
     assert [answer.result()["output_ids"] for answer in good] == expected * 2
     server.wait_until_idle()
 

@@ -102,14 +102,16 @@ def test_chunks_of_generate_join_to_the_reply(server: Server, interval: int) -> 
     assert num_broken > len(PROMPTS)  # or few chunks end inside a character
 
 
-def _openai(path: str, prompt: str) -> tuple[dict[str, Any], Callable[[dict[str, Any]], str]]:
+def _question(
+    path: str, model: str, prompt: str
+) -> tuple[dict[str, Any], Callable[[dict[str, Any]], str]]:
     """The body of a request, and what gives the new text of a chunk."""
-    limits = {"model": "default", "temperature": 0, "ignore_eos": True}
+    limits = {"model": model, "temperature": 0, "ignore_eos": True}
     if path == "/v1/completions":
         body = {**limits, "prompt": prompt, "max_tokens": 120}
         return body, lambda chunk: str(chunk["choices"][0]["text"])
     if path == "/v1/messages":
-        body = {"model": "default", "temperature": 0, "max_tokens": 120}
+        body = {"model": model, "temperature": 0, "max_tokens": 120}
         body["messages"] = [{"role": "user", "content": prompt}]
         return (
             body,
@@ -152,8 +154,9 @@ _RESPONSES = pytest.param(
     "path", ["/v1/completions", "/v1/chat/completions", _RESPONSES, "/v1/messages"]
 )
 def test_chunks_of_openai_and_anthropic_join_to_the_reply(server: Server, path: str) -> None:
+    model = server.process.get("/v1/models")["data"][0]["id"]
     for prompt in PROMPTS:
-        body, text_of = _openai(path, prompt)
+        body, text_of = _question(path, model, prompt)
         expected = _whole(path, server.process.post(path, body))
         pieces = [text_of(chunk) for chunk in _lines(server, path, {**body, "stream": True})]
         assert "".join(pieces) == expected != ""
