@@ -181,19 +181,26 @@ def test_lines_of_ollama_join_to_the_reply(server: Server, path: str) -> None:
         assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
 
 
-def test_a_stream_never_shows_the_beginning_of_a_stop_string(server: Server) -> None:
+def test_no_reply_shows_the_beginning_of_the_stop_string_that_ends_it(server: Server) -> None:
     is_incremental = _is_incremental(server)
+    num_cut = 0
     for prompt in PROMPTS[:4]:
         params: dict[str, Any] = {"temperature": 0, "max_new_tokens": 120, "ignore_eos": True}
         body: dict[str, Any] = {"text": prompt, "sampling_params": params}
         text = server.process.post("/generate", body)["text"]
         for start in range(5, len(text) - 4, 17):
-            params["stop"] = [text[start : start + 4]]
+            stop = text[start : start + 4]
+            params["stop"] = [stop]
             reply = server.process.post("/generate", body)
+            reason = reply["meta_info"]["finish_reason"]
+            if reason.get("matched") == stop and "\ufffd" not in stop:
+                assert reply["text"] == text[: text.index(stop)]
+                num_cut += 1
             texts = [
                 chunk["text"] for chunk in _lines(server, "/generate", {**body, "stream": True})
             ]
             assert ("".join(texts) if is_incremental else texts[-1]) == reply["text"]
+    assert num_cut > 10
 
 
 @pytest.mark.parametrize("streams", [False, True])
