@@ -116,7 +116,7 @@ def test_requests_that_would_end_the_server_get_a_400(server: Server, prompts: l
         assert fault in message
         assert "\n" not in message
     assert [answer.result()["output_ids"] for answer in good] == expected * 2
-    server.wait_until_idle()
+    assert server.hvd_state()["num_requests"] == 0
 
 
 def test_an_empty_prompt_continues_a_session_that_has_tokens(server: Server) -> None:
@@ -187,8 +187,8 @@ def _hostile(rng: random.Random) -> dict[str, Any]:
         # A request without a limit would take long.
         return 4 if name == "max_new_tokens" and chosen in (None, 2047, 2048) else chosen
 
-    params = {name: value(name) for name in rng.sample(_SAMPLING, rng.randrange(4))}
-    fields = {name: value(name) for name in rng.sample(_FIELDS, rng.randrange(4))}
+    params = {name: value(name) for name in rng.sample(_SAMPLING, rng.randrange(3))}
+    fields = {name: value(name) for name in rng.sample(_FIELDS, rng.randrange(3))}
     if rng.random() < 0.3:
         fields["return_logprob"] = True
     return _generate({"ignore_eos": True, **params}, **fields)
@@ -215,7 +215,7 @@ def test_a_server_answers_any_request(server: Server, prompts: list[str]) -> Non
     assert min(statuses.count(200), statuses.count(400)) > 30
     for number, answer in enumerate(good):
         assert answer.result()["output_ids"] == expected[number % len(few)]
-    server.wait_until_idle()
+    assert server.hvd_state()["num_requests"] == 0
 
 
 def _failing_processor() -> str:
@@ -269,7 +269,7 @@ def test_a_processor_that_fails_ends_its_request_alone(
         status, text = answer.result()
         assert json.loads(text)["output_ids"] == [token] * 12
     assert [answer.result()["output_ids"] for answer in good] == expected * 2
-    server.wait_until_idle()
+    assert server.hvd_state()["num_requests"] == 0
 
 
 @pytest.mark.parametrize("serialized", ["{", "{}", '{"callable": "80"}', '{"callable": 1}', "null"])
@@ -284,9 +284,8 @@ def test_a_processor_that_cannot_be_read_is_refused(server: Server, serialized: 
     [
         ({"speculative_accept_threshold_single": 0.5}, "threshold-single below 1: drop it"),
         ({"speculative_accept_threshold_acc": 0.9}, "threshold-acc below 1: drop it"),
-        ({"speculative_accept_threshold_acc": "low"}, "threshold-acc below 1: drop it"),
         ({"enable_mixed_chunk": True}, "--enable-mixed-chunk: drop it"),
-        ({"pp_max_micro_batch_size": "many"}, "must be an integer, got 'many'"),
+        ({"pp_max_micro_batch_size": 1.5}, "must be an integer, got 1.5"),
     ],
 )
 def test_settings_that_hvd_refuses_cannot_be_made_while_serving(
