@@ -311,10 +311,11 @@ def _settings(server: Server) -> dict[str, Any]:
     ("path", "body"),
     [
         ("/pd_role_switch", {"new_role": "decode"}),
+        ("/configure_logging", {"log_requests": True, "log_requests_level": 4}),
         ("/load_lora_adapter", {"lora_name": "a", "lora_path": "nowhere"}),
     ],
 )
-def test_roles_and_adapters_come_at_start_alone(
+def test_what_a_server_does_not_have_cannot_be_set_while_serving(
     server: Server, path: str, body: dict[str, Any]
 ) -> None:
     status, text = _ask(server, path, body)
