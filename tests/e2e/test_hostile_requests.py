@@ -131,6 +131,11 @@ def test_an_empty_prompt_continues_a_session_that_has_tokens(server: Server) -> 
     status, text = _ask(server, "/generate", {**body, "session_params": parent})
     whole = server.generate([*IDS, *answer["output_ids"]], max_new_tokens=4)
     assert json.loads(text)["output_ids"] == whole["output_ids"]
+    # SGLang forgets all requests of the session while it counts them.
+    replacing = _generate(session_params={"id": session, "replace": True})
+    status, text = _ask(server, "/generate", replacing)
+    assert status == 400
+    assert "replace needs the rid of the request that it replaces" in text
 
 
 def test_a_stream_of_such_a_request_has_one_event(server: Server) -> None:
@@ -312,6 +317,7 @@ def _settings(server: Server) -> dict[str, Any]:
     [
         ("/pd_role_switch", {"new_role": "decode"}),
         ("/configure_logging", {"log_requests": True, "log_requests_level": 4}),
+        ("/update_weights_from_disk", {"model_path": "nowhere", "load_format": "none"}),
         ("/load_lora_adapter", {"lora_name": "a", "lora_path": "nowhere"}),
     ],
 )

@@ -205,10 +205,19 @@ def test_no_reply_shows_the_beginning_of_the_stop_string_that_ends_it(server: Se
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
-def test_ollama_answers_a_bad_request_with_400(server: Server, path: str, streams: bool) -> None:
+@pytest.mark.parametrize(
+    ("limit", "fault"),
+    [
+        (-5, "max_new_tokens must be at least 0"),
+        ("x", "a value of the request is wrong: TypeError"),
+    ],
+)
+def test_ollama_answers_a_bad_request_with_400(
+    server: Server, path: str, streams: bool, limit: object, fault: str
+) -> None:
     messages = [{"role": "user", "content": "hello"}]
     body = {"model": "default", "prompt": "hello", "messages": messages, "stream": streams}
     with pytest.raises(urllib.error.HTTPError) as refusal:
-        server.process.post(path, {**body, "options": {"num_predict": -5}})
+        server.process.post(path, {**body, "options": {"num_predict": limit}})
     assert refusal.value.code == 400
-    assert "max_new_tokens must be at least 0" in refusal.value.read().decode()
+    assert fault in refusal.value.read().decode()
