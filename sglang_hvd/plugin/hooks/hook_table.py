@@ -9,6 +9,7 @@ from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_hvd.plugin.hooks import (
     context_limits,
+    openai_replies,
     proposed_drafts,
     reload,
     responses,
@@ -65,15 +66,20 @@ _AROUND: dict[str, Callable[..., Any]] = {
     f"{_SCHEDULER}.handle_dumper_control": reload.answer_for_predictor,
     f"{_REPORTER}.report_decode_stats": proposed_drafts.count_of_report,
     f"{_REQ}.update_finish_state": stop_strings.end_as_plain_serving,
+    "sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments": (
+        responses.check_fields
+    ),
     "sglang.srt.layers.sampler.apply_custom_logit_processor": responses.apply_processors,
     f"{_TOKENIZER}._slice_streaming_output_meta_info": responses.keep_hvd_figures,
     f"{_TOKENIZER}.TokenizerManager._create_tokenized_object": responses.check_request,
     f"{_TOKENIZER}.TokenizerManager.set_internal_state": server_args.refuse_update,
-    f"{_TOKENIZER}.TokenizerManager.generate_request": responses.note_figures,
-    f"{_CHAT}._generate_chat_stream": responses.stream_figures,
-    f"{_COMPLETION}._generate_completion_stream": responses.stream_figures,
+    f"{_TOKENIZER}.TokenizerManager.generate_request": openai_replies.note_figures,
+    f"{_CHAT}._generate_chat_stream": openai_replies.stream_figures,
+    f"{_COMPLETION}._generate_completion_stream": openai_replies.stream_figures,
     f"{_TOKENIZER}.TokenizerManager.update_weights_from_disk": reload.ask_for_predictor,
     f"{_DETOKENIZER}._decode_batch_token_id_output": text_streams.send_stable_text,
+    f"{_OLLAMA}._generate_chat_response": text_streams.answer_errors,
+    f"{_OLLAMA}._generate_generate_response": text_streams.answer_errors,
     f"{_OLLAMA}._stream_chat_response": text_streams.stream_all_text,
     f"{_OLLAMA}._stream_generate_response": text_streams.stream_all_text,
     f"{_WEIGHTS}._select_runners": weight_updates.select_target,
@@ -91,10 +97,10 @@ _AFTER: dict[str, Callable[..., Any]] = {
     f"{_SCHEDULER}._release_aborted_request": scheduler_events.note_aborted,
     f"{_RESULTS}._maybe_collect_routed_experts": scheduler_events.note_finished,
     f"{_STATE}.get_internal_state": scheduler_events.add_hvd_state,
-    f"{_CHAT}._build_chat_response": responses.add_to_metadata,
-    f"{_COMPLETION}._build_completion_response": responses.add_to_metadata,
-    f"{_OPENAI}.protocol.ResponsesRequest.to_sampling_params": responses.ask_in_metadata,
-    f"{_OPENAI}.protocol.ResponsesResponse.from_request": responses.report_in_metadata,
+    f"{_CHAT}._build_chat_response": openai_replies.add_to_metadata,
+    f"{_COMPLETION}._build_completion_response": openai_replies.add_to_metadata,
+    f"{_OPENAI}.protocol.ResponsesRequest.to_sampling_params": openai_replies.ask_in_metadata,
+    f"{_OPENAI}.protocol.ResponsesResponse.from_request": openai_replies.report_in_metadata,
 }
 HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
     **{target: (HookType.AROUND, hook) for target, hook in _AROUND.items()},

@@ -244,6 +244,8 @@ def create_hvd_worker(
         raw_name = server_args.speculative_algorithm or ""
         assert raw_name.upper() != ALGORITHM_NAME, "HVD was asked for but its launch is missing"
         return create_worker(algorithm, server_args)
+    # Once more: the environment, or a program that uses SGLang's engine, may have changed them.
+    refuse_untested(resolved_view(server_args))
     from sglang_hvd.plugin.engine.worker import HvdWorker
 
     return HvdWorker
