@@ -91,6 +91,7 @@ KILLERS: list[tuple[dict[str, Any], str]] = [
         for fields, fault in (
             ({"sampling_params": {"n": 10**9}}, "n must be at most 65536, got 1000000000"),
             ({"sampling_params": {"stop_regex": "("}}, "a value of the request is wrong: "),
+            ({"watermark": {"enabled": True}}, "requires the server to enable --enable-watermark"),
             ({"return_hidden_states": []}, "return_hidden_states: Expected `bool"),
             ({"lora_id": ["a"]}, "lora_id: Expected `str | null`, got `array`"),
             ({"positional_embed_overrides": {}}, "positional_embed_overrides are for programs"),
@@ -116,6 +117,20 @@ def test_requests_that_would_end_the_server_get_a_400(server: Server, prompts: l
         assert "\n" not in message
     assert [answer.result()["output_ids"] for answer in good] == expected * 2
     server.wait_until_idle()
+
+
+def test_an_empty_prompt_continues_a_session_that_has_tokens(server: Server) -> None:
+    session = json.loads(_ask(server, "/open_session", {"capacity_of_str_len": 1000})[1])
+    body = {**_generate(session_params={"id": session}), "input_ids": []}
+    status, text = _ask(server, "/generate", body)
+    assert status == 400
+    assert "must contain input tokens" in text
+    status, text = _ask(server, "/generate", {**body, "input_ids": IDS})
+    answer = json.loads(text)
+    parent = {"id": session, "rid": answer["meta_info"]["id"]}
+    status, text = _ask(server, "/generate", {**body, "session_params": parent})
+    whole = server.generate([*IDS, *answer["output_ids"]], max_new_tokens=4)
+    assert json.loads(text)["output_ids"] == whole["output_ids"]
 
 
 def test_a_stream_of_such_a_request_has_one_event(server: Server) -> None:
@@ -241,7 +256,7 @@ def test_a_processor_that_fails_ends_its_request_alone(
         good = [pool.submit(server.generate, prompt) for prompt in few]
         bad = {fault: pool.submit(ask, params) for fault, params in faults.items()}
         certain = {token: pool.submit(ask, {"token": token}) for token in (5, 700, 2047)}
-        good += [pool.submit(server.generate, prompt) for prompt in few]
+        good += [pool.submit(server.generate, prompt, custom_logit_processor="") for prompt in few]
     for fault, answer in bad.items():
         status, text = answer.result()
         message = json.loads(text)["error"]["message"]

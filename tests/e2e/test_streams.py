@@ -3,6 +3,7 @@ characters."""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import random
@@ -138,8 +139,17 @@ def _whole(path: str, reply: dict[str, Any]) -> str:
     return str(reply["choices"][0]["message"]["content"])
 
 
+_RESPONSES = pytest.param(
+    "/v1/responses",
+    marks=pytest.mark.skipif(
+        importlib.util.find_spec("openai_harmony") is None,
+        reason="SGLang has /v1/responses with openai-harmony only",
+    ),
+)
+
+
 @pytest.mark.parametrize(
-    "path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"]
+    "path", ["/v1/completions", "/v1/chat/completions", _RESPONSES, "/v1/messages"]
 )
 def test_chunks_of_openai_and_anthropic_join_to_the_reply(server: Server, path: str) -> None:
     for prompt in PROMPTS:

@@ -42,7 +42,8 @@ _MAX_DEPTH = 100  # of custom_params
 
 
 def check_on_arrival(request: TokenizedGenerateReqInput, model: ModelConfig) -> None:
-    """Raises ValueError, in one line, for a request that would end the server.
+    """Raises ValueError, in one line, for a request that would end the server. An empty custom
+    logit processor is taken for none.
 
     Args:
         request: as the scheduler would receive it.
@@ -69,6 +70,9 @@ def check_on_arrival(request: TokenizedGenerateReqInput, model: ModelConfig) -> 
         _check_logit_bias(params.logit_bias, vocab_size)
     if request.custom_logit_processor:
         _check_processor(request.custom_logit_processor)
+    else:
+        # SGLang would read an empty one if another request of the batch has a processor.
+        request.custom_logit_processor = None
 
 
 def check_num_samples(request: GenerateReqInput) -> None:
@@ -142,7 +146,9 @@ def _check_depth(custom_params: object) -> None:
 def _check_prompt(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
     token_ids = np.asarray(request.input_ids if request.input_ids is not None else (), np.int64)
     if not token_ids.size:
-        raise ValueError("the prompt is empty: it needs at least one token")
+        if request.session_params is None or request.session_params.id is None:
+            raise ValueError("the prompt is empty: it needs at least one token")
+        return  # SGLang checks it together with the tokens of the session
     if request.lora_id is None:  # adapters can have tokens of their own
         _check_range("input_ids", [token_ids.min(), token_ids.max()], 0, vocab_size - 1)
 

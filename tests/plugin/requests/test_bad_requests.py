@@ -120,6 +120,12 @@ def test_requests_that_would_end_the_server_are_refused_in_one_line(
     assert "\n" not in str(refusal.value)
 
 
+def test_an_empty_processor_is_none() -> None:
+    request = _request(custom_logit_processor="")
+    check_on_arrival(request, MODEL)
+    assert request.custom_logit_processor is None
+
+
 class _Bans:
     """Bans the token that the parameters name, and fails as they ask."""
 
