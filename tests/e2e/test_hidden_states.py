@@ -12,23 +12,16 @@ from tests.e2e.conftest import CHAIN
 FLAGS = ("--enable-return-hidden-states",)
 
 
-def hidden_states(server: Any, prompt: str, asked: bool | str = True) -> list[np.ndarray]:
-    """float[num_tokens, size] of the prompt, then of each output token except the last; of "last",
-    those of one token alone."""
+def hidden_states(server: Any, prompt: str) -> list[np.ndarray]:
+    """float[num_tokens, size] of the prompt, then of each output token except the last."""
     server.flush_cache()  # cached tokens of a prompt have no hidden states
     body = {
         "text": prompt,
         "sampling_params": {"temperature": 0, "max_new_tokens": 48},
-        "return_hidden_states": asked,
+        "return_hidden_states": True,
     }
     answer = server.process.post("/generate", body)
     return [np.atleast_2d(part) for part in answer["meta_info"]["hidden_states"]]
-
-
-def _assert_same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    assert [part.shape for part in found] == [part.shape for part in expected]
-    for of_found, of_expected in zip(found, expected, strict=True):
-        np.testing.assert_allclose(of_found, of_expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -42,18 +35,9 @@ def test_hidden_states_are_those_of_plain_serving(
     server = start_hvd(policy, "--hvd-report-cycles", "true", *FLAGS, **drafting)
     expected, found = (hidden_states(each, long_prompt) for each in (plain, server))
     assert len(found) == 48
-    _assert_same(found, expected)
+    assert [part.shape for part in found] == [part.shape for part in expected]
+    for of_found, of_expected in zip(found, expected, strict=True):
+        np.testing.assert_allclose(of_found, of_expected, rtol=1e-3, atol=1e-3)
     # Some steps verified chains only.
     if policy != "both":
         assert server.hvd_state()["num_cycles"]["cache"] > 0
-    expected, found = (hidden_states(each, long_prompt, "last") for each in (plain, server))
-    _assert_same(found, expected)
-
-
-def test_a_server_of_last_hidden_states(
-    start_server: Any, start_hvd: Any, long_prompt: str
-) -> None:
-    last = ("--return-hidden-states-mode", "last")
-    plain, server = start_server(*last), start_hvd("payoff", *last)
-    expected, found = (hidden_states(each, long_prompt, "last") for each in (plain, server))
-    _assert_same(found, expected)

@@ -84,14 +84,14 @@ def test_a_hook_that_did_not_apply_is_named(lost: str, monkeypatch: pytest.Monke
     assert server_args.resolve_hvd_alias(lambda name: name, "EAGLE3") == "EAGLE3"
 
 
-# Starts a launcher in this process, and says which of the modules that hooks need were imported.
+# Starts a launcher in this process, and says whether a module that hooks need was imported.
 LAUNCH = """
 import runpy, sys
 sys.argv[0] = "launch_server.py"
 try:
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 finally:
-    print([name for name in sys.modules if "managers.scheduler" in name])
+    print("sglang.srt.managers.scheduler" in sys.modules)
 """
 DRAFTS = ["--speculative-algorithm", "HVD", "--speculative-draft-model-path", "nowhere"]
 TREE = [
@@ -108,7 +108,7 @@ def test_wrong_flags_end_a_launcher_before_the_hooks_load() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert done.stdout.splitlines()[-1] == "False"
     *_, last = done.stderr.splitlines()
     assert last.startswith("error: --speculative-num-steps 3 describes a part of the model drafter")
     assert "Traceback" not in done.stderr

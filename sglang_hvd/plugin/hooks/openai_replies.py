@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionResponse, CompletionResponse
-from sglang.srt.runtime_context import get_context
 
 from sglang_hvd.plugin.hooks.responses import META_INFO_KEY
 from sglang_hvd.plugin.requests.control import check_custom_params
-from sglang_hvd.plugin.startup.launch import launch_of
+from sglang_hvd.plugin.startup.launch import served_launch
 
 if TYPE_CHECKING:
     from sglang.srt.entrypoints.openai.protocol import ResponsesRequest, ResponsesResponse
@@ -108,7 +107,7 @@ def ask_in_metadata(
 
     Raises ValueError, in one line, for what the server cannot serve.
     """
-    launch = launch_of(get_context().server_args)
+    launch = served_launch()
     if launch is None:
         return params
     asked = (request.metadata or {}).get(META_INFO_KEY)

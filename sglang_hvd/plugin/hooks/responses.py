@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
-from sglang.srt.runtime_context import get_context
 
 from sglang_hvd.plugin.hooks.text_streams import STOPS_KEY
 from sglang_hvd.plugin.requests.bad_requests import (
@@ -25,7 +24,7 @@ from sglang_hvd.plugin.requests.bad_requests import (
 )
 from sglang_hvd.plugin.requests.control import check_custom_params
 from sglang_hvd.plugin.requests.marks import figures_of
-from sglang_hvd.plugin.startup.launch import launch_of
+from sglang_hvd.plugin.startup.launch import launch_of, served_launch
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +117,7 @@ def check_request(
 def check_fields(normalize: Callable[[GenerateReqInput], None], obj: GenerateReqInput) -> None:
     """AROUND hook of GenerateReqInput.normalize_batch_and_arguments, which makes a request of each
     prompt and sample."""
-    if launch_of(get_context().server_args) is None:
+    if served_launch() is None:
         normalize(obj)
         return
     with errors_of_clients():
@@ -156,7 +155,7 @@ def drop_unasked_logprob(
     """AFTER hook of the function that adds the logprob of the token that a prefill gives. Plain
     serving samples none for a request that asks for no token; under speculation SGLang samples one,
     and drops it."""
-    if req.sampling_params.max_new_tokens == 0 and launch_of(get_context().server_args) is not None:
+    if req.sampling_params.max_new_tokens == 0 and served_launch() is not None:
         req.logprob.output_token_logprobs_val.clear()
         req.logprob.output_token_logprobs_idx.clear()
 

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import HTTPException
 from sglang.srt.managers.io_struct import unwrap_from_pickle, wrap_as_pickle
-from sglang.srt.runtime_context import get_context
 
 from sglang_hvd.plugin.requests.bad_requests import errors_of_clients
-from sglang_hvd.plugin.startup.launch import launch_of
+from sglang_hvd.plugin.startup.launch import launch_of, served_launch
 
 if TYPE_CHECKING:
     from sglang.srt.entrypoints.ollama.serving import OllamaServing
@@ -82,7 +81,7 @@ def send_stable_text(
     decode: Callable[..., list[str]], manager: DetokenizerManager, output: BatchTokenIDOutput
 ) -> list[str]:
     """AROUND hook of DetokenizerManager._decode_batch_token_id_output: each request's new text."""
-    if launch_of(get_context().server_args) is None:
+    if served_launch() is None:
         return decode(manager, output)
     return new_texts(manager, output)
 

@@ -13,6 +13,10 @@ from sglang_hvd.plugin.startup.attention_support import TargetAttention
 # Nodes that policy `both` reserves for the cache draft next to a wide tree of the model drafter.
 _MIN_CACHE_NODES = 8
 
+# Tokens of a request, prompt and output, that any server should hold. SGLang asks its own server
+# for about as many before it serves.
+_SHORTEST_REQUEST = 32
+
 RUN_AHEAD_NEEDS = (
     "--hvd-set run_ahead=true needs a verify width of 1, overlap scheduling (which is off on a CPU "
     "and with --disable-overlap-schedule) and, with FlashInfer, CUDA graphs and host_plans "
@@ -89,6 +93,20 @@ def slots_ahead(widest: int, cfg: Any) -> int:
     cfg: SGLang's resolved arguments.
     """
     return 2 * max(widest, cfg.speculative_num_steps * cfg.speculative_eagle_topk)
+
+
+def check_pool(widths: VerifyWidths, cfg: Any) -> None:
+    """Raises ValueError for a KV pool, if its size is given, that no request fits into.
+
+    cfg: SGLang's resolved arguments.
+    """
+    slots, num_tokens = slots_ahead(widths.widest, cfg), cfg.max_total_tokens
+    if num_tokens is not None and num_tokens < _SHORTEST_REQUEST + slots:
+        raise ValueError(
+            f"--max-total-tokens {num_tokens} has no room for a request of {_SHORTEST_REQUEST} "
+            f"tokens and the {slots} KV slots that it reserves: raise it, or verify fewer nodes "
+            "(--hvd-verify-width, --speculative-num-draft-tokens)"
+        )
 
 
 def _verify_width(

@@ -11,16 +11,14 @@ import pytest
 
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.plugin.startup import refusals
 from sglang_hvd.plugin.startup import verify_widths as verify_widths_module
 from sglang_hvd.plugin.startup.attention_support import TargetAttention
 from sglang_hvd.plugin.startup.refusals import (
-    check_cpu_backends,
     check_update,
     refuse_untested,
     tree_of_flags,
 )
-from sglang_hvd.plugin.startup.verify_widths import verify_widths
+from sglang_hvd.plugin.startup.verify_widths import check_pool, verify_widths
 
 # What refuse_untested reads of SGLang's arguments.
 REFUSED_BY_NONE: dict[str, object] = {
@@ -358,33 +356,14 @@ def test_a_server_that_cannot_run_ahead_is_refused_before_a_model_loads(
         widths_of(run_ahead=True, **{"has_overlap": True, **settings})
 
 
-NO_DRAFTER = {"speculative_draft_attention_backend": None}
-
-
-@pytest.mark.parametrize(
-    ("device", "of_target", "of_drafter", "refused"),
-    [
-        ("cpu", {"torch_native"}, None, None),
-        ("cpu", {"intel_amx"}, "torch_native", None),
-        ("cpu", {"fa3", "torch_native"}, None, "fa3"),
-        ("cpu", {"torch_native"}, "flashinfer", "flashinfer"),
-        ("cpu", {"triton"}, None, "triton"),
-        ("cuda", {"fa3"}, "flashinfer", None),
-    ],
-)
-def test_attention_that_a_cpu_does_not_run_is_refused(
-    device: str,
-    of_target: set[str],
-    of_drafter: str | None,
-    refused: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cfg = SimpleNamespace(device=device, speculative_draft_attention_backend=of_drafter)
-    monkeypatch.setattr(refusals.knobs.runtime, "interpret", False)
-    if refused is None:
-        check_cpu_backends(cfg, of_target)
+@pytest.mark.parametrize(("num_tokens", "is_refused"), [(None, False), (96, False), (95, True)])
+def test_a_pool_that_holds_no_request_is_refused(num_tokens: int | None, is_refused: bool) -> None:
+    cfg = SimpleNamespace(
+        max_total_tokens=num_tokens, speculative_num_steps=3, speculative_eagle_topk=4
+    )
+    widths = VerifyWidths((1, 32), base=32)
+    if is_refused:
+        with pytest.raises(ValueError, match="95 has no room for a request of 32 tokens"):
+            check_pool(widths, cfg)
     else:
-        with pytest.raises(ValueError, match=f"{refused} does not run on a CPU: use torch_native"):
-            check_cpu_backends(cfg, of_target)
-    monkeypatch.setattr(refusals.knobs.runtime, "interpret", True)
-    check_cpu_backends(SimpleNamespace(**{**vars(cfg), **NO_DRAFTER}), of_target & {"triton"})
+        check_pool(widths, cfg)
