@@ -54,9 +54,6 @@ class _Rule:
         return "a plan" if self.runs_ahead else None
 
 
-BATCH: Any = SimpleNamespace(reqs=[])
-
-
 def asks_for_lengths(of: Any) -> bool:
     """Whether SGLang asks the device for lengths in the next step."""
     found: list[bool] = []
