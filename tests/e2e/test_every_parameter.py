@@ -54,8 +54,10 @@ def _kinds(requests: dict[str, Params], **defaults: Any) -> list[Kind]:
 
 
 def _faults(kinds: Sequence[Kind], expected: Sequence[Any], found: Sequence[Any]) -> str:
-    """A line for each answer that is not as expected. What is drawn only has to come. Which prefixes
-    are cached depends on the other requests, and so is not compared."""
+    """A line for each answer that is not as expected. What is drawn only has to come.
+
+    Which prefixes are cached depends on the other requests, and is not compared.
+    """
     lines = []
     for kind, one, other in zip(kinds, expected, found, strict=True):
         assert one[0] == other[0] == 200, (kind, one, other)
