@@ -61,6 +61,9 @@ def check_on_arrival(
             "min_p does not work with --enable-deterministic-inference, which samples with seeds: "
             f"leave it out, got {params.min_p}"
         )
+    session = request.session_params
+    if session is not None and session.replace and session.rid is None:
+        raise ValueError("session_params: replace needs the rid of the request that it replaces")
     if request.lora_id is not None and request.lora_name is None:
         raise ValueError("lora_id is for SGLang's own use: name the adapter by lora_path")
     overrides = request.positional_embed_overrides

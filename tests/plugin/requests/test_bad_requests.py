@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.managers.io_struct import SessionParams, TokenizedGenerateReqInput
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -94,6 +94,7 @@ def test_min_p_is_refused_where_tokens_are_sampled_with_seeds() -> None:
             {"lora_id": "adapter"},
             "lora_id is for SGLang's own use: name the adapter by lora_path",
         ),
+        ({}, {"session_params": SessionParams(id="a", replace=True)}, "replace needs the rid"),
         ({}, {"priority": 2**70}, "can't serialize ints"),
         ({"custom_params": _nested(101)}, {}, "custom_params are nested deeper than 100 levels"),
         ({}, {"top_logprobs_num": [1]}, "top_logprobs_num: Expected `int`, got `array`"),
