@@ -277,6 +277,37 @@ def test_a_processor_that_fails_ends_its_request_alone(
     assert server.hvd_state()["num_requests"] == 0
 
 
+def test_a_processor_may_fail_on_texts_that_are_drafted_and_not_reached(
+    server: Server, prompts: list[str]
+) -> None:
+    class Follows:
+        """Makes the tokens of a text certain, one by one, and knows no other text."""
+
+        def __call__(self, logits: torch.Tensor, custom_param_list: Any = None) -> Any:
+            for row, params in enumerate(custom_param_list):
+                text, output = params["text"], list(params["__req__"].output_ids)
+                assert output == text[: len(output)] != text, "an unknown text"
+                logits[row] = float("-inf")
+                logits[row, text[len(output)]] = 0
+            return logits
+
+    processor = str(CustomLogitProcessor.to_str.__func__(Follows))
+    few = prompts[:6]
+    usual = [answer["output_ids"] for answer in server.generate_all(few, concurrency=1)]
+
+    def follow(number: int) -> tuple[list[int], list[int]]:
+        # The usual reply, which is drafted, until a token in its middle is another one.
+        text = [*usual[number][:9], 700 + number, *usual[number][10:24]]
+        params = {"max_new_tokens": 24, "custom_params": {"text": text}, "ignore_eos": True}
+        answer = server.generate(few[number], custom_logit_processor=processor, **params)
+        return answer["output_ids"], text
+
+    with ThreadPoolExecutor(6) as pool:
+        for output_ids, text in pool.map(follow, range(6)):
+            assert output_ids == text
+    assert server.hvd_state()["num_accepted_drafts"]["cache"] > 0
+
+
 @pytest.mark.parametrize("serialized", ["{", "{}", '{"callable": "80"}', '{"callable": 1}', "null"])
 def test_a_processor_that_cannot_be_read_is_refused(server: Server, serialized: str) -> None:
     status, text = _ask(server, "/generate", _generate(custom_logit_processor=serialized))

@@ -145,9 +145,8 @@ def apply_processors(
         params = [sampling_batch_info.custom_params[row] for row in entry.rows]
         own = [reqs[row] for row in entry.rows]
         selected = logits.index_select(0, entry.indices)
-        logits.index_copy_(
-            0, entry.indices, apply_processor(entry.processor, selected, params, own)
-        )
+        found, _ = apply_processor(entry.processor, selected, params, own)
+        logits.index_copy_(0, entry.indices, found)
 
 
 def drop_unasked_logprob(

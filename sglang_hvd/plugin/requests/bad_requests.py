@@ -223,28 +223,53 @@ def apply_processor(
     logits: torch.Tensor,
     custom_params: list[Any],
     reqs: Sequence[Req],
-) -> torch.Tensor:
-    """What a custom logit processor makes of the logits. If it fails on the rows of a request, the
-    request ends with the error and its rows stay as they are.
+) -> tuple[torch.Tensor, list[int]]:
+    """What a custom logit processor makes of the logits. If it fails on the first row of a request,
+    the request ends with the error.
 
     Args:
         logits: float[rows, vocab_size]; not changed.
         custom_params: of the request of each row.
-        reqs: the request of each row. The rows of a request are neighbours.
+        reqs: the request of each row. The rows of a request are neighbours: the first is what plain
+            serving has, the others are nodes of a tree.
+
+    Returns:
+        The logits, and the rows on which it failed. They stay as they were. Plain serving may never
+        come to the text of such a node, so it must not be accepted.
     """
     try:
-        return _usable(processor(logits.clone(), custom_params), logits)
+        return _usable(processor(logits.clone(), custom_params), logits), []
     except Exception as error:  # noqa: BLE001 (a client's code; that client gets the error)
-        starts = [row for row, req in enumerate(reqs) if row == 0 or req is not reqs[row - 1]]
-        if len(starts) == 1:
+        if len(reqs) == 1:
             end_request(reqs[0], f"custom_logit_processor failed: {one_line(error)}")
-            return logits
-    # It may fail on one request only, or because requests differ.
-    parts = [
-        apply_processor(processor, logits[start:end], custom_params[start:end], reqs[start:end])
-        for start, end in zip(starts, [*starts[1:], len(reqs)], strict=True)
-    ]
-    return torch.cat(parts)
+            return logits, [0]
+    # It may fail on one row only, or because rows differ.
+    starts = [row for row, req in enumerate(reqs) if row == 0 or req is not reqs[row - 1]]
+    if len(starts) == 1:
+        return _apply_by_row(processor, logits, custom_params, reqs[0])
+    parts, failed = [], []
+    for start, end in zip(starts, [*starts[1:], len(reqs)], strict=True):
+        own = slice(start, end)
+        part, rows = apply_processor(processor, logits[own], custom_params[own], reqs[own])
+        parts.append(part)
+        failed += [start + row for row in rows]
+    return torch.cat(parts), failed
+
+
+def _apply_by_row(
+    processor: Any, logits: torch.Tensor, custom_params: list[Any], req: Req
+) -> tuple[torch.Tensor, list[int]]:
+    """As apply_processor, for the rows of one request."""
+    result, failed = logits.clone(), []
+    for row, params in enumerate(custom_params):
+        one = logits[row : row + 1]
+        try:
+            result[row] = _usable(processor(one.clone(), [params]), one)[0]
+        except Exception as error:  # noqa: BLE001 (a client's code; that client gets the error)
+            failed.append(row)
+            if row == 0:
+                end_request(req, f"custom_logit_processor failed: {one_line(error)}")
+    return result, failed
 
 
 def end_request(req: Req, message: str) -> None:

@@ -122,9 +122,13 @@ class NodeSampler:
             rows = [row for row, held in enumerate(plan.held) if held.kind.has_logit_bias]
             at = to_device(np.array(rows, np.int64), batch.device)
             logits.view(n, w, -1).index_add_(0, at, info.logit_bias[at, None].expand(-1, w, -1))
+        candidates = verify_input.draft_token.reshape(n, w)
         if info.has_custom_logit_processor:
             outputs = [held.output_ids for held in plan.held]
-            process_nodes(logits, info, batch.reqs, outputs, _nodes_of(verify_input))
+            failed = process_nodes(logits, info, batch.reqs, outputs, _nodes_of(verify_input))
+            if failed:
+                at = to_device(np.array(failed, np.int64), batch.device)
+                candidates = candidates.flatten().index_fill(0, at, -1).view(n, w)
         sanitize_nan_logits(logits, "verification: logits of the target model")
         sampled = self._sampled(plan, verify_input, info, logits)
 
@@ -135,7 +139,7 @@ class NodeSampler:
             predicts=predict,
             accept_index=accept_index,
             accept_token_num=num_accepted,
-            candidates=verify_input.draft_token.reshape(n, w),
+            candidates=candidates,
             retrieve_index=verify_input.retrieve_index,
             retrieve_next_token=verify_input.retrieve_next_token,
             retrieve_next_sibling=verify_input.retrieve_next_sibling,

@@ -39,13 +39,17 @@ def process_nodes(
     reqs: Sequence[Req],
     outputs: Sequence[array[int] | None],
     nodes: DraftNodes,
-) -> None:
-    """Lets the custom logit processors of a batch change the logits of its nodes. One that fails
-    ends its request.
+) -> list[int]:
+    """Lets the custom logit processors of a batch change the logits of its nodes. One that fails at
+    a root ends its request.
 
     Args:
         logits: float[n * w, v], written in place.
         outputs: the tokens of each output so far; None for requests without a processor.
+
+    Returns:
+        The slots at which a processor failed. Such a draft token must not be accepted: if it is
+        sampled, it is the root of the next step.
     """
     w, entries = nodes.token_ids.shape[1], info.custom_logit_processor.values()
     rows = sorted(row for entry in entries for row in entry.rows)
@@ -58,14 +62,18 @@ def process_nodes(
         assert output_ids is not None, "requests with a processor keep their output"
         num = int(of_row[-1])
         views[row] = _views(reqs[row], output_ids, of_row[:num], of_row[w : w + num])
+    failed: list[int] = []
     for entry in entries:
         slots = np.concatenate([row * w + np.arange(len(views[row])) for row in entry.rows])
         index = to_device(slots, str(logits.device))
         seen = [(row, view) for row in entry.rows for view in views[row]]
         params = [_params_at(info.custom_params[row], view) for row, view in seen]
         owners = [reqs[row] for row, _ in seen]
-        found = apply_processor(entry.processor, logits.index_select(0, index), params, owners)
+        selected = logits.index_select(0, index)
+        found, rows_failed = apply_processor(entry.processor, selected, params, owners)
         logits.index_copy_(0, index, found)
+        failed += slots[rows_failed].tolist()
+    return failed
 
 
 def _views(

@@ -171,7 +171,9 @@ def test_a_processor_that_fails_ends_its_request_alone(failing: Any, fault: str)
     before = logits.clone()
     good, bad, other = _req(), _req(), _req()
     params = [{"token": 1}, failing, failing, {"token": 2}, {"token": 3}]
-    result = apply_processor(_Bans(), logits, params, [good, bad, bad, other, other])
+    rows = [good, bad, bad, other, other]
+    result, failed = apply_processor(_Bans(), logits, params, rows)
+    assert failed == [1, 2]
     expected = before.clone()
     for row, token in ((0, 1), (3, 2), (4, 3)):
         expected[row, token] = -math.inf
@@ -186,12 +188,24 @@ def test_a_processor_that_fails_ends_its_request_alone(failing: Any, fault: str)
     assert "\n" not in message
 
 
+def test_a_request_goes_on_if_its_processor_fails_on_drafts() -> None:
+    first, second = _req(), _req()
+    params = [{"token": 0}, {"token": 1, "fails": True}, {"token": 2}, {"token": 3}, {}]
+    rows = [first, first, first, second, second]
+    result, failed = apply_processor(_Bans(), torch.zeros(5, 4), params, rows)
+    assert failed == [1, 4]
+    banned = [[row] if row not in failed else [] for row in range(3)] + [[3], []]
+    assert [torch.nonzero(row.isneginf()).flatten().tolist() for row in result] == banned
+    assert [first.to_finish, second.to_finish] == [None, None]
+
+
 def test_requests_of_one_processor_may_differ() -> None:
     # SGLang's own processor asserts that all its requests disallow the same tokens.
     reqs = [_req(), _req()]
     params = [{"token_ids": [0]}, {"token_ids": [1, 2]}]
     processor = DisallowedTokensLogitsProcessor()
-    result = apply_processor(processor, torch.zeros(2, 4), params, reqs)
+    result, failed = apply_processor(processor, torch.zeros(2, 4), params, reqs)
+    assert failed == []
     assert result.isneginf().tolist() == [[True] + [False] * 3, [False, True, True, False]]
     assert [req.to_finish for req in reqs] == [None, None]
 
@@ -199,7 +213,7 @@ def test_requests_of_one_processor_may_differ() -> None:
 def test_an_infinite_logit_is_a_certain_token() -> None:
     params = [{"token": 0, "all": torch.tensor([5.0, math.inf, math.nan, 0])}]
     req = _req()
-    result = apply_processor(_Bans(), torch.zeros(1, 4), params, [req])
+    result, _ = apply_processor(_Bans(), torch.zeros(1, 4), params, [req])
     assert result.tolist() == [[-math.inf, 0, -math.inf, -math.inf]]
     assert req.to_finish is None
 
