@@ -82,7 +82,7 @@ def test_a_gpu_that_is_not_there_is_missed() -> None:
 def test_a_share_of_memory_is_above_nothing(share: float | None, is_refused: bool) -> None:
     cfg = SimpleNamespace(device="cpu", mem_fraction_static=share)
     if is_refused:
-        with pytest.raises(ValueError, match="SGLang leaves a share of -0.04 of the memory"):
+        with pytest.raises(ValueError, match=r"SGLang leaves a share of -0\.04 of the memory"):
             check_memory_and_gpu(cfg)
     else:
         check_memory_and_gpu(cfg)
