@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.managers.io_struct import SessionParams, TokenizedGenerateReqInput
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -76,6 +76,14 @@ def test_requests_that_the_model_can_serve_pass(
     check_on_arrival(_request(params, **fields), MODEL)
 
 
+def test_min_p_is_refused_where_tokens_are_sampled_with_seeds() -> None:
+    request = _request({"min_p": 0.1})
+    check_on_arrival(request, MODEL)
+    with pytest.raises(ValueError, match="min_p does not work with --enable-deterministic"):
+        check_on_arrival(request, MODEL, is_deterministic=True)
+    check_on_arrival(_request({}), MODEL, is_deterministic=True)
+
+
 @pytest.mark.parametrize(
     ("params", "fields", "fault"),
     [
@@ -86,6 +94,7 @@ def test_requests_that_the_model_can_serve_pass(
             {"lora_id": "adapter"},
             "lora_id is for SGLang's own use: name the adapter by lora_path",
         ),
+        ({}, {"session_params": SessionParams(id="a", replace=True)}, "replace needs the rid"),
         ({}, {"priority": 2**70}, "can't serialize ints"),
         ({"custom_params": _nested(101)}, {}, "custom_params are nested deeper than 100 levels"),
         ({}, {"top_logprobs_num": [1]}, "top_logprobs_num: Expected `int`, got `array`"),
