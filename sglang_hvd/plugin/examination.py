@@ -211,7 +211,12 @@ def _examine_resolved(args: ServerArgs, found: Examination, *, named: Set[str]) 
             context_length=target.context_len,
         )
     except SystemExit as error:
-        found.add("launch", "refused", str(error).removeprefix("error: "), "fault")
+        found.add(
+            "launch",
+            "refused",
+            str(error).removeprefix("error: ").removeprefix("refused "),
+            "fault",
+        )
         return
     except Exception as error:  # noqa: BLE001, SGLang refuses by errors of every type
         text = f"by SGLang, {type(error).__name__}: {error}"

@@ -49,6 +49,7 @@ _COMPLETION = f"{_OPENAI}.serving_completions.OpenAIServingCompletion"
 _AROUND: dict[str, Callable[..., Any]] = {
     f"{_SERVER_ARGS}.from_cli_args": flags.keep_hvd_flags,
     f"{_SERVER_ARGS}.resolve_once": server_args.end_in_one_line,
+    f"{_SERVER_ARGS}.check_server_args": server_args.check_launch,
     f"{_ARGS}.handle_speculative_decoding": server_args.resolve_hvd_config,
     f"{_ARGS}._resolve_speculative_algorithm_alias": server_args.resolve_hvd_alias,
     f"{_ARGS}._handle_eagle_family": server_args.resolve_verify_width,

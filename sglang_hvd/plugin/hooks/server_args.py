@@ -30,7 +30,7 @@ from sglang_hvd.config import HvdConfig, load_config
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.plugin.startup.attention_support import TargetAttention
-from sglang_hvd.plugin.startup.devices import check_device
+from sglang_hvd.plugin.startup.devices import check_device, check_memory_and_gpu
 from sglang_hvd.plugin.startup.flags import (
     add_hvd_flags,
     config_file_and_overrides,
@@ -98,24 +98,39 @@ def check_command_line(flags: Sequence[str]) -> None:
         raise SystemExit(f"error: {error}") from error
 
 
-def end_in_one_line(resolve_once: Callable[[ServerArgs], None], server_args: ServerArgs) -> None:
-    """AROUND hook of ServerArgs.resolve_once: what SGLang itself refuses ends a command line that
-    asks for HVD with one line too."""
-    if not (is_from_command_line(server_args) and _is_requested(server_args)):
-        resolve_once(server_args)
+def end_in_one_line(check: Callable[[ServerArgs], None], server_args: ServerArgs) -> None:
+    """AROUND hook of ServerArgs.resolve_once and .check_server_args, which a launcher calls before
+    it starts any process: what SGLang itself refuses ends a command line that asks for HVD with one
+    line too."""
+    if not _is_command_line_of_hvd(server_args):
+        check(server_args)
         return
     try:
-        resolve_once(server_args)
+        check_folders(resolving_view(server_args))
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    try:
+        check(server_args)
     except Exception as error:  # SGLang refuses by errors of every type, and the error goes on
         text = " ".join(str(error).split()) or traceback.extract_tb(error.__traceback__)[-1].line
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise SystemExit(f"error: SGLang refuses these flags: {kind}{text}") from error
-    share = resolved_view(server_args).mem_fraction_static
-    if share is not None and share <= 0:
-        raise SystemExit(
-            f"error: SGLang leaves a share of {share} of the memory to weights and KV cache: give "
-            "--mem-fraction-static, or lower --chunked-prefill-size"
-        )
+        kind = type(error).__name__
+        raise SystemExit(f"error: refused by SGLang, {kind}: {text}") from error
+
+
+def check_launch(check_server_args: Callable[[ServerArgs], None], server_args: ServerArgs) -> None:
+    """AROUND hook of ServerArgs.check_server_args. What it asks for in addition is no matter to who
+    only examines a launch."""
+    end_in_one_line(check_server_args, server_args)
+    if _is_command_line_of_hvd(server_args):
+        try:
+            check_memory_and_gpu(resolved_view(server_args))
+        except ValueError as error:
+            raise SystemExit(f"error: {error}") from error
+
+
+def _is_command_line_of_hvd(server_args: ServerArgs) -> bool:
+    is_resolved = launch_of(server_args) is not None
+    return is_from_command_line(server_args) and (is_resolved or _is_requested(server_args))
 
 
 def resolve_hvd_config(

@@ -16,7 +16,7 @@ _CORES_ENV = "SGLANG_CPU_OMP_THREADS_BIND"
 
 
 def check_device(cfg: Any, backends: Collection[str]) -> None:
-    """Raises ValueError for a device that is not there, and for settings that a CPU cannot have.
+    """Raises ValueError for a device of no kind, and for settings that a CPU cannot have.
 
     cfg: SGLang's resolved arguments.
     backends: the target model's attention backends.
@@ -25,10 +25,23 @@ def check_device(cfg: Any, backends: Collection[str]) -> None:
         device = torch.device(cfg.device)
     except RuntimeError:
         raise ValueError(f"--device {cfg.device}: there is no such kind of device") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {cfg.device}: torch finds no GPU; serve on a machine with one")
     if device.type == "cpu":
         _check_cpu(cfg, backends)
+
+
+def check_memory_and_gpu(cfg: Any) -> None:
+    """Raises ValueError for a GPU that is not there, and where SGLang leaves no memory.
+
+    cfg: SGLang's resolved arguments.
+    """
+    if cfg.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {cfg.device}: torch finds no GPU; serve on a machine with one")
+    share = cfg.mem_fraction_static
+    if share is not None and share <= 0:
+        raise ValueError(
+            f"SGLang leaves a share of {share} of the memory to weights and KV cache: give "
+            "--mem-fraction-static, or lower --chunked-prefill-size"
+        )
 
 
 def _check_cpu(cfg: Any, backends: Collection[str]) -> None:

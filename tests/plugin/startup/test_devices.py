@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sglang_hvd.plugin.startup import devices
-from sglang_hvd.plugin.startup.devices import check_device
+from sglang_hvd.plugin.startup.devices import check_device, check_memory_and_gpu
 
 NEUTRAL: dict[str, Any] = {
     **{"device": "cpu", "speculative_draft_attention_backend": None, "enable_torch_compile": False},
@@ -75,4 +75,14 @@ def test_ranks_may_be_told_their_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_that_is_not_there_is_missed() -> None:
     assert os.environ.get("CUDA_VISIBLE_DEVICES") in (None, "")
     with pytest.raises(ValueError, match="--device cuda: torch finds no GPU"):
-        check_device(SimpleNamespace(**{**NEUTRAL, "device": "cuda"}), {"triton"})
+        check_memory_and_gpu(SimpleNamespace(device="cuda", mem_fraction_static=0.8))
+
+
+@pytest.mark.parametrize(("share", "is_refused"), [(None, False), (0.01, False), (-0.04, True)])
+def test_a_share_of_memory_is_above_nothing(share: float | None, is_refused: bool) -> None:
+    cfg = SimpleNamespace(device="cpu", mem_fraction_static=share)
+    if is_refused:
+        with pytest.raises(ValueError, match=r"SGLang leaves a share of -0\.04 of the memory"):
+            check_memory_and_gpu(cfg)
+    else:
+        check_memory_and_gpu(cfg)
