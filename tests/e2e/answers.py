@@ -40,7 +40,9 @@ def ask(server: Server, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
     try:
         with urllib.request.urlopen(request, timeout=HANGS_AFTER_S) as response:
             if not body.get("stream"):
-                return response.status, _parsed(response.read())
+                answer = _parsed(response.read())
+                is_ollama = path.startswith("/api")
+                return response.status, _joined_ollama([answer]) if is_ollama else answer
             return response.status, _JOINED[path](list(_chunks(response)))
     except urllib.error.HTTPError as error:
         return error.code, _parsed(error.read())
@@ -140,7 +142,9 @@ def _logprobs_of(logprobs: Any) -> list[Any]:
     if not logprobs:
         return []
     if "content" in logprobs:  # chat
-        return list(logprobs["content"])
+        # A chunk without text has no logprobs. The token that ends a message has none of its own,
+        # and is in the last chunk or alone.
+        return [one for one in logprobs["content"] if one["token"] != "<|im_end|>"]
     columns = [logprobs[name] or [] for name in ("tokens", "token_logprobs", "top_logprobs")]
     return [list(row) for row in zip(*columns, strict=False)]
 

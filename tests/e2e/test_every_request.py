@@ -5,7 +5,7 @@ The reference has no overlap scheduling: with it, plain serving's penalties come
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.answers import ask_all, differences
 from tests.e2e.conftest import CHAIN, Server, StartServer, mixing
-from tests.e2e.request_kinds import all_kinds
+from tests.e2e.request_kinds import Kind, all_kinds
 
 PROCESSORS = ("--enable-custom-logit-processor",)
 IN_TURN = ("--disable-overlap-schedule", *PROCESSORS)
@@ -24,11 +24,10 @@ AT_ONCE = 8
 Answers = list[tuple[int, Any]]
 
 
-def _cold_and_warm(server: Server) -> tuple[Answers, Answers]:
+def _cold_and_warm(server: Server, kinds: Sequence[Kind]) -> tuple[Answers, Answers]:
     """Answers to all kinds of requests, asked twice in a row."""
     cold: Answers = []
     warm: Answers = []
-    kinds = all_kinds()
     for start in range(0, len(kinds), PER_FLUSH):
         server.flush_cache()
         for answers in (cold, warm):
@@ -46,8 +45,11 @@ def answered(
         "tree": start_hvd("payoff", *mixing("payoff"), *PROCESSORS),
         "chain": start_hvd("cache", *PROCESSORS, drafting=CHAIN),
     }
+    kinds = all_kinds()
+    of_each = [[kind.as_plain_serving_tells() for kind in kinds], kinds, kinds]
     with ThreadPoolExecutor(2) as pool:  # as many as there are cores
-        answers = dict(zip(servers, pool.map(_cold_and_warm, servers.values()), strict=True))
+        found = pool.map(_cold_and_warm, servers.values(), of_each)
+        answers = dict(zip(servers, found, strict=True))
     for server in (servers["tree"], servers["chain"]):
         state = server.hvd_state()
         assert state["num_requests"] == 0
