@@ -144,10 +144,10 @@ def test_a_thinking_budget_ends_the_thinking_at_the_same_token(
     for at_once in (1, 16):
         faults = _faults(kinds, expected, ask_all(server, kinds, at_once=at_once))
         assert not faults, faults
-    # The budget was what ended the thinking of most of them: a line ends, and then " the".
+    # The budget was what ended the thinking of nearly all of them: a line ends, and then " the".
     ended = [answer["output_ids"] for _, answer in expected]
     bound = [ids for ids in ended if THE in ids and ids[ids.index(THE) - 1] == NEW_LINE]
-    assert len(bound) > len(budgets) / 2
+    assert len(bound) > len(budgets) * 3 / 4
 
 
 @pytest.mark.parametrize("drafting", [MODEL_TREE_FLAGS, CHAIN], ids=["tree", "chain"])
