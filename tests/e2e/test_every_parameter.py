@@ -171,7 +171,7 @@ def test_an_n_gram_that_may_not_repeat_is_the_same_one(
         one[1]["output_ids"] != other[1]["output_ids"]
         for one, other in zip(expected, ask_all(plain, free, at_once=1), strict=True)
     ]
-    assert all(changed)
+    assert sum(changed) > len(rules) / 2
     server = start_hvd("payoff", *mixing("payoff"), *PROCESSORS, drafting=drafting)
     for at_once in (1, 16):
         faults = _faults(kinds, expected, ask_all(server, kinds, at_once=at_once))
@@ -196,7 +196,7 @@ def test_what_changes_logits_does_so_however_requests_are_scheduled(
     names = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
     changes = [params for name in names for params in parameters()[name]]
     changes += list(processors().values())
-    long = {"min_new_tokens": 100, "max_new_tokens": 120}
+    long = {"min_new_tokens": 160, "max_new_tokens": 170}
     kinds = _kinds({str(params): params for params in changes}, **long)
     expected = ask_all(start_server(*IN_TURN), kinds, at_once=1)
     server = start_hvd(

@@ -261,7 +261,7 @@ PENALISING: Mapping[str, Mapping[str, Any]] = {
     "processor": {"processor": "no repeated n-gram"},
 }
 DAILY_PENALISING = {
-    *(("payoff", name) for name in ("frequency_penalty", "min_p", "processor")),
+    *(("payoff", name) for name in ("frequency_penalty", "processor")),
     ("allocate", "presence and repetition"),
     ("cache", "min_p and penalty"),
 }
