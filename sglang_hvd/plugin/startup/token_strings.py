@@ -1,15 +1,24 @@
-"""The target's vocabulary: its tokens as text, for the predictor's token classes, and its
-fingerprint."""
+"""The target's tokenizer: its tokens as text, for the predictor's token classes, its fingerprint,
+and texts that it reads."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from sglang.srt.runtime_context import get_model, get_serving
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
-from sglang_hvd.traces.tokenizer_json import texts_of_tokens, vocabulary_fingerprint
+from sglang_hvd.traces.chat_templates import ChatTemplate
+from sglang_hvd.traces.reader import read_texts, text_files
+from sglang_hvd.traces.tokenizer_json import (
+    load_tokenizer,
+    texts_of_tokens,
+    vocabulary_fingerprint,
+)
+from sglang_hvd.types import TokenIds
 
 
 def token_strings() -> Iterator[str]:
@@ -26,6 +35,23 @@ def served_fingerprint() -> str:
     """Fingerprint of the tokenizer, by which a reader of a recording finds the same one. Loads the
     tokenizer."""
     return vocabulary_fingerprint(_tokenizer().get_vocab())
+
+
+def texts_to_warm(path: Path) -> Iterator[TokenIds]:
+    """The texts of a file, or of the files of a folder, with which to warm the shared cache: see
+    read_texts. Text is tokenized as the server does. Loads the tokenizer.
+
+    Raises ValueError, in one line, for a file that cannot be read.
+    """
+    served = _tokenizer()
+    with tempfile.TemporaryDirectory() as folder:
+        served.save_pretrained(folder)
+        file = Path(folder) / "tokenizer.json"
+        tokenizer = load_tokenizer(file) if file.exists() else None
+        template = ChatTemplate(file)
+        for source in text_files(path):
+            for text, _ in read_texts(source, tokenizer, served.eos_token_id, template=template):
+                yield text
 
 
 def _tokenizer() -> Any:

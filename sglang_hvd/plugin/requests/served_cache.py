@@ -1,0 +1,187 @@
+"""The shared cache of a server, as its administrator handles it: snapshots, warm-up, erasing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sglang_hvd.config import HvdConfig
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.plugin.device.rank_group import RankGroup
+from sglang_hvd.plugin.startup.token_strings import served_fingerprint, texts_to_warm
+from sglang_hvd.suffix_cache import SharedOutputs
+from sglang_hvd.suffix_cache.orders import (
+    AddOutputs,
+    Erase,
+    ListContents,
+    Order,
+    Resize,
+    SaveSnapshot,
+)
+from sglang_hvd.suffix_cache.snapshot import read_snapshot
+from sglang_hvd.suffix_cache.snapshot_saver import SnapshotSaver
+from sglang_hvd.whole_file import remove_leftovers
+
+logger = logging.getLogger(__name__)
+
+# Texts of warm_from that are handed to the cache at once.
+_WARM_TEXTS = 1024
+
+
+class ServedCache:
+    """The shared cache of one scheduler process.
+
+    All ranks call `answer` with the same orders between the same steps, so that they hold the same
+    texts. The first rank alone writes snapshots, in a thread of its own.
+
+    group: number of the data-parallel group. Each has a cache and a snapshot of its own.
+    """
+
+    def __init__(
+        self,
+        drafter: HybridDrafter,
+        config: HvdConfig,
+        *,
+        ranks: RankGroup,
+        group: int,
+        vocab_size: int,
+    ) -> None:
+        self._drafter, self._cache = drafter, drafter.suffix_cache
+        self._ranks, self._group, self._vocab_size = ranks, group, vocab_size
+        self._budgets = config.shared_cache_tokens, config.namespace_cache_tokens
+        self._path = self._of_group(config.snapshot)
+        self._saver: SnapshotSaver | None = None
+        if self._path is not None and ranks.is_first:
+            self._start_saver(config.snapshot_minutes)
+
+    def fill(self, warm_from: Path | None) -> None:
+        """Before the server serves: reads the snapshot of the settings, then what warm_from names.
+
+        Without a snapshot that every rank can read alike, the cache stays cold and the log says so.
+        Raises ValueError, in one line, if warm_from cannot be read.
+        """
+        if self._path is not None:
+            self._load(self._path)
+        if warm_from is not None:
+            self._warm(warm_from)
+        self._cache.drain()  # the first request already drafts from all of it
+
+    def answer(self, order: Order) -> dict[str, Any]:
+        """Carries out an order, and returns what to say about it, as JSON values.
+
+        Raises ValueError, in one line, for an order that cannot be carried out.
+        """
+        match order:
+            case AddOutputs():
+                if order.tokenizer not in ("", self._fingerprint):
+                    raise ValueError(
+                        f"the texts are of tokenizer {order.tokenizer}, the one that is served is "
+                        f"{self._fingerprint}"
+                    )
+                self._add(order.outputs())
+            case Erase(namespace=None):
+                self._drafter.flush()
+            case Erase():
+                self._cache.flush(order.namespace)
+            case Resize():
+                self._budgets = order.shared_cache_tokens, order.namespace_cache_tokens
+                self._cache.resize(*self._budgets)
+            case SaveSnapshot():
+                self._save(order)
+            case ListContents():
+                return self._contents()
+        return {"num_pending_tokens": self._cache.stats().num_pending_tokens}
+
+    def close(self) -> None:
+        """Writes the snapshot of the settings, if they name one. The server ends."""
+        if self._saver is not None:
+            self._cache.drain()
+            self._saver.close()
+
+    def _contents(self) -> dict[str, Any]:
+        shared, of_namespace = self._budgets
+        return {
+            "shared_cache_tokens": shared,
+            "namespace_cache_tokens": of_namespace,
+            "tokenizer": self._fingerprint,
+            "now": int(time.time()),
+            "num_pending_tokens": self._cache.stats().num_pending_tokens,
+            "namespaces": [asdict(of_space) for of_space in self._cache.contents()],
+            "snapshot": None if self._saver is None else self._saver.describe(),
+        }
+
+    def _save(self, order: SaveSnapshot) -> None:
+        path = self._path if order.path is None else self._of_group(Path(order.path))
+        if path is None:
+            raise ValueError("the server has no setting snapshot: give the path of a file")
+        if not path.is_absolute():
+            raise ValueError(f"{path}: give the absolute path of a file on the server's machine")
+        if self._ranks.is_first:
+            self._start_saver(None).ask(path)
+
+    def _start_saver(self, every_minutes: float | None) -> SnapshotSaver:
+        if self._saver is None:
+            self._saver = SnapshotSaver(
+                self._cache, lambda: self._fingerprint, self._path, every_minutes=every_minutes
+            )
+        return self._saver
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return served_fingerprint()
+
+    def _of_group(self, path: Path | None) -> Path | None:
+        if path is None or self._group == 0:
+            return path
+        return path.with_name(f"{path.name}.{self._group}")
+
+    def _add(self, outputs: SharedOutputs) -> None:
+        if outputs.token_ids.max(initial=0) >= self._vocab_size:
+            raise ValueError(
+                f"token {outputs.token_ids.max()} is not in the model's vocabulary of "
+                f"{self._vocab_size}"
+            )
+        self._cache.add(outputs)
+
+    def _load(self, path: Path) -> None:
+        start = time.monotonic()
+        if self._ranks.is_first:
+            remove_leftovers(path)
+        pieces: list[SharedOutputs] = []
+        fault = None
+        if path.exists():
+            try:
+                pieces = read_snapshot(path, fingerprint=self._fingerprint)
+                if any(piece.token_ids.max(initial=0) >= self._vocab_size for piece in pieces):
+                    raise ValueError(f"snapshot {path} has tokens that the model does not know")
+            except ValueError as error:
+                fault = str(error)
+        else:
+            fault = f"there is no snapshot {path} yet"
+        num_tokens = sum(len(piece.token_ids) for piece in pieces)
+        found = self._ranks.of_all((fault, num_tokens))
+        fault = next((fault for fault, _ in found if fault), None)
+        if fault is None and len(set(found)) > 1:
+            fault = f"snapshot {path} is not the same on all ranks"
+        if fault is not None:
+            logger.warning("HVD: %s: the shared cache starts cold", fault)
+            return
+        for piece in pieces:
+            self._cache.add(piece)
+        logger.info(
+            "HVD: %d tokens of snapshot %s in %.2f s", num_tokens, path, time.monotonic() - start
+        )
+
+    def _warm(self, warm_from: Path) -> None:
+        num_tokens = 0
+        texts = texts_to_warm(warm_from)
+        while some := list(islice(texts, _WARM_TEXTS)):
+            outputs = SharedOutputs.of_texts(some)
+            self._add(outputs)
+            num_tokens += len(outputs.token_ids)
+        logger.info("HVD: %d tokens of %s entered the shared cache", num_tokens, warm_from)
