@@ -263,9 +263,9 @@ class _Progress:
 
 def _tell_sizes(options: argparse.Namespace, progress: _Progress) -> None:
     """Says what the cache holds once all is indexed."""
-    while any(of["num_pending_tokens"] for of in (all_of := _give(options, ListContents()))):
+    while any(contents["num_pending_tokens"] for contents in _give(options, ListContents())):
         time.sleep(_POLL_SECONDS)
-    for contents in all_of:
+    for contents in _give(options, ListContents()):
         held = sum(of_space["num_tokens"] for of_space in contents["namespaces"])
         budget = contents["shared_cache_tokens"]
         print(f"the shared cache holds {held:,} of at most {budget:,} tokens")

@@ -53,7 +53,8 @@ class SnapshotSaver:
     ) -> None:
         self._cache, self._fingerprint, self._path = cache, fingerprint, path
         self._every_s = None if every_minutes is None else 60 * every_minutes
-        self._asked: queue.Queue[Path | None] = queue.Queue()
+        # A handler of a signal may interrupt its put.
+        self._asked: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
         self._num_asked = 0
         self._saved = SavedSnapshot()
         self._thread = threading.Thread(target=self._work, name="hvd-snapshots", daemon=True)
@@ -69,7 +70,9 @@ class SnapshotSaver:
         return {"num_asked": self._num_asked, **asdict(self._saved)}
 
     def close(self) -> None:
-        """Writes the snapshot of `path`, and ends the thread."""
+        """Writes the snapshot of `path`, and ends the thread. May be called again."""
+        if not self._thread.is_alive():
+            return
         if self._path is not None:
             self.ask(self._path)
         self._asked.put(None)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 import time
 from dataclasses import asdict
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from sglang_hvd.config import HvdConfig
@@ -58,6 +61,7 @@ class ServedCache:
         self._saver: SnapshotSaver | None = None
         if self._path is not None and ranks.is_first:
             self._start_saver(config.snapshot_minutes)
+            self._close_at_sigterm()
 
     def fill(self, warm_from: Path | None) -> None:
         """Before the server serves: reads the snapshot of the settings, then what warm_from names.
@@ -102,6 +106,19 @@ class ServedCache:
         if self._saver is not None:
             self._cache.drain()
             self._saver.close()
+
+    def _close_at_sigterm(self) -> None:
+        """SGLang's launcher ends the schedulers by a request. A supervisor that sends SIGTERM to
+        all processes of the server ends them by the signal."""
+
+        def end(signum: int, _frame: FrameType | None) -> None:
+            self.close()
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
+
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, end)
 
     def _contents(self) -> dict[str, Any]:
         shared, of_namespace = self._budgets
