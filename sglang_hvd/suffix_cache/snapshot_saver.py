@@ -4,7 +4,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class SavedSnapshot:
 class SnapshotSaver:
     """Writes snapshots of one cache, one after the other.
 
-    fingerprint: gives that of the tokenizer.
+    fingerprint: of the tokenizer.
     path: of the snapshots that nobody asks for: every so many minutes, and at the end. None: there
         are none.
     """
@@ -46,7 +46,7 @@ class SnapshotSaver:
     def __init__(
         self,
         cache: SuffixCache,
-        fingerprint: Callable[[], str],
+        fingerprint: str,
         path: Path | None,
         *,
         every_minutes: float | None,
@@ -102,7 +102,7 @@ class SnapshotSaver:
                 yield piece
 
         try:
-            write_snapshot(path, counted(), fingerprint=self._fingerprint())
+            write_snapshot(path, counted(), fingerprint=self._fingerprint)
         except ValueError as error:
             fault = str(error)
         except Exception as error:  # the thread goes on, and whoever asked is told

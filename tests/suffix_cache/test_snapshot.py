@@ -168,7 +168,7 @@ def test_when_the_disk_is_full_the_old_snapshot_stays_and_the_next_one_is_writte
 ) -> None:
     path = tmp_path / "cache"
     cache = filled(4)
-    saver = SnapshotSaver(cache, lambda: FINGERPRINT, path, every_minutes=None)
+    saver = SnapshotSaver(cache, FINGERPRINT, path, every_minutes=None)
     saver.ask(path)
     saved_by(saver, 1)
     cache.add(SharedOutputs.of_texts(texts(40, seed=1)))
@@ -229,7 +229,7 @@ def test_a_saver_that_is_killed_leaves_the_old_snapshot(saved: Path) -> None:
 def test_snapshots_are_written_every_so_often_and_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     cache = filled(4)
-    saver = SnapshotSaver(cache, lambda: FINGERPRINT, path, every_minutes=0.05 / 60)
+    saver = SnapshotSaver(cache, FINGERPRINT, path, every_minutes=0.05 / 60)
     deadline = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < deadline

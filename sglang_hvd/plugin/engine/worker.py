@@ -59,7 +59,7 @@ from sglang_hvd.plugin.sampling.node_sampler import NodeSampler
 from sglang_hvd.plugin.startup.launch import launch_of
 from sglang_hvd.plugin.startup.refusals import check_sampling
 from sglang_hvd.plugin.startup.supported import require_hooks
-from sglang_hvd.plugin.startup.token_strings import token_strings
+from sglang_hvd.plugin.startup.token_strings import forget_tokenizer, token_strings
 from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput, num_accepted_of_model
 from sglang_hvd.step_clock import StepClock
@@ -166,8 +166,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             group=get_parallel().dp_rank or 0,
             vocab_size=target.model_config.vocab_size,
         )
-        self._served_cache.fill(config.warm_from)
+        self._served_cache.fill()
         recorder = build_recorder(launch)
+        forget_tokenizer()
         server_metrics = Metrics(SERVER_METRICS) if has_metrics() else None
         figures = ServedFigures(drafter, clock=clock, recorder=recorder, metrics=server_metrics)
         held = HeldRequests(

@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property
 from itertools import islice
@@ -28,6 +29,7 @@ from sglang_hvd.suffix_cache.orders import (
 )
 from sglang_hvd.suffix_cache.snapshot import read_snapshot
 from sglang_hvd.suffix_cache.snapshot_saver import SnapshotSaver
+from sglang_hvd.types import TokenIds
 from sglang_hvd.whole_file import remove_leftovers
 
 logger = logging.getLogger(__name__)
@@ -56,24 +58,28 @@ class ServedCache:
     ) -> None:
         self._drafter, self._cache = drafter, drafter.suffix_cache
         self._ranks, self._group, self._vocab_size = ranks, group, vocab_size
+        self._config = config
         self._budgets = config.shared_cache_tokens, config.namespace_cache_tokens
         self._path = self._of_group(config.snapshot)
         self._saver: SnapshotSaver | None = None
-        if self._path is not None and ranks.is_first:
-            self._start_saver(config.snapshot_minutes)
-            self._close_at_sigterm()
 
-    def fill(self, warm_from: Path | None) -> None:
+    def fill(self) -> None:
         """Before the server serves: reads the snapshot of the settings, then what warm_from names.
 
-        Without a snapshot that every rank can read alike, the cache stays cold and the log says so.
-        Raises ValueError, in one line, if warm_from cannot be read.
+        The first rank reads for all. Without a snapshot that fits, the cache stays cold and the log
+        says so. Raises ValueError, in one line, if warm_from cannot be read.
         """
+        if self._config.predicts:
+            _ = self._fingerprint  # the tokenizer is loaded by now, and never again while it serves
         if self._path is not None:
             self._load(self._path)
-        if warm_from is not None:
-            self._warm(warm_from)
+        if self._config.warm_from is not None:
+            self._warm(self._config.warm_from)
         self._cache.drain()  # the first request already drafts from all of it
+        # Not before: a server that ends while it starts must leave its snapshot alone.
+        if self._path is not None and self._ranks.is_first:
+            self._start_saver(self._config.snapshot_minutes)
+            self._close_at_sigterm()
 
     def answer(self, order: Order) -> dict[str, Any]:
         """Carries out an order, and returns what to say about it, as JSON values.
@@ -144,7 +150,7 @@ class ServedCache:
     def _start_saver(self, every_minutes: float | None) -> SnapshotSaver:
         if self._saver is None:
             self._saver = SnapshotSaver(
-                self._cache, lambda: self._fingerprint, self._path, every_minutes=every_minutes
+                self._cache, self._fingerprint, self._path, every_minutes=every_minutes
             )
         return self._saver
 
@@ -167,38 +173,51 @@ class ServedCache:
 
     def _load(self, path: Path) -> None:
         start = time.monotonic()
+        found: tuple[list[SharedOutputs], str | None] = [], None
         if self._ranks.is_first:
             remove_leftovers(path)
-        pieces: list[SharedOutputs] = []
-        fault = None
-        if path.exists():
-            try:
-                pieces = read_snapshot(path, fingerprint=self._fingerprint)
-                if any(piece.token_ids.max(initial=0) >= self._vocab_size for piece in pieces):
-                    raise ValueError(f"snapshot {path} has tokens that the model does not know")
-            except ValueError as error:
-                fault = str(error)
-        else:
-            fault = f"there is no snapshot {path} yet"
-        num_tokens = sum(len(piece.token_ids) for piece in pieces)
-        found = self._ranks.of_all((fault, num_tokens))
-        fault = next((fault for fault, _ in found if fault), None)
-        if fault is None and len(set(found)) > 1:
-            fault = f"snapshot {path} is not the same on all ranks"
+            found = self._read(path)
+        pieces, fault = self._ranks.of_first(found)
         if fault is not None:
             logger.warning("HVD: %s: the shared cache starts cold", fault)
             return
         for piece in pieces:
             self._cache.add(piece)
+        num_tokens = sum(len(piece.token_ids) for piece in pieces)
         logger.info(
             "HVD: %d tokens of snapshot %s in %.2f s", num_tokens, path, time.monotonic() - start
         )
 
+    def _read(self, path: Path) -> tuple[list[SharedOutputs], str | None]:
+        """The outputs of a snapshot, or why it is not used."""
+        if not path.exists():
+            return [], f"there is no snapshot {path} yet"
+        try:
+            pieces = read_snapshot(path, fingerprint=self._fingerprint)
+        except ValueError as error:
+            return [], str(error)
+        if any(piece.token_ids.max(initial=0) >= self._vocab_size for piece in pieces):
+            return [], f"snapshot {path} has tokens that the model does not know"
+        return pieces, None
+
     def _warm(self, warm_from: Path) -> None:
         num_tokens = 0
-        texts = texts_to_warm(warm_from)
-        while some := list(islice(texts, _WARM_TEXTS)):
+        texts = texts_to_warm(warm_from) if self._ranks.is_first else iter(())
+        while True:
+            some, fault = self._ranks.of_first(_next_texts(texts))
+            if fault is not None:
+                raise ValueError(f"warm_from: {fault}")
+            if not some:
+                break
             outputs = SharedOutputs.of_texts(some)
             self._add(outputs)
             num_tokens += len(outputs.token_ids)
         logger.info("HVD: %d tokens of %s entered the shared cache", num_tokens, warm_from)
+
+
+def _next_texts(texts: Iterator[TokenIds]) -> tuple[list[TokenIds], str | None]:
+    """The next of these texts, or why they cannot be read."""
+    try:
+        return list(islice(texts, _WARM_TEXTS)), None
+    except ValueError as error:
+        return [], str(error)

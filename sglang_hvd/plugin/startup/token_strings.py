@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,22 @@ def texts_to_warm(path: Path) -> Iterator[TokenIds]:
                 yield text
 
 
+def forget_tokenizer() -> None:
+    """Frees the tokenizer's memory. It is loaded again if it is needed again."""
+    _loaded.cache_clear()
+
+
 def _tokenizer() -> Any:
     # As SGLang's scheduler loads it. If SGLang downloaded the model, the path is not the given one.
     serving, model = get_serving(), get_model()
-    return get_tokenizer(
+    return _loaded(
         serving.tokenizer_path,
         tokenizer_mode=serving.tokenizer_mode,
         trust_remote_code=model.trust_remote_code,
         revision=model.revision,
         tokenizer_backend=serving.tokenizer_backend,
     )
+
+
+# Loading takes seconds, and a start needs the tokenizer for several things.
+_loaded = lru_cache(maxsize=1)(get_tokenizer)
