@@ -26,6 +26,7 @@ _GROUPS = {
         *("e2e/test_frontend", "e2e/test_identity"),
         *("e2e/test_reload", "e2e/test_requests", "e2e/test_weight_updates"),
     ),
+    "parameters": ("e2e/test_every_parameter", "e2e/test_every_request", "e2e/test_seeded"),
     "interpreted servers": ("e2e/test_mixture", "e2e/test_overlap", "e2e/test_retraction"),
     "interpreted kernels": (
         *("patches/test_operators_match_triton", "device/test_flashinfer_plans"),

@@ -74,7 +74,7 @@ MAY_IMPORT = {
         *("plugin/engine", "plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"),
     },
     "plugin/entry": {"plugin/hooks", "plugin/startup"},
-    "plugin/examination": {"config", "payoff", "allocation", "plugin/hooks", "plugin/startup"},
+    "plugin/examination": {"config", "payoff", "plugin/hooks", "plugin/startup"},
     "demo": CORE | {"traces", "replay", "demo/server_forker"},
     "demo/server_forker": {"demo", "plugin"},
     "commands": CORE | {"traces", "replay", "demo", "plugin/startup", "plugin/examination"},

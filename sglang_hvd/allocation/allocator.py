@@ -187,8 +187,8 @@ class StepAllocator:
         model_predicted = np.empty(num, np.float32)
         width, place, max_host = self._native.allocate(
             slots,
-            _limits(limits),
-            *_arrays(predicted),
+            limits,
+            predicted,
             self._of_batch.get(num) or self._costs_of(num),
             self._costs.context_ms(num_context),
             next_waits,
@@ -227,9 +227,7 @@ class StepAllocator:
         num = len(slots)
         costs = self._of_batch.get(num) or self._costs_of(num)
         context_ms = self._costs.context_ms(num_context)
-        return self._native.wants_drafts(
-            slots, _limits(limits), *_arrays(predicted), costs, context_ms
-        )
+        return self._native.wants_drafts(slots, limits, predicted, costs, context_ms)
 
     def observe(self, slots: Int32, num_tokens: Int32) -> None:
         """Learns how many tokens the step committed for each request: int32[num_requests]."""
@@ -263,21 +261,3 @@ class StepAllocator:
             np.array(widths, np.int32), step_ms, places, num_steps, max_nodes, draft_ms, wait_ms
         )
         return costs
-
-
-def _limits(
-    limits: RowLimits | None,
-) -> tuple[npt.NDArray[np.bool_], Int32, Int32, Int32] | None:
-    if limits is None:
-        return None
-    return limits.are_fixed, limits.num_host, limits.num_model, limits.max_nodes
-
-
-def _arrays(predicted: PredictedDrafts) -> tuple[Float32, Int32, Int32, Float32, Float32]:
-    return (
-        predicted.probs,
-        predicted.depths,
-        predicted.num_nodes,
-        predicted.model_probs,
-        predicted.model_probs_if_right,
-    )

@@ -207,7 +207,7 @@ def test_weights_that_exceed_a_gpu_are_a_fault(
     fits: bool,
 ) -> None:
     os.truncate(target / "model.safetensors", 100 * 10**9)
-    monkeypatch.setattr(examination, "_memory_bytes", lambda cfg: 80 * 10**9)
+    monkeypatch.setattr(examination, "memory_bytes", lambda cfg: 80 * 10**9)
     _, result = doctor("--device", "cuda", "--attention-backend", "flashinfer", *flags)
     (text,) = texts_of(result, "weights")
     assert text.startswith("files of 100.0 GB, of both models")

@@ -212,6 +212,7 @@ def test_hvd_flags_without_hvd(failed_launch: Callable[..., str]) -> None:
     assert "--hvd-policy given without --speculative-algorithm HVD" in printed
 
 
+@pytest.mark.slow  # a process of its own loads SGLang without the plugin
 def test_a_plugin_that_is_kept_out(failed_launch: Callable[..., str], models: DemoModels) -> None:
     # SGLang without the plugin knows neither the flags nor the algorithm.
     printed = failed_launch(

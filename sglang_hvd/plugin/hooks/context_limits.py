@@ -14,10 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sglang.srt.runtime_context import get_context
-
 from sglang_hvd.plugin.device.context_room import num_slots_after_context, room_after_context
-from sglang_hvd.plugin.startup.launch import launch_of
+from sglang_hvd.plugin.startup.launch import launch_of, served_launch
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 def reserve_nothing(compute_num_reserved_tokens: Callable[[], int]) -> int:
     """AROUND hook: the tokens at the end of the context that no request may ask for."""
-    if launch_of(get_context().server_args) is None:
+    if served_launch() is None:
         return compute_num_reserved_tokens()
     return 0
 
@@ -33,7 +31,7 @@ def reserve_nothing(compute_num_reserved_tokens: Callable[[], int]) -> int:
 def hold_slots_ahead(get_req_to_token_extra_context_len: Callable[[], int]) -> int:
     """AROUND hook: the extra columns of the slot table, in addition to those of the context."""
     columns = get_req_to_token_extra_context_len()
-    if launch_of(get_context().server_args) is None:
+    if served_launch() is None:
         return columns
     return max(columns, num_slots_after_context())
 

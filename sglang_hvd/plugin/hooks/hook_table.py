@@ -9,6 +9,7 @@ from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_hvd.plugin.hooks import (
     context_limits,
+    openai_replies,
     proposed_drafts,
     reload,
     responses,
@@ -33,6 +34,7 @@ _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _REQ = "sglang.srt.managers.schedule_batch.Req"
 _COMPONENTS = "sglang.srt.managers.scheduler_components"
 _RESULTS = f"{_COMPONENTS}.batch_result_processor.SchedulerBatchResultProcessor"
+_LOGPROBS = f"{_COMPONENTS}.logprob_result_processor.SchedulerLogprobResultProcessor"
 _STATE = f"{_COMPONENTS}.internal_state.SchedulerInternalStateController"
 _WEIGHTS = f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager"
 _REPORTER = f"{_COMPONENTS}.metrics_reporter.SchedulerMetricsReporter"
@@ -46,6 +48,7 @@ _COMPLETION = f"{_OPENAI}.serving_completions.OpenAIServingCompletion"
 # Target in SGLang -> hook. tests/plugin/test_seams.py checks that each target exists.
 _AROUND: dict[str, Callable[..., Any]] = {
     f"{_SERVER_ARGS}.from_cli_args": flags.keep_hvd_flags,
+    f"{_SERVER_ARGS}.resolve_once": server_args.end_in_one_line,
     f"{_ARGS}.handle_speculative_decoding": server_args.resolve_hvd_config,
     f"{_ARGS}._resolve_speculative_algorithm_alias": server_args.resolve_hvd_alias,
     f"{_ARGS}._handle_eagle_family": server_args.resolve_verify_width,
@@ -63,15 +66,20 @@ _AROUND: dict[str, Callable[..., Any]] = {
     f"{_SCHEDULER}.handle_dumper_control": reload.answer_order,
     f"{_REPORTER}.report_decode_stats": proposed_drafts.count_of_report,
     f"{_REQ}.update_finish_state": stop_strings.end_as_plain_serving,
+    "sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments": (
+        responses.check_fields
+    ),
     "sglang.srt.layers.sampler.apply_custom_logit_processor": responses.apply_processors,
     f"{_TOKENIZER}._slice_streaming_output_meta_info": responses.keep_hvd_figures,
     f"{_TOKENIZER}.TokenizerManager._create_tokenized_object": responses.check_request,
     f"{_TOKENIZER}.TokenizerManager.set_internal_state": server_args.refuse_update,
-    f"{_TOKENIZER}.TokenizerManager.generate_request": responses.note_figures,
-    f"{_CHAT}._generate_chat_stream": responses.stream_figures,
-    f"{_COMPLETION}._generate_completion_stream": responses.stream_figures,
+    f"{_TOKENIZER}.TokenizerManager.generate_request": openai_replies.note_figures,
+    f"{_CHAT}._generate_chat_stream": openai_replies.stream_figures,
+    f"{_COMPLETION}._generate_completion_stream": openai_replies.stream_figures,
     f"{_TOKENIZER}.TokenizerManager.update_weights_from_disk": reload.ask_schedulers,
     f"{_DETOKENIZER}._decode_batch_token_id_output": text_streams.send_stable_text,
+    f"{_OLLAMA}._generate_chat_response": text_streams.answer_errors,
+    f"{_OLLAMA}._generate_generate_response": text_streams.answer_errors,
     f"{_OLLAMA}._stream_chat_response": text_streams.stream_all_text,
     f"{_OLLAMA}._stream_generate_response": text_streams.stream_all_text,
     f"{_WEIGHTS}._select_runners": weight_updates.select_target,
@@ -79,6 +87,7 @@ _AROUND: dict[str, Callable[..., Any]] = {
     f"{_WEIGHTS}.update_weights_from_distributed": weight_updates.send_to_target,
 }
 _AFTER: dict[str, Callable[..., Any]] = {
+    f"{_LOGPROBS}.add_logprob_return_values": responses.drop_unasked_logprob,
     f"{_TOKENIZER}.TokenizerManager._calculate_spec_decoding_metrics": (
         proposed_drafts.count_of_request
     ),
@@ -89,10 +98,10 @@ _AFTER: dict[str, Callable[..., Any]] = {
     f"{_SCHEDULER}._release_aborted_request": scheduler_events.note_aborted,
     f"{_RESULTS}._maybe_collect_routed_experts": scheduler_events.note_finished,
     f"{_STATE}.get_internal_state": scheduler_events.add_hvd_state,
-    f"{_CHAT}._build_chat_response": responses.add_to_metadata,
-    f"{_COMPLETION}._build_completion_response": responses.add_to_metadata,
-    f"{_OPENAI}.protocol.ResponsesRequest.to_sampling_params": responses.ask_in_metadata,
-    f"{_OPENAI}.protocol.ResponsesResponse.from_request": responses.report_in_metadata,
+    f"{_CHAT}._build_chat_response": openai_replies.add_to_metadata,
+    f"{_COMPLETION}._build_completion_response": openai_replies.add_to_metadata,
+    f"{_OPENAI}.protocol.ResponsesRequest.to_sampling_params": openai_replies.ask_in_metadata,
+    f"{_OPENAI}.protocol.ResponsesResponse.from_request": openai_replies.report_in_metadata,
 }
 HOOKS: dict[str, tuple[HookType, Callable[..., Any]]] = {
     **{target: (HookType.AROUND, hook) for target, hook in _AROUND.items()},

@@ -2,45 +2,38 @@
 
 Requests: what would end the server, and what they ask of HVD, is checked on arrival.
 
-Replies: figures, once the request has ended. `/generate` has them in `meta_info["hvd"]`. The OpenAI
-APIs have them where SGLang has a place: in `metadata["hvd"]` of a response, and in `sglext["hvd"]`
-of a stream that has an sglext. Also the stop strings, for the detokenizer.
+Replies: figures, `meta_info["hvd"]`, once the request has ended. Also the stop strings, for the
+detokenizer; and no logprob of a token that was not asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-import orjson
-from fastapi import HTTPException
-from sglang.srt.entrypoints.openai.protocol import ChatCompletionResponse, CompletionResponse
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
-from sglang.srt.runtime_context import get_context
 
 from sglang_hvd.plugin.hooks.text_streams import STOPS_KEY
 from sglang_hvd.plugin.requests.bad_requests import (
     apply_processor,
+    check_num_samples,
     check_on_arrival,
-    one_line,
+    errors_of_clients,
     running_requests,
 )
 from sglang_hvd.plugin.requests.control import check_custom_params
 from sglang_hvd.plugin.requests.marks import figures_of
-from sglang_hvd.plugin.startup.launch import launch_of
+from sglang_hvd.plugin.startup.launch import launch_of, served_launch
 
 if TYPE_CHECKING:
     import torch
-    from sglang.srt.entrypoints.openai.protocol import ResponsesRequest, ResponsesResponse
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 META_INFO_KEY = "hvd"
-_DATA = "data: "
 
 
 class HvdOutputStreamer(SchedulerOutputStreamer):
@@ -50,10 +43,7 @@ class HvdOutputStreamer(SchedulerOutputStreamer):
 
     def build_additional_customized_info(self, reqs: list[Req]) -> dict[str, list[list[Any]]]:
         """Per key, one list per request in `reqs`. Figures: empty until the request finishes."""
-        info: dict[str, list[list[Any]]] = {}
-        launch = launch_of(self.server_args)
-        if launch is not None and launch.config.report_figures:
-            info[META_INFO_KEY] = [_figures(req) for req in reqs]
+        info: dict[str, list[list[Any]]] = {META_INFO_KEY: [_figures(req) for req in reqs]}
         stops = [_stops(req) for req in reqs]
         if any(stops) and not self.server_args.skip_tokenizer_init:
             info[STOPS_KEY] = stops
@@ -64,14 +54,25 @@ class HvdOutputStreamer(SchedulerOutputStreamer):
         return key == META_INFO_KEY
 
 
+class HidingOutputStreamer(HvdOutputStreamer):
+    """Hides the figures."""
+
+    def build_additional_customized_info(self, reqs: list[Req]) -> dict[str, list[list[Any]]]:
+        """Stop strings alone."""
+        info = super().build_additional_customized_info(reqs)
+        del info[META_INFO_KEY]
+        return info
+
+
 def stream_hvd_figures(
     get_output_streamer_class: Callable[[Scheduler], type[SchedulerOutputStreamer]],
     scheduler: Scheduler,
 ) -> type[SchedulerOutputStreamer]:
     """AROUND hook of Scheduler.get_output_streamer_class."""
-    if launch_of(scheduler.server_args) is None:
+    launch = launch_of(scheduler.server_args)
+    if launch is None:
         return get_output_streamer_class(scheduler)
-    return HvdOutputStreamer
+    return HvdOutputStreamer if launch.config.report_figures else HidingOutputStreamer
 
 
 def keep_hvd_figures(
@@ -107,14 +108,21 @@ def check_request(
         defaults = manager.preferred_sampling_params or {}
         custom_params = {**defaults, **params}.get("custom_params")
         check_custom_params(custom_params, launch.config, is_own="custom_params" in params)
-    try:
+    with errors_of_clients():
         tokenized = create_tokenized_object(manager, obj, *args, **kw)
-    except (ValueError, HTTPException):
-        raise
-    except Exception as error:  # what SGLang raises for a value that it does not check
-        raise ValueError(f"a value of the request is wrong: {one_line(error)}") from error
-    check_on_arrival(tokenized, manager.model_config.vocab_size)
+    check_on_arrival(tokenized, manager.model_config)
     return tokenized
+
+
+def check_fields(normalize: Callable[[GenerateReqInput], None], obj: GenerateReqInput) -> None:
+    """AROUND hook of GenerateReqInput.normalize_batch_and_arguments, which makes a request of each
+    prompt and sample."""
+    if served_launch() is None:
+        normalize(obj)
+        return
+    with errors_of_clients():
+        check_num_samples(obj)
+        normalize(obj)
 
 
 def apply_processors(
@@ -141,118 +149,15 @@ def apply_processors(
         )
 
 
-class NotedParams(dict[str, Any]):
-    """Sampling parameters of a request, which SGLang's APIs hand on as one object. They note the
-    figures of its outputs, by their numbers, for a reply in whose making there is no meta_info."""
-
-    def __init__(self, params: dict[str, Any]) -> None:
-        super().__init__(params)
-        self.figures: dict[int, Any] = {}
-
-    def listed(self) -> list[Any]:
-        """The figures so far, in the order of the outputs."""
-        return [self.figures[number] for number in sorted(self.figures)]
-
-
-def note_figures(
-    generate_request: Callable[..., AsyncGenerator[Any, None]],
-    manager: TokenizerManager,
-    obj: Any,
-    *args: Any,
-    **kw: Any,
-) -> AsyncGenerator[Any, None]:
-    """AROUND hook of TokenizerManager.generate_request."""
-    params, outputs = obj.sampling_params, generate_request(manager, obj, *args, **kw)
-    return _noting(outputs, params) if isinstance(params, NotedParams) else outputs
-
-
-async def _noting(
-    outputs: AsyncGenerator[Any, None], params: NotedParams
-) -> AsyncGenerator[Any, None]:
-    async with aclosing(outputs):
-        async for output in outputs:
-            for place, each in enumerate(output if isinstance(output, list) else [output]):
-                for figures in each["meta_info"].get(META_INFO_KEY, ()):
-                    params.figures[each.get("index", place)] = figures
-            yield output
-
-
-def add_to_metadata(
-    response: Any, _serving: Any, _request: Any, outputs: list[dict[str, Any]], *_: Any
+def drop_unasked_logprob(
+    _result: None, _processor: Any, _place: int, req: Req, *_args: Any, **_kw: Any
 ) -> None:
-    """AFTER hook of the functions that build chat completions and completions: adds the figures of
-    all choices to the response's `metadata`."""
-    found = [each["meta_info"].get(META_INFO_KEY) for each in outputs]
-    if any(found) and isinstance(response, (ChatCompletionResponse, CompletionResponse)):
-        figures = [of[0] if of else None for of in found]
-        response.metadata = {**(response.metadata or {}), META_INFO_KEY: figures}
-
-
-def stream_figures(
-    generate_stream: Callable[..., AsyncGenerator[str, None]],
-    serving: Any,
-    adapted_request: Any,
-    request: Any,
-    raw_request: Any,
-) -> AsyncGenerator[str, None]:
-    """AROUND hook of the functions that stream chat completions and completions: the `sglext` of a
-    stream, its last chunk with data, gets the figures. SGLang sends one to a request with
-    return_spec_tokens_details."""
-    if not request.return_spec_tokens_details:
-        return generate_stream(serving, adapted_request, request, raw_request)
-    params = adapted_request.sampling_params = NotedParams(adapted_request.sampling_params)
-    return _with_figures(generate_stream(serving, adapted_request, request, raw_request), params)
-
-
-async def _with_figures(
-    events: AsyncGenerator[str, None], params: NotedParams
-) -> AsyncGenerator[str, None]:
-    async with aclosing(events):
-        async for event in events:
-            if not params.figures or not event.startswith(_DATA) or '"sglext":' not in event:
-                yield event
-                continue
-            payload = orjson.loads(event.removeprefix(_DATA))
-            if "sglext" in payload:  # and not a text that names it
-                payload["sglext"][META_INFO_KEY] = params.listed()
-            yield f"{_DATA}{orjson.dumps(payload).decode()}\n\n"
-
-
-def ask_in_metadata(
-    params: dict[str, Any], request: ResponsesRequest, *_: Any, **_kw: Any
-) -> dict[str, Any]:
-    """AFTER hook of ResponsesRequest.to_sampling_params. /v1/responses has no custom_params: what a
-    request asks of HVD is in its metadata, whose values may be text.
-
-    Raises ValueError, in one line, for what the server cannot serve.
-    """
-    launch = launch_of(get_context().server_args)
-    if launch is None:
-        return params
-    asked = (request.metadata or {}).get(META_INFO_KEY)
-    if isinstance(asked, str) and asked.startswith("{"):
-        try:
-            asked = orjson.loads(asked)
-        except orjson.JSONDecodeError as error:
-            raise ValueError(f'metadata: "hvd": {error}') from None
-    if asked is not None:
-        custom_params = {**params.get("custom_params", {}), META_INFO_KEY: asked}
-        check_custom_params(custom_params, launch.config)
-        params["custom_params"] = custom_params
-    return NotedParams(params)
-
-
-def report_in_metadata(
-    response: ResponsesResponse,
-    _cls: type,
-    _request: ResponsesRequest,
-    sampling_params: dict[str, Any],
-    **_: Any,
-) -> None:
-    """AFTER hook of ResponsesResponse.from_request: adds the figures to its metadata."""
-    if isinstance(sampling_params, NotedParams) and sampling_params.figures:
-        metadata = response.metadata or {}
-        response.metadata = {**metadata, META_INFO_KEY: sampling_params.listed()}
+    """AFTER hook of the function that adds the logprob of the token that a prefill gives. Plain
+    serving samples none for a request that asks for no token; under speculation SGLang samples one,
+    and drops it."""
+    if req.sampling_params.max_new_tokens == 0 and served_launch() is not None:
+        req.logprob.output_token_logprobs_val.clear()
+        req.logprob.output_token_logprobs_idx.clear()
 
 
 def _figures(req: Req) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +30,7 @@ from sglang_hvd.config import HvdConfig, load_config
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.plugin.startup.attention_support import TargetAttention
+from sglang_hvd.plugin.startup.devices import check_device
 from sglang_hvd.plugin.startup.flags import (
     add_hvd_flags,
     config_file_and_overrides,
@@ -39,6 +41,8 @@ from sglang_hvd.plugin.startup.launch import HvdLaunch, launch_of
 from sglang_hvd.plugin.startup.refusals import (
     check_draft_context,
     check_draft_model,
+    check_dtypes,
+    check_folders,
     check_model_tree,
     check_update,
     refuse_stray_flags,
@@ -46,7 +50,12 @@ from sglang_hvd.plugin.startup.refusals import (
     tree_of_flags,
     untested,
 )
-from sglang_hvd.plugin.startup.verify_widths import check_verify_width, slots_ahead, verify_widths
+from sglang_hvd.plugin.startup.verify_widths import (
+    check_pool,
+    check_verify_width,
+    slots_ahead,
+    verify_widths,
+)
 from sglang_hvd.traces.recording_folder import check_folder
 
 if TYPE_CHECKING:
@@ -87,6 +96,26 @@ def check_command_line(flags: Sequence[str]) -> None:
             refuse_stray_flags(server_args)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
+
+
+def end_in_one_line(resolve_once: Callable[[ServerArgs], None], server_args: ServerArgs) -> None:
+    """AROUND hook of ServerArgs.resolve_once: what SGLang itself refuses ends a command line that
+    asks for HVD with one line too."""
+    if not (is_from_command_line(server_args) and _is_requested(server_args)):
+        resolve_once(server_args)
+        return
+    try:
+        resolve_once(server_args)
+    except Exception as error:  # SGLang refuses by errors of every type, and the error goes on
+        text = " ".join(str(error).split()) or traceback.extract_tb(error.__traceback__)[-1].line
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise SystemExit(f"error: SGLang refuses these flags: {kind}{text}") from error
+    share = resolved_view(server_args).mem_fraction_static
+    if share is not None and share <= 0:
+        raise SystemExit(
+            f"error: SGLang leaves a share of {share} of the memory to weights and KV cache: give "
+            "--mem-fraction-static, or lower --chunked-prefill-size"
+        )
 
 
 def resolve_hvd_config(
@@ -154,6 +183,7 @@ def resolve_verify_width(
         context_len=context_len,
         widths_are_free=widths_are_free,
     )
+    check_pool(widths, cfg)
     declare_resolution(server_args, "hvd.verify_width", speculative_num_draft_tokens=widths.base)
     launch = HvdLaunch(
         config,
@@ -164,6 +194,8 @@ def resolve_verify_width(
     )
     # Checked again once the models are loaded; here the config file already tells most of it.
     attention.check_draft_shapes(cfg.speculative_eagle_topk, needs_trees=config.policy == "both")
+    check_device(cfg, attention.backends)
+    check_dtypes(cfg, model_config_of(cfg).dtype)
     server_args._hvd_launch = launch
     logger.info(
         "HVD: policy %s, verify width %d (model drafter's tree %d)%s. Each running request "
@@ -212,6 +244,8 @@ def create_hvd_worker(
         raw_name = server_args.speculative_algorithm or ""
         assert raw_name.upper() != ALGORITHM_NAME, "HVD was asked for but its launch is missing"
         return create_worker(algorithm, server_args)
+    # Once more: the environment, or a program that uses SGLang's engine, may have changed them.
+    refuse_untested(resolved_view(server_args))
     from sglang_hvd.plugin.engine.worker import HvdWorker
 
     return HvdWorker
@@ -263,7 +297,8 @@ def refusals_of(config: HvdConfig, cfg: Any) -> Iterator[ValueError]:
             check_verify_width(config, model_tree_width)
     except ValueError as error:
         yield error
-    yield from _refusal(check_draft_model, cfg)
+    missing = list(_refusal(check_folders, cfg))
+    yield from missing or _refusal(check_draft_model, cfg)
 
 
 def _refusal(check: Callable[[_T], object], checked: _T) -> Iterator[ValueError]:

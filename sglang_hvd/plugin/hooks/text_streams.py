@@ -8,15 +8,17 @@ pieces, such as those of accepted drafts, make all of it frequent.
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from fastapi import HTTPException
 from sglang.srt.managers.io_struct import unwrap_from_pickle, wrap_as_pickle
-from sglang.srt.runtime_context import get_context
 
-from sglang_hvd.plugin.startup.launch import launch_of
+from sglang_hvd.plugin.startup.launch import launch_of, served_launch
 
 if TYPE_CHECKING:
     from sglang.srt.entrypoints.ollama.serving import OllamaServing
@@ -78,7 +80,7 @@ def send_stable_text(
     decode: Callable[..., list[str]], manager: DetokenizerManager, output: BatchTokenIDOutput
 ) -> list[str]:
     """AROUND hook of DetokenizerManager._decode_batch_token_id_output: each request's new text."""
-    if launch_of(get_context().server_args) is None:
+    if served_launch() is None:
         return decode(manager, output)
     return new_texts(manager, output)
 
@@ -202,26 +204,56 @@ async def stream_all_text(
     model_name: str,
 ) -> Any:
     """AROUND hook of OllamaServing._stream_chat_response and ._stream_generate_response."""
-    if launch_of(serving.tokenizer_manager.server_args) is not None:
-        serving = copy.copy(serving)
-        serving.tokenizer_manager = _TextThenEnd(serving.tokenizer_manager)
+    manager = serving.tokenizer_manager
+    if launch_of(manager.server_args) is None:
+        return await stream(serving, gen_request, raw_request, model_name)
+    chunks = manager.generate_request(gen_request, raw_request)
+    serving = copy.copy(serving)
+    with _errors_for_clients():  # while the status of the response is open
+        serving.tokenizer_manager = _TextThenEnd(manager, await anext(chunks), chunks)
     return await stream(serving, gen_request, raw_request, model_name)
 
 
+async def answer_errors(
+    generate: Callable[..., Awaitable[Any]], serving: OllamaServing, *args: Any
+) -> Any:
+    """AROUND hook of OllamaServing._generate_chat_response and ._generate_generate_response."""
+    if launch_of(serving.tokenizer_manager.server_args) is None:
+        return await generate(serving, *args)
+    with _errors_for_clients():
+        return await generate(serving, *args)
+
+
+@contextmanager
+def _errors_for_clients() -> Iterator[None]:
+    """SGLang's other APIs answer the error of a request with 400. Ollama's answer with 500."""
+    try:
+        yield
+    except ValueError as error:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from error
+
+
 class _TextThenEnd:
-    """SGLang's manager for Ollama's streams, which take the text from all chunks but the last, and
-    expect each to have the whole text so far."""
+    """SGLang's manager for one of Ollama's streams, which take the text from all chunks but the
+    last, and expect each to have the whole text so far."""
 
-    def __init__(self, manager: TokenizerManager) -> None:
-        self._manager = manager
+    def __init__(
+        self, manager: TokenizerManager, first: dict[str, Any], others: AsyncIterator[Any]
+    ) -> None:
+        self._is_incremental: bool = manager.incremental_streaming_output
+        self._first, self._others = first, others
 
-    async def generate_request(self, *args: Any) -> AsyncIterator[dict[str, Any]]:
+    async def generate_request(self, *_args: Any) -> AsyncIterator[dict[str, Any]]:
         """Yields the chunks. The last one comes twice, at first as if the reply went on."""
         text = ""
-        async for chunk in self._manager.generate_request(*args):
-            is_delta = self._manager.incremental_streaming_output
-            text = text + chunk["text"] if is_delta else chunk["text"]
+        async for chunk in self._chunks():
+            text = text + chunk["text"] if self._is_incremental else chunk["text"]
             whole = {**chunk, "text": text}
             if whole["meta_info"]["finish_reason"] is not None:
                 yield {**whole, "meta_info": {**whole["meta_info"], "finish_reason": None}}
             yield whole
+
+    async def _chunks(self) -> AsyncIterator[dict[str, Any]]:
+        yield self._first
+        async for chunk in self._others:
+            yield chunk

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.runtime_context import get_server_args
-
-from sglang_hvd.plugin.startup.launch import launch_of
+from sglang_hvd.plugin.startup.launch import served_launch
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +36,7 @@ def sample_nodes(
 def leave_penalties_out(prepare_if_required: Callable[[Any], bool], penalizer: Any) -> bool:
     """AROUND hook of _BatchedPenalizer.prepare_if_required. SGLang's penalties know one token of
     each step, and take an array of the whole batch. HVD works them out for each verification."""
-    if launch_of(get_server_args()) is not None:
+    if served_launch() is not None:
         return False
     return prepare_if_required(penalizer)
 

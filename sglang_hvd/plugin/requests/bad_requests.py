@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import torch
-from sglang.srt.managers.io_struct import (
-    TokenizedGenerateReqInput,
-    msgpack_decode,
-    msgpack_encode,
-)
+from fastapi import HTTPException
+from sglang.srt.managers.detokenizer_manager import DETOKENIZER_MAX_STATES
+from sglang.srt.managers.embed_types import PositionalEmbeds
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput, enc_hook, msgpack_decode
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.managers.io_struct import GenerateReqInput
     from sglang.srt.managers.schedule_batch import Req
 
 # Bytes or objects that no client sends in JSON, and that the scheduler takes as they are.
@@ -37,18 +38,29 @@ _NOT_CHECKED = (
     "positional_embed_overrides",
     "time_stats",
 )
+_MAX_DEPTH = 100  # of custom_params
 
 
-def check_on_arrival(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
-    """Raises ValueError, in one line, for a request that would end the server.
+def check_on_arrival(request: TokenizedGenerateReqInput, model: ModelConfig) -> None:
+    """Raises ValueError, in one line, for a request that would end the server. An empty custom
+    logit processor is taken for none.
 
     Args:
         request: as the scheduler would receive it.
-        vocab_size: of the target model.
+        model: the target model's config.
     """
-    _check_types(request)
+    vocab_size = model.vocab_size
     params = request.sampling_params
-    if request.mm_inputs is None and request.input_embeds is None:
+    _check_depth(params.custom_params)
+    _check_types(request)
+    if request.lora_id is not None and request.lora_name is None:
+        raise ValueError("lora_id is for SGLang's own use: name the adapter by lora_path")
+    overrides = request.positional_embed_overrides
+    if not isinstance(overrides, PositionalEmbeds | None):
+        raise ValueError("positional_embed_overrides are for programs that use SGLang's engine")
+    if request.input_embeds is not None:
+        _check_embeds(request.input_embeds, model.hidden_size)
+    elif request.mm_inputs is None:
         _check_prompt(request, vocab_size)
     if params.min_new_tokens > 0:  # whose penalty marks the stop tokens by their numbers
         _check_range("stop_token_ids", params.stop_token_ids or (), 0, vocab_size - 1)
@@ -58,17 +70,48 @@ def check_on_arrival(request: TokenizedGenerateReqInput, vocab_size: int) -> Non
         _check_logit_bias(params.logit_bias, vocab_size)
     if request.custom_logit_processor:
         _check_processor(request.custom_logit_processor)
+    else:
+        # SGLang would read an empty one if another request of the batch has a processor.
+        request.custom_logit_processor = None
+
+
+def check_num_samples(request: GenerateReqInput) -> None:
+    """Raises ValueError for more samples than SGLang's detokenizer has room for: SGLang would make
+    them all, until there is no memory left."""
+    params = request.sampling_params or {}
+    for each in params if isinstance(params, list) else [params]:
+        num_samples = each.get("n")
+        if isinstance(num_samples, int) and num_samples > DETOKENIZER_MAX_STATES:
+            raise ValueError(f"n must be at most {DETOKENIZER_MAX_STATES}, got {num_samples}")
+
+
+@contextmanager
+def errors_of_clients() -> Iterator[None]:
+    """What SGLang raises here is the fault of a request. SGLang answers a ValueError with 400."""
+    try:
+        yield
+    except (ValueError, HTTPException):
+        raise
+    except Exception as error:  # of any type, for a value whose type SGLang does not check
+        raise ValueError(f"a value of the request is wrong: {one_line(error)}") from error
 
 
 def _check_types(request: TokenizedGenerateReqInput) -> None:
-    """SGLang does not check the types of most fields before it sends them to the scheduler, which
-    ends if it cannot decode them."""
+    """SGLang does not check the types of most fields before it sends them to the scheduler."""
+    params = msgspec.structs.replace(request.sampling_params, custom_params=None)
+    fields = {**dict.fromkeys(_NOT_CHECKED), "sampling_params": params}
     try:
-        msgpack_decode(
-            msgpack_encode(msgspec.structs.replace(request, **dict.fromkeys(_NOT_CHECKED)))
-        )
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        msgpack_decode(_encoder.encode(msgspec.structs.replace(request, **fields)))
+    except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(_with_field_names(str(error))) from error
+
+
+def _as_number(value: Any) -> Any:
+    # A program that uses SGLang's engine may give numbers of numpy or torch.
+    return value.item() if isinstance(value, np.generic | torch.Tensor) else enc_hook(value)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_as_number)
 
 
 def _with_field_names(fault: str) -> str:
@@ -85,12 +128,38 @@ def _with_field_names(fault: str) -> str:
     return f"{name}: {what}"
 
 
+def _check_depth(custom_params: object) -> None:
+    """Python cannot send values that are nested as deep as it can call functions."""
+    level: list[object] = [custom_params]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            item
+            for value in level
+            if isinstance(value, dict | list)
+            for item in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return
+    raise ValueError(f"custom_params are nested deeper than {_MAX_DEPTH} levels")
+
+
 def _check_prompt(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
     token_ids = np.asarray(request.input_ids if request.input_ids is not None else (), np.int64)
     if not token_ids.size:
-        raise ValueError("the prompt is empty: it needs at least one token")
+        if request.session_params is None or request.session_params.id is None:
+            raise ValueError("the prompt is empty: it needs at least one token")
+        return  # SGLang checks it together with the tokens of the session
     if request.lora_id is None:  # adapters can have tokens of their own
         _check_range("input_ids", [token_ids.min(), token_ids.max()], 0, vocab_size - 1)
+
+
+def _check_embeds(embeds: list[list[float]], hidden_size: int) -> None:
+    lengths = {len(row) for row in embeds}
+    if lengths != {hidden_size}:
+        raise ValueError(
+            f"input_embeds must be rows of {hidden_size} numbers, got "
+            f"{len(embeds)} rows of {sorted(lengths)}"
+        )
 
 
 def _check_range(name: str, values: Sequence[int] | set[int], first: int, last: int) -> None:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable
 from typing import Annotated, Any
 
-import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from sglang.srt.environ import envs
-from sglang.srt.sampling.sampling_params import CustomParamValue
 
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.types import SOURCES, DraftLimits
 
 # Policies that a request can have on a server with another one: the sources that they verify.
 _FIXED_SOURCES = {"off": 0, "cache": SOURCES.bit_of("cache"), "model": SOURCES.bit_of("model")}
-
-
-# Python cannot pickle values that are nested some ten times as deep.
-_MAX_DEPTH = 64
 
 
 class RequestControl(BaseModel):
@@ -102,8 +94,7 @@ def check_custom_params(custom_params: object, config: HvdConfig, *, is_own: boo
 
     is_own: the request gave them, and not the server's --preferred-sampling-params.
 
-    Raises ValueError, in one line, if the server cannot serve what they ask of HVD, or if SGLang
-    cannot hand them to its scheduler, which would end the server.
+    Raises ValueError, in one line, if the server cannot serve what they ask of HVD.
     """
     if custom_params is None:
         return
@@ -116,39 +107,6 @@ def check_custom_params(custom_params: object, config: HvdConfig, *, is_own: boo
         )
     if control.report_cycles and not config.report_figures:
         raise ValueError("custom_params: this server reports no figures: leave out report_cycles")
-    _require_carried(custom_params)
-
-
-def _require_carried(custom_params: object) -> None:
-    level = [custom_params]
-    for _ in range(_MAX_DEPTH):
-        level = [part for whole in level for part in _parts_of(whole)]
-        if not level:
-            break
-    else:
-        raise ValueError(f"custom_params must not be nested deeper than {_MAX_DEPTH} levels")
-    if envs.SGLANG_USE_PICKLE_IPC.get():
-        return  # as by default: values of any type
-    try:
-        raw = msgspec.msgpack.encode(custom_params)
-        msgspec.msgpack.decode(raw, type=dict[str, CustomParamValue])
-    except (
-        msgspec.MsgspecError,
-        OverflowError,
-        TypeError,
-        UnicodeEncodeError,
-    ) as error:
-        raise ValueError(
-            "custom_params must be an object whose values are numbers of 64 bits, text, true, "
-            "false, null, lists of these, or objects of these: "
-            + str(error).replace("\n", " ").encode("ascii", "backslashreplace").decode()[:200]
-        ) from None
-
-
-def _parts_of(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def _asked_of_hvd(custom_params: object) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.environ import envs
@@ -19,6 +20,7 @@ from sglang_hvd.config import option_name
 from sglang_hvd.plugin.startup.flags import config_file_and_overrides
 
 if TYPE_CHECKING:
+    import torch
     from sglang.srt.server_args import ServerArgs
 
 
@@ -123,6 +125,19 @@ class _Updated:
         return self._updates[name] if name in self._updates else getattr(self._cfg, name)
 
 
+def check_folders(cfg: Any) -> None:
+    """Raises ValueError for a path that names no folder. SGLang would look for a model of that name
+    on a hub."""
+    paths = {
+        "--model-path": cfg.model_path,
+        "--speculative-draft-model-path": cfg.speculative_draft_model_path,
+        "--tokenizer-path": cfg.tokenizer_path,
+    }
+    for flag, path in paths.items():
+        if path is not None and path.startswith(("/", ".")) and not Path(path).exists():
+            raise ValueError(f"{flag} {path}: there is no such folder: give one that exists")
+
+
 def tree_of_flags(cfg: Any) -> int | None:
     """Nodes of the model drafter's tree by the flags, root included; None if SGLang chooses.
 
@@ -168,6 +183,28 @@ def check_model_tree(width: int, topk: int, num_steps: int) -> None:
         )
 
 
+def check_dtypes(cfg: Any, dtype: torch.dtype) -> None:
+    """Raises ValueError for types that SGLang refuses once it begins to load the target model.
+
+    dtype: of the target's activations, and of the drafter's.
+    """
+    from sglang.srt.layers.quantization import QUANTIZATION_METHODS  # takes seconds to import
+
+    methods = {
+        "--quantization": cfg.quantization,
+        "--speculative-draft-model-quantization": cfg.speculative_draft_model_quantization,
+    }
+    for flag, method in methods.items():
+        config = QUANTIZATION_METHODS.get(method)
+        takes = [dtype] if config is None else config.get_supported_act_dtypes()
+        if dtype not in takes:
+            names = " or ".join(str(each).removeprefix("torch.") for each in takes)
+            raise ValueError(
+                f"{flag} {method} needs activations of type {names}, not "
+                f"{str(dtype).removeprefix('torch.')}: change --dtype"
+            )
+
+
 def check_sampling(max_nodes: int, vocab_size: int) -> None:
     """Raises ValueError for steps with more probabilities than FlashInfer's sampling kernels
     (sampling.cuh, `row_idx * d`) can number by 32 bits.
@@ -209,6 +246,12 @@ def check_draft_model(cfg: Any) -> None:
             f"{target_vocab_size}: use a drafter that was trained for {cfg.model_path}"
         )
     target_hidden_size = target.get_text_config().hidden_size
+    num_drafted = draft.to_dict().get("draft_vocab_size") or draft.vocab_size
+    if (cfg.speculative_eagle_topk or 1) > num_drafted:
+        raise ValueError(
+            f"--speculative-eagle-topk {cfg.speculative_eagle_topk} is more than the {num_drafted} "
+            f"tokens that draft model {path} can draft: lower it"
+        )
     made_for = draft.to_dict().get("target_hidden_size") or draft.hidden_size
     if made_for != target_hidden_size:
         raise ValueError(

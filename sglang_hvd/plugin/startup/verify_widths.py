@@ -13,6 +13,16 @@ from sglang_hvd.plugin.startup.attention_support import TargetAttention
 # Nodes that policy `both` reserves for the cache draft next to a wide tree of the model drafter.
 _MIN_CACHE_NODES = 8
 
+# Tokens of a request, prompt and output, that any server should hold. SGLang asks its own server
+# for about as many before it serves.
+_SHORTEST_REQUEST = 32
+
+RUN_AHEAD_NEEDS = (
+    "--hvd-set run_ahead=true needs a verify width of 1, overlap scheduling (which is off on a CPU "
+    "and with --disable-overlap-schedule) and, with FlashInfer, CUDA graphs and host_plans "
+    "(docs/operate.md): drop it or change these"
+)
+
 # This backend reads a verification's width from the batch, but the maximum width from the settings.
 _READS_MAX_FROM_SETTINGS = "intel_amx"
 
@@ -59,6 +69,8 @@ def verify_widths(
                 f"{option(field, width)} leaves nothing of the context of {context_len} tokens: "
                 "lower it"
             )
+    if config.run_ahead and (not may_run_ahead(config, cfg) or 1 not in narrow):
+        raise ValueError(RUN_AHEAD_NEEDS)
     beyond = () if wide == base else (wide,)
     asked_for = {*(config.narrow_widths or ()), *(beyond if config.wide_width else ())}
     return VerifyWidths((*narrow, base, *beyond), base, frozenset(asked_for))
@@ -81,6 +93,20 @@ def slots_ahead(widest: int, cfg: Any) -> int:
     cfg: SGLang's resolved arguments.
     """
     return 2 * max(widest, cfg.speculative_num_steps * cfg.speculative_eagle_topk)
+
+
+def check_pool(widths: VerifyWidths, cfg: Any) -> None:
+    """Raises ValueError for a KV pool, if its size is given, that no request fits into.
+
+    cfg: SGLang's resolved arguments.
+    """
+    slots, num_tokens = slots_ahead(widths.widest, cfg), cfg.max_total_tokens
+    if num_tokens is not None and num_tokens < _SHORTEST_REQUEST + slots:
+        raise ValueError(
+            f"--max-total-tokens {num_tokens} has no room for a request of {_SHORTEST_REQUEST} "
+            f"tokens and the {slots} KV slots that it reserves: raise it, or verify fewer nodes "
+            "(--hvd-verify-width, --speculative-num-draft-tokens)"
+        )
 
 
 def _verify_width(

@@ -9,15 +9,14 @@ import torch
 
 from sglang_hvd.plugin.device import context_room
 from sglang_hvd.plugin.hooks import context_limits
+from sglang_hvd.plugin.startup.launch import launch_of
 
 
 @pytest.fixture
 def server_args(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The arguments of a server that does not run HVD yet, and takes 80 slots ahead."""
     server_args = SimpleNamespace(_hvd_launch=None)
-    monkeypatch.setattr(
-        context_limits, "get_context", lambda: SimpleNamespace(server_args=server_args)
-    )
+    monkeypatch.setattr(context_limits, "served_launch", lambda: launch_of(server_args))
     monkeypatch.setattr(context_room, "get_alloc_reserve_per_decode", lambda: 80)
     monkeypatch.setattr(context_room, "get_alloc_page_size", lambda: 1)
     return server_args

@@ -9,7 +9,7 @@ from sglang.srt.entrypoints.openai.protocol import ResponsesRequest, ResponsesRe
 from sglang.srt.managers import tokenizer_manager
 from sglang.srt.plugins import load_plugins
 
-from sglang_hvd.plugin.hooks.responses import NotedParams
+from sglang_hvd.plugin.hooks.openai_replies import NotedParams
 
 
 @pytest.mark.parametrize("offset", [0, 1, 7])

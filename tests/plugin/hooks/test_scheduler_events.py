@@ -50,17 +50,19 @@ class _Rule:
         return "a plan" if self.runs_ahead else None
 
 
+BATCH: Any = SimpleNamespace(reqs=[])
+
+
 def asks_for_lengths(of: Any) -> bool:
     """Whether SGLang asks the device for lengths in the next step."""
     found: list[bool] = []
 
     def run_batch(scheduler: Any, batch: Any, option: str) -> str:
-        assert (scheduler, batch, option) == (of, "a batch", "an option")
+        assert (scheduler, batch, option) == (of, BATCH, "an option")
         found.append(scheduler.future_map.needs_cpu_seq_lens)
         return "a result"
 
-    given: Any = "a batch"
-    assert launch_step(run_batch, of, given, "an option") == "a result"
+    assert launch_step(run_batch, of, BATCH, "an option") == "a result"
     [asks] = found
     return asks
 
@@ -92,9 +94,8 @@ def test_a_step_that_fails_leaves_the_next_its_lengths() -> None:
         raise RuntimeError("no memory")
 
     of = scheduler(_run_ahead=_Rule(runs_ahead=True), _ahead=None)
-    given: Any = "a batch"
     with pytest.raises(RuntimeError):
-        launch_step(run_batch, of, given)
+        launch_step(run_batch, of, BATCH)
     assert of.future_map.needs_cpu_seq_lens
 
 

@@ -8,26 +8,28 @@ from array import array
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
-from sglang.srt.sampling.custom_logit_processor import (
-    CustomLogitProcessor,
-    DisallowedTokensLogitsProcessor,
-)
+from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_hvd.plugin.requests.bad_requests import apply_processor, check_on_arrival
 
 VOCAB_SIZE = 16
+MODEL: Any = SimpleNamespace(vocab_size=VOCAB_SIZE, hidden_size=2)
 DISALLOWED = DisallowedTokensLogitsProcessor.to_str()
 
 
 def _request(params: dict[str, Any] | None = None, **fields: Any) -> TokenizedGenerateReqInput:
     """A request as SGLang would send it to its scheduler."""
-    sampling_params = SamplingParams(**(params or {}))
+    params = dict(params or {})
+    min_new_tokens = params.pop("min_new_tokens", 0)
+    sampling_params = SamplingParams(**params)
     sampling_params.normalize(None)
+    sampling_params.min_new_tokens = min_new_tokens  # which needs a tokenizer to be normalized
     return TokenizedGenerateReqInput(
         **{
             "rid": "a",
@@ -39,25 +41,39 @@ def _request(params: dict[str, Any] | None = None, **fields: Any) -> TokenizedGe
     )
 
 
+def _nested(levels: int) -> dict[str, Any]:
+    inner: Any = 10**30
+    for number in range(levels - 1):
+        inner = [inner] if number % 2 else {"a": inner}
+    return {"a": inner}
+
+
 @pytest.mark.parametrize(
     ("params", "fields"),
     [
         ({}, {}),
         ({"logit_bias": {"3": -math.inf, "4": 1}, "stop_token_ids": [-1, 16]}, {}),
         ({"min_new_tokens": 1, "stop_token_ids": [0, 15]}, {}),
+        ({"custom_params": _nested(99), "temperature": np.float32(0.5)}, {}),
         (
-            {"custom_params": {"a": [1, 2], "b": {"c": None, "d": "e"}}},
+            {"custom_params": 5, "max_new_tokens": np.int64(3)},
             {"custom_logit_processor": DISALLOWED},
         ),
         ({}, {"top_logprobs_num": VOCAB_SIZE, "logprob_start_len": 100}),
-        ({}, {"input_ids": array("q", [15, 16]), "lora_id": "adapter"}),
-        ({}, {"input_ids": array("q"), "input_embeds": [[0.5]]}),
+        (
+            {},
+            {
+                "input_ids": array("q", [15, 16]),
+                **{"lora_id": "adapter", "lora_name": "given by lora_path"},
+            },
+        ),
+        ({}, {"input_ids": array("q"), "input_embeds": [[0.5, 1]]}),
     ],
 )
 def test_requests_that_the_model_can_serve_pass(
     params: dict[str, Any], fields: dict[str, Any]
 ) -> None:
-    check_on_arrival(_request(params, **fields), VOCAB_SIZE)
+    check_on_arrival(_request(params, **fields), MODEL)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +81,15 @@ def test_requests_that_the_model_can_serve_pass(
     [
         ({"ignore_eos": "yes"}, {}, "ignore_eos: Expected `bool`, got `str`"),
         ({}, {"stream": 5}, "stream: Expected `bool`, got `int`"),
+        (
+            {},
+            {"lora_id": "adapter"},
+            "lora_id is for SGLang's own use: name the adapter by lora_path",
+        ),
         ({}, {"priority": 2**70}, "can't serialize ints"),
-        ({"custom_params": {"a": [{}]}}, {}, "custom_params: Expected"),
+        ({"custom_params": _nested(101)}, {}, "custom_params are nested deeper than 100 levels"),
+        ({}, {"top_logprobs_num": [1]}, "top_logprobs_num: Expected `int`, got `array`"),
+        ({}, {"return_hidden_states": []}, "return_hidden_states: Expected `bool"),
         ({}, {"input_ids": array("q")}, "the prompt is empty"),
         ({}, {"input_ids": array("q", [1, 16])}, "input_ids must be from 0 to 15, got 16"),
         ({}, {"input_ids": array("q", [-1])}, "input_ids must be from 0 to 15, got -1"),
@@ -93,11 +116,17 @@ def test_requests_that_would_end_the_server_are_refused_in_one_line(
 ) -> None:
     request = _request(params, **fields)
     with pytest.raises(ValueError, match=fault) as refusal:
-        check_on_arrival(request, VOCAB_SIZE)
+        check_on_arrival(request, MODEL)
     assert "\n" not in str(refusal.value)
 
 
-class _Bans(CustomLogitProcessor):
+def test_an_empty_processor_is_none() -> None:
+    request = _request(custom_logit_processor="")
+    check_on_arrival(request, MODEL)
+    assert request.custom_logit_processor is None
+
+
+class _Bans:
     """Bans the token that the parameters name, and fails as they ask."""
 
     def __call__(self, logits: torch.Tensor, custom_param_list: Any = None) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import pytest
-from sglang.srt.environ import envs
 
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.plugin.requests.control import (
@@ -95,54 +94,14 @@ def _nested(depth: int) -> object:
     return value
 
 
-@pytest.mark.parametrize("depth", [64, 900, 100_000])
-@pytest.mark.parametrize("key", ["of_another", "hvd"])
-def test_what_is_nested_too_deep_is_refused_in_one_line(key: str, depth: int) -> None:
-    check_custom_params({"of_another": _nested(60)}, CONFIG)
+@pytest.mark.parametrize("key", [None, "policy", "max_draft_tokens", "learn", "namespace", "new"])
+@pytest.mark.parametrize("depth", [3, 900, 100_000])
+def test_a_wish_of_any_depth_is_refused_in_one_short_line(key: str | None, depth: int) -> None:
+    asked = _nested(depth) if key is None else {key: _nested(depth)}
     with pytest.raises(ValueError, match=r"^custom_params") as refused:
-        check_custom_params({key: _nested(depth)}, CONFIG)
+        check_custom_params({"hvd": asked}, CONFIG)
     assert "\n" not in str(refused.value)
-    assert len(str(refused.value)) < 500
-
-
-@pytest.mark.parametrize(
-    "custom_params",
-    [
-        "off",
-        [1],
-        {"of_another": _nested(3)},
-        {"of_another": {"a": {"b": 1}}},
-        {"of_another": 2**70},
-        {"of_another": "\ud800"},
-        {"\udfff": 1},
-        {1: 2},
-        {"hvd": {"max_draft_tokens": 2**70}},
-        {"hvd": {"namespace": "\ud800"}},
-    ],
-)
-def test_what_sglang_cannot_hand_on_is_refused_in_one_line(custom_params: object) -> None:
-    if custom_params != {1: 2}:  # by default it hands on values of any type
-        check_custom_params(custom_params, CONFIG)
-    with (
-        envs.SGLANG_USE_PICKLE_IPC.override(False),
-        pytest.raises(ValueError, match=r"^custom_params") as refused,
-    ):
-        check_custom_params(custom_params, CONFIG)
-    assert "\n" not in str(refused.value)
-    assert len(str(refused.value)) < 500
-
-
-@pytest.mark.parametrize(
-    "custom_params",
-    [
-        {"of_another": {"a": 1, "b": None}, "list": [1, "a", 2.5], "nan": float("nan")},
-        {"thinking_budget": 2**63},
-        {"hvd": {"max_draft_tokens": 2**63, "namespace": "ü" * 10_000}},
-    ],
-)
-def test_what_sglang_hands_on_is_let_through(custom_params: object) -> None:
-    with envs.SGLANG_USE_PICKLE_IPC.override(False):
-        check_custom_params(custom_params, CONFIG)
+    assert len(str(refused.value)) < 300
 
 
 def test_a_server_can_forbid_overrides() -> None:

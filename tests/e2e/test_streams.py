@@ -3,10 +3,12 @@ characters."""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import random
 import shutil
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,6 +108,15 @@ def _openai(path: str, prompt: str) -> tuple[dict[str, Any], Callable[[dict[str,
     if path == "/v1/completions":
         body = {**limits, "prompt": prompt, "max_tokens": 120}
         return body, lambda chunk: str(chunk["choices"][0]["text"])
+    if path == "/v1/messages":
+        body = {"model": "default", "temperature": 0, "max_tokens": 120}
+        body["messages"] = [{"role": "user", "content": prompt}]
+        return (
+            body,
+            lambda event: (
+                str(event["delta"]["text"]) if event["type"] == "content_block_delta" else ""
+            ),
+        )
     if path == "/v1/responses":
         body = {**limits, "input": prompt, "max_output_tokens": 120}
         return (
@@ -121,13 +132,26 @@ def _openai(path: str, prompt: str) -> tuple[dict[str, Any], Callable[[dict[str,
 def _whole(path: str, reply: dict[str, Any]) -> str:
     if path == "/v1/completions":
         return str(reply["choices"][0]["text"])
+    if path == "/v1/messages":
+        return str(reply["content"][0]["text"])
     if path == "/v1/responses":
         return str(reply["output"][-1]["content"][0]["text"])
     return str(reply["choices"][0]["message"]["content"])
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
-def test_chunks_of_openai_join_to_the_reply(server: Server, path: str) -> None:
+_RESPONSES = pytest.param(
+    "/v1/responses",
+    marks=pytest.mark.skipif(
+        importlib.util.find_spec("openai_harmony") is None,
+        reason="SGLang has /v1/responses with openai-harmony only",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", _RESPONSES, "/v1/messages"]
+)
+def test_chunks_of_openai_and_anthropic_join_to_the_reply(server: Server, path: str) -> None:
     for prompt in PROMPTS:
         body, text_of = _openai(path, prompt)
         expected = _whole(path, server.process.post(path, body))
@@ -157,7 +181,7 @@ def test_lines_of_ollama_join_to_the_reply(server: Server, path: str) -> None:
 def test_a_stream_never_shows_the_beginning_of_a_stop_string(server: Server) -> None:
     is_incremental = _is_incremental(server)
     for prompt in PROMPTS[:4]:
-        params = {"temperature": 0, "max_new_tokens": 120, "ignore_eos": True}
+        params: dict[str, Any] = {"temperature": 0, "max_new_tokens": 120, "ignore_eos": True}
         body: dict[str, Any] = {"text": prompt, "sampling_params": params}
         text = server.process.post("/generate", body)["text"]
         for start in range(5, len(text) - 4, 17):
@@ -167,3 +191,14 @@ def test_a_stream_never_shows_the_beginning_of_a_stop_string(server: Server) -> 
                 chunk["text"] for chunk in _lines(server, "/generate", {**body, "stream": True})
             ]
             assert ("".join(texts) if is_incremental else texts[-1]) == reply["text"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_ollama_answers_a_bad_request_with_400(server: Server, path: str, streams: bool) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    body = {"model": "default", "prompt": "hello", "messages": messages, "stream": streams}
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        server.process.post(path, {**body, "options": {"num_predict": -5}})
+    assert refusal.value.code == 400
+    assert "max_new_tokens must be at least 0" in refusal.value.read().decode()

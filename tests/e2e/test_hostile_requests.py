@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -48,10 +49,10 @@ def _chat(**fields: Any) -> dict[str, Any]:
     }
 
 
-# Each ends a server without HVD.
-KILLERS: list[tuple[str, dict[str, Any], str]] = [
+# What ends a server without HVD, as fields of /generate, and the answer of one with HVD.
+KILLERS: list[tuple[dict[str, Any], str]] = [
     *(
-        ("/generate", {**_generate(), "input_ids": ids}, fault)
+        ({**_generate(), "input_ids": ids}, fault)
         for ids, fault in (
             ([-1], "input_ids must be from 0 to 2047, got -1"),
             ([2048], "input_ids must be from 0 to 2047, got 2048"),
@@ -61,14 +62,42 @@ KILLERS: list[tuple[str, dict[str, Any], str]] = [
             ([[5], [99999]], "input_ids must be from 0 to 2047, got 99999"),
         )
     ),
-    ("/generate", {"text": "", "sampling_params": {"max_new_tokens": 4}}, "the prompt is empty"),
+    *(
+        ({"text": text, "sampling_params": {"max_new_tokens": limit}}, "the prompt is empty")
+        for text in ("", [""], ["", "a"])
+        for limit in (0, 4)
+    ),
     *(
         (
-            "/generate",
             _generate({"stop_token_ids": [token_id], "min_new_tokens": 2}),
             f"stop_token_ids must be from 0 to 2047, got {token_id}",
         )
         for token_id in (-1, 2048, 2**31, 2**63)
+    ),
+    *(
+        (_generate(return_logprob=True, **fields), fault)
+        for fields, fault in (
+            ({"top_logprobs_num": 2049}, "top_logprobs_num must be from 0 to 2048, got 2049"),
+            ({"top_logprobs_num": 2**63}, "top_logprobs_num must be from 0 to 2048"),
+            ({"top_logprobs_num": []}, "top_logprobs_num: Expected `int`, got `array`"),
+            ({"top_logprobs_num": [1, 2]}, "top_logprobs_num: Expected `int`, got `array`"),
+            ({"logprob_start_len": -2}, "logprob_start_len must be from -1 to"),
+            ({"logprob_start_len": -(2**63)}, "logprob_start_len must be from -1 to"),
+            ({"logprob_start_len": [1]}, "logprob_start_len: Expected `int`, got `array`"),
+        )
+    ),
+    *(
+        (_generate(**fields), fault)
+        for fields, fault in (
+            ({"sampling_params": {"n": 10**9}}, "n must be at most 65536, got 1000000000"),
+            ({"sampling_params": {"stop_regex": "("}}, "a value of the request is wrong: "),
+            ({"watermark": {"enabled": True}}, "requires the server to enable --enable-watermark"),
+            ({"return_hidden_states": []}, "return_hidden_states: Expected `bool"),
+            ({"lora_id": ["a"]}, "lora_id: Expected `str | null`, got `array`"),
+            ({"positional_embed_overrides": {}}, "positional_embed_overrides are for programs"),
+            ({"custom_logit_processor": "x"}, "custom_logit_processor cannot be read"),
+            ({"custom_logit_processor": ["a", "b"]}, "custom_logit_processor: Expected `str"),
+        )
     ),
 ]
 
@@ -78,16 +107,114 @@ def test_requests_that_would_end_the_server_get_a_400(server: Server, prompts: l
     expected = [answer["output_ids"] for answer in server.generate_all(few, concurrency=1)]
     with ThreadPoolExecutor(8) as pool:
         good = [pool.submit(server.generate, prompt) for prompt in few]
-        refused = [
-            pool.submit(_ask, server, path, body) for path, body, _ in KILLERS for _ in range(2)
-        ]
+        refused = [pool.submit(_ask, server, "/generate", body) for body, _ in KILLERS]
         good += [pool.submit(server.generate, prompt) for prompt in few]
-        answers = [answer.result() for answer in refused]
-    for (path, body, fault), (status, text) in zip(
-        (killer for killer in KILLERS for _ in range(2)), answers, strict=True
-    ):
-        assert (status, fault in text, text.count("\\n")) == (400, True, 0), (path, body, text)
+    for (body, fault), answer in zip(KILLERS, refused, strict=True):
+        status, text = answer.result()
+        assert status == 400, (body, text)
+        message = json.loads(text)["error"]["message"]
+        assert fault in message
+        assert "\n" not in message
     assert [answer.result()["output_ids"] for answer in good] == expected * 2
+    server.wait_until_idle()
+
+
+def test_an_empty_prompt_continues_a_session_that_has_tokens(server: Server) -> None:
+    session = json.loads(_ask(server, "/open_session", {"capacity_of_str_len": 1000})[1])
+    body = {**_generate(session_params={"id": session}), "input_ids": []}
+    status, text = _ask(server, "/generate", body)
+    assert status == 400
+    assert "must contain input tokens" in text
+    status, text = _ask(server, "/generate", {**body, "input_ids": IDS})
+    answer = json.loads(text)
+    parent = {"id": session, "rid": answer["meta_info"]["id"]}
+    status, text = _ask(server, "/generate", {**body, "session_params": parent})
+    whole = server.generate([*IDS, *answer["output_ids"]], max_new_tokens=4)
+    assert json.loads(text)["output_ids"] == whole["output_ids"]
+
+
+def test_a_stream_of_such_a_request_has_one_event(server: Server) -> None:
+    status, text = _ask(server, "/generate", {**_generate(), "input_ids": [2048], "stream": True})
+    error, done = [line for line in text.splitlines() if line]
+    assert (status, done) == (200, "data: [DONE]")
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == 400
+
+
+_NUMBERS = (-1, 0, 1, 5, 2047, 2048, 2**31, -(2**31), 2**63, -(2**63), 10**30, 0.5, -0.5, 1e300)
+_OTHERS: tuple[Any, ...] = (
+    "",
+    "x",
+    "(",
+    "{}",
+    "\x00",
+    None,
+    True,
+    False,
+    [],
+    [1],
+    [[1]],
+    ["a", ""],
+    {},
+    {"a": 1},
+)
+_VALUES = (*_NUMBERS, *_OTHERS)
+_SAMPLING = (
+    *("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "stream_interval"),
+    *("sampling_seed", "stop", "stop_token_ids", "stop_regex", "json_schema", "regex", "ebnf"),
+    *("structural_tag", "ignore_eos", "skip_special_tokens", "no_stop_trim", "logit_bias"),
+    *("custom_params", "beam_width", "watermark", "spaces_between_special_tokens"),
+)
+_FIELDS = (
+    *("text", "input_ids", "input_embeds", "return_logprob", "logprob_start_len", "stream"),
+    *("top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs", "session_params"),
+    *("return_hidden_states", "return_routed_experts", "lora_path", "lora_id", "priority"),
+    *("custom_logit_processor", "positional_embed_overrides", "extra_key", "cache_salt"),
+    *("return_sampling_mask", "return_prompt_token_ids", "rid", "session_id", "routed_dp_rank"),
+    *("return_flat_raw_top_logprobs", "require_reasoning", "max_thinking_tokens", "bootstrap_room"),
+)
+
+
+def _hostile(rng: random.Random) -> dict[str, Any]:
+    """A request of /generate with some fields of any value, among them ones that go together."""
+
+    def value(name: str) -> Any:
+        if name in ("stop_token_ids", "token_ids_logprob", "input_ids") and rng.random() < 0.5:
+            return [rng.choice(_NUMBERS[:10])]
+        if name == "logit_bias" and rng.random() < 0.7:
+            return {str(rng.choice(_NUMBERS[:6])): rng.choice(_NUMBERS)}
+        chosen = rng.choice(_VALUES)
+        # A request without a limit would take long.
+        return 4 if name == "max_new_tokens" and chosen in (None, 2047, 2048) else chosen
+
+    params = {name: value(name) for name in rng.sample(_SAMPLING, rng.randrange(4))}
+    fields = {name: value(name) for name in rng.sample(_FIELDS, rng.randrange(4))}
+    if rng.random() < 0.3:
+        fields["return_logprob"] = True
+    return _generate({"ignore_eos": True, **params}, **fields)
+
+
+def test_a_server_answers_any_request(server: Server, prompts: list[str]) -> None:
+    rng = random.Random(0)
+    hostile = [_hostile(rng) for _ in range(300)]
+    few = prompts[:6]
+    expected = [answer["output_ids"] for answer in server.generate_all(few, concurrency=1)]
+    with ThreadPoolExecutor(8) as pool:
+        answers, good = [], []
+        for number, body in enumerate(hostile):
+            answers.append(pool.submit(_ask, server, "/generate", body))
+            if number % 10 == 0:
+                good.append(pool.submit(server.generate, few[number // 10 % len(few)]))
+    statuses = [answer.result()[0] for answer in answers]
+    unexpected = [
+        (body, answer.result()[1])
+        for body, answer, status in zip(hostile, answers, statuses, strict=True)
+        if status not in (200, 400)
+    ]
+    assert unexpected == []
+    assert min(statuses.count(200), statuses.count(400)) > 30
+    for number, answer in enumerate(good):
+        assert answer.result()["output_ids"] == expected[number % len(few)]
     server.wait_until_idle()
 
 
@@ -95,7 +222,7 @@ def _failing_processor() -> str:
     """A processor that makes one token certain, unless its parameters make it fail. It is a local
     class, so that the server need not import this module."""
 
-    class Fails(CustomLogitProcessor):
+    class Fails:
         def __call__(self, logits: torch.Tensor, custom_param_list: Any = None) -> Any:
             for row, params in enumerate(custom_param_list):
                 if "fails" in params:
@@ -104,7 +231,7 @@ def _failing_processor() -> str:
                 logits[row, params["token"]] = float(params.get("logit", 0))
             return logits
 
-    return str(Fails.to_str())
+    return str(CustomLogitProcessor.to_str.__func__(Fails))
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
@@ -129,7 +256,7 @@ def test_a_processor_that_fails_ends_its_request_alone(
         good = [pool.submit(server.generate, prompt) for prompt in few]
         bad = {fault: pool.submit(ask, params) for fault, params in faults.items()}
         certain = {token: pool.submit(ask, {"token": token}) for token in (5, 700, 2047)}
-        good += [pool.submit(server.generate, prompt) for prompt in few]
+        good += [pool.submit(server.generate, prompt, custom_logit_processor="") for prompt in few]
     for fault, answer in bad.items():
         status, text = answer.result()
         message = json.loads(text)["error"]["message"]
