@@ -100,21 +100,13 @@ def add_snapshot(parser: argparse.ArgumentParser) -> None:
         "and adds what it holds to the cache",
     )
     add_administered(parser)
-    parser.add_argument(
-        "path",
-        type=Path,
-        nargs="?",
-        metavar="PATH",
-        help="the file (default for save: the server's setting snapshot)",
-    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="the file")
 
 
 def run_snapshot(options: argparse.Namespace) -> int:
     hvd_states(options.url.rstrip("/"), options.api_key)
     if options.what == "save":
         return _save(options)
-    if options.path is None:
-        raise ValueError("snapshot load needs the path of a file")
     served = _give(options, ListContents())[0]["tokenizer"]
     progress = _Progress(1)
     for piece in read_snapshot(options.path, fingerprint=served):
@@ -170,8 +162,7 @@ def run_cache(options: argparse.Namespace) -> int:
 
 
 def _save(options: argparse.Namespace) -> int:
-    path = None if options.path is None else str(options.path.absolute())
-    _give(options, SaveSnapshot(path=path))
+    _give(options, SaveSnapshot(path=str(options.path.absolute())))
     asked = [contents["snapshot"]["num_asked"] for contents in _give(options, ListContents())]
     while True:
         saved = [contents["snapshot"] for contents in _give(options, ListContents())]

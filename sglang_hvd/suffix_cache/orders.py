@@ -87,10 +87,13 @@ class Resize(_Order):
 
 
 class SaveSnapshot(_Order):
-    """Write a snapshot. None: to the path of the setting."""
+    """Write a snapshot.
+
+    path: absolute, on the server's machine.
+    """
 
     do: Literal["save"] = "save"
-    path: str | None = None
+    path: str
 
 
 Order = AddOutputs | ListContents | Erase | Resize | SaveSnapshot

@@ -60,7 +60,7 @@ class ServedCache:
         self._ranks, self._group, self._vocab_size = ranks, group, vocab_size
         self._config = config
         self._budgets = config.shared_cache_tokens, config.namespace_cache_tokens
-        self._path = self._of_group(config.snapshot)
+        self._path = None if config.snapshot is None else self._of_group(config.snapshot)
         self._saver: SnapshotSaver | None = None
 
     def fill(self) -> None:
@@ -102,7 +102,7 @@ class ServedCache:
                 self._budgets = order.shared_cache_tokens, order.namespace_cache_tokens
                 self._cache.resize(*self._budgets)
             case SaveSnapshot():
-                self._save(order)
+                self._save(Path(order.path))
             case ListContents():
                 return self._contents()
         return {"num_pending_tokens": self._cache.stats().num_pending_tokens}
@@ -138,14 +138,11 @@ class ServedCache:
             "snapshot": None if self._saver is None else self._saver.describe(),
         }
 
-    def _save(self, order: SaveSnapshot) -> None:
-        path = self._path if order.path is None else self._of_group(Path(order.path))
-        if path is None:
-            raise ValueError("the server has no setting snapshot: give the path of a file")
+    def _save(self, path: Path) -> None:
         if not path.is_absolute():
             raise ValueError(f"{path}: give the absolute path of a file on the server's machine")
         if self._ranks.is_first:
-            self._start_saver(None).ask(path)
+            self._start_saver(None).ask(self._of_group(path))
 
     def _start_saver(self, every_minutes: float | None) -> SnapshotSaver:
         if self._saver is None:
@@ -158,10 +155,8 @@ class ServedCache:
     def _fingerprint(self) -> str:
         return served_fingerprint()
 
-    def _of_group(self, path: Path | None) -> Path | None:
-        if path is None or self._group == 0:
-            return path
-        return path.with_name(f"{path.name}.{self._group}")
+    def _of_group(self, path: Path) -> Path:
+        return path if self._group == 0 else path.with_name(f"{path.name}.{self._group}")
 
     def _add(self, outputs: SharedOutputs) -> None:
         if outputs.token_ids.max(initial=0) >= self._vocab_size:

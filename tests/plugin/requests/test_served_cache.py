@@ -181,8 +181,6 @@ def test_a_server_starts_with_the_texts_of_a_folder(tmp_path: Path) -> None:
 
 def test_a_snapshot_is_saved_where_an_administrator_says(tmp_path: Path) -> None:
     cache = served()
-    with pytest.raises(ValueError, match="has no setting snapshot"):
-        give(cache, SaveSnapshot())
     with pytest.raises(ValueError, match="give the absolute path"):
         give(cache, SaveSnapshot(path="here"))
     give(cache, AddOutputs.of(texts([1, 2]), tokenizer=""))
