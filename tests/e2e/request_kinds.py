@@ -166,17 +166,15 @@ def combination(random: Random) -> dict[str, Any]:
     changing = sorted(_CHANGING)
     others = sorted(parameters().keys() - _CHANGING - {"nothing", "n", "max_new_tokens"})
     drawn: dict[str, Any] = {"max_new_tokens": random.randint(8, 2 * MAX_TOKENS)}
-    names: list[str] = []
-    for name in random.sample(changing, random.randint(1, 3)) + random.sample(
-        others, random.randint(1, 3)
-    ):
-        told = {*names, *drawn}  # some values set several parameters
-        if any(name in group and group & told - {name} for group in _ONE_OF):
+    names = random.sample(changing, random.randint(1, 3))
+    for name in names + random.sample(others, random.randint(1, 3)):
+        value = random.choice(parameters()[name])  # some values set several parameters
+        asked = drawn.keys() | value.keys()
+        if any(len(group & asked) > 1 for group in _ONE_OF):
             continue
-        if name == "custom_params" and "custom_params" in drawn:
+        if "custom_params" in drawn.keys() & value.keys():
             continue  # a processor needs its own
-        names.append(name)
-        drawn |= random.choice(parameters()[name])
+        drawn |= value
     if "min_new_tokens" in drawn:
         drawn["min_new_tokens"] = random.randint(1, drawn["max_new_tokens"])
     return drawn

@@ -95,7 +95,8 @@ def test_each_parameter_alone_and_in_combinations(
     server.flush_cache()
     # First alone and without drafts of the same replies, then together and with them.
     for at_once in (1, 16):
-        assert not _faults(kinds, expected, ask_all(server, kinds, at_once=at_once))
+        faults = _faults(kinds, expected, ask_all(server, kinds, at_once=at_once))
+        assert not faults, faults
     state = server.hvd_state()
     assert state["num_requests"] == 0
     assert state["num_resyncs"] == 0
@@ -114,7 +115,8 @@ def test_two_hundred_requests_over_all_parameters_in_one_batch(
     server = start_hvd("allocate", *untimed("allocate"), *PROCESSORS, *ALL_AT_ONCE)
     # The second time, the replies of the first are drafts.
     for _ in range(2):
-        assert not _faults(kinds, expected, ask_all(server, kinds, at_once=NUM_MIXED))
+        faults = _faults(kinds, expected, ask_all(server, kinds, at_once=NUM_MIXED))
+        assert not faults, faults
     state = server.hvd_state()
     assert state["num_accepted_drafts"]["cache"] > 0
     assert state["num_requests"] == 0
@@ -136,7 +138,8 @@ def test_a_thinking_budget_ends_the_thinking_at_the_same_token(
     expected = ask_all(start_server(*IN_TURN), kinds, at_once=1)
     server = start_hvd("payoff", *mixing("payoff"), *PROCESSORS, drafting=drafting)
     for at_once in (1, 16):
-        assert not _faults(kinds, expected, ask_all(server, kinds, at_once=at_once))
+        faults = _faults(kinds, expected, ask_all(server, kinds, at_once=at_once))
+        assert not faults, faults
     # The budget was what ended the thinking of nearly all of them: a line ends, and then " the".
     ended = [answer["output_ids"] for _, answer in expected]
     bound = [ids for ids in ended if THE in ids and ids[ids.index(THE) - 1] == NEW_LINE]
@@ -167,7 +170,8 @@ def test_an_n_gram_that_may_not_repeat_is_the_same_one(
     assert all(changed)
     server = start_hvd("payoff", *mixing("payoff"), *PROCESSORS, drafting=drafting)
     for at_once in (1, 16):
-        assert not _faults(kinds, expected, ask_all(server, kinds, at_once=at_once))
+        faults = _faults(kinds, expected, ask_all(server, kinds, at_once=at_once))
+        assert not faults, faults
 
 
 @pytest.mark.parametrize(
@@ -195,7 +199,8 @@ def test_what_changes_logits_does_so_however_requests_are_scheduled(
         "payoff", *mixing("payoff"), *PROCESSORS, *flags, environment=environment or None
     )
     found = ask_all(server, kinds, at_once=len(kinds))
-    assert not _faults(kinds, expected, found)
+    faults = _faults(kinds, expected, found)
+    assert not faults, faults
     num_retracted = sum(answer["meta_info"]["num_retractions"] for _, answer in found)
     assert (num_retracted > 0) == (flags == SMALL_POOL)
     is_overlapped = not server.process.get("/server_info")["disable_overlap_schedule"]

@@ -116,7 +116,7 @@ def test_requests_that_would_end_the_server_get_a_400(server: Server, prompts: l
         assert fault in message
         assert "\n" not in message
     assert [answer.result()["output_ids"] for answer in good] == expected * 2
-    server.wait_until_idle()
+    assert server.hvd_state()["num_requests"] == 0
 
 
 def test_an_empty_prompt_continues_a_session_that_has_tokens(server: Server) -> None:
@@ -131,6 +131,11 @@ def test_an_empty_prompt_continues_a_session_that_has_tokens(server: Server) -> 
     status, text = _ask(server, "/generate", {**body, "session_params": parent})
     whole = server.generate([*IDS, *answer["output_ids"]], max_new_tokens=4)
     assert json.loads(text)["output_ids"] == whole["output_ids"]
+    # SGLang forgets all requests of the session while it counts them.
+    replacing = _generate(session_params={"id": session, "replace": True})
+    status, text = _ask(server, "/generate", replacing)
+    assert status == 400
+    assert "replace needs the rid of the request that it replaces" in text
 
 
 def test_a_stream_of_such_a_request_has_one_event(server: Server) -> None:
@@ -187,8 +192,8 @@ def _hostile(rng: random.Random) -> dict[str, Any]:
         # A request without a limit would take long.
         return 4 if name == "max_new_tokens" and chosen in (None, 2047, 2048) else chosen
 
-    params = {name: value(name) for name in rng.sample(_SAMPLING, rng.randrange(4))}
-    fields = {name: value(name) for name in rng.sample(_FIELDS, rng.randrange(4))}
+    params = {name: value(name) for name in rng.sample(_SAMPLING, rng.randrange(3))}
+    fields = {name: value(name) for name in rng.sample(_FIELDS, rng.randrange(3))}
     if rng.random() < 0.3:
         fields["return_logprob"] = True
     return _generate({"ignore_eos": True, **params}, **fields)
@@ -215,7 +220,7 @@ def test_a_server_answers_any_request(server: Server, prompts: list[str]) -> Non
     assert min(statuses.count(200), statuses.count(400)) > 30
     for number, answer in enumerate(good):
         assert answer.result()["output_ids"] == expected[number % len(few)]
-    server.wait_until_idle()
+    assert server.hvd_state()["num_requests"] == 0
 
 
 def _failing_processor() -> str:
@@ -225,7 +230,7 @@ def _failing_processor() -> str:
     class Fails:
         def __call__(self, logits: torch.Tensor, custom_param_list: Any = None) -> Any:
             for row, params in enumerate(custom_param_list):
-                if "fails" in params:
+                if len(params["__req__"].output_ids) >= params.get("fails_after", 99):
                     raise KeyError(params["fails"])
                 logits[row] = float("-inf")
                 logits[row, params["token"]] = float(params.get("logit", 0))
@@ -242,14 +247,16 @@ def test_a_processor_that_fails_ends_its_request_alone(
     expected = [answer["output_ids"] for answer in server.generate_all(few, concurrency=1)]
     processor = _failing_processor()
     faults: dict[str, dict[str, Any]] = {
-        "KeyError: 'on purpose'": {"fails": "on purpose"},
+        "KeyError: 'at once'": {"fails_after": 0, "fails": "at once"},
+        "KeyError: 'after one'": {"fails_after": 1, "fails": "after one", "token": 9},
+        "KeyError: 'after five'": {"fails_after": 5, "fails": "after five", "token": 9},
         "KeyError: 'token'": {"note": "names no token"},
         "IndexError: ": {"token": 2048},
         "ValueError: it returned NaN, or -inf for all tokens": {"token": 5, "logit": "nan"},
     }
 
     def ask(params: dict[str, Any]) -> tuple[int, str]:
-        params = {"temperature": temperature, "max_new_tokens": 1, "custom_params": params}
+        params = {"temperature": temperature, "max_new_tokens": 12, "custom_params": params}
         return _ask(server, "/generate", _generate(params, custom_logit_processor=processor))
 
     with ThreadPoolExecutor(12) as pool:
@@ -265,9 +272,9 @@ def test_a_processor_that_fails_ends_its_request_alone(
         assert "\n" not in message
     for token, answer in certain.items():
         status, text = answer.result()
-        assert json.loads(text)["output_ids"] == [token]
+        assert json.loads(text)["output_ids"] == [token] * 12
     assert [answer.result()["output_ids"] for answer in good] == expected * 2
-    server.wait_until_idle()
+    assert server.hvd_state()["num_requests"] == 0
 
 
 @pytest.mark.parametrize("serialized", ["{", "{}", '{"callable": "80"}', '{"callable": 1}', "null"])
@@ -282,9 +289,8 @@ def test_a_processor_that_cannot_be_read_is_refused(server: Server, serialized: 
     [
         ({"speculative_accept_threshold_single": 0.5}, "threshold-single below 1: drop it"),
         ({"speculative_accept_threshold_acc": 0.9}, "threshold-acc below 1: drop it"),
-        ({"speculative_accept_threshold_acc": "low"}, "threshold-acc below 1: drop it"),
         ({"enable_mixed_chunk": True}, "--enable-mixed-chunk: drop it"),
-        ({"pp_max_micro_batch_size": "many"}, "must be an integer, got 'many'"),
+        ({"pp_max_micro_batch_size": 1.5}, "must be an integer, got 1.5"),
     ],
 )
 def test_settings_that_hvd_refuses_cannot_be_made_while_serving(
@@ -310,10 +316,12 @@ def _settings(server: Server) -> dict[str, Any]:
     ("path", "body"),
     [
         ("/pd_role_switch", {"new_role": "decode"}),
+        ("/configure_logging", {"log_requests": True, "log_requests_level": 4}),
+        ("/update_weights_from_disk", {"model_path": "nowhere", "load_format": "none"}),
         ("/load_lora_adapter", {"lora_name": "a", "lora_path": "nowhere"}),
     ],
 )
-def test_roles_and_adapters_come_at_start_alone(
+def test_what_a_server_does_not_have_cannot_be_set_while_serving(
     server: Server, path: str, body: dict[str, Any]
 ) -> None:
     status, text = _ask(server, path, body)

@@ -52,7 +52,8 @@ def test_replies_with_seeds_are_those_of_plain_serving(
     server.flush_cache()
     # First without drafts of the same replies, then with them.
     for _ in range(2):
-        assert not _faults(kinds, expected, ask_all(server, kinds, at_once=16))
+        faults = _faults(kinds, expected, ask_all(server, kinds, at_once=16))
+        assert not faults, faults
     state = server.hvd_state()
     assert state["num_requests"] == 0
     assert state["num_resyncs"] == 0

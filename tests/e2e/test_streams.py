@@ -102,14 +102,16 @@ def test_chunks_of_generate_join_to_the_reply(server: Server, interval: int) -> 
     assert num_broken > len(PROMPTS)  # or few chunks end inside a character
 
 
-def _openai(path: str, prompt: str) -> tuple[dict[str, Any], Callable[[dict[str, Any]], str]]:
+def _question(
+    path: str, model: str, prompt: str
+) -> tuple[dict[str, Any], Callable[[dict[str, Any]], str]]:
     """The body of a request, and what gives the new text of a chunk."""
-    limits = {"model": "default", "temperature": 0, "ignore_eos": True}
+    limits = {"model": model, "temperature": 0, "ignore_eos": True}
     if path == "/v1/completions":
         body = {**limits, "prompt": prompt, "max_tokens": 120}
         return body, lambda chunk: str(chunk["choices"][0]["text"])
     if path == "/v1/messages":
-        body = {"model": "default", "temperature": 0, "max_tokens": 120}
+        body = {"model": model, "temperature": 0, "max_tokens": 120}
         body["messages"] = [{"role": "user", "content": prompt}]
         return (
             body,
@@ -152,8 +154,9 @@ _RESPONSES = pytest.param(
     "path", ["/v1/completions", "/v1/chat/completions", _RESPONSES, "/v1/messages"]
 )
 def test_chunks_of_openai_and_anthropic_join_to_the_reply(server: Server, path: str) -> None:
+    model = server.process.get("/v1/models")["data"][0]["id"]
     for prompt in PROMPTS:
-        body, text_of = _openai(path, prompt)
+        body, text_of = _question(path, model, prompt)
         expected = _whole(path, server.process.post(path, body))
         pieces = [text_of(chunk) for chunk in _lines(server, path, {**body, "stream": True})]
         assert "".join(pieces) == expected != ""
@@ -178,27 +181,43 @@ def test_lines_of_ollama_join_to_the_reply(server: Server, path: str) -> None:
         assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
 
 
-def test_a_stream_never_shows_the_beginning_of_a_stop_string(server: Server) -> None:
+def test_no_reply_shows_the_beginning_of_the_stop_string_that_ends_it(server: Server) -> None:
     is_incremental = _is_incremental(server)
+    num_cut = 0
     for prompt in PROMPTS[:4]:
         params: dict[str, Any] = {"temperature": 0, "max_new_tokens": 120, "ignore_eos": True}
         body: dict[str, Any] = {"text": prompt, "sampling_params": params}
         text = server.process.post("/generate", body)["text"]
         for start in range(5, len(text) - 4, 17):
-            params["stop"] = [text[start : start + 4]]
+            stop = text[start : start + 4]
+            params["stop"] = [stop]
             reply = server.process.post("/generate", body)
+            reason = reply["meta_info"]["finish_reason"]
+            if reason.get("matched") == stop and "\ufffd" not in stop:
+                assert reply["text"] == text[: text.index(stop)]
+                num_cut += 1
             texts = [
                 chunk["text"] for chunk in _lines(server, "/generate", {**body, "stream": True})
             ]
             assert ("".join(texts) if is_incremental else texts[-1]) == reply["text"]
+    assert num_cut > 10
 
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
-def test_ollama_answers_a_bad_request_with_400(server: Server, path: str, streams: bool) -> None:
+@pytest.mark.parametrize(
+    ("limit", "fault"),
+    [
+        (-5, "max_new_tokens must be at least 0"),
+        ("x", "a value of the request is wrong: TypeError"),
+    ],
+)
+def test_ollama_answers_a_bad_request_with_400(
+    server: Server, path: str, streams: bool, limit: object, fault: str
+) -> None:
     messages = [{"role": "user", "content": "hello"}]
     body = {"model": "default", "prompt": "hello", "messages": messages, "stream": streams}
     with pytest.raises(urllib.error.HTTPError) as refusal:
-        server.process.post(path, {**body, "options": {"num_predict": -5}})
+        server.process.post(path, {**body, "options": {"num_predict": limit}})
     assert refusal.value.code == 400
-    assert "max_new_tokens must be at least 0" in refusal.value.read().decode()
+    assert fault in refusal.value.read().decode()

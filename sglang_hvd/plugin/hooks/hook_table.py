@@ -72,6 +72,7 @@ _AROUND: dict[str, Callable[..., Any]] = {
     "sglang.srt.layers.sampler.apply_custom_logit_processor": responses.apply_processors,
     f"{_TOKENIZER}._slice_streaming_output_meta_info": responses.keep_hvd_figures,
     f"{_TOKENIZER}.TokenizerManager._create_tokenized_object": responses.check_request,
+    f"{_TOKENIZER}.TokenizerManager.configure_logging": server_args.refuse_log_level,
     f"{_TOKENIZER}.TokenizerManager.set_internal_state": server_args.refuse_update,
     f"{_TOKENIZER}.TokenizerManager.generate_request": openai_replies.note_figures,
     f"{_CHAT}._generate_chat_stream": openai_replies.stream_figures,

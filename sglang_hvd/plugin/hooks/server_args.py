@@ -59,7 +59,7 @@ from sglang_hvd.plugin.startup.verify_widths import (
 from sglang_hvd.traces.recording_folder import check_folder
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.io_struct import SetInternalStateReq
+    from sglang.srt.managers.io_struct import ConfigureLoggingReq, SetInternalStateReq
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -264,6 +264,18 @@ async def refuse_update(
         except ValueError as error:
             raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from error
     return await set_internal_state(manager, obj)
+
+
+def refuse_log_level(
+    configure_logging: Callable[..., None], manager: TokenizerManager, obj: ConfigureLoggingReq
+) -> None:
+    """AROUND hook of TokenizerManager.configure_logging. SGLang would take a level that it does not
+    have, and answer every later request with an error."""
+    level = obj.log_requests_level
+    if launch_of(manager.server_args) is not None and level not in (None, 0, 1, 2, 3):
+        fault = f"log_requests_level must be 0, 1, 2 or 3, got {level}"
+        raise HTTPException(HTTPStatus.BAD_REQUEST, fault)
+    configure_logging(manager, obj)
 
 
 def _is_requested(server_args: ServerArgs) -> bool:

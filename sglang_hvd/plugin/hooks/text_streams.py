@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import HTTPException
 from sglang.srt.managers.io_struct import unwrap_from_pickle, wrap_as_pickle
 
+from sglang_hvd.plugin.requests.bad_requests import errors_of_clients
 from sglang_hvd.plugin.startup.launch import launch_of, served_launch
 
 if TYPE_CHECKING:
@@ -228,7 +229,8 @@ async def answer_errors(
 def _errors_for_clients() -> Iterator[None]:
     """SGLang's other APIs answer the error of a request with 400. Ollama's answer with 500."""
     try:
-        yield
+        with errors_of_clients():
+            yield
     except ValueError as error:
         raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from error
 

@@ -53,6 +53,9 @@ def check_on_arrival(request: TokenizedGenerateReqInput, model: ModelConfig) -> 
     params = request.sampling_params
     _check_depth(params.custom_params)
     _check_types(request)
+    session = request.session_params
+    if session is not None and session.replace and session.rid is None:
+        raise ValueError("session_params: replace needs the rid of the request that it replaces")
     if request.lora_id is not None and request.lora_name is None:
         raise ValueError("lora_id is for SGLang's own use: name the adapter by lora_path")
     overrides = request.positional_embed_overrides

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.managers.io_struct import SessionParams, TokenizedGenerateReqInput
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -86,6 +86,7 @@ def test_requests_that_the_model_can_serve_pass(
             {"lora_id": "adapter"},
             "lora_id is for SGLang's own use: name the adapter by lora_path",
         ),
+        ({}, {"session_params": SessionParams(id="a", replace=True)}, "replace needs the rid"),
         ({}, {"priority": 2**70}, "can't serialize ints"),
         ({"custom_params": _nested(101)}, {}, "custom_params are nested deeper than 100 levels"),
         ({}, {"top_logprobs_num": [1]}, "top_logprobs_num: Expected `int`, got `array`"),
