@@ -191,22 +191,20 @@ class HvdConfig(BaseModel):
     snapshot: Path | None = Field(
         default=None,
         strict=False,
-        description="File that keeps the shared cache across restarts: loaded before the server "
-        "serves, and saved when it ends after SIGTERM. It holds outputs of clients as token ids. A "
-        "file that does not fit is not used. Default: none.",
+        description="File that keeps the shared cache across restarts: clients' outputs, as token "
+        "ids. Default: none.",
     )
     snapshot_minutes: float | None = Field(
         default=None,
         gt=0,
-        description="Save snapshot also every so many minutes, while the server serves. Default: "
-        "not.",
+        description="Save snapshot every so many minutes. Default: only when SIGTERM ends the "
+        "server.",
     )
     warm_from: Path | None = Field(
         default=None,
         strict=False,
-        description="File or folder from which texts enter the shared cache before the server "
-        "serves: recordings, chat logs, text traces, token ids as JSON lines, or plain text. "
-        "Default: none.",
+        description="File or folder of texts that enter the shared cache before the server "
+        "serves. Default: none.",
     )
     history_window: int = Field(
         default=8,
