@@ -22,8 +22,8 @@ from sglang_hvd.suffix_cache.outputs import SharedOutputs, namespace_name
 from sglang_hvd.suffix_cache.snapshot import read_snapshot
 from sglang_hvd.types import TokenIds
 
-# Tokens of one order. The server indexes them in some 2 ms, piece by piece.
-_ORDER_TOKENS = 16 * 1024
+# Tokens and texts of one order. The server indexes them in some 2 ms, piece by piece.
+_ORDER_TOKENS, _ORDER_TEXTS = 16 * 1024, 1024
 _PROGRESS_SECONDS = 1.0
 _POLL_SECONDS = 0.1
 # Digits of a namespace's name that a table shows.
@@ -110,7 +110,7 @@ def run_snapshot(options: argparse.Namespace) -> int:
     served = _give(options, ListContents())[0]["tokenizer"]
     progress = _Progress(1)
     for piece in read_snapshot(options.path, fingerprint=served):
-        for outputs in piece.split(_ORDER_TOKENS):
+        for outputs in piece.split(_ORDER_TOKENS, _ORDER_TEXTS):
             _give(options, AddOutputs.of(outputs, tokenizer=served))
             progress.add(len(outputs.token_ids))
     progress.end_file()
@@ -216,7 +216,8 @@ def _orders_of(texts: Iterable[tuple[TokenIds, str]]) -> Iterator[tuple[str, lis
     some: list[TokenIds] = []
     num_tokens, of_some = 0, ""
     for text, fingerprint in texts:
-        if some and (fingerprint != of_some or num_tokens >= _ORDER_TOKENS):
+        is_full = num_tokens >= _ORDER_TOKENS or len(some) == _ORDER_TEXTS
+        if some and (fingerprint != of_some or is_full):
             yield of_some, some
             some, num_tokens = [], 0
         some.append(text)

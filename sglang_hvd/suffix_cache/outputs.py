@@ -67,13 +67,14 @@ class SharedOutputs:
             token_ids=np.concatenate([np.empty(0, np.int32), *texts]),
         )
 
-    def split(self, num_tokens: int) -> Iterator["SharedOutputs"]:
-        """The same outputs in several values, of little more than num_tokens tokens each unless one
-        output is longer."""
+    def split(self, num_tokens: int, num_outputs: int) -> Iterator["SharedOutputs"]:
+        """The same outputs in several values. Each has at most num_outputs outputs, and ends with
+        the one that reaches num_tokens."""
         ends = np.cumsum(self.lengths, dtype=np.int64)
         begin = token = 0
         while begin < len(ends):
-            stop = min(int(np.searchsorted(ends, token + num_tokens)) + 1, len(ends))
+            reaches = int(np.searchsorted(ends, token + num_tokens)) + 1
+            stop = min(reaches, begin + num_outputs, len(ends))
             end = int(ends[stop - 1])
             yield SharedOutputs(
                 self.namespaces,

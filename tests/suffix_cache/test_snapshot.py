@@ -306,8 +306,9 @@ def test_an_erased_namespace_takes_no_output_that_waits() -> None:
 
 def test_splitting_and_runs_keep_every_output() -> None:
     [piece] = filled().shared_outputs()
-    parts = list(piece.split(200))
-    assert all(len(part.token_ids) <= 260 for part in parts)
+    assert [len(part.lengths) for part in piece.split(200, 30)] == [4] * 10
+    parts = list(piece.split(10_000, 7))
+    assert [len(part.lengths) for part in parts] == [7] * 5 + [5]
     assert np.concatenate([part.token_ids for part in parts]).tolist() == piece.token_ids.tolist()
     runs = list(piece.by_namespace())
     assert sum(len(lengths) for _, _, lengths, _ in runs) == 40
