@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from sglang_hvd.suffix_cache.outputs import SharedOutputs
-from sglang_hvd.whole_file import replacing
+from sglang_hvd.whole_file import check_place, replacing
 
 _MAGIC = b"HVDCACHE"
 _VERSION = 1
@@ -31,6 +31,19 @@ _ARRAYS = (
 )
 
 
+def check_snapshot_place(path: Path) -> None:
+    """Raises ValueError, in one line, if no snapshot can be written there, or if the file there is
+    no snapshot."""
+    check_place(path)
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(_MAGIC))
+    except OSError:  # there is none, or nobody may read it
+        return
+    if begin not in (b"", _MAGIC):
+        raise ValueError(f"{path} is not a snapshot, and is not replaced: give another name")
+
+
 def write_snapshot(path: Path, pieces: Iterable[SharedOutputs], *, fingerprint: str) -> None:
     """Writes outputs into a snapshot. Only the user can read a new file, because token ids are
     text. An old file stays until the new one is complete.
@@ -40,7 +53,7 @@ def write_snapshot(path: Path, pieces: Iterable[SharedOutputs], *, fingerprint: 
     Raises ValueError, in one line, if the file cannot be written, or if one of that name is no
     snapshot.
     """
-    _check_is_no_other_file(path)
+    check_snapshot_place(path)
     digest = hashlib.sha256()
     with replacing(path, is_private=True) as file:
         head = _HEAD.pack(_MAGIC, _VERSION, fingerprint.encode())
@@ -105,13 +118,3 @@ def _pieces(body: memoryview) -> Iterator[SharedOutputs]:
             arrays[name] = array.astype(kind[1:])  # aligned, which the file is not
             body = body[array.nbytes :]
         yield SharedOutputs(names, **arrays)
-
-
-def _check_is_no_other_file(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            begin = file.read(len(_MAGIC))
-    except OSError:  # there is none, or writing says what is wrong
-        return
-    if begin not in (b"", _MAGIC):
-        raise ValueError(f"{path} is not a snapshot, and is not replaced: give another name")

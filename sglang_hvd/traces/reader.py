@@ -136,8 +136,9 @@ def text_files(path: Path) -> list[Path]:
     """
     try:
         found = sorted(path.iterdir()) if path.is_dir() else [path]
+        path.stat()
     except OSError as error:
-        raise ValueError(f"{path}: cannot read the folder: {error.strerror}") from None
+        raise ValueError(f"{path}: cannot read the texts: {error.strerror}") from None
     files = [
         file
         for file in found

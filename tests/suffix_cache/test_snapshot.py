@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from sglang_hvd.suffix_cache import SharedOutputs, SuffixCache
-from sglang_hvd.suffix_cache.snapshot import read_snapshot, write_snapshot
+from sglang_hvd.suffix_cache.snapshot import check_snapshot_place, read_snapshot, write_snapshot
 from sglang_hvd.suffix_cache.snapshot_saver import SnapshotSaver
 from sglang_hvd.whole_file import remove_leftovers
 from tests.suffix_cache.proposed_drafts import propose
@@ -146,6 +146,8 @@ def test_a_file_that_is_no_snapshot_is_neither_read_nor_replaced(tmp_path: Path)
     path.write_text("something of the user's")
     assert refused(path) == f"{path} is not a snapshot of a cache"
     assert "No such file" in refused(tmp_path / "none")
+    with pytest.raises(ValueError, match="there is no folder"):
+        check_snapshot_place(tmp_path / "none" / "cache")
     with pytest.raises(ValueError, match="is not replaced"):
         write_snapshot(path, filled().shared_outputs(), fingerprint=FINGERPRINT)
     assert path.read_text() == "something of the user's"

@@ -136,6 +136,8 @@ def test_files_to_warm_with_are_those_of_the_folder_that_are_complete(tmp_path: 
         (tmp_path / name).touch()
     assert [file.name for file in text_files(tmp_path)] == ["a.hvdt", "b.txt"]
     assert text_files(tmp_path / "b.txt") == [tmp_path / "b.txt"]
+    with pytest.raises(ValueError, match="No such file"):
+        text_files(tmp_path / "none")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no file"):
         text_files(tmp_path / "empty")

@@ -175,7 +175,7 @@ def test_a_server_starts_with_the_texts_of_a_folder(tmp_path: Path) -> None:
     cache = served(warm_from=folder)
     cache.fill()
     assert held(cache) == {"": 2 + 3 + 4 + 3}
-    with pytest.raises(ValueError, match=r"warm_from: .* cannot read"):
+    with pytest.raises(ValueError, match=r"warm_from: .* cannot read the texts: No such file"):
         served(warm_from=tmp_path / "none").fill()
 
 
