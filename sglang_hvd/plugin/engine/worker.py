@@ -359,6 +359,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             **self._figures.describe(len(self._held)),
             "predictor": self._served_predictor.describe(),
             "costs": self._costs.describe(),
+            "snapshot": self._served_cache.describe(),
             "config": self._launch.config.model_dump(mode="json"),
             "verifies_trees": self._verifies_trees,
             "model_tree_width": self._launch.model_tree_width,

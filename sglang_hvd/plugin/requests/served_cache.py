@@ -107,6 +107,10 @@ class ServedCache:
                 return self._contents()
         return {"num_pending_tokens": self._cache.stats().num_pending_tokens}
 
+    def describe(self) -> dict[str, Any] | None:
+        """The latest snapshot, for /server_info; None if none was ever asked for."""
+        return None if self._saver is None else self._saver.describe()
+
     def close(self) -> None:
         """Writes the snapshot of the settings, if they name one. The server ends."""
         if self._saver is not None:
@@ -135,7 +139,7 @@ class ServedCache:
             "now": int(time.time()),
             "num_pending_tokens": self._cache.stats().num_pending_tokens,
             "namespaces": [asdict(of_space) for of_space in self._cache.contents()],
-            "snapshot": None if self._saver is None else self._saver.describe(),
+            "snapshot": self.describe(),
         }
 
     def _save(self, path: Path) -> None:
