@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+from pathlib import Path
 
 from sglang_hvd.plugin.startup.supported import record_hooks, require_supported_sglang
 
@@ -17,10 +18,11 @@ def register() -> None:
     """
     try:
         require_supported_sglang()
-        if _is_launcher():
+        launch_flags = _launch_flags()
+        if launch_flags is not None:
             from sglang_hvd.plugin.hooks.server_args import check_command_line
 
-            check_command_line(sys.argv[1:])
+            check_command_line(launch_flags)
         from sglang.srt.plugins.hook_registry import HookRegistry
 
         from sglang_hvd.plugin.hooks.hook_table import HOOKS
@@ -33,12 +35,22 @@ def register() -> None:
     record_hooks(HOOKS)
 
 
-def _is_launcher() -> bool:
-    """Whether this process was started as `python -m sglang.launch_server`. Its children have its
-    command line too."""
+def _launch_flags() -> list[str] | None:
+    """The flags of a process that was started as `python -m sglang.launch_server`, or as `sglang
+    serve`; None for any other. Its children have its command line too."""
+    program, *flags = sys.argv or [""]
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    is_child = multiprocessing.parent_process() is not None
-    return spec is not None and spec.name == "sglang.launch_server" and not is_child
+    if multiprocessing.parent_process() is not None:
+        return None
+    if spec is not None and spec.name == "sglang.launch_server":
+        return flags
+    if Path(program).name != "sglang" or flags[:1] != ["serve"]:
+        return None
+    flags = flags[1:]
+    if any(flag.startswith("--model-type") for flag in flags):
+        return None  # the one flag that only `sglang serve` has
+    is_model_first = bool(flags) and not flags[0].startswith("-")
+    return ["--model-path", *flags] if is_model_first else flags
 
 
 def _reason(error: Exception) -> str:

@@ -197,7 +197,7 @@ def mixed_requests(seed: int, count: int, *, share_drawn: float) -> list[dict[st
     for _ in range(count):
         params = combination(random)
         if random.random() < share_drawn:
-            params |= drawn_sampling(random)
+            params |= {"top_k": -1} | drawn_sampling(random)
             params["sampling_seed"] = random.choice([0, 1, 42, -5, 2**40 + random.randint(0, 99)])
         requests.append(params)
     return requests

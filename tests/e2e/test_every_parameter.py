@@ -54,11 +54,15 @@ def _kinds(requests: dict[str, Params], **defaults: Any) -> list[Kind]:
 
 
 def _faults(kinds: Sequence[Kind], expected: Sequence[Any], found: Sequence[Any]) -> str:
-    """A line for each answer that is not as expected. What is drawn only has to come."""
+    """A line for each answer that is not as expected. What is drawn only has to come.
+
+    Which prefixes are cached depends on the other requests, and is not compared.
+    """
     lines = []
     for kind, one, other in zip(kinds, expected, found, strict=True):
         assert one[0] == other[0] == 200, (kind, one, other)
-        if not kind.is_drawn and (faults := differences(one, other)):
+        faults = [] if kind.is_drawn else differences(one, other)
+        if faults := [fault for fault in faults if ".cached_tokens" not in fault]:
             lines.append(f"{kind.name}: {'; '.join(faults[:3])}")
     return "\n".join(lines)
 

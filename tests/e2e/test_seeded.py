@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.answers import ask_all
+from tests.e2e.answers import ask, ask_all
 from tests.e2e.conftest import CHAIN, Server, StartServer, mixing
 from tests.e2e.request_kinds import Kind, mixed_requests
 from tests.e2e.test_every_parameter import _faults, _kinds
@@ -22,6 +22,8 @@ NUM_REQUESTS = 200
 def seeded(start_server: StartServer) -> tuple[list[Kind], list[Any]]:
     """Requests over all parameters, most of them sampled, with plain serving's answers to each."""
     requests = mixed_requests(seed=71, count=NUM_REQUESTS, share_drawn=0.75)
+    for params in requests:
+        params.pop("min_p", None)  # which ends a plain server that samples with seeds
     kinds = _kinds({f"request {number}": params for number, params in enumerate(requests)})
     assert sum(kind.is_drawn for kind in kinds) > NUM_REQUESTS / 2
     # Seeds settle what is drawn, so that all of an answer is compared.
@@ -58,6 +60,14 @@ def test_replies_with_seeds_are_those_of_plain_serving(
     assert state["num_requests"] == 0
     assert state["num_resyncs"] == 0
     assert sum(state["num_accepted_drafts"].values()) > NUM_REQUESTS
+
+
+def test_min_p_is_refused(start_hvd: Callable[..., Server]) -> None:
+    server = start_hvd("payoff", *mixing("payoff"), *PROCESSORS, *DETERMINISTIC, drafting=CHAIN)
+    [kind] = _kinds({"min_p": {"temperature": 1.0, "min_p": 0.2}})
+    status, answer = ask(server, kind.path, kind.body)
+    assert status == 400
+    assert "min_p does not work with --enable-deterministic-inference" in str(answer)
 
 
 def test_another_seed_gives_another_reply(

@@ -114,6 +114,24 @@ def test_wrong_flags_end_a_launcher_before_the_hooks_load() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        (["sglang", "serve", "--hvd-policy", "cache"], ["--hvd-policy", "cache"]),
+        (["/bin/sglang", "serve", "a/b", "--tp", "2"], ["--model-path", "a/b", "--tp", "2"]),
+        (["sglang", "serve", "a/b", "--model-type", "llm"], None),
+        (["sglang", "generate", "a/b"], None),
+        (["sglang"], None),
+        (["engine.py", "--hvd-policy", "cache"], None),
+    ],
+)
+def test_a_launcher_is_known_by_its_command(
+    command: list[str], flags: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", command)
+    assert entry._launch_flags() == flags
+
+
 # What the flags alone tell, without any model.
 WRONG_FLAGS = {
     "--hvd-policy cache": "--hvd-policy given without --speculative-algorithm HVD",

@@ -110,7 +110,8 @@ def check_request(
         check_custom_params(custom_params, launch.config, is_own="custom_params" in params)
     with errors_of_clients():
         tokenized = create_tokenized_object(manager, obj, *args, **kw)
-    check_on_arrival(tokenized, manager.model_config)
+    is_deterministic = manager.server_args.enable_deterministic_inference
+    check_on_arrival(tokenized, manager.model_config, is_deterministic=is_deterministic)
     return tokenized
 
 

@@ -41,18 +41,26 @@ _NOT_CHECKED = (
 _MAX_DEPTH = 100  # of custom_params
 
 
-def check_on_arrival(request: TokenizedGenerateReqInput, model: ModelConfig) -> None:
+def check_on_arrival(
+    request: TokenizedGenerateReqInput, model: ModelConfig, *, is_deterministic: bool = False
+) -> None:
     """Raises ValueError, in one line, for a request that would end the server. An empty custom
     logit processor is taken for none.
 
     Args:
         request: as the scheduler would receive it.
         model: the target model's config.
+        is_deterministic: the server samples with seeds.
     """
     vocab_size = model.vocab_size
     params = request.sampling_params
     _check_depth(params.custom_params)
     _check_types(request)
+    if is_deterministic and params.min_p > 0:
+        raise ValueError(
+            "min_p does not work with --enable-deterministic-inference, which samples with seeds: "
+            f"leave it out, got {params.min_p}"
+        )
     session = request.session_params
     if session is not None and session.replace and session.rid is None:
         raise ValueError("session_params: replace needs the rid of the request that it replaces")

@@ -149,9 +149,16 @@ def test_other_weight_updates_are_sglangs() -> None:
     async def load(manager: Any, obj: Any, request: Any) -> tuple[bool, str, int]:
         return True, f"weights {obj.model_path} {request}", 3
 
+    manager = object.__new__(TokenizerManager)
     obj = UpdateWeightFromDiskReqInput(model_path="m", load_format="auto")
-    answer = asyncio.run(ask_schedulers(load, object.__new__(TokenizerManager), obj, "request"))
-    assert answer == (True, "weights m request", 3)
+    for is_hvd in (False, True):
+        manager.server_args = SimpleNamespace(**({"_hvd_launch": "a launch"} if is_hvd else {}))
+        answer = asyncio.run(ask_schedulers(load, manager, obj, "request"))
+        assert answer == (True, "weights m request", 3)
+    unknown = UpdateWeightFromDiskReqInput(model_path="m", load_format="x")
+    is_loaded, message, _ = asyncio.run(ask_schedulers(load, manager, unknown, "request"))
+    assert not is_loaded
+    assert message.startswith("there is no load_format 'x': give one of auto, pt, ")
 
 
 OF_WIDTHS = (

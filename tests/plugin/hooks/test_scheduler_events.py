@@ -21,6 +21,7 @@ from sglang_hvd.plugin.hooks.scheduler_events import (
     note_finished,
     note_pause,
 )
+from sglang_hvd.plugin.requests.bad_requests import running_requests
 from sglang_hvd.plugin.requests.marks import mark_held
 from sglang_hvd.step_clock import StepClock
 
@@ -38,6 +39,9 @@ def scheduler(**attributes: Any) -> Any:
     )
 
 
+BATCH: Any = SimpleNamespace(reqs=["a request"])
+
+
 class _Rule:
     """Stands for the rule of which steps run ahead."""
 
@@ -50,19 +54,18 @@ class _Rule:
         return "a plan" if self.runs_ahead else None
 
 
-BATCH: Any = SimpleNamespace(reqs=[])
-
-
 def asks_for_lengths(of: Any) -> bool:
     """Whether SGLang asks the device for lengths in the next step."""
     found: list[bool] = []
 
     def run_batch(scheduler: Any, batch: Any, option: str) -> str:
         assert (scheduler, batch, option) == (of, BATCH, "an option")
+        assert running_requests() == ["a request"]
         found.append(scheduler.future_map.needs_cpu_seq_lens)
         return "a result"
 
     assert launch_step(run_batch, of, BATCH, "an option") == "a result"
+    assert running_requests() is None
     [asks] = found
     return asks
 
@@ -96,6 +99,7 @@ def test_a_step_that_fails_leaves_the_next_its_lengths() -> None:
     of = scheduler(_run_ahead=_Rule(runs_ahead=True), _ahead=None)
     with pytest.raises(RuntimeError):
         launch_step(run_batch, of, BATCH)
+    assert running_requests() is None
     assert of.future_map.needs_cpu_seq_lens
 
 

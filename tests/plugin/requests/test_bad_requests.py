@@ -76,6 +76,14 @@ def test_requests_that_the_model_can_serve_pass(
     check_on_arrival(_request(params, **fields), MODEL)
 
 
+def test_min_p_is_refused_where_tokens_are_sampled_with_seeds() -> None:
+    request = _request({"min_p": 0.1})
+    check_on_arrival(request, MODEL)
+    with pytest.raises(ValueError, match="min_p does not work with --enable-deterministic"):
+        check_on_arrival(request, MODEL, is_deterministic=True)
+    check_on_arrival(_request({}), MODEL, is_deterministic=True)
+
+
 @pytest.mark.parametrize(
     ("params", "fields", "fault"),
     [
