@@ -157,7 +157,11 @@ class ServedCache:
 
     @cached_property
     def _fingerprint(self) -> str:
-        return served_fingerprint()
+        try:
+            return served_fingerprint()
+        except (OSError, ValueError) as error:  # as transformers says that there is none
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"the model's tokenizer cannot be loaded: {reason}") from None
 
     def _of_group(self, path: Path) -> Path:
         return path if self._group == 0 else path.with_name(f"{path.name}.{self._group}")

@@ -93,6 +93,17 @@ def test_texts_enter_the_namespace_that_requests_of_a_salt_have() -> None:
     assert held(cache) == {}
 
 
+def test_without_a_tokenizer_an_order_is_refused_and_no_server_ends(tmp_path: Path) -> None:
+    cache = served()
+    (tmp_path / "empty").mkdir()
+    with (
+        get_context().override_server_args(tokenizer_path=str(tmp_path / "empty")),
+        pytest.raises(ValueError, match="the model's tokenizer cannot be loaded") as error,
+    ):
+        give(cache, ListContents())
+    assert "\n" not in str(error.value)
+
+
 def test_texts_of_another_tokenizer_and_unknown_tokens_are_refused() -> None:
     cache = served()
     ours = give(cache, ListContents())["tokenizer"]
