@@ -188,6 +188,24 @@ class HvdConfig(BaseModel):
         description="Cache mode votes: how many tokens of finished requests' prompts stay indexed "
         "for the next turn of their sessions. The oldest prompt is dropped first. 0: none.",
     )
+    snapshot: Path | None = Field(
+        default=None,
+        strict=False,
+        description="File that keeps the shared cache across restarts: clients' outputs, as token "
+        "ids. Default: none.",
+    )
+    snapshot_minutes: float | None = Field(
+        default=None,
+        gt=0,
+        description="Save snapshot every so many minutes. Default: only when SIGTERM ends the "
+        "server.",
+    )
+    warm_from: Path | None = Field(
+        default=None,
+        strict=False,
+        description="File or folder of texts that enter the shared cache before the server "
+        "serves. Default: none.",
+    )
     history_window: int = Field(
         default=8,
         ge=1,
@@ -360,6 +378,13 @@ class HvdConfig(BaseModel):
             raise ValueError("report_cycles needs it: leave one of them out")
         return value
 
+    @field_validator("snapshot_minutes")
+    @classmethod
+    def _has_a_snapshot(cls, value: float | None, field: ValidationInfo) -> float | None:
+        if value is not None and field.data.get("snapshot") is None:
+            raise ValueError("there is no snapshot to save: set snapshot too")
+        return value
+
     @field_validator("record_total_mb")
     @classmethod
     def _holds_two_files(cls, value: int, field: ValidationInfo) -> int:
@@ -419,7 +444,7 @@ def load_config(
     If the command line names or implies a policy, settings in the file that only another policy
     reads are ignored.
 
-    A relative path in a YAML file (costs, predictor, record) starts from that file's folder.
+    A relative path in a YAML file starts from that file's folder.
 
     Raises ValueError with one line that names the file or flag, the key and what is wrong.
     """
@@ -463,7 +488,7 @@ def _read_yaml(path: Path) -> dict[str, object]:
         raise ValueError(
             f"{path}: an HVD config is a mapping of field to value, got {type(content).__name__}"
         )
-    for name in ("costs", "predictor", "record"):
+    for name in ("costs", "predictor", "record", "snapshot", "warm_from"):
         if isinstance(content.get(name), str):
             content[name] = path.parent / content[name]
     return {str(key): value for key, value in content.items()}

@@ -132,11 +132,15 @@ def run_costs(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_reload(parser: argparse.ArgumentParser) -> None:
+def add_administered(parser: argparse.ArgumentParser) -> None:
     add_server(parser)
     parser.add_argument(
         "--admin-api-key", metavar="KEY", help="the server's admin key, if it has one"
     )
+
+
+def add_reload(parser: argparse.ArgumentParser) -> None:
+    add_administered(parser)
     parser.add_argument(
         "--predictor",
         type=Path,
