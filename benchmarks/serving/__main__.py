@@ -3,11 +3,15 @@
     python -m benchmarks.serving --modes plain,eagle3,ngram,cache,frequency,payoff,allocate
         --concurrency 1,4,16 [--json FILE]
     python -m benchmarks.serving --attach plain=URL --attach payoff=URL [--concurrency 1,4,16] ...
+    python -m benchmarks.serving ... --rates 1,2,4 --max-ttft-ms 500 --max-tpot-ms 50
 
 Each mode is a server of its own on the demo models, or one that is already running. All servers
 stay up together and take turns, in another order each time, so that other load on the machine
 affects all of them alike. Each server's caches are flushed before each measurement. The first round
 is not counted.
+
+--concurrency is a closed loop: a conversation begins when another has ended. --rates is an open
+loop: conversations arrive at random, at so many per second, whether or not the server keeps up.
 """
 
 import argparse
@@ -24,12 +28,12 @@ from transformers import AutoTokenizer
 
 from benchmarks.command import counts, parser_of, run, write_rows
 from benchmarks.serving.client import Answer, Conversation, play
-from benchmarks.serving.measure import Cell, measure, table_of
-from sglang_hvd.commands.arguments import add_json, count
+from benchmarks.serving.measure import Bounds, Cell, measure, table_of
+from sglang_hvd.commands.arguments import add_json, count, not_negative, seed
 from sglang_hvd.demo.corpus.session import FAMILIES, Session
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import demo_models
-from sglang_hvd.demo.modes import MODES, server_flags
+from sglang_hvd.demo.modes import MODES, PAPER_MODES, server_flags
 from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment
 
 _SEED = 11
@@ -41,10 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     with contextlib.ExitStack() as stack:
         urls = dict(options.attach) or stack.enter_context(_servers(options.modes))
-        rows = measure(urls, _cells(urls, options), rounds=options.rounds)
+        bounds = Bounds(options.max_ttft_ms, options.max_tpot_ms)
+        rows = measure(
+            urls,
+            _cells(urls, options),
+            rounds=options.rounds,
+            bounds=None if bounds == Bounds() else bounds,
+            seed=options.seed,
+        )
     print(table_of(rows))
     write_rows(options.json, map(asdict, rows))
-    return 0 if all(row.outputs_identical for row in rows) else 1
+    return 0 if all(row.outputs_identical and row.is_complete for row in rows) else 1
 
 
 @contextlib.contextmanager
@@ -92,7 +103,7 @@ def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
     cells = []
     for family in options.workloads:
         sessions = demo_sessions(
-            family, count=_num_sessions(max(options.concurrency), options), seed=_SEED
+            family, count=_num_sessions(max(options.concurrency, default=0), options), seed=_SEED
         )
         conversations = [_conversation(s, tokenizer, options.max_tokens) for s in sessions]
         expected = {
@@ -113,6 +124,10 @@ def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
             )
             for concurrency in options.concurrency
         ]
+        cells += [
+            Cell(family, family, len(conversations), conversations, is_expected, rate)
+            for rate in options.rates
+        ]
     return cells
 
 
@@ -123,7 +138,11 @@ def _num_sessions(concurrency: int, options: argparse.Namespace) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("serving", "Compare ways of decoding.")
-    parser.add_argument("--modes", type=_modes, help=f"some of {','.join(MODES)} (default: all)")
+    parser.add_argument(
+        "--modes",
+        type=_modes,
+        help=f"some of {','.join(MODES)} (default: all but {','.join(PAPER_MODES)})",
+    )
     parser.add_argument(
         "--attach",
         type=_attached,
@@ -135,8 +154,27 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--concurrency",
         type=counts,
-        default=[1, 4, 16],
-        help="comma-separated numbers of requests at a time (default: 1,4,16)",
+        help="comma-separated numbers of requests at a time (default: 1,4,16, or none with "
+        "--rates)",
+    )
+    parser.add_argument(
+        "--rates",
+        type=_rates,
+        default=[],
+        metavar="R,...",
+        help="comma-separated numbers of conversations that arrive per second",
+    )
+    parser.add_argument(
+        "--seed", type=seed, default=0, help="of the arrivals (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-ttft-ms", type=not_negative, metavar="MS", help="bound of a good reply, for goodput"
+    )
+    parser.add_argument(
+        "--max-tpot-ms",
+        type=not_negative,
+        metavar="MS",
+        help="bound of a good reply's mean time per token",
     )
     parser.add_argument(
         "--workloads",
@@ -164,8 +202,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--modes names servers to start, --attach running servers: give one of them")
     if len(set(attached)) < len(attached):
         parser.error(f"--attach: {', '.join(attached)}: give each server another name")
-    options.modes = options.modes or list(MODES)
+    # The paper's modes are for comparison with the paper.
+    options.modes = options.modes or [mode for mode in MODES if mode not in PAPER_MODES]
+    if options.concurrency is None:
+        options.concurrency = [] if options.rates else [1, 4, 16]
     return options
+
+
+def _rates(text: str) -> list[float]:
+    rates = [not_negative(number) for number in text.split(",")]
+    if not all(rates):
+        raise argparse.ArgumentTypeError(f"numbers above 0, got {text}")
+    return rates
 
 
 def _modes(text: str) -> list[str]:
