@@ -140,8 +140,7 @@ class HvdConfig(BaseModel):
         default=None,
         strict=False,
         description="Policies allocate and payoff: the payoff predictor (safetensors), or "
-        "shipped:NAME for one in the package: votes_mlp and paper_mlp are the paper's. Default: "
-        "the one that ships.",
+        "shipped:paper_mlp, the paper's. Default: the one that ships for the cache_mode.",
     )
     calibrate: bool = Field(
         default=True,

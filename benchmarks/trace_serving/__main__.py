@@ -55,7 +55,7 @@ from sglang_hvd.replay.core.recordings import TraceTokenizer, find_recordings, s
 from sglang_hvd.traces.trace import Trace
 
 # Modes without a model drafter.
-_NOT_SIMULATED = ("plain", "ngram", "cache")
+_NOT_SIMULATED = ("plain", "ngram", "cache", "suffix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +288,8 @@ def _servers(
     with contextlib.ExitStack() as stack:
         servers = {}
         for mode in options.modes:
-            # The last value of a flag counts. plain and ngram have no tree.
-            of_tree = tree if mode not in ("plain", "ngram") else ()
+            # The last value of a flag counts. The other modes have no tree.
+            of_tree = tree if mode not in ("plain", "ngram", "eagle3-adaptive") else ()
             servers[mode] = SglangServer(
                 [*server_flags(mode, models), *of_tree, *common],
                 log_file=(options.logs or folder) / f"{mode}.log",

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from sglang_hvd.demo.models import demo_models
+from sglang_hvd.demo.modes import Mode, server_flags
 from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from tests.e2e.conftest import Server, StartServer, assert_same_alone_and_together
 
 CONFIG = Path(__file__).parents[2] / "configs" / "paper-qwen3-8b.yaml"
-PLAIN_IDS = Callable[..., list[list[int]]]
+PlainIds = Callable[..., list[list[int]]]
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_the_paper_and_its_baselines_are_exact(
     policy: str,
     sources: set[str],
     start_paper: Callable[..., Server],
-    plain_ids: PLAIN_IDS,
+    plain_ids: PlainIds,
     prompts: list[str],
 ) -> None:
     expected = plain_ids(prompts)
@@ -56,3 +57,15 @@ def test_the_paper_and_its_baselines_are_exact(
     if policy == "payoff":
         shipped = AcceptancePredictor.load(PAPER_PREDICTORS["paper"])
         assert state["predictor"]["fingerprint"] == shipped.fingerprint
+
+
+@pytest.mark.parametrize("mode", ["eagle3-adaptive", "suffix", "frequency-paper", "hvd-paper"])
+def test_the_modes_of_benchmarks_are_served_and_exact(
+    mode: Mode, start_server: StartServer, plain_ids: PlainIds, prompts: list[str]
+) -> None:
+    _, _, *flags = server_flags(mode, demo_models())  # the fixture names the target
+    server = start_server(*flags)
+    answers = server.generate_all(prompts[::4], concurrency=3)
+    assert [answer["output_ids"] for answer in answers] == plain_ids(prompts)[::4]
+    if mode == "eagle3-adaptive":  # SGLang turns it off with a warning where it cannot adapt
+        assert server.process.get("/server_info")["speculative_adaptive"]
