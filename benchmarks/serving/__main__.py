@@ -4,6 +4,7 @@
         --concurrency 1,4,16 [--json FILE]
     python -m benchmarks.serving --attach plain=URL --attach payoff=URL [--concurrency 1,4,16] ...
     python -m benchmarks.serving ... --rates 1,2,4 --max-ttft-ms 500 --max-tpot-ms 50
+    python -m benchmarks.serving ... --workloads mt-bench,delegate-52,mine.jsonl --max-tokens 8192
 
 Each mode is a server of its own on the demo models, or one that is already running. All servers
 stay up together and take turns, in another order each time, so that other load on the machine
@@ -29,8 +30,10 @@ from transformers import AutoTokenizer
 from benchmarks.command import counts, parser_of, run, write_rows
 from benchmarks.serving.client import Answer, Conversation, play
 from benchmarks.serving.measure import Bounds, Cell, measure, table_of
+from benchmarks.workloads.catalogue import find
+from benchmarks.workloads.prompts import Message, Prompt, Template, draw
 from sglang_hvd.commands.arguments import add_json, count, not_negative, seed
-from sglang_hvd.demo.corpus.session import FAMILIES, Session
+from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import demo_models
 from sglang_hvd.demo.modes import MODES, PAPER_MODES, server_flags
@@ -73,39 +76,55 @@ def _servers(modes: Sequence[str]) -> Iterator[dict[str, str]]:
         yield urls
 
 
-def _conversation(session: Session, tokenizer: Any, max_tokens: int) -> Conversation:
-    """The session's user turns, with the server's own answers between them."""
+class _OfServer:
+    """The chat template of a server's tokenizer."""
+
+    def __init__(self, url: str) -> None:
+        with urllib.request.urlopen(f"{url}/model_info", timeout=60) as response:
+            self._tokenizer = AutoTokenizer.from_pretrained(json.load(response)["tokenizer_path"])
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
+        rendered = self._tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+        )
+        return str(rendered)
+
+
+def _conversation(first: Prompt, template: Template | None, max_tokens: int) -> Conversation:
+    """The user's turns, with the server's own answers between them."""
 
     def next_body(answers: Sequence[Answer]) -> dict[str, Any] | None:
-        if len(answers) == len(session.turns):
+        prompt: Prompt | None = first
+        for answer in answers:
+            assert prompt is not None, "the conversation has ended"
+            prompt = prompt.after(answer.text)
+        if prompt is None:
             return None
-        messages = []
-        for turn, said in enumerate(session.turns[: len(answers) + 1]):
-            messages.append({"role": "user", "content": said.user})
-            if turn < len(answers):
-                messages.append({"role": "assistant", "content": answers[turn].text})
-        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return {
-            "text": prompt,
-            "sampling_params": {"temperature": 0, "max_new_tokens": max_tokens},
-        }
+        sampling = {"temperature": 0, "max_new_tokens": max_tokens}
+        return {**prompt.request(template), "sampling_params": sampling}
 
     return next_body
 
 
+def _prompts(name: str, num: int, options: argparse.Namespace) -> list[Prompt]:
+    """The prompts of a family of the demo, or else the measured prompts of a workload."""
+    if name not in FAMILIES:
+        return [*draw(find(name), folder=options.data, num_measured=num).measured]
+    sessions = demo_sessions(name, count=num, seed=_SEED)
+    return [Prompt.of_user(*(turn.user for turn in session.turns)) for session in sessions]
+
+
 def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
     """The cells of all workloads. The expected answers are those of plain decoding, one request at
-    a
-    time, or of the first mode if no server decodes plainly."""
+    a time, or of the first mode if no server decodes plainly."""
     url = urls.get("plain", next(iter(urls.values())))
-    with urllib.request.urlopen(f"{url}/model_info", timeout=60) as response:
-        tokenizer = AutoTokenizer.from_pretrained(json.load(response)["tokenizer_path"])
+    template = _OfServer(url) if options.template == "official" else None
+    num = _num_sessions(max(options.concurrency, default=0), options)
     cells = []
-    for family in options.workloads:
-        sessions = demo_sessions(
-            family, count=_num_sessions(max(options.concurrency, default=0), options), seed=_SEED
-        )
-        conversations = [_conversation(s, tokenizer, options.max_tokens) for s in sessions]
+    for name in options.workloads:
+        family = name if name in FAMILIES else find(name).family
+        prompts = _prompts(name, num, options)
+        conversations = [_conversation(p, template, options.max_tokens) for p in prompts]
         expected = {
             (answer.conversation, answer.turn): answer.token_ids
             for answer in play(url, conversations, concurrency=1).answers
@@ -116,7 +135,7 @@ def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
 
         cells += [
             Cell(
-                family,
+                name,
                 family,
                 concurrency,
                 conversations[: _num_sessions(concurrency, options)],
@@ -125,7 +144,7 @@ def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
             for concurrency in options.concurrency
         ]
         cells += [
-            Cell(family, family, len(conversations), conversations, is_expected, rate)
+            Cell(name, family, len(conversations), conversations, is_expected, rate)
             for rate in options.rates
         ]
     return cells
@@ -180,7 +199,17 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--workloads",
         type=_workloads,
         default=list(FAMILIES),
-        help=f"some of {','.join(FAMILIES)} (default: all)",
+        help=f"some of {','.join(FAMILIES)} (default: all of these), names of `python -m "
+        "benchmarks.workloads list`, or files of prompts",
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="copies of data sets, as in benchmarks.workloads"
+    )
+    parser.add_argument(
+        "--template",
+        choices=("official", "none"),
+        default="official",
+        help="none: messages without a chat template, as in the paper's table 4",
     )
     parser.add_argument(
         "--sessions",
@@ -221,7 +250,13 @@ def _modes(text: str) -> list[str]:
 
 
 def _workloads(text: str) -> list[str]:
-    return _among(text, FAMILIES)
+    names = text.split(",")
+    try:
+        for name in set(names) - set(FAMILIES):
+            find(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return names
 
 
 def _among(text: str, known: Sequence[str]) -> list[str]:

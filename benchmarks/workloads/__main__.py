@@ -12,10 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.command import parser_of, run
-from benchmarks.workloads.local import demo, of_file
-from benchmarks.workloads.paper import PAPER
-from benchmarks.workloads.practice import PRACTICE
-from benchmarks.workloads.prompts import SEED, Workload, draw
+from benchmarks.workloads.catalogue import find, workloads
+from benchmarks.workloads.prompts import SEED, draw
 from sglang_hvd.replay.training.tables import markdown_table
 from sglang_hvd.traces.chat_templates import ChatTemplate
 from sglang_hvd.traces.tokenizer_json import load_tokenizer
@@ -32,24 +30,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(markdown_table({name: name for name in columns}, rows, num_labels=len(columns)))
     else:
         _show(options)
-
-
-def workloads() -> dict[str, Workload]:
-    """All workloads by name, the paper's first."""
-    return {workload.name: workload for workload in (*PAPER, *PRACTICE, *demo())}
-
-
-def find(name: str, tokenizer_file: Path | None = None) -> Workload:
-    """A workload by name, or else that of a file.
-
-    Raises ValueError, in one line, if there is neither.
-    """
-    known = workloads()
-    if name in known:
-        return known[name]
-    if not Path(name).is_file():
-        raise ValueError(f"{name}: neither a file nor one of {', '.join(known)}")
-    return of_file(Path(name), tokenizer_file)
 
 
 def _show(options: argparse.Namespace) -> None:

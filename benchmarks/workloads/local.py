@@ -88,7 +88,10 @@ def _prompt(fields: dict[str, Any]) -> Prompt:
         # The reply that a conversation ends with is what the model is to write.
         last = messages[-1].get("role") == "assistant"
         return Prompt(tuple(messages[:-1] if last else messages), tools=tuple(tools))
-    raise ValueError(f"not a prompt: a line has {_FORMS}; got {', '.join(fields) or 'nothing'}")
+    raise ValueError(
+        f"not a prompt: a line has {_FORMS}, got {', '.join(fields) or 'nothing'}; text traces and "
+        "calls of chat logs need --tokenizer"
+    )
 
 
 def _are_objects(value: object) -> bool:

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-
-from sglang_hvd.traces.chat_templates import ChatTemplate
 
 # Appendix D, and the split seed of table 6.
 NUM_MEASURED = 20
@@ -24,6 +22,13 @@ NUM_WARM_UP = 40
 MAX_CHARS = 24_000
 
 Message = Mapping[str, Any]
+
+
+class Template(Protocol):
+    """A chat template, such as ChatTemplate of sglang_hvd.traces."""
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ..., /) -> str:
+        """What is sent to the model for these messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class Prompt:
         more = ({"role": "assistant", "content": reply}, {"role": "user", "content": said})
         return replace(self, messages=(*self.messages, *more), follow_ups=tuple(left))
 
-    def request(self, template: ChatTemplate | None) -> dict[str, Any]:
+    def request(self, template: Template | None) -> dict[str, Any]:
         """What is sent to /generate: a text or token ids.
 
         template: None: messages are joined without a template, as in the paper's table 4.

@@ -113,7 +113,8 @@ def add_train(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Kind),
         default="survival",
         help="survival: predicts the distribution of the accepted length. mlp: the paper's "
-        "predictor (default: %(default)s)",
+        "predictor, which also learns as there: at every token, from whole drafts "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--held-out",

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from benchmarks.serving import measure as serving_measure
 from benchmarks.serving.__main__ import main
 from benchmarks.serving.client import Answer, Played, arrivals, play
 from benchmarks.serving.measure import Bounds, Cell, Row, measure
+from sglang_hvd.demo.models import demo_models
 from sglang_hvd.demo.reply_cycles import ReplyCycles
 from sglang_hvd.demo.server import ServerFailed
 
@@ -34,6 +35,7 @@ class _Handler(BaseHTTPRequestHandler):
     fault = ""
     # So many requests must be running before any is answered.
     together = threading.Barrier(1)
+    asked: ClassVar[list[str]] = []
 
     def log_message(self, *_: object) -> None:
         pass
@@ -47,12 +49,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = missing > 0
 
     def do_GET(self) -> None:
-        state = {"internal_states": [{}], "tokenizer_path": "made up"}
+        state = {"internal_states": [{}], "tokenizer_path": str(demo_models().target)}
         self._send(200, json.dumps(state).encode())
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         if self.path == "/generate":
+            self.asked.append(json.loads(body)["text"])
             self.together.wait(timeout=60)
         lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in CHUNKS]
         if self.fault == "tells":
@@ -204,21 +207,35 @@ def test_rows_of_a_server_that_ends_are_kept_and_marked(
 def test_a_rate_is_measured_from_the_command_line(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Tokenizer:
-        def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> str:
-            return messages[-1]["content"]
-
     found = tmp_path / "rows.json"
     flags = ["--attach", f"plain={server}", "--workloads", "chat", "--sessions", "3"]
     flags += ["--rates", "50,100", "--max-ttft-ms", "60000", "--rounds", "1", "--json", str(found)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.serving.__main__.AutoTokenizer.from_pretrained", Tokenizer)
-        patch.setattr(Tokenizer, "__init__", lambda self, path: None)
-        assert main(flags) == 0
+    assert main([*flags, "--template", "none"]) == 0
     rows = json.loads(found.read_text())
     assert [(row["rate"], row["concurrency"]) for row in rows] == [(50, 3), (100, 3)]
     assert all(row["good_share"] == 1 and row["goodput_per_s"] > 0 for row in rows)
     assert "good per s" in capsys.readouterr().out
+
+
+def test_a_workload_is_served_with_the_targets_own_chat_template(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.jsonl"
+    lines = [{"turns": [f"Say {number}.", "Again."]} for number in range(50)]
+    mine.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = tmp_path / "rows.json"
+    flags = ["--attach", f"plain={server}", "--workloads", f"demo-sql,{mine}", "--rounds", "1"]
+    _Handler.asked.clear()
+    assert main([*flags, "--concurrency", "2", "--json", str(found)]) == 0
+    rows = json.loads(found.read_text())
+    assert [(row["workload"], row["family"], row["num_sessions"]) for row in rows] == [
+        ("demo-sql", "demo", 8),
+        (str(mine), "prompts", 8),
+    ]
+    # Each conversation's second request has the server's own reply to the first.
+    again = [text for text in _Handler.asked if "Again." in text]
+    assert again
+    assert all("<|im_start|>assistant\naaaa<|im_end|>" in text for text in again)
 
 
 def test_a_server_that_is_gone_is_named() -> None:
@@ -243,6 +260,7 @@ def test_a_server_that_is_gone_is_named() -> None:
         (["--concurrency", "4,0"], "a whole number from 1 on, got 0"),
         (["--rates", "2,0"], "numbers above 0, got 2,0"),
         (["--rates", "many"], "a number, got many"),
+        (["--workloads", "sql,nix"], "nix: neither a file nor one of delegate-52"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(

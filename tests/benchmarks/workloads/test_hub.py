@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, Features, Value
 
-from benchmarks.workloads.__main__ import main, workloads
+from benchmarks.workloads.__main__ import main
+from benchmarks.workloads.catalogue import workloads
 from benchmarks.workloads.hub import DataSet
 from benchmarks.workloads.paper import PAPER
 from benchmarks.workloads.practice import PRACTICE

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.workloads.__main__ import find, main, workloads
+from benchmarks.workloads.__main__ import main
+from benchmarks.workloads.catalogue import find, workloads
 from benchmarks.workloads.local import of_file
 from benchmarks.workloads.prompts import MAX_CHARS, Groups, Prompt, Workload, draw
 from sglang_hvd.traces.chat_templates import ChatTemplate
