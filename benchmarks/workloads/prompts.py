@@ -90,7 +90,7 @@ class Prompt:
         return {"text": "\n\n".join([*described, *(m["content"] for m in self.messages)])}
 
 
-# The prompts of each row, document or session. Two groups never share a side of a draw.
+# The prompts of each row, document or session. A draw puts all of a group on one side.
 Groups = Sequence[Sequence[Prompt]]
 
 

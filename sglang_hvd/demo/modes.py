@@ -9,14 +9,13 @@ from typing import Literal, get_args
 from sglang_hvd.config import PAPER_SETTINGS, HvdConfig, Policy, option
 from sglang_hvd.demo.models import DemoModels
 
-# plain: target only. eagle3 to ngram: SGLang's own. model to allocate: HVD under that policy.
+# plain: target only. eagle3, ngram: SGLang's own. model to allocate: HVD under that policy.
 # The last three draft from the paper's suffix cache. suffix: SuffixDecoding; the server loads the
 # model drafter, because HVD needs one, and never runs it. frequency-paper, hvd-paper: the paper's
 # rule-based hybrid, and its method.
 Mode = Literal[
     "plain",
     "eagle3",
-    "eagle3-adaptive",
     "ngram",
     "model",
     "cache",
@@ -46,9 +45,6 @@ MODEL_TREE_FLAGS = (
     *("--speculative-num-draft-tokens", "16"),
 )
 
-# SGLang adapts the number of steps of chains only, and starts from these.
-CHAIN_FLAGS = ("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
-
 
 def server_flags(mode: Mode, models: DemoModels) -> list[str]:
     """Flags of `python -m sglang.launch_server` for one mode. All modes serve the same target."""
@@ -58,11 +54,6 @@ def server_flags(mode: Mode, models: DemoModels) -> list[str]:
         return flags
     if mode == "eagle3":
         return [*flags, "--speculative-algorithm", "EAGLE3", *drafter]
-    if mode == "eagle3-adaptive":
-        return [
-            *(*flags, "--speculative-algorithm", "EAGLE3", *drafter, "--speculative-adaptive"),
-            *CHAIN_FLAGS,  # the last value of a flag counts
-        ]
     if mode == "ngram":
         return [
             *(*flags, "--speculative-algorithm", "NGRAM"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sglang_hvd.demo.models import demo_models
-from sglang_hvd.demo.modes import Mode, server_flags
+from sglang_hvd.demo.modes import PAPER_MODES, Mode, server_flags
 from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS
 from tests.e2e.conftest import Server, StartServer, assert_same_alone_and_together
@@ -52,20 +52,18 @@ def test_the_paper_and_its_baselines_are_exact(
     state = server.hvd_state()
     used = {source for source, count in state["num_cycles"].items() if count}
     assert used >= sources
-    # With tokens of 65 nodes a whole draft fits; the model drafter's tree is verified at 32.
-    assert [*map(int, state["num_steps_by_width"])] in ([32, 65], [1, 32, 65])
+    # At 65 nodes a whole draft fits; the model drafter's tree is verified at 32.
+    assert {"32", "65"} <= state["num_steps_by_width"].keys()
     if policy == "payoff":
         shipped = AcceptancePredictor.load(PAPER_PREDICTORS["paper"])
         assert state["predictor"]["fingerprint"] == shipped.fingerprint
 
 
-@pytest.mark.parametrize("mode", ["eagle3-adaptive", "suffix", "frequency-paper", "hvd-paper"])
-def test_the_modes_of_benchmarks_are_served_and_exact(
+@pytest.mark.parametrize("mode", [*PAPER_MODES])
+def test_the_papers_modes_are_served_and_exact(
     mode: Mode, start_server: StartServer, plain_ids: PlainIds, prompts: list[str]
 ) -> None:
     _, _, *flags = server_flags(mode, demo_models())  # the fixture names the target
     server = start_server(*flags)
     answers = server.generate_all(prompts[::4], concurrency=3)
     assert [answer["output_ids"] for answer in answers] == plain_ids(prompts)[::4]
-    if mode == "eagle3-adaptive":  # SGLang turns it off with a warning where it cannot adapt
-        assert server.process.get("/server_info")["speculative_adaptive"]
