@@ -36,7 +36,7 @@ from sglang_hvd.commands.arguments import add_json, count, not_negative, seed
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import demo_models
-from sglang_hvd.demo.modes import MODES, PAPER_MODES, server_flags
+from sglang_hvd.demo.modes import COMMON_MODES, MODES, PAPER_MODES, server_flags
 from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment
 
 _SEED = 11
@@ -231,8 +231,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--modes names servers to start, --attach running servers: give one of them")
     if len(set(attached)) < len(attached):
         parser.error(f"--attach: {', '.join(attached)}: give each server another name")
-    # The paper's modes are for comparison with the paper.
-    options.modes = options.modes or [mode for mode in MODES if mode not in PAPER_MODES]
+    options.modes = options.modes or [*COMMON_MODES]
     if options.concurrency is None:
         options.concurrency = [] if options.rates else [1, 4, 16]
     return options

@@ -35,6 +35,8 @@ PAPER_MODES: Mapping[Mode, Policy] = {
     "hvd-paper": "payoff",
 }
 HVD_MODES: tuple[Mode, ...] = (*get_args(Policy), *PAPER_MODES)
+# Those that "all" means. Each is a server, and the paper's are for comparison with the paper.
+COMMON_MODES: tuple[Mode, ...] = tuple(mode for mode in MODES if mode not in PAPER_MODES)
 DEFAULT_MODES: tuple[Mode, ...] = ("plain", "eagle3", HvdConfig().policy)
 
 # The draft tree of both SGLang's EAGLE3 and HVD's model drafter. On a CPU the paper's 8 steps cost
