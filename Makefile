@@ -43,6 +43,9 @@ demo: $(PROJECT_STAMP)
 # (tests/conftest.py). The groups start in the order in which they are collected.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
+# A second thread of torch or BLAS would spin for the core on which the other process runs.
+test test-slow: export OMP_NUM_THREADS := 1
+
 test: venv
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 

@@ -100,8 +100,7 @@ def _search(num_requests: int) -> Callable[[], object]:
         of_all,
     )
     slots = np.arange(num_requests, dtype=np.int32)
-    model_only = np.zeros(num_requests, np.bool_)
-    return lambda: made.allocate(slots, predicted, model_only)
+    return lambda: made.allocate(slots, predicted)
 
 
 def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:

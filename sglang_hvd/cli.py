@@ -30,7 +30,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         remedy = (
             f"run make {options.command} in a clone of the project"
             if is_served
-            else "run pip install 'sglang-hvd[train]'"
+            else "run pip install '.[train]' in a clone of the project"
         )
         raise ValueError(f"{options.command} needs {error.name}: {remedy}") from None
 

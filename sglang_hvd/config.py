@@ -259,6 +259,24 @@ class HvdConfig(BaseModel):
         "of the drafts, what was expected of them and what was accepted. A request can also ask "
         "for its own.",
     )
+    report_figures: bool = Field(
+        default=True,
+        description="Add each request's figures to its response. They can show whether another "
+        "request got the same text.",
+    )
+    allow_request_overrides: bool = Field(
+        default=True,
+        description="A request can choose how HVD serves it (custom_params).",
+    )
+    learn: bool = Field(
+        default=True,
+        description="Requests enter the shared cache, the calibration and recordings, unless they "
+        "ask not to.",
+    )
+    share: bool = Field(
+        default=True,
+        description="Requests draft from outputs of other requests, unless they ask not to.",
+    )
     record: Path | None = Field(
         default=None,
         strict=False,
@@ -353,6 +371,13 @@ class HvdConfig(BaseModel):
             later <= earlier for earlier, later in itertools.pairwise((0, *value))
         ):
             raise ValueError("widths must rise, from 1 or more")
+        return value
+
+    @field_validator("report_figures")
+    @classmethod
+    def _reports_cycles_in_figures(cls, value: bool, field: ValidationInfo) -> bool:
+        if field.data.get("report_cycles") and not value:
+            raise ValueError("report_cycles needs it: leave one of them out")
         return value
 
     @field_validator("record_total_mb")

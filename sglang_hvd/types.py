@@ -57,6 +57,22 @@ class SourceTable:
 SOURCES = SourceTable(DraftSource("cache", is_on_host=True), DraftSource("model", is_on_host=False))
 
 
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """What a request may verify.
+
+    sources: the set of draft sources whose drafts it verifies whenever they have one, whatever that
+        gains. None: the policy chooses.
+    max_tokens: maximum draft tokens of a cycle, of all sources together. None: as the policy does.
+    """
+
+    sources: int | None = None
+    max_tokens: int | None = None
+
+
+MODEL_ONLY = DraftLimits(SOURCES.bit_of("model"))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifyOutcomes:
     """The result of verifying the drafts of a batch; row i belongs to request i.

@@ -26,12 +26,14 @@ _GROUPS = {
         *("e2e/test_frontend", "e2e/test_identity"),
         *("e2e/test_reload", "e2e/test_requests", "e2e/test_weight_updates"),
     ),
+    "parameters": ("e2e/test_every_parameter", "e2e/test_every_request", "e2e/test_seeded"),
     "interpreted servers": ("e2e/test_mixture", "e2e/test_overlap", "e2e/test_retraction"),
     "interpreted kernels": (
         *("patches/test_operators_match_triton", "device/test_flashinfer_plans"),
         *("trees/test_accepted_kv", "trees/test_layout_kernels"),
     ),
 }
+_COMPILED = ("test_arctic", "test_fuzz", "test_wheel")
 _GROUP_OF = {file: group for group, files in _GROUPS.items() for file in files}
 
 
@@ -50,11 +52,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the tests that have servers: small groups come last, so that no process waits."""
+    """Start with what compiles for minutes, then with the tests that have servers: small groups
+    come last, so that no process waits for the other."""
     for item in items:
         if item.path.parent.name == "e2e":
             item.add_marker(pytest.mark.e2e)
-    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
+
+    def place(item: pytest.Item) -> tuple[bool, bool]:
+        return item.path.stem not in _COMPILED, item.get_closest_marker("e2e") is None
+
+    items.sort(key=place)
 
 
 def _path_from(variable: str, what: str) -> Path:

@@ -56,12 +56,12 @@ MAY_IMPORT = {
     },
     "plugin": set(),
     "plugin/device": {"allocation"},
-    "plugin/startup": {"config", "yaml_text", "user_cache", "allocation"},
+    "plugin/startup": {"config", "yaml_text", "user_cache", "allocation", "traces"},
     "plugin/trees": set(),
     "plugin/requests": {
         *("types", "config", "step_clock", "request_stats"),
         *("payoff", "allocation", "drafter", "traces"),
-        *("plugin/device", "view/cycles"),
+        *("plugin/startup", "plugin/device", "view/cycles"),
     },
     "plugin/sampling": {"plugin/requests", "plugin/trees", "plugin/device"},
     "plugin/engine": {
@@ -74,7 +74,7 @@ MAY_IMPORT = {
         *("plugin/engine", "plugin/requests", "plugin/trees", "plugin/startup", "plugin/device"),
     },
     "plugin/entry": {"plugin/hooks", "plugin/startup"},
-    "plugin/examination": {"config", "payoff", "allocation", "plugin/hooks", "plugin/startup"},
+    "plugin/examination": {"config", "payoff", "plugin/hooks", "plugin/startup"},
     "demo": CORE | {"traces", "replay", "demo/server_forker"},
     "demo/server_forker": {"demo", "plugin"},
     "commands": CORE | {"traces", "replay", "demo", "plugin/startup", "plugin/examination"},

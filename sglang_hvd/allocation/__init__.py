@@ -1,6 +1,6 @@
 """Which draft each request verifies, and how much of it."""
 
-from sglang_hvd.allocation.allocator import Allocation, PredictedDrafts, StepAllocator
+from sglang_hvd.allocation.allocator import Allocation, PredictedDrafts, RowLimits, StepAllocator
 from sglang_hvd.allocation.draft_extend import MAX_POSTPONED_TOKENS, DraftExtend
 from sglang_hvd.allocation.host_trees import HostTrees, TakenDrafts
 from sglang_hvd.allocation.model_drafts import (
@@ -24,6 +24,7 @@ __all__ = [
     "DrafterChoices",
     "HostTrees",
     "PredictedDrafts",
+    "RowLimits",
     "StepAllocator",
     "TakenDrafts",
     "VerifyWidths",

@@ -1,6 +1,10 @@
 import numpy as np
 import numpy.typing as npt
 
+from sglang_hvd.allocation.allocator import PredictedDrafts, RowLimits
+from sglang_hvd.allocation.host_trees import HostTrees
+from sglang_hvd.types import DraftBatch
+
 _Int32 = npt.NDArray[np.int32]
 _Float32 = npt.NDArray[np.float32]
 _Float64 = npt.NDArray[np.float64]
@@ -10,55 +14,27 @@ _UInt8 = npt.NDArray[np.uint8]
 class HostTreeJoiner:
     def join(
         self,
-        chain_tokens: _Int32,
-        chain_lens: _Int32,
+        chains: DraftBatch,
         acceptance: _Float32,
-        draft_tokens: _Int32,
-        draft_parents: _Int32,
-        draft_depths: _Int32,
-        draft_probs: _Float32,
-        draft_nodes: _Int32,
+        votes: DraftBatch,
         source: int,
-        tokens: _Int32,
-        parents: _Int32,
-        depths: _Int32,
-        probs: _Float32,
-        is_chain: _Bool,
-        sources: _UInt8,
-        num_nodes: _Int32,
+        trees: HostTrees,
+        /,
     ) -> None: ...
-    def add(
-        self,
-        num: int,
-        draft_tokens: _Int32,
-        draft_parents: _Int32,
-        draft_depths: _Int32,
-        draft_probs: _Float32,
-        draft_nodes: _Int32,
-        source: int,
-        tokens: _Int32,
-        parents: _Int32,
-        depths: _Int32,
-        probs: _Float32,
-        is_chain: _Bool,
-        sources: _UInt8,
-        num_nodes: _Int32,
-    ) -> None: ...
+    def add(self, num: int, drafts: DraftBatch, source: int, trees: HostTrees, /) -> None: ...
     def take(
         self,
-        tokens: _Int32,
-        parents: _Int32,
-        is_chain: _Bool,
-        sources: _UInt8,
+        trees: HostTrees,
         acceptance: _Float32,
-        of_chains: _Int32,
+        chains: DraftBatch,
         num_taken: _Int32,
-        out_tokens: _Int32,
-        out_parents: _Int32,
+        token_ids: _Int32,
+        parents: _Int32,
         are_trees: _Bool,
         source_sets: _UInt8,
         chain_lens: _Int32,
         chain_predicted: _Float32,
+        /,
     ) -> None: ...
 
 class Pace:
@@ -91,12 +67,8 @@ class StepAllocator:
     def allocate(
         self,
         slots: _Int32,
-        model_only: _Bool | None,
-        probs: _Float32,
-        depths: _Int32,
-        num_nodes: _Int32,
-        model_probs: _Float32,
-        model_probs_if_right: _Float32,
+        limits: RowLimits | None,
+        predicted: PredictedDrafts,
         costs: BatchCosts,
         context_ms: float,
         next_waits: bool,
@@ -108,12 +80,8 @@ class StepAllocator:
     def wants_drafts(
         self,
         slots: _Int32,
-        model_only: _Bool | None,
-        probs: _Float32,
-        depths: _Int32,
-        num_nodes: _Int32,
-        model_probs: _Float32,
-        model_probs_if_right: _Float32,
+        limits: RowLimits | None,
+        predicted: PredictedDrafts,
         costs: BatchCosts,
         context_ms: float,
     ) -> bool: ...

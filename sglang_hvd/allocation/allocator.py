@@ -50,6 +50,22 @@ class PredictedDrafts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RowLimits:
+    """What requests ask of their drafts. Row i belongs to request i.
+
+    are_fixed: bool[num_requests]; these requests verify the drafts given here, whatever they gain.
+    num_host: int32[num_requests], first nodes of the fixed host drafts.
+    num_model: int32[num_requests], nodes of the model drafter's fixed drafts.
+    max_nodes: int32[num_requests]; of a request whose drafts are not fixed, all drafts together.
+    """
+
+    are_fixed: npt.NDArray[np.bool_]
+    num_host: Int32
+    num_model: Int32
+    max_nodes: Int32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Allocation:
     """The drafts of one step.
 
@@ -57,8 +73,7 @@ class Allocation:
     num_model: int32[num_requests], nodes of the drafter's draft to verify.
     model_size: int32[num_requests], the size that was chosen for it, 0 for none; num_model is
         smaller if the chosen steps give fewer nodes.
-    model_predicted: float32[num_requests], predicted accepted tokens of these; 0 for requests of
-        model_only.
+    model_predicted: float32[num_requests], predicted accepted tokens of these; 0 for fixed drafts.
     drafter: place of the drafter that drafts, if any request drafts.
     num_steps: steps of that drafter.
     width: nodes that the step verifies per request, root included.
@@ -155,7 +170,7 @@ class StepAllocator:
         self,
         slots: Int32,
         predicted: PredictedDrafts,
-        model_only: npt.NDArray[np.bool_] | None = None,
+        limits: RowLimits | None = None,
         *,
         num_context: int = 0,
         next_waits: bool = False,
@@ -163,8 +178,7 @@ class StepAllocator:
         """The drafts that make most progress in their time.
 
         slots: int32[num_requests]; row i of the prediction belongs to slots[i].
-        model_only: bool[num_requests], requests that verify only the model drafter's draft, in its
-            largest size, whatever it gains; None: none does.
+        limits: None: no request asks for any.
         num_context: tokens in the KV caches of all these requests.
         next_waits: the next step waits for the tokens of this one even if this one has no drafts.
         """
@@ -173,8 +187,8 @@ class StepAllocator:
         model_predicted = np.empty(num, np.float32)
         width, place, max_host = self._native.allocate(
             slots,
-            model_only,
-            *_arrays(predicted),
+            limits,
+            predicted,
             self._of_batch.get(num) or self._costs_of(num),
             self._costs.context_ms(num_context),
             next_waits,
@@ -202,7 +216,7 @@ class StepAllocator:
         self,
         slots: Int32,
         predicted: PredictedDrafts,
-        model_only: npt.NDArray[np.bool_] | None = None,
+        limits: RowLimits | None = None,
         *,
         num_context: int = 0,
     ) -> bool:
@@ -213,7 +227,7 @@ class StepAllocator:
         num = len(slots)
         costs = self._of_batch.get(num) or self._costs_of(num)
         context_ms = self._costs.context_ms(num_context)
-        return self._native.wants_drafts(slots, model_only, *_arrays(predicted), costs, context_ms)
+        return self._native.wants_drafts(slots, limits, predicted, costs, context_ms)
 
     def observe(self, slots: Int32, num_tokens: Int32) -> None:
         """Learns how many tokens the step committed for each request: int32[num_requests]."""
@@ -247,13 +261,3 @@ class StepAllocator:
             np.array(widths, np.int32), step_ms, places, num_steps, max_nodes, draft_ms, wait_ms
         )
         return costs
-
-
-def _arrays(predicted: PredictedDrafts) -> tuple[Float32, Int32, Int32, Float32, Float32]:
-    return (
-        predicted.probs,
-        predicted.depths,
-        predicted.num_nodes,
-        predicted.model_probs,
-        predicted.model_probs_if_right,
-    )

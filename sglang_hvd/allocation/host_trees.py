@@ -44,13 +44,6 @@ class HostTrees:
         self.num_nodes: Int32 = np.zeros(max_requests, np.int32)
         self._joiner = HostTreeJoiner()
 
-    @property
-    def _arrays(
-        self,
-    ) -> tuple[TokenIds, Int32, Int32, Float32, npt.NDArray[np.bool_], UInt8, Int32]:
-        of_nodes = self.token_ids, self.parents, self.depths, self.probs, self.is_chain
-        return *of_nodes, self.sources, self.num_nodes
-
     def join(self, chains: DraftBatch, acceptance: Float32, votes: DraftBatch) -> None:
         """Makes the trees of a batch of cache drafts: the chain, whose acceptance is predicted, and
         the branches that the votes of the suffix cache add to it.
@@ -62,18 +55,7 @@ class HostTrees:
 
         Raises ValueError for arrays that do not fit.
         """
-        self._joiner.join(
-            chains.token_ids,
-            chains.num_nodes,
-            acceptance,
-            votes.token_ids,
-            votes.parents,
-            votes.depths,
-            votes.probs,
-            votes.num_nodes,
-            _CACHE,
-            *self._arrays,
-        )
+        self._joiner.join(chains, acceptance, votes, _CACHE, self)
 
     def add(self, drafts: DraftBatch, num_requests: int, source: int) -> None:
         """Adds the drafts of another source to the trees of a batch. Equal prefixes are shared.
@@ -83,16 +65,7 @@ class HostTrees:
 
         Raises ValueError for arrays that do not fit.
         """
-        self._joiner.add(
-            num_requests,
-            drafts.token_ids,
-            drafts.parents,
-            drafts.depths,
-            drafts.probs,
-            drafts.num_nodes,
-            source,
-            *self._arrays,
-        )
+        self._joiner.add(num_requests, drafts, source, self)
 
     def take(
         self, num_nodes: Int32, acceptance: Float32, chains: DraftBatch, *, width: int
@@ -108,19 +81,8 @@ class HostTrees:
         are_trees, source_sets = np.empty(num, np.bool_), np.empty(num, np.uint8)
         chain_lens, chain_predicted = np.empty(num, np.int32), np.empty(num, np.float32)
         self._joiner.take(
-            self.token_ids,
-            self.parents,
-            self.is_chain,
-            self.sources,
-            acceptance,
-            chains.num_nodes,
-            num_nodes,
-            token_ids,
-            parents,
-            are_trees,
-            source_sets,
-            chain_lens,
-            chain_predicted,
+            *(self, acceptance, chains, num_nodes, token_ids, parents),
+            *(are_trees, source_sets, chain_lens, chain_predicted),
         )
         matches = chains.matches[:num].copy()
         drafts = HostDrafts(token_ids, parents, num_nodes.copy(), are_trees, matches)

@@ -15,17 +15,26 @@ def costs_of_times(
     *,
     widths: Sequence[int],
     draft_steps: Sequence[int],
-    token_ms: float = 0.0,
-    context: int = 0,
+    longer: Float64,
+    contexts: tuple[int, int],
     about: str,
 ) -> StepCosts:
-    """The table of these times in milliseconds.
+    """The table of these times in milliseconds, each taken in several rounds.
 
-    verify, extend: float64[num_batch_sizes, num_widths]; nan at widths that were not timed.
-    draft: drafts by number of steps, float64[num_batch_sizes, num_draft_steps].
+    The shortest time counts, since anything else that runs on the machine makes times longer only.
+
+    verify, extend: float64[num_rounds, num_batch_sizes, num_widths]; nan at widths that were not
+        timed.
+    draft: drafts by number of steps, float64[num_rounds, num_batch_sizes, num_draft_steps].
     batch_sizes (from 1), widths: rising. draft_steps: see parts_of_draft. about: see StepCosts.
-    token_ms: what each token of context takes; context: such tokens of each request in `verify`.
+    longer: float64[num_rounds]; the narrowest verification of the most requests, with longer
+        contexts. They tell what a token of context takes.
+    contexts: tokens of context of each request in `verify`, and in `longer`.
     """
+    verify, extend, draft = (times.min(axis=0) for times in (verify, extend, draft))
+    context, long_context = contexts
+    num_more = batch_sizes[-1] * (long_context - context)
+    token_ms = max(longer.min() - verify[-1, 0], 0.0) / max(num_more, 1)
     of_contexts = token_ms * context * np.array(batch_sizes)[:, None]
     verify = np.maximum(verify - of_contexts, 0.1 * verify)  # timed on their own, with noise
     if len(batch_sizes) == 1:  # a table needs two, and the second is never asked for

@@ -11,7 +11,7 @@ from sglang_hvd.allocation import StepAllocator
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.planners import CostPlanner, RulePlanner
 from sglang_hvd.drafter.proposer import Proposals, Proposer
-from sglang_hvd.drafter.request import DraftedRequest, are_model_only, plans_of, slots_of
+from sglang_hvd.drafter.request import DraftedRequest, plans_of, slots_of
 from sglang_hvd.drafter.sources import CacheSource, ModelSource
 from sglang_hvd.payoff import (
     AcceptancePredictor,
@@ -26,7 +26,14 @@ from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
 from sglang_hvd.suffix_cache import SuffixCache, SuffixCacheStats
 from sglang_hvd.suffix_cache.token_ids import as_token_ids
-from sglang_hvd.types import SOURCES, DraftPlans, SourceTable, TokenIds, VerifyOutcomes
+from sglang_hvd.types import (
+    SOURCES,
+    DraftLimits,
+    DraftPlans,
+    SourceTable,
+    TokenIds,
+    VerifyOutcomes,
+)
 
 
 class HybridDrafter:
@@ -198,23 +205,25 @@ class HybridDrafter:
         prompt_ids: TokenIds | Sequence[int],
         *,
         namespace: str = "",
-        model_only: bool = False,
+        limits: DraftLimits | None = None,
+        learns: bool = True,
         num_prompt_tokens: int | None = None,
     ) -> None:
         """Starts a request. Raises ValueError if rid is active or prompt_ids are no token ids.
 
         namespace: the request sees only outputs of finished requests with the same namespace.
-        model_only: never verify its cache drafts, whatever the policy.
+        limits: what it may verify; None: what the policy chooses.
+        learns: the tracker, the calibration and the sources may learn from its cycles.
         num_prompt_tokens: tokens of the prompt as the target model sees it, if prompt_ids do not
             hold all of them, as with images.
         """
         self._suffix_cache.start(rid, prompt_ids, namespace)
+        # Requests whose drafts the policy does not choose say nothing about those of others.
+        teaches = learns and limits is None
         slot = 0
         if self._tracker is not None:
-            # Requests that never verify cache drafts, as those whose penalties keep them from
-            # copying, say nothing about those that do.
             slot = self._tracker.start(
-                as_token_ids(prompt_ids), namespace=namespace, teaches=not model_only
+                as_token_ids(prompt_ids), namespace=namespace, teaches=teaches
             )
         for model in self._models:
             model.start(slot)
@@ -222,7 +231,7 @@ class HybridDrafter:
             self._allocator.start(slot)
         if num_prompt_tokens is None:
             num_prompt_tokens = len(prompt_ids)
-        self._requests[rid] = DraftedRequest(slot, model_only, num_prompt_tokens)
+        self._requests[rid] = DraftedRequest(slot, num_prompt_tokens, limits, teaches)
 
     def num_tokens(self, rid: Hashable) -> int:
         """Tokens of an active request, prompt and committed. Raises KeyError for any other."""
@@ -401,10 +410,9 @@ class HybridDrafter:
         chain_accepted: npt.NDArray[np.int32],
     ) -> None:
         """Lets the sources learn from the cycles. Row i belongs to requests[i]."""
-        model_only = are_model_only(requests)
-        if model_only is not None:
-            # Requests that never verify cache drafts say nothing about those that do.
-            told = np.flatnonzero(~model_only)
+        teaches = [request.teaches for request in requests]
+        if not all(teaches):
+            told = np.flatnonzero(teaches)
             slots, plans, outcomes = slots[told], plans.select(told), outcomes.select(told)
             chain_accepted = chain_accepted[told]
         for model in self._models:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import PredictedDrafts, StepAllocator
+from sglang_hvd.allocation import PredictedDrafts, RowLimits, StepAllocator
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.proposer import ChainPrediction, Proposals, TreePrediction
-from sglang_hvd.drafter.request import DraftedRequest, are_model_only
+from sglang_hvd.drafter.request import DraftedRequest, limits_of
 from sglang_hvd.drafter.sources import CacheSource
 from sglang_hvd.types import SCORE, SOURCES, DraftPlans, ExpectedGains, SourceTable
 
@@ -53,15 +53,20 @@ class RulePlanner:
         """Row i of the proposals belongs to requests[i]."""
         num = len(requests)
         takes_cache = self._takes_cache(proposals)
-        model_only = are_model_only(requests)
-        if model_only is not None:
-            takes_cache = takes_cache & ~model_only
-        num_cache = np.minimum(proposals.drafts.num_nodes[:num], self._room) * takes_cache
         if self._config.policy == "both":
             takes_model = np.ones(num, np.bool_)
         else:
             takes_model = ~takes_cache & self._config.drafts_with_model
+        limits = limits_of(requests)
+        if limits is not None:
+            own_model = limits.take_model & self._config.drafts_with_model
+            takes_cache = np.where(limits.are_fixed, limits.take_cache, takes_cache)
+            takes_model = np.where(limits.are_fixed, own_model, takes_model)
+        num_cache = np.minimum(proposals.drafts.num_nodes[:num], self._room) * takes_cache
         num_model = takes_model * np.int32(self._num_model_nodes)
+        if limits is not None:
+            num_model = np.minimum(num_model, limits.max_tokens)
+            num_cache = np.minimum(num_cache, limits.max_tokens - num_model)
         predicted, whole = proposals.predicted, np.full(num, np.nan, np.float32)
         return DraftPlans(
             drafts=proposals.drafts.chains(num_cache),
@@ -156,7 +161,7 @@ class CostPlanner:
         found = self._allocator.allocate(
             predicted.slots,
             _predicted_drafts(predicted, len(requests)),
-            are_model_only(requests),
+            self._limits(requests, predicted),
             num_context=_num_context(requests),
             next_waits=next_waits,
         )
@@ -214,11 +219,24 @@ class CostPlanner:
         wants_drafts = self._allocator.wants_drafts(
             predicted.slots,
             _predicted_drafts(predicted, len(requests)),
-            are_model_only(requests),
+            self._limits(requests, predicted),
             num_context=_num_context(requests),
         )
         plans = DraftPlans.plain(len(requests))
         return plans, wants_drafts
+
+    def _limits(
+        self, requests: Sequence[DraftedRequest], predicted: TreePrediction
+    ) -> RowLimits | None:
+        limits = limits_of(requests)
+        if limits is None:
+            return None
+        whole = self._allocator.drafters[0].sizes[-1]
+        room = self._allocator.widest(len(requests)) - 1
+        num_model = np.minimum(limits.max_tokens, whole * limits.take_model).astype(np.int32)
+        left = np.minimum(limits.max_tokens, room) - num_model
+        num_host = np.minimum(predicted.trees.num_nodes[: len(requests)], left) * limits.take_cache
+        return RowLimits(limits.are_fixed, num_host, num_model, limits.max_tokens)
 
 
 def _of_trees(proposals: Proposals) -> TreePrediction:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from sglang_hvd.allocation import HostTrees
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.drafter.request import DraftedRequest, slots_of
+from sglang_hvd.drafter.request import BatchLimits, DraftedRequest, limits_of, slots_of
 from sglang_hvd.drafter.sources import CacheSource, ModelSource, joined
 from sglang_hvd.payoff import DraftFeatures, ModelAcceptance, Prediction, RequestTracker
 from sglang_hvd.step_clock import Phase, StepClock
@@ -142,7 +142,7 @@ class Proposer:
         num = len(rids)
         self._reserve(num)
         with self._clock.measure(Phase.PROPOSE):
-            self._ask_cache(rids, max_cache_draft_tokens)
+            self._ask_cache(rids, max_cache_draft_tokens, limits_of(requests))
         if self._tracker is None:
             return Proposals(num, self._drafts)
         with self._clock.measure(Phase.FEATURES):
@@ -169,8 +169,8 @@ class Proposer:
         self._trees.join(self._drafts, acceptance, self._branches)
         return TreePrediction(slots, prediction, self._trees, model_acceptance)
 
-    def _ask_cache(self, rids: Sequence[Hashable], limit: int) -> None:
-        limits = np.full(len(rids), limit, np.int32)
+    def _ask_cache(self, rids: Sequence[Hashable], limit: int, asked: BatchLimits | None) -> None:
+        limits = np.full(len(rids), limit, np.int32) if asked is None else asked.max_chains(limit)
         is_read = self._tracker is not None
         self._suffix_cache.propose_into(self._drafts, rids, limits, with_evidence=is_read)
         if self._asks_votes:
@@ -179,7 +179,10 @@ class Proposer:
             )
         if self._has_branches:
             num_nodes = max(_BRANCH_NODES // max(len(rids), 1), _MIN_BRANCH_NODES)
-            limits = np.full(len(rids), min(num_nodes, limit), np.int32)
+            limit = min(num_nodes, limit)
+            limits = (
+                np.full(len(rids), limit, np.int32) if asked is None else asked.max_branches(limit)
+            )
             self._suffix_cache.propose_into(self._branches, rids, limits, is_tree=True)
 
     def _reserve(self, num_requests: int) -> None:

@@ -17,30 +17,28 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from rich.filesize import decimal
 from safetensors import SafetensorError, safe_open
 from sglang.srt.arg_groups.overrides import model_config_of, resolved_view, resolving_view
-from sglang.srt.configs.hybrid_arch import mambaish_config
-from sglang.srt.configs.model_config import AttentionArch, ModelConfig
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 from sglang.srt.utils.hf_transformers_utils import get_context_length
 
-from sglang_hvd.allocation import MAX_WIDE_REQUESTS
 from sglang_hvd.config import CONFIG_ENV, HvdConfig
 from sglang_hvd.payoff.predictor import predictor_file
 from sglang_hvd.plugin.hooks.server_args import ALGORITHM_NAME, config_of, refusals_of
 from sglang_hvd.plugin.startup.environment import Finding, Section, Status, quiet
 from sglang_hvd.plugin.startup.launch import HvdLaunch, launch_of
+from sglang_hvd.plugin.startup.memory_needs import (
+    are_loaded_as_stored,
+    graph_bytes,
+    kv_bytes,
+    memory_bytes,
+)
 from sglang_hvd.plugin.startup.refusals import draft_config, draft_context_len, target_config
 from sglang_hvd.plugin.startup.verify_widths import slots_ahead
 from sglang_hvd.plugin.startup.weight_files import weight_bytes
 
 # What a resolution reads of a model; no weights, and no tokenizer.
 _CONFIG_FILES = ["config.json", "generation_config.json", "hf_quant_config.json", "*.py"]
-
-# Bits of a value by --kv-cache-dtype, scales not counted; auto is the model's own type.
-_KV_BITS = {
-    **{"bf16": 16, "bfloat16": 16, "fp8_e5m2": 8, "fp8_e4m3": 8, "mxfp8": 8},
-    **{"nvfp4": 4, "fp4_mx_block16": 4},
-}
 
 
 @dataclass
@@ -213,7 +211,12 @@ def _examine_resolved(args: ServerArgs, found: Examination, *, named: Set[str]) 
             context_length=target.context_len,
         )
     except SystemExit as error:
-        found.add("launch", "refused", str(error).removeprefix("error: "), "fault")
+        found.add(
+            "launch",
+            "refused",
+            str(error).removeprefix("error: ").removeprefix("refused "),
+            "fault",
+        )
         return
     except Exception as error:  # noqa: BLE001, SGLang refuses by errors of every type
         text = f"by SGLang, {type(error).__name__}: {error}"
@@ -234,14 +237,8 @@ def _examine_resolved(args: ServerArgs, found: Examination, *, named: Set[str]) 
         found.add("models", "drafter's context", text, "note")
     num_bytes = _examine_weights(cfg, (target, draft), found, named=named)
     slots = slots_ahead(launch.widths.widest, cfg)
-    slot_bytes = sum(_kv_bytes(model, cfg) for model in (target, draft))
-    usable = target.context_len - launch.widths.widest
-    found.add(
-        "launch",
-        "context",
-        f"{usable:,} of {target.context_len:,} tokens are usable: the widest verification keeps "
-        f"{launch.widths.widest}",
-    )
+    slot_bytes = sum(kv_bytes(model, cfg) for model in (target, draft))
+    found.add("launch", "context", f"{target.context_len:,} tokens, all usable")
     found.add(
         "launch",
         "KV cache",
@@ -256,7 +253,6 @@ def _examine_resolved(args: ServerArgs, found: Examination, *, named: Set[str]) 
         "verify_widths": list(launch.widths.values),
         "verify_width": launch.widths.base,
         "context_len": target.context_len,
-        "usable_context_len": usable,
         "kv_slots_per_request": slots,
         "kv_bytes_per_slot": slot_bytes,
         "weight_bytes": num_bytes,
@@ -289,43 +285,18 @@ def _examine_weights(
     if len(sizes) < len(models):
         return None
     num_ranks = 1 if cfg.device == "cpu" else cfg.tp_size * cfg.pp_size
-    share, memory = sum(sizes) // num_ranks, _memory_bytes(cfg)
+    share, memory = sum(sizes) // num_ranks, memory_bytes(cfg)
     text = f"files of {decimal(sum(sizes))}, of both models"
     if num_ranks > 1:
         text += f", {decimal(share)} on each of {num_ranks} GPUs"
     status: Status = "note"
     if memory is not None:
         text += f"; {'the machine' if cfg.device == 'cpu' else 'a GPU'} has {decimal(memory)}"
-        if cfg.device != "cpu" and share > memory and _are_loaded_as_stored(cfg, models):
+        if cfg.device != "cpu" and share > memory and are_loaded_as_stored(cfg, models):
             text += ": use more GPUs (--tp-size) or a quantized model"
             status = "fault"
     found.add("launch", "weights", text, status)
     return sum(sizes)
-
-
-def _memory_bytes(cfg: Any) -> int | None:
-    """Memory of the machine, or of its smallest GPU; None for a GPU that is not there."""
-    if cfg.device == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if not cfg.device.startswith("cuda") or not torch.cuda.is_available():
-        return None
-    gpus = range(cfg.base_gpu_id, torch.cuda.device_count())
-    return min((torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus), default=None)
-
-
-def _are_loaded_as_stored(cfg: Any, models: Sequence[ModelConfig]) -> bool:
-    """Whether weights take at least as much memory as their files, and all of it on the GPU."""
-    return (
-        cfg.quantization is None
-        and cfg.speculative_draft_model_quantization in (None, "unquant")
-        and cfg.cpu_offload_gb == 0
-        and cfg.offload_group_size <= 0
-        and all(
-            isinstance(stored, torch.dtype) and stored.itemsize <= model.dtype.itemsize
-            for model in models
-            for stored in [model.hf_text_config.dtype]
-        )
-    )
 
 
 def _describe_launch(launch: HvdLaunch, cfg: Any, found: Examination) -> None:
@@ -353,39 +324,10 @@ def _describe_launch(launch: HvdLaunch, cfg: Any, found: Examination) -> None:
             "each width takes GPU memory for its attention backends and graphs; the start measures "
             "it, and leaves out widths for which --mem-fraction-static leaves too little"
         )
-        num_bytes = _graph_bytes(launch, cfg)
+        num_bytes = graph_bytes(launch, cfg)
         if num_bytes:
             text += f"; FlashInfer's index and mask buffers take about {decimal(num_bytes)} of it"
         found.add("launch", "memory", text, "note")
-
-
-def _graph_bytes(launch: HvdLaunch, cfg: Any) -> int:
-    """Bytes of FlashInfer's buffers for graphs of all widths, of both models; 0 for other backends.
-
-    For each token that a graph verifies and each of the context, an index of four bytes and a mask
-    of one (init_cuda_graph_state in SGLang's flashinfer_backend.py).
-    """
-    graphs = cfg.cuda_graph_config.decode
-    if "flashinfer" not in launch.attention.backends or graphs.backend == "disabled":
-        return 0
-    num_nodes = sum(
-        width * (MAX_WIDE_REQUESTS if width > launch.widths.base else graphs.max_bs)
-        for width in launch.widths.values
-    )
-    return 2 * 5 * num_nodes * int(model_config_of(cfg).context_len)
-
-
-def _kv_bytes(model: ModelConfig, cfg: Any) -> int:
-    """Bytes of a KV slot of the model on each rank, estimated from its config."""
-    hybrid = mambaish_config(model)
-    num_layers = model.num_hidden_layers if hybrid is None else len(hybrid.full_attention_layer_ids)
-    num_heads = model.get_num_kv_heads(cfg.tp_size)
-    if model.attention_arch == AttentionArch.MLA:
-        num_values = model.kv_lora_rank + model.qk_rope_head_dim
-    else:
-        num_values = num_heads * (model.head_dim + model.v_head_dim)
-    bits = _KV_BITS.get(cfg.kv_cache_dtype, 8 * model.dtype.itemsize)
-    return num_layers * num_values * bits // 8
 
 
 def _renamed(finding: Finding, folder: str, name: str) -> Finding:

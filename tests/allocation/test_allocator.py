@@ -14,10 +14,12 @@ from sglang_hvd.allocation import (
     DrafterChoices,
     DraftExtend,
     PredictedDrafts,
+    RowLimits,
     StepAllocator,
     widths_that_save,
 )
 from sglang_hvd.costs import StepCosts
+from tests.allocation.fixed_drafts import of_model_only
 
 WIDTHS, SIZES, STEPS = (1, 2, 4, 7), (1, 3), (1, 2)
 MAX_NODES = 4
@@ -159,8 +161,8 @@ def test_no_other_choice_makes_more_progress_in_its_time(
     for slot in range(num_all):
         made.start(slot)
     made.observe(slots(num), np.array(lately[:num], np.int32))
-    model_only = np.arange(num_all) >= num
-    found = made.allocate(slots(num_all), with_pinned(given, num_pinned), model_only)
+    limits = of_model_only(np.arange(num_all) >= num, SIZES[-1])
+    found = made.allocate(slots(num_all), with_pinned(given, num_pinned), limits)
     has_nodes = np.minimum(found.model_size, max_nodes[STEPS.index(found.num_steps)])
     assert found.num_model[:num].tolist() == has_nodes[:num].tolist()
     assert (found.num_host + found.num_model).max() < found.width
@@ -349,9 +351,94 @@ def test_the_longer_the_contexts_the_more_nodes_pay() -> None:
 
 def test_a_pinned_request_drafts_with_all_of_the_model_tree_and_nothing_else() -> None:
     made, given = allocator(costs()), odds([SURE, SURE], [(0.0, 0.0)] * 2)
-    found = made.allocate(slots(2), given, np.array([True, False]))
+    found = made.allocate(slots(2), given, of_model_only(np.array([True, False]), SIZES[-1]))
     assert of(found) == ([0, 4], [3, 0])
     assert found.num_steps == STEPS[-1]
+
+
+def limits(fixed: list[tuple[int, int] | None], max_nodes: list[int] | None = None) -> RowLimits:
+    """fixed: nodes of the host's draft and of the model drafter's; None: not fixed."""
+    num_host, num_model = np.array([of or (0, 0) for of in fixed], np.int32).T
+    return RowLimits(
+        np.array([of is not None for of in fixed]),
+        np.ascontiguousarray(num_host),
+        np.ascontiguousarray(num_model),
+        np.array(max_nodes or [2**30] * len(fixed), np.int32),
+    )
+
+
+def test_a_request_with_fixed_drafts_verifies_them_whatever_they_gain() -> None:
+    made, given = allocator(costs(per_node=50)), odds([HOPELESS, SURE, SURE], [(0.0, 0.0)] * 3)
+    found = made.allocate(slots(3), given, limits([(3, 0), (0, 0), (0, 2)]))
+    assert of(found) == ([3, 0, 0], [0, 0, 2])
+    assert found.model_size.tolist() == [0, 0, SIZES[-1]]
+    assert (found.width, found.max_host, found.num_steps) == (4, 3, STEPS[-1])
+
+
+def test_a_request_without_drafts_changes_nothing_for_the_others() -> None:
+    given = odds([SURE, SURE, SURE], [(0.9, 0.5)] * 3)
+    without, alone = allocator(costs()), allocator(costs())
+    silent = odds([SURE, [], SURE], [(0.9, 0.5), (0.0, 0.0), (0.9, 0.5)])
+    for _ in range(300):
+        found = without.allocate(slots(3), given, limits([None, (0, 0), None]))
+        expected = alone.allocate(slots(3), silent)
+        if not expected.num_model[1]:  # a look at the model drafter may be that request's turn
+            assert of(found) == of(expected)
+        assert (found.num_host[1], found.num_model[1]) == (0, 0)
+
+
+def test_no_request_explores_where_none_may_verify_drafts() -> None:
+    made, given = allocator(costs()), odds([SURE, SURE], [(0.9, 0.9)] * 2)
+    found = [made.allocate(slots(2), given, limits([(0, 0)] * 2)) for _ in range(600)]
+    assert {each.width for each in found} == {1}
+    assert not made.wants_drafts(slots(2), given, limits([(0, 0)] * 2))
+    assert made.wants_drafts(slots(2), given, limits([(1, 0), (0, 0)]))
+
+
+@given(
+    batches(),
+    st.booleans(),
+    st.lists(st.integers(0, 5), min_size=4, max_size=4),
+    st.floats(0, 1),
+)
+def test_all_drafts_of_a_request_stay_within_its_limit(
+    given: PredictedDrafts, merges: bool, max_nodes: list[int], per_node: float
+) -> None:
+    num = len(given.num_nodes)
+    limited, unlimited, free = (
+        StepAllocator(
+            costs(per_node=per_node),
+            widths=WIDTHS,
+            drafters=[DrafterChoices(SIZES, STEPS)],
+            merges=merges,
+        )
+        for _ in range(3)
+    )
+    for made, slot in itertools.product((limited, unlimited, free), range(num)):
+        made.start(slot)
+    most = max_nodes[:num]
+    for _ in range(3):
+        found = limited.allocate(slots(num), given, limits([None] * num, most))
+        assert ((found.num_host + found.num_model) <= most).all()
+        found = unlimited.allocate(slots(num), given, limits([None] * num))
+        assert of(found) == of(free.allocate(slots(num), given))
+
+
+@pytest.mark.parametrize(
+    ("fixed", "fault"),
+    [
+        ((9, 0), "longer than the draft"),
+        ((0, 4), "larger than its sizes"),
+        ((-1, 0), "longer than the draft"),
+        ((4, 3), "no room for fixed drafts"),
+    ],
+)
+def test_fixed_drafts_that_cannot_be_verified_are_refused(
+    fixed: tuple[int, int], fault: str
+) -> None:
+    made, given = allocator(costs()), odds([SURE], [(0.0, 0.0)])
+    with pytest.raises(ValueError, match=fault):
+        made.allocate(slots(1), given, limits([fixed]))
 
 
 def test_the_model_drafter_is_looked_at_now_and_then_for_each_in_turns() -> None:
@@ -418,8 +505,8 @@ def test_each_width_is_run_now_and_then_up_to_the_next_above_those_that_pay() ->
 def test_a_request_that_must_draft_does_not_keep_the_model_drafter_from_being_looked_at() -> None:
     made = allocator(costs(of_round=50, extend=0))
     given = odds([SURE, SURE], [(0.1, 0.1)] * 2)
-    model_only = np.array([True, False])
-    drafting = [of(made.allocate(slots(2), given, model_only))[1] for _ in range(300)]
+    limits = of_model_only(np.array([True, False]), SIZES[-1])
+    drafting = [of(made.allocate(slots(2), given, limits))[1] for _ in range(300)]
     assert all(of_pinned == SIZES[-1] for of_pinned, _ in drafting)
     assert [step for step, (_, of_free) in enumerate(drafting) if of_free] == [256]
 
@@ -500,7 +587,7 @@ def test_steps_of_more_than_two_requests_keep_to_the_base_width() -> None:
         assert made.widest(num) == width
         found = made.allocate(slots(num), odds(long[:num], [(0.0, 0.0)] * num))
         assert (found.width, *of(found)) == (width, [verified] * num, [0] * num)
-    pinned = np.ones(3, bool)
+    pinned = of_model_only(np.ones(3, np.bool_), SIZES[-1])
     assert of(made.allocate(slots(3), odds(long[:3], [(0.0, 0.0)] * 3), pinned))[1] == [3] * 3
     narrow = allocator(costs(per_node=0), widths=(1, 4))
     found = narrow.allocate(slots(1), odds(long[:1], [(0.0, 0.0)]))

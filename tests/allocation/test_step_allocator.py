@@ -14,6 +14,7 @@ from sglang_hvd.allocation import (
 )
 from sglang_hvd.costs import StepCosts
 from tests.allocation import pace_oracle
+from tests.allocation.fixed_drafts import of_model_only
 
 SIZES, STEPS, WIDTHS = (1, 3), (1, 2), (1, 2, 4, 7)
 NUM_SLOTS, MAX_NODES, LOOK_AFTER = 6, 5, 3
@@ -79,7 +80,7 @@ def test_steps_are_as_wide_as_their_drafts_and_set_the_pace_of_later_ones(seed: 
         slots = random.permutation(NUM_SLOTS)[:num].astype(np.int32)
         given = odds(random, num)
         model_only = random.random(num) < random.choice([0, 0, 0.4, 1])
-        found = built.allocate(slots, given, model_only)
+        found = built.allocate(slots, given, of_model_only(model_only, SIZES[-1]))
         used = found.num_host + found.num_model
         assert found.width == min(width for width in WIDTHS if width > used.max())
         assert found.max_host == found.num_host.max()
@@ -127,7 +128,8 @@ def steps(
     built: StepAllocator, given: PredictedDrafts, model_only: npt.NDArray[np.bool_], num_steps: int
 ) -> list[tuple[list[int], list[int]]]:
     slots = np.arange(len(given.num_nodes), dtype=np.int32)
-    found = [built.allocate(slots, given, model_only) for _ in range(num_steps)]
+    limits = of_model_only(model_only, SIZES[-1])
+    found = [built.allocate(slots, given, limits) for _ in range(num_steps)]
     return [(each.num_host.tolist(), each.num_model.tolist()) for each in found]
 
 

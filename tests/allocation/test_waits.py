@@ -8,6 +8,7 @@ import pytest
 
 from sglang_hvd.allocation import DrafterChoices, PredictedDrafts, StepAllocator
 from sglang_hvd.costs import StepCosts
+from tests.allocation.fixed_drafts import of_model_only
 
 NUM = 16
 WIDTHS = (1, 2, 4, 8)
@@ -189,6 +190,7 @@ def test_requests_bound_to_the_model_drafter_are_never_left_without() -> None:
     made = allocator(500.0)
     nothing = odds(SLOTS < 0)
     assert not made.wants_drafts(SLOTS, nothing)
-    assert made.wants_drafts(SLOTS, nothing, SLOTS == 3)
-    found = made.allocate(SLOTS, nothing, SLOTS == 3)
+    bound = of_model_only(SLOTS == 3, 1)
+    assert made.wants_drafts(SLOTS, nothing, bound)
+    found = made.allocate(SLOTS, nothing, bound)
     assert found.num_model.tolist() == [int(slot == 3) for slot in SLOTS]

@@ -114,7 +114,7 @@ def test_a_launch_that_would_serve_loads_no_weights(
     assert result["launch"] == {
         **{"policy": "allocate", "attention_backends": ["torch_native"], "may_branch": True},
         **{"model_tree_width": 16, "verify_widths": [1, 2, 4, 8, 16, 32], "verify_width": 32},
-        **{"context_len": 4096, "usable_context_len": 4064, "kv_slots_per_request": 64},
+        **{"context_len": 4096, "kv_slots_per_request": 64},
         # Two heads of 64 keys and 64 values in float32, of four layers and the drafter's one.
         "kv_bytes_per_slot": 2 * (64 + 64) * 4 * (4 + 1),
         "weight_bytes": num_bytes + of_drafter,
@@ -207,7 +207,7 @@ def test_weights_that_exceed_a_gpu_are_a_fault(
     fits: bool,
 ) -> None:
     os.truncate(target / "model.safetensors", 100 * 10**9)
-    monkeypatch.setattr(examination, "_memory_bytes", lambda cfg: 80 * 10**9)
+    monkeypatch.setattr(examination, "memory_bytes", lambda cfg: 80 * 10**9)
     _, result = doctor("--device", "cuda", "--attention-backend", "flashinfer", *flags)
     (text,) = texts_of(result, "weights")
     assert text.startswith("files of 100.0 GB, of both models")
@@ -323,7 +323,8 @@ def test_a_launch_for_a_gpu_is_described_where_there_is_none(
     assert result["launch"]["verify_widths"] == [4, 8, 16, 32, 64]
     (text,) = texts_of(result, "memory")
     num_nodes = 16 * (4 + 8 + 16 + 32) + 2 * 64
-    assert text.endswith(f"buffers take about {num_nodes * 40.96 / 1000:.1f} MB of it")
+    num_tokens = 4096 + 2 * 64  # of the context, and of two of the widest verifications after it
+    assert text.endswith(f"buffers take about {num_nodes * num_tokens / 1e5:.1f} MB of it")
 
 
 def test_no_drafter_is_a_fault(target: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sglang_hvd.costs import costs_of_times
+from sglang_hvd.costs import StepCosts, costs_of_times
 from sglang_hvd.costs.profile import parts_of_draft, rising_table
 
 
@@ -51,42 +51,67 @@ def test_a_table_rises_and_is_whole(
     assert found == tuple(tuple(map(float, row)) for row in table)
 
 
-def test_a_table_has_a_plain_step_and_two_batch_sizes() -> None:
-    verify, extend, draft = np.array([[3.0, 4.0]]), np.array([[1.0, 2.0]]), np.array([[5.0, 17.0]])
-    costs = costs_of_times(
-        [1], verify, extend, draft, widths=(2, 4), draft_steps=(2, 8), about="made up"
+def of_one_round(
+    batch_sizes: list[int],
+    verify: list[list[float]],
+    extend: list[list[float]],
+    draft: list[list[float]],
+) -> StepCosts:
+    """The table of these times, where contexts take nothing."""
+    return costs_of_times(
+        batch_sizes,
+        *(np.array([times]) for times in (verify, extend, draft)),
+        widths=(2, 4),
+        draft_steps=(2, 8),
+        longer=np.array([verify[-1][0]]),
+        contexts=(500, 2000),
+        about="made up",
     )
+
+
+def test_a_table_has_a_plain_step_and_two_batch_sizes() -> None:
+    costs = of_one_round([1], [[3.0, 4.0]], [[1.0, 2.0]], [[5.0, 17.0]])
     assert (costs.batch_sizes, costs.widths) == ((1, 2), (1, 2, 4))
     assert costs.verify == ((3, 3, 4),) * 2
     assert costs.draft_extend == ((1, 1, 2),) * 2
-    assert (costs.draft_once, costs.draft_round) == ((3, 3), (2, 2))
-    costs = costs_of_times(
-        [1, 4],
-        np.array([[3.0, 4.0], [2.0, NAN]]),
-        np.array([[1.0, 2.0], [3.0, NAN]]),
-        np.array([[5.0, 17.0], [6.0, 12.0]]),
-        widths=(2, 4),
-        draft_steps=(2, 8),
-        about="made up",
+    assert (costs.draft_once, costs.draft_round, costs.context) == ((3, 3), (2, 2), None)
+    costs = of_one_round(
+        [1, 4], [[3.0, 4.0], [2.0, NAN]], [[1.0, 2.0], [3.0, NAN]], [[5.0, 17.0], [6.0, 12.0]]
     )
     assert costs.batch_sizes == (1, 4)
     assert costs.verify[1] == (3, 3, 4)  # more requests never cost less
     assert (costs.draft_once, costs.draft_round) == ((3, 5), (2, 2))
 
 
-def test_contexts_have_a_price_of_their_own() -> None:
-    times = np.array([[3.0, 4.0], [6.0, 9.0]])
-    costs = costs_of_times(
+def of_rounds(times: list[list[list[float]]], longer: list[float]) -> StepCosts:
+    """The table of rounds of times, for 1 and 4 requests of 500 tokens of context each, and 2,000
+    in the longer verifications."""
+    return costs_of_times(
         [1, 4],
-        times,
-        times,
-        times,
+        *(np.array(times),) * 3,
         widths=(1, 4),
         draft_steps=(2, 8),
-        token_ms=0.001,
-        context=500,
+        longer=np.array(longer),
+        contexts=(500, 2000),
         about="made up",
     )
+
+
+def test_contexts_have_a_price_of_their_own() -> None:
+    costs = of_rounds([[[3.0, 4.0], [6.0, 9.0]]], [12.0])
+    assert costs.context == 1.0  # microseconds: 6 ms for 4 requests of 1,500 more tokens
     assert costs.verify == ((2.5, 3.5), (4, 7))
-    assert costs.context == 1.0
     assert costs.verify_ms(4, [1])[0] + costs.context_ms(4 * 500) == pytest.approx(6.0)
+
+
+def test_longer_contexts_that_took_no_longer_have_no_price() -> None:
+    costs = of_rounds([[[3.0, 4.0], [6.0, 9.0]]], [5.0])
+    assert costs.context is None
+    assert costs.verify == ((3, 4), (6, 9))
+
+
+def test_the_shortest_of_all_rounds_counts() -> None:
+    """What is disturbed in one round, whichever part it is, is timed in another."""
+    quiet = [[3.0, 4.0], [6.0, 9.0]]
+    disturbed = [[3.0, 40.0], [6.0, 9.0]], [[30.0, 4.0], [60.0, 9.0]]
+    assert of_rounds([*disturbed], [99.0, 12.0, 50.0]) == of_rounds([quiet], [12.0])

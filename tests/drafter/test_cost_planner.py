@@ -21,7 +21,7 @@ from sglang_hvd.replay.core.single_cycles import (
 )
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import VerifyOutcomes
+from sglang_hvd.types import MODEL_ONLY, VerifyOutcomes
 from tests.payoff.made_up import constant_survival, linear
 
 CLASSES = TokenClasses.from_strings(["a", ",", "("])
@@ -161,7 +161,7 @@ def test_steps_are_priced_by_the_tokens_of_all_requests(monkeypatch: pytest.Monk
     made = drafter()
     planned, launched = (contexts_priced(monkeypatch, of) for of in ("allocate", "wants_drafts"))
     made.start("text", [1, 2, 3])
-    made.start("image", [], model_only=True, num_prompt_tokens=500)
+    made.start("image", [], limits=MODEL_ONLY, num_prompt_tokens=500)
     for _ in range(2):
         made.plan(["text", "image"])
         outcomes = [VerifyOutcome(np.array([7, 8], np.int32), 1), VerifyOutcome([9], 0)]
@@ -185,7 +185,7 @@ def test_a_cut_draft_tells_of_the_match_as_the_whole_one_does() -> None:
 @pytest.mark.parametrize("policy", ["allocate", "both"])
 def test_a_model_only_request_verifies_the_whole_model_tree(policy: Policy) -> None:
     made = drafter(policy, prob=0.999)
-    made.start("r", REPEATS, model_only=True)
+    made.start("r", REPEATS, limits=MODEL_ONLY)
     made.extend("r", [3])
     for _ in range(3):
         [plan] = single_plans(made.plan(["r"]))
@@ -217,7 +217,7 @@ def test_a_batch_may_be_committed_in_parts() -> None:
     whole, parts = drafter(prob=0.5), drafter(prob=0.5)
     for made in (whole, parts):
         for rid in rids:
-            made.start(rid, REPEATS, model_only=rid == "b")
+            made.start(rid, REPEATS, limits=MODEL_ONLY if rid == "b" else None)
             made.extend(rid, [3])
     random, num_learned = np.random.default_rng(0), 0
     for cycle in range(30):

@@ -20,7 +20,7 @@ from sglang_hvd.replay.core.single_cycles import (
 )
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import DraftPlans
+from sglang_hvd.types import MODEL_ONLY, SOURCES, DraftLimits, DraftPlans
 from tests.payoff.made_up import constant_survival, linear
 
 CLASSES = TokenClasses.from_strings([chr(33 + token) for token in range(60)])
@@ -401,7 +401,7 @@ def test_a_model_only_request_says_nothing_about_the_drafts_of_others() -> None:
     made.start("other", REPEATS)
     made.extend("other", [3])
     unknown = logit()
-    made.start("without", REPEATS, model_only=True)
+    made.start("without", REPEATS, limits=MODEL_ONLY)
     made.extend("without", [3])
     made.plan(["without"])
     made.commit(["without"], outcome_batch([VerifyOutcome([9], 0)]))  # the draft has a 4 there
@@ -459,10 +459,43 @@ def test_any_object_can_name_a_request() -> None:
 @pytest.mark.parametrize(("policy", "instead"), [("payoff", "model"), ("cache", "plain")])
 def test_a_model_only_request_never_verifies_its_cache_draft(policy: Policy, instead: str) -> None:
     made = started(drafter(policy, threshold=0))
-    made.start("s", REPEATS, model_only=True)
+    made.start("s", REPEATS, limits=MODEL_ONLY)
     free, bound = single_plans(made.plan(["r", "s"]))
     assert (free.source, bound.source) == ("cache", instead)
     assert bound.cache_draft is None
+
+
+NO_SOURCE, CACHE_ONLY = DraftLimits(0), DraftLimits(SOURCES.bit_of("cache"))
+
+
+@pytest.mark.parametrize("policy", ["payoff", "frequency", "cache", "model", "both"])
+def test_requests_with_limits_verify_what_they_ask_for_among_others(policy: Policy) -> None:
+    settings = {"threshold": 9.0} if policy == "payoff" else {}
+    made = drafter(policy, **settings)
+    asked = {
+        "free": None,
+        "off": NO_SOURCE,
+        "cache": CACHE_ONLY,
+        "model": MODEL_ONLY,
+        "two": DraftLimits(max_tokens=2),
+        "none": DraftLimits(max_tokens=0),
+        "one of the cache": DraftLimits(CACHE_ONLY.sources, max_tokens=1),
+    }
+    for rid, limits in asked.items():
+        made.start(rid, REPEATS, limits=limits)
+        made.extend(rid, [3])
+    plans = dict(zip(asked, single_plans(made.plan(list(asked))), strict=True))
+    alone = started(drafter(policy, **settings), "free")
+    [expected] = single_plans(alone.plan(["free"]))
+    assert (plans["free"].source, drafted(plans["free"])) == (expected.source, drafted(expected))
+    assert plans["free"].num_model_nodes == expected.num_model_nodes
+    assert {plans[rid].source for rid in ("off", "none")} == {"plain"}
+    has_cache, has_model = policy != "model", policy != "cache"
+    assert plans["cache"].source == ("cache" if has_cache else "plain")
+    assert plans["model"].source == ("model" if has_model else "plain")
+    assert drafted(plans["one of the cache"]) == ([4] if has_cache else None)
+    two = plans["two"]
+    assert two.num_model_nodes + len(drafted(two) or []) == 2
 
 
 def test_the_drafter_tells_what_its_cache_holds() -> None:

@@ -51,7 +51,7 @@ def takes_cache(
     planner = RulePlanner(
         config, CacheSource(config, None), room=8, num_model_steps=3, num_model_nodes=3
     )
-    requests = [DraftedRequest(slot, model_only=False, num_tokens=1) for slot in range(num)]
+    requests = [DraftedRequest(slot, num_tokens=1) for slot in range(num)]
     plans = planner.choose(requests, Proposals(num, drafts, predicted=predicted))
     assert set(plans.sources) <= {"cache", "model"}
     return [source == "cache" for source in plans.sources]

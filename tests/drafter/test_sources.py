@@ -17,6 +17,7 @@ from sglang_hvd.replay.core.single_cycles import (
     single_plans,
 )
 from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.types import MODEL_ONLY
 from tests.payoff.made_up import constant_survival, random_predictor
 
 CLASSES = TokenClasses.from_strings([chr(33 + token) for token in range(60)])
@@ -247,7 +248,7 @@ def test_a_request_that_never_verifies_cache_drafts_corrects_nothing() -> None:
     made = drafter(threshold=1.0)
     for _ in range(50):
         rid = object()
-        made.start(rid, PROMPT, model_only=True)
+        made.start(rid, PROMPT, limits=MODEL_ONLY)
         made.extend(rid, [3])
         made.plan([rid])
         made.commit([rid], outcome_batch([VerifyOutcome([0], 0)]))  # the draft says 4

@@ -98,7 +98,8 @@ class Server:
 def request_body(prompt: str | list[int], **params: Any) -> dict[str, Any]:
     """Return a body of /generate. Keys that are not sampling parameters go to its top level."""
     top_level = {"return_logprob", "logprob_start_len", "top_logprobs_num", "stream", "rid"}
-    top_level |= {"cache_salt", "extra_key"}
+    top_level |= {"cache_salt", "extra_key", "custom_logit_processor"}
+    top_level |= {"token_ids_logprob", "return_text_in_logprobs"}
     body: dict[str, Any] = {key: params.pop(key) for key in top_level & set(params)}
     body["text" if isinstance(prompt, str) else "input_ids"] = prompt
     body["sampling_params"] = {"temperature": 0, "max_new_tokens": 96, **params}

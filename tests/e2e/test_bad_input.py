@@ -62,6 +62,8 @@ def fails_with(models: DemoModels, failed_launch: Callable[..., str]) -> Callabl
         )
         lines = [line for line in printed.splitlines() if line.startswith("error: ")]
         assert len(lines) == 1, printed[-3000:]
+        assert "Traceback" not in printed
+        assert "Load weight begin" not in printed
         assert printed.splitlines()[-1] == lines[0]
         return lines[0]
 
@@ -207,11 +209,70 @@ def test_adapters_with_graphs_for_each_width(fails_with: Callable[..., str]) -> 
     assert "HVD does not support --hvd-set narrow_widths with LoRA" in line
 
 
+# Flags, in addition to those of a server that starts, and what the line says.
+WRONG = {
+    "--speculative-num-draft-tokens 1": "drafts nothing: give at least 2",
+    "--speculative-eagle-topk 0": "drafts nothing: give at least 1",
+    "--speculative-num-steps 1 --speculative-eagle-topk 5000 --speculative-num-draft-tokens 8": (
+        "5000 is more than the 1024 tokens that draft model"
+    ),
+    "--context-length 16": "--hvd-verify-width 32 leaves nothing of the context of 16 tokens",
+    "--max-total-tokens 95": "--max-total-tokens 95 has no room for a request of 32 tokens and the",
+    "--attention-backend fa3": "attention backend fa3 does not run on a CPU",
+    "--attention-backend trtllm_mha": "refused by SGLang, ValueError: TRTLLM MHA backend",
+    "--attention-backend flex_attention": "refused by SGLang, AssertionError: Speculative",
+    "--speculative-draft-attention-backend flashinfer": "flashinfer does not run on a CPU",
+    "--kv-cache-dtype fp8_e5m2": "a server on a CPU cannot have --kv-cache-dtype fp8_e5m2",
+    "--quantization fp8": "--quantization fp8 needs activations of type bfloat16 or float16, not",
+    "--speculative-draft-model-quantization fp8": "needs activations of type bfloat16 or float16",
+    "--enable-torch-compile": "a server on a CPU cannot have --enable-torch-compile",
+    "--enable-hierarchical-cache": "a server on a CPU cannot have --enable-hierarchical-cache",
+    "--enable-lora": "error: ",
+    "--speculative-draft-window-size 16": "cannot have --speculative-draft-window-size",
+    "--tp-size 9": "9 ranks need as many NUMA nodes on a CPU",
+    "--device toaster": "--device toaster: there is no such kind of device",
+    "--device cuda": "torch finds no GPU",
+    "--page-size 0": "refused by SGLang, ZeroDivisionError: ",
+    "--chunked-prefill-size -1": "SGLang leaves a share of -",
+    "--nnodes 2": "refused by SGLang, AssertionError: tp_size must be divisible",
+    "--json-model-override-args {": "refused by SGLang, JSONDecodeError: Expecting property",
+    "--hvd-set run_ahead=true": "--hvd-set run_ahead=true needs a verify width of 1, overlap",
+    "--tokenizer-path /nowhere": "--tokenizer-path /nowhere: there is no such folder",
+    "--model-path /nowhere": "--model-path /nowhere: there is no such folder",
+}
+
+
+@pytest.mark.parametrize("flags", WRONG)
+def test_what_the_arguments_tell_ends_in_one_line(
+    fails_with: Callable[..., str], flags: str
+) -> None:
+    assert WRONG[flags] in fails_with(*flags.split())
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        "--speculative-num-steps 3",
+        "--speculative-eagle-topk 4",
+        "--speculative-num-draft-tokens 8",
+        "--speculative-num-steps 3 --speculative-eagle-topk 4",
+    ],
+)
+def test_a_part_of_the_model_tree(
+    failed_launch: Callable[..., str], models: DemoModels, tree: str
+) -> None:
+    drafter = ("--speculative-draft-model-path", str(models.drafter))
+    printed = failed_launch("--speculative-algorithm", "HVD", *drafter, *tree.split())
+    assert "Traceback" not in printed
+    assert printed.splitlines()[-1].startswith(f"error: {tree} describes a part of the model draft")
+
+
 def test_hvd_flags_without_hvd(failed_launch: Callable[..., str]) -> None:
     printed = failed_launch("--hvd-policy", "cache")
     assert "--hvd-policy given without --speculative-algorithm HVD" in printed
 
 
+@pytest.mark.slow  # a process of its own loads SGLang without the plugin
 def test_a_plugin_that_is_kept_out(failed_launch: Callable[..., str], models: DemoModels) -> None:
     # SGLang without the plugin knows neither the flags nor the algorithm.
     printed = failed_launch(

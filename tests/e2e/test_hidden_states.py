@@ -1,4 +1,4 @@
-"""A client can ask for hidden states."""
+"""A client can ask for hidden states, and gets those of plain serving."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
+from tests.e2e.conftest import CHAIN
 
 FLAGS = ("--enable-return-hidden-states",)
 
@@ -24,20 +24,20 @@ def hidden_states(server: Any, prompt: str) -> list[np.ndarray]:
     return [np.atleast_2d(part) for part in answer["meta_info"]["hidden_states"]]
 
 
-@pytest.mark.parametrize("policy", ["cache", "payoff"])
-def test_hidden_states_are_those_that_eagle3_returns(
-    start_server: Any, start_hvd: Any, models: Any, long_prompt: str, policy: str
+@pytest.mark.parametrize(
+    ("policy", "tree"), [("cache", ()), ("payoff", ()), ("both", ()), ("payoff", CHAIN)]
+)
+def test_hidden_states_are_those_of_plain_serving(
+    start_server: Any, start_hvd: Any, long_prompt: str, policy: str, tree: tuple[str, ...]
 ) -> None:
-    eagle3 = start_server(
-        *("--speculative-algorithm", "EAGLE3"),
-        *("--speculative-draft-model-path", str(models.drafter)),
-        *(*MODEL_TREE_FLAGS, *FLAGS),
-    )
-    server = start_hvd(policy, "--hvd-report-cycles", "true", *FLAGS)
-    expected, found = (hidden_states(each, long_prompt) for each in (eagle3, server))
-    assert [part.shape for part in found] == [part.shape for part in expected]
+    plain = start_server(*FLAGS)
+    drafting = {"drafting": tree} if tree else {}
+    server = start_hvd(policy, "--hvd-report-cycles", "true", *FLAGS, **drafting)
+    expected, found = (hidden_states(each, long_prompt) for each in (plain, server))
     assert len(found) == 48
+    assert [part.shape for part in found] == [part.shape for part in expected]
     for of_found, of_expected in zip(found, expected, strict=True):
         np.testing.assert_allclose(of_found, of_expected, rtol=1e-3, atol=1e-3)
     # Some steps verified chains only.
-    assert server.hvd_state()["num_cycles"]["cache"] > 0
+    if policy != "both":
+        assert server.hvd_state()["num_cycles"]["cache"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import urllib.error
 from collections.abc import Callable, Sequence
@@ -10,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
+from tests.e2e.conftest import CHAIN, SMALL_TREE, mixing
 
 PENALTIES = {"frequency_penalty": 0.4, "presence_penalty": 0.2}
 
@@ -175,7 +178,7 @@ def test_a_one_token_prompt_and_an_empty_one(plain: Any, server: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", ["cache", "allocate"])
-def test_a_prompt_up_to_the_last_token_of_the_usable_context(
+def test_prompts_up_to_the_end_of_the_context(
     policy: str,
     start_server: Callable[..., Any],
     start_hvd: Callable[..., Any],
@@ -185,18 +188,23 @@ def test_a_prompt_up_to_the_last_token_of_the_usable_context(
     wide = ("--hvd-costs", str(varying_costs), "--hvd-set", "wide_width=80")
     flags = wide if policy == "allocate" else ()
     plain, server = start_server(*context), start_hvd(policy, *flags, *context)
-    width = server.hvd_state()["verify_widths"][-1]
-    pattern = [20 + i % 7 for i in range(512)]
-    accepted = [n for n in range(512 - width - 12, 512) if _is_accepted(server, pattern[:n])]
-    longest = max(accepted)
-    assert 512 - width - 8 <= longest < 512 - width
-    for length in (longest, longest - 1, longest - 20):
-        params = {"max_new_tokens": longest - length + 1, "ignore_eos": True}
-        output_ids = server.generate(pattern[:length], **params)["output_ids"]
-        assert output_ids == plain.generate(pattern[:length], **params)["output_ids"]
+    for length in range(480, 515):
+        prompt = [20 + i % 7 for i in range(length)]
+        for max_new_tokens in (1, 4, 512 - length, 513 - length):
+            asked = {"max_new_tokens": max_new_tokens, "ignore_eos": True}
+            expected, found = (_answer_of(each, prompt, **asked) for each in (plain, server))
+            assert found == expected, (length, max_new_tokens)
     state = server.hvd_state()
     assert state["num_accepted_drafts"]["cache"] + state["num_accepted_drafts"]["both"] > 0
-    assert state["num_steps_by_width"][str(width)] > 0
+
+
+def _answer_of(server: Any, prompt_ids: list[int], **params: Any) -> Any:
+    """What the server answers: the tokens and why they end, or the status and the text."""
+    try:
+        answer = server.generate(prompt_ids, **params)
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())["error"]["message"]
+    return answer["output_ids"], answer["meta_info"]["finish_reason"]
 
 
 def _is_accepted(server: Any, prompt_ids: list[int]) -> bool:
@@ -286,6 +294,96 @@ def test_meta_info_accounts_for_every_token(server: Any, prompts: list[str]) -> 
         assert sum(cycle["accepted"] for cycle in hvd["cycles"]) == accepted
 
 
+@pytest.mark.parametrize("asked", [{}, {"logprob_start_len": 0}, {"top_logprobs_num": 2}])
+def test_few_tokens_have_the_logprobs_of_plain_serving(
+    plain: Any, server: Any, prompts: list[str], asked: dict[str, int]
+) -> None:
+    for max_new_tokens in (0, 1, 2):
+        found = []
+        for each in (plain, server):
+            each.flush_cache()
+            params = {"max_new_tokens": max_new_tokens, "return_logprob": True, **asked}
+            meta_info = each.generate(prompts[0], **params)["meta_info"]
+            logprobs = {k: v for k, v in meta_info.items() if k.endswith("_logprobs")}
+            found.append({k: v for k, v in logprobs.items() if isinstance(v, list)})
+        assert found[0].keys() == found[1].keys()
+        for key, expected in found[0].items():
+            assert len(found[1][key]) == len(expected), (key, max_new_tokens)
+        values = [np.array(of["output_token_logprobs"], float).reshape(-1, 3) for of in found]
+        assert len(values[0]) == max_new_tokens
+        np.testing.assert_allclose(values[1][:, :2], values[0][:, :2], rtol=1e-4)
+
+
+KINDS = ("correct", "proposed")
+RATES = {
+    "spec_accept_rate",
+    "spec_accept_length",
+    "spec_num_correct_drafts",
+    "spec_num_proposed_drafts",
+    "spec_verify_ct",
+    "spec_correct_drafts_histogram",
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "drafting"),
+    [("allocate", MODEL_TREE_FLAGS), ("cache", CHAIN), ("payoff", CHAIN), ("both", SMALL_TREE)],
+)
+def test_acceptance_rates_are_those_of_what_was_proposed(
+    policy: str,
+    drafting: tuple[str, ...],
+    start_hvd: Callable[..., Any],
+    varying_costs: Path,
+    prompts: list[str],
+) -> None:
+    wide = ("--hvd-costs", str(varying_costs), "--hvd-set", "wide_width=80")
+    server = start_hvd(
+        policy,
+        *(*mixing(policy), "--hvd-report-cycles", "true"),
+        *("--enable-metrics", "--decode-log-interval", "1"),
+        *(wide if policy == "allocate" else ()),
+        drafting=drafting,
+    )
+    server.flush_cache()
+    patterns: list[str | list[int]] = [[20 + i % period for i in range(300)] for period in (5, 7)]
+    params = {"max_new_tokens": 96, "ignore_eos": True}
+    answers = [server.generate(pattern, **params) for pattern in patterns]
+    answers += server.generate_all(prompts[::3], concurrency=4, **params)
+    answers.append(server.generate(prompts[1], max_new_tokens=1))
+    all_cycles = []
+    for answer in answers:
+        meta = answer["meta_info"]
+        cycles = meta["hvd"][0]["cycles"] if meta["hvd"] else []
+        all_cycles += cycles
+        assert {key for key in meta if key.startswith("spec_")} == (RATES if cycles else set())
+        if not cycles:
+            continue
+        num_proposed, num_correct = (
+            meta["spec_num_proposed_drafts"],
+            meta["spec_num_correct_drafts"],
+        )
+        # Two drafts may share nodes, or one may be the beginning of the other.
+        assert num_proposed <= sum(cycle["cache"] + cycle["model"] for cycle in cycles)
+        assert num_proposed >= sum(max(cycle["cache"], cycle["model"]) for cycle in cycles)
+        assert num_correct == sum(cycle["accepted"] for cycle in cycles) <= num_proposed
+        assert meta["spec_accept_rate"] == (num_correct / num_proposed if num_proposed else 0.0)
+        assert meta["spec_verify_ct"] == len(cycles)
+        assert meta["spec_accept_length"] == meta["completion_tokens"] / len(cycles)
+    lines = server.process.log.splitlines()
+    rates = [float(found[1]) for line in lines if (found := ACCEPT_RATE.search(line))]
+    assert len(rates) > len(patterns)
+    assert all(0 <= rate <= 1 for rate in rates)
+    assert max(rates) > 0.5
+    assert not any("cap len" in line for line in lines)
+    metrics = server.process.get("/metrics").splitlines()
+    [gauge] = [line for line in metrics if line.startswith("sglang:spec_accept_rate{")]
+    assert 0 <= float(gauge.rsplit(" ", 1)[1]) <= 1
+    widths = {cycle["width"] for cycle in all_cycles}
+    assert policy != "allocate" or {80} < widths
+
+
+ACCEPT_RATE = re.compile(r"accept rate: ([\d.]+)")
+
 # The model drafter's candidates take more slots than the verification.
 BUSHY = (
     *("--speculative-num-steps", "3", "--speculative-eagle-topk", "8"),
@@ -294,49 +392,70 @@ BUSHY = (
 
 
 @pytest.mark.parametrize(
-    ("policy", "drafting", "width", "num_slots"),
+    ("policy", "drafting", "width", "num_reserved"),
     [
-        ("allocate", MODEL_TREE_FLAGS, ("--hvd-set", "wide_width=80"), 80),
-        ("payoff", BUSHY, ("--hvd-verify-width", "12"), 24),
+        ("allocate", MODEL_TREE_FLAGS, ("--hvd-set", "wide_width=80"), 16),
+        ("payoff", BUSHY, ("--hvd-verify-width", "12"), None),
+        ("cache", CHAIN, ("--page-size", "16"), 4),
     ],
-    ids=["wide verification", "many candidates"],
+    ids=["wide verification", "many candidates", "pages"],
 )
-def test_requests_without_a_limit_end_where_there_is_room_for_a_step(
+def test_requests_without_a_limit_end_where_those_of_plain_serving_end(
     policy: str,
     drafting: tuple[str, ...],
     width: tuple[str, ...],
-    num_slots: int,
+    num_reserved: int | None,
     start_server: Callable[..., Any],
     start_hvd: Callable[..., Any],
+    models: Any,
 ) -> None:
     context = ("--context-length", "512")
     plain = start_server(*context)
     server = start_hvd(policy, *width, *context, drafting=drafting)
-    params = {"max_new_tokens": None, "ignore_eos": True}
-    # Some outputs end with a step of one token, which reserves slots the furthest ahead.
-    inputs = [[20 + i % 7 for i in range(length)] for length in range(412, 424)]
+    params: dict[str, Any] = {"max_new_tokens": None, "ignore_eos": True}
+    # Some outputs end with a step of one token, which takes slots the furthest ahead.
+    inputs = [[20 + i % 7 for i in range(length)] for length in range(468, 482)]
     expected = plain.generate_all(inputs, concurrency=2, **params)
-    for concurrency in (1, 2):
+    for concurrency in (1, 4):
         answers = server.generate_all(inputs, concurrency=concurrency, **params)
-        for prompt, answer, other in zip(inputs, answers, expected, strict=True):
-            output_ids = answer["output_ids"]
-            assert len(prompt) + len(output_ids) == 512 - num_slots
-            assert output_ids == other["output_ids"][: len(output_ids)]
-            assert answer["meta_info"]["finish_reason"]["type"] == "length"
+        for prompt, answer, of_plain in zip(inputs, answers, expected, strict=True):
+            assert len(prompt) + len(answer["output_ids"]) == 510
+            assert answer["output_ids"] == of_plain["output_ids"]
+            assert answer["meta_info"]["finish_reason"] == of_plain["meta_info"]["finish_reason"]
     assert server.hvd_state()["num_requests"] == 0
     # Only the scheduler knows how long the prompt of a session is.
-    session = {"id": server.process.post("/open_session", {"capacity_of_str_len": 1000})}
-    for num_tokens in (400, 511 - num_slots - 401):
-        answer = _next_turn(server, session, num_tokens)
-        assert answer["meta_info"]["completion_tokens"] == 1
-        session["rid"] = answer["meta_info"]["id"]
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        _next_turn(server, session, 2)
-    assert refused.value.code == 400
-    fault = json.loads(refused.value.read())["error"]["message"]
-    assert f"The prompt has {514 - num_slots} tokens" in fault
-    assert f"Shorten it to {511 - num_slots} tokens" in fault
+    outcomes = [_session_of(each, (400, 104, 2)) for each in (plain, server)]
+    assert outcomes[0] == outcomes[1]
     assert server.hvd_state()["num_requests"] == 0
+    if num_reserved is None:
+        return  # EAGLE3 ends with an error: the candidates run past the end of its row of slots
+    eagle3 = start_server(
+        *("--speculative-algorithm", "EAGLE3", *context),
+        *("--speculative-draft-model-path", str(models.drafter), *drafting),
+    )
+    # It accepts limits up to the room that it reserves. Without one it fails likewise.
+    for prompt in inputs:
+        longest = 512 - num_reserved - len(prompt)
+        asked = {"max_new_tokens": longest, "ignore_eos": True}
+        answers = [_answer_of(each, prompt, **asked) for each in (plain, eagle3, server)]
+        assert answers[0] == answers[1] == answers[2]
+        assert len(answers[0][0]) == longest
+
+
+def _session_of(server: Any, turns: Sequence[int]) -> list[Any]:
+    """Ask for a token after each turn of so many tokens. Return the answers: text, or the status
+    and the error's text."""
+    session = {"id": server.process.post("/open_session", {"capacity_of_str_len": 1000})}
+    answers: list[Any] = []
+    for num_tokens in turns:
+        try:
+            answer = _next_turn(server, session, num_tokens)
+        except urllib.error.HTTPError as error:
+            answers.append((error.code, json.loads(error.read())["error"]["message"]))
+        else:
+            session["rid"] = answer["meta_info"]["id"]
+            answers.append(answer["text"])
+    return answers
 
 
 def _next_turn(server: Any, session: dict[str, str], num_tokens: int) -> Any:

@@ -11,6 +11,8 @@ from sglang.srt.speculative import eagle_utils
 
 PARAMETERS = {
     "sglang.kernels.ops.speculative.spec_tree.TreeMaskMode": None,
+    "sglang.srt.arg_groups.choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES": None,
+    "sglang.srt.arg_groups.choices.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND": None,
     "sglang.srt.arg_groups.overrides.resolving_view": "server_args",
     "sglang.srt.arg_groups.resolution_hooks.register_resolution_hook": "name",
     "sglang.srt.arg_groups.speculative_hook._disable_overlap_schedule_for_cpu": "server_args",
@@ -31,6 +33,7 @@ PARAMETERS = {
         "self hidden_states lm_head embedding_bias out"
     ),
     "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply": "self layer x bias",
+    "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode": "self",
     "sglang.srt.model_executor.model_runner_components.cuda_graph_setup.capture_decode_graph": (
         "model_runner"
     ),

@@ -433,7 +433,8 @@ def test_a_missing_package_is_named_with_the_remedy(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.stderr == ("error: train needs torch: run pip install 'sglang-hvd[train]'\n")
+    remedy = "run pip install '.[train]' in a clone of the project"
+    assert done.stderr == f"error: train needs torch: {remedy}\n"
 
 
 def test_recordings_without_prompts_are_refused(

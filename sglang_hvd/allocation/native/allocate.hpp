@@ -121,10 +121,11 @@ struct Allocation {
 
 // The drafts of the requests to allocate for.
 struct Drafts {
-    std::span<const HostNodes> host;   // by request
-    std::span<const ModelNodes> model;  // [request][size]
-    std::span<const DraftSize> sizes;   // of all drafters
-    std::size_t max_steps;              // entries of probs and probs_if_right
+    std::span<const HostNodes> host;          // by request
+    std::span<const ModelNodes> model;        // [request][size]
+    std::span<const DraftSize> sizes;         // of all drafters
+    std::size_t max_steps;                    // entries of probs and probs_if_right
+    std::span<const std::size_t> max_nodes;  // by request: of all its drafts together
 };
 
 // What progress and time are worth.
@@ -135,7 +136,7 @@ struct Rates {
 
 // What may be chosen. Ends are one past the last place; 0: no limit.
 struct Limits {
-    std::size_t num_model_only = 0;            // further requests, for which the round runs in any case
+    std::size_t num_fixed_drafting = 0;        // further requests, for which the round runs in any case
     std::optional<std::size_t> must_draft;     // a request for which it runs, too
     std::size_t min_width = 0, end_width = 0;  // places in BatchCosts
     std::size_t min_round = 0, end_round = 0;  // places in BatchCosts
@@ -184,7 +185,7 @@ private:
     };
 
     void predict_at(AtWidth& at, const Drafts& drafts, std::size_t room, std::span<const Round> rounds) {
-        const auto [host, model, sizes, max_steps] = drafts;
+        const auto [host, model, sizes, max_steps, max_nodes] = drafts;
         const std::size_t num = host.size(), num_rounds = rounds.size();
         at.alone.resize(num);
         at.alone_choices.resize(num);
@@ -193,9 +194,11 @@ private:
         wants_more_ = false;
         for (std::size_t i = 0; i < num; ++i) {
             const std::size_t len = host[i].probs.size();
-            at.alone[i] = predict_host(host[i], std::min(len, room));
-            at.alone_choices[i] = {static_cast<std::int32_t>(std::min(len, room)), -1};
-            wants_more_ |= len > room;
+            const std::size_t own_room = std::min(room, max_nodes[i]);
+            const bool may_grow = own_room < max_nodes[i];  // in a wider step
+            at.alone[i] = predict_host(host[i], std::min(len, own_room));
+            at.alone_choices[i] = {static_cast<std::int32_t>(std::min(len, own_room)), -1};
+            wants_more_ |= may_grow && len > room;
             for (std::size_t size = 0; size < sizes.size(); ++size) {
                 const ModelNodes& of_size = model[i * sizes.size() + size];
                 const std::size_t host_len = merges_ ? len : 0;
@@ -203,9 +206,9 @@ private:
                 for (std::size_t r = num_rounds; r-- > 0;) {
                     if (rounds[r].drafter != sizes[size].drafter) continue;
                     const auto nodes = static_cast<std::size_t>(num_nodes(of_size, rounds[r]));
-                    wants_more_ |= host_len + nodes > room;
-                    if (nodes > room) continue;
-                    const std::size_t num_host = std::min(host_len, room - nodes);
+                    wants_more_ |= may_grow && host_len + nodes > room;
+                    if (nodes > own_room) continue;
+                    const std::size_t num_host = std::min(host_len, own_room - nodes);
                     if (num_host != known)
                         predict_both(host[i], num_host, of_size, max_steps, by_depth_, by_steps_.data());
                     known = num_host;
@@ -222,7 +225,7 @@ private:
     // The best choice at these rates.
     void search(std::size_t num, const Rates& rates, const BatchCosts& costs, const Limits& limits) {
         const auto [values, price] = rates;
-        const auto num_model_only = limits.num_model_only;
+        const auto num_fixed = limits.num_fixed_drafting;
         const auto must_draft = limits.must_draft;
         const double draft_price = limits.drafts_are_free ? 0 : price;
         const std::size_t num_rounds = costs.rounds.size();
@@ -236,7 +239,7 @@ private:
             double of_host = -price * costs.step[width];
             for (std::size_t i = 0; i < num; ++i) of_host += values[i] * at.alone[i];
             for (std::size_t round = limits.min_round; round < end_round; ++round) {
-                const double* draft_ms = costs.draft_ms(round) + num_model_only;
+                const double* draft_ms = costs.draft_ms(round) + num_fixed;
                 const double all_gains = gain_of_model(at, num, round, num_rounds, values, must_draft);
                 // Upper bound: all gains for the price of one drafting request, since drafting never costs
                 // less for more requests (StepCosts checks it). If the bound does not beat best_score the
@@ -273,7 +276,7 @@ private:
         gain_of_model(at, num, best_.round, num_rounds, values, must_draft);
         sort_gains(must_draft);
         keep(at, best_.round, num_rounds, num_draft);
-        best_.ms = costs.step[best_.width] + costs.draft_ms(best_.round)[num_model_only + num_draft];
+        best_.ms = costs.step[best_.width] + costs.draft_ms(best_.round)[num_fixed + num_draft];
     }
 
     // Lists the requests that gain by the model's draft in gains_, and returns the sum of their gains.

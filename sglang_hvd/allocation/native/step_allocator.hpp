@@ -1,11 +1,12 @@
-// The drafts of each step: the search of allocate.hpp at the pace of pace.hpp, requests that verify only the
-// model drafter's draft, and exploration: drafts that have not run recently run once in a while, so that what
-// is predicted of them cannot go stale.
+// The drafts of each step: the search of allocate.hpp at the pace of pace.hpp, requests whose drafts are fixed,
+// and exploration: drafts that have not run recently run once in a while, so that what is predicted of them
+// cannot go stale.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -26,6 +27,18 @@ struct BatchPrediction {
     std::size_t max_steps = 0;
     const float* model_probs = nullptr;           // [requests][sizes][max_steps]
     const float* model_probs_if_right = nullptr;  // [requests][sizes][max_steps]
+};
+
+// By request: see RowLimits in allocator.py. Without values there are no limits.
+struct RowLimits {
+    std::span<const bool> are_fixed;
+    std::span<const std::int32_t> num_host, num_model;  // of those that are fixed
+    std::span<const std::int32_t> max_nodes;            // of the others
+
+    bool is_fixed(std::size_t i) const { return !are_fixed.empty() && are_fixed[i]; }
+    std::size_t max_of(std::size_t i) const {
+        return max_nodes.empty() ? std::numeric_limits<std::size_t>::max() : static_cast<std::size_t>(max_nodes[i]);
+    }
 };
 
 // By request: see Allocation in allocator.py.
@@ -57,25 +70,32 @@ public:
     std::span<const DraftSize> sizes() const { return sizes_; }
     Pace& pace() { return pace_; }
 
-    // model_only: by request, those that verify the model drafter's largest draft alone, whatever it gains;
-    // null: none does. next_waits: the next step waits for this one's tokens in any case.
-    StepShape allocate(std::span<const std::int32_t> slots, const bool* model_only,
+    // Size of a drafter's largest draft.
+    std::int32_t largest_size(std::int32_t drafter) const {
+        std::int32_t largest = 0;
+        for (const DraftSize& size : sizes_)
+            if (size.drafter == drafter) largest = std::max(largest, size.num_nodes);
+        return largest;
+    }
+
+    // next_waits: the next step waits for this one's tokens in any case.
+    StepShape allocate(std::span<const std::int32_t> slots, const RowLimits& rows,
                        const BatchPrediction& predicted, const BatchCosts& costs, bool next_waits,
                        const StepDrafts& out) {
         const std::size_t num = slots.size();
         if (num == 0) return {};
-        gather(slots, model_only, predicted);
+        gather(slots, rows, predicted);
         Limits limits;
-        limits.num_model_only = num - free_.size();
+        limits.num_fixed_drafting = num_fixed_drafting_;
         const std::int32_t whole = largest_size(0);
-        if (limits.num_model_only > 0) {
-            limits.min_width = place_of_width(costs, whole);
+        if (num_fixed_nodes_ > 0) limits.min_width = place_of_width(costs, num_fixed_nodes_);
+        if (num_fixed_drafting_ > 0) {
             limits.end_round = end_of_drafter(costs, 0);
             limits.min_round = limits.end_round - 1;
         }
         count_step(num, costs);
         const bool is_off = is_model_off();
-        const bool looks_at_round = limits.num_model_only == 0 && is_due_round(is_off);
+        const bool looks_at_round = num_fixed_drafting_ == 0 && is_due_round(is_off);
         if ((is_off || looks_at_round) && !free_.empty()) {
             rounds_.explore();
             limits.must_draft = ++num_model_looks_ % free_.size();
@@ -87,7 +107,7 @@ public:
             }
             limits.min_width = std::max(limits.min_width, place_of_width(costs, room_to_look(costs, limits)));
         }
-        const bool is_free = limits.num_model_only == 0 && !limits.must_draft;
+        const bool is_free = num_fixed_nodes_ == 0 && !limits.must_draft && !free_.empty();
         const std::size_t width_due = is_free ? widths_.due() : 0;
         if (width_due > 0) {
             widths_.explore(width_due);
@@ -117,12 +137,11 @@ public:
             write(out, i, 1, 0, 0, 0);
         }
         if (num_drafting > 0) drafters_.run(0);
-        if (num_drafting + limits.num_model_only > 0) rounds_.run(found.round);
-        if (limits.num_model_only > 0) {
-            num_drafting += limits.num_model_only;
-            for (std::size_t i = 0; i < num; ++i)
-                if (model_only[i]) write(out, i, 0, whole, whole, 0);
-        }
+        num_drafting += num_fixed_drafting_;
+        if (num_drafting > 0) rounds_.run(found.round);
+        for (std::size_t i = 0; i < num; ++i)
+            if (rows.is_fixed(i))
+                write(out, i, rows.num_host[i], rows.num_model[i], rows.num_model[i] > 0 ? whole : 0, 0);
         std::int32_t used = 0, max_host = 0;
         for (std::size_t i = 0; i < num; ++i) {
             used = std::max(used, out.num_host[i] + out.num_model[i]);
@@ -141,18 +160,20 @@ public:
 
     // Accounts for a step that was launched, without drafts, before its prediction was known. Returns whether
     // drafts would have been worth the wait, or are to be explored: then the next step should not be launched so.
-    bool wants_drafts(std::span<const std::int32_t> slots, const bool* model_only,
+    bool wants_drafts(std::span<const std::int32_t> slots, const RowLimits& rows,
                       const BatchPrediction& predicted, const BatchCosts& costs) {
         const std::size_t num = slots.size();
         if (num == 0) return false;
-        gather(slots, model_only, predicted);
+        gather(slots, rows, predicted);
         count_step(num, costs);
         widths_.run(0, true);
         pace_.see_step(costs.step[0], costs.step[0]);
         waits_.end_step(false);
         // is_due_at_host counts this step; the step that it asks for comes after it.
         const bool looks_at_host = is_due_at_host(0);
-        if (free_.size() < num || looks_at_host || is_model_off() || is_due_round(false)) return true;
+        if (num_fixed_nodes_ > 0) return true;
+        if (free_.empty()) return false;
+        if (looks_at_host || is_model_off() || is_due_round(false)) return true;
         const Allocation& found = search(num, predicted, costs, {});
         return waits_.is_worth_one(found.gained_ms, found.more_ms, costs.wait);
     }
@@ -176,17 +197,25 @@ private:
         widths_.begin(num, costs.widths.size());
     }
 
-    // The drafts of the requests that may verify any.
-    void gather(std::span<const std::int32_t> slots, const bool* model_only, const BatchPrediction& predicted) {
+    // The drafts of the requests to allocate for, and what the others verify together.
+    void gather(std::span<const std::int32_t> slots, const RowLimits& rows, const BatchPrediction& predicted) {
         host_.clear();
         model_.clear();
         values_.clear();
         free_.clear();
+        max_nodes_.clear();
+        num_fixed_drafting_ = 0;
+        num_fixed_nodes_ = 0;
         for (std::size_t i = 0; i < slots.size(); ++i) {
-            if (model_only != nullptr && model_only[i]) continue;
+            if (rows.is_fixed(i)) {
+                num_fixed_drafting_ += rows.num_model[i] > 0;
+                num_fixed_nodes_ = std::max(num_fixed_nodes_, rows.num_host[i] + rows.num_model[i]);
+                continue;
+            }
             free_.push_back(i);
+            max_nodes_.push_back(rows.max_of(i));
             values_.push_back(pace_.token_value(slots[i]));
-            const auto len = static_cast<std::size_t>(predicted.num_nodes[i]);
+            const auto len = std::min(static_cast<std::size_t>(predicted.num_nodes[i]), max_nodes_.back());
             host_.push_back({{predicted.probs + i * predicted.row, len}, {predicted.depths + i * predicted.row, len}});
             for (std::size_t size = 0; size < sizes_.size(); ++size) {
                 const std::size_t first = (i * sizes_.size() + size) * predicted.max_steps;
@@ -199,7 +228,7 @@ private:
     const Allocation& search(std::size_t num, const BatchPrediction& predicted, const BatchCosts& costs,
                              const Limits& limits) {
         const Rates rates{values_, pace_.price(num, costs.step[0])};
-        return allocator_.allocate({host_, model_, sizes_, predicted.max_steps}, rates, costs, limits);
+        return allocator_.allocate({host_, model_, sizes_, predicted.max_steps, max_nodes_}, rates, costs, limits);
     }
 
     bool is_model_off() const { return drafters_.is_due(0); }
@@ -216,14 +245,6 @@ private:
     static std::size_t place_of_width(const BatchCosts& costs, std::int32_t num_nodes) {
         const auto found = std::lower_bound(costs.widths.begin(), costs.widths.end(), num_nodes + 1);
         return static_cast<std::size_t>(found - costs.widths.begin());
-    }
-
-    // Size of a drafter's largest draft.
-    std::int32_t largest_size(std::int32_t drafter) const {
-        std::int32_t largest = 0;
-        for (const DraftSize& size : sizes_)
-            if (size.drafter == drafter) largest = std::max(largest, size.num_nodes);
-        return largest;
     }
 
     // Room for the smallest draft of each drafter whose rounds may be chosen.
@@ -281,7 +302,10 @@ private:
     std::vector<HostNodes> host_;
     std::vector<ModelNodes> model_;
     std::vector<double> values_;
-    std::vector<std::size_t> free_, with_draft_;  // requests that may verify any draft; those of them with a host draft
+    std::vector<std::size_t> free_, with_draft_;  // requests to allocate for; those of them with a host draft
+    std::vector<std::size_t> max_nodes_;          // of those to allocate for
+    std::size_t num_fixed_drafting_ = 0;          // requests with fixed drafts for which the model drafter runs
+    std::int32_t num_fixed_nodes_ = 0;            // the most nodes of a request with fixed drafts
 };
 
 }  // namespace sglang_hvd

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
     from sglang_hvd.plugin.engine.states.step_states import StepStates
 
-# The shortest time counts, since anything else that runs on the machine makes times longer only.
+# The shortest time counts (costs_of_times).
 # Rounds over the whole table are so far apart that the start of another process falls into one.
 _NUM_ROUNDS, _NUM_RUNS = 3, 2
 
@@ -80,10 +80,9 @@ class CostProfile:
                 for _ in range(_NUM_ROUNDS)
             ]
         verify, extend, draft = (
-            np.min([[of_batch[part] for of_batch in of_round] for of_round in rounds], axis=0)
+            np.array([[of_batch[part] for of_batch in of_round] for of_round in rounds])
             for part in range(3)
         )
-        num_more = n * (self._long_context - self._context)
         return costs_of_times(
             batch_sizes,
             verify,
@@ -91,8 +90,8 @@ class CostProfile:
             draft,
             widths=self._widths.values,
             draft_steps=self._draft_steps(),
-            token_ms=max(min(longer) - verify[-1, 0], 0.0) / max(num_more, 1),
-            context=self._context,
+            longer=np.array(longer),
+            contexts=(self._context, self._long_context),
             about="timed on this server before it served",
         )
 

@@ -17,6 +17,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_hvd.allocation import max_tree_nodes
+from sglang_hvd.plugin.device.context_room import room_after_context
 from sglang_hvd.plugin.startup.launch import HvdLaunch
 
 if TYPE_CHECKING:
@@ -62,6 +63,11 @@ class HvdDraftWorker(EagleDraftWorker):
         """How the target's attention reads which nodes see which."""
         verify_mask = self.target_worker.model_runner.attn_backend.verify_mask
         return self.tree_mask_mode if verify_mask is None else verify_mask.mode
+
+    def init_attention_backend(self) -> None:
+        """SGLang's own backends of drafts and draft-extends, with room after the context."""
+        with room_after_context(self.draft_runner):
+            super().init_attention_backend()
 
     def draft_forward(self, forward_batch: Any) -> Any:
         """EAGLE's draft loop, which selects the nodes of the model drafter's tree at its end.

@@ -20,6 +20,7 @@ from sglang_hvd.plugin.engine.catch_up import CatchUp
 from sglang_hvd.plugin.requests.held_requests import HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
 from sglang_hvd.plugin.requests.step_plan import StepPlan
+from sglang_hvd.plugin.startup.verify_widths import RUN_AHEAD_NEEDS
 from sglang_hvd.types import DraftPlans
 
 if TYPE_CHECKING:
@@ -41,11 +42,7 @@ def require_run_ahead(
     if not config.run_ahead:
         return False
     if not may_run_ahead or widths.values[0] != 1 or plans_wait:
-        raise ValueError(
-            "--hvd-set run_ahead=true needs a verify width of 1, overlap scheduling (which is "
-            "off on a CPU and with --disable-overlap-schedule) and, with FlashInfer, CUDA "
-            "graphs and host_plans (docs/operate.md): drop it or change these"
-        )
+        raise ValueError(RUN_AHEAD_NEEDS)
     return True
 
 

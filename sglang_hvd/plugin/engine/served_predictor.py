@@ -65,7 +65,7 @@ class ServedPredictor:
     def publish(self) -> None:
         """Brings the Prometheus metrics up to date."""
         if self._metrics is not None and self._fingerprint is not None:
-            self._metrics.publish_predictor(
+            self._metrics.publish(
                 self._fingerprint,
                 self._drafter.calibration() or {},
                 self._drafter.model_figures(),

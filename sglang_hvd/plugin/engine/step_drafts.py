@@ -81,8 +81,10 @@ class StepDrafts:
             )
         if (sizes >= draft_tokens.shape[1]).all():
             ranks = None
-        else:
-            assert ranks is not None, "only policy allocate cuts trees"
+        elif ranks is None:
+            # Only policy allocate ranks nodes by their scores. Elsewhere a request that limits its
+            # draft verifies the first nodes, which come before those that follow them.
+            ranks = torch.arange(draft_tokens.shape[1], device=self._device).expand_as(draft_tokens)
         trees = EagleTrees(draft_tokens, parent_list, top_scores_index, self.topk, ranks, num_kept)
         # Verification needs a plan of the KV window of all requests, not of those that drafted.
         return ModelTrees(trees, rows, kv_loc_plan if is_all else None)

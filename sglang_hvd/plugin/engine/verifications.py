@@ -1,4 +1,4 @@
-"""Runs SGLang's verification at the width that each step has."""
+"""Runs SGLang's verification at each step's width, and gives clients the hidden states."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.srt.speculative.eagle_worker_common import _compact_accept_to_front
+
 from sglang_hvd.plugin.device.flashinfer_plans import PlanFence
 from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput
 
 if TYPE_CHECKING:
+    import torch
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
@@ -54,12 +58,38 @@ class Verifications:
                     result = worker.verify(batch, grammar_barrier=grammar_barrier)
         finally:
             worker.speculative_num_draft_tokens, worker.topk = base_width, topk
-        if batch.return_hidden_states and not verify_input.has_branches:
-            # A client reads the hidden states later. If SGLang moved the path, it has copied them.
-            # Otherwise the graphs of draft-extend may overwrite them.
+        # SGLang carries this array to its figures of what was proposed (hooks/proposed_drafts.py).
+        result.cap_lens = verify_input.num_nodes
+        if batch.return_hidden_states:
             output = result.logits_output
-            output.hidden_states = output.hidden_states.clone()
+            output.last_hidden_states = self._accepted(output.last_hidden_states, result, plan)
         return result
+
+    def _accepted(
+        self, of_nodes: torch.Tensor, result: GenerationBatchResult, plan: StepPlan
+    ) -> torch.Tensor:
+        """A copy of what each node has, that of each accepted path at the front of its row. Without
+        a copy the graphs of draft-extend may overwrite it before the client gets it."""
+        return _compact_accept_to_front(
+            of_nodes, result.accept_index, len(plan.held), num_draft_tokens=plan.width
+        )
+
+
+def keep_last_hidden_states(model: torch.nn.Module) -> None:
+    """Lets the target model keep the hidden states of its last layer, besides those that the model
+    drafter reads. Graphs that are captured later keep them too."""
+    for module in model.modules():
+        if isinstance(module, LogitsProcessor):
+            module.keep_last_hidden_states = True
+
+
+def give_last_hidden_states(batch: ScheduleBatch, result: GenerationBatchResult) -> None:
+    """Puts the last layer's hidden states where SGLang reads those that a client asked for. Nothing
+    of the step may read the model drafter's after that."""
+    if batch.return_hidden_states:
+        output = result.logits_output
+        assert output.last_hidden_states is not None, "keep_last_hidden_states had no effect"
+        output.hidden_states = output.last_hidden_states
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.arg_groups.overrides import resolved_view
+from sglang.srt.model_executor.forward_batch_info import get_server_return_hidden_states_mode
 from sglang.srt.speculative import eagle_worker_v2
 from sglang.srt.speculative.spec_utils import spec_stage_span
 
@@ -41,18 +42,22 @@ from sglang_hvd.plugin.engine.step_parts import (
     build_recorder,
     has_metrics,
 )
-from sglang_hvd.plugin.engine.verifications import Verifications
+from sglang_hvd.plugin.engine.verifications import (
+    Verifications,
+    give_last_hidden_states,
+    keep_last_hidden_states,
+)
 from sglang_hvd.plugin.requests.held_requests import HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
 from sglang_hvd.plugin.requests.metrics import SERVER_METRICS, Metrics, PredictorMetrics
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.plugin.requests.step_planner import StepPlanner
-from sglang_hvd.plugin.requests.token_strings import token_strings
 from sglang_hvd.plugin.sampling.node_sampler import NodeSampler
 from sglang_hvd.plugin.startup.launch import launch_of
 from sglang_hvd.plugin.startup.refusals import check_sampling
 from sglang_hvd.plugin.startup.supported import require_hooks
+from sglang_hvd.plugin.startup.token_strings import token_strings
 from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput, num_accepted_of_model
 from sglang_hvd.step_clock import StepClock
@@ -94,6 +99,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         if self.device == "cuda":
             max_nodes = launch.widths.max_nodes(target.max_running_requests)
             check_sampling(max_nodes, target.model_config.vocab_size)
+        if get_server_return_hidden_states_mode().need_capture():
+            keep_last_hidden_states(target.model)
         plan_drafts_on_host()
         super().init_cuda_graphs()
 
@@ -156,7 +163,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             drafter,
             figures,
             clock=clock,
-            report_cycles=config.report_cycles,
+            config=config,
             recorder=recorder,
             vocab_size=target.model_config.vocab_size,
         )
@@ -191,9 +198,11 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._states.use_base_width()
             self._publish()
             self._node_sampler.penalise_prefill(batch)
-            return super().forward_batch_generation(
+            result = super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
+            give_last_hidden_states(batch, result)
+            return result
         assert pp_proxy_tensors is None, "pipeline parallelism is refused at start"
         assert not batch.forward_mode.is_idle(), "data-parallel attention is refused at start"
         self._clock.begin_step()
@@ -249,6 +258,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         # Bring the draft KV cache up to date, now or later.
         with drafting(self._draft_worker), spec_stage_span("draft_extend"):
             self._extend(batch, plan, result, verify_input)
+        give_last_hidden_states(batch, result)
         return result
 
     def _extend(

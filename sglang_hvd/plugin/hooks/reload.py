@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.configs.load_config import LoadFormat
 from sglang.srt.environ import envs
 from sglang.srt.managers.io_struct import DumperControlReqInput, DumperControlReqOutput
 
@@ -45,11 +46,10 @@ async def ask_for_predictor(
 ) -> tuple[bool, str, Any]:
     """AROUND hook of TokenizerManager.update_weights_from_disk: success, message, paused."""
     if obj.load_format != PREDICTOR_LOAD_FORMAT:
-        if obj.recapture_cuda_graph:
-            launch = launch_of(manager.server_args)
-            fault = None if launch is None else _recapture_fault(launch)
-            if fault is not None:
-                return False, fault, 0
+        launch = launch_of(manager.server_args)
+        fault = None if launch is None else _update_fault(launch, obj)
+        if fault is not None:
+            return False, fault, 0
         return await update_weights_from_disk(manager, obj, *args, **kwargs)
     request = DumperControlReqInput(method=PREDICTOR_LOAD_FORMAT, body={"path": obj.model_path})
     answers = await manager.dumper_control(request)
@@ -78,6 +78,14 @@ def answer_for_predictor(
     except ValueError as error:
         return DumperControlReqOutput(success=False, response=[], error=str(error))
     return DumperControlReqOutput(success=True, response=[])
+
+
+def _update_fault(launch: HvdLaunch, obj: UpdateWeightFromDiskReqInput) -> str | None:
+    """Why the weights cannot be updated so; None if they may be."""
+    formats = [each.value for each in LoadFormat]
+    if obj.load_format is not None and obj.load_format.lower() not in formats:  # ends SGLang
+        return f"there is no load_format {obj.load_format!r}: give one of {', '.join(formats)}"
+    return _recapture_fault(launch) if obj.recapture_cuda_graph else None
 
 
 def _recapture_fault(launch: HvdLaunch) -> str | None:

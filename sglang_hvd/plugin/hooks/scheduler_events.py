@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from sglang_hvd.plugin.requests.bad_requests import running
 from sglang_hvd.plugin.requests.marks import is_held
 from sglang_hvd.plugin.startup.launch import launch_of
 
@@ -31,13 +32,16 @@ def launch_step(
     """AROUND hook of Scheduler.run_batch. A step that runs ahead (engine/run_ahead.py) is launched
     without the lengths that SGLang would wait for."""
     worker = worker_of(scheduler)
-    if worker is None or not scheduler.enable_overlap:
+    if worker is None:
         return run_batch(scheduler, batch, *args, **kw)
-    future_map = scheduler.future_map
-    if not worker.plan_ahead(batch, gives_lengths=future_map.needs_cpu_seq_lens):
-        return run_batch(scheduler, batch, *args, **kw)
-    with _without_lengths(future_map):
-        return run_batch(scheduler, batch, *args, **kw)
+    with running(batch.reqs):
+        if not scheduler.enable_overlap:
+            return run_batch(scheduler, batch, *args, **kw)
+        future_map = scheduler.future_map
+        if not worker.plan_ahead(batch, gives_lengths=future_map.needs_cpu_seq_lens):
+            return run_batch(scheduler, batch, *args, **kw)
+        with _without_lengths(future_map):
+            return run_batch(scheduler, batch, *args, **kw)
 
 
 def note_idle(_result: None, scheduler: Scheduler) -> None:

@@ -22,14 +22,16 @@ import numpy as np
 import numpy.typing as npt
 from sglang.srt.managers.schedule_batch import FINISH_MATCHED_STR
 
+from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.plugin.requests.control import RequestControl
 from sglang_hvd.plugin.requests.marks import held_of, leave_figures, mark_held
 from sglang_hvd.plugin.requests.recording import RequestRecorder
-from sglang_hvd.plugin.requests.sampling import SamplingKind, asks_for_cycles
+from sglang_hvd.plugin.requests.sampling import SamplingKind
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
-from sglang_hvd.types import TokenIds
+from sglang_hvd.types import SOURCES, DraftLimits, TokenIds
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -42,7 +44,8 @@ class HeldRequest:
     key: the drafter's name for it.
     num_prompt_tokens: tokens of the prompt, as the target model sees it.
     num_tokens: prompt and committed output tokens.
-    model_only: it verifies only the model drafter's draft, since its prompt is not made of tokens.
+    control: what it asked for.
+    limits: what it may verify; None: what the policy of the server chooses.
     kind: how its tokens are sampled.
     output_ids: committed output tokens; None unless its kind needs them.
     prompt_ids: recorded when the request ends; None if nothing of it is recorded.
@@ -55,18 +58,23 @@ class HeldRequest:
     req: weakref.ref[Req]
     num_prompt_tokens: int
     num_tokens: int
-    model_only: bool
+    control: RequestControl
+    limits: DraftLimits | None
     kind: SamplingKind
     output_ids: array[int] | None
     prompt_ids: TokenIds | None
     cycles: list[dict[str, Any]] | None
     earlier: RequestStats
 
+    @property
+    def has_fixed_drafts(self) -> bool:
+        """Whether it verifies the drafts of some source whenever there are any."""
+        return self.limits is not None and bool(self.limits.sources)
+
 
 class HeldRequests:
     """The requests of one scheduler process, as the drafter knows them.
 
-    report_cycles: the cycles of all requests are reported, not only of those that ask for it.
     vocab_size: number of logits of the target model. SGLang accepts larger token ids in a prompt,
         but a draft that holds one makes it read and write out of bounds.
     """
@@ -77,12 +85,12 @@ class HeldRequests:
         figures: ServedFigures,
         *,
         clock: StepClock,
-        report_cycles: bool,
+        config: HvdConfig,
         recorder: RequestRecorder | None,
         vocab_size: int,
     ) -> None:
         self._drafter, self._figures, self._clock = drafter, figures, clock
-        self.report_cycles = report_cycles
+        self._config = config
         self._recorder = recorder
         self._vocab_size = vocab_size
         self._held: dict[int, HeldRequest] = {}  # by key
@@ -96,6 +104,11 @@ class HeldRequests:
 
     def __contains__(self, held: HeldRequest) -> bool:
         return held.key in self._held
+
+    @property
+    def report_cycles(self) -> bool:
+        """Whether the cycles of all requests are reported, not only of those that ask for it."""
+        return self._config.report_cycles
 
     @property
     def has_reporting(self) -> bool:
@@ -153,13 +166,12 @@ class HeldRequests:
 
     def of_run(self, reqs: Sequence[Req]) -> list[HeldRequest] | None:
         """The requests of a step that may run ahead; None if one of them is not known yet, verifies
-        the model drafter's draft alone, or needs its output for the verification."""
+        a draft whatever it gains, or needs its output for the verification."""
         with self._clock.measure(Phase.COMMIT):
             self.drop_ended(reqs)
         held = [h for req in reqs if (h := self.find(req)) is not None]
-        if len(held) < len(reqs) or any(h.model_only or h.output_ids is not None for h in held):
-            return None
-        return held
+        waits = [h.has_fixed_drafts or h.output_ids is not None for h in held]
+        return None if len(held) < len(reqs) or any(waits) else held
 
     def drop_ended(self, running: Sequence[Req] = ()) -> None:
         """Forgets requests that ended unannounced; every step does so too."""
@@ -189,13 +201,17 @@ class HeldRequests:
             # learn what follows.
             output_ids = np.asarray(req.output_ids_through_stop, dtype=np.int64)
             is_sound = not _met_nan(req) and bool(self._are_tokens(output_ids).all())
-            is_kept = len(output_ids) > 0 and is_sound
+            is_kept = len(output_ids) > 0 and is_sound and held.control.learn
+            is_shared = is_kept and held.control.share
             stats = self._drafter.finish(
-                held.key, output_ids=output_ids.astype(np.int32) if is_kept else None, keep=is_kept
+                held.key,
+                output_ids=output_ids.astype(np.int32) if is_shared else None,
+                keep=is_shared,
             )
             leave_figures(req, _figures(held.earlier + stats, held.cycles))
             if self._recorder is not None and is_kept and held.prompt_ids is not None:
-                self._recorder.record(req, held.prompt_ids, namespace=_namespace(req))
+                namespace = _namespace(req, held.control)
+                self._recorder.record(req, held.prompt_ids, namespace=namespace)
             self._forget(held)
         if not self._held:
             self._clock.end_step()  # nothing that follows belongs to it
@@ -231,9 +247,14 @@ class HeldRequests:
         # Where embeddings are given, the ids say nothing.
         is_valid = req.input_embeds is None and bool(self._are_tokens(given_ids).all())
         prompt_ids = given_ids.astype(np.int32) if is_valid else np.empty(0, np.int32)
+        control = RequestControl.of(req.sampling_params.custom_params, self._config)
+        limits = control.limits(self._config)
+        if not is_valid:
+            limits = _without_cache(limits)
         cycles: list[dict[str, Any]] | None = None
-        if self.report_cycles or asks_for_cycles(req.sampling_params):
+        if self.report_cycles or control.report_cycles:
             cycles = [] if before is None else before.cycles
+        is_recorded = is_valid and control.learn and self._recorder is not None
         kind = SamplingKind.of(req)
         held = HeldRequest(
             key=key,
@@ -241,18 +262,21 @@ class HeldRequests:
             req=weakref.ref(req, lambda _: self._dead.append(key)),
             num_prompt_tokens=len(req.origin_input_ids),
             num_tokens=num_tokens,
-            model_only=not is_valid,
+            control=control,
+            limits=limits,
             kind=kind,
             output_ids=req.output_ids[:] if kind.needs_output else None,
-            prompt_ids=prompt_ids if is_valid and self._recorder is not None else None,
+            prompt_ids=prompt_ids if is_recorded else None,
             cycles=cycles,
             earlier=earlier,
         )
         self._drafter.start(
             key,
             prompt_ids,
-            namespace=_namespace(req),
-            model_only=held.model_only,
+            # A namespace of its own has no text of other requests.
+            namespace=_namespace(req, control) if control.share else f"own:{key}",
+            limits=limits,
+            learns=control.learn and control.share,
             num_prompt_tokens=len(req.origin_input_ids),
         )
         if req.output_ids:  # retracted before: it comes back as a prefill with its output
@@ -289,15 +313,30 @@ def _met_nan(req: Req) -> bool:
     return isinstance(reason, FINISH_MATCHED_STR) and reason.matched == "NaN happened"
 
 
-def _namespace(req: Req) -> str:
-    """Names what SGLang's prefix cache keeps apart: requests with different salts, or with
-    different keys including the adapter. Empty without either."""
-    salt, key = req.cache_salt or "", req.extra_key or ""
-    if not salt and not key:
-        return ""
-    # Clients choose them: they have any length, and may hold unpaired surrogates.
-    name = f"{len(salt)}:{salt}{key}".encode("utf-8", "surrogatepass")
-    return hashlib.sha256(name).hexdigest()
+def _without_cache(limits: DraftLimits | None) -> DraftLimits:
+    """The same limits for a request that cannot verify cache drafts: only the model drafter's."""
+    limits = limits or DraftLimits()
+    model = SOURCES.bit_of("model")
+    sources = model if limits.sources is None else limits.sources & model
+    return DraftLimits(sources, limits.max_tokens)
+
+
+def _namespace(req: Req, control: RequestControl) -> str:
+    """Names what SGLang's prefix cache keeps apart, requests with different salts, or with
+    different keys including the adapter, and the parts of these that requests name. Empty without
+    any of them.
+
+    No name that a client chooses leads to the requests of another salt or key: their digest is part
+    of the name, and only names of parts begin with a letter.
+    """
+    salt, key, part = req.cache_salt or "", req.extra_key or "", control.namespace
+    whole = _digest(f"{len(salt)}:{salt}{key}") if salt or key else ""
+    return _digest(f"part of {whole}:{part}") if part else whole
+
+
+def _digest(name: str) -> str:
+    # Clients choose names: they have any length, and may hold unpaired surrogates.
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _figures(stats: RequestStats, cycles: list[dict[str, Any]] | None) -> dict[str, Any]:

@@ -156,14 +156,14 @@ PREDICTOR_METRICS = (
 )
 
 
-class PredictorMetrics(Metrics):
+class PredictorMetrics:
     """How accurate the predictions of one scheduler process are."""
 
     def __init__(self) -> None:
-        super().__init__(PREDICTOR_METRICS)
+        self._metrics = Metrics(PREDICTOR_METRICS)
         self._are_used: dict[str, bool] = {}  # by fingerprint: each predictor so far
 
-    def publish_predictor(
+    def publish(
         self,
         fingerprint: str,
         calibration: Mapping[str, OriginFigures],
@@ -172,14 +172,14 @@ class PredictorMetrics(Metrics):
         """Sets the metrics to these figures: of cache drafts by origin, and of model drafts.
         Another predictor counts from zero."""
         if not self._are_used.get(fingerprint):
-            self.forget_totals()
+            self._metrics.forget_totals()
             self._are_used = {**dict.fromkeys(self._are_used, False), fingerprint: True}
         bins = {
             (origin, str(number)): of_bin
             for origin, figures in calibration.items()
             for number, of_bin in enumerate(figures.bins)
         }
-        self.publish(
+        self._metrics.publish(
             {
                 "predictor": self._are_used,
                 "verified_cache_drafts": {o: f.num_verified for o, f in calibration.items()},
@@ -193,7 +193,7 @@ class PredictorMetrics(Metrics):
             }
         )
         if model_figures is not None:
-            self.publish(
+            self._metrics.publish(
                 {
                     "model_predicted_len": model_figures.mean_predicted,
                     "model_accepted_len": model_figures.mean_accepted,

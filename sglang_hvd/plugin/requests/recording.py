@@ -12,7 +12,7 @@ from sglang.srt.runtime_context import get_serving
 
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.requests.sampling import recorded
-from sglang_hvd.plugin.requests.token_strings import served_fingerprint
+from sglang_hvd.plugin.startup.token_strings import served_fingerprint
 from sglang_hvd.traces.recorder import Recorder, RecorderStats
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.types import TokenIds

@@ -83,43 +83,6 @@ def _end_ids(req: Req) -> frozenset[int]:
     return frozenset(ids - {None})
 
 
-def asks_for_cycles(params: SamplingParams) -> bool:
-    """Whether the request asks for a report of its cycles; see check_custom_params."""
-    asked = _asked_of_hvd(params.custom_params)
-    return isinstance(asked, dict) and asked.get("report_cycles") is True
-
-
-def check_custom_params(custom_params: object) -> None:
-    """Checks what a request asks of HVD: custom_params {"hvd": {"report_cycles": true}}. Whatever
-    does not ask HVD is not ours to check.
-
-    Raises ValueError, in one line, for a wrong type or an unknown key.
-    """
-    asked = _asked_of_hvd(custom_params)
-    if asked is None:
-        return
-    if not isinstance(asked, dict):
-        raise ValueError(
-            f'custom_params: "hvd" must be an object such as {{"report_cycles": true}}, got '
-            f"{asked!r:.100}"
-        )
-    unknown = sorted(map(repr, asked.keys() - {"report_cycles"}))
-    if unknown:
-        raise ValueError(
-            f'custom_params: "hvd" has the key report_cycles only, got {", ".join(unknown):.100}'
-        )
-    if not isinstance(asked.get("report_cycles", False), bool):
-        raise ValueError(
-            f"custom_params: report_cycles must be true or false, got "
-            f"{asked['report_cycles']!r:.100}"
-        )
-
-
-def _asked_of_hvd(custom_params: object) -> object:
-    """The value of the key "hvd"; None without one. SGLang does not check the type of either."""
-    return custom_params.get("hvd") if isinstance(custom_params, dict) else None
-
-
 def recorded(params: SamplingParams) -> Mapping[str, float]:
     """The parameters that a trace keeps: those that the request set, and all others that decide
     which token is sampled."""

@@ -40,11 +40,12 @@ class StepPlanner:
         next_waits: the step after it cannot run ahead, whatever is decided.
         """
         held = self._held.of_step(reqs, cached_lens)
+        explains: list[int] = []
+        if self._held.has_reporting:
+            explains = [row for row, h in enumerate(held) if h.cycles is not None]
         # Propose cache drafts, predict what is accepted of both drafts, and allocate.
         drafts = self._drafter.plan(
-            [request.key for request in held],
-            next_waits=next_waits,
-            explains=[row for row, h in enumerate(held) if h.cycles is not None],
+            [request.key for request in held], next_waits=next_waits, explains=explains
         )
         width = self._widths.narrowest(1 + int(drafts.num_nodes.max()))
         return StepPlan(

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.sampler import Sampler, sampling_from_probs_torch
-from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func
@@ -123,8 +122,13 @@ class NodeSampler:
             rows = [row for row, held in enumerate(plan.held) if held.kind.has_logit_bias]
             at = to_device(np.array(rows, np.int64), batch.device)
             logits.view(n, w, -1).index_add_(0, at, info.logit_bias[at, None].expand(-1, w, -1))
+        candidates = verify_input.draft_token.reshape(n, w)
         if info.has_custom_logit_processor:
-            self._process(plan, verify_input, batch, logits)
+            outputs = [held.output_ids for held in plan.held]
+            failed = process_nodes(logits, info, batch.reqs, outputs, _nodes_of(verify_input))
+            if failed:
+                at = to_device(np.array(failed, np.int64), batch.device)
+                candidates = candidates.flatten().index_fill(0, at, -1).view(n, w)
         sanitize_nan_logits(logits, "verification: logits of the target model")
         sampled = self._sampled(plan, verify_input, info, logits)
 
@@ -135,7 +139,7 @@ class NodeSampler:
             predicts=predict,
             accept_index=accept_index,
             accept_token_num=num_accepted,
-            candidates=verify_input.draft_token.reshape(n, w),
+            candidates=candidates,
             retrieve_index=verify_input.retrieve_index,
             retrieve_next_token=verify_input.retrieve_next_token,
             retrieve_next_sibling=verify_input.retrieve_next_sibling,
@@ -163,29 +167,6 @@ class NodeSampler:
             penalties, outputs, paths, vocab_size=logits.shape[2], device=device
         )
         logits.index_copy_(0, at, found.apply(logits[at]).to(logits.dtype))
-
-    def _process(
-        self,
-        plan: StepPlan,
-        verify_input: HvdVerifyInput,
-        batch: ScheduleBatch,
-        logits: torch.Tensor,
-    ) -> None:
-        nodes = _nodes_of(verify_input)
-        outputs = [held.output_ids for held in plan.held]
-        failed = process_nodes(
-            logits,
-            batch.sampling_info,
-            batch.reqs,
-            outputs,
-            nodes.token_ids,
-            nodes.parents,
-            nodes.num_used,
-        )
-        for row, error in failed.items():
-            batch.reqs[row].to_finish = FINISH_ABORT(
-                f"the custom logit processor failed: {error}", status_code=400
-            )
 
     def _sampled(
         self,

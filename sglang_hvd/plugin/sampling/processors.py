@@ -12,10 +12,12 @@ import numpy.typing as npt
 import torch
 
 from sglang_hvd.plugin.device.host_transfer import to_device
+from sglang_hvd.plugin.requests.bad_requests import apply_processor
+from sglang_hvd.plugin.trees.draft_trees import DraftNodes
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 
 class RequestAtNode:
@@ -36,42 +38,41 @@ def process_nodes(
     info: SamplingBatchInfo,
     reqs: Sequence[Req],
     outputs: Sequence[array[int] | None],
-    token_ids: torch.Tensor,
-    parents: torch.Tensor,
-    num_used: torch.Tensor,
-) -> dict[int, str]:
-    """Lets the custom logit processors of a batch change the logits of its nodes.
+    nodes: DraftNodes,
+) -> list[int]:
+    """Lets the custom logit processors of a batch change the logits of its nodes. One that fails at
+    a root ends its request.
 
     Args:
         logits: float[n * w, v], written in place.
         outputs: the tokens of each output so far; None for requests without a processor.
-        token_ids, parents, num_used: see DraftNodes.
 
     Returns:
-        What the processor of a request raised, by its row. The logits of its nodes stay as they
-        were.
+        The slots at which a processor failed. Such a draft token must not be accepted: if it is
+        sampled, it is the root of the next step.
     """
-    w = token_ids.shape[1]
-    rows = sorted(row for entry in info.custom_logit_processor.values() for row in entry.rows)
-    at = to_device(np.array(rows, np.int64), str(token_ids.device))
+    w, entries = nodes.token_ids.shape[1], info.custom_logit_processor.values()
+    rows = sorted(row for entry in entries for row in entry.rows)
+    at = to_device(np.array(rows, np.int64), str(logits.device))
     # One wait for the tokens of the model drafter, and only in steps with processors.
-    nodes = torch.cat([token_ids[at], parents[at], num_used[at, None]], dim=1).cpu().numpy()
+    columns = [nodes.token_ids[at], nodes.parents[at], nodes.num_used[at, None]]
     views: dict[int, list[RequestAtNode]] = {}
-    for row, of_row in zip(rows, nodes, strict=True):
+    for row, of_row in zip(rows, torch.cat(columns, dim=1).cpu().numpy(), strict=True):
         output_ids = outputs[row]
         assert output_ids is not None, "requests with a processor keep their output"
         num = int(of_row[-1])
         views[row] = _views(reqs[row], output_ids, of_row[:num], of_row[w : w + num])
-    failed: dict[int, str] = {}
-    for entry in info.custom_logit_processor.values():
-        try:
-            _call(entry, logits, info, entry.rows, views, w)
-        except Exception:  # noqa: BLE001 - a client's code may raise anything; it is told below
-            for row in entry.rows:
-                try:
-                    _call(entry, logits, info, [row], views, w)
-                except Exception as error:  # noqa: BLE001
-                    failed[row] = f"{type(error).__name__}: {error}".splitlines()[0]
+    failed: list[int] = []
+    for entry in entries:
+        slots = np.concatenate([row * w + np.arange(len(views[row])) for row in entry.rows])
+        index = to_device(slots, str(logits.device))
+        seen = [(row, view) for row in entry.rows for view in views[row]]
+        params = [_params_at(info.custom_params[row], view) for row, view in seen]
+        owners = [reqs[row] for row, _ in seen]
+        selected = logits.index_select(0, index)
+        found, rows_failed = apply_processor(entry.processor, selected, params, owners)
+        logits.index_copy_(0, index, found)
+        failed += slots[rows_failed].tolist()
     return failed
 
 
@@ -83,24 +84,6 @@ def _views(
     for token_id, parent in zip(token_ids[1:].tolist(), parents[1:].tolist(), strict=True):
         texts.append(texts[parent] + array(output_ids.typecode, [token_id]))
     return [RequestAtNode(req, text) for text in texts]
-
-
-def _call(
-    entry: ProcessorEntry,
-    logits: torch.Tensor,
-    info: SamplingBatchInfo,
-    rows: Sequence[int],
-    views: dict[int, list[RequestAtNode]],
-    w: int,
-) -> None:
-    places = np.concatenate([row * w + np.arange(len(views[row])) for row in rows])
-    index = to_device(places, str(logits.device))
-    params = [_params_at(info.custom_params[row], view) for row in rows for view in views[row]]
-    selected = logits.index_select(0, index)
-    result = entry.processor(selected, params)
-    if result.shape != selected.shape:
-        raise ValueError(f"it returned logits of shape {tuple(result.shape)}")
-    logits.index_copy_(0, index, result.to(logits.dtype))
 
 
 def _params_at(params: dict[str, Any] | None, view: RequestAtNode) -> dict[str, Any] | None:

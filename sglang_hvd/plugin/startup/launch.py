@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.runtime_context import get_context
+
 from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.startup.attention_support import TargetAttention
@@ -44,6 +46,16 @@ class HvdLaunch:
 def launch_of(server_args: ServerArgs) -> HvdLaunch | None:
     """The launch that was resolved for these arguments; None on a server without HVD."""
     return server_args.__dict__.get("_hvd_launch")
+
+
+def served_launch() -> HvdLaunch | None:
+    """The launch of the server that this process belongs to; None on a server without HVD, and in a
+    process without a server."""
+    try:
+        server_args = get_context().server_args
+    except ValueError:
+        return None
+    return launch_of(server_args)
 
 
 def _arrive(*launch: Any) -> HvdLaunch:

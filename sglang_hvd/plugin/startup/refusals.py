@@ -1,11 +1,14 @@
 """Refuses settings of SGLang, and draft models, that HVD cannot serve.
 
-All but check_sampling run before weights load. check_sampling runs before graphs are captured.
+All but two run before weights load. check_sampling runs before graphs are captured, check_update
+while a server serves.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.environ import envs
@@ -17,6 +20,7 @@ from sglang_hvd.config import option_name
 from sglang_hvd.plugin.startup.flags import config_file_and_overrides
 
 if TYPE_CHECKING:
+    import torch
     from sglang.srt.server_args import ServerArgs
 
 
@@ -46,10 +50,12 @@ def untested(cfg: Any) -> list[str]:
         "--speculative-use-block-verification": cfg.speculative_use_block_verification,
         # Below 1 a token may be accepted because it was drafted. Cache drafts come from other
         # clients' outputs, which would then change this client's output.
-        "--speculative-accept-threshold-single below 1": (
-            cfg.speculative_accept_threshold_single < 1
+        "--speculative-accept-threshold-single below 1": not _is_one_or_more(
+            cfg.speculative_accept_threshold_single
         ),
-        "--speculative-accept-threshold-acc below 1": cfg.speculative_accept_threshold_acc < 1,
+        "--speculative-accept-threshold-acc below 1": not _is_one_or_more(
+            cfg.speculative_accept_threshold_acc
+        ),
         # It needs to know which step of the draft loop a forward belongs to.
         f"--kv-canary {cfg.kv_canary}": cfg.kv_canary != "none",
         "--speculative-num-steps 0": cfg.speculative_num_steps == 0,
@@ -76,6 +82,7 @@ def untested(cfg: Any) -> list[str]:
         "--attn-cp-size above 1": cfg.attn_cp_size > 1,
         "--enable-prefill-cp": cfg.enable_prefill_cp,
         f"--disaggregation-mode {cfg.disaggregation_mode}": cfg.disaggregation_mode != "null",
+        "--enable-pd-role-switch": cfg.enable_pd_role_switch,
         # It does not pass a plugin's figures on to meta_info.
         "SGLANG_RUST_SERVER": envs.SGLANG_RUST_SERVER.get(),
         # The simulated tokens would be drafted from, learned from and recorded.
@@ -86,6 +93,80 @@ def untested(cfg: Any) -> list[str]:
         for flag, is_given in refusals.items()
         if is_given
     ]
+
+
+def _is_one_or_more(value: object) -> bool:
+    # While serving a setting may get a value of any type, or NaN.
+    return isinstance(value, int | float) and value >= 1
+
+
+def check_update(cfg: Any, updates: Mapping[str, object]) -> None:
+    """Raises ValueError for settings that a running server shall take and that HVD refuses at
+    start, and for values that would end the server.
+
+    Args:
+        cfg: SGLang's view of the arguments in force.
+        updates: new values by field name.
+    """
+    refuse_untested(_Updated(cfg, updates))
+    size = updates.get("pp_max_micro_batch_size", 1)
+    if not isinstance(size, int):
+        raise ValueError(f"pp_max_micro_batch_size must be an integer, got {size!r:.100}")
+
+
+class _Updated:
+    """The arguments in force, some with new values."""
+
+    def __init__(self, cfg: Any, updates: Mapping[str, object]) -> None:
+        self._cfg = cfg
+        self._updates = updates
+
+    def __getattr__(self, name: str) -> Any:
+        return self._updates[name] if name in self._updates else getattr(self._cfg, name)
+
+
+def check_folders(cfg: Any) -> None:
+    """Raises ValueError for a path that names no folder. SGLang would look for a model of that name
+    on a hub."""
+    paths = {
+        "--model-path": cfg.model_path,
+        "--speculative-draft-model-path": cfg.speculative_draft_model_path,
+        "--tokenizer-path": cfg.tokenizer_path,
+    }
+    for flag, path in paths.items():
+        if path is not None and path.startswith(("/", ".")) and not Path(path).exists():
+            raise ValueError(f"{flag} {path}: there is no such folder: give one that exists")
+
+
+def tree_of_flags(cfg: Any) -> int | None:
+    """Nodes of the model drafter's tree by the flags, root included; None if SGLang chooses.
+
+    cfg: SGLang's view of the arguments under resolution.
+
+    Raises ValueError for a tree that is given in part, or has no nodes.
+    """
+    tree = {
+        "--speculative-num-steps": cfg.speculative_num_steps,
+        "--speculative-eagle-topk": cfg.speculative_eagle_topk,
+        "--speculative-num-draft-tokens": cfg.speculative_num_draft_tokens,
+    }
+    given = {flag: value for flag, value in tree.items() if value is not None}
+    for (flag, value), least in zip(tree.items(), (1, 1, 2), strict=True):
+        if value is not None and value < least:
+            raise ValueError(f"{flag} {value} drafts nothing: give at least {least}")
+    num_steps, topk, width = tree.values()
+    if not given:
+        return None
+    if topk == 1 and num_steps is not None:
+        return int(num_steps) + 1  # a chain, whatever its number of nodes is said to be
+    missing = [flag for flag in tree if flag not in given]
+    if missing:
+        raise ValueError(
+            f"{' '.join(f'{flag} {value}' for flag, value in given.items())} describes a part of "
+            f"the model drafter's tree: give {' and '.join(missing)} too, or none of the three"
+        )
+    check_model_tree(width, topk, num_steps)
+    return int(width)
 
 
 def check_model_tree(width: int, topk: int, num_steps: int) -> None:
@@ -100,6 +181,28 @@ def check_model_tree(width: int, topk: int, num_steps: int) -> None:
             f"propose: {widest} with {num_steps} steps and topk {topk}. "
             "For a wider verification use --hvd-verify-width"
         )
+
+
+def check_dtypes(cfg: Any, dtype: torch.dtype) -> None:
+    """Raises ValueError for types that SGLang refuses once it begins to load the target model.
+
+    dtype: of the target's activations, and of the drafter's.
+    """
+    from sglang.srt.layers.quantization import QUANTIZATION_METHODS  # takes seconds to import
+
+    methods = {
+        "--quantization": cfg.quantization,
+        "--speculative-draft-model-quantization": cfg.speculative_draft_model_quantization,
+    }
+    for flag, method in methods.items():
+        config = QUANTIZATION_METHODS.get(method)
+        takes = [dtype] if config is None else config.get_supported_act_dtypes()
+        if dtype not in takes:
+            names = " or ".join(str(each).removeprefix("torch.") for each in takes)
+            raise ValueError(
+                f"{flag} {method} needs activations of type {names}, not "
+                f"{str(dtype).removeprefix('torch.')}: change --dtype"
+            )
 
 
 def check_sampling(max_nodes: int, vocab_size: int) -> None:
@@ -143,6 +246,12 @@ def check_draft_model(cfg: Any) -> None:
             f"{target_vocab_size}: use a drafter that was trained for {cfg.model_path}"
         )
     target_hidden_size = target.get_text_config().hidden_size
+    num_drafted = draft.to_dict().get("draft_vocab_size") or draft.vocab_size
+    if (cfg.speculative_eagle_topk or 1) > num_drafted:
+        raise ValueError(
+            f"--speculative-eagle-topk {cfg.speculative_eagle_topk} is more than the {num_drafted} "
+            f"tokens that draft model {path} can draft: lower it"
+        )
     made_for = draft.to_dict().get("target_hidden_size") or draft.hidden_size
     if made_for != target_hidden_size:
         raise ValueError(

@@ -13,6 +13,16 @@ from sglang_hvd.plugin.startup.attention_support import TargetAttention
 # Nodes that policy `both` reserves for the cache draft next to a wide tree of the model drafter.
 _MIN_CACHE_NODES = 8
 
+# Tokens of a request, prompt and output, that any server should hold. SGLang asks its own server
+# for about as many before it serves.
+_SHORTEST_REQUEST = 32
+
+RUN_AHEAD_NEEDS = (
+    "--hvd-set run_ahead=true needs a verify width of 1, overlap scheduling (which is off on a CPU "
+    "and with --disable-overlap-schedule) and, with FlashInfer, CUDA graphs and host_plans "
+    "(docs/operate.md): drop it or change these"
+)
+
 # This backend reads a verification's width from the batch, but the maximum width from the settings.
 _READS_MAX_FROM_SETTINGS = "intel_amx"
 
@@ -59,6 +69,8 @@ def verify_widths(
                 f"{option(field, width)} leaves nothing of the context of {context_len} tokens: "
                 "lower it"
             )
+    if config.run_ahead and (not may_run_ahead(config, cfg) or 1 not in narrow):
+        raise ValueError(RUN_AHEAD_NEEDS)
     beyond = () if wide == base else (wide,)
     asked_for = {*(config.narrow_widths or ()), *(beyond if config.wide_width else ())}
     return VerifyWidths((*narrow, base, *beyond), base, frozenset(asked_for))
@@ -83,6 +95,20 @@ def slots_ahead(widest: int, cfg: Any) -> int:
     return 2 * max(widest, cfg.speculative_num_steps * cfg.speculative_eagle_topk)
 
 
+def check_pool(widths: VerifyWidths, cfg: Any) -> None:
+    """Raises ValueError for a KV pool, if its size is given, that no request fits into.
+
+    cfg: SGLang's resolved arguments.
+    """
+    slots, num_tokens = slots_ahead(widths.widest, cfg), cfg.max_total_tokens
+    if num_tokens is not None and num_tokens < _SHORTEST_REQUEST + slots:
+        raise ValueError(
+            f"--max-total-tokens {num_tokens} has no room for a request of {_SHORTEST_REQUEST} "
+            f"tokens and the {slots} KV slots that it reserves: raise it, or verify fewer nodes "
+            "(--hvd-verify-width, --speculative-num-draft-tokens)"
+        )
+
+
 def _verify_width(
     config: HvdConfig, model_tree_width: int, cfg: Any, attention: TargetAttention
 ) -> int:
@@ -96,7 +122,19 @@ def _verify_width(
         elif _verifies_by_decoding(cfg):
             default = _DECODING_WIDTH
         return max(model_tree_width + cache_nodes, min(default, 1 + config.max_draft_tokens))
-    if cache_nodes and config.verify_width == model_tree_width:
+    check_verify_width(config, model_tree_width)
+    return config.verify_width
+
+
+def check_verify_width(config: HvdConfig, model_tree_width: int) -> None:
+    """Raises ValueError for a verify_width, if one is given, that the model drafter's tree does not
+    fit into.
+
+    model_tree_width: nodes of the tree, root included.
+    """
+    if config.verify_width is None:
+        return
+    if config.policy == "both" and config.verify_width == model_tree_width:
         raise ValueError(
             f"--hvd-verify-width {config.verify_width} has no room for a cache draft next to "
             f"the model drafter's tree of {model_tree_width} nodes: widen it or use another policy"
@@ -106,7 +144,6 @@ def _verify_width(
             f"--hvd-verify-width {config.verify_width} is narrower than the model drafter's tree "
             f"of {model_tree_width} nodes: widen it or lower --speculative-num-draft-tokens"
         )
-    return config.verify_width
 
 
 def _check_wide_width(

@@ -29,6 +29,7 @@ class HvdVerifyInput(EagleVerifyInput):
     """SGLang's verify input for trees of any shape, as deep as the verify width.
 
     Attributes:
+        num_nodes: int64[n]; the nodes that each request verifies, root included.
         is_model_node: bool[n, w]; the slots that the model drafter's tree has; None if it did not
             draft.
         has_branches: an accepted path may not be at the front of its row, as it is in chains.
@@ -37,6 +38,7 @@ class HvdVerifyInput(EagleVerifyInput):
             and the grammar's mask.
     """
 
+    num_nodes: torch.Tensor | None = None
     is_model_node: torch.Tensor | None = None
     has_branches: bool = True
     nodes: DraftNodes | None = None
@@ -106,6 +108,7 @@ def build_verify_input(
         seq_lens_cpu=None,
         kv_loc_plan=kv_loc_plan,
         prepared_out_cache_loc=None if kv_loc_plan is None else kv_loc_plan.write_virtual,
+        num_nodes=nodes.num_used,
         is_model_node=is_model_node,
         nodes=nodes,
     )

@@ -185,6 +185,33 @@ def test_requests_whose_verification_needs_their_output_do_not_run_ahead() -> No
     assert served.step.has_penalties
 
 
+@pytest.mark.parametrize(
+    ("asked", "runs_ahead", "source"),
+    [
+        ("off", True, "plain"),
+        ({"policy": "model"}, False, "model"),
+        ({"policy": "cache"}, False, "cache"),
+    ],
+)
+def test_only_requests_whose_drafts_are_fixed_keep_the_others_from_running_ahead(
+    asked: object, runs_ahead: bool, source: str
+) -> None:
+    served = ServedRequests(allocates=True)
+    first, second = request("a", [1, 2]), request("b", [7, 3, 8, 7])
+    second.sampling_params.custom_params = {"hvd": asked}
+    served.prefill(first)
+    served.plan([first], [2])
+    served.verify([4])
+    read_results([first], [3], is_prefill=True)
+    served.prefill(second)
+    read_results([first], [4])
+    assert served.plan_ahead([first, second]) is runs_ahead
+    if runs_ahead:
+        return
+    read_results([second], [3], is_prefill=True)
+    assert served.plan([first, second], [3, 4]).sources[1] == source
+
+
 def test_what_a_run_found_holds_though_a_prefill_came_between() -> None:
     for follows in (True, False):
         served = ServedRequests(allocates=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import json
+import os
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +40,7 @@ from sglang_hvd.plugin.requests.metrics import PredictorMetrics
 from sglang_hvd.plugin.startup.attention_support import TargetAttention
 from sglang_hvd.plugin.startup.launch import HvdLaunch
 from sglang_hvd.replay.core.single_cycles import VerifyOutcome, outcome_batch
+from tests.e2e.forked_server import Nursery
 from tests.payoff.made_up import constant_survival
 
 PROMPT = [*range(1, 18), 0, 1, 2]
@@ -145,9 +149,16 @@ def test_other_weight_updates_are_sglangs() -> None:
     async def load(manager: Any, obj: Any, request: Any) -> tuple[bool, str, int]:
         return True, f"weights {obj.model_path} {request}", 3
 
+    manager = object.__new__(TokenizerManager)
     obj = UpdateWeightFromDiskReqInput(model_path="m", load_format="auto")
-    answer = asyncio.run(ask_for_predictor(load, object.__new__(TokenizerManager), obj, "request"))
-    assert answer == (True, "weights m request", 3)
+    for is_hvd in (False, True):
+        manager.server_args = SimpleNamespace(**({"_hvd_launch": "a launch"} if is_hvd else {}))
+        answer = asyncio.run(ask_for_predictor(load, manager, obj, "request"))
+        assert answer == (True, "weights m request", 3)
+    unknown = UpdateWeightFromDiskReqInput(model_path="m", load_format="x")
+    is_loaded, message, _ = asyncio.run(ask_for_predictor(load, manager, unknown, "request"))
+    assert not is_loaded
+    assert message.startswith("there is no load_format 'x': give one of auto, pt, ")
 
 
 OF_WIDTHS = (
@@ -260,7 +271,7 @@ def test_the_calibration_is_described_and_published(first: Path, second: Path) -
     assert value("verified_cache_drafts_total", origin="prompt") == 3  # counters only grow
 
 
-def _replace_as_rank(rank: int, folder: str, found: Any) -> None:
+def _replace_as_rank(folder: str, rank: int) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
     )
@@ -271,6 +282,7 @@ def _replace_as_rank(rank: int, folder: str, found: Any) -> None:
         ranks=RankGroup(torch.distributed.group.WORLD),
         metrics=None,
     )
+    found: dict[str, tuple[str, str]] = {}
     for name in ("missing on one", "other on one", "same"):
         try:
             predictor.replace(Path(folder) / f"{name}-{rank}")
@@ -279,36 +291,37 @@ def _replace_as_rank(rank: int, folder: str, found: Any) -> None:
             message = str(error)
         state = predictor.describe()
         assert state is not None
-        found.put((rank, name, message, state["fingerprint"]))
+        found[name] = (message, state["fingerprint"])
+    (Path(folder) / f"found-{rank}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
 
 
-def test_ranks_replace_alike_or_not_at_all(first: Path, tmp_path: Path) -> None:
+def test_ranks_replace_alike_or_not_at_all(first: Path, tmp_path: Path, nursery: Nursery) -> None:
     for name, prob in (
         *(("missing on one-0", 0.1), ("other on one-0", 0.1), ("other on one-1", 0.2)),
         *(("same-0", 0.3), ("same-1", 0.3)),
     ):
         save_predictor(tmp_path / name, prob)
-    spawn = multiprocessing.get_context("spawn")
-    queue = spawn.SimpleQueue()
-    ranks = [
-        spawn.Process(target=_replace_as_rank, args=(rank, str(tmp_path), queue))
-        for rank in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(200)
-        assert process.exitcode == 0
-    found = {}
-    while not queue.empty():
-        rank, name, message, fingerprint = queue.get()
-        found[rank, name] = (message, fingerprint)
+    command = [sys.executable, "-m", "tests.plugin.hooks.test_reload", str(tmp_path)]
+    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
+    with ExitStack() as stack:
+        ranks = [
+            nursery.launch(
+                [*command, str(rank)], {**os.environ}, stack.enter_context(log.open("wb"))
+            )
+            for rank, log in enumerate(logs)
+        ]
+        assert [rank.wait() for rank in ranks] == [0, 0], [log.read_text() for log in logs]
+    found = [json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2)]
     old = AcceptancePredictor.load(first).fingerprint
     for name in ("missing on one", "other on one", "same"):
-        assert found[0, name][1] == found[1, name][1]
-        assert (found[0, name][1] == old) == (name != "same")
+        assert found[0][name][1] == found[1][name][1]
+        assert (found[0][name][1] == old) == (name != "same")
     for rank in range(2):
-        assert "missing on one-1 is not a file" in found[rank, "missing on one"][0]
-        assert "is not the same on all ranks" in found[rank, "other on one"][0]
-        assert found[rank, "same"][0] == ""
+        assert "missing on one-1 is not a file" in found[rank]["missing on one"][0]
+        assert "is not the same on all ranks" in found[rank]["other on one"][0]
+        assert found[rank]["same"][0] == ""
+
+
+if __name__ == "__main__":  # a rank
+    _replace_as_rank(sys.argv[1], int(sys.argv[2]))

@@ -21,6 +21,7 @@ from sglang_hvd.plugin.hooks.scheduler_events import (
     note_finished,
     note_pause,
 )
+from sglang_hvd.plugin.requests.bad_requests import running_requests
 from sglang_hvd.plugin.requests.marks import mark_held
 from sglang_hvd.step_clock import StepClock
 
@@ -36,6 +37,9 @@ def scheduler(**attributes: Any) -> Any:
         future_map=SimpleNamespace(needs_cpu_seq_lens=True),
         enable_overlap=True,
     )
+
+
+BATCH: Any = SimpleNamespace(reqs=["a request"])
 
 
 class _Rule:
@@ -55,12 +59,13 @@ def asks_for_lengths(of: Any) -> bool:
     found: list[bool] = []
 
     def run_batch(scheduler: Any, batch: Any, option: str) -> str:
-        assert (scheduler, batch, option) == (of, "a batch", "an option")
+        assert (scheduler, batch, option) == (of, BATCH, "an option")
+        assert running_requests() == ["a request"]
         found.append(scheduler.future_map.needs_cpu_seq_lens)
         return "a result"
 
-    given: Any = "a batch"
-    assert launch_step(run_batch, of, given, "an option") == "a result"
+    assert launch_step(run_batch, of, BATCH, "an option") == "a result"
+    assert running_requests() is None
     [asks] = found
     return asks
 
@@ -92,9 +97,9 @@ def test_a_step_that_fails_leaves_the_next_its_lengths() -> None:
         raise RuntimeError("no memory")
 
     of = scheduler(_run_ahead=_Rule(runs_ahead=True), _ahead=None)
-    given: Any = "a batch"
     with pytest.raises(RuntimeError):
-        launch_step(run_batch, of, given)
+        launch_step(run_batch, of, BATCH)
+    assert running_requests() is None
     assert of.future_map.needs_cpu_seq_lens
 
 

@@ -13,7 +13,7 @@ from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_hvd.allocation import DrafterChoices, DraftExtend, StepAllocator, VerifyWidths
-from sglang_hvd.config import HvdConfig
+from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import TokenClasses
@@ -61,7 +61,8 @@ class ServedRequests:
         payoff: float = 0.9,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        config = HvdConfig(policy="allocate" if allocates else "cache")
+        policy: Policy = "allocate" if allocates else "cache"
+        config = HvdConfig(policy=policy, report_cycles=report_cycles)
         allocator = StepAllocator(COSTS, widths=WIDTHS, drafters=[DrafterChoices((7,), (3,))])
         classes = TokenClasses.from_strings(map(str, range(VOCAB_SIZE)))
         clock = self.clock = StepClock(now)
@@ -80,7 +81,7 @@ class ServedRequests:
             self.drafter,
             self.figures,
             clock=clock,
-            report_cycles=report_cycles,
+            config=config,
             recorder=None,
             vocab_size=VOCAB_SIZE,
         )

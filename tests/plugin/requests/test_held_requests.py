@@ -16,6 +16,8 @@ from sglang.srt.managers.schedule_batch import (
     Req,
 )
 
+from sglang_hvd.plugin.requests.control import RequestControl
+from sglang_hvd.plugin.requests.held_requests import _namespace
 from sglang_hvd.plugin.requests.marks import figures_of
 from sglang_hvd.plugin.requests.metrics import SERVER_METRICS, Metrics
 from sglang_hvd.replay.core.single_cycles import single_plans
@@ -123,6 +125,73 @@ def test_a_text_that_sglang_cut_off_where_it_met_nan_is_not_kept() -> None:
     assert req.output_ids[-1] == 7
     served.launched.note_finished("a")
     assert served.describe()["num_shared_tokens"] == 0
+
+
+REPEATS = [1, 2, 3, 4, 1, 2]
+
+
+def ended(served: ServedRequests, rid: str, asked: object, prompt: list[int]) -> Req:
+    """A request that has ended with the output 3, 4, 1, 2."""
+    req = request(rid, prompt)
+    req.sampling_params.custom_params = {"hvd": asked}
+    served.prefill(req)
+    served.plan([req], [len(prompt)])
+    served.verify([4, 1, 2], [3])
+    served.end(req, [3, 4, 1, 2])
+    return req
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"), [("off", 4), ({"learn": False}, 0), ({"share": False}, 0)]
+)
+def test_a_request_says_whether_its_output_is_kept(asked: object, kept: int) -> None:
+    served = ServedRequests()
+    ended(served, "a", asked, REPEATS)
+    assert served.describe()["num_shared_tokens"] == kept
+
+
+@pytest.mark.parametrize(
+    ("asked", "source"),
+    [
+        (None, "cache"),
+        ("off", "plain"),
+        ({"max_draft_tokens": 0}, "plain"),
+        ({"learn": False}, "cache"),
+        ({"share": False}, "plain"),
+        ({"namespace": "another"}, "plain"),
+        ({"namespace": ""}, "cache"),
+    ],
+)
+def test_a_request_says_whose_output_it_drafts_from(asked: object, source: str) -> None:
+    served = ServedRequests()
+    ended(served, "a", None, REPEATS)
+    req = request("b", [7, 8])  # 3 follows, which is nowhere in its own text
+    req.sampling_params.custom_params = {"hvd": asked}
+    served.prefill(req)
+    assert served.plan([req], [2]).sources == [source]
+
+
+def test_a_name_never_leads_to_another_salt_or_key() -> None:
+    salts = ["", "a", "1:a", "part of :a", "part of "]
+    asked = [(salt, key, name) for salt in salts for key in salts for name in salts]
+    found = set()
+    for salt, key, name in asked:
+        req = request("a", [1, 2], extra_key=key or None)
+        req.cache_salt = salt or None
+        found.add(_namespace(req, RequestControl(namespace=name)))
+    assert len(found) == len(asked)
+
+
+def test_a_prompt_that_is_no_text_is_limited_in_addition_to_what_it_asks() -> None:
+    served = ServedRequests(allocates=True)
+    for asked, source in ((None, "model"), ("off", "plain"), ({"policy": "cache"}, "plain")):
+        req = request(str(asked), [3, VOCAB_SIZE, 3])
+        req.sampling_params.custom_params = {"hvd": asked}
+        served.prefill(req)
+        req.output_ids.append(3)
+        assert served.plan([req], [3]).sources == [source]
+        served.verify([7])
+        served.end(req, [7])
 
 
 def test_a_prompt_whose_only_token_is_the_last_is_not_held() -> None:

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
-from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_hvd.drafter.cycle_reports import cycle_of
 from sglang_hvd.plugin.hooks.responses import HvdOutputStreamer
 from sglang_hvd.plugin.requests.marks import figures_of
-from sglang_hvd.plugin.requests.sampling import asks_for_cycles, check_custom_params
 from sglang_hvd.types import DraftPlans, HostDrafts, MatchOrigin
 from sglang_hvd.view.cycles import Cycle
 from tests.plugin.requests.served_requests import ServedRequests, read_results, request
@@ -279,38 +277,3 @@ def test_a_model_draft_alone_has_all_accepted_tokens_right() -> None:
     )
     assert (cycle.cache_right, cycle.model_right) == (None, 2)
     assert (cycle.origin, cycle.match, cycle.found) == (None, None, 0)
-
-
-@pytest.mark.parametrize(
-    ("custom_params", "asks"),
-    [
-        (None, False),
-        ({}, False),
-        ({"hvd": None}, False),
-        ({"hvd": {}}, False),
-        ({"hvd": {"report_cycles": False}}, False),
-        ({"of_another": "anything"}, False),
-        ({"hvd": {"report_cycles": True}, "of_another": 1}, True),
-    ],
-)
-def test_what_may_be_asked(custom_params: dict[str, Any] | None, asks: bool) -> None:
-    check_custom_params(custom_params)
-    assert asks_for_cycles(SamplingParams(custom_params=custom_params)) is asks
-
-
-@pytest.mark.parametrize(
-    "asked",
-    ["on", 1, [], {"report_cycles": 1}, {"report_cycles": None}, {"cycles": True}, {"x\ny": 1}],
-)
-def test_what_may_not_be_asked_is_one_line(asked: object) -> None:
-    with pytest.raises(ValueError, match="custom_params: ") as refused:
-        check_custom_params({"hvd": asked})
-    assert "\n" not in str(refused.value)
-    assert not asks_for_cycles(SamplingParams(custom_params={"hvd": asked}))
-
-
-@pytest.mark.parametrize("custom_params", ["hvd", 1, [], ["hvd"]])
-def test_custom_params_that_do_not_name_hvd_pass_untouched(custom_params: Any) -> None:
-    """By default SGLang accepts values of any type."""
-    check_custom_params(custom_params)
-    assert not asks_for_cycles(SamplingParams(custom_params=custom_params))

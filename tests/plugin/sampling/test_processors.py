@@ -11,6 +11,7 @@ import torch
 from sglang.srt.sampling.sampling_batch_info import ProcessorEntry
 
 from sglang_hvd.plugin.sampling.processors import process_nodes
+from sglang_hvd.plugin.trees.draft_trees import DraftNodes
 
 VOCAB_SIZE = 5
 
@@ -32,26 +33,35 @@ class ForbidLast:
 
 
 def processed(
-    processor: Any, params: list[dict[str, Any] | None], rows: list[int]
+    processor: Any,
+    params: list[dict[str, Any] | None],
+    rows: list[int],
+    *,
+    failed_slots: tuple[int, ...] = (),
 ) -> tuple[torch.Tensor, dict[int, str]]:
-    """Two requests with three slots each; the second uses two of them."""
-    reqs: Any = [SimpleNamespace(rid="a"), SimpleNamespace(rid="b")]
+    """Two requests with three slots each; the second uses two of them.
+
+    failed_slots: those at which the processor is expected to fail.
+    """
+    reqs: Any = [
+        SimpleNamespace(rid=rid, to_finish=None, finished=lambda: False) for rid in ("a", "b")
+    ]
     given = [
         None if p is None else {**p, "__req__": req} for p, req in zip(params, reqs, strict=True)
     ]
     entry = ProcessorEntry(processor, rows, torch.tensor(rows))
     info: Any = SimpleNamespace(custom_logit_processor={1: entry}, custom_params=given)
     logits = torch.zeros(6, VOCAB_SIZE)
-    failed = process_nodes(
-        logits,
-        info,
-        reqs,
-        [array("q", [0, 1]), array("q", [2])],
-        torch.tensor([[1, 2, 3], [2, 4, 0]]),
-        torch.tensor([[0, 0, 0], [0, 0, 0]]),
-        torch.tensor([3, 2]),
+    nodes = DraftNodes(
+        token_ids=torch.tensor([[1, 2, 3], [2, 4, 0]]),
+        parents=torch.tensor([[0, 0, 0], [0, 0, 0]]),
+        num_used=torch.tensor([3, 2]),
     )
-    return logits, failed
+    failed = process_nodes(logits, info, reqs, [array("q", [0, 1]), array("q", [2])], nodes)
+    assert failed == list(failed_slots)
+    return logits, {
+        row: str(req.to_finish.message) for row, req in enumerate(reqs) if req.to_finish
+    }
 
 
 def test_each_node_is_a_request_whose_output_ends_there() -> None:
@@ -70,13 +80,30 @@ def test_each_node_is_a_request_whose_output_ends_there() -> None:
 def test_a_processor_that_raises_fails_for_its_own_request(raising: int) -> None:
     params: list[dict[str, Any] | None] = [{}, {}]
     params[raising] = {"raises": True}
-    logits, failed = processed(ForbidLast(), params, [0, 1])
-    assert failed == {raising: "RuntimeError: a client's mistake"}
+    slots = ((0, 1, 2), (3, 4))[raising]
+    logits, failed = processed(ForbidLast(), params, [0, 1], failed_slots=slots)
+    assert failed == {raising: "custom_logit_processor failed: RuntimeError: a client's mistake"}
     own, other = logits.view(2, 3, -1)[raising], logits.view(2, 3, -1)[1 - raising]
     assert not own.isinf().any()
     assert other.isinf().any()
 
 
 def test_logits_of_another_shape_are_an_error() -> None:
-    _, failed = processed(lambda logits, params: logits[:1], [{}, {}], [1])
-    assert failed == {1: "ValueError: it returned logits of shape (1, 5)"}
+    _, failed = processed(lambda logits, params: logits[:, :2], [{}, {}], [1], failed_slots=(3, 4))
+    assert "it returned [1, 2] for logits of shape [1, 5]" in failed[1]
+
+
+def test_a_processor_for_one_row_is_called_for_each_row() -> None:
+    logits, failed = processed(lambda logits, params: logits[:1] + 1, [{}, {}], [1])
+    assert not failed
+    assert logits[:, 0].tolist() == [0, 0, 0, 1, 1, 0]
+
+
+def test_a_processor_that_raises_at_a_draft_fails_there_alone() -> None:
+    def process(logits: torch.Tensor, params: list[Any]) -> torch.Tensor:
+        assert all(each["__req__"].output_ids.tolist() != [0, 1, 2] for each in params)
+        return logits + 1
+
+    logits, failed = processed(process, [{}, {}], [0, 1], failed_slots=(1,))
+    assert not failed
+    assert logits[:, 0].tolist() == [1, 0, 1, 1, 1, 0]

@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 from sglang.srt.configs.model_config import ModelConfig
 
-from sglang_hvd.plugin.startup.refusals import check_draft_context, check_draft_model
+from sglang_hvd.plugin.startup.refusals import (
+    check_draft_context,
+    check_draft_model,
+    check_folders,
+)
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
 
 
-def arguments(folder: Path, *, overrides: str = "{}", **of_draft: Any) -> Any:
+def arguments(
+    folder: Path, *, overrides: str = "{}", topk: int | None = None, **of_draft: Any
+) -> Any:
     """SGLang's, for a target and a drafter with these config files."""
     llama = {"model_type": "llama", **SIZES}
     configs = {
@@ -23,11 +29,12 @@ def arguments(folder: Path, *, overrides: str = "{}", **of_draft: Any) -> Any:
         "drafter": {**llama, "architectures": ["LlamaForCausalLMEagle3"], **of_draft},
     }
     for name, content in configs.items():
-        (folder / name).mkdir()
+        (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(json.dumps(content))
     return SimpleNamespace(
         model_path=str(folder / "target"),
         speculative_draft_model_path=str(folder / "drafter"),
+        speculative_eagle_topk=topk,
         revision=None,
         speculative_draft_model_revision=None,
         decrypted_config_file=None,
@@ -40,6 +47,34 @@ def arguments(folder: Path, *, overrides: str = "{}", **of_draft: Any) -> Any:
 
 def test_a_drafter_that_was_made_for_the_target_is_taken(tmp_path: Path) -> None:
     check_draft_model(arguments(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("field", "flag"),
+    [
+        ("model_path", "--model-path"),
+        ("speculative_draft_model_path", "--speculative-draft-model-path"),
+        ("tokenizer_path", "--tokenizer-path"),
+    ],
+)
+def test_a_path_without_a_folder_is_told_from_the_name_of_a_model(
+    tmp_path: Path, field: str, flag: str
+) -> None:
+    cfg = arguments(tmp_path)
+    cfg.tokenizer_path = None
+    check_folders(cfg)
+    setattr(cfg, field, "some/model")
+    check_folders(cfg)
+    for path in (str(tmp_path / "gone"), "./gone"):
+        setattr(cfg, field, path)
+        with pytest.raises(ValueError, match=f"^{flag} {path}: there is no such folder: give one"):
+            check_folders(cfg)
+
+
+def test_a_tree_branches_no_further_than_the_vocabulary(tmp_path: Path) -> None:
+    check_draft_model(arguments(tmp_path / "fits", topk=8, draft_vocab_size=8))
+    with pytest.raises(ValueError, match="-topk 9 is more than the 8 tokens that draft model"):
+        check_draft_model(arguments(tmp_path / "wide", topk=9, draft_vocab_size=8))
 
 
 def test_a_draft_vocabulary_says_what_the_name_does_not(tmp_path: Path) -> None:

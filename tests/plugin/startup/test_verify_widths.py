@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,12 @@ from sglang_hvd.allocation import VerifyWidths
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.startup import verify_widths as verify_widths_module
 from sglang_hvd.plugin.startup.attention_support import TargetAttention
-from sglang_hvd.plugin.startup.refusals import refuse_untested
-from sglang_hvd.plugin.startup.verify_widths import verify_widths
+from sglang_hvd.plugin.startup.refusals import (
+    check_update,
+    refuse_untested,
+    tree_of_flags,
+)
+from sglang_hvd.plugin.startup.verify_widths import check_pool, verify_widths
 
 # What refuse_untested reads of SGLang's arguments.
 REFUSED_BY_NONE: dict[str, object] = {
@@ -23,7 +28,7 @@ REFUSED_BY_NONE: dict[str, object] = {
             *("speculative_use_block_verification", "enable_two_batch_overlap", "enable_hisparse"),
             *("enable_multi_layer_eagle", "enable_mixed_chunk", "enable_return_routed_experts"),
             *("enable_linear_replayssm_spec", "enable_pdmux", "enable_dp_attention"),
-            *("enable_watermark", "enable_prefill_cp"),
+            *("enable_watermark", "enable_prefill_cp", "enable_pd_role_switch"),
         ],
         False,
     ),
@@ -101,6 +106,12 @@ def widths_of(
         ("enable_prefill_cp", True, "--enable-prefill-cp"),
         ("moe_a2a_backend", "deepep", "--moe-a2a-backend deepep"),
         ("moe_dense_tp_size", 1, "--moe-dense-tp-size"),
+        ("enable_pd_role_switch", True, "--enable-pd-role-switch"),
+        (
+            "speculative_accept_threshold_acc",
+            math.nan,
+            "--speculative-accept-threshold-acc below 1",
+        ),
     ],
 )
 def test_what_would_be_wrong_or_was_not_tried_is_refused(
@@ -111,6 +122,61 @@ def test_what_would_be_wrong_or_was_not_tried_is_refused(
     setattr(cfg, field, value)
     with pytest.raises(ValueError, match=f"HVD does not support {flag}: drop it"):
         refuse_untested(cfg)
+
+
+@pytest.mark.parametrize(
+    ("tree", "found"),
+    [
+        ((None, None, None), None),
+        ((3, 4, 16), 16),
+        ((3, 4, 37), 37),
+        *(((3, 1, width), 4) for width in (None, 4, 60)),  # SGLang makes a chain of its steps
+        ((3, None, None), "--speculative-num-steps 3 describes a part .*: give .*-topk and .*-tok"),
+        ((None, 4, None), "--speculative-eagle-topk 4 describes a part .*: give .*-steps and"),
+        (
+            (None, None, 8),
+            "-num-draft-tokens 8 describes a part .*: give .*-steps and .*-topk too",
+        ),
+        ((3, 4, None), "-steps 3 .*-topk 4 describes .*: give --speculative-num-draft-tokens too"),
+        ((3, None, 8), "-steps 3 .*-tokens 8 describes .*: give --speculative-eagle-topk too"),
+        ((None, 1, 8), "-topk 1 .*-tokens 8 describes .*: give --speculative-num-steps too"),
+        ((3, 4, 1), "--speculative-num-draft-tokens 1 drafts nothing: give at least 2"),
+        ((3, 4, -1), "--speculative-num-draft-tokens -1 drafts nothing"),
+        ((-1, 4, 8), "--speculative-num-steps -1 drafts nothing: give at least 1"),
+        ((3, 0, 8), "--speculative-eagle-topk 0 drafts nothing: give at least 1"),
+        ((3, 4, 38), "is more than the model drafter can propose: 37 with 3 steps and topk 4"),
+    ],
+)
+def test_the_flags_of_the_tree_describe_all_of_it_or_nothing(
+    tree: tuple[int | None, ...], found: int | str | None
+) -> None:
+    names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+    cfg = SimpleNamespace(**dict(zip(names, tree, strict=True)))
+    if isinstance(found, str):
+        with pytest.raises(ValueError, match=found):
+            tree_of_flags(cfg)
+    else:
+        assert tree_of_flags(cfg) == found
+
+
+@pytest.mark.parametrize(
+    ("updates", "fault"),
+    [
+        ({"speculative_accept_threshold_single": 0.5}, "threshold-single below 1: drop it"),
+        ({"speculative_accept_threshold_acc": None}, "threshold-acc below 1: drop it"),
+        ({"speculative_accept_threshold_acc": "1"}, "threshold-acc below 1: drop it"),
+        ({"speculative_accept_threshold_acc": math.nan}, "threshold-acc below 1: drop it"),
+        ({"pp_max_micro_batch_size": 4, "enable_mixed_chunk": True}, "--enable-mixed-chunk"),
+        ({"pp_max_micro_batch_size": "4"}, "pp_max_micro_batch_size must be an integer, got '4'"),
+    ],
+)
+def test_what_is_refused_at_start_is_refused_while_serving(
+    updates: dict[str, object], fault: str
+) -> None:
+    cfg = SimpleNamespace(**REFUSED_BY_NONE)
+    check_update(cfg, {"speculative_accept_threshold_single": 1, "pp_max_micro_batch_size": 8})
+    with pytest.raises(ValueError, match=fault):
+        check_update(cfg, updates)
 
 
 @pytest.mark.parametrize(
@@ -280,3 +346,24 @@ def test_steps_that_run_ahead_have_a_width_of_one(requests: int, narrow: tuple[i
     assert widths_of(requests=requests, has_overlap=True) == widths_of(requests=requests)
     twice = ahead(requests=1, verify_width=64)
     assert twice.values == (1, 32, 64)
+
+
+@pytest.mark.parametrize("settings", [{"has_overlap": False}, {"narrow_widths": (4, 8)}])
+def test_a_server_that_cannot_run_ahead_is_refused_before_a_model_loads(
+    settings: dict[str, Any],
+) -> None:
+    with pytest.raises(ValueError, match="run_ahead=true needs a verify width of 1, overlap"):
+        widths_of(run_ahead=True, **{"has_overlap": True, **settings})
+
+
+@pytest.mark.parametrize(("num_tokens", "is_refused"), [(None, False), (96, False), (95, True)])
+def test_a_pool_that_holds_no_request_is_refused(num_tokens: int | None, is_refused: bool) -> None:
+    cfg = SimpleNamespace(
+        max_total_tokens=num_tokens, speculative_num_steps=3, speculative_eagle_topk=4
+    )
+    widths = VerifyWidths((1, 32), base=32)
+    if is_refused:
+        with pytest.raises(ValueError, match="95 has no room for a request of 32 tokens"):
+            check_pool(widths, cfg)
+    else:
+        check_pool(widths, cfg)

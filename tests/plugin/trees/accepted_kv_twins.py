@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-from sglang_hvd.plugin.hooks.accepted_tokens import move_to_front
+from sglang_hvd.plugin.hooks.verification import move_to_front
 from sglang_hvd.plugin.trees.accepted_kv import is_moved_by_kernel, warm_up
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput
 

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -15,7 +14,7 @@ from sglang_hvd.replay.core.recordings import TraceTokenizer, find_recordings, s
 FILES = ("structured_tool__spider_intercode_gpt4", "multihop_qa__hotpotqa_react_reflexion")
 
 
-@pytest.mark.parametrize("mode", get_args(CacheMode))
+@pytest.mark.parametrize("mode", ["votes", pytest.param("paper", marks=pytest.mark.slow)])
 def test_the_shipped_predictor_knows_more_than_the_papers_and_the_score(
     traces_dir: Path, tokenizer_file: Path, tmp_path: Path, mode: CacheMode
 ) -> None:

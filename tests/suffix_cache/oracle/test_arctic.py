@@ -17,6 +17,10 @@ from sglang_hvd.types import TokenIds
 from tests.suffix_cache.oracle.cache import OracleCache
 from tests.suffix_cache.proposed_drafts import propose
 
+pytestmark = (
+    pytest.mark.slow
+)  # it builds ArcticInference; the oracle is what every run compares with
+
 
 @pytest.fixture(scope="module")
 def arctic(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.utils.common import log_info_on_rank0
 
 from sglang_hvd.allocation import VerifyWidths
+from sglang_hvd.plugin.device.context_room import room_after_context
 from sglang_hvd.plugin.device.flashinfer_plans import plan_verifications_on_host
 from sglang_hvd.plugin.device.graph_sizes import capturing, needs_all_sizes, sizes_of_width
 from sglang_hvd.plugin.engine.draft_worker import drafting
@@ -195,7 +196,8 @@ class WidthStates:
         target = self._target
         # All of FlashInfer's backends share one workspace of half a gigabyte: no two forwards run
         # at once, none reads what another wrote there, and plans lie elsewhere.
-        target.attn_backend = target._get_attention_backend()
+        with room_after_context(target):
+            target.attn_backend = target._get_attention_backend()
         if self._captures:
             target.decode_cuda_graph_runner = type(before.target_graphs)(
                 target,

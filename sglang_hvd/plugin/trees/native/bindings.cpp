@@ -21,11 +21,6 @@ namespace {
 using Rows = nb::ndarray<std::int64_t, nb::ndim<2>, nb::device::cpu>;
 using Column = nb::ndarray<std::int64_t, nb::ndim<1>, nb::device::cpu>;
 
-template <typename T>
-std::span<T> row_of(const Output<T, 2>& array, std::size_t row) {
-    return {array.data() + row * array.shape(1), array.shape(1)};
-}
-
 std::span<std::int64_t> row_of(const Rows& array, std::size_t row) {
     return {array.data() + static_cast<std::int64_t>(row) * array.stride(0), array.shape(1)};
 }
@@ -71,12 +66,12 @@ void merge(const Rows& token_ids, const Rows& parents, const Column& num_used,
     TreeMerger merger;
     for (std::size_t i = 0; i < k; ++i) {
         const std::size_t row = rows ? static_cast<std::size_t>(rows->data()[i]) : i;
-        EagleTree tree{row_of(tree_tokens, i), row_of(parent_list, i), row_of(top_scores_index, i), topk,
+        EagleTree tree{tree_tokens.row(i), parent_list.row(i), top_scores_index.row(i), topk,
                        std::nullopt, num_kept.data()[i]};
-        if (ranks) tree.ranks = row_of(*ranks, i);
+        if (ranks) tree.ranks = ranks->row(i);
         std::int64_t& num = at(num_used, row);
         const NodeRow nodes{row_of(token_ids, row), row_of(parents, row), static_cast<std::size_t>(num)};
-        num = static_cast<std::int64_t>(merger.merge(nodes, tree, row_of(is_model_node, row)));
+        num = static_cast<std::int64_t>(merger.merge(nodes, tree, is_model_node.row(row)));
     }
 }
 
@@ -100,7 +95,7 @@ void lay_out(const Rows& parents, const Column& num_used, const Input<std::int64
     for (std::size_t i = 0; i < n; ++i) {
         const std::size_t before = is_full_mask ? static_cast<std::size_t>(seq_lens.data()[i]) : 0;
         layouter.lay_out(row_of(parents, i), static_cast<std::size_t>(at(num_used, i)), seq_lens.data()[i],
-                         {row_of(positions, i), row_of(next_token, i), row_of(next_sibling, i), cells + before,
+                         {positions.row(i), next_token.row(i), next_sibling.row(i), cells + before,
                           before + w});
         cells += w * (before + w);
     }
@@ -112,10 +107,9 @@ void lay_out(const Rows& parents, const Column& num_used, const Input<std::int64
 NB_MODULE(_native, m) {
     using namespace sglang_hvd;
     m.def("merge", &merge, "token_ids"_a.noconvert(), "parents"_a.noconvert(), "num_used"_a.noconvert(),
-          "is_model_node"_a.noconvert(), "rows"_a.noconvert().none(), "tree_tokens"_a.noconvert(),
-          "parent_list"_a.noconvert(), "top_scores_index"_a.noconvert(), "topk"_a, "ranks"_a.noconvert().none(),
-          "num_kept"_a.noconvert(), "See host_layout.py.");
-    m.def("lay_out", &lay_out, "parents"_a.noconvert(), "num_used"_a.noconvert(), "seq_lens"_a.noconvert(),
-          "positions"_a.noconvert(), "next_token"_a.noconvert(), "next_sibling"_a.noconvert(),
-          "mask"_a.noconvert(), "is_full_mask"_a, "See host_layout.py.");
+          "is_model_node"_a, "rows"_a.none(), "tree_tokens"_a, "parent_list"_a,
+          "top_scores_index"_a, "topk"_a, "ranks"_a.none(), "num_kept"_a,
+          "See host_layout.py.");
+    m.def("lay_out", &lay_out, "parents"_a.noconvert(), "num_used"_a.noconvert(), "seq_lens"_a, "positions"_a,
+          "next_token"_a, "next_sibling"_a, "mask"_a, "is_full_mask"_a, "See host_layout.py.");
 }

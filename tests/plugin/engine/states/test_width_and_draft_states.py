@@ -16,7 +16,7 @@ from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBac
 from sglang.srt.runtime_context import get_context, get_schedule
 
 from sglang_hvd.allocation import VerifyWidths
-from sglang_hvd.plugin.device import graph_sizes
+from sglang_hvd.plugin.device import context_room, graph_sizes
 from sglang_hvd.plugin.device import memory as device_memory
 from sglang_hvd.plugin.device.graph_sizes import sizes_of_width, thinned
 from sglang_hvd.plugin.device.memory import DeviceMemory
@@ -31,6 +31,12 @@ WIDTHS = (2, 4, 8, 16, 32)
 @pytest.fixture(autouse=True)
 def _nothing_to_collect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_memory, "gc", SimpleNamespace(collect=lambda: 0))  # half a second
+
+
+@pytest.fixture(autouse=True)
+def _no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's own settings of slots are not given here."""
+    monkeypatch.setattr(context_room, "num_slots_after_context", lambda: 64)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +61,7 @@ class Device:
             attn_backend="first",
             max_running_requests=1,
             token_to_kv_pool=SimpleNamespace(post_capture_active=False),
-            model_config=SimpleNamespace(vocab_size=1),
+            model_config=SimpleNamespace(vocab_size=1, context_len=1024),
             decode_cuda_graph_runner=None,
             eager_runner="eager",
             decode_graph_gather_requirements=lambda: (False, False),

@@ -8,7 +8,7 @@ from sglang.srt.runtime_context import get_context
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from sglang_hvd.plugin.requests.token_strings import served_fingerprint, token_strings
+from sglang_hvd.plugin.startup.token_strings import served_fingerprint, token_strings
 from sglang_hvd.traces import tokenizer_json as tokenizer_file
 from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.writer import TraceWriter
