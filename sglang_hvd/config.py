@@ -140,7 +140,7 @@ class HvdConfig(BaseModel):
         default=None,
         strict=False,
         description="Policies allocate and payoff: the payoff predictor (safetensors), or "
-        "shipped:paper_mlp, the paper's. Default: the one that ships for the cache_mode.",
+        "shipped:paper_mlp, the paper's. Default: the one that ships.",
     )
     calibrate: bool = Field(
         default=True,
