@@ -41,6 +41,26 @@ PAPER_THRESHOLD = 6.0
 # Number of accepted tokens from which verifying a cache draft is worth its cost.
 WORTH_LEN = math.ceil(PAPER_THRESHOLD)
 
+# What names a predictor that ships: SHIPPED_PREFIX + "paper_mlp".
+SHIPPED_PREFIX = "shipped:"
+
+# The paper's settings: table 7, section 3.4, a predictor of the kind of table 10. Drafts of up to
+# 64 tokens are verified after a root, and predictions are not corrected. The paper states nothing
+# of the other settings.
+PAPER_SETTINGS: Mapping[str, object] = {
+    "policy": "payoff",
+    "threshold": PAPER_THRESHOLD,
+    "predictor": f"{SHIPPED_PREFIX}paper_mlp",
+    "calibrate": False,
+    "cache_mode": "paper",
+    "max_draft_tokens": 64,
+    "min_token_prob": 0.1,
+    "max_depth": 64,
+    "max_spec_factor": 1.0,
+    "max_spec_offset": 0.0,
+    "verify_width": 65,
+}
+
 # The load_format of an /update_weights_from_disk that means the predictor and not the model.
 PREDICTOR_LOAD_FORMAT = "hvd_predictor"
 
@@ -119,8 +139,8 @@ class HvdConfig(BaseModel):
     predictor: Path | None = Field(
         default=None,
         strict=False,
-        description="Policies allocate and payoff: the payoff predictor (safetensors). Default: "
-        "the one that ships in the package.",
+        description="Policies allocate and payoff: the payoff predictor (safetensors), or "
+        "shipped:paper_mlp, the paper's. Default: the one that ships.",
     )
     calibrate: bool = Field(
         default=True,
@@ -489,8 +509,9 @@ def _read_yaml(path: Path) -> dict[str, object]:
             f"{path}: an HVD config is a mapping of field to value, got {type(content).__name__}"
         )
     for name in ("costs", "predictor", "record", "snapshot", "warm_from"):
-        if isinstance(content.get(name), str):
-            content[name] = path.parent / content[name]
+        value = content.get(name)
+        if isinstance(value, str) and not value.startswith(SHIPPED_PREFIX):
+            content[name] = path.parent / value
     return {str(key): value for key, value in content.items()}
 
 
