@@ -68,7 +68,7 @@ class Command:
 
 def _commands() -> Mapping[str, Command]:
     # Imported here, because ctrl-c may come while NumPy is imported.
-    from sglang_hvd.commands import doctor, servers, traces, view_command
+    from sglang_hvd.commands import cache_commands, doctor, servers, traces, view_command
 
     return {
         "demo": Command(
@@ -104,5 +104,20 @@ def _commands() -> Mapping[str, Command]:
         ),
         "reload": Command(
             servers.add_reload, servers.run_reload, "load another predictor into a running server"
+        ),
+        "warm": Command(
+            cache_commands.add_warm,
+            cache_commands.run_warm,
+            "put texts into the shared cache of a running server",
+        ),
+        "snapshot": Command(
+            cache_commands.add_snapshot,
+            cache_commands.run_snapshot,
+            "save the shared cache of a running server into a file, or load one",
+        ),
+        "cache": Command(
+            cache_commands.add_cache,
+            cache_commands.run_cache,
+            "list, erase or resize the shared cache of a running server",
         ),
     }

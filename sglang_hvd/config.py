@@ -41,6 +41,26 @@ PAPER_THRESHOLD = 6.0
 # Number of accepted tokens from which verifying a cache draft is worth its cost.
 WORTH_LEN = math.ceil(PAPER_THRESHOLD)
 
+# What names a predictor that ships: SHIPPED_PREFIX + "paper_mlp".
+SHIPPED_PREFIX = "shipped:"
+
+# The paper's settings: table 7, section 3.4, a predictor of the kind of table 10. Drafts of up to
+# 64 tokens are verified after a root, and predictions are not corrected. The paper states nothing
+# of the other settings.
+PAPER_SETTINGS: Mapping[str, object] = {
+    "policy": "payoff",
+    "threshold": PAPER_THRESHOLD,
+    "predictor": f"{SHIPPED_PREFIX}paper_mlp",
+    "calibrate": False,
+    "cache_mode": "paper",
+    "max_draft_tokens": 64,
+    "min_token_prob": 0.1,
+    "max_depth": 64,
+    "max_spec_factor": 1.0,
+    "max_spec_offset": 0.0,
+    "verify_width": 65,
+}
+
 # The load_format of an /update_weights_from_disk that means the predictor and not the model.
 PREDICTOR_LOAD_FORMAT = "hvd_predictor"
 
@@ -119,8 +139,8 @@ class HvdConfig(BaseModel):
     predictor: Path | None = Field(
         default=None,
         strict=False,
-        description="Policies allocate and payoff: the payoff predictor (safetensors). Default: "
-        "the one that ships in the package.",
+        description="Policies allocate and payoff: the payoff predictor (safetensors), or "
+        "shipped:paper_mlp, the paper's. Default: the one that ships.",
     )
     calibrate: bool = Field(
         default=True,
@@ -187,6 +207,24 @@ class HvdConfig(BaseModel):
         le=2**30,
         description="Cache mode votes: how many tokens of finished requests' prompts stay indexed "
         "for the next turn of their sessions. The oldest prompt is dropped first. 0: none.",
+    )
+    snapshot: Path | None = Field(
+        default=None,
+        strict=False,
+        description="File that keeps the shared cache across restarts: clients' outputs, as token "
+        "ids. Default: none.",
+    )
+    snapshot_minutes: float | None = Field(
+        default=None,
+        gt=0,
+        description="Save snapshot every so many minutes. Default: only when SIGTERM ends the "
+        "server.",
+    )
+    warm_from: Path | None = Field(
+        default=None,
+        strict=False,
+        description="File or folder of texts that enter the shared cache before the server "
+        "serves. Default: none.",
     )
     history_window: int = Field(
         default=8,
@@ -360,6 +398,13 @@ class HvdConfig(BaseModel):
             raise ValueError("report_cycles needs it: leave one of them out")
         return value
 
+    @field_validator("snapshot_minutes")
+    @classmethod
+    def _has_a_snapshot(cls, value: float | None, field: ValidationInfo) -> float | None:
+        if value is not None and field.data.get("snapshot") is None:
+            raise ValueError("there is no snapshot to save: set snapshot too")
+        return value
+
     @field_validator("record_total_mb")
     @classmethod
     def _holds_two_files(cls, value: int, field: ValidationInfo) -> int:
@@ -419,7 +464,7 @@ def load_config(
     If the command line names or implies a policy, settings in the file that only another policy
     reads are ignored.
 
-    A relative path in a YAML file (costs, predictor, record) starts from that file's folder.
+    A relative path in a YAML file starts from that file's folder.
 
     Raises ValueError with one line that names the file or flag, the key and what is wrong.
     """
@@ -463,9 +508,10 @@ def _read_yaml(path: Path) -> dict[str, object]:
         raise ValueError(
             f"{path}: an HVD config is a mapping of field to value, got {type(content).__name__}"
         )
-    for name in ("costs", "predictor", "record"):
-        if isinstance(content.get(name), str):
-            content[name] = path.parent / content[name]
+    for name in ("costs", "predictor", "record", "snapshot", "warm_from"):
+        value = content.get(name)
+        if isinstance(value, str) and not value.startswith(SHIPPED_PREFIX):
+            content[name] = path.parent / value
     return {str(key): value for key, value in content.items()}
 
 

@@ -1,9 +1,14 @@
 """Writes files that are complete or not there at all."""
 
 import os
+import re
+import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 def check_place(path: Path) -> None:
@@ -26,7 +31,15 @@ def check_place(path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes, *, is_private: bool = False) -> None:
-    """Writes a file. A file of that name stays as it is until the new one is complete.
+    """Writes a file. See `replacing`."""
+    with replacing(path, is_private=is_private) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
+    """The content of a file, to be written inside. A file of that name stays as it is until the new
+    one is complete and on disk.
 
     The new file has the permissions of the old one. A link stays, and the file that it names is
     written.
@@ -40,7 +53,10 @@ def write_whole(path: Path, content: bytes, *, is_private: bool = False) -> None
         place = path.resolve()
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as folder:
             written = Path(folder) / place.name
-            written.write_bytes(content)
+            with written.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
             if place.exists():
                 written.chmod(stat.S_IMODE(place.stat().st_mode))
             elif is_private:
@@ -48,3 +64,12 @@ def write_whole(path: Path, content: bytes, *, is_private: bool = False) -> None
             os.replace(written, place)
     except OSError as error:
         raise ValueError(f"{path}: cannot write: {error.strerror}") from None
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes what is left of this file's writers that were killed. Nobody may be writing it."""
+    place = path.resolve()
+    with suppress(OSError):  # there is no such folder, or it is read-only
+        for folder in place.parent.iterdir():
+            if re.fullmatch(re.escape(f".{place.name}.") + "[a-z0-9_]{8}", folder.name):
+                shutil.rmtree(folder)

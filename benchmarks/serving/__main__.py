@@ -3,11 +3,16 @@
     python -m benchmarks.serving --modes plain,eagle3,ngram,cache,frequency,payoff,allocate
         --concurrency 1,4,16 [--json FILE]
     python -m benchmarks.serving --attach plain=URL --attach payoff=URL [--concurrency 1,4,16] ...
+    python -m benchmarks.serving ... --rates 1,2,4 --max-ttft-ms 500 --max-tpot-ms 50
+    python -m benchmarks.serving ... --workloads mt-bench,delegate-52,mine.jsonl --max-tokens 8192
 
 Each mode is a server of its own on the demo models, or one that is already running. All servers
 stay up together and take turns, in another order each time, so that other load on the machine
 affects all of them alike. Each server's caches are flushed before each measurement. The first round
 is not counted.
+
+--concurrency is a closed loop: a conversation begins when another has ended. --rates is an open
+loop: conversations arrive at random, at so many per second, whether or not the server keeps up.
 """
 
 import argparse
@@ -24,12 +29,14 @@ from transformers import AutoTokenizer
 
 from benchmarks.command import counts, parser_of, run, write_rows
 from benchmarks.serving.client import Answer, Conversation, play
-from benchmarks.serving.measure import Cell, measure, table_of
-from sglang_hvd.commands.arguments import add_json, count
-from sglang_hvd.demo.corpus.session import FAMILIES, Session
+from benchmarks.serving.measure import Bounds, Cell, measure, table_of
+from benchmarks.workloads.catalogue import find
+from benchmarks.workloads.prompts import Message, Prompt, Template, draw
+from sglang_hvd.commands.arguments import add_json, count, not_negative, seed
+from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import demo_models
-from sglang_hvd.demo.modes import MODES, server_flags
+from sglang_hvd.demo.modes import COMMON_MODES, MODES, PAPER_MODES, server_flags
 from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment
 
 _SEED = 11
@@ -41,10 +48,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     with contextlib.ExitStack() as stack:
         urls = dict(options.attach) or stack.enter_context(_servers(options.modes))
-        rows = measure(urls, _cells(urls, options), rounds=options.rounds)
+        bounds = Bounds(options.max_ttft_ms, options.max_tpot_ms)
+        rows = measure(
+            urls,
+            _cells(urls, options),
+            rounds=options.rounds,
+            bounds=None if bounds == Bounds() else bounds,
+            seed=options.seed,
+        )
     print(table_of(rows))
     write_rows(options.json, map(asdict, rows))
-    return 0 if all(row.outputs_identical for row in rows) else 1
+    return 0 if all(row.outputs_identical and row.is_complete for row in rows) else 1
 
 
 @contextlib.contextmanager
@@ -62,39 +76,55 @@ def _servers(modes: Sequence[str]) -> Iterator[dict[str, str]]:
         yield urls
 
 
-def _conversation(session: Session, tokenizer: Any, max_tokens: int) -> Conversation:
-    """The session's user turns, with the server's own answers between them."""
+class _OfServer:
+    """The chat template of a server's tokenizer."""
+
+    def __init__(self, url: str) -> None:
+        with urllib.request.urlopen(f"{url}/model_info", timeout=60) as response:
+            self._tokenizer = AutoTokenizer.from_pretrained(json.load(response)["tokenizer_path"])
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
+        rendered = self._tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+        )
+        return str(rendered)
+
+
+def _conversation(first: Prompt, template: Template | None, max_tokens: int) -> Conversation:
+    """The user's turns, with the server's own answers between them."""
 
     def next_body(answers: Sequence[Answer]) -> dict[str, Any] | None:
-        if len(answers) == len(session.turns):
+        prompt: Prompt | None = first
+        for answer in answers:
+            assert prompt is not None, "the conversation has ended"
+            prompt = prompt.after(answer.text)
+        if prompt is None:
             return None
-        messages = []
-        for turn, said in enumerate(session.turns[: len(answers) + 1]):
-            messages.append({"role": "user", "content": said.user})
-            if turn < len(answers):
-                messages.append({"role": "assistant", "content": answers[turn].text})
-        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return {
-            "text": prompt,
-            "sampling_params": {"temperature": 0, "max_new_tokens": max_tokens},
-        }
+        sampling = {"temperature": 0, "max_new_tokens": max_tokens}
+        return {**prompt.request(template), "sampling_params": sampling}
 
     return next_body
 
 
+def _prompts(name: str, num: int, options: argparse.Namespace) -> list[Prompt]:
+    """The prompts of a family of the demo, or else the measured prompts of a workload."""
+    if name not in FAMILIES:
+        return [*draw(find(name), folder=options.data, num_measured=num).measured]
+    sessions = demo_sessions(name, count=num, seed=_SEED)
+    return [Prompt.of_user(*(turn.user for turn in session.turns)) for session in sessions]
+
+
 def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
     """The cells of all workloads. The expected answers are those of plain decoding, one request at
-    a
-    time, or of the first mode if no server decodes plainly."""
+    a time, or of the first mode if no server decodes plainly."""
     url = urls.get("plain", next(iter(urls.values())))
-    with urllib.request.urlopen(f"{url}/model_info", timeout=60) as response:
-        tokenizer = AutoTokenizer.from_pretrained(json.load(response)["tokenizer_path"])
+    template = _OfServer(url) if options.template == "official" else None
+    num = _num_sessions(max(options.concurrency, default=0), options)
     cells = []
-    for family in options.workloads:
-        sessions = demo_sessions(
-            family, count=_num_sessions(max(options.concurrency), options), seed=_SEED
-        )
-        conversations = [_conversation(s, tokenizer, options.max_tokens) for s in sessions]
+    for name in options.workloads:
+        family = name if name in FAMILIES else find(name).family
+        prompts = _prompts(name, num, options)
+        conversations = [_conversation(p, template, options.max_tokens) for p in prompts]
         expected = {
             (answer.conversation, answer.turn): answer.token_ids
             for answer in play(url, conversations, concurrency=1).answers
@@ -105,13 +135,17 @@ def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
 
         cells += [
             Cell(
-                family,
+                name,
                 family,
                 concurrency,
                 conversations[: _num_sessions(concurrency, options)],
                 is_expected,
             )
             for concurrency in options.concurrency
+        ]
+        cells += [
+            Cell(name, family, len(conversations), conversations, is_expected, rate)
+            for rate in options.rates
         ]
     return cells
 
@@ -123,7 +157,11 @@ def _num_sessions(concurrency: int, options: argparse.Namespace) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("serving", "Compare ways of decoding.")
-    parser.add_argument("--modes", type=_modes, help=f"some of {','.join(MODES)} (default: all)")
+    parser.add_argument(
+        "--modes",
+        type=_modes,
+        help=f"some of {','.join(MODES)} (default: all but {','.join(PAPER_MODES)})",
+    )
     parser.add_argument(
         "--attach",
         type=_attached,
@@ -135,14 +173,43 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--concurrency",
         type=counts,
-        default=[1, 4, 16],
-        help="comma-separated numbers of requests at a time (default: 1,4,16)",
+        help="comma-separated numbers of requests at a time (default: 1,4,16, or none with "
+        "--rates)",
+    )
+    parser.add_argument(
+        "--rates",
+        type=_rates,
+        default=[],
+        metavar="R,...",
+        help="comma-separated numbers of conversations that arrive per second",
+    )
+    parser.add_argument(
+        "--seed", type=seed, default=0, help="of the arrivals (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-ttft-ms", type=not_negative, metavar="MS", help="bound of a good reply, for goodput"
+    )
+    parser.add_argument(
+        "--max-tpot-ms",
+        type=not_negative,
+        metavar="MS",
+        help="bound of a good reply's mean time per token",
     )
     parser.add_argument(
         "--workloads",
         type=_workloads,
         default=list(FAMILIES),
-        help=f"some of {','.join(FAMILIES)} (default: all)",
+        help=f"some of {','.join(FAMILIES)} (default: all of these), names of `python -m "
+        "benchmarks.workloads list`, or files of prompts",
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="copies of data sets, as in benchmarks.workloads"
+    )
+    parser.add_argument(
+        "--template",
+        choices=("official", "none"),
+        default="official",
+        help="none: messages without a chat template, as in the paper's table 4",
     )
     parser.add_argument(
         "--sessions",
@@ -164,8 +231,17 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--modes names servers to start, --attach running servers: give one of them")
     if len(set(attached)) < len(attached):
         parser.error(f"--attach: {', '.join(attached)}: give each server another name")
-    options.modes = options.modes or list(MODES)
+    options.modes = options.modes or [*COMMON_MODES]
+    if options.concurrency is None:
+        options.concurrency = [] if options.rates else [1, 4, 16]
     return options
+
+
+def _rates(text: str) -> list[float]:
+    rates = [not_negative(number) for number in text.split(",")]
+    if not all(rates):
+        raise argparse.ArgumentTypeError(f"numbers above 0, got {text}")
+    return rates
 
 
 def _modes(text: str) -> list[str]:
@@ -173,7 +249,13 @@ def _modes(text: str) -> list[str]:
 
 
 def _workloads(text: str) -> list[str]:
-    return _among(text, FAMILIES)
+    names = text.split(",")
+    try:
+        for name in set(names) - set(FAMILIES):
+            find(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return names
 
 
 def _among(text: str, known: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Plays conversations against a server, several at a time, and records the times.
+"""Plays conversations against a server and records the times: so many at a time, or as they arrive.
 
 It streams from /generate, because streams of the OpenAI API do not say what a request verified.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import numpy as np
 
 from sglang_hvd.demo.reply_cycles import ReplyCycles
 from sglang_hvd.demo.server import ServerFailed
@@ -41,6 +42,11 @@ class Answer:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def tpot(self) -> float | None:
+        """Mean seconds per token after the first chunk; None if there was no other."""
+        return sum(self.gaps) / len(self.gaps) if self.gaps else None
+
 
 # Given the answers so far, returns the next request (the body of /generate), or None at the end.
 Conversation = Callable[[Sequence[Answer]], dict[str, Any] | None]
@@ -60,35 +66,68 @@ class Played:
     host_us_per_step: float | None
 
 
-def play(url: str, conversations: Sequence[Conversation], *, concurrency: int) -> Played:
-    """Plays each conversation turn by turn, `concurrency` of them at a time.
+def arrivals(num: int, rate: float, seed: int) -> tuple[float, ...]:
+    """When `num` conversations arrive in a Poisson process, in seconds from the start.
+
+    rate: conversations per second.
+    """
+    return tuple(np.random.default_rng(seed).exponential(1 / rate, num).cumsum().tolist())
+
+
+def play(
+    url: str,
+    conversations: Sequence[Conversation],
+    *,
+    concurrency: int,
+    starts: Sequence[float] | None = None,
+) -> Played:
+    """Plays each conversation turn by turn.
+
+    concurrency: so many conversations at a time (closed loop). It is ignored if there are starts.
+    starts: seconds after which each conversation begins, however many are running (open loop).
 
     Raises ServerFailed if the server refuses a request or closes the connection.
     """
     try:
-        return asyncio.run(_play(url, conversations, concurrency))
+        return asyncio.run(_play(url, conversations, concurrency, starts))
     except aiohttp.ClientError as error:
         raise ServerFailed(f"{url}: {error or repr(error)}") from error
 
 
-async def _play(url: str, conversations: Sequence[Conversation], concurrency: int) -> Played:
+async def _play(
+    url: str,
+    conversations: Sequence[Conversation],
+    concurrency: int,
+    starts: Sequence[float] | None,
+) -> Played:
     waiting = list(enumerate(conversations))[::-1]
     answers: list[Answer] = []
     # No total limit: a request may stream for minutes.
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
-    async with aiohttp.ClientSession(timeout=timeout) as http:
+    # No limit on connections: an open loop must not wait for one.
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
+
+        async def converse(number: int, conversation: Conversation) -> None:
+            so_far: list[Answer] = []
+            while (body := conversation(so_far)) is not None:
+                so_far.append(await _ask(http, url, number, len(so_far), body))
+            answers.extend(so_far)
 
         async def worker() -> None:
             while waiting:
-                number, conversation = waiting.pop()
-                so_far: list[Answer] = []
-                while (body := conversation(so_far)) is not None:
-                    so_far.append(await _ask(http, url, number, len(so_far), body))
-                answers.extend(so_far)
+                await converse(*waiting.pop())
+
+        async def arrival(number: int, at: float) -> None:
+            await asyncio.sleep(start + at - time.perf_counter())
+            await converse(number, conversations[number])
 
         before = await _host_times(http, url)
         start = time.perf_counter()
-        await asyncio.gather(*(worker() for _ in range(concurrency)))
+        if starts is None:
+            await asyncio.gather(*(worker() for _ in range(concurrency)))
+        else:
+            await asyncio.gather(*(arrival(number, at) for number, at in enumerate(starts)))
         seconds = time.perf_counter() - start
         after = await _host_times(http, url)
     host = None

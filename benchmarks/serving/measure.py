@@ -1,13 +1,14 @@
 """Measures several modes of serving in turn: a row for each mode, workload and concurrency."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.serving.client import Answer, Conversation, Played, play
-from sglang_hvd.demo.server import flush_cache
+from benchmarks.serving.client import Answer, Conversation, Played, arrivals, play
+from sglang_hvd.demo.server import ServerFailed, flush_cache
 from sglang_hvd.replay.training.tables import markdown_table
 
 
@@ -15,6 +16,10 @@ from sglang_hvd.replay.training.tables import markdown_table
 class Row:
     """Speeds and host times are medians over the rounds. All other figures combine all rounds.
 
+    concurrency: conversations at a time. With a rate: the number of all conversations.
+    rate: conversations that arrive per second; None in a closed loop.
+    num_rounds: rounds that were played to the end. If the server ended, they are fewer than those
+        of other modes, and is_complete is False.
     num_sessions: number of sessions played; it may differ between concurrencies.
     tokens_per_s_spread: largest minus smallest of the rounds; None for a single round.
     speedup_vs_plain, speedup_vs_eagle3: median over the rounds of the ratio within a round; None
@@ -27,9 +32,14 @@ class Row:
         not count.
     cache_share: share of the cycles that verified a cache draft, alone or in one tree with the
         model drafter's draft.
-    ttft_ms_p50: time to the first chunk of a reply.
-    itl_ms_p99: time between tokens; the tokens of a chunk count as evenly spaced. None if each
-        reply came in one chunk.
+    ttft_ms_p50, ttft_ms_p90, ttft_ms_p99: time to the first chunk of a reply.
+    tpot_ms_p50, tpot_ms_p90, tpot_ms_p99: mean time per token of a reply after its first chunk.
+        None, as the times between tokens, if each reply came in one chunk.
+    itl_ms_p50, itl_ms_p90, itl_ms_p99: time between tokens; the tokens of a chunk count as evenly
+        spaced.
+    goodput_per_s: replies per second that keep the bounds; median over the rounds. None without
+        bounds.
+    good_share: share of the replies that keep the bounds. None without bounds.
     host_us_per_step: see Played.
     outputs_identical: every reply is the expected one, token for token.
     """
@@ -38,7 +48,10 @@ class Row:
     family: str
     mode: str
     concurrency: int
+    rate: float | None
     num_sessions: int
+    num_rounds: int
+    is_complete: bool
     tokens_per_s: float
     tokens_per_s_spread: float | None
     speedup_vs_plain: float | None
@@ -48,16 +61,41 @@ class Row:
     mean_accepted: float | None
     cache_share: float | None
     ttft_ms_p50: float
+    ttft_ms_p90: float
+    ttft_ms_p99: float
+    tpot_ms_p50: float | None
+    tpot_ms_p90: float | None
+    tpot_ms_p99: float | None
+    itl_ms_p50: float | None
+    itl_ms_p90: float | None
     itl_ms_p99: float | None
+    goodput_per_s: float | None
+    good_share: float | None
     host_us_per_step: float | None
     outputs_identical: bool
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """The latencies that a good reply keeps, in milliseconds; None: no bound."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+    def keeps(self, answer: Answer) -> bool:
+        """Whether a reply keeps them. A reply in one chunk has no time per token to exceed."""
+        is_slow = self.ttft_ms is not None and 1000 * answer.ttft > self.ttft_ms
+        takes = answer.tpot
+        is_slower = self.tpot_ms is not None and takes is not None and 1000 * takes > self.tpot_ms
+        return not (is_slow or is_slower)
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
-    """A workload at one concurrency, which is measured in each mode.
+    """A workload at one concurrency or rate, which is measured in each mode.
 
     is_expected: whether an answer is the one that every mode must give.
+    rate: as in Row.
     """
 
     workload: str
@@ -65,6 +103,7 @@ class Cell:
     concurrency: int
     conversations: Sequence[Conversation]
     is_expected: Callable[[Answer], bool]
+    rate: float | None = None
 
 
 def measure(
@@ -74,35 +113,71 @@ def measure(
     rounds: int,
     warm_up: bool = True,
     first_turn: int = 0,
+    bounds: Bounds | None = None,
+    seed: int = 0,
 ) -> list[Row]:
     """Plays every cell on every server, `rounds` times.
+
+    If a server fails, a line on stderr says so, and the others go on. The rows of its mode combine
+    the rounds until then.
 
     urls: URLs of the servers by mode. The servers take turns, in another order each time, so that
         other load on the machine affects all of them alike. Their caches are flushed before each
         measurement.
     warm_up: an additional first round is not counted.
     first_turn: index of the mode that starts. Calls for single cells should pass another one each.
+    bounds: of good replies; None: no goodput.
+    seed: of the arrivals. All modes have the same arrivals, other ones in each round.
+
+    Raises ServerFailed, or OSError, if every server has failed.
     """
     modes = list(urls)
+    failed: set[str] = set()
     found: dict[tuple[int, str], list[Played]] = {}
     with tqdm(total=len(cells) * len(modes) * (rounds + warm_up), unit="run", disable=None) as bar:
         for number in range(rounds + warm_up):
             for place, cell in enumerate(cells):
                 turn = (number + place + first_turn) % len(modes)
                 for mode in [*modes[turn:], *modes[:turn]]:
-                    flush_cache(urls[mode])
-                    played = play(urls[mode], cell.conversations, concurrency=cell.concurrency)
                     bar.update()
+                    if mode in failed:
+                        continue
+                    try:
+                        flush_cache(urls[mode])
+                        played = _play(urls[mode], cell, seed=seed + number)
+                    except (ServerFailed, OSError) as error:
+                        failed.add(mode)
+                        if len(failed) == len(modes):
+                            raise
+                        print(f"{mode} has ended: {error}", file=sys.stderr)
+                        continue
                     if number >= warm_up:
                         found.setdefault((place, mode), []).append(played)
-    return [
-        _row(cell, mode, {mode: found[place, mode] for mode in modes})
-        for place, cell in enumerate(cells)
-        for mode in modes
-    ]
+    rows = []
+    for place, cell in enumerate(cells):
+        of_cell = {mode: found[place, mode] for mode in modes if (place, mode) in found}
+        rows += [
+            _row(cell, mode, of_cell, bounds=bounds, is_complete=len(of_cell[mode]) == rounds)
+            for mode in of_cell
+        ]
+    return rows
 
 
-def _row(cell: Cell, mode: str, found: Mapping[str, Sequence[Played]]) -> Row:
+def _play(url: str, cell: Cell, *, seed: int) -> Played:
+    starts = None
+    if cell.rate is not None:
+        starts = arrivals(len(cell.conversations), cell.rate, seed)
+    return play(url, cell.conversations, concurrency=cell.concurrency, starts=starts)
+
+
+def _row(
+    cell: Cell,
+    mode: str,
+    found: Mapping[str, Sequence[Played]],
+    *,
+    bounds: Bounds | None,
+    is_complete: bool,
+) -> Row:
     rounds = found[mode]
     speeds = np.array([_speed(played) for played in rounds])
     answers = [answer for played in rounds for answer in played.answers]
@@ -117,14 +192,38 @@ def _row(cell: Cell, mode: str, found: Mapping[str, Sequence[Played]]) -> Row:
     def speedup(over: str) -> float | None:
         if over not in found:
             return None
-        return float(np.median(speeds / np.array([_speed(played) for played in found[over]])))
+        # A server that ended has fewer rounds.
+        pairs = zip(rounds, found[over], strict=False)
+        return float(np.median([_speed(mine) / _speed(others) for mine, others in pairs]))
+
+    def quantiles(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
+        return {
+            f"{name}_ms_p{percent}": 1000 * float(np.quantile(seconds, percent / 100))
+            if seconds
+            else None
+            for percent in (50, 90, 99)
+        }
+
+    times = {
+        **quantiles("ttft", [answer.ttft for answer in answers]),
+        **quantiles("tpot", [takes for answer in answers if (takes := answer.tpot) is not None]),
+        **quantiles("itl", gaps),
+    }
+    goodput = good_share = None
+    if bounds is not None:
+        good = [sum(map(bounds.keeps, played.answers)) for played in rounds]
+        per_s = [num / played.seconds for num, played in zip(good, rounds, strict=True)]
+        goodput, good_share = float(np.median(per_s)), sum(good) / len(answers)
 
     return Row(
         workload=cell.workload,
         family=cell.family,
         mode=mode,
         concurrency=cell.concurrency,
+        rate=cell.rate,
         num_sessions=len(cell.conversations),
+        num_rounds=len(rounds),
+        is_complete=is_complete,
         tokens_per_s=float(np.median(speeds)),
         tokens_per_s_spread=float(np.ptp(speeds)) if len(speeds) > 1 else None,
         speedup_vs_plain=speedup("plain"),
@@ -133,8 +232,9 @@ def _row(cell: Cell, mode: str, found: Mapping[str, Sequence[Played]]) -> Row:
         ms_per_cycle=of_cycle(1000 * sum(answer.seconds for answer in answers)),
         mean_accepted=of_cycle(sum(answer.counts.num_accepted for answer in answers)),
         cache_share=of_cycle(sum(answer.counts.num_cache_cycles for answer in answers)),
-        ttft_ms_p50=1000 * float(np.median([answer.ttft for answer in answers])),
-        itl_ms_p99=1000 * float(np.quantile(gaps, 0.99)) if gaps else None,
+        **times,  # type: ignore[arg-type]  # replies have a first chunk
+        goodput_per_s=goodput,
+        good_share=good_share,
         host_us_per_step=float(np.median(hosts)) if hosts else None,
         outputs_identical=all(map(cell.is_expected, answers)),
     )
@@ -150,6 +250,7 @@ def table_of(rows: Sequence[Row]) -> str:
         "workload": "workload",
         "mode": "mode",
         "concurrency": "at once",
+        "rate": "per s",
         "tokens_per_s": "tokens/s",
         "tokens_per_s_spread": "spread",
         "speedup_vs_plain": "x plain",
@@ -158,8 +259,12 @@ def table_of(rows: Sequence[Row]) -> str:
         "mean_accepted": "accepted",
         "cache_share": "cache",
         "ttft_ms_p50": "TTFT ms",
+        "ttft_ms_p99": "TTFT p99 ms",
+        "tpot_ms_p50": "TPOT ms",
         "itl_ms_p99": "ITL p99 ms",
+        "goodput_per_s": "good per s",
         "host_us_per_step": "host us",
         "outputs_identical": "identical",
+        "is_complete": "complete",
     }
     return markdown_table(columns, map(asdict, rows), num_labels=2, digits=2)

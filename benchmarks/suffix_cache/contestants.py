@@ -32,7 +32,7 @@ class Ours:
     """num_nodes: size of the trees; 0: chains of up to 64 tokens."""
 
     def __init__(self, num_nodes: int = 0) -> None:
-        self._cache = SuffixCache(shared_cache_tokens=2**24)
+        self.cache = SuffixCache(shared_cache_tokens=2**24)
         self._is_tree = num_nodes > 0
         width = num_nodes or MAX_DRAFT_TOKENS
         self._width = width
@@ -48,16 +48,16 @@ class Ours:
         return batch
 
     def start(self, rid: int, prompt_ids: TokenIds) -> None:
-        self._cache.start(rid, prompt_ids)
+        self.cache.start(rid, prompt_ids)
 
     def commit(
         self, rids: Sequence[int], token_ids: TokenIds, lengths: npt.NDArray[np.int32]
     ) -> None:
-        self._cache.commit(rids, token_ids, lengths)
+        self.cache.commit(rids, token_ids, lengths)
 
     def propose(self, rids: Sequence[int]) -> None:
         limits = self._max_nodes[: len(rids)]
-        self._cache.propose_into(self._batch, rids, limits, is_tree=self._is_tree)
+        self.cache.propose_into(self._batch, rids, limits, is_tree=self._is_tree)
 
     def accepted(self, row: int, continuation: TokenIds) -> int:
         num_nodes = int(self._batch.num_nodes[row])
@@ -65,13 +65,13 @@ class Ours:
         return len(right_branch(token_ids, self._batch.parents[row, :num_nodes], continuation))
 
     def finish(self, rid: int) -> None:
-        self._cache.finish(rid, keep=True)
+        self.cache.finish(rid, keep=True)
 
     def drain(self) -> None:
-        self._cache.drain()
+        self.cache.drain()
 
     def evict_to(self, num_tokens: int) -> None:
-        self._cache.resize(num_tokens)
+        self.cache.resize(num_tokens)
 
 
 class Arctic:

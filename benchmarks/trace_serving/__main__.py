@@ -55,7 +55,7 @@ from sglang_hvd.replay.core.recordings import TraceTokenizer, find_recordings, s
 from sglang_hvd.traces.trace import Trace
 
 # Modes without a model drafter.
-_NOT_SIMULATED = ("plain", "ngram", "cache")
+_NOT_SIMULATED = ("plain", "ngram", "cache", "suffix")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Requests to a running server: reload its predictor, read its step costs."""
+"""Requests to a running server: reload its predictor, read its step costs, order its cache."""
 
 import http.client
 import json
@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_hvd.config import PREDICTOR_LOAD_FORMAT
 from sglang_hvd.costs import StepCosts
+from sglang_hvd.suffix_cache.orders import CACHE_LOAD_FORMAT, Order
 
 _TIMEOUT_SECONDS = 60
 
@@ -36,6 +37,27 @@ def reload_predictor(
         admin_api_key or api_key,
     )
     return str(answer.get("message", answer))
+
+
+def order_cache(
+    url: str, order: Order, *, api_key: str | None = None, admin_api_key: str | None = None
+) -> list[dict[str, Any]]:
+    """Gives an order to the shared cache of a server, and returns the answers of its data-parallel
+    groups.
+
+    url, api_key, admin_api_key: see reload_predictor. The server must run HVD; otherwise it would
+        take the order for an update of its weights.
+
+    Raises ValueError, in one line, if the server cannot be reached or refuses.
+    """
+    url = url.rstrip("/")
+    body = {
+        "model_path": "",
+        "load_format": CACHE_LOAD_FORMAT,
+        "manifest": order.model_dump(),
+    }
+    answer = ask(f"{url}/update_weights_from_disk", body, admin_api_key or api_key)
+    return list(json.loads(answer["message"]))
 
 
 def costs_in_force(url: str, *, api_key: str | None = None) -> StepCosts:

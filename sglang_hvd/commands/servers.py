@@ -7,7 +7,7 @@ from pathlib import Path
 from sglang_hvd.commands.arguments import count, output_file
 from sglang_hvd.demo.corpus.session import FAMILIES, Family
 from sglang_hvd.demo.models import SHIPPED, rebuild
-from sglang_hvd.demo.modes import DEFAULT_MODES, MODES
+from sglang_hvd.demo.modes import COMMON_MODES, DEFAULT_MODES, MODES, PAPER_MODES
 from sglang_hvd.plugin.startup.environment import require_cpu_operators
 from sglang_hvd.user_cache import user_cache
 
@@ -27,15 +27,15 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--modes",
-        type=_names("mode", MODES),
+        type=_names("mode", MODES, COMMON_MODES),
         default=DEFAULT_MODES,
         metavar="MODE,...",
-        help=f"ways of decoding: all, or some of {', '.join(MODES)}; plain always plays (default: "
-        f"{','.join(DEFAULT_MODES)})",
+        help=f"ways of decoding: some of {', '.join(MODES)}, or all but the last "
+        f"{len(PAPER_MODES)}: all; plain always plays (default: {','.join(DEFAULT_MODES)})",
     )
     parser.add_argument(
         "--workloads",
-        type=_names("workload", FAMILIES),
+        type=_names("workload", FAMILIES, FAMILIES),
         default=_DEFAULT_WORKLOADS,
         metavar="WORKLOAD,...",
         help=f"kinds of sessions: all, or some of {', '.join(FAMILIES)} (default: "
@@ -76,8 +76,10 @@ def run_demo(options: argparse.Namespace) -> int:
     )
 
 
-def _names(what: str, names: Sequence[str]) -> Callable[[str], Sequence[str]]:
-    """The type of an argument that lists some of these names, or says "all"."""
+def _names(
+    what: str, names: Sequence[str], all_of_them: Sequence[str]
+) -> Callable[[str], Sequence[str]]:
+    """The type of an argument that lists some of these names. all_of_them: what "all" means."""
 
     def asked(text: str) -> Sequence[str]:
         chosen = text.split(",")
@@ -87,7 +89,7 @@ def _names(what: str, names: Sequence[str]) -> Callable[[str], Sequence[str]]:
                 f"unknown {what} {', '.join(map(repr, unknown))}: choose from {', '.join(names)}, "
                 "or all"
             )
-        return names if "all" in chosen else chosen
+        return all_of_them if "all" in chosen else chosen
 
     return asked
 
@@ -132,11 +134,15 @@ def run_costs(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_reload(parser: argparse.ArgumentParser) -> None:
+def add_administered(parser: argparse.ArgumentParser) -> None:
     add_server(parser)
     parser.add_argument(
         "--admin-api-key", metavar="KEY", help="the server's admin key, if it has one"
     )
+
+
+def add_reload(parser: argparse.ArgumentParser) -> None:
+    add_administered(parser)
     parser.add_argument(
         "--predictor",
         type=Path,

@@ -167,6 +167,11 @@ class HybridDrafter:
         )
 
     @property
+    def suffix_cache(self) -> SuffixCache:
+        """The cache that it drafts from, with the texts of its requests."""
+        return self._suffix_cache
+
+    @property
     def num_requests(self) -> int:
         """Active requests: started and not finished."""
         return len(self._requests)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
-from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.config import SHIPPED_PREFIX, CacheMode, HvdConfig
 from sglang_hvd.payoff._native import NUM_BUCKETS, Network
 from sglang_hvd.payoff.features import (
     FEATURE_NAMES,
@@ -59,8 +59,26 @@ _FEATURE_SETTINGS = (
 
 
 def predictor_file(config: HvdConfig) -> Path:
-    """The file that the configuration names, or else the shipped one for its cache mode."""
-    return config.predictor or DEFAULT_PREDICTORS[config.cache_mode]
+    """The file that the configuration names, or else the shipped one for its cache mode.
+
+    Raises ValueError, in one line, for a name of a predictor that does not ship.
+    """
+    return located(config.predictor or DEFAULT_PREDICTORS[config.cache_mode])
+
+
+def located(path: Path) -> Path:
+    """The file of a predictor. shipped:NAME is NAME.safetensors in the folder of this module.
+
+    Raises ValueError, in one line, for a name of a predictor that does not ship.
+    """
+    if not str(path).startswith(SHIPPED_PREFIX):
+        return path
+    folder = Path(__file__).parent
+    shipped = {file.stem: file for file in sorted(folder.glob("*.safetensors"))}
+    name = str(path).removeprefix(SHIPPED_PREFIX)
+    if name not in shipped:
+        raise ValueError(f"predictor {path} does not ship: choose from {', '.join(shipped)}")
+    return shipped[name]
 
 
 def shipped_predictors(cache_mode: CacheMode) -> dict[str, "AcceptancePredictor"]:
@@ -209,7 +227,8 @@ class AcceptancePredictor:
     @classmethod
     def load(cls, path: Path) -> "AcceptancePredictor":
         """Reads a predictor. Raises ValueError, in one line, for a file that is not a complete and
-        valid predictor of these features."""
+        valid predictor of these features. path: a file, or shipped:NAME (see located)."""
+        path = located(path)
         try:
             if not path.is_file():
                 raise ValueError(f"predictor {path} is not a file: give another")

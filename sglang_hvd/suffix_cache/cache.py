@@ -1,6 +1,6 @@
 """The suffix cache keeps what requests have generated and drafts from it. Its core is native."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,10 +8,14 @@ import numpy.typing as npt
 
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.suffix_cache._native import CacheCore, CacheSettings, PaperSettings
+from sglang_hvd.suffix_cache.outputs import NamespaceContents, SharedOutputs
 from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
 from sglang_hvd.types import DraftBatch, TokenIds
 
 _MAX_BUDGET = 2**30
+
+# Tokens that are copied out of the shared cache while no other call can run: some 50 us.
+_COPIED_TOKENS = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,8 @@ class SuffixCache:
     kept. Namespaces never see each other's tokens. docs/experiments/suffix-cache.md says how
     drafts are made.
 
-    All methods are called from one thread; native/cache_core.hpp states the whole thread rule. They
-    release the GIL. The cache keeps no array of the caller.
+    All methods but shared_outputs are called from one thread; native/cache_core.hpp states the
+    whole thread rule. They release the GIL. The cache keeps no array of the caller.
 
     background: the cache's own thread indexes prompts of more than 512 tokens and the outputs of
         finished requests, and a proposal uses what is indexed so far. With False every call
@@ -224,6 +228,34 @@ class SuffixCache:
         output = None if output_ids is None else _contiguous(output_ids)
         self._core.finish(self._slot_of(rid), keep, output)
         del self._slots[rid]
+
+    def add(self, outputs: SharedOutputs) -> None:
+        """Shares outputs as if requests of their namespaces had finished with them just now, in
+        this order. Outputs longer than a budget are left out, as those of requests are."""
+        for name, token_ids, lengths, kept_at in outputs.by_namespace():
+            self._core.add(name, token_ids, lengths, kept_at)
+
+    def shared_outputs(self) -> Iterator[SharedOutputs]:
+        """Copies what the shared cache holds, in pieces, for any thread. Other calls go on in
+        between: outputs that leave meanwhile may be missing, and those that enter may be there."""
+        serial = 0
+        while True:
+            names, spaces, lengths, kept_at, token_ids, serial = self._core.copy_after(
+                serial, _COPIED_TOKENS
+            )
+            if serial == 0:
+                return
+            yield SharedOutputs(
+                namespaces=names,
+                spaces=np.frombuffer(spaces, np.int32),
+                lengths=np.frombuffer(lengths, np.int32),
+                kept_at=np.frombuffer(kept_at, np.int64),
+                token_ids=np.frombuffer(token_ids, np.int32),
+            )
+
+    def contents(self) -> list[NamespaceContents]:
+        """What each namespace of the shared cache holds; nothing of those that hold nothing."""
+        return [NamespaceContents(*of_space) for of_space in self._core.contents()]
 
     def flush(self, namespace: str | None = None) -> None:
         """Empties the shared cache of one namespace, or of all. Active requests keep their own

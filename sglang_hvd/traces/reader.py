@@ -1,9 +1,12 @@
 """Reads traces of every form. The content of a file tells its form."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from sglang_hvd.traces import binary
@@ -18,6 +21,14 @@ from sglang_hvd.traces.text_traces import (
 )
 from sglang_hvd.traces.tokenizer_json import load_tokenizer, tokenizer_fingerprint
 from sglang_hvd.traces.trace import Trace
+from sglang_hvd.types import TokenIds
+
+# Plain text is cut into texts of so many tokens, because a cache drops whole texts.
+_PLAIN_TOKENS = 4096
+# Lines of plain text that are tokenized at once.
+_PLAIN_LINES = 1024
+# Tokens of a session's earlier turns that are repeated, so that matches can go across.
+_OVERLAP = 32
 
 
 def read_traces(
@@ -71,6 +82,73 @@ def read_traces(
         yield replace(trace, tokenizer_fingerprint=fingerprint)
 
 
+def read_texts(
+    path: Path,
+    tokenizer: Tokenizer | None = None,
+    eos_token_id: int | None = None,
+    *,
+    template: ChatTemplate | None = None,
+    with_prompts: bool = False,
+) -> Iterator[tuple[TokenIds, str]]:
+    """The texts of a file with which to warm a cache, each with the fingerprint of its tokenizer.
+
+    Of the forms of read_traces, the outputs. Token ids in JSON lines: a list of them, or an object
+    with `output_ids` and, if there is one, `prompt_ids`. Any other file is plain text.
+
+    tokenizer, eos_token_id, template: see read_traces. Token ids have an empty fingerprint if there
+        is no tokenizer.
+    with_prompts: texts begin with their prompts, without what the turns before had.
+
+    Raises ValueError as read_traces does.
+    """
+    first_line = _first_line(path)
+    if not first_line:
+        raise ValueError(f"{path}: empty: nothing to warm a cache with")
+    is_ids = _is_token_ids(first_line)
+    fingerprint = "" if tokenizer is None else tokenizer_fingerprint(tokenizer)
+    if not is_ids and _has_traces(path, first_line):
+        traces = read_traces(path, tokenizer, eos_token_id, template=template)
+        texts: Iterable[tuple[TokenIds, TokenIds, str]] = (
+            (trace.prompt_ids, trace.output_ids, trace.tokenizer_fingerprint) for trace in traces
+        )
+    elif is_ids:
+        texts = ((*ids, fingerprint) for ids in _token_ids(path))
+    elif tokenizer is None:
+        raise ValueError(f"{path}: text needs a tokenizer: give its tokenizer.json")
+    else:
+        yield from ((text, fingerprint) for text in _plain_texts(path, tokenizer))
+        return
+    before = np.empty(0, np.int32)
+    for prompt_ids, output_ids, of_tokenizer in texts:
+        if not with_prompts:
+            yield output_ids, of_tokenizer
+            continue
+        text = np.concatenate([prompt_ids, output_ids])
+        yield text[max(0, _num_common(before, text) - _OVERLAP) :], of_tokenizer
+        before = text
+
+
+def text_files(path: Path) -> list[Path]:
+    """The files of a folder that read_texts may read, sorted by name, or the one file. Recordings
+    that are still written are left out.
+
+    Raises ValueError, in one line, if there are none or they cannot be listed.
+    """
+    try:
+        found = sorted(path.iterdir()) if path.is_dir() else [path]
+        path.stat()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot read the texts: {error.strerror}") from None
+    files = [
+        file
+        for file in found
+        if file == path or (file.is_file() and file.name[0] != "." and file.suffix != ".part")
+    ]
+    if not files:
+        raise ValueError(f"{path}: there is no file in the folder")
+    return files
+
+
 def is_recording(path: Path) -> bool:
     """Whether a file is a recording. Raises ValueError if it cannot be read."""
     return _is_binary(_first_line(path))
@@ -82,6 +160,65 @@ def has_chats(path: Path) -> bool:
         return is_chat_log(json_object(_first_line(path)))
     except ValueError:
         return False
+
+
+def _has_traces(path: Path, first_line: bytes) -> bool:
+    if _is_binary(first_line) or path.suffix in (".jsonl", binary.SUFFIX):
+        return True  # otherwise read_traces says what is wrong
+    try:
+        first = json_object(first_line)
+    except ValueError:
+        return False
+    return is_chat_log(first) or is_text_trace(first)
+
+
+def _is_token_ids(first_line: bytes) -> bool:
+    try:
+        first = json.loads(first_line)
+    except ValueError:
+        return False
+    return isinstance(first, list) or (isinstance(first, dict) and "output_ids" in first)
+
+
+def _token_ids(path: Path) -> Iterator[tuple[TokenIds, TokenIds]]:
+    """Prompt and output of each line. Raises ValueError with file and line."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                fields = json.loads(line)
+                if isinstance(fields, list):
+                    fields = {"output_ids": fields}
+                ids = [_ids(fields.get(name, [])) for name in ("prompt_ids", "output_ids")]
+            except (ValueError, AttributeError, OverflowError) as error:
+                raise ValueError(f"{path}:{number}: no token ids: {error}") from None
+            yield ids[0], ids[1]
+
+
+def _ids(values: object) -> TokenIds:
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise ValueError("token ids are a list of integers")
+    ids = np.array(values, np.int32)
+    if ids.min(initial=0) < 0:
+        raise ValueError("token ids are not negative")
+    return ids
+
+
+def _plain_texts(path: Path, tokenizer: Tokenizer) -> Iterator[TokenIds]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            while lines := list(islice(file, _PLAIN_LINES)):
+                ids = tokenizer.encode("".join(lines), add_special_tokens=False).ids
+                for start in range(0, len(ids), _PLAIN_TOKENS):
+                    yield np.array(ids[start : start + _PLAIN_TOKENS], np.int32)
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not a text file") from None
+
+
+def _num_common(before: TokenIds, text: TokenIds) -> int:
+    """How many tokens both begin with."""
+    num = min(len(before), len(text))
+    differs = np.flatnonzero(before[:num] != text[:num])
+    return int(differs[0]) if len(differs) else num
 
 
 def _first_line(path: Path) -> bytes:

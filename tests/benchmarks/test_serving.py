@@ -4,12 +4,19 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from benchmarks.command import run
+from benchmarks.serving import measure as serving_measure
 from benchmarks.serving.__main__ import main
-from benchmarks.serving.client import play
+from benchmarks.serving.client import Answer, Played, arrivals, play
+from benchmarks.serving.measure import Bounds, Cell, Row, measure
+from sglang_hvd.demo.models import demo_models
+from sglang_hvd.demo.reply_cycles import ReplyCycles
 from sglang_hvd.demo.server import ServerFailed
 
 # The server's answers to /generate: the reply so far. The last one only says that it has ended.
@@ -26,6 +33,9 @@ CHUNKS = [
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     fault = ""
+    # So many requests must be running before any is answered.
+    together = threading.Barrier(1)
+    asked: ClassVar[list[str]] = []
 
     def log_message(self, *_: object) -> None:
         pass
@@ -39,10 +49,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = missing > 0
 
     def do_GET(self) -> None:
-        self._send(200, json.dumps({"internal_states": [{}]}).encode())
+        state = {"internal_states": [{}], "tokenizer_path": str(demo_models().target)}
+        self._send(200, json.dumps(state).encode())
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        if self.path == "/generate":
+            self.asked.append(json.loads(body)["text"])
+            self.together.wait(timeout=60)
         lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in CHUNKS]
         if self.fault == "tells":
             lines[1] = 'data: {"error": {"message": "out of memory"}}\n\n'
@@ -92,6 +106,138 @@ def test_a_server_that_fails_ends_the_benchmark_in_one_line(
     assert said in line
 
 
+def test_in_an_open_loop_conversations_begin_without_waiting_for_others(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In a closed loop of one at a time the first request would wait for the others forever.
+    monkeypatch.setattr(_Handler, "together", threading.Barrier(3))
+    played = play(server, [ask_once] * 3, concurrency=1, starts=[0, 0.001, 0.002])
+    assert [answer.conversation for answer in played.answers] == [0, 1, 2]
+
+
+def test_arrivals_are_a_poisson_process_of_a_seed() -> None:
+    times = arrivals(20_000, 4.0, seed=1)
+    assert times == arrivals(20_000, 4.0, seed=1) != arrivals(20_000, 4.0, seed=2)
+    gaps = np.diff(times, prepend=0)
+    # Gaps of an exponential distribution: the standard deviation equals the mean.
+    assert gaps.mean() == pytest.approx(1 / 4, rel=0.03)
+    assert gaps.std() == pytest.approx(1 / 4, rel=0.03)
+    assert (gaps > 0).all()
+
+
+def answer_of(ttft: float, gaps: tuple[float, ...]) -> Answer:
+    tokens = (1,) * (1 + len(gaps))
+    counts = ReplyCycles.of({"completion_tokens": len(tokens), "spec_verify_ct": 1}, len(tokens))
+    return Answer(0, 0, "a", tokens, ttft + sum(gaps), ttft, gaps, counts)
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, *rounds: list[Answer], rate: float = 2.0) -> Row:
+    """The row of these answers, which take ten seconds in each round."""
+    left = list(rounds)
+    monkeypatch.setattr(
+        serving_measure, "play", lambda *_, **__: Played(tuple(left.pop(0)), 10.0, None)
+    )
+    monkeypatch.setattr(serving_measure, "flush_cache", lambda url: None)
+    cell = Cell("w", "f", 1, [ask_once], lambda answer: True, rate)
+    bounds = Bounds(ttft_ms=200, tpot_ms=30)
+    [row] = measure({"plain": "x"}, [cell], rounds=len(rounds), warm_up=False, bounds=bounds)
+    return row
+
+
+def test_goodput_counts_the_replies_that_keep_both_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, slow_start, slow_tokens = (
+        answer_of(0.1, (0.01, 0.03)),
+        answer_of(0.3, (0.01, 0.01)),
+        answer_of(0.1, (0.01, 0.07)),
+    )
+    one_chunk = answer_of(0.2, ())
+    row = measured(monkeypatch, [good, slow_start, slow_tokens, one_chunk], [good] * 4)
+    assert (row.rate, row.num_rounds, row.is_complete) == (2.0, 2, True)
+    assert row.good_share == pytest.approx(6 / 8)
+    assert row.goodput_per_s == pytest.approx((0.2 + 0.4) / 2)
+
+
+def test_percentiles_are_those_of_the_replies_and_of_their_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = [answer_of(number / 1000, (number / 1000,) * 2) for number in range(101)]
+    answers[100] = answer_of(0.1, (0.05, 0.15))  # the mean per token is .1
+    row = measured(monkeypatch, answers)
+    assert (row.ttft_ms_p50, row.ttft_ms_p90, row.ttft_ms_p99) == pytest.approx((50, 90, 99))
+    assert (row.tpot_ms_p50, row.tpot_ms_p90, row.tpot_ms_p99) == pytest.approx((50, 90, 99))
+    assert row.itl_ms_p50 == pytest.approx(50)
+    assert row.itl_ms_p99 == pytest.approx(99, abs=0.5)
+
+
+def test_replies_of_one_chunk_have_no_times_between_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = measured(monkeypatch, [answer_of(0.1, ())])
+    assert row.ttft_ms_p99 == pytest.approx(100)
+    assert (row.tpot_ms_p50, row.itl_ms_p99) == (None, None)
+
+
+def test_rows_of_a_server_that_ends_are_kept_and_marked(
+    server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    num_left = 2
+
+    def play_or_fail(url: str, *args: Any, **settings: Any) -> Played:
+        nonlocal num_left
+        if url == "gone":
+            num_left -= 1
+            if num_left < 0:
+                raise ServerFailed("gone: exit code 137")
+        return play(server, *args, **settings)
+
+    monkeypatch.setattr(serving_measure, "play", play_or_fail)
+    monkeypatch.setattr(serving_measure, "flush_cache", lambda url: None)
+    cells = [Cell(name, "f", 1, [ask_once], lambda answer: True) for name in "ab"]
+    urls = {"plain": server, "payoff": "gone"}
+    rows = measure(urls, cells, rounds=2, warm_up=False)
+    assert [(r.workload, r.mode, r.num_rounds, r.is_complete) for r in rows] == [
+        ("a", "plain", 2, True),
+        ("a", "payoff", 1, False),
+        ("b", "plain", 2, True),
+        ("b", "payoff", 1, False),
+    ]
+    assert capsys.readouterr().err.splitlines() == ["payoff has ended: gone: exit code 137"]
+    with pytest.raises(ServerFailed, match="137"):
+        measure({"payoff": "gone"}, cells, rounds=2, warm_up=False)
+
+
+def test_a_rate_is_measured_from_the_command_line(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tmp_path / "rows.json"
+    flags = ["--attach", f"plain={server}", "--workloads", "chat", "--sessions", "3"]
+    flags += ["--rates", "50,100", "--max-ttft-ms", "60000", "--rounds", "1", "--json", str(found)]
+    assert main([*flags, "--template", "none"]) == 0
+    rows = json.loads(found.read_text())
+    assert [(row["rate"], row["concurrency"]) for row in rows] == [(50, 3), (100, 3)]
+    assert all(row["good_share"] == 1 and row["goodput_per_s"] > 0 for row in rows)
+    assert "good per s" in capsys.readouterr().out
+
+
+def test_a_workload_is_served_with_the_targets_own_chat_template(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.jsonl"
+    lines = [{"turns": [f"Say {number}.", "Again."]} for number in range(50)]
+    mine.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = tmp_path / "rows.json"
+    flags = ["--attach", f"plain={server}", "--workloads", f"demo-sql,{mine}", "--rounds", "1"]
+    _Handler.asked.clear()
+    assert main([*flags, "--concurrency", "2", "--json", str(found)]) == 0
+    rows = json.loads(found.read_text())
+    assert [(row["workload"], row["family"], row["num_sessions"]) for row in rows] == [
+        ("demo-sql", "demo", 8),
+        (str(mine), "prompts", 8),
+    ]
+    # Each conversation's second request has the server's own reply to the first.
+    again = [text for text in _Handler.asked if "Again." in text]
+    assert again
+    assert all("<|im_start|>assistant\naaaa<|im_end|>" in text for text in again)
+
+
 def test_a_server_that_is_gone_is_named() -> None:
     with pytest.raises(ServerFailed, match=r"^http://127\.0\.0\.1:1: "):
         play("http://127.0.0.1:1", [ask_once], concurrency=1)
@@ -112,6 +258,9 @@ def test_a_server_that_is_gone_is_named() -> None:
         (["--attach", "=http://a"], "give MODE=URL"),
         (["--modes", "plain,fast"], "fast: unknown, choose from plain"),
         (["--concurrency", "4,0"], "a whole number from 1 on, got 0"),
+        (["--rates", "2,0"], "numbers above 0, got 2,0"),
+        (["--rates", "many"], "a number, got many"),
+        (["--workloads", "sql,nix"], "nix: neither a file nor one of delegate-52"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(

@@ -14,7 +14,7 @@ import pytest
 import torch
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
-from tests.e2e.conftest import HANGS_AFTER_S, Server
+from tests.e2e.conftest import HANGS_AFTER_S, Server, request_body
 
 IDS = [5, 6, 7, 8, 9, 10]
 
@@ -298,9 +298,11 @@ def test_a_processor_may_fail_on_texts_that_are_drafted_and_not_reached(
     def follow(number: int) -> tuple[list[int], list[int]]:
         # The usual reply, which is drafted, until a token in its middle is another one.
         text = [*usual[number][:9], 700 + number, *usual[number][10:24]]
-        params = {"max_new_tokens": 24, "custom_params": {"text": text}, "ignore_eos": True}
-        answer = server.generate(few[number], custom_logit_processor=processor, **params)
-        return answer["output_ids"], text
+        params = {"max_new_tokens": len(text), "custom_params": {"text": text}, "ignore_eos": True}
+        body = request_body(few[number], custom_logit_processor=processor, **params)
+        status, answer = _ask(server, "/generate", body)
+        assert status == 200, answer
+        return json.loads(answer)["output_ids"], text
 
     with ThreadPoolExecutor(6) as pool:
         for output_ids, text in pool.map(follow, range(6)):

@@ -77,6 +77,22 @@ inline void propose(CacheCore& core, const std::vector<CacheCore::Slot>& slots, 
     }
 }
 
+// Copies all outputs in pieces.
+inline void copy(const CacheCore& core, std::size_t max_tokens) {
+    std::uint64_t serial = 0;
+    while (true) {
+        const auto copies = core.copy_after(serial, max_tokens + 1);
+        if (copies.last_serial == 0) return;
+        require(copies.last_serial > serial, "an output is copied twice");
+        require(copies.spaces.size() == copies.lengths.size(), "an output has no namespace");
+        std::size_t num_tokens = 0;
+        for (const auto length : copies.lengths) num_tokens += static_cast<std::size_t>(length);
+        require(num_tokens == copies.token_ids.size(), "a copy has another length");
+        for (const Token token : copies.token_ids) require(token >= 0, "a copy reaches over its end");
+        serial = copies.last_serial;
+    }
+}
+
 inline void run(std::span<const std::uint8_t> data) {
     Bytes bytes(data);
     CacheSettings settings;
@@ -92,7 +108,7 @@ inline void run(std::span<const std::uint8_t> data) {
     const char* names[] = {"", "a", "b"};
     while (!bytes.is_empty()) {
         try {
-            switch (bytes.next() % 8) {
+            switch (bytes.next() % 10) {
                 case 0: {
                     const int how = bytes.next();
                     // The next turn of a session: the last prompt or a part of it, and more.
@@ -131,6 +147,14 @@ inline void run(std::span<const std::uint8_t> data) {
                     if (which < 3) core.flush(names[which]); else core.flush_all();
                     break;
                 }
+                case 7: {
+                    const auto tokens = bytes.tokens();
+                    const auto half = static_cast<std::int32_t>(tokens.size() / 2);
+                    const std::vector<std::int32_t> lengths{half, static_cast<std::int32_t>(tokens.size()) - half};
+                    core.add(names[bytes.next() % 3], tokens, lengths, std::vector<std::int64_t>{1, 2});
+                    break;
+                }
+                case 8: copy(core, static_cast<std::size_t>(bytes.next())); break;
                 default:
                     core.resize(static_cast<std::size_t>(bytes.next()) * 32,
                                 static_cast<std::size_t>(bytes.next()) * 32);

@@ -1,7 +1,10 @@
-// One thread that calls every method while the cache's own thread indexes, for ThreadSanitizer.
+// One thread that calls every method while the cache's own thread indexes and a third one copies outputs, for
+// ThreadSanitizer.
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "cache_operations.hpp"
@@ -50,6 +53,14 @@ private:
             case 4: core_.drain(); break;
             case 5:
             case 6: if (const char* broken = core_.check()) fuzz::require(false, broken); break;
+            case 7:
+            case 8: {
+                const std::vector<Token> tokens(random_() % 600, token());
+                const auto length = static_cast<std::int32_t>(tokens.size());
+                core_.add("odd", tokens, std::vector{length}, std::vector<std::int64_t>{1});
+                core_.contents();
+                break;
+            }
             default: core_.stats();
         }
     }
@@ -69,7 +80,13 @@ int main() {
         settings.session_tokens = 20'000;
         CacheCore core(settings);
         Caller caller(core, seed);
+        std::atomic<bool> is_done = false;
+        std::thread copier([&] {
+            while (!is_done) fuzz::copy(core, 512);
+        });
         for (int round = 0; round < 40; ++round) caller.serve(round);
+        is_done = true;
+        copier.join();
         core.drain();
         if (const char* broken = core.check()) fuzz::require(false, broken);
     }

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from sglang_hvd.config import CacheMode, HvdConfig
+from sglang_hvd.config import CacheMode, HvdConfig, load_config
 from sglang_hvd.payoff import (
     DEFAULT_PREDICTORS,
     FEATURE_NAMES,
@@ -26,7 +26,12 @@ from sglang_hvd.payoff import (
 )
 from sglang_hvd.payoff._native import NUM_BUCKETS, bucket_of
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
-from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, Kind, feature_settings
+from sglang_hvd.payoff.predictor import (
+    PAPER_PREDICTORS,
+    Kind,
+    feature_settings,
+    predictor_file,
+)
 from sglang_hvd.replay.training.fit import TrainingSettings
 from tests.payoff.made_up import constant_survival, linear, random_drafts, random_predictor
 
@@ -354,6 +359,23 @@ def test_the_shipped_predictors_fit_the_cache_modes(mode: CacheMode) -> None:
     )
     assert paper.kind == "mlp"
     assert [bias.size for bias in paper.biases] == [256, 256, 1]
+
+
+@pytest.mark.parametrize("mode", get_args(CacheMode))
+def test_a_predictor_that_ships_is_chosen_by_name(mode: CacheMode, tmp_path: Path) -> None:
+    yaml_file = tmp_path / "mine.yaml"
+    yaml_file.write_text(f"{{policy: payoff, cache_mode: {mode}, predictor: 'shipped:{mode}_mlp'}}")
+    config = load_config(yaml_file, {}, {})
+    assert predictor_file(config) == PAPER_PREDICTORS[mode]
+    chosen = AcceptancePredictor.of_config(config).fingerprint
+    assert chosen == AcceptancePredictor.load(PAPER_PREDICTORS[mode]).fingerprint
+
+
+def test_a_name_that_does_not_ship_is_refused_with_those_that_do() -> None:
+    config = HvdConfig(predictor=Path("shipped:best"))
+    known = "paper_mlp, paper_predictor, votes_mlp, votes_predictor"
+    with pytest.raises(ValueError, match=f"^predictor shipped:best does not ship: .* {known}$"):
+        AcceptancePredictor.of_config(config)
 
 
 @pytest.mark.parametrize("mode", get_args(CacheMode))

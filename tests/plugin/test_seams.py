@@ -67,6 +67,7 @@ OWN_HELPERS = {
     HvdWorker: {
         *("_decode", "_extend", "plan_ahead", "_record_prefill", "_publish"),
         *("describe", "use_predictor", "on_idle", "on_pause", "drop", "note_finished_at_prefill"),
+        *("control_cache", "on_shutdown"),
     },
     HvdDraftWorker: {"extend", "_num_draft_tokens"},
 }
@@ -109,6 +110,7 @@ def test_hooked_functions_take_what_the_hooks_expect() -> None:
         "init_attention_backends": ["self"],
         "compute_num_reserved_tokens": [],
         "pause_generation": ["self", "recv_req"],
+        "handle_shutdown": ["self", "recv_req"],
         "_release_aborted_request": ["self", "req"],
         "_maybe_collect_routed_experts": ["self", "req"],
         "get_req_to_token_extra_context_len": [],

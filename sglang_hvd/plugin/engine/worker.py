@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.model_executor.forward_batch_info import get_server_return_hidden_states_mode
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative import eagle_worker_v2
 from sglang.srt.speculative.spec_utils import spec_stage_span
 
@@ -50,6 +51,7 @@ from sglang_hvd.plugin.engine.verifications import (
 from sglang_hvd.plugin.requests.held_requests import HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
 from sglang_hvd.plugin.requests.metrics import SERVER_METRICS, Metrics, PredictorMetrics
+from sglang_hvd.plugin.requests.served_cache import ServedCache
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.plugin.requests.step_planner import StepPlanner
@@ -57,10 +59,11 @@ from sglang_hvd.plugin.sampling.node_sampler import NodeSampler
 from sglang_hvd.plugin.startup.launch import launch_of
 from sglang_hvd.plugin.startup.refusals import check_sampling
 from sglang_hvd.plugin.startup.supported import require_hooks
-from sglang_hvd.plugin.startup.token_strings import token_strings
+from sglang_hvd.plugin.startup.token_strings import forget_tokenizer, token_strings
 from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput, num_accepted_of_model
 from sglang_hvd.step_clock import StepClock
+from sglang_hvd.suffix_cache.orders import Order
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -156,7 +159,16 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._served_predictor = ServedPredictor(
             drafter, config, ranks=ranks, metrics=predictor_metrics
         )
+        self._served_cache = ServedCache(
+            drafter,
+            config,
+            ranks=ranks,
+            group=get_parallel().dp_rank or 0,
+            vocab_size=target.model_config.vocab_size,
+        )
+        self._served_cache.fill()
         recorder = build_recorder(launch)
+        forget_tokenizer()
         server_metrics = Metrics(SERVER_METRICS) if has_metrics() else None
         figures = ServedFigures(drafter, clock=clock, recorder=recorder, metrics=server_metrics)
         held = HeldRequests(
@@ -331,6 +343,15 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         used; then the old one stays."""
         self._served_predictor.replace(path)
 
+    def control_cache(self, order: Order) -> dict[str, Any]:
+        """Carries out an administrator's order to the shared cache. Raises ValueError if it cannot
+        be carried out."""
+        return self._served_cache.answer(order)
+
+    def on_shutdown(self) -> None:
+        """SGLang ends the scheduler in order."""
+        self._served_cache.close()
+
     def describe(self) -> dict[str, Any]:
         """Settings and counters for /server_info, as JSON values."""
         self._held.drop_ended()
@@ -338,6 +359,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             **self._figures.describe(len(self._held)),
             "predictor": self._served_predictor.describe(),
             "costs": self._costs.describe(),
+            "snapshot": self._served_cache.describe(),
             "config": self._launch.config.model_dump(mode="json"),
             "verifies_trees": self._verifies_trees,
             "model_tree_width": self._launch.model_tree_width,

@@ -1,14 +1,15 @@
-"""Replaces the payoff predictor of a running server: `/update_weights_from_disk` with our load
-format.
+"""Replaces the payoff predictor of a running server, and gives orders to its shared cache:
+`/update_weights_from_disk` with one of our load formats.
 
 SGLang's own handling of that request waits until no request runs. Ours uses a control request,
 which the scheduler answers between two steps, and between the same two steps on every
 tensor-parallel rank. The dumper's control request is the one that carries any text and answers with
-a reason.
+a reason. SGLang has asked for its admin key by then.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from sglang.srt.managers.io_struct import DumperControlReqInput, DumperControlRe
 from sglang_hvd.config import PREDICTOR_LOAD_FORMAT
 from sglang_hvd.plugin.hooks.scheduler_events import worker_of
 from sglang_hvd.plugin.startup.launch import HvdLaunch, launch_of
+from sglang_hvd.suffix_cache.orders import CACHE_LOAD_FORMAT, read_order
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
@@ -37,7 +39,7 @@ _HOST_PLANS = (
 )
 
 
-async def ask_for_predictor(
+async def ask_schedulers(
     update_weights_from_disk: Callable[..., Awaitable[tuple[bool, str, Any]]],
     manager: TokenizerManager,
     obj: UpdateWeightFromDiskReqInput,
@@ -45,32 +47,41 @@ async def ask_for_predictor(
     **kwargs: Any,
 ) -> tuple[bool, str, Any]:
     """AROUND hook of TokenizerManager.update_weights_from_disk: success, message, paused."""
-    if obj.load_format != PREDICTOR_LOAD_FORMAT:
+    if obj.load_format == CACHE_LOAD_FORMAT:
+        body = obj.manifest or {}
+    elif obj.load_format == PREDICTOR_LOAD_FORMAT:
+        body = {"path": obj.model_path}
+    else:
         launch = launch_of(manager.server_args)
         fault = None if launch is None else _update_fault(launch, obj)
         if fault is not None:
             return False, fault, 0
         return await update_weights_from_disk(manager, obj, *args, **kwargs)
-    request = DumperControlReqInput(method=PREDICTOR_LOAD_FORMAT, body={"path": obj.model_path})
+    request = DumperControlReqInput(method=obj.load_format, body=body)
     answers = await manager.dumper_control(request)
-    # One answer per data-parallel group; each group has its own traffic and predictor.
+    # One answer per data-parallel group; each group has its own traffic, predictor and cache.
     faults = [answer.error for answer in answers if not answer.success]
     if faults:
         return False, "; ".join(dict.fromkeys(faults)), 0
+    if obj.load_format == CACHE_LOAD_FORMAT:
+        return True, json.dumps([said for answer in answers for said in answer.response]), 0
     return True, f"the predictor is {obj.model_path}", 0
 
 
-def answer_for_predictor(
+def answer_order(
     handle_dumper_control: Callable[..., None], scheduler: Scheduler, request: DumperControlReqInput
 ) -> DumperControlReqOutput | None:
     """AROUND hook of Scheduler.handle_dumper_control; the return value is the answer."""
-    if request.method != PREDICTOR_LOAD_FORMAT:
+    if request.method not in (PREDICTOR_LOAD_FORMAT, CACHE_LOAD_FORMAT):
         handle_dumper_control(scheduler, request)
         return None
     worker = worker_of(scheduler)
     try:
         if worker is None:
             raise ValueError("this server does not run HVD")
+        if request.method == CACHE_LOAD_FORMAT:
+            said = worker.control_cache(read_order(request.body))
+            return DumperControlReqOutput(success=True, response=[said])
         path = request.body.get("path")
         if not isinstance(path, str):
             raise ValueError("the request does not name the path of a predictor")

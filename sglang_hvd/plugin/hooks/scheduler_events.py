@@ -73,6 +73,13 @@ def note_finished(_result: None, processor: SchedulerBatchResultProcessor, req: 
         processor.draft_worker.note_finished_at_prefill(req)
 
 
+def note_shutdown(_result: None, scheduler: Scheduler, _request: Any) -> None:
+    """AFTER hook of Scheduler.handle_shutdown: the event loop ends after it."""
+    worker = worker_of(scheduler)
+    if worker is not None:
+        worker.on_shutdown()
+
+
 def add_hvd_state(
     output: GetInternalStateReqOutput, controller: SchedulerInternalStateController, _request: Any
 ) -> None:

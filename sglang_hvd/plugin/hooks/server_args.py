@@ -56,6 +56,8 @@ from sglang_hvd.plugin.startup.verify_widths import (
     slots_ahead,
     verify_widths,
 )
+from sglang_hvd.suffix_cache.snapshot import check_snapshot_place
+from sglang_hvd.traces.reader import text_files
 from sglang_hvd.traces.recording_folder import check_folder
 
 if TYPE_CHECKING:
@@ -317,6 +319,10 @@ def refusals_of(config: HvdConfig, cfg: Any) -> Iterator[ValueError]:
         yield from _refusal(StepCosts.load, config.costs)
     if config.record is not None:
         yield from _refusal(check_folder, config.record)
+    if config.snapshot is not None:
+        yield from _refusal(check_snapshot_place, config.snapshot)
+    if config.warm_from is not None:
+        yield from _refusal(text_files, config.warm_from)
     yield from map(ValueError, untested(cfg))
     try:
         model_tree_width = tree_of_flags(cfg)

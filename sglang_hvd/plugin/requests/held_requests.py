@@ -10,7 +10,6 @@ garbage collector does, even inside a metrics lock: it only appends to a deque.
 
 from __future__ import annotations
 
-import hashlib
 import weakref
 from array import array
 from collections import deque
@@ -31,6 +30,7 @@ from sglang_hvd.plugin.requests.sampling import SamplingKind
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.step_clock import Phase, StepClock
+from sglang_hvd.suffix_cache import namespace_name
 from sglang_hvd.types import SOURCES, DraftLimits, TokenIds
 
 if TYPE_CHECKING:
@@ -322,21 +322,7 @@ def _without_cache(limits: DraftLimits | None) -> DraftLimits:
 
 
 def _namespace(req: Req, control: RequestControl) -> str:
-    """Names what SGLang's prefix cache keeps apart, requests with different salts, or with
-    different keys including the adapter, and the parts of these that requests name. Empty without
-    any of them.
-
-    No name that a client chooses leads to the requests of another salt or key: their digest is part
-    of the name, and only names of parts begin with a letter.
-    """
-    salt, key, part = req.cache_salt or "", req.extra_key or "", control.namespace
-    whole = _digest(f"{len(salt)}:{salt}{key}") if salt or key else ""
-    return _digest(f"part of {whole}:{part}") if part else whole
-
-
-def _digest(name: str) -> str:
-    # Clients choose names: they have any length, and may hold unpaired surrogates.
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return namespace_name(req.cache_salt or "", req.extra_key or "", control.namespace)
 
 
 def _figures(stats: RequestStats, cycles: list[dict[str, Any]] | None) -> dict[str, Any]:

@@ -37,6 +37,10 @@ _FIRST_ROUND: tuple[tuple[Policy, ModelDrafter], ...] = (
 # Thresholds of the payoff policy in later rounds: the server's default and the paper's.
 _THRESHOLDS = (None, PAPER_THRESHOLD)
 
+# With fewer updates the paper's network has not converged (docs/experiments/predictor-ideas.md has
+# its quality by batch size).
+_MIN_UPDATES = 1000
+
 # Weight of rows of all tokenizers but the first. Predictors are judged with the first
 # (docs/experiments/predictor-ideas.md, "How training became what it is").
 _OTHERS = 0.4
@@ -54,6 +58,8 @@ class TrainPlan:
     held_out: share of each recording's sessions, the last ones, that are held out to judge the
         predictor on. Of a recording with several sessions at least one is held out.
     token_stride: in walks where every token begins a cycle, one cycle in this many gives a row.
+    draft_limits: longest cache drafts, as in WalkSettings.
+    batch_size, num_epochs: of every kind's training; None: that of the kind.
     max_rows: limit on the rows to learn from, and on each walk's rows (WalkSettings.max_rows).
     """
 
@@ -61,9 +67,36 @@ class TrainPlan:
     held_out: float = 0.25
     num_rounds: int = 2
     token_stride: int = 3
+    draft_limits: tuple[int, ...] = _DRAFT_LIMITS
+    batch_size: int | None = None
+    num_epochs: int | None = None
     max_rows: int = 1_000_000
     seed: int = 42
     num_processes: int = 2
+
+    def as_paper(self) -> "TrainPlan":
+        """Learns as appendix B does: from whole drafts, at every output token.
+
+        The walks that the plan has in addition show the features of recent cache drafts.
+        """
+        return replace(self, token_stride=1, draft_limits=(self.config.max_draft_tokens,))
+
+
+def few_updates(predictor: AcceptancePredictor) -> str | None:
+    """What to say if a predictor's training had fewer updates than Adam needs; None if enough."""
+    settings, num_rows = predictor.provenance["training"], predictor.provenance["num_rows"]
+    assert isinstance(settings, dict), "train_predictors writes its settings"
+    assert isinstance(num_rows, int), "train_predictors counts its rows"
+    trained = TrainingSettings(**settings)
+    num_batches = -(-num_rows // trained.batch_size)
+    num_updates = trained.num_epochs(num_rows) * num_batches
+    if num_updates >= _MIN_UPDATES:
+        return None
+    return (
+        f"{num_rows} rows gave {num_updates} updates with a batch size of {trained.batch_size}, "
+        f"and Adam needs {_MIN_UPDATES} or more: lower --batch-size or leave it out, or give more "
+        "traces"
+    )
 
 
 def train_predictors(
@@ -148,7 +181,7 @@ def first_round(
             WalkSettings(
                 plan.config.for_policy(policy, calibrate=False),
                 model_drafter=model_drafter,
-                draft_limits=_DRAFT_LIMITS,
+                draft_limits=plan.draft_limits,
                 row_stride=1 if model_drafter.mean_accepted else plan.token_stride,
                 max_rows=plan.max_rows,
             ),
@@ -178,7 +211,7 @@ def later_round(
                 plan.config.for_policy(
                     "payoff", threshold=threshold, predictor=deciding, calibrate=False
                 ),
-                draft_limits=_DRAFT_LIMITS,
+                draft_limits=plan.draft_limits,
                 without=without,
                 max_rows=plan.max_rows,
             ),
@@ -246,6 +279,10 @@ def _fit(parts: Sequence[Lessons], plan: TrainPlan, kind: Kind) -> AcceptancePre
         lessons = _together(parts).sample(plan.max_rows, plan.seed)
         settings = TrainingSettings()
     settings = replace(settings, seed=plan.seed)
+    if plan.batch_size is not None:
+        settings = replace(settings, batch_size=plan.batch_size)
+    if plan.num_epochs is not None:
+        settings = replace(settings, min_epochs=plan.num_epochs, max_epochs=plan.num_epochs)
     return train(
         lessons,
         kind=kind,
@@ -283,7 +320,7 @@ def _provenance(
         "token_stride": plan.token_stride,
         "power_of_size": _POWER_OF_SIZE,
         "weight_of_other_tokenizers": _OTHERS,
-        "draft_limits": list(_DRAFT_LIMITS),
+        "draft_limits": list(plan.draft_limits),
         "num_rounds": plan.num_rounds,
         "tokenizers": [tokenizer.fingerprint for tokenizer in tokenizers],
     }

@@ -55,6 +55,31 @@ void propose(CacheCore& core, std::span<const std::int32_t> slots, std::span<con
     }
 }
 
+template <typename T>
+nb::bytes bytes_of(const std::vector<T>& values) {
+    return nb::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+
+nb::tuple copy_after(const CacheCore& core, std::uint64_t serial, std::size_t max_tokens) {
+    const auto copies = [&] {
+        const nb::gil_scoped_release nogil;
+        return core.copy_after(serial, max_tokens);
+    }();
+    nb::list names;
+    for (const std::string& name : copies.names) names.append(name);
+    return nb::make_tuple(names, bytes_of(copies.spaces), bytes_of(copies.lengths), bytes_of(copies.kept_at),
+                          bytes_of(copies.token_ids), copies.last_serial);
+}
+
+nb::list contents(const CacheCore& core) {
+    nb::list result;
+    for (const auto& space : core.contents()) {
+        result.append(nb::make_tuple(space.name, space.num_outputs, space.num_tokens, space.num_bytes,
+                                     space.oldest, space.newest, space.num_drafts));
+    }
+    return result;
+}
+
 // The names of columns with their places.
 nb::list columns_of(std::span<const Column> columns) {
     nb::list named;
@@ -90,6 +115,9 @@ NB_MODULE(_native, m) {
         .def("commit", &commit, NoGil())
         .def("propose", &propose)
         .def("finish", &CacheCore::finish, NoGil())
+        .def("add", &CacheCore::add, NoGil())
+        .def("copy_after", &copy_after)
+        .def("contents", &contents)
         .def("flush", &CacheCore::flush, NoGil())
         .def("resize", &CacheCore::resize, NoGil())
         .def("flush_all", &CacheCore::flush_all, NoGil())

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <ctime>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -36,7 +37,8 @@ struct CacheSettings {
     std::optional<PaperSettings> paper;  // drafts as in the paper instead of the best ones
 };
 
-// Thread rule. One thread calls the methods (SGLang's scheduler). The cache has one thread of its own,
+// Thread rule. One thread calls the methods (SGLang's scheduler); copy_after() alone may be called from any
+// thread, and lets the others go first. The cache has one thread of its own,
 // the indexing thread, for long work: it indexes texts of more than kInlineTokens, keeps what finished
 // requests leave, and frees memory. One mutex guards everything but the pool of blocks, which has its
 // own. A method holds the mutex until it returns. The indexing thread holds it for kPieceTokens at a time
@@ -149,6 +151,10 @@ public:
                 votes_proposer_.propose({request.text.get(), request.prompt_end, shared}, shape, max,
                                   settings_.min_token_prob, draft);
             }
+            // Each proposal of a step asks for one chain by the settings; trees and second opinions come
+            // on top.
+            request.space->num_drafts += shape == DraftShape::kChain && !by_votes && draft.num_nodes > 0 &&
+                                         draft.match.origin == static_cast<float>(MatchOrigin::kShared);
             if (!with_evidence) continue;
             draft.evidence = {};
             if (shape != DraftShape::kChain || draft.num_nodes == 0) continue;
@@ -175,11 +181,11 @@ public:
         finished.space = request.space;
         finished.is_kept = keeps;
         finished.num_flushes_seen = request.space->num_flushes;
+        finished.kept_at = std::time(nullptr);
         if (keeps) {
             finished.output = output_of(request, output);
             if (!is_in_background) {
-                shared_.keep(finished.space, finished.output);
-                finished.space->text.index(finished.output.size() + 1);
+                keep_now(finished);
             }
         }
         finished.text = std::move(request.text);
@@ -192,6 +198,56 @@ public:
             num_waiting_tokens_ += finished.output.size();
             add_task(std::move(task));
         }
+    }
+
+    // Shares outputs of a namespace, oldest first, as if requests had finished with them. The first
+    // lengths[0] tokens are the first output's. Without an indexing thread, an add() that throws
+    // std::bad_alloc may have shared some.
+    void add(const std::string& name, std::span<const Token> token_ids,
+             std::span<const std::int32_t> lengths, std::span<const std::int64_t> kept_at) {
+        require_tokens(token_ids);
+        std::size_t num_tokens = 0;
+        for (const std::int32_t length : lengths) {
+            if (length < 0) throw std::invalid_argument("a length is negative");
+            num_tokens += static_cast<std::size_t>(length);
+        }
+        if (num_tokens != token_ids.size() || lengths.size() != kept_at.size()) {
+            throw std::invalid_argument("lengths, kept_at and token_ids do not fit each other");
+        }
+        const bool is_in_background = settings_.indexes_in_background;
+        const auto lock = lock_texts();
+        if (is_in_background) start_worker();
+        const auto space = shared_.open(name);
+        std::list<Task> tasks;
+        for (std::size_t i = 0; i < lengths.size(); ++i) {
+            const auto output = token_ids.first(static_cast<std::size_t>(lengths[i]));
+            token_ids = token_ids.subspan(output.size());
+            Finished added;
+            added.space = space;
+            added.is_kept = true;
+            added.num_flushes_seen = space->num_flushes;
+            added.kept_at = kept_at[i];
+            added.output.assign(output.begin(), output.end());
+            if (is_in_background) {
+                tasks.emplace_back(std::move(added));
+            } else {
+                keep_now(added);
+            }
+        }
+        if (!is_in_background) return;
+        num_waiting_tokens_ += num_tokens;
+        add_task(std::move(tasks));
+    }
+
+    // See SharedTexts::copy_after. Outputs that wait to be indexed are not copied.
+    SharedTexts::Copies copy_after(std::uint64_t serial, std::size_t max_tokens) const {
+        const auto lock = lock_last();
+        return shared_.copy_after(serial, max_tokens);
+    }
+
+    std::vector<SharedTexts::Contents> contents() const {
+        const auto lock = lock_first();
+        return shared_.contents();
     }
 
     void flush(const std::string& name) {
@@ -269,8 +325,10 @@ private:
         std::shared_ptr<Namespace> space;
         bool is_kept = false;
         std::uint64_t num_flushes_seen = 0;
+        std::int64_t kept_at = 0;
         std::vector<Token> output;
-        std::unique_ptr<TokenText> text;  // freed by the indexing thread: many blocks take a while
+        // Freed by the indexing thread: many blocks take a while. Null for an output without a request.
+        std::unique_ptr<TokenText> text;
         Position prompt_end = 0;
     };
     using Task = std::variant<std::shared_ptr<Request>, Finished>;
@@ -356,14 +414,19 @@ private:
         return output;
     }
 
+    void keep_now(const Finished& finished) {
+        shared_.keep(finished.space, finished.output, finished.kept_at);
+        finished.space->text.index(finished.output.size() + 1);
+    }
+
     // Not before it is needed: until then the process may be forked.
     void start_worker() {
         if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
     }
 
     // Needs no memory.
-    void add_task(std::list<Task> task) {
-        tasks_.splice(tasks_.end(), task);
+    void add_task(std::list<Task> tasks) {
+        tasks_.splice(tasks_.end(), tasks);
         tasks_changed_.notify_all();
     }
 
@@ -371,6 +434,7 @@ private:
 
     // What a finished request leaves to the next turn of its session.
     SessionTexts::Texts session_of(Finished& finished) const {
+        if (!finished.text) return {};
         try {
             return sessions_.prepared(finished.space, std::move(finished.text), finished.prompt_end);
         } catch (const std::bad_alloc&) {
@@ -438,7 +502,7 @@ private:
         {
             const auto lock = lock_last();
             if (space.num_flushes == finished.num_flushes_seen) {
-                shared_.keep(finished.space, finished.output);
+                shared_.keep(finished.space, finished.output, finished.kept_at);
             }
         }
         for (bool is_indexed = false; !is_indexed;) {

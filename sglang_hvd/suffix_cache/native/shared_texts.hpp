@@ -16,20 +16,25 @@ namespace sglang_hvd {
 
 // What the requests of one namespace share.
 struct Namespace {
-    explicit Namespace(BlockPool& pool) : text(pool) {
+    Namespace(BlockPool& pool, std::string name) : name(std::move(name)), text(pool) {
         std::map<std::uint64_t, Namespace*> entries = {{0, this}};
         unused_entry = entries.extract(entries.begin());
     }
 
+    const std::string name;
     TokenText text;
+    std::uint64_t num_drafts = 0;  // drafts that were found in the text
 
     // SharedTexts keeps what follows.
     struct Kept {
         std::uint64_t serial;
         std::size_t num_tokens;
+        std::uint64_t offset;   // counts all tokens and ends of the namespace before it
+        std::int64_t kept_at;  // seconds since 1970
     };
     std::deque<Kept> kept;  // oldest first
     std::uint64_t newest() const { return kept.empty() ? 0 : kept.back().serial; }  // 0: none
+    std::uint64_t next_offset = 0;
     std::size_t num_tokens = 0;
     std::size_t num_table_bytes = 0;  // of text, when it was last counted
     std::uint64_t num_flushes = 0;  // an output that finished before a flush must not enter after it
@@ -49,7 +54,7 @@ public:
 
     std::shared_ptr<Namespace> open(const std::string& name) {
         if (const auto at = by_name_.find(name); at != by_name_.end()) return at->second;
-        const auto space = std::make_shared<Namespace>(pool_);
+        const auto space = std::make_shared<Namespace>(pool_, name);
         by_name_.emplace(name, space);
         count_tables(*space);
         if (by_name_.size() > max_names_) {
@@ -67,7 +72,7 @@ public:
 
     // Appends an output to the text of its namespace. The caller indexes it before it keeps the next one;
     // that needs no memory. If this throws, the output is not kept, but others may have left for it.
-    void keep(const std::shared_ptr<Namespace>& space, std::span<const Token> output) {
+    void keep(const std::shared_ptr<Namespace>& space, std::span<const Token> output, std::int64_t kept_at) {
         if (output.empty() || output.size() > std::min(budget_, namespace_budget_)) return;
         while (space->num_tokens + output.size() > namespace_budget_) evict_oldest(*space);
         while (num_tokens_ + output.size() > budget_) evict_oldest_of_all();
@@ -79,7 +84,8 @@ public:
         const std::uint64_t serial = next_serial_++;
         by_age_.push_back({serial, space});
         const std::uint64_t newest_before = space->newest();
-        space->kept.push_back({serial, output.size()});
+        space->kept.push_back({serial, output.size(), space->next_offset, kept_at});
+        space->next_offset += output.size() + 1;
         unlist(newest_before);
         num_spaces_ += space->kept.size() == 1;
         space->num_tokens += output.size();
@@ -123,6 +129,57 @@ public:
         return {num_kept_, num_tokens_, by_name_.size(), num_table_bytes_};
     }
 
+    // What one namespace holds.
+    struct Contents {
+        std::string name;
+        std::size_t num_outputs, num_tokens, num_bytes;
+        std::int64_t oldest, newest;  // when outputs were kept, in seconds since 1970
+        std::uint64_t num_drafts;
+    };
+    // The namespaces that hold something. O(namespaces).
+    std::vector<Contents> contents() const {
+        std::vector<Contents> found;
+        for (const auto& [name, space] : by_name_) {
+            if (space->kept.empty()) continue;
+            found.push_back({name, space->kept.size(), space->num_tokens,
+                             space->text.num_block_bytes() + space->num_table_bytes,
+                             space->kept.front().kept_at, space->kept.back().kept_at, space->num_drafts});
+        }
+        return found;
+    }
+
+    // Outputs, the one that was kept first at the front.
+    struct Copies {
+        std::vector<std::string> names;       // of their namespaces
+        std::vector<std::int32_t> spaces;     // a place in names for each output
+        std::vector<std::int32_t> lengths;    // of each output
+        std::vector<std::int64_t> kept_at;    // of each output, in seconds since 1970
+        std::vector<Token> token_ids;         // of all outputs
+        std::uint64_t last_serial = 0;        // 0: there are no outputs
+    };
+    // Copies outputs that were kept after the one of this serial, up to the one that reaches max_tokens.
+    Copies copy_after(std::uint64_t serial, std::size_t max_tokens) const {
+        Copies copies;
+        std::map<const Namespace*, std::int32_t> places;
+        auto at = std::ranges::upper_bound(by_age_, serial, {}, &Aged::serial);
+        for (; at != by_age_.end() && copies.token_ids.size() < max_tokens; ++at) {
+            const Namespace& space = *at->space;
+            if (space.kept.empty() || space.kept.front().serial > at->serial) continue;  // evicted
+            const auto kept = std::ranges::lower_bound(space.kept, at->serial, {}, &Namespace::Kept::serial);
+            const auto [place, is_new] = places.emplace(&space, static_cast<std::int32_t>(places.size()));
+            if (is_new) copies.names.push_back(space.name);
+            copies.spaces.push_back(place->second);
+            copies.lengths.push_back(static_cast<std::int32_t>(kept->num_tokens));
+            copies.kept_at.push_back(kept->kept_at);
+            const std::size_t num_before = copies.token_ids.size();
+            copies.token_ids.resize(num_before + kept->num_tokens);
+            space.text.copy(space.text.begin() + static_cast<Position>(kept->offset - space.kept.front().offset),
+                            std::span(copies.token_ids).subspan(num_before));
+            copies.last_serial = at->serial;
+        }
+        return copies;
+    }
+
     // Returns what is broken, or null. O(tokens).
     const char* check() const {
         std::size_t num_tokens = 0, num_kept = 0, num_spaces = 0, num_table_bytes = 0;
@@ -130,8 +187,12 @@ public:
             if (const char* broken = space->text.check()) return broken;
             if (space->num_table_bytes != space->text.num_table_bytes()) return "a text's tables are miscounted";
             num_table_bytes += space->num_table_bytes;
-            std::size_t in_space = 0;
-            for (const auto& kept : space->kept) in_space += kept.num_tokens;
+            std::size_t in_space = 0, num_before = 0;
+            for (const auto& kept : space->kept) {
+                if (kept.offset - space->kept.front().offset != num_before) return "an output lies elsewhere";
+                num_before += kept.num_tokens + 1;
+                in_space += kept.num_tokens;
+            }
             if (in_space != space->num_tokens) return "a namespace's tokens are miscounted";
             if (in_space + space->kept.size() != space->text.size()) return "a text holds more than is kept";
             if (in_space > namespace_budget_) return "a namespace is over its budget";

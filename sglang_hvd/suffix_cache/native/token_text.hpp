@@ -277,6 +277,7 @@ public:
         indexed_ -= shift;
     }
 
+    std::size_t num_block_bytes() const { return blocks_.size() * BlockPool::kBlockBytes; }
     std::size_t num_table_bytes() const {
         std::size_t num_heads = 0;
         for (const auto& table : heads_) num_heads += table.capacity();

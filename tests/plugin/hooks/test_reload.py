@@ -35,7 +35,7 @@ from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.plugin.device.rank_group import RankGroup
 from sglang_hvd.plugin.engine.served_predictor import ServedPredictor
 from sglang_hvd.plugin.engine.worker import HvdWorker
-from sglang_hvd.plugin.hooks.reload import answer_for_predictor, ask_for_predictor
+from sglang_hvd.plugin.hooks.reload import answer_order, ask_schedulers
 from sglang_hvd.plugin.requests.metrics import PredictorMetrics
 from sglang_hvd.plugin.startup.attention_support import TargetAttention
 from sglang_hvd.plugin.startup.launch import HvdLaunch
@@ -153,10 +153,10 @@ def test_other_weight_updates_are_sglangs() -> None:
     obj = UpdateWeightFromDiskReqInput(model_path="m", load_format="auto")
     for is_hvd in (False, True):
         manager.server_args = SimpleNamespace(**({"_hvd_launch": "a launch"} if is_hvd else {}))
-        answer = asyncio.run(ask_for_predictor(load, manager, obj, "request"))
+        answer = asyncio.run(ask_schedulers(load, manager, obj, "request"))
         assert answer == (True, "weights m request", 3)
     unknown = UpdateWeightFromDiskReqInput(model_path="m", load_format="x")
-    is_loaded, message, _ = asyncio.run(ask_for_predictor(load, manager, unknown, "request"))
+    is_loaded, message, _ = asyncio.run(ask_schedulers(load, manager, unknown, "request"))
     assert not is_loaded
     assert message.startswith("there is no load_format 'x': give one of auto, pt, ")
 
@@ -206,14 +206,14 @@ def test_graphs_of_several_widths_or_with_host_plans_are_not_recaptured(
         attention=TargetAttention(backends=frozenset({backend})),
     )
     obj = UpdateWeightFromDiskReqInput(model_path="m", recapture_cuda_graph=True)
-    answer = asyncio.run(ask_for_predictor(load, manager, obj))
+    answer = asyncio.run(ask_schedulers(load, manager, obj))
     assert answer == ((True, "recaptured", 3) if fault is None else (False, fault, 0))
 
 
 def test_other_requests_of_the_dumper_are_sglangs() -> None:
     scheduler, request = scheduler_of(None), DumperControlReqInput(method="dump", body={})
     asked: list[Any] = []
-    answer = answer_for_predictor(lambda *given: asked.extend(given), scheduler, request)
+    answer = answer_order(lambda *given: asked.extend(given), scheduler, request)
     assert answer is None
     assert asked == [scheduler, request]
 

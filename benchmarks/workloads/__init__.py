@@ -1,0 +1,1 @@
+"""Prompts to measure: the paper's data sets, sets that practitioners quote, local files."""
