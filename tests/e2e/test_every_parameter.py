@@ -77,12 +77,16 @@ def alone(start_server: StartServer) -> tuple[list[Kind], list[Any]]:
     return kinds, ask_all(start_server(*IN_TURN), kinds, at_once=1)
 
 
-# Every policy with trees, and those that verify cache drafts with chains; the other pairs are slow.
+# What each run asks; the other pairs are slow.
+DAILY = {
+    *((policy, "tree") for policy in ("allocate", "payoff", "both", "cache")),
+    *((policy, "chain") for policy in ("allocate", "payoff")),
+}
 CASES = [
     pytest.param(
         *(policy, drafting),
         id=f"{policy}, {name}",
-        marks=() if name == "tree" or policy in ("payoff", "allocate") else pytest.mark.slow,
+        marks=() if (policy, name) in DAILY else pytest.mark.slow,
     )
     for name, drafting in (("tree", MODEL_TREE_FLAGS), ("chain", CHAIN))
     for policy in HVD_MODES
@@ -153,7 +157,11 @@ def test_a_thinking_budget_ends_the_thinking_at_the_same_token(
     assert len(bound) > len(budgets) * 3 / 4
 
 
-@pytest.mark.parametrize("drafting", [MODEL_TREE_FLAGS, CHAIN], ids=["tree", "chain"])
+@pytest.mark.parametrize(
+    "drafting",
+    [MODEL_TREE_FLAGS, pytest.param(CHAIN, marks=pytest.mark.slow)],
+    ids=["tree", "chain"],
+)
 def test_an_n_gram_that_may_not_repeat_is_the_same_one(
     drafting: tuple[str, ...], start_server: StartServer, start_hvd: Callable[..., Server]
 ) -> None:
@@ -186,7 +194,7 @@ def test_an_n_gram_that_may_not_repeat_is_the_same_one(
     [
         ((), INTERPRETED),
         (RETRACTING, {}),
-        (("--chunked-prefill-size", "32"), {}),
+        pytest.param(("--chunked-prefill-size", "32"), {}, marks=pytest.mark.slow),
     ],
     ids=["overlap", "retraction", "chunked prefill"],
 )

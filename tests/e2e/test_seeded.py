@@ -35,7 +35,7 @@ def seeded(start_server: StartServer) -> tuple[list[Kind], list[Any]]:
     "policy",
     [
         "payoff",
-        "cache",
+        pytest.param("cache", marks=pytest.mark.slow),
         pytest.param("allocate", marks=pytest.mark.slow),
         pytest.param("model", marks=pytest.mark.slow),
         pytest.param("frequency", marks=pytest.mark.slow),
