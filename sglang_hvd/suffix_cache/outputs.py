@@ -17,7 +17,7 @@ def namespace_name(cache_salt: str = "", extra_key: str = "", part: str = "") ->
     any of them.
 
     No name that a client chooses leads to the requests of another salt or key: their digest is part
-    of the name, and only names of parts begin with a letter.
+    of the name, and every name is a digest.
     """
     is_apart = bool(cache_salt or extra_key)
     whole = _digest(f"{len(cache_salt)}:{cache_salt}{extra_key}") if is_apart else ""

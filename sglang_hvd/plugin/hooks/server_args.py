@@ -120,8 +120,8 @@ def end_in_one_line(check: Callable[[ServerArgs], None], server_args: ServerArgs
 
 
 def check_launch(check_server_args: Callable[[ServerArgs], None], server_args: ServerArgs) -> None:
-    """AROUND hook of ServerArgs.check_server_args. What it asks for in addition is no matter to who
-    only examines a launch."""
+    """AROUND hook of ServerArgs.check_server_args. Also checks memory and the GPU. `doctor`, which
+    only examines a launch, does not call this."""
     end_in_one_line(check_server_args, server_args)
     if _is_command_line_of_hvd(server_args):
         try:

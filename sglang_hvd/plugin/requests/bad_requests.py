@@ -22,7 +22,10 @@ from sglang.srt.managers.detokenizer_manager import DETOKENIZER_MAX_STATES
 from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput, enc_hook, msgpack_decode
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
-from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+from sglang.srt.sampling.custom_logit_processor import (
+    CustomLogitProcessor,
+    DisallowedTokensLogitsProcessor,
+)
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ _NOT_CHECKED = (
     "positional_embed_overrides",
     "time_stats",
 )
+# Logits are multiplied with, divided by and added to numbers of this size, and stay finite.
+_SMALLEST, _LARGEST = 1e-6, 1e30
 _MAX_DEPTH = 100  # of custom_params
 
 
@@ -56,6 +61,8 @@ def check_on_arrival(
     params = request.sampling_params
     _check_depth(params.custom_params)
     _check_types(request)
+    if params.top_k == 1:  # greedy, whatever min_p is
+        params.min_p = 0.0
     if is_deterministic and params.min_p > 0:
         raise ValueError(
             "min_p does not work with --enable-deterministic-inference, which samples with seeds: "
@@ -75,12 +82,17 @@ def check_on_arrival(
         _check_prompt(request, vocab_size)
     if params.min_new_tokens > 0:  # whose penalty marks the stop tokens by their numbers
         _check_range("stop_token_ids", params.stop_token_ids or (), 0, vocab_size - 1)
+    _check_range("top_k", [params.top_k], 1, 2**31 - 1)
+    for name in ("temperature", "repetition_penalty"):  # the logits are divided by them
+        value = getattr(params, name)
+        if not _SMALLEST <= value <= _LARGEST:
+            raise ValueError(f"{name} must be from {_SMALLEST:g} to {_LARGEST:g}, got {value}")
     _check_range("top_logprobs_num", [request.top_logprobs_num], 0, vocab_size)
     _check_range("logprob_start_len", [request.logprob_start_len], -1, 2**31 - 1)
     if params.logit_bias is not None:
         _check_logit_bias(params.logit_bias, vocab_size)
     if request.custom_logit_processor:
-        _check_processor(request.custom_logit_processor)
+        _check_processor(request.custom_logit_processor, params.custom_params, vocab_size)
     else:
         # SGLang would read an empty one if another request of the batch has a processor.
         request.custom_logit_processor = None
@@ -180,23 +192,31 @@ def _check_range(name: str, values: Sequence[int] | set[int], first: int, last: 
 
 
 def _check_logit_bias(logit_bias: Mapping[str, float], vocab_size: int) -> None:
-    largest = float(np.finfo(np.float32).max)
     num_banned = 0
     for token_id, bias in logit_bias.items():
         num_banned += bias == -math.inf
-        if not (bias == -math.inf or -largest <= bias <= largest):
-            raise ValueError(f"logit_bias of token {token_id} must be a number, got {bias}")
+        if not (bias == -math.inf or -_LARGEST <= bias <= _LARGEST):
+            raise ValueError(
+                f"logit_bias of token {token_id} must be from {-_LARGEST:g} to {_LARGEST:g} or "
+                f"-Infinity, got {bias}"
+            )
     if num_banned == vocab_size:
         raise ValueError("logit_bias leaves no token: it is -Infinity for the whole vocabulary")
 
 
-def _check_processor(serialized: str) -> None:
+def _check_processor(serialized: str, custom_params: Any, vocab_size: int) -> None:
     try:
         processor = CustomLogitProcessor.from_str(serialized)
     except Exception as error:  # a client's code; that client gets the error
         raise ValueError(f"custom_logit_processor cannot be read: {one_line(error)}") from error
     if not callable(processor):
         raise ValueError("custom_logit_processor cannot be called: give what its to_str() returns")
+    if isinstance(processor, DisallowedTokensLogitsProcessor):
+        # On a GPU it would write outside the logits, which nothing can catch.
+        token_ids = custom_params.get("token_ids") if isinstance(custom_params, dict) else None
+        if not isinstance(token_ids, list) or not all(type(each) is int for each in token_ids):
+            raise ValueError("custom_params: token_ids must be a list of integers")
+        _check_range("custom_params: token_ids", token_ids, 0, vocab_size - 1)
 
 
 # The requests of the batch that runs, in the order of its rows. None on a server without HVD.

@@ -40,6 +40,11 @@ class StepPlan:
         """Tokens of all requests together, their newest ones included."""
         return sum(self.cached_lens) + len(self.cached_lens)
 
+    @property
+    def sampled_rows(self) -> list[int]:
+        """The requests that do not decode greedily."""
+        return [row for row, held in enumerate(self.held) if not held.kind.is_greedy]
+
     def max_depth(self, rows: Sequence[int]) -> int:
         """No path of these requests has more draft tokens."""
         drafts = self.drafts

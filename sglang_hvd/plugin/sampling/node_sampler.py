@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 
-# Penalties are applied to so many logits at once: some arrays of 256 MB.
-_MAX_LOGITS = 2**26
+# Penalties, and sampling with seeds, take several arrays of so many numbers: .1 to .2 GB each.
+_MAX_LOGITS = 2**25
 
 
 class RowSampler(Sampler):
@@ -50,11 +50,17 @@ class RowSampler(Sampler):
     With filters (top_k, top_p, min_p) SGLang numbers the tokens of a row by their probability, else
     as the vocabulary does. The noise of a seed goes by this number. SGLang uses the former for all
     rows if one of them has a filter.
+
+    A row that leaves no token, for example because a grammar allows only what min_new_tokens
+    forbids, gives token 0, as the largest of its logits does. SGLang's sampling would raise.
     """
 
     def _sample_from_probs(
         self, probs: torch.Tensor, info: SamplingBatchInfo, positions: torch.Tensor, simple: bool
     ) -> tuple[torch.Tensor, Any]:
+        is_empty = ~probs.sum(dim=-1).isfinite()
+        probs.masked_fill_(is_empty[:, None], 0.0)
+        probs[:, 0] += is_empty
         if simple or info.sampling_seed is None:
             return super()._sample_from_probs(probs, info, positions, simple)
         unfiltered = sampling_from_probs_torch(probs, info.sampling_seed, positions)
@@ -133,6 +139,9 @@ class NodeSampler:
             if failed:
                 at = to_device(np.array(failed, np.int64), batch.device)
                 candidates = candidates.flatten().index_fill(0, at, -1).view(n, w)
+            group = get_parallel().tp_group
+            if group.world_size > 1:  # a processor may fail on one rank alone
+                candidates = group.broadcast(candidates.contiguous(), src=0)
         sanitize_nan_logits(logits, "verification: logits of the target model")
         sampled = self._sampled(plan, verify_input, info, logits)
 
@@ -182,11 +191,12 @@ class NodeSampler:
         logits: torch.Tensor,
     ) -> torch.Tensor:
         """int64[n * w]: the token after each node."""
-        if info.is_all_greedy:
-            return torch.argmax(logits, dim=-1)
         n, w = len(plan.held), plan.width
-        rows = [row for row, held in enumerate(plan.held) if not held.kind.is_greedy]
-        if len(rows) == n:
+        # SGLang does not look again whether all are greedy when a request ends.
+        rows = [] if info.is_all_greedy else plan.sampled_rows
+        if not rows:
+            sampled = torch.argmax(logits, dim=-1)
+        elif len(rows) == n:
             sampled = self._sample(_repeated(info, None, w), logits.clone(), verify_input.positions)
         else:
             sampled = torch.argmax(logits, dim=-1)
@@ -195,8 +205,8 @@ class NodeSampler:
             positions = verify_input.positions[slots]
             sampled[slots] = self._sample(_repeated(info, at, w), logits[slots], positions)
         group = get_parallel().tp_group
-        if group.world_size > 1:
-            # Ranks may differ in the last bit of a probability.
+        if group.world_size > 1 and (rows or info.has_custom_logit_processor):
+            # Ranks may differ in the last bit of a probability, and processors may do anything.
             group.broadcast(sampled, src=0)
         return sampled
 
@@ -204,14 +214,26 @@ class NodeSampler:
         self, info: SamplingBatchInfo, logits: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
         """logits: float[nodes, v], overwritten."""
-        output = LogitsProcessorOutput(next_token_logits=logits)
-        token_ids: torch.Tensor = self._target.sampler(output, info, False, [], [], positions)
-        return token_ids.to(torch.int64)
+        num = len(logits)
+        if info.sampling_seed is not None:
+            num = max(1, _MAX_LOGITS // logits.shape[1])
+        found = []
+        for start in range(0, len(logits), num):
+            part = slice(start, start + num)
+            output = LogitsProcessorOutput(next_token_logits=logits[part])
+            some = info if num >= len(logits) else _part_of(info, part)
+            found.append(self._target.sampler(output, some, False, [], [], positions[part]))
+        return torch.cat(found).to(torch.int64)
 
 
 def _nodes_of(verify_input: HvdVerifyInput) -> DraftNodes:
     assert verify_input.nodes is not None, "build_verify_input keeps the trees"
     return verify_input.nodes
+
+
+def _part_of(info: SamplingBatchInfo, part: slice) -> SamplingBatchInfo:
+    names = ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed")
+    return replace(info, **{name: getattr(info, name)[part] for name in names})
 
 
 def _repeated(info: SamplingBatchInfo, rows: torch.Tensor | None, w: int) -> SamplingBatchInfo:

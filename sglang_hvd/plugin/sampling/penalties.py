@@ -1,8 +1,8 @@
 """Penalties and min_new_tokens, as plain serving has them after each node's own text.
 
 SGLang accumulates them in the batch, one token per step, and so knows no text between two steps.
-Here they follow from the output so far and the node's path, in each step anew. Nothing has to be
-kept when requests come, leave, or come back from a retraction.
+Here each step works them out from the output so far and the node's path. Nothing has to be kept
+when requests come, leave, or come back from a retraction.
 
 Shapes: `k` requests with penalties, `w` nodes of each, `v` logits of a node.
 """
@@ -105,6 +105,7 @@ def penalty_tensors(
         if paths is not None:
             total.scatter_add_(2, paths.token_ids, frequency[:, :, None] * paths.is_token)
         additive -= total
+        del total
     if values[:, 1].any():  # once for each token that occurs
         additive -= _where_present(presence, 0.0, output, paths, vocab_size)
     shorter = [place for place, p in enumerate(penalties) if len(outputs[place]) < p.min_new_tokens]
@@ -117,21 +118,23 @@ def penalty_tensors(
 
 @dataclass(frozen=True, slots=True)
 class _OutputTokens:
-    """token_ids: int64[k, longest]; is_token: float32, 1 for a token of the output, else 0. Behind
-    a shorter output its first token stands again."""
+    """token_ids: int64[k, longest]; is_token: bool, whether the output has this token. A shorter
+    output is filled up with its first token."""
 
     token_ids: torch.Tensor
     is_token: torch.Tensor
 
     @classmethod
     def of(cls, outputs: Sequence[npt.NDArray[np.int64]], device: str) -> _OutputTokens:
-        lengths = np.array([len(output) for output in outputs])
-        rows = np.zeros((len(outputs), int(lengths.max())), np.int64)
+        longest = max(len(output) for output in outputs)
+        rows = np.zeros((len(outputs), longest + 1), np.int32)  # the length comes last
         for row, output in zip(rows, outputs, strict=True):
             row[: len(output)] = output
-            row[len(output) :] = output[0] if len(output) else 0
-        is_token = (np.arange(rows.shape[1]) < lengths[:, None]).astype(np.float32)
-        return cls(to_device(rows, device), to_device(is_token, device))
+            row[len(output) : longest] = output[0] if len(output) else 0
+            row[longest] = len(output)
+        on_device = to_device(rows, device).to(torch.int64)
+        token_ids, lengths = on_device[:, :longest], on_device[:, longest:]
+        return cls(token_ids, torch.arange(longest, device=device) < lengths)
 
 
 def _where_present(
@@ -145,7 +148,7 @@ def _where_present(
     present = values.new_full((len(values), vocab_size), neutral)
     if output.token_ids.shape[1]:
         # An empty output beside longer ones has no token, and token 0 in the place of one.
-        is_empty = output.is_token[:, :1] == 0
+        is_empty = ~output.is_token[:, :1]
         present.scatter_(
             1,
             output.token_ids,

@@ -101,8 +101,8 @@ def _is_one_or_more(value: object) -> bool:
 
 
 def check_update(cfg: Any, updates: Mapping[str, object]) -> None:
-    """Raises ValueError for settings that a running server shall take and that HVD refuses at
-    start, and for values that would end the server.
+    """Raises ValueError for new settings of a running server that HVD refuses at start, and for
+    values that would end the server.
 
     Args:
         cfg: SGLang's view of the arguments in force.
