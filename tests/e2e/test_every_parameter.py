@@ -36,6 +36,12 @@ NUM_MIXED = 200
 # All of them run at the same time, and none is retracted.
 ALL_AT_ONCE = ("--max-running-requests", str(NUM_MIXED), "--max-total-tokens", "60000")
 
+# Half of what the requests need. Metrics would add times to the answers.
+RETRACTING = (
+    *(flag for flag in SMALL_POOL if flag != "--enable-metrics"),
+    *("--max-total-tokens", "1400"),
+)
+
 
 def _kinds(requests: dict[str, Params], **defaults: Any) -> list[Kind]:
     """One request of /generate for each of the parameters."""
@@ -74,12 +80,16 @@ def alone(start_server: StartServer) -> tuple[list[Kind], list[Any]]:
     return kinds, ask_all(start_server(*IN_TURN), kinds, at_once=1)
 
 
-# Every policy with trees, and those that verify cache drafts with chains; the other pairs are slow.
+# What each run asks; the other pairs are slow.
+DAILY = {
+    *((policy, "tree") for policy in ("allocate", "payoff", "both", "cache")),
+    *((policy, "chain") for policy in ("allocate", "payoff")),
+}
 CASES = [
     pytest.param(
         *(policy, drafting),
         id=f"{policy}, {name}",
-        marks=() if name == "tree" or policy in ("payoff", "allocate") else pytest.mark.slow,
+        marks=() if (policy, name) in DAILY else pytest.mark.slow,
     )
     for name, drafting in (("tree", MODEL_TREE_FLAGS), ("chain", CHAIN))
     for policy in HVD_MODES
@@ -150,7 +160,11 @@ def test_a_thinking_budget_ends_the_thinking_at_the_same_token(
     assert len(bound) > len(budgets) * 3 / 4
 
 
-@pytest.mark.parametrize("drafting", [MODEL_TREE_FLAGS, CHAIN], ids=["tree", "chain"])
+@pytest.mark.parametrize(
+    "drafting",
+    [MODEL_TREE_FLAGS, pytest.param(CHAIN, marks=pytest.mark.slow)],
+    ids=["tree", "chain"],
+)
 def test_an_n_gram_that_may_not_repeat_is_the_same_one(
     drafting: tuple[str, ...], start_server: StartServer, start_hvd: Callable[..., Server]
 ) -> None:
@@ -182,8 +196,8 @@ def test_an_n_gram_that_may_not_repeat_is_the_same_one(
     ("flags", "environment"),
     [
         ((), INTERPRETED),
-        (SMALL_POOL, {}),
-        (("--chunked-prefill-size", "32"), {}),
+        (RETRACTING, {}),
+        pytest.param(("--chunked-prefill-size", "32"), {}, marks=pytest.mark.slow),
     ],
     ids=["overlap", "retraction", "chunked prefill"],
 )
@@ -206,7 +220,7 @@ def test_what_changes_logits_does_so_however_requests_are_scheduled(
     faults = _faults(kinds, expected, found)
     assert not faults, faults
     num_retracted = sum(answer["meta_info"]["num_retractions"] for _, answer in found)
-    assert (num_retracted > 0) == (flags == SMALL_POOL)
+    assert (num_retracted > 0) == (flags == RETRACTING)
     is_overlapped = not server.process.get("/server_info")["disable_overlap_schedule"]
     assert is_overlapped == bool(environment)
     assert server.hvd_state()["num_resyncs"] == 0

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 
+# Penalties are applied to so many logits at once: some arrays of 256 MB.
+_MAX_LOGITS = 2**26
+
+
 class RowSampler(Sampler):
     """SGLang's sampler, where what a seed gives does not depend on the other rows of the batch.
 
@@ -150,23 +154,25 @@ class NodeSampler:
 
     def _penalise(self, plan: StepPlan, verify_input: HvdVerifyInput, logits: torch.Tensor) -> None:
         """logits: float[n, w, v]."""
-        rows, penalties, outputs = [], [], []
-        for row, held in enumerate(plan.held):
-            if held.kind.penalties is not None:
+        rows = [row for row, held in enumerate(plan.held) if held.kind.penalties is not None]
+        num = max(1, _MAX_LOGITS // logits[0].numel())
+        for start in range(0, len(rows), num):
+            some = rows[start : start + num]
+            penalties, outputs = [], []
+            for held in (plan.held[row] for row in some):
+                assert held.kind.penalties is not None
                 assert held.output_ids is not None, "penalties need the output"
-                rows.append(row)
                 penalties.append(held.kind.penalties)
                 outputs.append(np.array(held.output_ids, np.int64))
-        device = str(logits.device)
-        at, paths = to_device(np.array(rows, np.int64), device), None
-        if plan.width > 1:
-            nodes = _nodes_of(verify_input)
-            depth = plan.max_depth(rows)
-            paths = NodePaths.of(nodes.token_ids[at], nodes.parents[at], max(depth, 1))
-        found = penalty_tensors(
-            penalties, outputs, paths, vocab_size=logits.shape[2], device=device
-        )
-        logits.index_copy_(0, at, found.apply(logits[at]).to(logits.dtype))
+            device = str(logits.device)
+            at, paths = to_device(np.array(some, np.int64), device), None
+            if plan.width > 1:
+                nodes, depth = _nodes_of(verify_input), max(plan.max_depth(some), 1)
+                paths = NodePaths.of(nodes.token_ids[at], nodes.parents[at], depth)
+            found = penalty_tensors(
+                penalties, outputs, paths, vocab_size=logits.shape[2], device=device
+            )
+            logits.index_copy_(0, at, found.apply(logits[at]).to(logits.dtype))
 
     def _sampled(
         self,
