@@ -15,8 +15,7 @@ import pytest
 from sglang_hvd.cli import main
 from sglang_hvd.demo.models import DemoModels
 from sglang_hvd.demo.modes import MODEL_TREE_FLAGS
-from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment
-from sglang_hvd.demo.server_forker import ForkedServer
+from sglang_hvd.demo.server import CPU_FLAGS, Process, SglangServer, demo_environment, spawn
 from sglang_hvd.suffix_cache.snapshot import read_snapshot
 from sglang_hvd.traces.tokenizer_json import load_tokenizer, tokenizer_fingerprint
 from tests.e2e.conftest import HANGS_AFTER_S, Server
@@ -32,7 +31,7 @@ def start(models: DemoModels, nursery: Nursery, tmp_path: Path) -> Callable[...,
     The test enters it. When it leaves, every process of the server receives SIGTERM.
     """
 
-    def make(*flags: str, launch: Callable[..., ForkedServer] = nursery.launch) -> SglangServer:
+    def make(*flags: str, launch: Callable[..., Process] = nursery.launch) -> SglangServer:
         return SglangServer(
             [
                 *("--model-path", str(models.target), *CPU_FLAGS),
@@ -62,15 +61,16 @@ def fingerprint_of(models: DemoModels) -> str:
 def test_a_restarted_server_drafts_at_once_as_it_did_before(
     start: Callable[..., SglangServer],
     models: DemoModels,
-    nursery: Nursery,
     prompts: list[str],
     tmp_path: Path,
 ) -> None:
     asked, path = prompts[::4], tmp_path / "kept"
-    launched: list[ForkedServer] = []
+    launched: list[Process] = []
 
-    def launch(*given: Any) -> ForkedServer:
-        launched.append(nursery.launch(*given))
+    def launch(*given: Any) -> Process:
+        # SGLang waits for its schedulers to end if it finds them by their names. Processes that
+        # were forked twice do not get these.
+        launched.append(spawn(*given))
         return launched[-1]
 
     with start(launch=launch) as process:
